@@ -8,9 +8,9 @@ from typing import Any
 import click
 from matplotlib.figure import Figure
 
+from fedsim.analysis.lanes import MOST_LANES, ORDERS
 from fedsim.analysis.pictures import OF_ANY, OF_ONE, OF_SEVERAL
-from fedsim.analysis.style import FORMATS, NothingToDrawError, PictureError, run_names, save
-from fedsim.analysis.view import MOST_LANES, ORDERS
+from fedsim.analysis.style import FORMATS, NothingToDrawError, PictureError, as_file_name, run_names, save
 from fedsim.errors import nearest
 from fedsim.output.harmless import say
 from fedsim.output.mistakes import explained
@@ -45,14 +45,19 @@ def main(
     target = _target(folders, out)
     for kind, name, draw in _pictures(folders, span, devices, order):
         if kind in wanted:
-            _draw_one(target / name, draw, endings)
+            try:
+                say(*save(draw(), target / name, endings))
+            except NothingToDrawError as error:
+                say(f"no {name}: {error}", err=True)
 
 
 def _pictures(
     runs: Sequence[RunFolder], rounds: tuple[int, int] | None, devices: int, order: str
 ) -> Iterator[tuple[str, str, Draw]]:
     """Each picture's kind (one of ``KINDS``), its name, and what draws it."""
-    names = [""] if len(runs) == 1 else [f"-{place}-{_as_file(name)}" for place, name in enumerate(run_names(runs), start=1)]
+    names = (
+        [""] if len(runs) == 1 else [f"-{place}-{as_file_name(name)}" for place, name in enumerate(run_names(runs), start=1)]
+    )
     how: dict[str, dict[str, Any]] = {
         "timeline": {"devices": devices, "order": order, "rounds": rounds},
         "stragglers": {"rounds": rounds},
@@ -68,22 +73,7 @@ def _pictures(
         yield kind.partition("-")[0], kind, partial(OF_SEVERAL[kind].draw, runs)
 
 
-def _as_file(name: str) -> str:
-    """A run's name as part of a file name."""
-    return "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in name)
-
-
-def _draw_one(stem: Path, draw: Draw, formats: Sequence[str]) -> None:
-    try:
-        figure = draw()
-    except NothingToDrawError as error:
-        say(f"no {stem.name}: {error}", err=True)
-        return
-    say(*save(figure, stem, formats))
-
-
 def _chosen(option: str, text: str, allowed: Sequence[str]) -> list[str]:
-    """Words with commas between."""
     words = [word.strip().lower() for word in text.split(",")]
     for word in words:
         if word not in allowed:
@@ -101,7 +91,6 @@ def _rounds(text: str | None) -> tuple[int, int] | None:
 
 
 def _target(runs: Sequence[RunFolder], out: Path | None) -> Path:
-    """Where the pictures go."""
     first = runs[0].path.resolve()
     target = first.with_name(f"{first.name}-figures") if out is None else out
     if target.exists() and not target.is_dir():

@@ -1,79 +1,111 @@
-"""Accuracy against rounds, simulated time and bytes moved, for one run or several side by side."""
+"""Accuracy against rounds, simulated time and bytes moved: run by run, and over seeds, what it costs."""
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
-from fedsim.analysis.activity import read_activity
-from fedsim.analysis.series import Series, each_alone
+from fedsim.analysis.history import History
+from fedsim.analysis.series import Series, each_alone, group_by_scenario
+from fedsim.arrays import Floats
 from fedsim.records.folder import ROUNDS
 from fedsim.records.reading import RunFolder
 
 _CUT = 0.02  # an axis that begins higher says so
 _EVEN = 0.01  # share of the whole by which panels may differ that are taken for the same
-_TICK: dict[str, Any] = {"linestyle": "", "markersize": 5}
-_MARKS: dict[str, tuple[str, dict[str, Any]]] = {
-    "deadline": ("a round ends at its deadline", _TICK | {"marker": "|", "color": style.VERMILLION}),
-    "shift": ("data shift", _TICK | {"marker": "o", "color": style.BLACK, "markerfacecolor": "white"}),
-    "arrival": ("a device arrives", _TICK | {"marker": ">", "color": style.BLACK}),
-    "departure": ("a device leaves for good", _TICK | {"marker": "<", "color": style.BLACK}),
+_TICK: dict[str, Any] = {"linestyle": "", "markersize": 5, "color": style.BLACK}
+_MARKS: dict[str, dict[str, Any]] = {
+    "deadline": _TICK | {"label": "a round ends at its deadline", "marker": "|", "color": style.VERMILLION},
+    "shift": _TICK | {"label": "data shift", "marker": "o", "markerfacecolor": "white"},
+    "arrival": _TICK | {"label": "a device arrives", "marker": ">"},
+    "departure": _TICK | {"label": "a device leaves for good", "marker": "<"},
 }
+_EPSILON: dict[str, Any] = {"color": style.PURPLE, "linestyle": "--", "linewidth": 1.3}
 _MARKED = 30  # with more evaluations than this the points run into a line
 _UNLIKE = 3  # runs whose numbers of rounds differ by more than this factor do not fit on one linear axis
 
 
+class _Axis(NamedTuple):
+    """A column of the curves as an axis."""
+
+    column: str
+    unit: float
+    label: str
+
+
 @style.styled
 def draw_accuracy(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
-    """Three panels with one accuracy axis: what a strategy reached by round, by simulated time, and by bytes.
+    """Test accuracy against rounds, simulated time, and the bytes moved until then.
 
     Of one run, in which these grow in step, there is one panel. Below its line stand shifts of data, devices that come and go,
-    and deadlines that were reached; where the run accounts for privacy, a second axis has what was spent of it.
-
-    Rounds that were not evaluated are skipped; a run without any evaluation is named in the legend and has no line. Runs are
-    called after their folders, unless ``series`` has one for each, with its name and look.
-
-    Raises:
-        NothingToDrawError: none of the runs was evaluated.
-        RunFolderError: a folder is damaged.
+    and deadlines that were reached; a second axis has the privacy that was spent. A run without any evaluation is only named.
+    Runs are called after their folders, unless ``series`` has one for each, with its name and look.
     """
     series = each_alone(runs) if series is None else series
-    curves, looks = [read_curve(run) for run in runs], [one.number for one in series]
-    if all(curve.empty for curve in curves):
-        raise style.NothingToDrawError("no round was evaluated (learning is off?), so there is no accuracy to draw")
-    time = style.time_unit(max(curve["time"].max() for curve in curves if len(curve)))
-    size = style.bytes_unit(max(curve["bytes"].max() for curve in curves if len(curve)))
-
-    axes = {"rounds": (1.0, "rounds aggregated"), "time": (time.size, f"simulated time ({time.name})")}
-    axes["bytes"] = (size.size, f"moved, down and up ({size.name})")
-    if len(runs) == 1 and _in_step(curves[0]):
-        last = curves[0].iloc[-1]
+    curves = _curves(series)
+    axes = _axes(curves)
+    if len(runs) == 1 and _in_step(curves[0][0]):
+        last = curves[0][0].iloc[-1]
+        size = style.bytes_unit(last["bytes"])
         ends = f"{int(last['rounds']):,} rounds and {last['bytes'] / size.size:.3g} {size.name}"
-        axes = {"time": (time.size, f"{axes['time'][1]}; rounds and bytes grow in step with it, to {ends}")}
+        axes = [axes[1]._replace(label=f"{axes[1].label}; rounds and bytes grow in step with it, to {ends}")]
     figure = Figure(figsize=(style.WIDTH_IN, 5.2))
     if len(axes) == 1:
         figure.set_label("Test accuracy against simulated time, with which the rounds and the bytes moved grow in step.")
-    panels = dict(zip(axes, figure.subplots(1, len(axes), sharey=True, squeeze=False)[0], strict=True))
-    for name, panel in panels.items():
-        _plot(panel, curves, looks, name, *axes[name])
-    if "rounds" in panels:
-        _stretch_rounds(panels["rounds"], curves)
-    first = next(iter(panels.values()))
-    cut = f"; the axis begins at {low:.2g}" if (low := first.get_ylim()[0]) > _CUT else ""
-    first.set_ylabel(f"test accuracy (0 to 1{cut})")
-    figure.suptitle(style.headline_of(runs))
-    marks = [*_epsilon(panels, curves[0], axes), *_mark(panels, runs[0], axes)] if len(runs) == 1 else []
-    if len(runs) > 1:
-        _name_lines(figure, series, curves)
-    elif marks:
-        style.legend_below(figure, marks, [str(mark.get_label()) for mark in marks])
-    return figure
+    panels = list(figure.subplots(1, len(axes), sharey=True, squeeze=False)[0])
+    for panel, axis in zip(panels, axes, strict=True):
+        _plot(panel, series, curves, axis, _UNLIKE if axis.column == "rounds" else np.inf)
+    cut = f"; the axis begins at {low:.2g}" if (low := panels[0].get_ylim()[0]) > _CUT else ""
+    panels[0].set_ylabel(f"test accuracy (0 to 1{cut})")
+    if len(runs) == 1:
+        return style.finished(figure, runs, _draw_epsilon(panels, curves[0][0], axes) + _mark(panels, runs[0], axes))
+    dot: dict[str, Any] = {"marker": "o", "markersize": 3.5}
+    return style.finished(figure, runs, _handles([one.name for one in series], series, curves, **dot))
+
+
+def _curves(series: Sequence[Series]) -> list[list[pd.DataFrame]]:
+    """The curves of each series' runs that were evaluated."""
+    curves = [[curve for run in one.runs if len(curve := read_curve(run))] for one in series]
+    if not any(curves):
+        raise style.NothingToDrawError("no round was evaluated (learning is off?), so there is no accuracy to draw")
+    return curves
+
+
+def _handles(names: list[str], series: Sequence[Series], curves: Sequence[Sequence[Any]], **look: Any) -> list[Artist]:
+    labels = [name + ("" if own else " (not evaluated)") for name, own in zip(names, curves, strict=True)]
+    lines = zip(labels, series, strict=True)
+    return [Line2D([], [], label=label, **style.line_of(one.number, _WIDTH) | look) for label, one in lines]
+
+
+def read_curve(run: RunFolder) -> pd.DataFrame:
+    """The evaluated rounds: ``rounds`` aggregated until then, ``time`` (s), ``bytes``, ``accuracy`` (0..1) and ``epsilon``."""
+    return _course(run).dropna(subset="accuracy")
+
+
+def _course(run: RunFolder) -> pd.DataFrame:
+    table = run.table(ROUNDS).to_pandas()
+    moved = (table["bytes_down"] + table["bytes_up"]).cumsum()
+    course = pd.DataFrame({"rounds": table["round"] + 1, "time": table["time"], "bytes": moved})
+    return course.assign(accuracy=table["accuracy"].astype(float), epsilon=table["epsilon"].astype(float))
+
+
+def _axes(curves: Sequence[Sequence[pd.DataFrame]]) -> list[_Axis]:
+    most = pd.concat([curve for own in curves for curve in own])[["time", "bytes"]].max()
+    time, size = style.time_unit(most["time"]), style.bytes_unit(most["bytes"])
+    return [
+        _Axis("rounds", 1.0, "rounds aggregated"),
+        _Axis("time", time.size, f"simulated time ({time.name})"),
+        _Axis("bytes", size.size, f"moved, down and up ({size.name})"),
+    ]
 
 
 def _in_step(curve: pd.DataFrame) -> bool:
@@ -82,79 +114,155 @@ def _in_step(curve: pd.DataFrame) -> bool:
     return bool((shares.sub(shares["rounds"], axis=0).abs() < _EVEN).all(axis=None))
 
 
-def _epsilon(panels: dict[str, Axes], curve: pd.DataFrame, axes: dict[str, tuple[float, str]]) -> list[Line2D]:
-    """A line on an axis of its own: the privacy that was spent until then, where it is known; returns what it means."""
+def _draw_epsilon(panels: Sequence[Axes], curve: pd.DataFrame, axes: Sequence[_Axis]) -> list[Line2D]:
+    """A line on an axis of its own: the privacy that was spent until then, where it is known; returns the legend's entry."""
     if curve["epsilon"].isna().all():
         return []
-    look: dict[str, Any] = {"color": style.PURPLE, "linestyle": "--", "linewidth": 1.3}
-    for name, panel in panels.items():
+    for panel, axis in zip(panels, axes, strict=True):
         right = panel.twinx()
-        right.plot(curve[name] / axes[name][0], curve["epsilon"], gid="epsilon", **look)
+        right.plot(curve[axis.column] / axis.unit, curve["epsilon"], gid="epsilon", **_EPSILON)
         right.set_ylim(bottom=0)
         right.spines["right"].set_visible(True)
         right.set_ylabel("epsilon")
-    return [Line2D([], [], label="epsilon, the privacy spent (right axis)", **look)]
+    return [Line2D([], [], label="epsilon, the privacy spent (right axis)", **_EPSILON)]
 
 
-def _mark(panels: dict[str, Axes], run: RunFolder, axes: dict[str, tuple[float, str]]) -> list[Line2D]:
-    """Ticks below the line where data shift, devices come and go, and deadlines are reached; returns what they mean."""
-    times: dict[str, list[float]] = {}
-    for kind, time in run.events_of(("shift", "arrival", "departure"), ("kind", "time")):
-        times.setdefault(kind, []).append(time)
-    rounds = read_activity(run).rounds
-    times["deadline"] = rounds["end"][rounds["deadline"] <= rounds["end"]].tolist()
-    table = run.table(ROUNDS).to_pandas()
-    course = {"rounds": table["round"] + 1, "time": table["time"], "bytes": (table["bytes_down"] + table["bytes_up"]).cumsum()}
-    found = []
-    for level, (kind, (words, look)) in enumerate(_MARKS.items()):
-        if kind not in times or not times[kind]:
+def _mark(panels: Sequence[Axes], run: RunFolder, axes: Sequence[_Axis]) -> list[Line2D]:
+    """Ticks below the line where data shift, devices come and go, and deadlines are reached; returns the legend's entries."""
+    history, course = History(run), _course(run)
+    rounds, found = history.rounds, []
+    for level, (kind, look) in enumerate(_MARKS.items()):
+        reached = rounds["end"][rounds["deadline"] <= rounds["end"]]
+        at = np.unique(reached if kind == "deadline" else history.of(kind)["time"])
+        if not len(at):
             continue
-        at = np.unique(times[kind])
-        for name, panel in panels.items():
-            x = np.interp(at, [0.0, *course["time"]], [0.0, *course[name]]) / axes[name][0]
+        for panel, axis in zip(panels, axes, strict=True):
+            x = np.interp(at, [0.0, *course["time"]], [0.0, *course[axis.column]]) / axis.unit
             y = np.full(len(x), 0.015 + 0.028 * level)
             panel.plot(x, y, transform=panel.get_xaxis_transform(), gid=kind, clip_on=False, **look)
-        found.append(Line2D([], [], label=words, **look))
+        found.append(Line2D([], [], **look))
     return found
 
 
-def read_curve(run: RunFolder) -> pd.DataFrame:
-    """The evaluated rounds: ``rounds`` aggregated until then, ``time`` (s), ``bytes``, ``accuracy`` (0..1) and ``epsilon``."""
-    table = run.table(ROUNDS).to_pandas()
-    moved = (table["bytes_down"] + table["bytes_up"]).cumsum()
-    curve = pd.DataFrame(
-        {"rounds": table["round"] + 1, "time": table["time"], "bytes": moved, "accuracy": table["accuracy"].astype(float)}
-    ).assign(epsilon=table["epsilon"].astype(float))
-    return curve.dropna(subset="accuracy")
-
-
-def _plot(panel: Axes, curves: Sequence[pd.DataFrame], looks: Sequence[int], column: str, unit: float, label: str) -> None:
-    for number, curve in zip(looks, curves, strict=True):
-        line = _line(number, len(curve) <= _MARKED)
-        panel.plot(curve[column] / unit, curve["accuracy"], **line)
-        panel.plot(curve[column].tail(1) / unit, curve["accuracy"].tail(1), **line | {"marker": "o", "markersize": 6})
-    panel.set_xlabel(label)
-    panel.set_xlim(left=0)
-    panel.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=column == "rounds"))
+def _plot(panel: Axes, series: Sequence[Series], curves: Sequence[Sequence[pd.DataFrame]], axis: _Axis, unlike: float) -> None:
+    """A line or a band a series; the axis is logarithmic where their ends lie further apart than a factor."""
+    bands = [band(own, axis.column) for own in curves]
+    for one, own, drawn in zip(series, curves, bands, strict=True):
+        _draw_band(panel, drawn, one.number, axis.unit, len(own) > 1)
+    ends = [drawn.at[-1] for drawn in bands if len(drawn.at)]
+    is_log = max(ends, default=0.0) > unlike * min(ends, default=1.0)
+    panel.set_xlabel(f"{axis.label}, log scale" if is_log else axis.label)
     panel.grid(color=style.PALE, linewidth=1)
-
-
-def _stretch_rounds(panel: Axes, curves: Sequence[pd.DataFrame]) -> None:
-    """Make the axis of rounds logarithmic if need be: a run without rounds has an aggregation an update, or nearly."""
-    longest = [int(curve["rounds"].max()) for curve in curves if len(curve)]
-    if max(longest) > _UNLIKE * min(longest):
-        panel.set_xscale("log")
+    _scale(panel, is_log, 7, whole=axis.column == "rounds")
+    if is_log and axis.column == "rounds":
         panel.set_xlim(left=1)
-        panel.xaxis.set_major_formatter("{x:,.0f}")
-        panel.set_xlabel("rounds aggregated (log scale)")
 
 
-def _line(number: int, marked: bool) -> dict[str, Any]:
-    look = style.line_of(number, 1.8 if marked else 1.3)
-    return look | {"marker": "o" if marked else "", "markersize": 3.5}
+# Over seeds: accuracy against bytes, simulated time and rounds, the seeds of one strategy as a band.
+
+_POINTS = 400  # of a band: more than pixels are of no use
+_COSTS_UNLIKE = 8  # series whose axes end further apart than this factor do not fit on one linear axis
+_BAND = 0.2  # opacity
+_TOGETHER, _COLUMNS = 6, 6  # series in one panel, and panels beside each other where each has its own
+_WIDTH = 1.7  # of a line, in points
+_OTHERS = "#D0D0D0"
 
 
-def _name_lines(figure: Figure, series: Sequence[Series], curves: Sequence[pd.DataFrame]) -> None:
-    handles = [Line2D([], [], **_line(one.number, True)) for one in series]
-    said = [one.name + ("" if len(curve) else " (not evaluated)") for one, curve in zip(series, curves, strict=True)]
-    style.legend_below(figure, handles, said)
+class Band(NamedTuple):
+    """The accuracy of a series' runs along an axis: where, and mean, minimum and maximum (0..1) there; arrays [m] each."""
+
+    at: Floats
+    mean: Floats
+    low: Floats
+    high: Floats
+
+
+@style.styled
+def draw_costs(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
+    """Mean test accuracy against bytes, simulated time and rounds; bands go from the lowest to the highest of the seeds.
+
+    A band begins where every seed has been evaluated, and ends where the first seed does, so all of it is of the same runs.
+    Runs of one scenario are a series, unless ``series`` says which are. More than six have a panel each, by bytes and by time.
+    """
+    series = group_by_scenario(runs) if series is None else series
+    if all(len(one.runs) == 1 for one in series):
+        raise style.NothingToDrawError("no scenario was run with several seeds; the picture of accuracy shows each run")
+    curves = _curves(series)
+    by_rounds, by_time, by_bytes = _axes(curves)
+    if len(series) > _TOGETHER:
+        return _one_by_one(series, curves, [by_bytes, by_time])
+    figure = Figure(figsize=(style.WIDTH_IN, 5.2))
+    panels = figure.subplots(1, 3, sharey=True)
+    for panel, axis in zip(panels, (by_bytes, by_time, by_rounds), strict=True):
+        _plot(panel, series, curves, axis, _COSTS_UNLIKE)
+    panels[0].set_ylabel("test accuracy (0 to 1)")
+    words = "from the lowest to the highest of the seeds; lines are means"
+    shade = Patch(facecolor=style.GREY, alpha=2 * _BAND, label=words)
+    return style.finished(figure, _every(series), [*_handles([one.label for one in series], series, curves), shade])
+
+
+def _every(series: Sequence[Series]) -> list[RunFolder]:
+    return [run for one in series for run in one.runs]
+
+
+def band(curves: Sequence[pd.DataFrame], column: str) -> Band:
+    """Mean and range of the accuracy of several curves along a column, which ascends, where all of them are known."""
+    if not curves:
+        return Band(*np.empty((4, 0)))
+    columns = [curve[column].to_numpy(float) for curve in curves]
+    start, end = max(own[0] for own in columns), min(own[-1] for own in columns)
+    places = np.unique(np.concatenate(columns))
+    at = places[(places >= start) & (places <= end)]
+    at = at[style.evenly(len(at), _POINTS)] if len(at) else at
+    values = np.array([np.interp(at, own, curve["accuracy"]) for own, curve in zip(columns, curves, strict=True)])
+    return Band(at, values.mean(axis=0), values.min(axis=0), values.max(axis=0))
+
+
+def _one_by_one(series: Sequence[Series], curves: Sequence[Sequence[pd.DataFrame]], axes: Sequence[_Axis]) -> Figure:
+    """A small panel for each series, in its colour over those of all others; a block of them for each axis."""
+    rows = math.ceil(len(series) / _COLUMNS)
+    figure = Figure(figsize=(style.WIDTH_IN, len(axes) * (0.8 + 1.65 * rows)))
+    for block, axis in zip(figure.subfigures(len(axes), 1, squeeze=False).flat, axes, strict=True):
+        grid = block.subplots(rows, _COLUMNS, sharex=True, sharey=True, squeeze=False)
+        bands = [band(own, axis.column) for own in curves]
+        ends = [one.at[-1] for one in bands if len(one.at) and one.at[-1] > 0]
+        is_log = max(ends, default=0.0) > _COSTS_UNLIKE * min(ends, default=0.0)
+        for place, (panel, one) in enumerate(zip(grid.flat, series, strict=False)):
+            own = bands[place]
+            for drawn in bands:
+                if drawn is not own:
+                    panel.plot(drawn.at / axis.unit, drawn.mean, color=_OTHERS, linewidth=0.7)
+            _draw_band(panel, own, one.number, axis.unit, len(curves[place]) > 1)
+            counted = len(own.at) and own.at[-1] > 0
+            nothing = " (not evaluated)" if not curves[place] else "" if counted else " (nothing counted)"
+            panel.set_title(f"{one.name}{nothing}", fontsize=9)
+            panel.tick_params(labelsize=8)
+            _scale(panel, is_log, 4)
+        for panel in grid.flat[len(series) :]:
+            panel.set_visible(False)
+        block.supxlabel(f"{axis.label}, log scale" if is_log else axis.label, fontsize=11)
+        block.supylabel("test accuracy (0 to 1)", fontsize=11)
+    words = "lines are means of seeds, bands go from the lowest to the highest; grey: all others"
+    return style.finished(figure, _every(series), [], words)
+
+
+def _scale(panel: Axes, is_log: bool, ticks: int, whole: bool = False) -> None:
+    if is_log:
+        panel.set_xscale("log")
+        panel.xaxis.set_major_formatter("{x:,g}")
+    else:
+        panel.set_xlim(left=0)
+        panel.xaxis.set_major_locator(MaxNLocator(nbins=ticks, steps=[1, 2, 5, 10], integer=whole))
+
+
+def _draw_band(panel: Axes, drawn: Band, number: int, unit: float, several: bool) -> None:
+    """A series' mean, with a dot at its end, and of one run at each of few evaluations; and its range over several seeds."""
+    if not len(drawn.at):
+        return
+    x, look = drawn.at / unit, style.line_of(number, _WIDTH)
+    dots = {"marker": "o" if not several and len(x) <= _MARKED else "", "markersize": 3.5}
+    if several:
+        shade: dict[str, Any] = {"color": look["color"], "alpha": _BAND, "linewidth": 0, "gid": f"band-{number}"}
+        panel.fill_between(x, drawn.low, drawn.high, **shade)
+    panel.plot(x, drawn.mean, gid=f"mean-{number}", **look | dots)
+    panel.plot(x[-1:], drawn.mean[-1:], **look | {"marker": "o", "markersize": 6})

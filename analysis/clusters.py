@@ -1,4 +1,4 @@
-"""Clusters over the sizes of the devices' data: who belongs together, at first and after the last re-clustering."""
+"""Clusters of devices by the sizes of their data."""
 
 import json
 from collections.abc import Mapping
@@ -11,15 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 
 from fedsim.analysis import style
-from fedsim.arrays import Floats
-from fedsim.records.folder import DEVICES, EVENTS
+from fedsim.arrays import Flags, Floats, Ints
+from fedsim.records.folder import DEVICES
 from fedsim.records.reading import RunFolder, as_list
-
-Sizes = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -29,46 +25,39 @@ class Grouping:
     Attributes:
         word: ``cluster`` or ``tier``.
         round: the round that it was made for.
-        time: when (s).
         low, high: what is cut into groups of equal width, in samples: the range of sizes without outliers.
         members: devices in each group, as recorded.
-        devices: those that were connected, ascending, int64 [n].
-        sizes: what they had reported, in samples, int64 [n].
+        sizes: what those that were connected had reported, in samples, in order of the devices, int64 [n].
+        split: which of them had reported less than they hold, bool [n].
     """
 
     word: str
     round: int
-    time: float
     low: float
     high: float
     members: tuple[int, ...]
-    devices: Sizes
-    sizes: Sizes
+    sizes: Ints
+    split: Flags
 
     @property
-    def edges(self) -> NDArray[np.float64]:
+    def edges(self) -> Floats:
         """The groups' borders from ``low`` to ``high`` (samples), one more than there are groups."""
         return np.linspace(self.low, self.high, len(self.members) + 1)
 
     @property
-    def groups(self) -> Sizes:
+    def groups(self) -> Ints:
         """The group of each size, int64 [n]: outliers are in the first or the last; a size on a border is in the upper one."""
         count = len(self.members)
         if self.low == self.high:
             return np.full(len(self.sizes), count - 1)
         shares = (self.sizes - self.low) * count / (self.high - self.low)
-        groups: Sizes = np.clip(np.floor(shares), 0, count - 1).astype(np.int64)
+        groups: Ints = np.clip(np.floor(shares), 0, count - 1).astype(np.int64)
         return groups
 
     @property
-    def outliers(self) -> NDArray[np.bool_]:
+    def outliers(self) -> Flags:
         """Which sizes lie outside of ``low`` to ``high``, [n]."""
         return (self.sizes < self.low) | (self.sizes > self.high)
-
-    def are_split(self, samples: Mapping[int, int]) -> NDArray[np.bool_]:
-        """Who had reported less than the ``samples`` of each device, [n]."""
-        held = np.array([samples[device] for device in self.devices.tolist()], dtype=np.int64)
-        return self.sizes < held
 
 
 def read_groupings(run: RunFolder) -> list[Grouping]:
@@ -76,16 +65,13 @@ def read_groupings(run: RunFolder) -> list[Grouping]:
 
     A device has reported all its samples when a task outside of any round has ended well, its largest part when it has split
     its data, and counts no more when it was lost.
-
-    Raises:
-        RunFolderError: a table is missing or damaged.
     """
     by_latency = run.scenario.get("strategy", {}).get("tiers_from") == "latency"
-    samples = _samples(run)
-    table = run.table(EVENTS).select(["time", "kind", "device", "round", "outcome", "data"])
+    samples = dict(zip(*map(as_list, run.table(DEVICES).select(["device", "samples"]).columns), strict=True))
     known: dict[int, int] = {}
     groupings = []
-    for time, kind, device, number, outcome, text in zip(*map(as_list, table.columns), strict=True):
+    kinds, columns = ("task-end", "split", "cluster", "tiers"), ("kind", "device", "round", "outcome", "data")
+    for kind, device, number, outcome, text in run.events_of(kinds, columns):
         if kind == "task-end" and outcome == "done" and number is None:
             known[device] = samples[device]
         elif kind == "task-end" and outcome in ("lost", "left", "battery"):
@@ -93,25 +79,18 @@ def read_groupings(run: RunFolder) -> list[Grouping]:
         elif kind == "split":
             known[device] = max(json.loads(text)["sizes"])
         elif kind == "cluster" or (kind == "tiers" and not by_latency):
-            groupings.append(_grouping(time, number, known, json.loads(text)))
+            reported = {device: known[device] for device in sorted(known) if known[device]}
+            groupings.append(_grouping(number or 0, reported, samples, json.loads(text)))
     return groupings
 
 
-def _samples(run: RunFolder) -> dict[int, int]:
-    """What each device holds at the end, of those that have rows."""
-    return dict(zip(*map(as_list, run.table(DEVICES).select(["device", "samples"]).columns), strict=True))
-
-
-def _grouping(time: float, number: int | None, known: Mapping[int, int], data: dict[str, list[float]]) -> Grouping:
+def _grouping(number: int, reported: Mapping[int, int], samples: Mapping[int, int], data: dict[str, Any]) -> Grouping:
     members = tuple(int(count) for count in data["members"])
     word = "cluster" if "bounds" in data else "tier"
     low, high = data["bounds"] if word == "cluster" else (data["bins"][0], data["bins"][0] + data["bins"][1] * len(members))
-    devices = np.array(sorted(device for device, size in known.items() if size), dtype=np.int64)
-    sizes = np.array([known[device] for device in devices.tolist()], dtype=np.int64)
-    return Grouping(word, number or 0, time, float(low), float(high), members, devices, sizes)
-
-
-# The picture.
+    sizes = np.array(list(reported.values()), dtype=np.int64)
+    held = np.array([samples[device] for device in reported], dtype=np.int64)
+    return Grouping(word, number, float(low), float(high), members, sizes, sizes < held)
 
 
 _BARS, _MOST_BARS = 48, 240  # of the histogram: within the borders, and in all with the outliers
@@ -123,19 +102,13 @@ _OUTLIER: dict[str, Any] = {"marker": "v", "color": style.BLACK, "linestyle": ""
 
 @style.styled
 def draw_clusters(run: RunFolder) -> Figure:
-    """Histograms of the sizes that devices reported, coloured by cluster, with the clusters' borders, members and outliers.
+    """Groups that the server made of the devices by the sizes of their data, at first and when it grouped them again.
 
-    Where sizes or members changed, the first clustering stands above the last one, and beside them each cluster's members
-    over the rounds. TiFL's tiers by size are drawn alike.
-
-    Raises:
-        NothingToDrawError: the run made no clusters by size.
-        RunFolderError: the folder is damaged.
+    Histograms of the sizes that devices reported, with the groups' borders, members and outliers. TiFL's tiers are drawn alike.
     """
     groupings = [grouping for grouping in read_groupings(run) if len(grouping.sizes)]
     if not groupings:
         raise style.NothingToDrawError(f"{str(run.path)!r} has no clusters or tiers by data size, so there are none to draw")
-    samples = _samples(run)
     first, last = groupings[0], groupings[-1]
     changed = len(groupings) > 1
     figure = Figure(figsize=(style.WIDTH_IN, 7.4 if changed else 5.0))
@@ -150,36 +123,24 @@ def draw_clusters(run: RunFolder) -> Figure:
     else:
         panels = [figure.subplots()]
     for panel, grouping, when in zip(panels, (first, last), ("at first", "last"), strict=False):
-        _draw_sizes(panel, grouping, samples, bars, top)
+        _draw_sizes(panel, grouping, bars, top)
         panel.set_title(_title(grouping, when if changed else ""), fontsize=11, loc="left")
     if changed:
-        _draw_before(panels[1], first, bars)
+        panels[1].stairs(_count(first, bars), bars, gid="before", **_BEFORE)
     panels[-1].set_xlabel("samples that a device has reported: all it has, or its largest part")
-    figure.suptitle(style.headline(run), fontsize=12)
-    handles = _handles(first, last, samples, changed)
-    style.legend_below(figure, handles, [str(handle.get_label()) for handle in handles])
-    return figure
+    return style.finished(figure, [run], _handles(first, last, changed))
 
 
 def _title(grouping: Grouping, when: str) -> str:
-    outliers, groups = int(grouping.outliers.sum()), _counted(len(grouping.members), grouping.word)
-    what = f"{_counted(len(grouping.sizes), 'device')} in {groups}, {_counted(outliers, 'outlier')}"
+    outliers, groups = int(grouping.outliers.sum()), style.counted(len(grouping.members), grouping.word)
+    what = f"{style.counted(len(grouping.sizes), 'device')} in {groups}, {style.counted(outliers, 'outlier')}"
     return f"{when}, for round {grouping.round}: {what}" if when else what
 
 
-def _counted(count: int, word: str) -> str:
-    return f"{count or 'no'} {word}{'' if count == 1 else 's'}"
-
-
-# Sizes.
-
-
-def _bar_edges(*groupings: Grouping) -> Floats:
+def _bar_edges(first: Grouping, last: Grouping) -> Floats:
     """Borders of the histogram's bars (samples): every cluster of the first grouping begins and ends with a bar."""
-    first = groupings[0]
-    least = min(float(grouping.sizes.min()) for grouping in groupings)
-    most = max(float(grouping.sizes.max()) for grouping in groupings)
-    count = len(first.members)
+    sizes = np.concatenate([first.sizes, last.sizes])
+    least, most, count = float(sizes.min()), float(sizes.max()), len(first.members)
     theta = (first.high - first.low) / count
     if not theta:  # all have the same size, or nearly all: bars around whole numbers
         return np.arange(least, most + 2, max(1, np.ceil((most - least) / _BARS))) - 0.5
@@ -197,29 +158,25 @@ def _count(grouping: Grouping, bars: Floats, chosen: Any = True) -> Floats:
     return counts.astype(np.float64)
 
 
-def _draw_sizes(panel: Axes, grouping: Grouping, samples: Mapping[int, int], bars: Floats, top: float) -> None:
+def _draw_sizes(panel: Axes, grouping: Grouping, bars: Floats, top: float) -> None:
     """Bars stacked by cluster, those who have split their data on top; ``top`` is the axis's end."""
     base = np.zeros(len(bars) - 1)
-    split = grouping.are_split(samples)
-    for chosen in (~split, split):
+    for is_split in (False, True):
         for group in range(len(grouping.members)):
             colour = _colour(group)
             look = {"facecolor": style.lighten(colour, 0.55), "edgecolor": colour, "hatch": "//////"}
-            height = _count(grouping, bars, chosen & (grouping.groups == group))
-            some = height > 0
+            above = base + _count(grouping, bars, (grouping.split == is_split) & (grouping.groups == group))
+            some = above > base
             if some.any():
-                left, right, low = bars[:-1][some], bars[1:][some], base[some]
-                rows = style.rectangles(
-                    left, right, low, low + height[some], **(look if chosen is split else {"facecolor": colour}), gid="sizes"
-                )
-                panel.add_collection(rows, autolim=False)
-            base = base + height
+                look = look if is_split else {"facecolor": colour}
+                style.rectangles(panel, bars[:-1][some], bars[1:][some], base[some], above[some], gid="sizes", **look)
+            base = above
     panel.set_xlim(bars[0] - (bars[1] - bars[0]), bars[-1] + (bars[1] - bars[0]))
     panel.set_ylim(0, top)
-    panel.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
-    panel.xaxis.set_major_locator(MaxNLocator(nbins=9, integer=True))
+    style.whole_ticks(panel.yaxis, 5)
+    style.whole_ticks(panel.xaxis, 9)
     panel.set_ylabel("devices")
-    panel.vlines(grouping.edges, 0, 1, transform=panel.get_xaxis_transform(), gid="borders", **_BORDER)
+    style.across([panel], grouping.edges, gid="borders", **_BORDER)
     far = np.unique(grouping.sizes[grouping.outliers])
     if len(far):
         heights = base[np.clip(np.searchsorted(bars, far, side="right") - 1, 0, len(base) - 1)]
@@ -229,8 +186,7 @@ def _draw_sizes(panel: Axes, grouping: Grouping, samples: Mapping[int, int], bar
 
 def _name_groups(panel: Axes, grouping: Grouping) -> None:
     """Over each cluster its number and its members."""
-    edges = grouping.edges
-    middles = (edges[:-1] + edges[1:]) / 2
+    middles = (grouping.edges[:-1] + grouping.edges[1:]) / 2
     shown = range(len(middles)) if grouping.high > grouping.low else [len(middles) - 1]
     above = panel.secondary_xaxis("top")
     above.set_xticks([middles[group] for group in shown], [f"{group}\n{grouping.members[group]:,}" for group in shown])
@@ -240,16 +196,8 @@ def _name_groups(panel: Axes, grouping: Grouping) -> None:
     panel.annotate(f"{grouping.word}\ndevices", (0, 1), (-6, 2.5), fontsize=9, **where)
 
 
-def _draw_before(panel: Axes, first: Grouping, bars: Floats) -> None:
-    """The outline of the sizes as they were at first."""
-    panel.stairs(_count(first, bars), bars, gid="before", **_BEFORE)
-
-
 def _colour(group: int) -> str:
     return _PALETTE[group % len(_PALETTE)]
-
-
-# Members over the rounds.
 
 
 def _draw_members(panel: Axes, groupings: list[Grouping], rounds: int) -> None:
@@ -257,29 +205,25 @@ def _draw_members(panel: Axes, groupings: list[Grouping], rounds: int) -> None:
     times = [grouping.round for grouping in groupings]
     members = np.array([grouping.members for grouping in groupings])
     end = max(rounds, times[-1] + 1)
-    for group, counts in enumerate(members.T):
+    places = style.spread(members[-1], 0.035 * max(members.max(), 1))
+    for group, (counts, y) in enumerate(zip(members.T, places, strict=True)):
         line: dict[str, Any] = {"color": _colour(group), "linewidth": 1.8, "linestyle": "-" if group < len(_PALETTE) else "--"}
         panel.step([*times, end], [*counts, counts[-1]], where="post", gid=f"members-{group}", **line)
-    for group, y in zip(range(members.shape[1]), style.spread(members[-1], 0.035 * max(members.max(), 1)), strict=True):
-        label = f"{groupings[0].word} {group}"
-        panel.annotate(
-            label, (end, y), (5, 0), textcoords="offset points", va="center", color=_colour(group), annotation_clip=False
-        )
+        where: dict[str, Any] = {"textcoords": "offset points", "va": "center", "annotation_clip": False}
+        panel.annotate(f"{groupings[0].word} {group}", (end, y), (5, 0), color=_colour(group), **where)
     panel.set_xlim(0, end)
     panel.set_ylim(0, members.max() * 1.05)
-    panel.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
+    style.whole_ticks(panel.xaxis, 7)
     panel.set(xlabel="round", ylabel="devices")
     panel.set_title(f"members over {len(groupings)} clusterings", fontsize=11, loc="left")
     panel.grid(color=style.PALE, linewidth=1)
 
 
-def _handles(first: Grouping, last: Grouping, samples: Mapping[int, int], changed: bool) -> list[Artist]:
+def _handles(first: Grouping, last: Grouping, changed: bool) -> list[Artist]:
     handles: list[Artist] = [Line2D([], [], label=f"{first.word}s' borders", **_BORDER)]
     if first.outliers.any() or last.outliers.any():
         handles.append(Line2D([], [], label=f"outliers: in the first or last {first.word}", **_OUTLIER))
-    if last.are_split(samples).any():
+    if last.split.any():
         look: dict[str, Any] = {"facecolor": style.PALE, "edgecolor": style.GREY, "hatch": "//////"}
         handles.append(Patch(label="devices that have split their data", **look))
-    if changed:
-        handles.append(Line2D([], [], label="as it was at first", **_BEFORE))
-    return handles
+    return [*handles, Line2D([], [], label="as it was at first", **_BEFORE)] if changed else handles

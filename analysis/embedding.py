@@ -1,4 +1,4 @@
-"""Where devices lay when they were put into groups: what the server clustered, coloured by group."""
+"""Embedding of devices that were put into groups: what the server clustered, coloured by group."""
 
 import math
 from collections.abc import Sequence
@@ -9,51 +9,45 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from numpy.typing import NDArray
 
 from fedsim.analysis import style
-from fedsim.analysis.clusterings import Clustering, Matrix, read_clusterings
+from fedsim.analysis.history import History
+from fedsim.analysis.similarity import Clustering, read_clusterings, some_of
+from fedsim.arrays import Floats
 from fedsim.language.units import show_seconds
 from fedsim.records.reading import RunFolder
 
-_MOST = 6  # clusterings in one picture
 _PAIRS = 3  # features of so many dimensions are shown pair by pair, of more in their principal components
 _WORDS = {"edc": "EDC features: cosines of each device's update with the leading singular directions of all updates"}
 
 
-class _View(NamedTuple):
+class _Scatter(NamedTuple):
     """A panel: points [n, 2], and the names of its axes."""
 
     clustering: Clustering
     title: str
-    points: Matrix
-    names: tuple[str, str]
+    points: Floats
+    x: str = ""
+    y: str = ""
 
 
 @style.styled
 def draw_embedding(run: RunFolder) -> Figure:
-    """The devices of each clustering as points, which lie apart as far as the server took the devices to be apart.
+    """What was clustered, a point a device, its colour and shape the group that was found; a panel for each time.
 
-    They are features where some were recorded: FlexCFL's EDC embedding (Duan et al. 2021, Eq. 7). Of a similarity or a distance
-    of every two devices they are what classical multidimensional scaling makes (Torgerson 1952), a similarity taken for the
-    inner product of the two. Of several clusterings each has a panel of its first two principal components, turned so that
-    devices lie near where they lay in the panel before; of more than six the first, the last and some between are drawn.
-
-    Features that were clustered once are drawn in more detail: two dimensions as they are, three pair by pair. Of more, the
-    first two dimensions stand beside the first three principal components (of the centred features), with the share of the
-    variance that each component has. Crosses under the points are the groups' means. Shapes say the groups as colours do.
-
-    Raises:
-        NothingToDrawError: nothing was recorded of what was clustered.
-        RunFolderError: the folder is damaged.
+    Points are features where some were recorded: FlexCFL's EDC embedding (Duan et al. 2021, Eq. 7). Of a similarity or a
+    distance of every two devices they are what classical multidimensional scaling makes (Torgerson 1952), a similarity taken
+    for the inner product of the two. Panels have the first two principal components, turned so that devices lie near where they
+    lay in the panel before. Features that were clustered once are drawn in more detail.
     """
-    found = [one for one in read_clusterings(run) if len(one.devices) > 1 and _coordinates(one).size]
+    found = [one for one in read_clusterings(History(run)) if len(one.devices) > 1 and _coordinates(one).size]
     if not found:
         raise style.NothingToDrawError(
             f"{str(run.path)!r} has recorded neither features nor similarities of devices, so there is no embedding to draw"
         )
-    chosen = [found[place] for place in style.evenly(len(found), _MOST)]
-    views = _views(found[0]) if len(found) == 1 and found[0].features is not None else _over_time(chosen)
+    chosen = some_of(found)
+    features = found[0].features if len(found) == 1 else None
+    views = _over_time(chosen) if features is None else _in_detail(found[0], features)
     columns = min(3, len(views))
     rows = math.ceil(len(views) / columns)
     side = style.WIDTH_IN / max(2, columns) - 0.2
@@ -61,16 +55,15 @@ def draw_embedding(run: RunFolder) -> Figure:
     panels = np.atleast_1d(figure.subplots(rows, columns)).ravel()
     for panel, view in zip(panels, views, strict=False):
         _draw_points(panel, view.clustering, view.points)
-        panel.set(xlabel=view.names[0], ylabel=view.names[1])
+        panel.set(xlabel=view.x, ylabel=view.y)
         panel.set_title(view.title, fontsize=11)
     for panel in panels[len(views) :]:
         panel.set_axis_off()
     groups = [int(group) for group in np.unique(np.concatenate([view.clustering.groups for view in views]))]
-    handles = [Line2D([], [], linestyle="", markersize=7, **_look(group)) for group in groups]
-    center = Line2D([], [], linestyle="", marker="+", color=style.BLACK, markersize=14, markeredgewidth=0.8)
-    style.legend_below(figure, [*handles, center], [*(_name(group, chosen) for group in groups), "a group's mean"])
-    figure.suptitle(f"{style.headline(run)}\n{_what(chosen[0])}; {_when(found, chosen)}", fontsize=12)
-    return figure
+    handles = [Line2D([], [], linestyle="", markersize=7, label=_name(group, chosen), **_look(group)) for group in groups]
+    cross: dict[str, Any] = {"marker": "+", "color": style.BLACK, "markersize": 14, "markeredgewidth": 0.8}
+    handles.append(Line2D([], [], linestyle="", label="a group's mean", **cross))
+    return style.finished(figure, [run], handles, f"{_what(chosen[0])}; {_when(found, chosen)}")
 
 
 def _name(group: int, chosen: Sequence[Clustering]) -> str:
@@ -79,11 +72,11 @@ def _name(group: int, chosen: Sequence[Clustering]) -> str:
 
 
 def _what(clustering: Clustering) -> str:
-    measure = style.short(clustering.measure, 30)
+    measure = f" ({style.short(clustering.measure, 30)})" if clustering.measure else ""
     if clustering.features is not None:
-        return _WORDS.get(clustering.measure, f"features ({measure})" if clustering.measure else "features")
+        return _WORDS.get(clustering.measure, f"features{measure}")
     kind = "similar to each other" if clustering.similarity is not None else "distant from each other"
-    return f"devices as {kind} as the server saw them" + (f" ({measure})" if clustering.measure else "")
+    return f"devices as {kind} as the server saw them{measure}"
 
 
 def _when(found: Sequence[Clustering], chosen: Sequence[Clustering]) -> str:
@@ -93,7 +86,7 @@ def _when(found: Sequence[Clustering], chosen: Sequence[Clustering]) -> str:
     return f"{part} clusterings, each panel turned to match the one before"
 
 
-def _coordinates(clustering: Clustering) -> Matrix:
+def _coordinates(clustering: Clustering) -> Floats:
     """Points [n, m] whose distances are those that the server saw, or come near them; of no size where it recorded none."""
     if clustering.features is not None:
         return clustering.features
@@ -105,13 +98,13 @@ def _coordinates(clustering: Clustering) -> Matrix:
     near = np.where(np.isfinite(near), near, near[np.isfinite(near)].min(initial=0.0))  # who cannot be compared is far away
     centre = np.eye(n) - 1 / n
     values, vectors = np.linalg.eigh(centre @ (near + near.T) @ centre / 2)
-    points: Matrix = vectors[:, ::-1] * np.sqrt(np.maximum(values[::-1], 0.0))
+    points: Floats = vectors[:, ::-1] * np.sqrt(np.maximum(values[::-1], 0.0))
     return points
 
 
-def _over_time(chosen: Sequence[Clustering]) -> list[_View]:
+def _over_time(chosen: Sequence[Clustering]) -> list[_Scatter]:
     """A panel a clustering: its two principal components, turned to match the panel before."""
-    views: list[_View] = []
+    views: list[_Scatter] = []
     for clustering in chosen:
         points, shares = principal_components(_coordinates(clustering))
         points = points[:, :2]
@@ -119,52 +112,42 @@ def _over_time(chosen: Sequence[Clustering]) -> list[_View]:
             before = views[-1]
             _, there, here = np.intersect1d(before.clustering.devices, clustering.devices, return_indices=True)
             points = turned(points, points[here], before.points[there])
-        when = f"after {show_seconds(clustering.time)}" if clustering.round is None else f"round {clustering.round}"
-        count = style.counted(len(np.unique(clustering.groups)), "group")
-        title = f"{when}: {len(points)} devices in {count}\n{shares[:2].sum():.0%} of the variance"
-        views.append(_View(clustering, title, points, ("", "")))
+        views.append(_Scatter(clustering, f"{clustering.title}\n{shares[:2].sum():.0%} of the variance", points))
     return views
 
 
-def turned(points: Matrix, some: Matrix, to: Matrix) -> Matrix:
-    """The points [n, 2] rotated, and mirrored if need be, so that ``some`` [k, 2] of them come as near ``to`` [k, 2] as can be.
+def turned(points: Floats, some: Floats, to: Floats) -> Floats:
+    """The points [n, 2] rotated or mirrored so that ``some`` [k, 2] of them come nearest ``to`` [k, 2] (Schoenemann 1966)."""
+    from scipy.linalg import orthogonal_procrustes
 
-    Orthogonal Procrustes (Schoenemann 1966).
-    """
-    left, _, right = np.linalg.svd(some.T @ to)
-    there: Matrix = points @ (left @ right)
+    there: Floats = points @ orthogonal_procrustes(some, to)[0]
     return there
 
 
-def _views(clustering: Clustering) -> list[_View]:
+def _in_detail(clustering: Clustering, features: Floats) -> list[_Scatter]:
     """The panels of features that were clustered once."""
-    features = clustering.features
-    assert features is not None
     dimensions = features.shape[1]
     if dimensions == 1:
-        return [_View(clustering, "", np.column_stack([features[:, 0], np.zeros(len(features))]), ("dimension 1", ""))]
+        return [_Scatter(clustering, "", np.column_stack([features[:, 0], np.zeros(len(features))]), "dimension 1")]
     if dimensions <= _PAIRS:
-        names = [f"dimension {place + 1}" for place in range(dimensions)]
+        titles = {
+            (x, y): "" if dimensions == 2 else f"dimensions {x + 1} and {y + 1}" for x, y in combinations(range(dimensions), 2)
+        }
         return [
-            _View(
-                clustering,
-                "" if dimensions == 2 else f"dimensions {x + 1} and {y + 1}",
-                features[:, [x, y]],
-                (names[x], names[y]),
-            )
-            for x, y in combinations(range(dimensions), 2)
+            _Scatter(clustering, title, features[:, [x, y]], f"dimension {x + 1}", f"dimension {y + 1}")
+            for (x, y), title in titles.items()
         ]
     points, shares = principal_components(features)
-    axes = [f"component {place} ({share:.0%} of the variance)" for place, share in enumerate(shares, start=1)]
+    first, second, third = (f"component {place} ({share:.0%} of the variance)" for place, share in enumerate(shares, start=1))
     title = f"principal components 1 and {{}} of all {dimensions}"
     return [
-        _View(clustering, f"dimensions 1 and 2 of {dimensions}", features[:, :2], ("dimension 1", "dimension 2")),
-        _View(clustering, title.format(2), points[:, :2], (axes[0], axes[1])),
-        _View(clustering, title.format(3), points[:, [0, 2]], (axes[0], axes[2])),
+        _Scatter(clustering, f"dimensions 1 and 2 of {dimensions}", features[:, :2], "dimension 1", "dimension 2"),
+        _Scatter(clustering, title.format(2), points[:, :2], first, second),
+        _Scatter(clustering, title.format(3), points[:, [0, 2]], first, third),
     ]
 
 
-def principal_components(features: Matrix) -> tuple[Matrix, NDArray[np.float64]]:
+def principal_components(features: Floats) -> tuple[Floats, Floats]:
     """The centred features [n, m] along their first three principal axes, [n, 3], and each axis's share of the variance, [3].
 
     The sign of an axis is that with which its largest entry is positive.
@@ -178,15 +161,14 @@ def principal_components(features: Matrix) -> tuple[Matrix, NDArray[np.float64]]
     return centred @ first.T, shares
 
 
-def _draw_points(panel: Axes, clustering: Clustering, points: Matrix) -> None:
+def _draw_points(panel: Axes, clustering: Clustering, points: Floats) -> None:
     size = float(np.clip(2000 / len(points), 14, 60))
     panel.axhline(0, color=style.PALE, linewidth=1.2, zorder=0)
     panel.axvline(0, color=style.PALE, linewidth=1.2, zorder=0)
     for group in np.unique(clustering.groups):
         own = points[clustering.groups == group]
-        look = _look(int(group))
-        face = {"marker": look["marker"], "facecolor": look["color"], "edgecolor": "white", "linewidth": 0.5, "alpha": 0.85}
-        panel.scatter(own[:, 0], own[:, 1], s=size, gid=f"group-{group}", **face)
+        look: dict[str, Any] = {"s": size, "edgecolor": "white", "linewidth": 0.5, "alpha": 0.85} | _look(int(group))
+        panel.scatter(own[:, 0], own[:, 1], gid=f"group-{group}", **look)
     for group in np.unique(clustering.groups):
         mean = points[clustering.groups == group].mean(axis=0)
         panel.plot(*mean, marker="+", color=style.BLACK, markersize=22, markeredgewidth=0.8, zorder=0.5, gid=f"mean-{group}")

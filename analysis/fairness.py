@@ -1,8 +1,7 @@
-"""Fairness over a run, for one or several side by side: Jain's index, how long devices wait, who was selected how often."""
+"""Fairness over a run, for one or several side by side: Jain's index, waiting times, and selections by device and group."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,29 +9,26 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
-from matplotlib.transforms import Affine2DBase, ScaledTranslation
-from numpy.typing import NDArray
+from matplotlib.transforms import ScaledTranslation
 
 from fedsim.analysis import style
 from fedsim.analysis.series import Series, each_alone
-from fedsim.arrays import Floats
-from fedsim.records.fairness import jain_over_time, outcomes_by_device, outcomes_by_group
-from fedsim.records.folder import DEVICES, EVENTS
-from fedsim.records.reading import RunFolder, as_list
+from fedsim.arrays import Floats, Ints
+from fedsim.records.fairness import jain_over_time, selections
+from fedsim.records.folder import DEVICES
+from fedsim.records.reading import RunFolder
 
 Clock = Literal["round", "time"]
 _MOST = 800  # points of a line: more than pixels are of no use
 
 
-@dataclass(frozen=True)
-class Waiting:
+class Waiting(NamedTuple):
     """How long devices have waited at the end of rounds, on the clock of rounds or of simulated time (s); arrays [m] each.
 
     Attributes:
         at: rounds that had ended, or the time.
-        mean, tenth, longest: mean, 90th percentile and maximum of the time since a device's last selection, or since the
-            beginning or its arrival if it never was selected; 0 rounds for those selected in this one. Over all devices that
-            are there: who has left for good, or is yet to come, does not wait.
+        mean, tenth, longest: mean, 90th percentile and maximum of the time since a device's last selection, or since its
+            arrival if it never was selected; 0 rounds for those selected in this one. Over all devices that are there.
     """
 
     at: Floats
@@ -42,18 +38,14 @@ class Waiting:
 
 
 def read_waiting(run: RunFolder, clock: Clock) -> Waiting:
-    """How long devices waited, over the run; at most 800 moments, evenly spread.
-
-    Raises:
-        RunFolderError: a table is missing or damaged.
-    """
-    table = run.table(EVENTS).select(["time", "kind", "device", "round"])
+    """How long devices waited, over the run; at most 800 moments, evenly spread."""
+    kinds, columns = ("task-start", "arrival", "departure", "round"), ("time", "kind", "device", "round")
     population = run.table(DEVICES)
     last = np.full(population.num_rows, -1.0 if clock == "round" else 0.0)
     there = np.nan_to_num(population.column("arrival").to_numpy().astype(float)) <= 0
-    shown = set(np.linspace(0, max(0, run.summary["rounds"] - 1), _MOST).round().astype(int).tolist())
+    shown = set(style.evenly(run.summary["rounds"], _MOST).tolist())
     ended, moments = 0, []
-    for time, kind, device, number in zip(*map(as_list, table.columns), strict=True):
+    for time, kind, device, number in run.events_of(kinds, columns):
         if kind == "task-start" and number is not None:
             last[device] = ended if clock == "round" else time
         elif kind == "arrival":
@@ -71,22 +63,20 @@ def read_waiting(run: RunFolder, clock: Clock) -> Waiting:
 
 def read_jain(run: RunFolder, clock: Clock) -> tuple[Floats, Floats]:
     """Jain's index of selections so far, over rounds that had ended or over time; [m] and [m]."""
-    moments = jain_over_time(run)
-    at = [place + 1.0 if clock == "round" else moment.time for place, moment in enumerate(moments)]
-    return np.array(at), np.array([moment.jain for moment in moments])
+    time, index = jain_over_time(run)
+    return np.arange(1.0, len(time) + 1) if clock == "round" else time, index
 
 
-def selections_of_devices(run: RunFolder) -> NDArray[np.int64]:
+def selections_of_devices(run: RunFolder) -> Ints:
     """How often each device was selected, the most often selected first, int64 [n]."""
-    return np.sort([counts.total() for counts in outcomes_by_device(run)])[::-1].astype(np.int64)
+    counts = selections(run)["device"].value_counts().to_numpy(np.int64)
+    return np.append(counts, np.zeros(run.size(DEVICES) - len(counts), dtype=np.int64))
 
 
 def selections_of_groups(run: RunFolder) -> dict[int | None, tuple[int, int]]:
     """How many selections of each cluster or tier were valid, and how many were not; ``None`` for devices in none."""
-    return {group: (counts["valid"], counts.total() - counts["valid"]) for group, counts in outcomes_by_group(run).items()}
-
-
-# The picture.
+    groups = selections(run).groupby("group", dropna=False)["valid"].agg(["sum", "size"])
+    return {None if np.isnan(group) else int(group): (valid, size - valid) for group, valid, size in groups.itertuples()}
 
 
 _UNLIKE = 3  # runs whose numbers of rounds differ by more than this factor are compared on the clock of simulated time
@@ -99,15 +89,10 @@ _APART = 1.8  # points between lines that would lie on one another
 
 @style.styled
 def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
-    """Over rounds Jain's index of the selections and the waiting time of all devices; in total the selections of each.
+    """How evenly devices were selected: Jain's index and waiting times as the run goes on, and selections by device.
 
-    Waiting time is how long ago a device was last selected, or how old the run is if it never was: its mean, 90th percentile
-    and maximum. Runs that differ much in their numbers of rounds, as those without rounds do, are drawn over simulated time.
-    They are called after their folders, unless ``series`` has one for each, with its name and look.
-
-    Raises:
-        NothingToDrawError: none of the runs has a round with a selection.
-        RunFolderError: a folder is damaged.
+    Runs that differ much in their numbers of rounds, as those without rounds do, are drawn over simulated time. They are called
+    after their folders, unless ``series`` has one for each, with its name and look.
     """
     series = each_alone(runs) if series is None else series
     looks = [one.number for one in series]
@@ -126,11 +111,13 @@ def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
     above, below = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
     _draw_over_rounds(above.subplots(1, 4, sharex=True), runs, looks, clock, unit)
     devices, groups = below.subplots(1, 2)
-    _draw_devices(devices, counts, looks, figure.dpi_scale_trans)
+    _draw_devices(devices, counts, looks)
     _draw_groups(groups, runs, looks)
-    figure.suptitle(style.headline_of(runs))
-    _draw_legend(figure, series)
-    return figure
+    named = series if len(series) > 1 else ()
+    lines = [Line2D([], [], label=one.name, **style.line_of(one.number, _WIDTH)) for one in named]
+    age = Line2D([], [], label="the run's age: never selected", **_AGE)
+    hatched: dict[str, Any] = {"facecolor": style.PALE, "edgecolor": style.GREY, "hatch": "//////"}
+    return style.finished(figure, runs, [*lines, age, Patch(label="not valid: slow, late, lost or cut off", **hatched)])
 
 
 def _draw_over_rounds(
@@ -158,7 +145,7 @@ def _draw_over_rounds(
         panel.grid(color=style.PALE, linewidth=1)
 
 
-def _draw_devices(panel: Axes, counts: Sequence[NDArray[np.int64]], looks: Sequence[int], inches: Affine2DBase) -> None:
+def _draw_devices(panel: Axes, counts: Sequence[Ints], looks: Sequence[int]) -> None:
     """Selections of each device, the most often selected at the left; populations of any size have one width.
 
     Counts are whole numbers and often the same: each line is shifted by a hair, so that all can be seen.
@@ -168,13 +155,11 @@ def _draw_devices(panel: Axes, counts: Sequence[NDArray[np.int64]], looks: Seque
         edges = np.append(begins, len(count)) * (100 / len(count))
         line = panel.stairs(count[begins], edges, baseline=None, **style.line_of(looks[number], _WIDTH))
         shift = _APART / 72 * (number - (len(counts) - 1) / 2)
-        line.set_transform(panel.transData + ScaledTranslation(0, shift, inches))
-    panel.set(
-        title="selections of each device", xlabel="share of the devices (%), most often selected first", ylabel="selections"
-    )
-    panel.set_xlim(0, 100)
+        line.set_transform(panel.transData + ScaledTranslation(0, shift, panel.figure.dpi_scale_trans))
+    panel.set(title="selections of each device", ylabel="selections", xlim=(0, 100))
+    panel.set_xlabel("share of the devices (%), most often selected first")
     panel.set_ylim(bottom=0)
-    panel.yaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
+    style.whole_ticks(panel.yaxis, 7)
     panel.grid(color=style.PALE, linewidth=1)
 
 
@@ -184,16 +169,13 @@ def _draw_groups(panel: Axes, runs: Sequence[RunFolder], looks: Sequence[int]) -
     keys = sorted({key for counts in groups for key in counts}, key=lambda key: (key is None, key or 0))[:_GROUPS]
     width = 0.84 / max(sum(key in counts for counts in groups) for key in keys)
     for place, key in enumerate(keys):
-        present = [number for number, counts in enumerate(groups) if key in counts]
-        for bar, number in enumerate(present):
+        present = [(counts[key], look) for counts, look in zip(groups, looks, strict=True) if key in counts]
+        for bar, ((valid, failed), number) in enumerate(present):
             left = place + (bar - len(present) / 2) * width
-            valid, failed = groups[number][key]
-            colour = style.SERIES[looks[number] % len(style.SERIES)]
+            colour = style.SERIES[number % len(style.SERIES)]
             panel.bar(left, valid, width * 0.92, align="edge", color=colour)
-            pale = style.lighten(colour, 0.75)
-            panel.bar(
-                left, failed, width * 0.92, valid, align="edge", color=pale, edgecolor=colour, hatch="//////", linewidth=0
-            )
+            hatched: dict[str, Any] = {"edgecolor": colour, "hatch": "//////", "linewidth": 0}
+            panel.bar(left, failed, width * 0.92, valid, align="edge", color=style.lighten(colour, 0.75), **hatched)
     panel.tick_params(axis="x", length=0)
     if keys == [None]:
         panel.set_xticks([])
@@ -205,12 +187,3 @@ def _draw_groups(panel: Axes, runs: Sequence[RunFolder], looks: Sequence[int]) -
     panel.set_xlim(-side, len(keys) - 1 + side)
     panel.margins(y=0.05)
     panel.set_ylim(bottom=0)
-
-
-def _draw_legend(figure: Figure, series: Sequence[Series]) -> None:
-    age = Line2D([], [], label="the run's age: never selected", **_AGE)
-    what = "not valid: slow, late, lost or cut off"
-    failed = Patch(facecolor=style.PALE, edgecolor=style.GREY, hatch="//////", label=what)
-    named = series if len(series) > 1 else ()
-    handles = [Line2D([], [], **style.line_of(one.number, _WIDTH)) for one in named]
-    style.legend_below(figure, [*handles, age, failed], [*(one.name for one in named), str(age.get_label()), what])

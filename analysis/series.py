@@ -1,9 +1,12 @@
-"""Runs of one scenario with several seeds, put together, and what to call them beside others."""
+"""Runs of one scenario with several seeds, put together, their names beside others, and their bars."""
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import pandas as pd
+from matplotlib.axes import Axes
 
 from fedsim.analysis import style
 from fedsim.files import flat
@@ -38,9 +41,6 @@ def group_by_scenario(runs: Sequence[RunFolder]) -> list[Series]:
 
     A series is called after its strategy. Where several have the same one, what they differ in is added, or they are called
     after the folders of their first runs where that is too much to say.
-
-    Raises:
-        RunFolderError: a folder is damaged.
     """
     seen: Counter[str] = Counter()
     found: dict[tuple[str, int], list[RunFolder]] = {}
@@ -56,7 +56,8 @@ def group_by_scenario(runs: Sequence[RunFolder]) -> list[Series]:
 
 def each_alone(runs: Sequence[RunFolder]) -> list[Series]:
     """A series a run, called after its folder and strategy."""
-    return [Series(name, (run,), number) for number, (run, name) in enumerate(zip(runs, style.run_labels(runs), strict=True))]
+    names = [style.with_strategy(name, run) for run, name in zip(runs, style.run_names(runs), strict=True)]
+    return [Series(name, (run,), number) for number, (run, name) in enumerate(zip(runs, names, strict=True))]
 
 
 def _names(firsts: Sequence[RunFolder]) -> list[str]:
@@ -75,3 +76,24 @@ def _names(firsts: Sequence[RunFolder]) -> list[str]:
             names.append(f"{folders[place]}: {style.short(strategy, 20)}")
     repeated = Counter(names)
     return [f"{folder}: {name}" if repeated[name] > 1 else name for name, folder in zip(names, folders, strict=True)]
+
+
+def draw_mean_bar(panel: Axes, place: int, seeds: pd.DataFrame, colours: Mapping[str, str], words: str) -> None:
+    """Draw a stacked bar of means over seeds, a line from the least to the largest total, and words beside it.
+
+    ``seeds`` has a row a run and a column a part, in units of the axis.
+    """
+    base = 0.0
+    for part, mean in seeds.mean().items():
+        panel.barh(place, mean, left=base, height=0.6, color=colours[str(part)], gid=str(part))
+        base += mean
+    totals = seeds.sum(axis=1)
+    if totals.min() < totals.max():
+        panel.plot([totals.min(), totals.max()], [place, place], color=style.BLACK, linewidth=1.4, marker="|", markersize=7)
+    panel.annotate(words, (float(totals.max()), place), (6, 0), textcoords="offset points", va="center", fontsize=10)
+
+
+def name_bars(panel: Axes, names: Sequence[str]) -> None:
+    """Name the rows of bars, the first on top."""
+    panel.set_yticks(range(len(names)), names)
+    panel.set_ylim(len(names) - 0.5, -0.5)

@@ -1,4 +1,4 @@
-"""What all pictures share: palette, fonts, units on axes, names made harmless, and saving.
+"""Parts that all pictures share: palette, fonts, units of axes, bars, marks and legends, printable names, and saving.
 
 Colours are those of Okabe and Ito (2008), which stay apart for the colour-blind: cool ones for work that counts, warm and
 dark ones for work that is wasted.
@@ -6,6 +6,7 @@ dark ones for work that is wasted.
 
 import io
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from itertools import islice
@@ -16,11 +17,13 @@ import matplotlib
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
 from fedsim.arrays import Floats
@@ -106,11 +109,7 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 
 
 def save(figure: Figure, stem: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Write the figure as ``stem.png``, ``stem.svg``; the same figure gives the same bytes.
-
-    Raises:
-        RunFolderError: a file cannot be written.
-    """
+    """Write the figure as ``stem.png``, ``stem.svg``; the same figure gives the same bytes."""
     paths = []
     for kind in formats:
         path = stem.with_name(f"{stem.name}.{kind}")
@@ -139,16 +138,35 @@ def pixels(figure: Figure, dpi: int = DPI) -> NDArray[np.uint8]:
         return np.asarray(canvas.buffer_rgba())  # type: ignore[no-untyped-call]
 
 
-def rectangles(x0: Floats, x1: Floats, y0: Floats, y1: Floats, **look: Any) -> PolyCollection:
-    """Rectangles between opposite corners, arrays [n] each, as one collection; add it with ``autolim=False``."""
+def rectangles(panel: Axes, x0: ArrayLike, x1: ArrayLike, y0: ArrayLike, y1: ArrayLike, **look: Any) -> None:
+    """Draw rectangles between opposite corners, arrays [n] or one number for all, as one collection; limits stay."""
+    x0, x1, y0, y1 = np.broadcast_arrays(np.atleast_1d(x0), x1, y0, y1)
     corners = np.stack([np.stack([x0, x1, x1, x0], axis=1), np.stack([y0, y0, y1, y1], axis=1)], axis=2)
-    return PolyCollection(corners, **({"linewidth": 0} | look))  # type: ignore[arg-type]  # [n, 4, 2]: the fast way
+    shapes = PolyCollection(corners, **({"linewidth": 0} | look))  # type: ignore[arg-type]  # [n, 4, 2]: the fast way
+    panel.add_collection(shapes, autolim=False)
 
 
-def marks_at(panel: Axes, x: Floats, y: ArrayLike, **look: Any) -> None:
-    """Marks at places, arrays [n] each, whole even at the panel's edge."""
-    if len(x):  # without any, the layout would find a mark that is nowhere
+def bars(panel: Axes, start: Floats, end: Floats, row: ArrayLike, half: float, **look: Any) -> None:
+    """Draw horizontal bars from start to end, arrays [n], of the height ``2 * half`` around their rows."""
+    middle = np.asarray(row, dtype=float)
+    rectangles(panel, start, end, middle - half, middle + half, **look)
+
+
+def marks_at(panel: Axes, x: ArrayLike, y: ArrayLike, **look: Any) -> None:
+    """Draw marks at places, arrays [n] each, whole even at the panel's edge."""
+    if np.size(x):  # the layout fails at a line without points
         panel.plot(x, y, clip_on=False, zorder=4, **look)
+
+
+def across(panels: Iterable[Axes], times: ArrayLike, **look: Any) -> None:
+    """Draw vertical lines through whole panels."""
+    for panel in panels:
+        panel.vlines(times, 0, 1, transform=panel.get_xaxis_transform(), **look)
+
+
+def whole_ticks(axis: Axis, most: int) -> None:
+    """Put at most so many ticks on an axis, at whole numbers."""
+    axis.set_major_locator(MaxNLocator(nbins=most, integer=True))
 
 
 def lighten(colour: str, share: float) -> tuple[float, float, float]:
@@ -206,6 +224,11 @@ def short(name: str, most: int = 40) -> str:
     return f"{drawn[: most - most // 3 - 1]}…{drawn[-(most // 3) :]}"
 
 
+def as_file_name(name: str) -> str:
+    """A name with letters, digits and ``-_.`` alone."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", name)
+
+
 def run_names(runs: Iterable[RunFolder]) -> list[str]:
     """What to call runs side by side: their folders, with the parent's name where two are called the same."""
     paths = [run.path.resolve() for run in runs]
@@ -215,11 +238,6 @@ def run_names(runs: Iterable[RunFolder]) -> list[str]:
         short(long if names.count(name) > 1 and longer.count(long) == 1 else name)
         for name, long in zip(names, longer, strict=True)
     ]
-
-
-def run_labels(runs: Sequence[RunFolder]) -> list[str]:
-    """What legends call runs: the names of ``run_names``, each with its strategy unless it says that itself."""
-    return [with_strategy(name, run) for run, name in zip(runs, run_names(runs), strict=True)]
 
 
 def with_strategy(name: str, run: RunFolder) -> str:
@@ -246,26 +264,25 @@ def step_for(count: int, most: int) -> int:
     return next(int(step * power) for step in (1, 2, 5, 10) if step * power >= least)
 
 
-def headline(run: RunFolder) -> str:
-    """What a picture of one run says first: the scenario, the strategy and the seed."""
-    summary = run.summary
-    return f"{short(str(summary['name']), 70)}   ({short(str(summary['strategy']), 30)}, seed {summary['seed']})"
+def headline(runs: Sequence[RunFolder]) -> str:
+    """What a picture says first: the scenario, and of one run the strategy and the seed."""
+    summary, *others = [run.summary for run in runs]
+    name = short(str(summary["name"]), 70)
+    if not others:
+        return f"{name}   ({short(str(summary['strategy']), 30)}, seed {summary['seed']})"
+    count = len({short(str(other["name"]), 70) for other in others} - {name})
+    more = f" and {counted(count, 'other scenario')}" if count else ""
+    return f"{name}{more}   ({len(runs)} runs)"
 
 
-def headline_of(runs: Sequence[RunFolder]) -> str:
-    """What a picture of one run or of several says first."""
-    if len(runs) == 1:
-        return headline(runs[0])
-    names = list(dict.fromkeys(short(str(run.summary["name"]), 70) for run in runs))
-    others = f" and {counted(len(names) - 1, 'other scenario')}" if len(names) > 1 else ""
-    return f"{names[0]}{others}   ({len(runs)} runs)"
-
-
-def legend_below(figure: Figure, handles: Sequence[Artist], labels: Sequence[str]) -> None:
-    """A legend under all panels, in as many columns as surely fit."""
-    room = figure.get_figwidth() * 11
-    columns = next(n for n in range(len(labels), 0, -1) if n == 1 or _letters(labels, n) <= room)
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+def finished(figure: Figure, runs: Sequence[RunFolder], handles: Sequence[Artist], told: str = "") -> Figure:
+    """The figure with its title, ``told`` below the headline, and a legend of the labelled handles under all panels."""
+    figure.suptitle(f"{headline(runs)}\n{told}" if told else headline(runs), fontsize=12)
+    if handles:
+        labels, room = [str(handle.get_label()) for handle in handles], figure.get_figwidth() * 11
+        columns = next(n for n in range(len(labels), 0, -1) if n == 1 or _letters(labels, n) <= room)
+        figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+    return figure
 
 
 def _letters(labels: Sequence[str], columns: int) -> int:

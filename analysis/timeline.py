@@ -1,9 +1,4 @@
-"""A lane a device and what it did when: its steps, the work that was wasted and why, deadlines and round ends; and when it
-came, could not be reached, had other data, changed its group, and left for good.
-
-Under the lanes stands how many devices were at work, what the server's link carried, and how each round's tasks ended; beside
-them how each device's did.
-"""
+"""The timeline: lanes of devices; under them how many were at work, what the server's link carried, and how tasks ended."""
 
 from typing import Any
 
@@ -17,24 +12,34 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
-from fedsim.analysis.activity import read_activity
-from fedsim.analysis.lanes import draw_lanes, label_lanes
-from fedsim.analysis.marks import draw_marks
-from fedsim.analysis.moves import NO_GROUP, Membership, read_membership
-from fedsim.analysis.presence import read_presence
-from fedsim.analysis.strips import draw_load, draw_work
-from fedsim.analysis.view import MOST_LANES, ORDERS, Span, View, look_at, span_of_rounds
+from fedsim.analysis.history import NO_GROUP, History
+from fedsim.analysis.lanes import (
+    MANY_BARS,
+    MOST_LANES,
+    ORDERS,
+    Span,
+    View,
+    draw_lanes,
+    label_lanes,
+    mark_rows,
+    on_lanes,
+    span_of_rounds,
+)
+from fedsim.arrays import Floats
 from fedsim.language.units import show_seconds
-from fedsim.records.folder import DEVICES
+from fedsim.records.link_load import Curve, link_load, means, summed
 from fedsim.records.reading import RunFolder
 
 _LANE_IN, _LEAST_IN, _MOST_IN = 0.24, 2.2, 8.6  # the lanes' height: so much a device, within these limits
 _STRIPS_IN, _FRAME_IN = (0.8, 1.0, 1.0), 2.3  # the strips below; title, axis labels and legend together
 _MOST_LINES, _MOST_NUMBERS = 45, 24  # more vertical lines hide the lanes; more round numbers run into one another
-_MOST_TINTS = 4000  # as vectors they would make the SVG large
+_BINS = 625  # over a timeline's width: two pixels each
+_FAR_MORE = 10  # times as many devices as work would flatten those that work
+_RATES = (style.Unit(125e6, "Gbit/s"), style.Unit(125e3, "Mbit/s"), style.Unit(125.0, "kbit/s"), style.Unit(0.125, "bit/s"))
+_CAPACITY: dict[str, Any] = {"color": style.BLACK, "linewidth": 0.8, "linestyle": ":"}
 _DEADLINE: dict[str, Any] = {"color": style.VERMILLION, "linewidth": 1.2, "linestyle": (0, (4, 3))}
 _ACT: dict[str, Any] = {"color": style.PURPLE, "linewidth": 0.8, "linestyle": (0, (1, 2))}
-_ROUND_END: dict[str, Any] = {"color": "#404040", "linewidth": 0.8, "linestyle": "-"}
+ROUND_END: dict[str, Any] = {"color": "#404040", "linewidth": 0.8, "linestyle": "-"}
 _ORDER_WORDS = dict(zip(ORDERS, ("fastest on top", "first at work on top", "by number"), strict=True))
 
 
@@ -47,7 +52,7 @@ def draw_timeline(
     devices: int = MOST_LANES,
     order: str = "speed",
 ) -> Figure:
-    """What each device did when.
+    """A lane a device, what it did when, what was wasted and why.
 
     Args:
         run: the run.
@@ -57,104 +62,161 @@ def draw_timeline(
         order: ``speed`` (fastest on top), ``first`` (who worked first on top) or ``number``.
 
     Raises:
-        NothingToDrawError: nobody worked within the span.
         PictureError: there are no such rounds, window, order or number of devices.
-        RunFolderError: the folder is damaged.
     """
-    activity = read_activity(run)
-    population = run.table(DEVICES).to_pandas()
-    span = window if rounds is None else span_of_rounds(activity, *rounds)
-    presence = read_presence(run, activity.end)
-    view = look_at(activity, population, presence, span, devices, order)
-    unit = style.time_unit(view.span)
-
+    history = History(run)
+    view = View(history, window if rounds is None else span_of_rounds(history, *rounds), devices, order)
     height = min(max(len(view.devices) * _LANE_IN, _LEAST_IN), _MOST_IN)
     figure = Figure(figsize=(style.WIDTH_IN, height + sum(_STRIPS_IN) + _FRAME_IN))
     panels = figure.subplots(4, 2, sharex="col", sharey="row", width_ratios=(10, 1), height_ratios=(height, *_STRIPS_IN))
     (lanes, totals), (work, beside), (load, below), (strip, words) = panels
-    handles = draw_lanes(lanes, view, unit.size)
+    handles = draw_lanes(lanes, view)
     row = pd.Series(np.arange(len(view.devices), dtype=float), index=view.devices)
-    membership = read_membership(run)
-    handles += _tint_groups(lanes, membership, row, view, unit.size)
-    handles += draw_marks(lanes, membership, row, unit.size)
-    label_lanes(lanes, view, population)
+    handles += _tint_groups(lanes, view, row)
+    handles += mark_rows(lanes, history, row, view.unit.size)
+    label_lanes(lanes, view)
     lanes.set_ylabel(f"device, speed (samples/s),\n{_ORDER_WORDS[order]}")
-    draw_work(work, activity, presence, len(population), view, unit.size)
-    handles += draw_load(load, run, view, unit.size)
+    draw_work(work, view)
+    handles += draw_load(load, view)
     for empty in (beside, below):
         empty.remove()
-    handles += _draw_lines((lanes, work, load, strip), view, unit.size)
-    _draw_strip(strip, view, unit.size)
+    handles += _draw_lines((lanes, work, load, strip), view)
+    _draw_strip(strip, view)
     which = "" if len(view.devices) == view.at_work else ",\nthese lanes"
-    strip.set(ylabel=f"tasks\nper round{which}", xlabel=f"simulated time ({unit.name})")
-    _number_rounds(lanes, view, unit.size)
+    strip.set(ylabel=f"tasks\nper round{which}", xlabel=f"simulated time ({view.unit.name})")
+    _number_rounds(lanes, view)
     _draw_totals(totals, view)
     _write_counts(words, view)
-    figure.suptitle(_title(run, view, len(population)), fontsize=12)
-    style.legend_below(figure, handles, [str(handle.get_label()) for handle in handles])
-    return figure
+    return style.finished(figure, [run], handles, _part(view))
 
 
-def _title(run: RunFolder, view: View, population: int) -> str:
+def _part(view: View) -> str:
+    population = len(view.history.population)
     span = f"{show_seconds(view.span)} of simulated time" + (f" from {show_seconds(view.start)} on" if view.start else "")
     who = f"all {population:,} devices" if view.at_work == population else f"the {view.at_work:,} devices that worked"
     part = f"{len(view.devices):,} of " if len(view.devices) < view.at_work else ""
     out_of = "" if view.at_work == population else f", out of {population:,}"
-    return f"{style.headline(run)}\n{span}: {part}{who}{out_of}"
+    return f"{span}: {part}{who}{out_of}"
 
 
-def _tint_groups(lanes: Axes, membership: Membership, row: "pd.Series[float]", view: View, unit: float) -> list[Artist]:
+def _tint_groups(lanes: Axes, view: View, row: "pd.Series[float]") -> list[Artist]:
     """Each lane in the pale colour of the group that its device is in, under its steps; returns the legend's entry."""
-    stays = membership.stays
-    stays = stays[(stays["group"] != NO_GROUP) & stays["device"].isin(row.index)]
-    stays = stays[(stays["end"] > view.start) & (stays["start"] < view.end)]
+    stays = on_lanes(view.history.stays, row)
+    stays = stays[(stays["group"] != NO_GROUP) & (stays["end"] > view.start) & (stays["start"] < view.end)]
     for group, own in stays.groupby("group"):
-        start, end = own["start"].clip(lower=view.start), own["end"].clip(upper=view.end)
-        middle = own["device"].map(row).to_numpy(float)
-        low, high = (np.asarray(middle + by, dtype=np.float64) for by in (-view.half_lane, view.half_lane))
-        sides = (start.to_numpy(np.float64) / unit, end.to_numpy(np.float64) / unit)
-        tint = style.rectangles(*sides, low, high, facecolor=style.tint(style.group_colour(int(str(group)))))
-        tint.set(zorder=0.5, gid="group", rasterized=len(own) > _MOST_TINTS)
-        lanes.add_collection(tint, autolim=False)
+        start, end = (own[name].clip(view.start, view.end).to_numpy(float) / view.unit.size for name in ("start", "end"))
+        look = {"facecolor": style.tint(style.group_colour(int(str(group)))), "zorder": 0.5, "rasterized": len(own) > MANY_BARS}
+        style.bars(lanes, start, end, own["lane"], view.half_lane, gid="group", **look)
     if stays.empty:
         return []
     return [Patch(facecolor=style.tint(style.group_colour(int(stays["group"].iloc[0]))), label="in a group, each its colour")]
 
 
-# Rounds: vertical lines, numbers above, outcomes below.
+# The strips: all devices together.
 
 
-def _draw_lines(panels: tuple[Axes, ...], view: View, unit: float) -> list[Artist]:
+def capacity(run: RunFolder) -> dict[str, float | None]:
+    """What the server's link can carry, bytes/s each way; None where the scenario sets no limit to it."""
+    from pydantic import TypeAdapter, ValidationError
+
+    from fedsim.language.units import BytesPerSecond
+
+    server = run.scenario.get("network", {}).get("server", {})
+    limits: dict[str, float | None] = {}
+    for way in ("down", "up"):
+        try:
+            rate = TypeAdapter[float](BytesPerSecond).validate_python(server[way]) if isinstance(server, dict) else np.inf
+        except (KeyError, ValidationError):
+            rate = np.inf
+        limits[way] = rate if np.isfinite(rate) else None
+    return limits
+
+
+def counted(stretches: pd.DataFrame) -> Curve:
+    """How many of these stretches of time, with ``start`` and ``end`` (s), go on at a time."""
+    times = stretches[["start", "end"]].to_numpy(float).ravel("F")
+    return summed(times, np.repeat([1.0, -1.0], len(stretches)))
+
+
+def draw_work(axes: Axes, view: View) -> None:
+    """How many devices were at work, by how their tasks ended; above, if it is known of all, how many could not be reached."""
+    edges, top, history = np.linspace(view.start, view.end, _BINS + 1), np.zeros(_BINS), view.history
+    for outcome, colour in style.OUTCOMES.items():
+        own = history.steps[history.steps["outcome"] == outcome]
+        if len(own):
+            base, top = top, top + means(counted(own), edges)
+            axes.stairs(top, edges / view.unit.size, baseline=base, fill=True, color=colour, linewidth=0, gid=outcome)
+    most = max(1.0, float(top.max()))
+    there = means(counted(history.there), edges)
+    if len(history.known) == len(history.population) and there.max() <= _FAR_MORE * most:
+        most = max(most, float(there.max()))
+        away = there - means(counted(history.away), edges)
+        axes.stairs(there, edges / view.unit.size, baseline=away, fill=True, color=style.AWAY, linewidth=0, gid="away")
+    axes.set(ylim=(0, most), ylabel="devices\nat work")
+    style.whole_ticks(axes.yaxis, 3)
+
+
+def draw_load(axes: Axes, view: View) -> list[Artist]:
+    """What the server's link carried: down above the line, up below it; returns the legend's entry for what it can carry."""
+    edges, run = np.linspace(view.start, view.end, _BINS + 1), view.history.run
+    limits = capacity(run)
+    rates = {way: np.minimum(means(link_load(run, way), edges), limits[way] or np.inf) for way in ("down", "up")}
+    peaks = {way: float(rate.max()) for way, rate in rates.items()}
+    most = max(1e-9, *peaks.values())
+    size, name = next((rate for rate in _RATES if most >= rate.size), _RATES[-1])
+    handles: list[Artist] = []
+    for way, sign, step in (("down", 1.0, "download"), ("up", -1.0, "upload")):
+        look: dict[str, Any] = {"color": style.STEPS[step], "linewidth": 0, "gid": way}
+        axes.stairs(sign * rates[way] / size, edges / view.unit.size, fill=True, **look)
+        limit = limits[way]
+        if limit is not None and limit <= 1.3 * most:  # one far above would flatten what was carried
+            peaks[way] = max(peaks[way], limit)
+            axes.axhline(sign * limit / size, gid=f"capacity-{way}", **_CAPACITY)
+            handles = [Line2D([], [], label="what the server's link can carry", **_CAPACITY)]
+    axes.axhline(0, color=style.GREY, linewidth=0.8)
+    room = 0.15 * max(most, *peaks.values())
+    axes.set(ylim=((-peaks["up"] - room) / size, (peaks["down"] + room) / size), ylabel=f"server's link,\ndown, up\n({name})")
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{abs(value):g}")
+    return handles
+
+
+# Rounds: vertical lines, and numbers above.
+
+
+def _draw_lines(panels: tuple[Axes, ...], view: View) -> list[Artist]:
     """Round ends, deadlines and acts of processes through all panels, of many some; returns the legend's entries.
 
     A round that closed before its deadline has no deadline line: it would fall into the next round.
     """
     rounds = view.rounds.assign(deadline=view.rounds["deadline"].where(view.rounds["deadline"] <= view.rounds["end"]))
-    every = style.step_for(len(rounds), _MOST_LINES)
-    which, shade = ("", 1.0) if every == 1 else (f" (of every {style.ordinal(every)} round)", 0.5)
+    which, some = every_so_many(len(rounds))
+    shade = 0.5 if which else 1.0
     handles: list[Artist] = []
-    for column, look, label in (("end", _ROUND_END, "round's end"), ("deadline", _DEADLINE, "deadline")):
-        times = rounds[column][rounds["round"] % every == 0].dropna().to_numpy() / unit
+    for column, look, label in (("end", ROUND_END, "round's end"), ("deadline", _DEADLINE, "deadline")):
+        times = rounds[column][rounds["round"] % some == 0].dropna().to_numpy() / view.unit.size
         if len(times):
-            for panel in panels:
-                panel.vlines(times, 0, 1, transform=panel.get_xaxis_transform(), zorder=2, alpha=shade, gid=column, **look)
+            style.across(panels, times, zorder=2, alpha=shade, gid=column, **look)
             handles.append(Line2D([], [], label=label + which, alpha=shade, **look))
     if len(view.acts):
-        acts = np.unique(view.acts["end"].to_numpy() / unit)
-        acts = acts[:: style.step_for(len(acts), _MOST_LINES)]
-        for panel in panels:
-            panel.vlines(acts, 0, 1, transform=panel.get_xaxis_transform(), zorder=2, gid="process", **_ACT)
+        acts = np.unique(view.acts["end"].to_numpy() / view.unit.size)
+        style.across(panels, acts[:: style.step_for(len(acts), _MOST_LINES)], zorder=2, gid="process", **_ACT)
         handles.append(Line2D([], [], label="a process of the world acts", **_ACT))
     return handles
 
 
-def _number_rounds(lanes: Axes, view: View, unit: float) -> None:
+def every_so_many(rounds: int) -> tuple[str, int]:
+    """Of so many rounds every how many-th has a line, and words that say so."""
+    every = style.step_for(rounds, _MOST_LINES)
+    return "" if every == 1 else f" (of every {style.ordinal(every)} round)", every
+
+
+def _number_rounds(lanes: Axes, view: View) -> None:
     """Round numbers over the lanes, each in the middle of its round."""
     if view.rounds.empty:
         return
-    ends = view.rounds["end"].to_numpy()
-    middles = (np.concatenate([[view.start], ends[:-1]]) + ends) / 2 / unit
-    numbers = view.rounds["round"].to_numpy()
+    ends, numbers = view.rounds["end"].to_numpy(), view.rounds["round"].to_numpy()
+    middles = (np.concatenate([[view.start], ends[:-1]]) + ends) / 2 / view.unit.size
     shown = numbers % style.step_for(len(numbers), _MOST_NUMBERS) == 0
     above = lanes.secondary_xaxis("top")
     above.set_xticks(middles[shown], [str(number) for number in numbers[shown]])
@@ -162,44 +224,40 @@ def _number_rounds(lanes: Axes, view: View, unit: float) -> None:
     above.set_xlabel("round", fontsize=10)
 
 
-def _draw_strip(strip: Axes, view: View, unit: float) -> None:
-    """How the tasks ended, round by round, each bar as wide as its round; what came after the last round has a bar too."""
-    edges = [view.start, *view.rounds["end"], view.end]
+# Outcomes of tasks: by round below the lanes, by device beside them.
+
+
+def _draw_strip(strip: Axes, view: View) -> None:
+    """Each bar is as wide as its round; what came after the last round has a bar too."""
+    edges = np.array([view.start, *view.rounds["end"], view.end]) / view.unit.size
     first = int(view.rounds.index[0]) if len(view.rounds) else 0
     counts = pd.crosstab(view.tasks["period"] - first, view.tasks["outcome"]).reindex(range(len(edges) - 1), fill_value=0)
-    left, right = np.array(edges[:-1]) / unit, np.array(edges[1:]) / unit
-    base = np.zeros(len(left))
-    for outcome, colour in style.OUTCOMES.items():
-        if outcome in counts:
-            top = base + counts[outcome].to_numpy()
-            strip.add_collection(style.rectangles(left, right, base, top, facecolor=colour), autolim=False)
-            base = top
-    strip.set_ylim(0, max(1.0, base.max() * 1.05))
-    strip.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
-
-
-# Devices: outcomes beside the lanes.
+    for base, top, colour in _stacked(counts):
+        style.rectangles(strip, edges[:-1], edges[1:], base, top, facecolor=colour)
+    strip.set_ylim(0, max(1.0, counts.sum(axis=1).max() * 1.05))
+    style.whole_ticks(strip.yaxis, 3)
 
 
 def _draw_totals(totals: Axes, view: View) -> None:
-    """How each device's tasks ended."""
     counts = pd.crosstab(view.tasks["lane"], view.tasks["outcome"])
-    lane = counts.index.to_numpy(float)
-    base = np.zeros(len(lane))
-    for outcome, colour in style.OUTCOMES.items():
-        if outcome in counts:
-            top = base + counts[outcome].to_numpy()
-            bars = style.rectangles(base, top, lane - view.half_lane, lane + view.half_lane, facecolor=colour)
-            totals.add_collection(bars, autolim=False)
-            base = top
-    totals.set_xlim(0, max(1.0, base.max(initial=0) * 1.05))
-    totals.xaxis.set_major_locator(MaxNLocator(nbins=2, integer=True))
+    for base, top, colour in _stacked(counts):
+        style.bars(totals, base, top, counts.index.to_numpy(float), view.half_lane, facecolor=colour)
+    totals.set_xlim(0, max(1.0, counts.sum(axis=1).max() * 1.05))
+    style.whole_ticks(totals.xaxis, 2)
     totals.tick_params(axis="y", left=False, labelleft=False)
     totals.tick_params(axis="x", bottom=False, labelbottom=False, top=True, labeltop=True)
     totals.xaxis.set_label_position("top")
     totals.set_xlabel("tasks\nper device", fontsize=10)
     totals.spines["top"].set_visible(True)
     totals.spines["bottom"].set_visible(False)
+
+
+def _stacked(counts: pd.DataFrame) -> list[tuple[Floats, Floats, str]]:
+    """Of each outcome where its bars begin and end, and its colour."""
+    present = [outcome for outcome in style.OUTCOMES if outcome in counts]
+    tops = counts[present].cumsum(axis=1).to_numpy(float).T
+    bases = np.vstack([np.zeros(len(counts)), tops])
+    return [(base, top, style.OUTCOMES[outcome]) for base, top, outcome in zip(bases, tops, present, strict=False)]
 
 
 def _write_counts(words: Axes, view: View) -> None:

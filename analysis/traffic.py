@@ -20,13 +20,15 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
-from fedsim.analysis.activity import read_activity
-from fedsim.analysis.series import Series
+from fedsim.analysis.history import History, parsed
+from fedsim.analysis.series import Series, draw_mean_bar, group_by_scenario, name_bars
 from fedsim.arrays import Floats
 from fedsim.language.units import show_bytes
 from fedsim.records.folder import TRANSFERS
 from fedsim.records.ledger import NOT_IN_PAPER, split_by_purpose
 from fedsim.records.reading import RunFolder
+
+Kind = tuple[str, str]  # of traffic: direction and purpose
 
 _HUES = {
     "down": (style.SKY, style.PURPLE, style.YELLOW, "#882255"),
@@ -37,20 +39,13 @@ _HUES = {
 _ARROWS = {"down": "↓", "up": "↑", "peer": "⇄", "server": "↔"}
 _PAPER: dict[str, Any] = {"color": style.BLACK, "linewidth": 1.2, "linestyle": (0, (5, 3))}
 _WASTED: dict[str, Any] = {"facecolor": "white", "edgecolor": style.VERMILLION, "hatch": "////", "linewidth": 0.8}
-_WASTED_MEANING = "wasted: its task was late, lost, cut off or idle"
+_WASTED_KEY = Patch(label="wasted: its task was late, lost, cut off or idle", **_WASTED)
 _POINTS = 800  # more points than pixels only make the SVG large
 
 
 @style.styled
 def draw_traffic(run: RunFolder) -> Figure:
-    """Cumulative bytes over simulated time, stacked, and beside it each kind's total with its wasted part.
-
-    A broken line is the ledger's ``paper`` view: without what papers leave out, in the whole, wasted or not.
-
-    Raises:
-        NothingToDrawError: the run moved no bytes.
-        RunFolderError: the folder is damaged.
-    """
+    """Bytes moved so far by direction and purpose, over simulated time and in total; what is hatched was wasted."""
     parts = read_parts(run)
     if parts.empty or parts["bytes"].sum() == 0:
         raise style.NothingToDrawError(f"{str(run.path)!r} moved no bytes, so there is no traffic to draw")
@@ -59,26 +54,18 @@ def draw_traffic(run: RunFolder) -> Figure:
     over_time, totals = figure.subplots(1, 2, width_ratios=(3, 2))
     _plot_over_time(over_time, parts, colours)
     _plot_totals(totals, parts, colours)
-    figure.suptitle(style.headline(run))
-    handles: list[Artist] = [Patch(facecolor=colour) for colour in colours.values()]
-    labels = [_label(*kind) for kind in colours]
+    handles: list[Artist] = [Patch(facecolor=colour, label=_label(*kind)) for kind, colour in colours.items()]
     if parts["purpose"].isin(NOT_IN_PAPER).any():
         paper = show_bytes(float(parts.loc[~parts["purpose"].isin(NOT_IN_PAPER), "bytes"].sum()))
-        handles.append(Line2D([], [], **_PAPER))
-        labels.append(f"all as the papers count it: models and updates, {paper}")
-    style.legend_below(figure, [*handles, Patch(**_WASTED)], [*labels, _WASTED_MEANING])
-    return figure
+        handles.append(Line2D([], [], label=f"all as the papers count it: models and updates, {paper}", **_PAPER))
+    return style.finished(figure, [run], [*handles, _WASTED_KEY])
 
 
 @style.styled
 def draw_traffic_compared(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
-    """A bar a run: what it moved down, up and within the server's side and was of use, and what was wasted.
+    """What each run moved down and up, and the part of it that was wasted.
 
-    Runs are called after their folders, unless ``series`` has one for each, with its name.
-
-    Raises:
-        NothingToDrawError: none of the runs moved any bytes.
-        RunFolderError: a folder is damaged.
+    A bar a run, called after its folder, unless ``series`` has one for each, with its name.
     """
     ledgers = [read_parts(run) for run in runs]
     totals = [float(parts["bytes"].sum()) for parts in ledgers]
@@ -90,40 +77,32 @@ def draw_traffic_compared(runs: Sequence[RunFolder], series: Sequence[Series] | 
     panel = figure.subplots()
     for place, (parts, total) in enumerate(zip(ledgers, totals, strict=True)):
         useful = parts[~parts["wasted"]].groupby("direction")["bytes"].sum()
-        wasted = float(parts.loc[parts["wasted"], "bytes"].sum()) / unit.size
+        wasted = float(parts.loc[parts["wasted"], "bytes"].sum())
         base = 0.0
         for way in ways:
             moved = float(useful.get(way, 0.0)) / unit.size
             panel.barh(place, moved, left=base, color=_HUES[way][0], height=0.6)
             base += moved
         if wasted:
-            panel.barh(place, wasted, left=base, height=0.6, **_WASTED)
-        panel.annotate(
-            _amount(total, wasted * unit.size), (total / unit.size, place), (6, 0), textcoords="offset points", va="center"
-        )
-    panel.set_yticks(range(len(runs)), style.run_names(runs) if series is None else [one.name for one in series])
-    panel.set_ylim(len(runs) - 0.5, -0.5)
+            panel.barh(place, wasted / unit.size, left=base, height=0.6, **_WASTED)
+        beside: dict[str, Any] = {"textcoords": "offset points", "va": "center"}
+        panel.annotate(_amount(total, wasted), (total / unit.size, place), (6, 0), **beside)
+    name_bars(panel, style.run_names(runs) if series is None else [one.name for one in series])
     panel.set_xlim(0, max(totals) / unit.size * 1.2)  # room for what is written beside the bars
     panel.set_xlabel(f"moved in total ({unit.name})")
-    figure.suptitle(style.headline_of(runs))
-    handles = [*(Patch(facecolor=_HUES[way][0]) for way in ways), Patch(**_WASTED)]
-    style.legend_below(figure, handles, [*(_way(way) for way in ways), _WASTED_MEANING])
-    return figure
+    return style.finished(figure, runs, [*(Patch(facecolor=_HUES[way][0], label=_way(way)) for way in ways), _WASTED_KEY])
 
 
 def read_parts(run: RunFolder) -> pd.DataFrame:
     """One row a part of a message: ``end`` (s), ``direction`` (down, up, peer, server), ``purpose``, ``bytes``, ``wasted``."""
     rows = run.table(TRANSFERS).to_pandas()
-    activity, payloads = read_activity(run), cache(json.loads)
-    trained = activity.steps.query("step == 'train' and data.notna()")
-    idle = {task for task, data in zip(trained["task"], trained["data"], strict=True) if not json.loads(data)["epochs"]}
-    lost = {task for (data,) in run.events_of(("updates-lost",), ("data",)) for task in json.loads(data)["tasks"]}
-    done = set(activity.tasks.query("outcome == 'done'")["task"]) - idle - lost
-    ways = (
-        rows["direction"]
-        .astype(str)
-        .where(rows["device"].notna() | (rows["wire_bytes"] > 0) | (rows["direction"] == "peer"), "server")
-    )
+    history, payloads = History(run), cache(json.loads)
+    trained = history.steps.query("step == 'train' and data.notna()")
+    idle = {task for task, data in zip(trained["task"], trained["data"], strict=True) if not parsed(data)["epochs"]}
+    lost = {task for row in history.data("updates-lost") for task in row["data"]["tasks"]}
+    done = set(history.tasks.query("outcome == 'done'")["task"]) - idle - lost
+    outside = rows["device"].notna() | (rows["wire_bytes"] > 0) | (rows["direction"] == "peer")
+    ways = rows["direction"].astype(str).where(outside, "server")
     columns = (rows["end"], ways, rows["delivered"], rows["task"], rows["device"].notna(), rows["payloads"])
     parts = [
         (end, way, purpose, size, of_device and task not in done)
@@ -133,7 +112,7 @@ def read_parts(run: RunFolder) -> pd.DataFrame:
     return pd.DataFrame(parts, columns=["end", "direction", "purpose", "bytes", "wasted"]).astype({"wasted": bool})
 
 
-def _colours(parts: pd.DataFrame) -> dict[tuple[str, str], str]:
+def _colours(parts: pd.DataFrame) -> dict[Kind, str]:
     """A colour a kind of traffic: those down first, the largest first."""
     sums = parts.groupby(["direction", "purpose"])["bytes"].sum().sort_values(ascending=False, kind="stable")
     kinds = [(str(direction), str(purpose)) for direction, purpose in sums.index]
@@ -152,46 +131,44 @@ def _way(direction: str) -> str:
     return f"{_ARROWS[direction]} {'within the server' if direction == 'server' else direction}"
 
 
-def _plot_over_time(panel: Axes, parts: pd.DataFrame, colours: dict[tuple[str, str], str]) -> None:
+def _plot_over_time(panel: Axes, parts: pd.DataFrame, colours: dict[Kind, str]) -> None:
     """Stacked areas: what counted, a kind on the other, and what was wasted on top, so that the top edge is everything."""
     end = float(parts["end"].max())
-    grid = np.linspace(0.0, end, _POINTS)
-    useful = parts[~parts["wasted"]]
-    layers = [
-        _moved_by(grid, useful[(useful["direction"] == direction) & (useful["purpose"] == purpose)])
-        for direction, purpose in colours
-    ]
-    wasted = _moved_by(grid, parts[parts["wasted"]])
     time, size = style.time_unit(end), style.bytes_unit(float(parts["bytes"].sum()))
-
-    base = np.zeros_like(grid)
-    for layer, colour in zip(layers, colours.values(), strict=True):
-        panel.fill_between(grid / time.size, base / size.size, (base + layer) / size.size, color=colour, linewidth=0)
-        base = base + layer
-    panel.fill_between(grid / time.size, base / size.size, (base + wasted) / size.size, **_WASTED)
-    panel.plot(grid / time.size, (base + wasted) / size.size, color=style.BLACK, linewidth=1.2)
+    moments = np.linspace(0.0, end, _POINTS)
+    useful = parts[~parts["wasted"]]
+    layers: list[tuple[pd.DataFrame, dict[str, Any]]] = [
+        (useful[(useful["direction"] == direction) & (useful["purpose"] == purpose)], {"color": colour, "linewidth": 0})
+        for (direction, purpose), colour in colours.items()
+    ]
+    base = np.zeros_like(moments)
+    for own, look in [*layers, (parts[parts["wasted"]], _WASTED)]:
+        top = base + _moved_by(moments, own) / size.size
+        panel.fill_between(moments / time.size, base, top, **look)
+        base = top
+    panel.plot(moments / time.size, base, color=style.BLACK, linewidth=1.2)
     in_paper = ~parts["purpose"].isin(NOT_IN_PAPER)
     if not in_paper.all():
-        panel.plot(grid / time.size, _moved_by(grid, parts[in_paper]) / size.size, gid="paper", **_PAPER)
+        panel.plot(moments / time.size, _moved_by(moments, parts[in_paper]) / size.size, gid="paper", **_PAPER)
     panel.set(xlabel=f"simulated time ({time.name})", ylabel=f"moved so far ({size.name})", title="over time")
     panel.set_xlim(0, end / time.size or 1.0)  # transfers may take no time
     panel.set_ylim(bottom=0)
     panel.grid(color=style.PALE, linewidth=1)
 
 
-def _moved_by(grid: Floats, parts: pd.DataFrame) -> Floats:
-    """Bytes of messages that had ended by each time of the grid."""
+def _moved_by(moments: Floats, parts: pd.DataFrame) -> Floats:
+    """Bytes of messages that had ended by each moment."""
     ordered = parts.sort_values("end", kind="stable")
     sums = np.concatenate([[0.0], ordered["bytes"].cumsum().to_numpy()])
-    return sums[np.searchsorted(ordered["end"].to_numpy(), grid, side="right")]
+    return sums[np.searchsorted(ordered["end"].to_numpy(), moments, side="right")]
 
 
-def _plot_totals(panel: Axes, parts: pd.DataFrame, colours: dict[tuple[str, str], str]) -> None:
+def _plot_totals(panel: Axes, parts: pd.DataFrame, colours: dict[Kind, str]) -> None:
     sums = parts.groupby(["direction", "purpose", "wasted"])["bytes"].sum()
-    unit = style.bytes_unit(max(_total(sums, kind) for kind in colours))
-    for place, (kind, colour) in enumerate(colours.items()):
-        useful, wasted = float(sums.get((*kind, False), 0.0)), float(sums.get((*kind, True), 0.0))
-        panel.barh(place, useful / unit.size, color=colour, height=0.6)
+    amounts = {kind: (float(sums.get((*kind, False), 0.0)), float(sums.get((*kind, True), 0.0))) for kind in colours}
+    unit = style.bytes_unit(max(map(sum, amounts.values())))
+    for place, (kind, (useful, wasted)) in enumerate(amounts.items()):
+        panel.barh(place, useful / unit.size, color=colours[kind], height=0.6)
         if wasted:
             panel.barh(place, wasted / unit.size, left=useful / unit.size, height=0.6, **_WASTED)
         panel.text(0, place - 0.36, f"{_label(*kind)}   {_amount(useful + wasted, wasted)}", va="bottom")
@@ -199,9 +176,9 @@ def _plot_totals(panel: Axes, parts: pd.DataFrame, colours: dict[tuple[str, str]
     panel.spines["left"].set_visible(False)
     panel.set_ylim(len(colours) - 0.5, -0.75)
     panel.xaxis.set_major_locator(MaxNLocator(nbins=6))
-    wasted, total = float(parts.loc[parts["wasted"], "bytes"].sum()), float(parts["bytes"].sum())
-    panel.set(xlabel=f"moved in total ({unit.name})")
-    panel.set_title(f"in total: {_amount(total, wasted)}")
+    panel.set_xlabel(f"moved in total ({unit.name})")
+    all_wasted = float(parts.loc[parts["wasted"], "bytes"].sum())
+    panel.set_title(f"in total: {_amount(float(parts['bytes'].sum()), all_wasted)}")
 
 
 def _amount(total: float, wasted: float) -> str:
@@ -210,5 +187,68 @@ def _amount(total: float, wasted: float) -> str:
     return f"{show_bytes(total)}{share}"
 
 
-def _total(sums: pd.Series, kind: tuple[str, str]) -> float:
-    return float(sums.get((*kind, False), 0.0)) + float(sums.get((*kind, True), 0.0))
+# Purposes, of several runs: as bytes really moved, and as the papers count them.
+
+_FIXED = {"model": style.SKY, "update": style.BLUE}  # what nearly every strategy sends looks the same in every picture
+_OTHERS = (style.GREEN, style.ORANGE, style.PURPLE, style.VERMILLION, style.YELLOW, "#332288", "#882255", "#999933")
+_SEEN = 0.003  # of the longest bar: less is thinner than a line
+_VIEWS = {"strict": "everything that moved (strict)", "paper": "models and updates only, as the papers count (paper)"}
+
+
+@style.styled
+def draw_purposes_compared(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
+    """Bytes by purpose, all that moved and as papers count them, the mean of the seeds of a scenario.
+
+    A bar a scenario, both ways together, with a line from the least to the most of its seeds. Where all runs send updates of
+    one size, an axis above counts in models of that size. Runs of one scenario are a series, unless ``series`` says which are.
+    """
+    series = group_by_scenario(runs) if series is None else series
+    table = [pd.DataFrame([run.summary["bytes"]["by_purpose"] for run in one.runs], dtype=float).fillna(0.0) for one in series]
+    if not any(seeds.to_numpy().sum() for seeds in table):
+        raise style.NothingToDrawError("none of these runs moved any bytes, so there is no traffic to draw")
+    colours = _colours_of_purposes(pd.DataFrame([seeds.mean() for seeds in table]).fillna(0.0))
+    most = max(float(seeds.sum(axis=1).max()) for seeds in table)
+    unit, model = style.bytes_unit(most), _model_bytes(runs)
+    figure = Figure(figsize=(style.WIDTH_IN, 2.6 + 0.5 * len(series)))
+    panels = figure.subplots(1, 2, sharey=True, sharex=True)
+    for panel, view in zip(panels, _VIEWS, strict=True):
+        kept = [purpose for purpose in colours if view == "strict" or purpose not in NOT_IN_PAPER]
+        for place, seeds in enumerate(table):
+            own = seeds.reindex(columns=kept, fill_value=0.0)
+            draw_mean_bar(panel, place, own / unit.size, colours, show_bytes(float(own.mean().sum())))
+        panel.set_title(_VIEWS[view], fontsize=11)
+        panel.set_xlabel(f"moved in total, down and up ({unit.name})")
+        panel.xaxis.set_major_locator(MaxNLocator(nbins=7))
+        if model:
+            above = panel.secondary_xaxis("top", functions=(lambda x: x * unit.size / model, lambda x: x * model / unit.size))
+            above.set_xlabel(f"in models of {show_bytes(model)}", fontsize=9)
+            above.xaxis.set_major_locator(MaxNLocator(nbins=6))
+            above.xaxis.set_major_formatter("{x:,g}")
+            above.tick_params(labelsize=9)
+    name_bars(panels[0], [one.label for one in series])
+    panels[0].set_xlim(0, most / unit.size * 1.22)  # room for what is written beside the bars
+    named = {own: [purpose for purpose, colour in colours.items() if colour == own] for own in colours.values()}
+    labels = {
+        colour: style.short(own[0], 24) if colour != style.GREY else f"others: {style.short(', '.join(own), 60)}"
+        for colour, own in named.items()
+    }
+    return style.finished(figure, runs, [Patch(facecolor=colour, label=label) for colour, label in labels.items()])
+
+
+def _colours_of_purposes(means: pd.DataFrame) -> dict[str, str]:
+    """A colour a purpose: models and updates first, then the largest; those that nobody could see share grey."""
+    sums = means.sum().sort_values(ascending=False, kind="stable")
+    seen = means.max() >= _SEEN * means.sum(axis=1).max()
+    others = sorted((str(purpose) for purpose in sums.index if purpose not in _FIXED), key=lambda name: not seen[name])
+    count = sum(bool(seen[name]) for name in others)
+    hues = dict(zip(others, [*_OTHERS[:count], *[style.GREY] * len(others)], strict=False))
+    return {purpose: colour for purpose, colour in (_FIXED | hues).items() if sums.get(purpose, 0.0) > 0}
+
+
+def _model_bytes(runs: Sequence[RunFolder]) -> float | None:
+    """The size of an update (bytes), if all that any of the runs sent are of one size."""
+    sizes: set[float] = set()
+    for run in runs:
+        texts = np.unique(run.table(TRANSFERS).column("payloads").to_numpy().astype(str))
+        sizes |= {float(size) for text in texts for purpose, size in json.loads(text) if purpose == "update"}
+    return sizes.pop() if len(sizes) == 1 else None

@@ -1,7 +1,6 @@
-"""Looking at runs and studies while they go on: their report, made anew as they grow, served on the loopback address.
+"""The report of runs and studies that go on, made anew as they grow, served on the loopback address to this machine alone.
 
 The page around it asks every other second what there is, and takes the new report unless the reader is in the middle of it.
-Nobody but this machine is answered, and nothing but these two pages and their state is to be had.
 """
 
 import json
@@ -10,13 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from fedsim.analysis.report.gather import gather
+from fedsim.analysis.report.markup import asset
 from fedsim.analysis.report.page import build
 from fedsim.errors import FedsimError
 from fedsim.executors.isolated import start
@@ -67,27 +66,16 @@ class Growing:
 
     def _stamps(self) -> tuple[Any, ...]:
         """When each run last wrote its summary, and what they are."""
+        patterns = (SUMMARY, f"{LIVE}/{SUMMARY}", f"runs/*/seed-*/{SUMMARY}")
         found = []
-        for path in self._paths:
-            for pattern in (SUMMARY, f"{LIVE}/{SUMMARY}", f"runs/*/seed-*/{SUMMARY}"):
-                for summary in sorted(path.glob(pattern)):
-                    try:
-                        found.append((str(summary), summary.stat().st_mtime_ns))
-                    except OSError:  # it was removed meanwhile
-                        continue
+        for summary in (summary for path in self._paths for pattern in patterns for summary in sorted(path.glob(pattern))):
+            with suppress(OSError):  # it was removed meanwhile
+                found.append((str(summary), summary.stat().st_mtime_ns))
         return tuple(found)
 
 
 def server_of(growing: Growing, port: int = 0) -> ThreadingHTTPServer:
-    """A server of the growing report on the loopback address; ``serve_forever`` starts it.
-
-    Args:
-        growing: the report.
-        port: 0 for any that is free.
-
-    Raises:
-        FedsimError: the port cannot be had.
-    """
+    """A server of the growing report at a port of the loopback address (0 for any that is free)."""
 
     class Handler(BaseHTTPRequestHandler):
         """Answers with the page around the report, the report, and its state."""
@@ -96,7 +84,7 @@ def server_of(growing: Growing, port: int = 0) -> ThreadingHTTPServer:
             """Answer; a page of another name for this machine gets nothing (DNS rebinding)."""
             own = {f"{name}:{made.server_port}" for name in (HOST, "localhost")}
             answers: dict[str, tuple[str, Callable[[], str]]] = {
-                "/": ("text/html; charset=utf-8", _frame),
+                "/": ("text/html; charset=utf-8", lambda: asset("watch.html")),
                 "/report": ("text/html; charset=utf-8", lambda: growing.page),
                 "/state": ("application/json", lambda: json.dumps(growing.state)),
             }
@@ -125,21 +113,10 @@ def server_of(growing: Growing, port: int = 0) -> ThreadingHTTPServer:
     return made
 
 
-def _frame() -> str:
-    return resources.files("fedsim.analysis.report").joinpath("assets", "watch.html").read_text(encoding="utf-8")
-
-
 def watch(paths: Sequence[Path], told: Callable[[str], None], over: threading.Event, port: int = 0) -> None:
-    """Serve the growing report until it is ``over``, and then a little longer, so that open pages get what was last.
+    """Serve the growing report of ``paths`` until it is ``over``, and a little longer, so that open pages get what was last.
 
-    Args:
-        paths: folders of runs or studies.
-        told: is told the address.
-        over: set by whoever wants it to end.
-        port: 0 for any that is free.
-
-    Raises:
-        FedsimError: the port cannot be had.
+    ``told`` is called with the address. Port 0 is any that is free; ``FedsimError`` if it cannot be had.
     """
     growing = Growing(paths)
     with server_of(growing, port) as server:

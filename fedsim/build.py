@@ -13,10 +13,9 @@ from fedsim.language.wording import explain
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
 from fedsim.world.compute import Compute
-from fedsim.world.edges import Edges
 from fedsim.world.life import TaskRunner
 from fedsim.world.lifetimes import Lifetimes, bounded
-from fedsim.world.messages import Messages
+from fedsim.world.messages import Edges, Messages
 from fedsim.world.network import NetworkSpec, StarSpec
 from fedsim.world.population import PopulationSpec
 from fedsim.world.processes import World, WorldSpec

@@ -19,6 +19,7 @@ from fedsim.running.runner import EXECUTORS
 from fedsim.scenario import Scenario
 from fedsim.shipped import shipped_titles
 from fedsim.strategies import STRATEGIES
+from fedsim.strategies.clustering.parts import CLUSTERERS, MOMENTS
 from fedsim.strategies.parts.aggregation import AGGREGATIONS
 from fedsim.strategies.parts.deadline import DEADLINES
 from fedsim.strategies.parts.selection import SELECTIONS
@@ -26,14 +27,13 @@ from fedsim.strategies.parts.server import OPTIMISERS
 from fedsim.study.references import REFERENCES
 from fedsim.study.search import SEARCHES
 from fedsim.study.spec import StudySpec
-from fedsim.world.arrivals import ARRIVALS
 from fedsim.world.availability import AVAILABILITIES
-from fedsim.world.capacity import CAPACITIES
-from fedsim.world.departures import DEPARTURES
+from fedsim.world.device_kinds import CAPACITIES
 from fedsim.world.device_kinds import catalogue as kinds_of_devices
 from fedsim.world.distributions import SPEEDS
 from fedsim.world.energy.charging import CHARGINGS
 from fedsim.world.energy.presets import TITLES
+from fedsim.world.lifetimes import ARRIVALS, DEPARTURES
 from fedsim.world.network.protocol import PROTOCOLS
 from fedsim.world.network.spec import NETWORKS
 from fedsim.world.population import SAMPLE_COUNTS
@@ -65,6 +65,8 @@ _REGISTRIES = {
     "client selections": SELECTIONS,
     "aggregations": AGGREGATIONS,
     "server optimisers": OPTIMISERS,
+    "clusterers": CLUSTERERS,
+    "moments of clustering": MOMENTS,
     "codecs": CODECS,
     "attacks": ATTACKS,
     "deadlines": DEADLINES,

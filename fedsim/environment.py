@@ -16,12 +16,12 @@ An event that schedules others in the same instant goes on in that order: the se
 
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, wait
-from heapq import heapify, heappop
-from math import inf, nextafter
+from heapq import heapify, heappop, heappush
+from math import inf
 from typing import Any
 
 import simpy
-from simpy.events import NORMAL, URGENT, Event, EventPriority, ProcessGenerator, Timeout
+from simpy.events import NORMAL, URGENT, Event, EventPriority, ProcessGenerator
 
 CUT, SETTLE, JOIN, SERVE, LAST = map(EventPriority, (2, 3, 4, 5, 6))
 
@@ -33,7 +33,7 @@ Name = tuple[str, int]
 """Name of an alarm in a snapshot: a kind and a number."""
 
 
-class Alarm(Timeout):
+class Alarm(Event):
     """A named event at an absolute time, which can be cancelled and can be saved; made by ``Environment.at``.
 
     Attributes:
@@ -42,11 +42,13 @@ class Alarm(Timeout):
         ring: called when it happens; None when it has happened or was cancelled.
     """
 
-    def __init__(self, schedule: Any, name: Name, when: float, delay: float, ring: Callable[[], None]) -> None:
+    _ok, _value = True, None  # it has been triggered
+
+    def __init__(self, env: "Environment", name: Name, when: float, ring: Callable[[], None], callback: Any) -> None:
+        self.env = env  # what ``Event.__init__`` does
+        self.callbacks = [callback]
         self.name, self.when = name, when
         self.ring: Callable[[], None] | None = ring
-        super().__init__(schedule, delay)
-        self.callbacks.append(_ring)
 
     def cancel(self) -> None:
         """Never ring. The clock does not stop for a cancelled alarm."""
@@ -55,6 +57,14 @@ class Alarm(Timeout):
 
 def _ring(alarm: Any) -> None:
     ring, alarm.ring = alarm.ring, None
+    ring()
+
+
+def _ring_unnamed(alarm: Any) -> None:
+    """Nobody knows an unnamed alarm, so that it can be used again."""
+    ring, alarm.ring = alarm.ring, None
+    alarm.callbacks = [_ring_unnamed]
+    alarm.env.unnamed.append(alarm)
     ring()
 
 
@@ -89,13 +99,15 @@ class Join(Event):
 class Environment(simpy.Environment):
     """SimPy's environment, with alarms. ``run``, ``step``, ``peek``, processes, conditions and resources are SimPy's.
 
-    One private name of SimPy is used, its schedule: a cancelled alarm is dropped without moving the clock, and many are
-    dropped at once. Most alarms of a run are cancelled, since devices finish before they disconnect; if they stayed until
-    they were due, hours later, the schedule would be several times as deep.
+    Private names of SimPy are used here alone: the schedule and its counter, and what tells that an event has been triggered.
+    So an alarm is one entry, at its time to the bit, with any priority; a cancelled one is dropped without moving the clock,
+    and many are dropped at once. Most alarms of a run are cancelled, since devices finish before they disconnect; if they
+    stayed until they were due, hours later, the schedule would be several times as deep.
 
     Attributes:
         pending: real work that must be done before the next event, and what goes on then.
         handling: whether a handler of the server runs.
+        unnamed: alarms of ``call`` that have rung and can be used again.
         moved: told of the time (s) of the next event before it moves on to it, or of infinity if there is none.
     """
 
@@ -104,9 +116,7 @@ class Environment(simpy.Environment):
         self.pending: tuple[Future[Any], Callable[[], None]] | None = None
         self.handling = False
         self.moved: Callable[[float], None] | None = None
-        self._with_priority: dict[EventPriority, Any] = {
-            priority: _WithPriority(self, priority) for priority in (URGENT, CUT, SETTLE, JOIN, SERVE, LAST)
-        }
+        self.unnamed: list[Alarm] = []
         self._schedule: list[Any] = self._queue
         self._room = _ROOM
 
@@ -152,13 +162,21 @@ class Environment(simpy.Environment):
 
     def at(self, name: Name, when: float, ring: Callable[[], None], priority: EventPriority = NORMAL) -> Alarm:
         """Call ``ring`` at the absolute time ``when`` (s, not before now)."""
-        now = self.now
-        delay = when - now if now + (when - now) == when else _delay_until(now, when)
-        return Alarm(self if priority is NORMAL else self._with_priority[priority], name, when, delay, ring)
+        if when < (now := self.now):
+            raise ValueError(f"an alarm at {when!r} s cannot be set at {now!r} s")
+        alarm = Alarm(self, name, when, ring, _ring)
+        heappush(self._queue, (when, priority, next(self._eid), alarm))
+        return alarm
 
     def call(self, ring: Callable[[], None], priority: EventPriority = NORMAL) -> None:
         """Call ``ring`` in this instant, after what is scheduled in it already with the same priority."""
-        Alarm(self if priority is NORMAL else self._with_priority[priority], _UNNAMED, self.now, 0.0, ring)
+        now = self.now
+        if self.unnamed:
+            alarm = self.unnamed.pop()
+            alarm.when, alarm.ring = now, ring
+        else:
+            alarm = Alarm(self, _UNNAMED, now, ring, _ring_unnamed)
+        heappush(self._queue, (now, priority, next(self._eid), alarm))
 
     def alarms(self) -> Iterator[Event]:
         """The events to come, cancelled alarms aside, in the order in which they will be processed."""
@@ -191,30 +209,6 @@ class Environment(simpy.Environment):
     def wait_for(self, work: "Future[Any]", go_on: Callable[[], None]) -> None:
         """Process no event before ``work`` is done, and ``go_on`` then."""
         self.pending = work, go_on
-
-
-class _WithPriority:
-    """Stands for the environment when an alarm schedules itself: with another priority."""
-
-    def __init__(self, env: Environment, priority: EventPriority) -> None:
-        self._env, self._priority = env, priority
-
-    def schedule(self, event: Event, priority: EventPriority, delay: float) -> None:
-        self._env.schedule(event, self._priority, delay)
-
-
-def _delay_until(now: float, when: float) -> float:
-    """The delay that leads SimPy, which schedules at now + delay, from ``now`` to exactly ``when``.
-
-    On the clock's grid, up to 97 days, that is when - now. Later now + (when - now) may be the float beside ``when``; then a
-    neighbour of the difference leads there.
-    """
-    below = above = when - now
-    while True:
-        below, above = nextafter(below, -inf), nextafter(above, inf)
-        for delay in (below, above):
-            if now + delay == when:
-                return delay
 
 
 __all__ = [

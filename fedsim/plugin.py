@@ -6,7 +6,7 @@ alone. What each is called with, and when, stands in its docstring.
 
 from fedsim.data.dataset import Raw
 from fedsim.data.partitions.base import Partition, federated
-from fedsim.data.shifts.base import Change, Shift
+from fedsim.data.shifts import Change, Shift
 from fedsim.data.sources.base import Source
 from fedsim.evaluation.evaluator import Measured
 from fedsim.federation.client import BEST, Client, Instruction, LocalResult, PreviousResult, Real, RunInfo
@@ -30,7 +30,8 @@ from fedsim.strategies.parts.deadline import Deadline
 from fedsim.strategies.parts.selection import Selection
 from fedsim.strategies.parts.server import ServerOptimiser
 from fedsim.strategies.peers.base import PeerHalf, PeerParams, Peers
-from fedsim.strategies.synchronous import AggregatingParams, Synchronous, SynchronousClient, SynchronousParams
+from fedsim.strategies.round_params import AggregatingParams, SynchronousParams
+from fedsim.strategies.synchronous import Synchronous, SynchronousClient
 from fedsim.streams import Streams
 from fedsim.training import Limit, Part, Training
 from fedsim.world.availability import Availability, AvailabilityModel

@@ -160,7 +160,7 @@ class StrategyContract:
     """The checks, as a class for pytest. A subclass says which ``strategy``: the table ``[strategy]`` of a scenario.
 
     ``sections`` replaces other sections of it: a codec in ``messages``, a network, a source of data, say. ``goes_by_tests``:
-    it is meant to go by what ``Server.test`` says, as TiFL's credits are.
+    it is meant to go by what ``ServerModels.test`` says, as TiFL's credits are.
     """
 
     strategy: Mapping[str, Any]

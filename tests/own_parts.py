@@ -46,7 +46,7 @@ class Slowest(Selection):
         self, server: Server, state: dict[str, Any], count: int, ids: tuple[int, ...], among: list[int] | None = None
     ) -> list[int]:
         state["begun"] = server.now
-        there = server.sample(server.devices, "select", *ids, among=among)
+        there = server.clients.sample(server.devices, "select", *ids, among=among)
         took = state.get("took", {})
         return sorted(there, key=lambda device: -took.get(device, self.patience))[:count]
 
@@ -116,13 +116,15 @@ class ProudParams(AggregatingParams):
 class ProudClient(SynchronousClient[ProudParams]):
     """Sends its update the bolder, the oftener it has been heard."""
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
-        assert done.update is not None
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
+        assert result.update is not None
         times = device.state.get("times", 0)
-        bold = device.mix([(done.update, 1 + self.params.boldness * times), (order["model"], -self.params.boldness * times)])
-        return {"update": bold, "times": times, "samples": Header(done.samples)}
+        bold = device.mix(
+            [(result.update, 1 + self.params.boldness * times), (instruction["model"], -self.params.boldness * times)]
+        )
+        return {"update": bold, "times": times, "samples": Header(result.samples)}
 
-    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
+    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         device.state["times"] = device.state.get("times", 0) + 1
 
 
@@ -203,7 +205,7 @@ class Timely(FedAvg[AggregatingParams]):
     """Has a client half whose answer takes its time."""
 
     class Client(SynchronousClient[AggregatingParams]):
-        async def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents:  # type: ignore[override]
+        async def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:  # type: ignore[override]
             return {}
 
 
@@ -219,4 +221,4 @@ class NoNumber(FedAvg[AggregatingParams]):
 
     async def aggregate(self) -> None:
         await super().aggregate()
-        self.state["model"] = self.server.mix([(self.state["model"], float("nan"))])
+        self.state["model"] = self.server.models.mix([(self.state["model"], float("nan"))])

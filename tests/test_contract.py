@@ -10,7 +10,7 @@ import pytest
 import fedsim.strategies
 from fedsim.plugin import Client, Contents, Device, Header, Instruction, LocalResult, Server, SynchronousClient, TaskEnd, pure
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.synchronous import AggregatingParams
+from fedsim.strategies.round_params import AggregatingParams
 from fedsim.testing import StrategyContract, assert_sound, eventful_world, quiet_world, run
 from tests.test_runs import STRATEGIES
 
@@ -30,7 +30,7 @@ PARTS = [
         {"messages": {"up": {"kind": "qsgd", "levels": 7, "error_feedback": True}, "down": "float16"}},
     ),
     (
-        {"kind": "flexcfl", "groups": 2, "clients_per_round": 8, "alpha": 4, "server": "adagrad"}
+        {"kind": "flexcfl", "groups": 2, "clients_per_round": 8, "moment": {"devices": 4}, "server": "adagrad"}
         | {"aggregation": {"kind": "trimmed-mean", "share": 0.3}},
         {"messages": {"up": {"kind": "random-k", "share": 0.2}, "down": "int8"}},
     ),
@@ -64,7 +64,7 @@ PARTS = [
     ({"kind": "feddyn", "clients_per_round": 5, "over_selection": 1.4, "selection": "least-available"}, {}),
     ({"kind": "fedbuff", "concurrency": 5, "buffer": 3, "server": {"kind": "sgd", "momentum": 0.5}}, {}),
     ({"kind": "ifca", "groups": 2, "clients_per_round": 5, "averaging": "gradients"}, {}),
-    ({"kind": "lcfl", "groups": 2, "warmup_rounds": 2, "local_epochs": 2, "metric": "grad-cos"}, {}),
+    ({"kind": "lcfl", "groups": 2, "local_epochs": 2, "measure": "grad-cos", "moment": {"rounds": 2}}, {}),
 ]
 
 
@@ -108,8 +108,8 @@ class Moody(FedAvg[AggregatingParams]):
 
 
 class SilentClient(SynchronousClient[AggregatingParams]):
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
-        return {"update": Header(done.update), "samples": Header(done.samples)}
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
+        return {"update": Header(result.update), "samples": Header(result.samples)}
 
 
 class Silent(FedAvg[AggregatingParams]):
@@ -139,7 +139,7 @@ class Hollow(FedAvg[AggregatingParams]):
     """Makes its rounds without anybody."""
 
     async def on_start(self) -> None:
-        self.state["model"] = self.server.initial()
+        self.state["model"] = self.server.models.initial()
         for number in range(2):
             await self.server.finish_round(number, self.models(), selected=0, valid=0, slow=0, disconnected=0)
 
@@ -156,15 +156,17 @@ class Closed(FedAvg[AggregatingParams]):
     """Asks those who are there from the start."""
 
     def select(self) -> list[int]:
-        first = self.state.setdefault("first", [device for device in range(self.server.devices) if self.server.arrived(device)])
-        return self.server.sample(self.params.clients_per_round, "select", self.state["round"], among=first)
+        first = self.state.setdefault(
+            "first", [device for device in range(self.server.devices) if self.server.clients.arrived(device)]
+        )
+        return self.server.clients.sample(self.params.clients_per_round, "select", self.state["round"], among=first)
 
 
 class Pushy(FedAvg[AggregatingParams]):
     """Asks without looking who is there."""
 
     def select(self) -> list[int]:
-        return [device for device in range(self.server.devices) if self.server.arrived(device)]
+        return [device for device in range(self.server.devices) if self.server.clients.arrived(device)]
 
 
 @pure
@@ -177,14 +179,14 @@ class Gullible(FedAvg[AggregatingParams]):
 
     async def aggregate(self) -> None:
         updates, tasks = zip(*((entry["update"], entry["task"]) for entry in self.state["received"]), strict=True)
-        self.state["model"] = self.server.apply(mean, updates)
+        self.state["model"] = self.server.models.apply(mean, updates)
         self.server.emit("aggregate", round=self.state["round"], tasks=tasks, weights=[1 / len(tasks)] * len(tasks))
 
 
 class WeighingClient(SynchronousClient[AggregatingParams]):
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
         learning: Any = device._devices.learner
-        return {"update": done.update, "samples": Header(len(learning._tests._shard(device.number).test))}
+        return {"update": result.update, "samples": Header(len(learning._tests._shard(device.number).test))}
 
 
 class Weighing(FedAvg[AggregatingParams]):
@@ -198,7 +200,7 @@ class Marking(FedAvg[AggregatingParams]):
 
     async def aggregate(self) -> None:
         for entry in self.state["received"]:
-            entry["samples"] = await self.server.test(entry["update"], [entry["device"]])
+            entry["samples"] = await self.server.models.test(entry["update"], [entry["device"]])
         await super().aggregate()
 
 

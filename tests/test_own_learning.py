@@ -40,14 +40,14 @@ def doubled(values: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], int]:
 
 
 class OwnClient(Client[OwnParams]):
-    def real(self, device: Device, order: Instruction) -> Real:
-        return Real(doubled, (order["values"],))
+    def real(self, device: Device, instruction: Instruction) -> Real:
+        return Real(doubled, (instruction["values"],))
 
-    def work(self, device: Device, order: Instruction) -> list[Work]:
+    def work(self, device: Device, instruction: Instruction) -> list[Work]:
         return [Work(**self.params.work, what="doubling")]
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> dict[str, Any]:
-        return {"answer": Opaque(order.value[0], 500.0)}
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> dict[str, Any]:
+        return {"answer": Opaque(instruction.value[0], 500.0)}
 
 
 class Own(Strategy[OwnParams]):
@@ -57,7 +57,7 @@ class Own(Strategy[OwnParams]):
     Client = OwnClient
 
     async def on_start(self) -> None:
-        assert self.server.reachable() == [0, 1, 2]
+        assert self.server.clients.reachable() == [0, 1, 2]
         self.state |= {"round": 0, "sum": np.ones(2, np.float64)}
         self._ask()
 
@@ -66,8 +66,8 @@ class Own(Strategy[OwnParams]):
         for device in (0, 1):
             contents = {"values": Opaque(self.state["sum"], self.params.bytes)}
             self.state["open"].append(self.server.ask(device, contents, round=self.state["round"]))
-        assert self.server.reachable() == [0, 1, 2]
-        assert self.server.online() == [2]
+        assert self.server.clients.reachable() == [0, 1, 2]
+        assert self.server.clients.online() == [2]
 
     async def on_task_end(self, message: TaskEnd) -> None:
         self.state["open"].remove(message.task)

@@ -32,19 +32,19 @@ class EveryArrival(Strategy[EveryArrivalParams]):
     Params = EveryArrivalParams
 
     async def on_start(self) -> None:
-        self.state = {"model": self.server.initial(), "version": 0, "open": []}
+        self.state = {"model": self.server.models.initial(), "version": 0, "open": []}
         self.refill()
 
     def refill(self) -> None:
         free = self.params.concurrency - len(self.state["open"])
-        for device in self.server.sample(free, "select", self.state["version"]):
+        for device in self.server.clients.sample(free, "select", self.state["version"]):
             self.state["open"].append(self.server.ask(device, {"model": self.state["model"]}, round=self.state["version"]))
         if not self.state["open"]:
             self.server.look_again("refill", 1.0)
 
     async def on_task_end(self, message: TaskEnd) -> None:
         if message.outcome == "done":
-            self.state["model"] = self.server.mix([(self.state["model"], 0.7), (message["update"], 0.3)])
+            self.state["model"] = self.server.models.mix([(self.state["model"], 0.7), (message["update"], 0.3)])
             self.server.emit("aggregate", tasks=[message.task], weights=[0.3])
             await self.server.finish_round(self.state["version"], self.models())
             self.state["version"] += 1
@@ -67,10 +67,18 @@ STRATEGIES: list[dict[str, Any]] = [
     {"kind": "fedasync", "concurrency": 6, "rho": 0.1},
     {"kind": "fedbuff", "concurrency": 7, "buffer": 3},
     {"kind": "tifl", "clients_per_round": 3, "tiers": 3, "mode": "credits", "interval": 2, "deadline": "30 s"},
-    {"kind": "lcfl", "groups": 3, "warmup_rounds": 2, "warmup_participation": 0.3, "local_epochs": 2, "participation": 0.5},
+    {"kind": "lcfl", "groups": 3, "local_epochs": 2, "participation": 0.5, "moment": {"rounds": 2, "participation": 0.3}},
     {"kind": "rfedavg", "clients_per_round": 6, "clustering": "kmeans", "kmeans_clusters": "ccs", "deadline": "30 s"},
     {"kind": "fesem", "groups": 3, "clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"},
-    {"kind": "flexcfl", "groups": 3, "clients_per_round": 6, "local_epochs": 2, "alpha": 3, "eta_g": 0.1, "deadline": "30 s"},
+    {
+        "kind": "flexcfl",
+        "groups": 3,
+        "clients_per_round": 6,
+        "local_epochs": 2,
+        "moment": {"devices": 3},
+        "eta_g": 0.1,
+        "deadline": "30 s",
+    },
     {"kind": "ifca-mig", "groups": 3, "clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"},
     {"kind": "scaffold", "clients_per_round": 5, "local_epochs": 2, "deadline": "30 s"},
     {"kind": "feddyn", "clients_per_round": 5, "local_epochs": 2, "alpha": 0.1, "deadline": "30 s"},
@@ -82,7 +90,7 @@ STRATEGIES: list[dict[str, Any]] = [
     {"kind": "fpfc", "clients_per_round": 5, "local_epochs": 2, "lam": 0.3, "deadline": "30 s"},
     {"kind": "fedrep", "clients_per_round": 5, "head": ["*.bias"], "head_epochs": 1, "deadline": "30 s"},
     {"kind": "pfedme", "clients_per_round": 5, "local_rounds": 3, "steps": 3, "deadline": "30 s"},
-    {"kind": "fl-hc", "groups": 3, "warmup_rounds": 2, "warmup_participation": 0.3, "local_epochs": 2, "participation": 0.5},
+    {"kind": "fl-hc", "groups": 3, "local_epochs": 2, "participation": 0.5, "moment": {"rounds": 2, "participation": 0.3}},
     {"kind": "hypcluster", "groups": 3, "clients_per_round": 6, "deadline": "30 s"},
     {"kind": "d-psgd", "deadline": "30 s"},
     {"kind": "gossip", "deadline": "30 s", "topology": {"kind": "random-regular", "parameters": {"d": 4}, "every": 1}},
@@ -182,12 +190,12 @@ class Failing(EveryArrival):
 def test_a_server_asks_only_idle_devices(small: dict[str, Any]) -> None:
     simulation = Simulation(fedsim.Scenario(**small | {"learning": "off"}))
     server: Server = simulation.installed.server
-    device = server.online()[0]
-    server.ask(device, {"model": server.initial()})
+    device = server.clients.online()[0]
+    server.ask(device, {"model": server.models.initial()})
     with pytest.raises(fedsim.SimulationError, match=f"device {device} still works"):
-        server.ask(device, {"model": server.initial()})
-    assert device not in server.online()
-    assert device not in server.sample(20, "x")
+        server.ask(device, {"model": server.models.initial()})
+    assert device not in server.clients.online()
+    assert device not in server.clients.sample(20, "x")
 
 
 # Any world: time and bytes only, so that hundreds can be tried.

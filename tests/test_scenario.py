@@ -12,8 +12,7 @@ from fedsim.language.spec import Spec, _modes_of
 from fedsim.language.units import CLOCK_END_S
 from fedsim.simulation import Simulation, on_grid, on_grid_after
 from fedsim.strategies import STRATEGIES
-from fedsim.strategies.parts.aggregation.krum import Bulyan, Krum
-from fedsim.strategies.parts.aggregation.trimmed import cut_off
+from fedsim.strategies.parts.aggregation.robust import Bulyan, Krum, cut_off
 from fedsim.testing import eventful_world, run
 from tests.strategies.clustered import of_kind, ran
 from tests.strategies.test_hierfavg import with_cells
@@ -105,8 +104,8 @@ MODES: list[tuple[dict[str, Any], str]] = [
         ("model", {"kind": "mlp", "hidden": [10**9]}, "at most 1,000,000"),
         ("strategy.local_epochs", 10**9, "at most 100,000"),
         ("strategy", {"kind": "ifca", "groups": 10**9}, "at most 10,000"),
-        ("strategy", {"kind": "flexcfl", "pretrain_iterations": 10**9}, "epochs; or it must be at most 1,000,000"),
-        ("strategy", {"kind": "flexcfl", "pretrain_iterations": "epoch"}, "did you mean 'epochs'.*; or it must be a"),
+        ("strategy", {"kind": "flexcfl", "moment": {"steps": 10**9}}, "at most 1,000,000"),
+        ("strategy", {"kind": "flexcfl", "pretrain_iterations": 10}, "allowed is .moment.steps."),
         ("strategy.over_selection", float("inf"), "a finite number"),
         ("model", {"kind": "x" * 200_000}, "allowed are logistic"),
         ("training.lr", 1e300, "at most 1,000,000"),

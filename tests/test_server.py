@@ -52,10 +52,10 @@ def test_it_is_a_walk_along_a_random_permutation(
 ) -> None:
     run = world(60, now)
     for device in busy:
-        run.server.ask(device, {"model": run.server.initial()})
+        run.server.ask(device, {"model": run.server.models.initial()})
     expected = drawn_one_by_one(run, count, "x", number, among)
-    assert run.server.sample(count, "x", number, among=among) == expected
-    assert run.server.online() == [device for device in range(60) if run.tasks.is_idle(device)]
+    assert run.server.clients.sample(count, "x", number, among=among) == expected
+    assert run.server.clients.online() == [device for device in range(60) if run.tasks.is_idle(device)]
 
 
 def test_lifetimes_count() -> None:
@@ -64,8 +64,8 @@ def test_lifetimes_count() -> None:
     here = {5.0: [5, 6, 7], 10.0: [*range(8)], 20.0: [0, 1, 2, 3, 7]}
     for now, expected in here.items():
         run = world(8, now, {"kind": "always"}, arrivals=arrivals, departures=departures)
-        assert run.server.online() == expected
-        assert sorted(run.server.sample(8, "x")) == expected
+        assert run.server.clients.online() == expected
+        assert sorted(run.server.clients.sample(8, "x")) == expected
 
 
 @pytest.mark.parametrize("devices", [1_000, 1_000_000])
@@ -80,12 +80,12 @@ def test_the_devices_looked_at_do_not_grow_with_the_population(devices: int, mon
         return idle(asked)
 
     monkeypatch.setattr(run.tasks, "idle", count)
-    assert len(run.server.sample(100, "x")) == 100
+    assert len(run.server.clients.sample(100, "x")) == 100
     assert looked < 450  # a third of them is on
 
 
 def test_all_devices_are_equally_likely() -> None:
     server: Server = world(20, 0.0, {"kind": "always"}).server
-    counts = np.bincount([device for number in range(4000) for device in server.sample(3, "x", number)], minlength=20)
+    counts = np.bincount([device for number in range(4000) for device in server.clients.sample(3, "x", number)], minlength=20)
     chi2 = ((counts - 600.0) ** 2 / 600.0).sum()
     assert chi2 < 45  # 19 degrees of freedom: above with probability below 1e-3

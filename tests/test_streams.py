@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from fedsim.world.departures import ExponentialStays
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,9 +1,9 @@
-"""What a report is about: runs and studies, and which of many runs are shown in detail."""
+"""The runs and studies of a report, and which of many runs are shown in detail."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fedsim.analysis import style
 from fedsim.analysis.report.markup import plain
@@ -19,21 +19,12 @@ MOST_SHOWN = 60  # each has a timeline, and tables of its rounds and devices, an
 MOST_DRAWN = 6  # each has several pictures as well, which take a second or two
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A run that is shown in detail.
-
-    Attributes:
-        run: its folder.
-        name: what to call it, fit for the page.
-        line: the line of the comparison that it belongs to.
-        drawn: whether it has pictures of its own.
-    """
+class Shown(NamedTuple):
+    """A run that is shown in detail, with its name for the page and its line of the comparison."""
 
     run: RunFolder
     name: str
     line: "Line"
-    drawn: bool = True
 
 
 @dataclass(frozen=True)
@@ -98,10 +89,8 @@ def gather(paths: Sequence[str | Path]) -> Subject:
     order = (*ranked, *(place for place in range(len(lines.lines)) if place not in ranked))
     by_seed = [list(enumerate(lines.lines[place].runs)) for place in order]
     pairs = sorted(((at, rank, run) for rank, own in enumerate(by_seed) for at, run in own), key=lambda one: one[:2])
-    shown = tuple(
-        Shown(run, _name(line := lines.lines[order[rank]], run), line, place < MOST_DRAWN)
-        for place, (_, rank, run) in enumerate(pairs[:MOST_SHOWN])
-    )
+    chosen = [(run, lines.lines[order[rank]]) for _, rank, run in pairs[:MOST_SHOWN]]
+    shown = tuple(Shown(run, _name(line, run), line) for run, line in chosen)
     folders = [Path(path) for path in paths]
     about = " ".join(plain(read_index(path).about, 2000) for path in folders if is_study(path))
     return Subject(comparison, order, runs, shown, _title(folders, runs), about)

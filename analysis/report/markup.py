@@ -1,8 +1,15 @@
 """HTML without surprises: every text is escaped unless it is marked as HTML already."""
 
+import base64
 import html
 import json
+import zlib
+from collections.abc import Mapping
+from importlib import resources
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 _LONGEST = 200  # of a name or another text from a scenario; the middle of longer ones is left out
 
@@ -11,6 +18,11 @@ class Markup(str):
     """HTML, to be taken as it stands."""
 
     __slots__ = ()
+
+
+def asset(name: str) -> Markup:
+    """The text of a file in ``assets``."""
+    return Markup(resources.files("fedsim.analysis.report").joinpath("assets", name).read_text(encoding="utf-8").rstrip("\n"))
 
 
 def el(tag: str, *children: str | None, **attributes: Any) -> Markup:
@@ -30,9 +42,8 @@ def el(tag: str, *children: str | None, **attributes: Any) -> Markup:
 
 def join(*children: str | None) -> Markup:
     """Children one after the other, texts escaped."""
-    return Markup(
-        "".join(child if isinstance(child, Markup) else html.escape(child) for child in children if child is not None)
-    )
+    there = [child for child in children if child is not None]
+    return Markup("".join(child if isinstance(child, Markup) else html.escape(child) for child in there))
 
 
 def plain(text: object, most: int = _LONGEST) -> str:
@@ -50,3 +61,17 @@ def data_block(name: str, value: object) -> Markup:
     """A value for the page's scripts, as JSON that no text in it can end early."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return Markup(f'<script type="application/json" id="{html.escape(name)}">{text}</script>')
+
+
+def pack(columns: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Arrays as JSON: ``layout`` has a (name, kind, length) each, ``data`` the bytes of all, deflated, in base64.
+
+    A column of n numbers of k bytes is written as n first bytes, n second bytes and so on (``columns.js`` puts them back).
+    """
+    layout, planes = [], []
+    for name, column in columns.items():
+        kind = f"{column.dtype.kind}{column.dtype.itemsize}"
+        layout.append([name, kind, len(column)])
+        whole = np.ascontiguousarray(column, dtype=f"<{kind}")
+        planes.append(whole.view(np.uint8).reshape(-1, column.dtype.itemsize).T.tobytes())
+    return {"layout": layout, "data": base64.b64encode(zlib.compress(b"".join(planes), 8)).decode("ascii")}

@@ -1,17 +1,21 @@
-"""The sections of a report: one run in short, or several compared; the timelines; and the details of each run shown."""
+"""The sections of a report: one run in short, or several compared; the timelines; the details of each run; their pictures."""
 
-from collections.abc import Iterator
+import base64
+import io
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tomli_w
+from matplotlib.figure import Figure
+from PIL import Image
 
 from fedsim.analysis import style
-from fedsim.analysis.report import columns, figures, tables, words
-from fedsim.analysis.report.answer import answers
-from fedsim.analysis.report.controls import key, stage
+from fedsim.analysis.pictures import OF_ANY, OF_ONE, OF_SEVERAL, Kind
+from fedsim.analysis.report import tables, words
 from fedsim.analysis.report.gather import MOST_DRAWN, Shown, Subject
-from fedsim.analysis.report.markup import Markup, data_block, el, plain, visible
-from fedsim.analysis.report.timeline import read_timeline
+from fedsim.analysis.report.markup import Markup, data_block, el, pack, plain, visible
+from fedsim.analysis.report.tables import answers
+from fedsim.analysis.report.timeline import TimelineData, key, read_timeline, stage
 from fedsim.analysis.series import Series
 from fedsim.language.units import show_bytes, show_seconds
 from fedsim.records.reading import RunFolder
@@ -29,7 +33,7 @@ _LONGEST = 3000  # characters of a scenario in words; only hostile ones are long
 def in_short(shown: Shown) -> Markup:
     """One run: its headline numbers, its key figure, and its scenario in words."""
     head = el("h2", "In short", id="summary")
-    return el("section", head, _tiles(shown.run), *figures.key_figure(shown.run), *_scenario(shown.run))
+    return el("section", head, _tiles(shown.run), *key_figure(shown.run), *_scenario(shown.run))
 
 
 def _tiles(run: RunFolder) -> Markup:
@@ -38,7 +42,9 @@ def _tiles(run: RunFolder) -> Markup:
 
     summary, moved, values = run.summary, run.summary["bytes"], measure(run)
     total = moved["down"] + moved["up"]
-    tiles: list[tuple[str, str, str]] = [("rounds", f"{summary['rounds']:,}", _ending(run))]
+    status, stopped = summary.get("status"), summary.get("stopped")
+    ending = f"ended by: {plain(stopped, 60)}" if status == "done" and stopped else plain(status, 30)
+    tiles = [("rounds", f"{summary['rounds']:,}", ending)]
     final, best, worst = (values[f"{name} accuracy"] for name in ("final", "best", "worst-decile"))
     if final is not None:
         low = f", worst tenth of devices {worst:.4f}" if worst is not None else ""
@@ -60,16 +66,11 @@ def _tiles(run: RunFolder) -> Markup:
     return el("dl", *entries, class_="tiles")
 
 
-def _ending(run: RunFolder) -> str:
-    status, stopped = run.summary.get("status"), run.summary.get("stopped")
-    return f"ended by: {plain(stopped, 60)}" if status == "done" and stopped else plain(status, 30)
-
-
 def _scenario(run: RunFolder) -> Iterator[Markup]:
     """The scenario in words, and as it is."""
     yield el("p", plain(words.describe(run.scenario), _LONGEST))
-    text = tomli_w.dumps(words.without_places(run.scenario))
-    yield el("details", el("summary", "The scenario with every default written out"), el("pre", visible(text), tabindex="0"))
+    text = visible(tomli_w.dumps(words.without_places(run.scenario)))
+    yield el("details", el("summary", "The scenario with every default written out"), el("pre", text, tabindex="0"))
 
 
 def answer(subject: Subject) -> Markup:
@@ -92,7 +93,10 @@ def answer(subject: Subject) -> Markup:
 
 def comparison(subject: Subject) -> Iterator[Markup]:
     """Several runs: the pictures of all, the scenario and what differs, and their figures side by side."""
-    yield el("section", el("h2", "Pictures", id="pictures"), *_pictures(subject))
+    few, every = min(len(subject.shown), MOST_DRAWN), len(subject.runs)
+    text = f"Where single runs are drawn, they are {few} of {every}: the first of the best. Means are over all of them."
+    hint = el("p", text, class_="soft") if few < every else None
+    yield el("section", el("h2", "Pictures", id="pictures"), *_of_all(subject.alone(few), subject.series), hint)
     firsts = {id(shown.line): shown for shown in reversed(subject.shown)}
     lines = [firsts[id(line)] for line in subject.lines.lines if id(line) in firsts]
     differing = tables.differing([shown.run for shown in lines], [shown.name for shown in lines])
@@ -101,14 +105,6 @@ def comparison(subject: Subject) -> Iterator[Markup]:
     yield el("section", head, *_scenario(lines[0].run), el("p", said, class_="soft"), differing)
     parts = (part for table in subject.comparison.tables() for part in tables.comparison(table, subject.order))
     yield el("section", el("h2", "Tables", id="tables"), *parts)
-
-
-def _pictures(subject: Subject) -> Iterator[Markup]:
-    few = min(len(subject.shown), MOST_DRAWN)
-    yield from figures.of_all(subject.alone(few), subject.series)
-    if few < len(subject.runs):
-        text = f"Where single runs are drawn, they are {few} of {len(subject.runs)}: the first of the best. "
-        yield el("p", f"{text}Means are over all of them.", class_="soft")
 
 
 def timelines(shown: tuple[Shown, ...]) -> Markup:
@@ -123,12 +119,10 @@ def timelines(shown: tuple[Shown, ...]) -> Markup:
         parts.append(el("p", el("label", box, " all timelines show the same span of simulated time")))
     parts.append(el("noscript", el("p", "The timeline needs JavaScript; python -m analysis RUN draws one as a picture.")))
     for place, (one, data) in enumerate(zip(shown, found, strict=True)):
-        block = _block(place)
-        own = [el("h3", one.name)] if len(shown) > 1 else []
-        own.append(el("p", _lanes_in_words(data.header, len(data.columns["device"])), class_="soft"))
-        own.append(stage(place, one.name, block, bool(data.header["groups"])))
-        own.append(data_block(block, {"header": data.header, "packed": columns.pack(data.columns)}))
-        parts.append(el("div", *own, data_run=place))
+        head = el("h3", one.name) if len(shown) > 1 else None
+        said = el("p", _lanes_in_words(data), class_="soft")
+        block = data_block(f"timeline-{place}-data", {"header": data.header, "packed": pack(data.columns)})
+        parts.append(el("div", head, said, stage(place, one.name, bool(data.header["groups"])), block, data_run=place))
     return el("section", *parts)
 
 
@@ -142,12 +136,8 @@ def _chooser(shown: tuple[Shown, ...]) -> Iterator[Markup]:
     yield el("p", f"{len(shown)} runs can be chosen, the best first; what follows here is of those that are.", class_="soft")
 
 
-def _block(place: int) -> str:
-    return f"timeline-{place}-data"
-
-
-def _lanes_in_words(header: dict[str, Any], lanes: int) -> str:
-    population, worked = header["population"], header["worked"]
+def _lanes_in_words(data: TimelineData) -> str:
+    lanes, population, worked = len(data.columns["device"]), data.header["population"], data.header["worked"]
     if lanes == population:
         return f"All {population:,} devices; {worked:,} of them worked."
     return f"{lanes:,} of the {worked:,} devices that worked, evenly spread over them; the population has {population:,}."
@@ -155,21 +145,79 @@ def _lanes_in_words(header: dict[str, Any], lanes: int) -> str:
 
 def details(place: int, shown: Shown, several: bool) -> Markup:
     """One run's pictures, and the tables of its devices and rounds."""
-    run = shown.run
-    block = _block(place)
-    key_of = "" if several else figures.key_of(run)
-    pictures = list(figures.of_run(run, key_of)) if shown.drawn else []
+    run, block, drawn = shown.run, f"timeline-{place}-data", place < MOST_DRAWN
+    key_of = "" if several else _key_of(run)
+    pictures = [part for name in OF_ONE if drawn and name not in ("timeline", key_of) for part in _drawn(OF_ONE[name], run)]
     if not several:
         series = [Series(shown.name, (run,))]
-        pictures += figures.of_all(series, series, key_of)
-    hint = "It has no pictures here: fedsim report, called with its folder, draws them." if not shown.drawn else None
+        pictures += _of_all(series, series, key_of)
+    hint = "It has no pictures here: fedsim report, called with its folder, draws them."
     return el(
         "section",
         el("h2", shown.name if several else "Pictures and tables", id=f"run-{place}"),
         _tiles(run) if several else None,
         *pictures,
-        el("p", hint, class_="soft") if hint else None,
+        None if drawn else el("p", hint, class_="soft"),
         tables.devices(run, block),
         tables.rounds(run, block),
         data_run=place,
     )
+
+
+# Pictures, each with words that say what it shows.
+
+
+_ALMOST_WHITE = 250
+_DPI = 160  # 13 inches are 2,080 pixels, and are shown on 1,300 at most
+_OVER_SEEDS = ("costs", "energy", "traffic-purposes")
+_SAID_BY_MEANS = ("accuracy", "traffic-compared")  # of single runs; over seeds ``costs`` and ``traffic-purposes`` say it
+
+
+def _key_of(run: RunFolder) -> str:
+    """The picture that a run's page begins with: what accuracy it reached, or, without learning, what it moved."""
+    return "traffic" if all(row["accuracy"] is None for row in run.rounds) else "accuracy"
+
+
+def key_figure(run: RunFolder) -> list[Markup]:
+    """That picture, without a heading."""
+    found = _drawn(OF_ONE["traffic"], run) if _key_of(run) == "traffic" else _drawn(OF_SEVERAL["accuracy"], [run])
+    return list(found)[1:]
+
+
+def _of_all(alone: Sequence[Series], series: Sequence[Series], but: str = "") -> Iterator[Markup]:
+    """What can be drawn of one run or of several side by side, ``but`` one picture.
+
+    Runs in ``alone`` are drawn one by one, a series each; of ``series`` the means over seeds are drawn.
+    """
+    every = [run for one in series for run in one.runs]
+    runs = [run for one in alone for run in one.runs]
+    over_seeds = any(len(one.runs) > 1 for one in series)
+    left_out = {but, *(_SAID_BY_MEANS if over_seeds else ())}
+    for name in OF_ANY if len(every) == 1 else OF_SEVERAL:
+        if name not in left_out:
+            yield from _drawn(OF_SEVERAL[name], *((every, series) if name in _OVER_SEEDS else (runs, alone)))
+
+
+def _drawn(kind: Kind, *what: Any) -> Iterator[Markup]:
+    """A picture, if it applies, as a figure with its heading."""
+    try:
+        figure = kind.draw(*what)
+    except style.NothingToDrawError:
+        return
+    data, (width, height) = _as_data(figure)
+    says = str(figure.get_label()) or kind.says
+    image = el("img", src=data, alt=f"{kind.title}. {says}", width=width, height=height)
+    yield el("h3", kind.title)
+    # A wide picture keeps a readable size on a narrow screen, and is scrolled there.
+    yield el("figure", el("div", image, class_="wide", tabindex="0"), el("figcaption", says))
+
+
+def _as_data(figure: Figure) -> tuple[str, tuple[int, int]]:
+    """The figure as a data URI with 256 colours, a third of the size with all; and its size in pixels."""
+    picture = Image.fromarray(style.pixels(figure, _DPI)).convert("RGB")
+    few = picture.quantize(256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    colours = few.getpalette() or []
+    few.putpalette([255 if part > _ALMOST_WHITE else part for part in colours])  # or the background shows against the page's
+    small = io.BytesIO()
+    few.save(small, "png", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(small.getvalue()).decode('ascii')}", few.size

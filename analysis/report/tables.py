@@ -1,21 +1,22 @@
-"""The tables of a report: comparisons, rounds, and what differs between scenarios."""
+"""The tables of a report: comparisons and what they answer, devices, rounds, and what differs between scenarios."""
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
 from fedsim.analysis import style
-from fedsim.analysis.activity import read_activity
+from fedsim.analysis.history import History
 from fedsim.analysis.report.markup import Markup, el, plain
 from fedsim.analysis.report.words import without_places
 from fedsim.files import flat
 from fedsim.language.units import show_bytes, show_joules, show_seconds
-from fedsim.records.folder import DEVICES, TRANSFERS
+from fedsim.records.folder import TRANSFERS
 from fedsim.records.reading import RunFolder
 
 if TYPE_CHECKING:
+    from fedsim.compare.answer import Answer, Entry, Ranking
     from fedsim.compare.table import Column, Table
 
 _NOTHING = "\N{EN DASH}"
@@ -72,10 +73,8 @@ def grid(
     head = el("tr", *(el("th", text, scope="col", class_=look) for text, look in zip(heads, looks, strict=True)))
     body = []
     for row in rows:
-        cells = [cell if isinstance(cell, Cell) else Cell(cell) for cell in row]
-        body.append(
-            el("tr", *(_cell(cell, look, place == 0) for place, (cell, look) in enumerate(zip(cells, looks, strict=True))))
-        )
+        cells = (cell if isinstance(cell, Cell) else Cell(cell) for cell in row)
+        body.append(el("tr", *(_cell(*of, place == 0) for place, of in enumerate(zip(cells, looks, strict=True)))))
     title = el("caption", caption) if caption else None
     table = el("table", title, el("thead", head), el("tbody", *body), class_="sortable" if len(rows) > 1 else None)
     return el("div", table, class_="wide", tabindex="0")
@@ -89,6 +88,13 @@ def _cell(cell: Cell, look: str | None, is_head: bool) -> Markup:
 
 _MOST_DEVICES = 200
 _ENDINGS = {"late": "late", "lost": "lost", "left": "left", "battery": "flat", "memory": "no room", "stopped": "cut off"}
+_Column = tuple[str, str, Callable[[Any], str]]  # head, key of the rows, and how a value is written
+_OF_DEVICES: tuple[_Column, ...] = (
+    ("last group", "group", "{:.0f}".format),
+    ("accuracy (0-1)", "accuracy", "{:.4f}".format),
+    ("energy", "joules", show_joules),
+    ("cost", "cost", "{:.4f}".format),
+)
 
 
 def devices(run: RunFolder, timeline: str) -> Markup | None:
@@ -97,111 +103,100 @@ def devices(run: RunFolder, timeline: str) -> Markup | None:
     if found.empty:
         return None
     endings = [name for name in _ENDINGS if found[name].any()]
-    optional = [name for name in _OF_DEVICES if found[name].notna().any()]
-    heads = ["device", "speed (samples/s)", "samples", "tasks", *(_ENDINGS[name] for name in endings)]
-    heads += ["worked", "of it wasted", "share wasted", "moved", *(_OF_DEVICES[name] for name in optional)]
-    rows = []
-    for row in found.head(_MOST_DEVICES).to_dict("records"):
-        share = row["wasted_s"] / row["worked_s"] if row["worked_s"] else 0.0
-        button = el("button", str(row["device"]), type="button", data_device=row["device"], data_timeline=timeline)
-        cells = [Cell(button, row["device"]), Cell(f"{row['speed']:.3g}", row["speed"]), _count(row["samples"])]
-        cells += [_count(row[name]) for name in ("tasks", *endings)]
-        cells += [Cell(show_seconds(row[name]), row[name]) for name in ("worked_s", "wasted_s")]
-        cells += [Cell(f"{share:.0%}", share), Cell(show_bytes(row["bytes"]), row["bytes"])]
-        cells += [_of_device(name, row[name]) for name in optional]
-        rows.append(cells)
+    columns: list[_Column] = [
+        ("speed (samples/s)", "speed", "{:.3g}".format),
+        *((name, name, "{:,.0f}".format) for name in ("samples", "tasks")),
+        *((_ENDINGS[name], name, "{:,.0f}".format) for name in endings),
+        ("worked", "worked_s", show_seconds),
+        ("of it wasted", "wasted_s", show_seconds),
+        ("share wasted", "share", "{:.0%}".format),
+        ("moved", "bytes", show_bytes),
+        *(column for column in _OF_DEVICES if found[column[1]].notna().any()),
+    ]
     part = f" The {_MOST_DEVICES} of {len(found):,} that wasted most are shown." if len(found) > _MOST_DEVICES else ""
     caption = f"One row a device that worked, who wasted most on top; its number shows it in the timeline.{part}"
     late = f", {int((found[endings].sum(axis=1) > 0).sum()):,} of them with a task that was wasted" if endings else ""
-    table = grid(heads, rows, [False] * len(heads), caption)
+    table = _with_buttons("device", timeline, found.head(_MOST_DEVICES).to_dict("records"), columns, caption)
     return el("details", el("summary", f"Table of {len(found):,} devices{late}"), table)
 
 
-_OF_DEVICES = {"group": "last group", "accuracy": "accuracy (0-1)", "joules": "energy", "cost": "cost"}
+def _with_buttons(
+    what: str, timeline: str, rows: Sequence[Any], columns: Sequence[_Column], caption: str, best: object = None
+) -> Markup:
+    """A table whose first column has buttons that show a device or round in the timeline; the best accuracy is bold."""
+    body = []
+    for row in rows:
+        button = el("button", str(row[what]), type="button", **{f"data_{what}": row[what]}, data_timeline=timeline)
+        cells = [Cell(button, row[what])]
+        for _, key, show in columns:
+            value = row.get(key)
+            cells.append(Cell(_NOTHING) if pd.isna(value) else Cell(show(value), value, row is best and key == "accuracy"))
+        body.append(cells)
+    heads = [what, *(head for head, _, _ in columns)]
+    return grid(heads, body, [False] * len(heads), caption)
 
 
 def read_devices(run: RunFolder) -> pd.DataFrame:
     """A row a device that worked, who wasted most first.
 
     Columns: ``device``, ``speed``, ``samples``, ``group``, ``accuracy``, ``joules`` and ``cost`` as in the devices' table;
-    ``tasks``, and how many of them ended in each way; ``worked_s`` (s), ``wasted_s`` (s, for tasks that were not done); its
-    ``bytes``.
+    ``tasks``, and how many of them ended in each way; ``worked_s`` (s), ``wasted_s`` (s, for tasks that were not done), its
+    ``share`` (0..1); ``bytes``.
     """
-    activity = read_activity(run)
-    steps = activity.steps.assign(length=activity.steps["end"] - activity.steps["start"])
+    history = History(run)
+    steps = history.steps.assign(length=history.steps["end"] - history.steps["start"])
     of_tasks = steps.drop_duplicates("task").groupby(["device", "outcome"]).size().unstack(fill_value=0)
-    rows = pd.DataFrame({"tasks": of_tasks.sum(axis=1)})
-    for name in _ENDINGS:
-        rows[name] = of_tasks.get(name, 0)
+    rows = of_tasks.reindex(columns=list(_ENDINGS), fill_value=0).assign(tasks=of_tasks.sum(axis=1))
     rows["worked_s"] = steps.groupby("device")["length"].sum()
     rows["wasted_s"] = steps[steps["outcome"] != "done"].groupby("device")["length"].sum()
+    rows["share"] = rows["wasted_s"] / rows["worked_s"]
     moved = run.table(TRANSFERS).select(["device", "delivered"]).to_pandas().dropna(subset="device")
     rows["bytes"] = moved.groupby("device")["delivered"].sum()
-    population = run.table(DEVICES).to_pandas().set_index("device")
-    facts = ["speed", "samples", *_OF_DEVICES]
-    rows = rows.fillna(0.0).join(population.reindex(columns=facts))
+    facts = ["speed", "samples", *(key for _, key, _ in _OF_DEVICES)]
+    rows = rows.fillna(0.0).join(history.population.reindex(columns=facts))
     return rows.sort_values(["wasted_s", "worked_s"], ascending=False, kind="stable").rename_axis("device").reset_index()
 
 
-def _count(value: float) -> Cell:
-    return Cell(f"{int(value):,}", value)
-
-
-def _of_device(name: str, value: float | None) -> Cell:
-    if value is None or math.isnan(value):
-        return Cell(_NOTHING)
-    return Cell(
-        show_joules(value) if name == "joules" else f"{value:.4f}" if name in ("accuracy", "cost") else f"{value:.0f}", value
-    )
+_OF_ROUNDS = {
+    "accuracy": "accuracy (0-1)",
+    "loss": "test loss",
+    "train_loss": "training loss",
+    "discrepancy": "discrepancy",
+    "mean_accuracy": "accuracy of the mean (0-1)",
+    "consensus": "consensus distance",
+    "purity": "purity (0-1)",
+    "epsilon": "epsilon",
+    "joules": "energy (J)",
+    "cost": "cost",
+}
 
 
 def rounds(run: RunFolder, timeline: str) -> Markup | None:
     """What each round did and reached; its number shows it in the timeline. None for a run without any."""
-    rows = run.rounds
+    starts = [0.0, *(row["time"] for row in run.rounds)]
+    rows = [row | {"lasted": max(0.0, row["time"] - start)} for row, start in zip(run.rounds, starts, strict=False)]
     if not rows:
         return None
-    known = [row["accuracy"] for row in rows if row["accuracy"] is not None]
-    best = next((place for place, row in enumerate(rows) if known and row["accuracy"] == max(known)), None)
+    best = max((row for row in rows if row["accuracy"] is not None), key=lambda row: row["accuracy"], default=None)
     step = style.step_for(len(rows), _MOST_ROUNDS)
-    shown = [place for place in range(len(rows)) if place % step == 0 or place in (best, len(rows) - 1)]
-    ends = [0.0, *(row["time"] for row in rows)]
-    optional = [
-        ("accuracy", "accuracy (0-1)"),
-        ("loss", "test loss"),
-        ("train_loss", "training loss"),
-        ("discrepancy", "discrepancy"),
-        ("mean_accuracy", "accuracy of the mean (0-1)"),
-        ("consensus", "consensus distance"),
-        ("purity", "purity (0-1)"),
-        ("epsilon", "epsilon"),
-        ("joules", "energy (J)"),
-        ("cost", "cost"),
+    shown = [row for place, row in enumerate(rows) if place % step == 0 or row is best or row is rows[-1]]
+
+    def measured(keys: Mapping[str, str], show: Callable[[Any], str]) -> list[_Column]:
+        return [(head, key, show) for key, head in keys.items() if any(row.get(key) is not None for row in rows)]
+
+    columns = [
+        ("ended at", "time", show_seconds),
+        ("lasted", "lasted", show_seconds),
+        *measured(_OF_ROUNDS, "{:.4f}".format),
+        *((name, name, "{:,}".format) for name in ("selected", "valid", "slow", "disconnected")),
+        ("down", "bytes_down", show_bytes),
+        ("up", "bytes_up", show_bytes),
+        *measured({"bytes_peer": "between devices"}, show_bytes),
     ]
-    measured = [(key, head) for key, head in optional if any(row.get(key) is not None for row in rows)]
-    peers = ["bytes_peer"] if any(row.get("bytes_peer") is not None for row in rows) else []
-    heads = ["round", "ended at", "lasted", *(head for _, head in measured)]
-    heads += ["selected", "valid", "slow", "disconnected", "down", "up", *(["between devices"] if peers else [])]
-    body = []
-    for place in shown:
-        row, lasted = rows[place], max(0.0, rows[place]["time"] - ends[place])
-        button = el("button", str(row["round"]), type="button", data_round=row["round"], data_timeline=timeline)
-        cells = [Cell(button, row["round"]), Cell(show_seconds(row["time"]), row["time"]), Cell(show_seconds(lasted), lasted)]
-        cells += [Cell(_number(row[key]), row[key], key == "accuracy" and place == best) for key, _ in measured]
-        cells += [Cell(_number(row[key]), row[key]) for key in ("selected", "valid", "slow", "disconnected")]
-        body.append([*cells, *(Cell(show_bytes(row[key]), row[key]) for key in ("bytes_down", "bytes_up", *peers))])
-    part = (
-        ""
-        if len(shown) == len(rows)
-        else f" {len(shown)} of {len(rows):,} are shown: every {style.ordinal(step)}, the best and the last."
-    )
-    caption = f"One row a round; its number shows it in the timeline.{part}"
-    return el("details", el("summary", f"Table of {len(rows):,} rounds"), grid(heads, body, [False] * len(heads), caption))
-
-
-def _number(value: float | int | None) -> str:
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return _NOTHING
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
+    part = f" {len(shown)} of {len(rows):,} are shown: every {style.ordinal(step)}, the best and the last."
+    caption = f"One row a round; its number shows it in the timeline.{'' if len(shown) == len(rows) else part}"
+    table = _with_buttons("round", timeline, shown, columns, caption, best)
+    return el("details", el("summary", f"Table of {len(rows):,} rounds"), table)
 
 
 def differing(runs: Sequence[RunFolder], names: Sequence[str]) -> Markup | None:
@@ -215,3 +210,96 @@ def differing(runs: Sequence[RunFolder], names: Sequence[str]) -> Markup | None:
     more = el("p", f"{len(keys) - len(rows)} more keys differ.", class_="soft") if len(keys) > len(rows) else None
     head = f"What their scenarios say differently: {style.counted(len(keys), 'key')}"
     return el("details", el("summary", head), table, more, open=len(keys) <= _FEW_DIFFERENCES)
+
+
+_MOST_WORLDS = 6
+_UNLIKE = 12  # values further apart than this factor do not fit on one linear axis
+_SHOW: dict[str, Callable[[float], str]] = {"s": show_seconds, "bytes": show_bytes, "J": show_joules, "0-1": "{:.3f}".format}
+_TITLES = {"s": "Time to {}", "bytes": "Bytes to {}", "J": "Energy to {}", "0-1": "Final accuracy"}
+
+
+# What a comparison answers: sentences, and for each figure a sorted plot of dots with intervals. Plots are tables whose last
+# column is drawn: they fit any width, follow the page's colours, and can be read aloud.
+
+
+def answers(found: "Sequence[Answer]", colours: dict[int, str]) -> list[Markup]:
+    """What each world's answer says and shows; ``colours`` are those of the lines, by place."""
+    parts = []
+    for answer in found[:_MOST_WORLDS]:
+        parts += [el("h3", answer.world)] if answer.world else []
+        plots = [el("div", *_in_words(one, answer.target), _plot(one, answer.target, colours)) for one in answer.rankings]
+        parts.append(el("div", *plots, class_="plots"))
+        parts += [el("p", answer.missing, class_="soft")] if answer.missed else []
+    if len(found) > _MOST_WORLDS:
+        parts.append(el("p", f"{len(found) - _MOST_WORLDS} more worlds are in the tables below.", class_="soft"))
+    return parts
+
+
+def _in_words(ranking: "Ranking", target: float | None) -> Iterator[Markup]:
+    """The best in bold, then how the others compare with it."""
+    if words := ranking.sentences:
+        to = f"To an accuracy of {target:g} " if ranking.measure.is_cost else ""
+        yield el("p", el("strong", to + words[0]), " " + " ".join(words[1:]), class_="answer")
+
+
+def _plot(ranking: "Ranking", target: float | None, colours: dict[int, str]) -> Markup:
+    """One figure of all lines, the best on top: name, value, and a dot with its interval."""
+    there = [one for one in ranking.entries if one.values]
+    scale = _Scale(there, ranking)
+    show = _SHOW[ranking.measure.unit]
+    rows = []
+    for one in there:
+        whole = len(one.values) == one.of
+        name = (
+            f"{one.name}{', a reference' if one.reference else ''}{', the baseline' if one.place == ranking.baseline else ''}"
+        )
+        said = show(one.mean.mean) if whole else f"{len(one.values)} of {one.of}"
+        best = bool(ranking.whole) and one is ranking.whole[0]
+        row = (
+            el("th", plain(one.name, 40), scope="row", class_="text", title=plain(name, 200)),
+            el("td", el("strong", said) if best else said),
+            el("td", scale.draw(one, ranking, colours[one.place]), class_="dots"),
+        )
+        rows.append(el("tr", *row, class_=None if whole and not one.reference else "soft"))
+    axis = el("tr", el("td"), el("td"), el("td", el("span", scale.low), el("span", scale.high), class_="axis"))
+    title = _TITLES[ranking.measure.unit].format(f"{target:g}" if target is not None else "")
+    more = "more is better" if ranking.measure.more_is_better else "less is better"
+    caption = el("caption", el("strong", title), el("small", f" {more}{', log scale' if scale.log else ''}"))
+    return el("table", caption, el("tbody", *rows), el("tfoot", axis), class_="plot")
+
+
+class _Scale:
+    """From figures to places of an axis, 0 to 1000."""
+
+    def __init__(self, entries: "Sequence[Entry]", ranking: "Ranking") -> None:
+        values = [value for one in entries for value in one.values.values()]
+        least, most, show = min(values), max(values), _SHOW[ranking.measure.unit]
+        self.log = ranking.measure.is_cost and least > 0 and most > _UNLIKE * least
+        if self.log:
+            self._from, self._to = math.log10(least / 1.3), math.log10(most * 1.3)
+        elif ranking.measure.is_cost:
+            self._from, self._to = 0.0, most * 1.08 or 1.0
+        else:
+            room = max(0.005, (most - least) * 0.08)
+            self._from, self._to = max(0.0, least - room), min(1.0, most + room)
+        ends = [10**edge if self.log else edge for edge in (self._from, self._to)]
+        self.low, self.high = map(show, ends)
+
+    def __call__(self, value: float) -> float:
+        """The place of a value; what lies beyond an end lies at it."""
+        if self.log:
+            value = math.log10(value) if value > 0 else -math.inf
+        return round(min(1000.0, max(0.0, (value - self._from) / (self._to - self._from) * 1000)), 1)
+
+    def draw(self, one: "Entry", ranking: "Ranking", colour: str) -> Markup:
+        """A dot at the mean, a line for its interval, and a small tick for each seed."""
+        mean, parts = one.mean, []
+        whole = len(one.values) == one.of
+        if whole and mean.pairs > 1:
+            low, high = self(max(0.0, mean.low)), self(min(mean.high, ranking.measure.most))
+            parts.append(el("line", x1=low, x2=high, y1="10", y2="10", stroke=colour, class_="interval"))
+        for value in one.values.values() if mean.pairs > 1 or not whole else ():
+            parts.append(el("line", x1=self(value), x2=self(value), y1="6", y2="14", stroke=colour, class_="seed"))
+        if whole:
+            parts.append(el("line", x1=self(mean.mean), x2=self(mean.mean), y1="10", y2="10", stroke=colour, class_="dot"))
+        return el("svg", *parts, viewBox="0 0 1000 20", preserveAspectRatio="none", aria_hidden="true")

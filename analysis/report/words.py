@@ -22,11 +22,7 @@ _MODELS = {"logistic": "a logistic regression", "mlp": "a perceptron", "module":
 
 
 def describe(scenario: Table) -> str:
-    """One paragraph: the devices and their data, what they train, how they are connected, the strategy, and the end.
-
-    Args:
-        scenario: the tables of a resolved ``scenario.toml``. What they say in a way that is not known here is left out.
-    """
+    """One paragraph on the tables of a resolved ``scenario.toml``; what is not known here is left out."""
     parts = (_data, _training, _speed, _availability, _lifetimes, _network, _processes, _energy, _drift, _strategy, _end)
     sentences = (_said(part, scenario) for part in parts)
     return " ".join(sentence for sentence in sentences if sentence)
@@ -81,8 +77,7 @@ def _sizes(sizes: Table) -> str:
 _PARTITIONS: dict[str, Callable[[Table], str]] = {
     "iid": lambda _: "dealt evenly at random",
     "shards": lambda p: (
-        "sorted by class and dealt in shards"
-        + (f", {p['per_device']} a device" if p["per_device"] > 1 else ", one a device")
+        f"sorted by class and dealt in shards, {p['per_device'] if p['per_device'] > 1 else 'one'} a device"
         + (f", {p['similarity']:.0%} of them at random instead" if p["similarity"] else "")
     ),
     "dirichlet": lambda p: f"each class cut among them in random shares (Dirichlet, alpha {p['alpha']:g})",
@@ -126,8 +121,7 @@ def _speed(scenario: Table) -> str:
     jitter = _spelled_out(population.get("jitter", 0.0))
     if jitter.get("value") != 0.0:
         words += f"; an epoch's time varies by {_amount(jitter, '.0%')}"
-    if "stragglers" in population:
-        slow = population["stragglers"]
+    if slow := population.get("stragglers"):
         words += f"; {slow['share']:.0%} of them are slowed to {_amount(_spelled_out(slow['factor']), '.0%')} of their speed"
     return f"{words}."
 
@@ -142,15 +136,15 @@ def _kinds(device: Table) -> str:
 
 def _availability(scenario: Table) -> str:
     own = scenario["population"].get("availability", {"kind": "always"})
-    if own["kind"] == "renewal":
-        return f"Devices can be reached for {own['mean_on']} and then not for {own['mean_off']}, on average."
-    if own["kind"] == "flash":
-        return "Devices can be reached when real phones were idle, charging and on Wi-Fi (FLASH)."
-    if own["kind"] == "diurnal":
-        return f"{own['least']:.0%} to {own['most']:.0%} of the devices can be reached, most at {own['peak']} local time."
-    if own["kind"] == "intervals":
-        return "Devices can be reached when a file says so."
-    return "Devices can be reached at any time."
+    match own["kind"]:
+        case "renewal":
+            return f"Devices can be reached for {own['mean_on']} and then not for {own['mean_off']}, on average."
+        case "flash":
+            return "Devices can be reached when real phones were idle, charging and on Wi-Fi (FLASH)."
+        case "diurnal":
+            return f"{own['least']:.0%} to {own['most']:.0%} of the devices can be reached, most at {own['peak']} local time."
+        case kind:
+            return f"Devices can be reached {'when a file says so' if kind == 'intervals' else 'at any time'}."
 
 
 def _lifetimes(scenario: Table) -> str:
@@ -171,18 +165,14 @@ def _lifetimes(scenario: Table) -> str:
 def _network(scenario: Table) -> str:
     network = scenario["network"]
     device = network.get("device", {})
-    own = [f"{_amount(device[way])} {way}" for way in ("down", "up") if way in device and not _unlimited(device[way])]
-    if "capacity" in scenario["population"]:
-        own = []
-    links = f"Each device's link has {_listed(own)}" if own else ""
+    own = "" if "capacity" in scenario["population"] else _limits(device)
+    links = f"Each device's link has {own}" if own else ""
     latency = device.get("latency")
     if latency and not str(latency.get("value", "")).startswith("0 "):
         links += f"{', with ' if links else 'Messages have '}{_amount(latency)} of latency"
     server = network.get("server")
-    shared = ""
-    if isinstance(server, Mapping):
-        limits = [f"{server[way]} {way}" for way in ("down", "up") if not _unlimited({"value": server[way]})]
-        shared = f"the server's link, which all share, has {_listed(limits)}" if limits else ""
+    limits = _limits(server) if isinstance(server, Mapping) else ""
+    shared = f"the server's link, which all share, has {limits}" if limits else ""
     edges = _edge_servers(network)
     if network["kind"] == "tree":
         shared = f"{'; '.join(filter(None, [shared, _cells(network)]))}"
@@ -195,9 +185,16 @@ def _network(scenario: Table) -> str:
 
 
 def _cells(network: Table) -> str:
-    cell = network.get("cell", {})
-    limits = [f"{cell[way]} {way}" for way in ("down", "up") if way in cell and not _unlimited({"value": cell[way]})]
-    return f"they are in {network['cells']:,} cells" + (f" with {_listed(limits)} each" if limits else "")
+    limits = _limits(network.get("cell", {}))
+    return f"they are in {network['cells']:,} cells" + (f" with {limits} each" if limits else "")
+
+
+def _limits(link: Table) -> str:
+    """The rates of a link that has any, such as ``1 Mbit/s down and 1 Mbit/s up``."""
+    rates = {way: _spelled_out(link[way]) for way in ("down", "up") if way in link}
+    return _listed(
+        [f"{_amount(rate)} {way}" for way, rate in rates.items() if not str(rate.get("value", "")).startswith("inf")]
+    )
 
 
 def _edge_servers(network: Table) -> str:
@@ -221,16 +218,14 @@ def _process(process: Table) -> str:
         case "upload-slots":
             number = process["slots"]
             return f"The server takes {number:,} upload{'' if number == 1 else 's'} at a time; the others queue."
-        case "link-outage":
-            left = process["rate"]
-            meanwhile = "nothing" if str(left).startswith("0 ") else f"{left} only"
-            on_average = ", on average" if process["random"] else ""
-            link, every, lasts = plain(process["link"], 60), process["every"], process["lasts"]
-            return f"Every {every} the link {link} carries {meanwhile} for {lasts}{on_average}."
-        case "edge-outage":
-            what = "crashes and is gone" if process["work"] == "wasted" else "is cut off"
-            on_average = ", on average" if process["random"] else ""
-            return f"Every {process['every']} edge server {process['edge']} {what} for {process['lasts']}{on_average}."
+        case "link-outage" | "edge-outage" as kind:
+            if kind == "link-outage":
+                left = process["rate"]
+                meanwhile = "nothing" if str(left).startswith("0 ") else f"{left} only"
+                what = f"the link {plain(process['link'], 60)} carries {meanwhile}"
+            else:
+                what = f"edge server {process['edge']} {'crashes and is gone' if process['work'] == 'wasted' else 'is cut off'}"
+            return f"Every {process['every']} {what} for {process['lasts']}{', on average' if process['random'] else ''}."
         case own:
             return f"The process {plain(own.rpartition(':')[2], 60)}, of the user's own, acts on the world."
 
@@ -240,7 +235,7 @@ def _energy(scenario: Table) -> str:
     if not energy:
         return ""
     presets = f" as presets say ({_listed(energy['preset'])})" if "preset" in energy else ""
-    words = f"Energy is counted{presets}, carbon too" if "carbon" in energy else f"Energy is counted{presets}"
+    words = f"Energy is counted{presets}{', carbon too' if 'carbon' in energy else ''}"
     battery = energy.get("battery")
     if not battery:
         return f"{words}."
@@ -302,12 +297,10 @@ def _strategy(scenario: Table) -> str:
         words += f", within {own['relative_deadline']:g} times the mean time of {own['reference_epochs']} epochs"
     else:
         words += ", and waits for all of them"
-    if isinstance(own.get("groups"), int) and own["groups"] > 1:
-        words += f"; it forms {own['groups']} groups"
-    if own.get("clusters", 1) != 1:
-        words += f"; it forms {own['clusters']} clusters"
-    if own.get("tiers"):
-        words += f"; it forms {own['tiers']} tiers"
+    for parts in ("groups", "clusters", "tiers"):
+        count = own.get(parts)
+        if count and count != 1 and (parts != "groups" or isinstance(count, int)):
+            words += f"; it forms {count} {parts}"
     if "mu" in own:
         words += f"; its proximal term weighs {own['mu']:g}"
     return f"{words}."
@@ -317,8 +310,9 @@ def _end(scenario: Table) -> str:
     stop = scenario["stop"]
     ends = []
     if "rounds" in stop:
-        unit = "versions of the model" if "concurrency" in scenario["strategy"] else "rounds"
-        ends.append(f"after {stop['rounds']:,} {unit}")
+        ends.append(
+            f"after {stop['rounds']:,} {'versions of the model' if 'concurrency' in scenario['strategy'] else 'rounds'}"
+        )
     if "simulated_time" in stop:
         ends.append(f"after {stop['simulated_time']} of simulated time")
     if "accuracy" in stop:
@@ -331,30 +325,22 @@ def _spelled_out(value: Any) -> Table:
     return value if isinstance(value, Mapping) else {"kind": "constant", "value": value}
 
 
-def _amount(distribution: Table, form: str = "") -> str:
+def _amount(own: Table, form: str = "") -> str:
     """A quantity that may differ between devices; ``form`` is how its numbers are written."""
-
-    def said(name: str) -> str:
-        return format(distribution[name], form)
-
-    match distribution["kind"]:
+    match own["kind"]:
         case "constant":
-            return said("value")
+            return format(own["value"], form)
         case "uniform":
-            return f"{said('low')} to {said('high')}"
+            return f"{own['low']:{form}} to {own['high']:{form}}"
         case "lognormal":
-            return f"{said('median')} in the median (lognormal, a factor of {distribution['spread']:g})"
+            return f"{own['median']:{form}} in the median (lognormal, a factor of {own['spread']:g})"
         case "choice":
-            return _listed([format(value, form) for value in distribution["values"]], "or")
+            return _listed([format(value, form) for value in own["values"]], "or")
         case "list":
             return "what is listed for each"
         case "file":
             return "what a file says"
-    raise ValueError(distribution["kind"])
-
-
-def _unlimited(distribution: Table) -> bool:
-    return str(distribution.get("value", "")).startswith("inf")
+    raise ValueError(own["kind"])
 
 
 def _listed(words: list[Any], last: str = "and") -> str:

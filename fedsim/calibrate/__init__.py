@@ -1,8 +1,7 @@
 """From a log of a real deployment to a world to simulate: ``fedsim calibrate``.
 
-``log`` reads what was written down, ``fitting`` finds devices and links in it, ``replay`` asks the simulator what such a world
-would have done, ``prediction`` compares, ``files`` writes the scenario and the tables. Some rounds are held out: they are
-predicted, and nothing is fitted to them.
+``log`` reads the log, ``fitting`` finds devices and links in it, ``replay`` predicts its rounds with the simulator, ``files``
+writes the scenario and the tables. Some rounds are held out: they are predicted, and nothing is fitted to them.
 """
 
 from pathlib import Path
@@ -14,7 +13,7 @@ from pydantic import TypeAdapter
 from fedsim.calibrate.files import Drawn, write
 from fedsim.calibrate.fitting import fit, presence
 from fedsim.calibrate.log import LogDefaults, read_log
-from fedsim.calibrate.prediction import HoldOut, held_out, predict
+from fedsim.calibrate.replay import HoldOut, held_out, predict
 from fedsim.errors import DataError
 from fedsim.records.reading import RunFolder
 from fedsim.world.network.protocol import PROTOCOLS, Protocol, ProtocolSpec
@@ -32,16 +31,16 @@ def calibrate(
     latency: float | None = None,
     protocol: Literal["fluid", "tcp"] | None = None,
 ) -> list[str]:
-    """Fit a world to a log and write it to ``out`` as a scenario, with tables of clients and of rounds; returns what to tell.
+    """Fit a world to a log and write it as a scenario with tables of clients and of rounds; returns lines for people.
 
     Args:
         path: the log, or a run folder.
-        out: a folder; what an earlier calibration left there is replaced.
-        said: what is known of the log beside it.
+        out: a folder; files of an earlier calibration are replaced.
+        said: values that the log lacks.
         by_client: write each client's own values, and not distributions.
-        hold_out: which rounds nothing is fitted to: every third, the last third, none.
+        hold_out: rounds that nothing is fitted to: every third, the last third, none.
         latency: of all clients (s), if it is known.
-        protocol: that messages are taken to go by, and that is written; by default what a run folder says, or else fluid.
+        protocol: of the messages; by default that of a run folder, or else fluid.
 
     Raises:
         DataError: the log is missing, malformed, or too short; or its protocol is unknown.
@@ -55,17 +54,17 @@ def calibrate(
     drawn = Drawn.of(fitted, log, mine, by_client)
     alike = log.synchronous and not fitted.world.jitter and not fitted.world.links.protocol.weighs
     prediction = predict(log, held, [fitted.world] * (1 if alike else _DRAWS))
-    told = [*drawn.told(log, fitted, there), *prediction.told("with each client's own values")]
+    told = [*drawn.told(log, there), *prediction.told("with each client's own values")]
     if not by_client:
         told += predict(log, held, [drawn.world(seed) for seed in range(_DRAWS)]).told(
             "with clients drawn as the scenario does"
         )
-    write(out, path.name, log, fitted, drawn, there, prediction)
+    write(out, path.name, log, drawn, there, prediction)
     return [*told, *(f"note: {note}" for note in log.notes), f"written to {out}"]
 
 
 def _protocol(path: Path, name: str | None) -> Protocol:
-    """By its name, or that of a run folder; one of somebody's own is no more imported from a run folder than anything else."""
+    """By its name, or that of a run folder, whose own code is never imported."""
     said: Any = name or (RunFolder(path).scenario["network"].get("protocol") if path.is_dir() else None) or "fluid"
     kind = said if isinstance(said, str) else said["kind"]
     if kind not in PROTOCOLS.kinds:

@@ -1,22 +1,20 @@
-"""What a calibration leaves: a scenario, a table of clients and a table of rounds."""
+"""The output of a calibration: lines for people, a scenario, a table of clients and a table of rounds."""
 
-import csv
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import tomli_w
-from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from fedsim.arrays import Floats
 from fedsim.calibrate.fitting import Fitted, Presence
 from fedsim.calibrate.log import Log, Tasks
-from fedsim.calibrate.prediction import Prediction
-from fedsim.calibrate.replay import World
+from fedsim.calibrate.replay import Prediction, World
 from fedsim.language.units import show_bytes, show_seconds
 from fedsim.output.harmless import clean, for_csv
 from fedsim.records.folder import writing
@@ -30,7 +28,7 @@ _ALIKE = 1.02  # a spread that is none
 
 
 class _Unit(NamedTuple):
-    """How a quantity of clients is written: its type in a scenario, a unit, and what that is in the base unit."""
+    """The type of a quantity in a scenario, and a unit with its size in the base unit."""
 
     kind: Any
     name: str
@@ -46,13 +44,13 @@ _UNITS = {
 
 @dataclass(frozen=True)
 class Drawn:
-    """The quantities of clients as a scenario says them, and draws them.
+    """The quantities of clients as a scenario says and draws them.
 
     Attributes:
-        said: by name: a quantity, a list of them, or a distribution.
-        fitted: what they are from.
-        samples: that a client holds, [clients].
-        epochs: passes of a training.
+        said: by name: a quantity, a list of quantities, or a distribution.
+        fitted: the world.
+        samples: of each client, [clients].
+        epochs: of a training.
     """
 
     said: dict[str, Any]
@@ -63,48 +61,37 @@ class Drawn:
     @classmethod
     def of(cls, fitted: Fitted, log: Log, tasks: Tasks, by_client: bool) -> "Drawn":
         """Say what was fitted to some tasks of a log."""
-        links = fitted.world.links
-        values = {"speed": fitted.world.speed, "down": links.down, "up": links.up, "latency": links.latency}
-        said = {name: _listed(name, of) if by_client else _distribution(name, of) for name, of in values.items()}
-        held = tasks.train.amount / tasks.epochs
-        there = ~np.isnan(held)
-        own = [held[there & (tasks.client == client)] for client in range(len(log.clients))]
-        usual = float(np.median(held[there]))
-        samples = np.array([max(1, round(float(np.median(one)) if len(one) else usual)) for one in own], dtype=np.float64)
-        return cls(said, fitted, samples, max(1, int(np.median(tasks.epochs[there]))))
+        say = _listed if by_client else _distribution
+        said = {name: say(name, values) for name, values in fitted.world.quantities.items()}
+        held = pd.Series(tasks.train.amount / tasks.epochs)
+        own = held.groupby(tasks.client).median().reindex(range(len(log.clients))).fillna(held.median())
+        samples = np.maximum(1.0, np.round(own.to_numpy()))
+        return cls(said, fitted, samples, max(1, int(np.median(tasks.epochs[held.notna()]))))
 
     def world(self, seed: int) -> World:
         """A world of as many clients, drawn."""
         streams, links = Streams(seed), self.fitted.world.links
-        drawn = {
-            name: TypeAdapter[Any](_UNITS[name].kind)
-            .validate_python(said)
-            .draw(streams.generator(f"world/{name}"), len(self.samples))
-            for name, said in self.said.items()
-        }
-        return World(
-            drawn["speed"],
-            self.fitted.world.jitter,
-            links._replace(down=drawn["down"], up=drawn["up"], latency=drawn["latency"]),
-        )
+        drawn = {}
+        for name, said in self.said.items():
+            distribution = TypeAdapter[Any](_UNITS[name].kind).validate_python(said)
+            drawn[name] = distribution.draw(streams.generator(f"world/{name}"), len(self.samples))
+        speed = drawn.pop("speed")
+        return World(speed, self.fitted.world.jitter, links._replace(**drawn))
 
-    def told(self, log: Log, fitted: Fitted, there: Presence | None) -> Iterator[str]:
-        """What was found, a line a quantity."""
+    def told(self, log: Log, there: Presence | None) -> Iterator[str]:
+        """Lines for people, one a quantity."""
         kind = "synchronous" if log.synchronous else f"asynchronous, {log.at_work} clients at work"
         yield f"log        {len(log.clients)} clients, {len(log.rounds.number)} rounds, {len(log.tasks.client)} tasks ({kind})"
-        links = fitted.world.links
+        fitted, links = self.fitted, self.fitted.world.links
         yield f"protocol   {links.protocol.kind}"
         jitter = f", an epoch's time varies by {fitted.world.jitter:.1%}" if fitted.world.jitter else ", without jitter"
         yield f"speed      {_in_words('speed', fitted.world.speed)}{jitter}"
         for way, rates in (("down", links.down), ("up", links.up)):
             server = links.server[way]  # type: ignore[index]
-            limit = (
-                f"; the server's link carries {_text(way, server)}" if server < math.inf else "; no limit at the server is seen"
-            )
-            yield f"{way:<9}  {_in_words(way, rates)}{limit}"
-        yield f"latency    {_in_words('latency', links.latency)}" + (
-            "" if fitted.latency_is_known else ": messages of one size do not tell it, so rates have it in them (--latency)"
-        )
+            limit = f"the server's link carries {_text(way, server)}" if server < math.inf else "no limit at the server is seen"
+            yield f"{way:<9}  {_in_words(way, rates)}; {limit}"
+        unknown = ": messages of one size do not tell it, so rates have it in them (--latency)"
+        yield f"latency    {_in_words('latency', links.latency)}{'' if fitted.latency_is_known else unknown}"
         known = fitted.overhead[~np.isnan(fitted.overhead)]
         if len(known) and np.median(known) > 0:
             yield f"overhead   {show_seconds(float(np.median(known)))} of a training, whatever its samples; speeds contain it"
@@ -122,54 +109,33 @@ class Drawn:
             yield f"note: uploads have {sent} and downloads {received}, which the scenario has for both"
 
 
-def write(out: Path, name: str, log: Log, fitted: Fitted, drawn: Drawn, there: Presence | None, prediction: Prediction) -> None:
-    """Write all files.
-
-    Raises:
-        RunFolderError: one cannot be written.
-    """
+def write(out: Path, name: str, log: Log, drawn: Drawn, there: Presence | None, prediction: Prediction) -> None:
+    """Write all files."""
     sections = _sections(name, log, drawn, there)
     Scenario(**sections)  # what it would be refused for, it is refused for here
     with writing(out / SCENARIO) as beside:
         beside.write_text(f"# Fitted by fedsim calibrate to {clean(name)}.\n{tomli_w.dumps(sections)}", encoding="utf-8")
-    links = fitted.world.links
-    columns: dict[str, NDArray[Any]] = {
-        "speed": fitted.world.speed,
-        "down": links.down,
-        "up": links.up,
-        "latency": links.latency,
+    clients = {
+        "device": range(len(log.clients)),
+        "client": list(map(for_csv, log.clients)),
+        **drawn.fitted.world.quantities,
+        "overhead": drawn.fitted.overhead,
+        "samples": drawn.samples,
+        "tasks": drawn.fitted.seen,
+        **({} if there is None else {"present": there.share}),
     }
-    columns |= {"overhead": fitted.overhead, "samples": drawn.samples, "tasks": fitted.seen}
-    if there is not None:
-        columns["present"] = there.share
-    rows = [
-        {"device": number, "client": for_csv(client)} | {key: _cell(of[number]) for key, of in columns.items()}
-        for number, client in enumerate(log.clients)
-    ]
-    _write_rows(out / CLIENTS, rows)
-    spans = zip(log.rounds.number.tolist(), *(of.tolist() for of in prediction[:3]), strict=True)
-    told = [
-        {"round": number, "held_out": int(held), "measured": _cell(measured), "predicted": _cell(predicted)}
-        for number, held, measured, predicted in spans
-    ]
-    _write_rows(out / ROUNDS, told)
-
-
-def _write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    with writing(path) as beside, beside.open("w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, rows[0], lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
-
-
-def _cell(value: Any) -> Any:
-    if value is None or value != value:
-        return ""
-    return f"{value:.9g}" if isinstance(value, float) else value
+    rounds = {
+        "round": log.rounds.number,
+        "held_out": prediction.held_out.astype(int),
+        "measured": prediction.measured,
+        "predicted": prediction.predicted,
+    }
+    for file, columns in ((CLIENTS, clients), (ROUNDS, rounds)):
+        with writing(out / file) as beside:
+            pd.DataFrame(columns).to_csv(beside, index=False, float_format="%.9g", lineterminator="\n")
 
 
 def _sections(name: str, log: Log, drawn: Drawn, there: Presence | None) -> dict[str, Any]:
-    """The scenario, said briefly."""
     links, least, most = drawn.fitted.world.links, int(drawn.samples.min()), int(drawn.samples.max())
     by_client = isinstance(drawn.said["speed"], list)
     population: dict[str, Any] = {
@@ -182,11 +148,9 @@ def _sections(name: str, log: Log, drawn: Drawn, there: Presence | None) -> dict
         phases = {"mean_on": f"{max(there.mean_on, 1e-3):.6g} s", "mean_off": f"{max(there.mean_off, 1e-3):.6g} s"}
         population["availability"] = {"kind": "renewal"} | phases
     server = {way: _text(way, rate) for way, rate in links.server.items() if rate < math.inf}
-    strategy: dict[str, Any] = {"local_epochs": drawn.epochs}
+    strategy: dict[str, Any] = {"kind": "fedbuff", "concurrency": log.at_work, "buffer": log.per_version}
     if log.synchronous:
-        strategy = {"kind": "fedavg", "clients_per_round": min(log.cohort, len(log.clients))} | strategy
-    else:
-        strategy = {"kind": "fedbuff", "concurrency": log.at_work, "buffer": log.per_version} | strategy
+        strategy = {"kind": "fedavg", "clients_per_round": min(log.cohort, len(log.clients))}
     network: dict[str, Any] = {"kind": "star", "server": server}
     if links.protocol != Fluid():
         network["protocol"] = links.protocol.model_dump(mode="json", exclude_defaults=True) | {"kind": links.protocol.kind}
@@ -196,7 +160,7 @@ def _sections(name: str, log: Log, drawn: Drawn, there: Presence | None) -> dict
         "model": {"kind": "size", "bytes": f"{_message_bytes(log.tasks)[0]:.9g} B"},
         "population": population,
         "network": network | {"device": {name: drawn.said[name] for name in ("down", "up", "latency")}},
-        "strategy": strategy,
+        "strategy": strategy | {"local_epochs": drawn.epochs},
         "stop": {"rounds": len(log.rounds.number)},
     }
 
@@ -209,11 +173,10 @@ def _message_bytes(tasks: Tasks) -> tuple[float, float]:
 
 
 def _text(name: str, value: float) -> str:
-    """A quantity with its unit."""
     return f"{value / _UNITS[name].size:.6g} {_UNITS[name].name}"
 
 
-def _listed(name: str, values: Floats) -> list[str]:
+def _listed(name: str, values: Floats) -> Any:
     return [_text(name, value) for value in values.tolist()]
 
 

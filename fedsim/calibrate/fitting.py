@@ -6,9 +6,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from scipy.stats import theilslopes
 
-from fedsim.arrays import Floats, Ints
+from fedsim.arrays import Flags, Floats, Ints
 from fedsim.calibrate.log import Log, Steps, Tasks
 from fedsim.calibrate.replay import Links, World, transfers
 from fedsim.world.network import Direction
@@ -59,23 +59,22 @@ def fit(tasks: Tasks, clients: int, latency: float | None = None, protocol: Prot
 
     Args:
         tasks: some of a log.
-        clients: how many the log has; one without a task here gets what is usual.
+        clients: how many the log has; one without a task here gets the median of the others.
         latency: of all clients (s), if it is known.
-        protocol: by which they sent; fluid if nothing is said. Shares that differ by chance are taken as alike to fit to.
+        protocol: of the messages, fluid by default; shares of links are taken as alike.
     """
     protocol = protocol or Fluid()
     steady = protocol.model_copy(update={"weight_spread": 1.0})
-    seen = np.bincount(tasks.client, minlength=clients)
     speed, jitter = _speeds(tasks, clients)
-    latencies = _latencies(tasks, clients, steady) if latency is None else np.full(clients, latency)
-    is_known = latencies is not None
-    if latencies is None:
-        latencies = np.zeros(clients)
+    found = _latencies(tasks, clients, steady) if latency is None else np.full(clients, latency)
+    latencies = np.zeros(clients) if found is None else found
     rates, server = {}, {}
     for way in _WAYS:
         rates[way], server[way] = _links(tasks, way, latencies, steady)
     links = Links(_usual(rates["down"]), _usual(rates["up"]), latencies, server, protocol)
-    return Fitted(World(_usual(speed), jitter, links), _overheads(tasks, clients), is_known, seen)
+    overhead: Floats = _lines(tasks.train, tasks.client, clients)[0]
+    seen = np.bincount(tasks.client, minlength=clients)
+    return Fitted(World(_usual(speed), jitter, links), overhead, found is not None, seen)
 
 
 def presence(log: Log) -> Presence | None:
@@ -83,32 +82,26 @@ def presence(log: Log) -> Presence | None:
 
     Means are those of exponential phases, of which the first and the last may be cut off.
     """
-    clients, (first, last) = len(log.clients), (log.rounds.start.min(), log.rounds.end.max())
+    clients, first, last = len(log.clients), log.rounds.start.min(), log.rounds.end.max()
     if log.on:
-        intervals = [[(each.start, each.end) for each in log.on if each.client == client] for client in range(clients)]
+        client, start, end = map(np.array, zip(*log.on, strict=True))
     elif log.synchronous:
-        there = np.zeros((len(log.rounds.number), clients), dtype=bool)
+        there = np.zeros((clients, len(log.rounds.number)), dtype=np.int8)
         place = {number: at for at, number in enumerate(log.rounds.number.tolist())}
-        there[[place[number] for number in log.tasks.round.tolist()], log.tasks.client] = True
+        there[log.tasks.client, [place[number] for number in log.tasks.round.tolist()]] = 1
         if there.all() or there.mean() < _MOSTLY:
             return None
-        edges = np.append(log.rounds.start, last)
-        intervals = [list(_stretches(there[:, client], edges)) for client in range(clients)]
+        edges, change = np.append(log.rounds.start, last), np.diff(there, prepend=0, append=0)
+        client, begins = np.nonzero(change == 1)
+        start, end = edges[begins], edges[np.nonzero(change == -1)[1]]
     else:
         return None
-    on = np.array([sum(end - start for start, end in own) for own in intervals])
-    whole = last - first
-    leaves = sum(end < last for own in intervals for _, end in own)
-    comes = sum(start > first for own in intervals for start, _ in own)
+    on = np.bincount(client, end - start, clients)
+    leaves, comes = np.sum(end < last), np.sum(start > first)
     if not leaves or not comes:
         return None
+    whole = last - first
     return Presence(float(on.sum() / leaves), float((whole * clients - on.sum()) / comes), on / whole)
-
-
-def _stretches(there: NDArray[np.bool_], edges: Floats) -> Iterator[tuple[float, float]]:
-    """From when to when a client was in every round."""
-    change = np.flatnonzero(np.diff(np.concatenate(([False], there, [False])).astype(np.int8)))
-    yield from ((edges[start], edges[end]) for start, end in change.reshape(-1, 2))
 
 
 def _own(client: Ints, clients: int) -> Iterator[tuple[int, Ints]]:
@@ -133,10 +126,7 @@ def _usual(values: Floats) -> Floats:
 
 
 def _speeds(tasks: Tasks, clients: int) -> tuple[Floats, float]:
-    """Samples/s of each client, [clients], and the jitter of an epoch.
-
-    A training's time is taken as lognormal with mean samples / speed, as an epoch's is in the simulator.
-    """
+    """Samples/s, [clients], and the jitter of an epoch; times of trainings are lognormal with mean samples / speed."""
     there = ~np.isnan(tasks.train.end) & (tasks.train.took > 0)
     client = tasks.client[there]
     pace = np.log(tasks.train.took[there] / tasks.train.amount[there])
@@ -155,15 +145,13 @@ def _speeds(tasks: Tasks, clients: int) -> tuple[Floats, float]:
 
 
 def _line(amount: Floats, took: Floats) -> tuple[float, float] | None:
-    """Intercept and slope of time over amount: medians over pairs of amounts (Theil, 1950; Sen, 1968); None of one amount."""
+    """Intercept and slope of time over amount (Theil, 1950; Sen, 1968); None of one amount."""
     sizes = np.unique(amount)
     if len(sizes) < 2 or sizes[-1] < _APART * sizes[0]:
         return None
     sizes = sizes[np.unique(np.linspace(0, len(sizes) - 1, 64).astype(np.int64))]
-    times = np.array([np.median(took[amount == size]) for size in sizes])
-    one, other = np.triu_indices(len(sizes), 1)
-    slope = float(np.median((times[other] - times[one]) / (sizes[other] - sizes[one])))
-    return float(np.median(times - slope * sizes)), slope
+    found = theilslopes([np.median(took[amount == size]) for size in sizes], sizes, method="joint")
+    return float(found.intercept), float(found.slope)
 
 
 def _lines(steps: Steps, client: Ints, clients: int) -> Floats:
@@ -199,7 +187,7 @@ def _latencies(tasks: Tasks, clients: int, protocol: Protocol) -> Floats | None:
     return _usual(mean)
 
 
-def _bisected(is_low: Callable[[Floats], NDArray[np.bool_]], low: Floats, high: Floats) -> Floats:
+def _bisected(is_low: Callable[[Floats], Flags], low: Floats, high: Floats) -> Floats:
     """Where values from ``low`` to ``high`` are low no more."""
     for _ in range(60):
         middle = (low + high) / 2
@@ -208,25 +196,20 @@ def _bisected(is_low: Callable[[Floats], NDArray[np.bool_]], low: Floats, high: 
     return np.asarray(low, dtype=np.float64)
 
 
-def _overheads(tasks: Tasks, clients: int) -> Floats:
-    intercepts: Floats = _lines(tasks.train, tasks.client, clients)[0]
-    return intercepts
-
-
 # Links.
 
 
 def _links(tasks: Tasks, way: Direction, latency: Floats, protocol: Protocol) -> tuple[Floats, float]:
-    """Rates of the clients' own links, [clients], NaN where nothing went, and the capacity of the server's."""
+    """Rates of the clients' links, [clients], NaN where nothing went, and the capacity of the server's (bytes/s)."""
     steps = tasks.down if way == "down" else tasks.up
     there = ~np.isnan(steps.end) & (steps.amount > 0)
     steps, client, clients = steps.at(there), tasks.client[there], len(latency)
     order = np.argsort(steps.start, kind="stable")
-    search = _Search(way, steps.at(order), client[order], latency, protocol)
     if not len(client):
         return np.full(clients, math.nan), math.inf
+    search = _Search(way, steps.at(order), client[order], latency, protocol)
     capacity = search.capacity()
-    return search.rates(capacity), capacity
+    return search.settled(capacity, len(client))[0], capacity
 
 
 def _sending_s(protocol: Protocol, sizes: Floats, rates: Floats, latency: Floats) -> Floats:
@@ -263,16 +246,12 @@ class _Search:
 
     def __init__(self, way: Direction, steps: Steps, client: Ints, latency: Floats, protocol: Protocol) -> None:
         self._way, self._steps, self._client, self._latency, self._protocol = way, steps, client, latency, protocol
-        self._over = np.maximum.accumulate(steps.end) if len(client) else steps.end
-
-    def rates(self, capacity: float) -> Floats:
-        """The clients' rates behind a server's link of this capacity, bytes/s, [clients]."""
-        return self._settled(capacity, len(self._client))[0]
+        self._over = np.maximum.accumulate(steps.end)
 
     def capacity(self) -> float:
         """Of the server's link, bytes/s; infinity if it limits nothing."""
         most = min(_MOST, len(self._client))
-        if not most or (self._steps.start[1:] >= self._over[:-1]).all():
+        if (self._steps.start[1:] >= self._over[:-1]).all():
             return math.inf
         alone = self._error(math.inf, most)
         if alone <= _WORTH:
@@ -290,23 +269,21 @@ class _Search:
         best = min(tried, key=tried.__getitem__)
         return best if tried[best] < _BETTER * alone and tried[best] < alone - _WORTH else math.inf
 
-    def _first_rates(self) -> Floats:
+    def settled(self, capacity: float, most: int) -> tuple[Floats, Floats]:
+        """Rates (bytes/s, [clients]) behind a server's link of this capacity, and how long the first transfers take (s)."""
         latency = self._latency[self._client]
         sending = np.maximum(self._steps.took - latency, 1e-9)
-        return _median(_rates(self._protocol, self._steps.amount, sending, latency), self._client, len(self._latency))
-
-    def _settled(self, capacity: float, most: int) -> tuple[Floats, Floats]:
-        """Rates [clients], and how long the first ``most`` transfers take with them (s)."""
-        steps, client = self._steps.at(slice(most)), self._client[:most]
-        rates = self._first_rates()
+        rates = _median(_rates(self._protocol, self._steps.amount, sending, latency), self._client, len(self._latency))
+        steps, client, latency, real = self._steps.at(slice(most)), self._client[:most], latency[:most], sending[:most]
         if capacity == math.inf:
-            return rates, self._latency[client] + _sending_s(self._protocol, steps.amount, rates[client], self._latency[client])
+            return rates, latency + _sending_s(self._protocol, steps.amount, rates[client], latency)
         rates = np.minimum(rates, capacity)
-        real = np.maximum(steps.took - self._latency[client], 1e-9)
         took = real
         for _ in range(_TURNS):
-            took = self._took(steps, client, rates, capacity)
-            apart = np.log(np.maximum(took - self._latency[client], 1e-9) / real)
+            known = np.where(np.isnan(rates), capacity, rates)
+            links = Links(known, known, self._latency, dict.fromkeys(_WAYS, capacity), self._protocol)
+            took = transfers(links, self._way, steps, client)
+            apart = np.log(np.maximum(took - latency, 1e-9) / real)
             told = np.abs(apart) > _STILL  # those that the server's link holds up say nothing of their own
             change = np.nan_to_num(_median(apart[told], client[told], len(rates)))
             better = np.minimum(rates * np.exp(change), capacity)
@@ -315,21 +292,15 @@ class _Search:
             rates = better
         return rates, took
 
-    def _took(self, steps: Steps, client: Ints, rates: Floats, capacity: float) -> Floats:
-        known = np.where(np.isnan(rates), capacity, rates)
-        links = Links(known, known, self._latency, dict.fromkeys(_WAYS, capacity), self._protocol)
-        return transfers(links, self._way, steps, client)
-
     def _error(self, capacity: float, most: int) -> float:
         """How far single transfers are off on the mean, and how far the ends of busy times are."""
-        steps, (_, took) = self._steps.at(slice(most)), self._settled(capacity, most)
+        steps, (_, took) = self._steps.at(slice(most)), self.settled(capacity, most)
         alone = np.abs(np.log(np.maximum(took, 1e-9) / np.maximum(steps.took, 1e-9))).mean()
         begins = self._begins(most)
         real, here = (np.maximum.reduceat(ends, begins) - steps.start[begins] for ends in (steps.end, steps.start + took))
         return float(alone + _TOGETHER * np.abs(np.log(np.maximum(here, 1e-9) / np.maximum(real, 1e-9))).mean())
 
     def _begins(self, most: int) -> Ints:
-        """Where the times begin at which something is always sent."""
         return np.concatenate(([0], 1 + np.flatnonzero(self._steps.start[1:most] >= self._over[: most - 1])))
 
     def _least(self, most: int) -> float:

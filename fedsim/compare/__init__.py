@@ -1,7 +1,6 @@
-"""Runs and studies side by side: what each reached, and what it cost.
+"""Runs and studies side by side: their accuracies and their costs.
 
-``measures`` reads the figures of a run off its folder (``work`` those of computing, ``readings`` those that a paper's tables
-define), ``paired`` has means and intervals over seeds, ``lines`` says what is put side by side and what its grid is called,
-``table`` makes rows and columns of it, ``text`` writes them for terminals, spreadsheets and Markdown, ``study`` beside those of
-a study, ``published`` beside what papers say, and ``show`` is all of it in one.
+``lines`` reads the folders to compare, ``measures`` the figures of a run (``readings`` those that a paper's tables define).
+``paired`` has means and intervals over seeds, ``table`` makes rows and columns, ``answer`` sentences, ``text`` writes them for
+terminals, spreadsheets and Markdown, ``published`` sets them beside papers, and ``show`` does all of it.
 """

@@ -1,4 +1,4 @@
-"""What a comparison answers: which line reaches a target with the least time, bytes and joules, by how much, and how surely.
+"""The answer of a comparison: which line reaches a target with the least time, bytes and joules, by how much, and how surely.
 
 Lines are ranked world by world: within one study and at one point of its grid. Two lines are compared seed by seed, by the
 ratios of their costs: the geometric mean, with Student's t interval of the logarithms. Reference lines are not ranked.
@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedsim.compare.lines import Line, Lines, shown
+from fedsim.compare.lines import Lines, shown
 from fedsim.compare.measures import BEST, FINAL, Measure, Values, cost_of
-from fedsim.compare.paired import Difference, mean_of, paired_difference
+from fedsim.compare.paired import Estimate, mean_of, paired_difference, ratio_of
 from fedsim.language.units import show_bytes, show_joules, show_seconds
 from fedsim.output.harmless import clean
 
@@ -27,15 +27,7 @@ _TELLS: Mapping[str, tuple[str, str, str, Callable[[float], str]]] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """A line in a ranking.
-
-    Attributes:
-        place: of the line among all.
-        name: of the line.
-        reference: whether it is shown for comparison only.
-        values: by seed, of the runs that have the figure.
-        of: how many runs the line has.
-    """
+    """A line in a ranking: its place among all, the figures of the runs that have it by seed, and ``of`` how many runs."""
 
     place: int
     name: str
@@ -44,7 +36,7 @@ class Entry:
     of: int
 
     @property
-    def mean(self) -> Difference:
+    def mean(self) -> Estimate:
         """The mean over its seeds, with its interval."""
         return mean_of(list(self.values.values()))
 
@@ -54,8 +46,7 @@ class Ranking:
     """Lines of one world by one figure.
 
     Attributes:
-        measure: the figure.
-        entries: the lines that have it in all their runs, the best first; then those that have it in some, those in most first.
+        entries: the lines that have it in all their runs, the best first; then the others, those that have it in most first.
         baseline: the baseline's place among all lines, if there is one.
         are_runs: whether each line is a single run, whatever its seed.
     """
@@ -67,34 +58,29 @@ class Ranking:
 
     @property
     def whole(self) -> list[Entry]:
-        """Those that are ranked: they have the figure in all their runs, and are no references."""
+        """The lines that are ranked: they have the figure in all their runs, and are no references."""
         return [one for one in self.entries if len(one.values) == one.of and not one.reference]
 
-    def against(self, other: Entry, first: Entry) -> Difference | None:
+    def against(self, other: Entry, first: Entry) -> Estimate | None:
         """``other`` compared with ``first``: ratios of costs, else differences. None where they cannot be paired."""
-        if self.are_runs:
-            pairs = list(zip(other.values.values(), first.values.values(), strict=False))
-        else:
-            pairs = [(other.values[seed], first.values[seed]) for seed in other.values if seed in first.values]
-        if not pairs or (not self.are_runs and len(pairs) < max(other.of, first.of)):
+        seeds = [seed for seed in other.values if seed in first.values]
+        if not seeds or len(seeds) < max(other.of, first.of):
             return None
-        above, below = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        if not self.measure.is_cost:
-            return paired_difference(above, below)
-        if min(*above, *below) <= 0:
-            return None
-        found = paired_difference(list(map(math.log, above)), list(map(math.log, below)))
-        mean, low, high = (math.exp(min(edge, 700.0)) for edge in (found.mean, found.low, found.high))
-        return Difference(mean, low, high, found.pairs)
+        above, below = ([one.values[seed] for seed in seeds] for one in (other, first))
+        return ratio_of(above, below) if self.measure.is_cost else paired_difference(above, below)
+
+    @property
+    def _same(self) -> float:
+        return 1.0 if self.measure.is_cost else 0.0
 
     def is_apart(self, other: Entry, first: Entry) -> bool:
-        """Whether the interval of their comparison leaves out that they are the same."""
-        found, same = self.against(other, first), 1.0 if self.measure.is_cost else 0.0
-        return found is not None and found.pairs > 1 and not found.low <= same <= found.high
+        """Whether the interval of their comparison excludes that they are the same."""
+        found = self.against(other, first)
+        return found is not None and found.pairs > 1 and not found.low <= self._same <= found.high
 
     @property
     def sentences(self) -> list[str]:
-        """The best, by how much, and how sure that is; none where there is no best."""
+        """The best, by how much, and how surely; none where no line is ranked."""
         whole = self.whole
         if not whole:
             return []
@@ -117,11 +103,10 @@ class Ranking:
         return f"{verb} the least {what}, {show(first.mean.mean)}"
 
     def _beside(self, other: Entry, first: Entry) -> str:
-        """What another line takes beside the first, and how sure that is."""
         found = self.against(other, first)
         if found is None:
             return f"needs {_TELLS[self.measure.unit][-1](other.mean.mean)}" if self.measure.is_cost else "cannot be compared"
-        if found.mean == (1.0 if self.measure.is_cost else 0.0) and (found.pairs < 2 or found.low == found.high):
+        if found.mean == self._same and (found.pairs < 2 or found.low == found.high):
             return "does exactly as well"
         if self.measure.is_cost:
             verb, _, as_much, _ = _TELLS[self.measure.unit]
@@ -133,23 +118,21 @@ class Ranking:
             within = f"{-found.high:.3f} to {-found.low:.3f}"
         if found.pairs < 2:
             return f"{said}, in the one world that both were run in" if not self.are_runs else said
-        beaten = sum(self._is_worse(other.values[seed], first.values[seed]) for seed in first.values)
+        sign = 1 if self.measure.is_cost else -1
+        beaten = sum(sign * other.values[seed] > sign * value for seed, value in first.values.items())
         doubt = "" if self.is_apart(other, first) else ", so these seeds do not tell the two apart"
         return f"{said} (95 % interval {within}; worse in {beaten} of {found.pairs} worlds{doubt})"
-
-    def _is_worse(self, other: float, first: float) -> bool:
-        return other > first if self.measure.is_cost else other < first
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a comparison says of one world.
+    """The answer for one world.
 
     Attributes:
-        world: the point of the grid, or the study, in words; empty if there is one alone.
-        target: the accuracy that costs are compared at; None where nobody was evaluated, or nobody reached any.
+        world: the point of the grid, or the study, in words; empty if there is only one.
+        target: the accuracy that costs are compared at; None where no line was evaluated, or reached any.
         rankings: by time, bytes and joules to the target, as far as they are known, and by final accuracy.
-        missed: names of the lines that did not reach the target in all their runs, with in how many they did.
+        missed: the lines that did not reach the target in all their runs: name, runs that did, runs.
     """
 
     world: str
@@ -159,7 +142,7 @@ class Answer:
 
     @property
     def words(self) -> list[str]:
-        """Sentences, a paragraph each figure, and who did not get there."""
+        """Sentences, one paragraph per figure, and the lines that missed the target."""
         where = f"{self.world}: " if self.world else ""
         said = [
             f"{where}{f'To an accuracy of {self.target:g} ' if one.measure.is_cost else ''}{' '.join(one.sentences)}"
@@ -170,7 +153,7 @@ class Answer:
 
     @property
     def missing(self) -> str:
-        """Who did not reach the target, or not in every world."""
+        """The lines that did not reach the target, or not in every world."""
         names = [f"{name} ({reached} of {of})" if of > 1 else name for name, reached, of in self.missed]
         everywhere = " in every world" if any(of > 1 for *_, of in self.missed) else ""
         return f"Not there{everywhere}: {_some(names, 12)}."
@@ -183,11 +166,11 @@ class Answer:
 
 
 def answers(lines: Lines, figures: Sequence[Sequence[Values]], targets: Sequence[float]) -> Iterator[Answer]:
-    """What a comparison answers, world by world.
+    """The answers of a comparison, world by world.
 
     Args:
-        lines: what is compared.
-        figures: of each line, those of its runs, which have the costs to the ``targets``.
+        lines: to compare.
+        figures: of each line, those of its runs, with the costs to the ``targets``.
         targets: accuracies; each world is compared at the highest that any of its lines reaches.
     """
     worlds: dict[tuple[Any, ...], list[int]] = {}
@@ -199,24 +182,23 @@ def answers(lines: Lines, figures: Sequence[Sequence[Values]], targets: Sequence
         line = lines.lines[places[0]]
         point = [f"{key.rpartition('.')[2]} {shown(value)}" for key, value in line.point]
         name = ", ".join([*([line.study] if len(studies) > 1 and line.study else []), *point])
-        yield _answer("" if len(worlds) == 1 else clean(name), lines, figures, places, _target(lines, figures, places, targets))
-
-
-def _answer(
-    world: str, lines: Lines, figures: Sequence[Sequence[Values]], places: Sequence[int], target: float | None
-) -> Answer:
-    measures = [] if target is None else [cost_of(what, target) for what in TARGETED]
-    rankings = [_ranking(lines, figures, places, one) for one in (*measures, FINAL)]
-    missed: list[tuple[str, int, int]] = []
-    if target is not None:
-        late = [one for one in rankings[0].entries if len(one.values) < one.of and not one.reference]
-        missed = [(clean(one.name), len(one.values), one.of) for one in late]
-    kept = tuple(one for one in rankings if any(entry.values for entry in one.entries))
-    return Answer(world, target, kept, tuple(missed))
+        target = _target(lines, figures, places, targets)
+        costs = [] if target is None else [cost_of(what, target) for what in TARGETED]
+        rankings = [_ranking(lines, figures, places, one) for one in (*costs, FINAL)]
+        late = [one for one in rankings[0].entries if len(one.values) < one.of and not one.reference] if costs else []
+        yield Answer(
+            "" if len(worlds) == 1 else clean(name),
+            target,
+            tuple(one for one in rankings if any(entry.values for entry in one.entries)),
+            tuple((clean(one.name), len(one.values), one.of) for one in late),
+        )
 
 
 def _ranking(lines: Lines, figures: Sequence[Sequence[Values]], places: Sequence[int], measure: Measure) -> Ranking:
-    entries = [_entry(place, lines.lines[place], figures[place], measure) for place in places]
+    entries = []
+    for place in places:
+        line, values = lines.lines[place], lines.by_seed(place, figures[place], measure.name)
+        entries.append(Entry(place, line.name, line.reference, values, len(line.runs)))
 
     def rank(one: Entry) -> tuple[float, float]:
         missing = 1 - len(one.values) / one.of
@@ -224,12 +206,6 @@ def _ranking(lines: Lines, figures: Sequence[Sequence[Values]], places: Sequence
 
     bases = set() if lines.is_first else {lines.baselines[place] for place in places} - {None}
     return Ranking(measure, tuple(sorted(entries, key=rank)), bases.pop() if len(bases) == 1 else None, lines.are_runs)
-
-
-def _entry(place: int, line: Line, own: Sequence[Values], measure: Measure) -> Entry:
-    seeds = zip(line.runs, own, strict=True)
-    values = {int(run.summary["seed"]): float(value) for run, one in seeds if (value := one.get(measure.name)) is not None}
-    return Entry(place, line.name, line.reference, values, len(line.runs))
 
 
 def _target(lines: Lines, figures: Sequence[Sequence[Values]], places: Sequence[int], targets: Sequence[float]) -> float | None:
@@ -252,6 +228,5 @@ def usual_target(lines: Lines, figures: Sequence[Sequence[Values]]) -> float | N
 
 
 def _some(names: Sequence[str], most: int = _MOST_NAMES) -> str:
-    """Names with commas between, of many the first ones and how many more there are."""
     shown_names = ", ".join(map(clean, names[:most]))
     return shown_names if len(names) <= most else f"{shown_names} and {len(names) - most} more"

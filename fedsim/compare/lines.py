@@ -1,4 +1,4 @@
-"""What is put side by side: run folders one by one, and the variants of studies, each with the runs of its seeds."""
+"""The lines of a comparison: run folders one by one, and the variants of studies, each with the runs of its seeds."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,11 +18,11 @@ class Line:
 
     Attributes:
         name: of the run's folder, or of the variant.
-        runs: one, or one a seed: those that are there.
+        runs: one, or of a variant those of its seeds that are done.
         planned: how many runs there should be.
         point: the grid's keys and their values, of a variant in a study with a grid.
-        study: where it comes from; empty for a single run.
-        reference: whether it is there for comparison only: training on pooled data, say.
+        study: the name of its folder; empty for a single run.
+        reference: whether it is shown for comparison only, such as training on pooled data.
     """
 
     name: str
@@ -33,18 +33,13 @@ class Line:
     reference: bool = False
 
     @property
-    def longer_name(self) -> str:
-        """Its name after that of the folder around it."""
-        return f"{self.runs[0].path.resolve().parent.name}/{self.name}" if self.runs else self.name
-
-    @property
     def strategy(self) -> str:
-        """What its runs say of it, or of them."""
+        """The strategies of its runs."""
         return ", ".join(dict.fromkeys(strategy_of(run.summary) for run in self.runs))
 
     @property
     def statuses(self) -> str:
-        """How its runs ended."""
+        """The statuses of its runs."""
         return ", ".join(dict.fromkeys(str(run.summary.get("status")) for run in self.runs))
 
 
@@ -56,8 +51,8 @@ class Lines:
         lines: in the order of their arguments, and of the studies' variants.
         targets: the accuracies that the studies name.
         baselines: the place of each line's baseline, or None.
-        baseline: what the baseline is called; empty if there is none.
-        is_first: whether the first run is the baseline for want of a better one.
+        baseline: the name of the baseline; empty if there is none.
+        is_first: whether the first run is the baseline since none was named.
     """
 
     lines: tuple[Line, ...]
@@ -68,17 +63,21 @@ class Lines:
 
     @property
     def are_runs(self) -> bool:
-        """Whether they are runs alone, and no studies."""
+        """Whether all of them are single runs."""
         return not any(line.study for line in self.lines)
+
+    def by_seed(self, place: int, figures: Sequence[Mapping[str, float | int | None]], name: str) -> dict[int, float]:
+        """A figure of the runs of one line that have it, by seed; single runs have 0 for a seed, since any two are compared."""
+        seeds = [0 if self.are_runs else int(run.summary["seed"]) for run in self.lines[place].runs]
+        return {seed: float(value) for seed, own in zip(seeds, figures, strict=True) if (value := own.get(name)) is not None}
 
 
 def read_lines(paths: Sequence[str | Path], baseline: str | None = None) -> Lines:
-    """What is to be compared.
+    """The lines of folders of runs and of studies.
 
     Args:
-        paths: folders of runs and of studies.
-        baseline: the run (its folder's name) or the variant that all are compared with. None: what the study says; the first
-            one if there are only runs.
+        paths: the folders.
+        baseline: the name of a run's folder or of a variant; by default the study's, or the first of only runs.
 
     Raises:
         RunFolderError: a folder is neither a run nor a study, or is damaged.
@@ -106,17 +105,12 @@ def read_lines(paths: Sequence[str | Path], baseline: str | None = None) -> Line
 
 
 def title_of(path: Path) -> str:
-    """What the study in a folder is called; the folder's name where it has none.
-
-    Raises:
-        RunFolderError: its index is missing or damaged.
-    """
+    """The name of the study in a folder; without one the folder's."""
     name = read_index(path).name
     return path.resolve().name if name == UNNAMED else name
 
 
 def _line_of(path: Path, variant: IndexedVariant) -> Line:
-    """A variant of the study at ``path``, with those of its runs that are done."""
     folders = [path / run.folder for run in variant.runs]
     runs = tuple(RunFolder(folder) for folder in folders if is_done(folder))
     return Line(variant.name, runs, len(folders), tuple(variant.point.items()), path.resolve().name, variant.reference)
@@ -124,17 +118,13 @@ def _line_of(path: Path, variant: IndexedVariant) -> Line:
 
 def _told_apart(lines: list[Line]) -> list[Line]:
     """Lines of which no two runs have the same name: their parent's is added, then their place."""
-    lines = _renamed(lines, [line.longer_name for line in lines])
-    return _renamed(lines, [f"{line.name} ({place})" for place, line in enumerate(lines, start=1)])
-
-
-def _renamed(lines: list[Line], names: Sequence[str]) -> list[Line]:
-    """Lines of single runs whose name is another one's too are called otherwise."""
-    count = Counter(line.name for line in lines if not line.study)
-    return [
-        replace(line, name=name) if not line.study and count[line.name] > 1 else line
-        for line, name in zip(lines, names, strict=True)
-    ]
+    for longer in ("{folder}/{name}", "{name} ({place})"):
+        count = Counter(line.name for line in lines if not line.study)
+        for at, line in enumerate(lines):
+            if not line.study and count[line.name] > 1:
+                folder = line.runs[0].path.resolve().parent.name
+                lines[at] = replace(line, name=longer.format(folder=folder, name=line.name, place=at + 1))
+    return lines
 
 
 def _baseline_of(line: Line, lines: Sequence[Line], name: str | None) -> int | None:

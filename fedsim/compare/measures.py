@@ -1,11 +1,11 @@
-"""The figures of one run, read off its folder. What a run does not have is None, never 0."""
+"""The figures of one run, read off its folder. A figure that a run does not have is None, never 0."""
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
-from fedsim.compare.work import read_work
 from fedsim.errors import RunFolderError
 from fedsim.records import folder as files
 from fedsim.records.fairness import jain_index, worst_decile
@@ -25,10 +25,10 @@ class Measure:
     """A figure that every run may have.
 
     Attributes:
-        name: what it is; different for each.
-        unit: what it is counted in; empty for a plain count.
-        topic: beside which others it is shown.
-        is_cost: whether ratios of it mean something: how many times as long, or as much. The least is the best.
+        name: different for each.
+        unit: empty for a plain count.
+        topic: of the table in which it is shown.
+        is_cost: whether ratios of it mean something. The least is the best.
         more_is_better: whether the most is the best.
     """
 
@@ -40,7 +40,7 @@ class Measure:
 
     @property
     def most(self) -> float:
-        """What it can be at most; at least it is 0."""
+        """Its greatest possible value; the least is 0."""
         return 1.0 if self.unit == "0-1" else math.inf
 
     @property
@@ -54,56 +54,52 @@ class Measure:
         return f"{self.name} ({self.unit})" if self.unit else self.name
 
 
-ROUNDS = Measure("rounds", "", "accuracy")
 FINAL = Measure("final accuracy", "0-1", "accuracy", more_is_better=True)
 BEST = Measure("best accuracy", "0-1", "accuracy", more_is_better=True)
-WORST = Measure("worst-decile accuracy", "0-1", "accuracy", more_is_better=True)
-FINE_TUNED = Measure("fine-tuned accuracy", "0-1", "accuracy", more_is_better=True)
 TIME = Measure("simulated time", "s", "cost", is_cost=True)
 TRAFFIC = Measure("traffic", "bytes", "cost", is_cost=True)
-COMPUTE = Measure("compute", "device-s", "cost", is_cost=True)
-ENERGY = Measure("energy", "J", "cost", is_cost=True)
-CARBON = Measure("carbon", "g", "cost", is_cost=True)
-COST = Measure("cost", "", "cost", is_cost=True)
-WASTED_TRAFFIC = Measure("wasted traffic", "bytes", "wasted")
 WASTED_COMPUTE = Measure("wasted compute", "device-s", "wasted")
-WASTED_ENERGY = Measure("wasted energy", "J", "wasted")
-DROPPED = Measure("dropped updates", "0-1", "wasted")
-JAIN = Measure("Jain's index of selections", "0-1", "fairness and groups", more_is_better=True)
-MOVES = Measure("migrations", "", "fairness and groups")
-PURITY = Measure("mean purity of groups", "0-1", "fairness and groups", more_is_better=True)
-LAST_PURITY = Measure("last purity of groups", "0-1", "fairness and groups", more_is_better=True)
+_FIRST = (
+    Measure("rounds", "", "accuracy"),
+    FINAL,
+    BEST,
+    Measure("worst-decile accuracy", "0-1", "accuracy", more_is_better=True),
+    Measure("fine-tuned accuracy", "0-1", "accuracy", more_is_better=True),
+    TIME,
+    TRAFFIC,
+    Measure("compute", "device-s", "cost", is_cost=True),
+    Measure("energy", "J", "cost", is_cost=True),
+    Measure("carbon", "g", "cost", is_cost=True),
+    Measure("cost", "", "cost", is_cost=True),
+)
+_LAST = (
+    Measure("wasted traffic", "bytes", "wasted"),
+    WASTED_COMPUTE,
+    Measure("wasted energy", "J", "wasted"),
+    Measure("dropped updates", "0-1", "wasted"),
+    Measure("Jain's index of selections", "0-1", "fairness and groups", more_is_better=True),
+    Measure("migrations", "", "fairness and groups"),
+    Measure("mean purity of groups", "0-1", "fairness and groups", more_is_better=True),
+    Measure("last purity of groups", "0-1", "fairness and groups", more_is_better=True),
+)
+_TO_TARGET = {"rounds": "", "time": "s", "traffic": "bytes", "energy": "J", "carbon": "g"}
 
 
 def measures(targets: Sequence[float] = ()) -> list[Measure]:
     """All measures, in the order of their columns; five more for each target accuracy."""
-    return [
-        *(ROUNDS, FINAL, BEST, WORST, FINE_TUNED, TIME, TRAFFIC, COMPUTE, ENERGY, CARBON, COST),
-        *(measure for target in targets for measure in _of_target(target)),
-        *(WASTED_TRAFFIC, WASTED_COMPUTE, WASTED_ENERGY, DROPPED, JAIN, MOVES, PURITY, LAST_PURITY),
-    ]
+    return [*_FIRST, *(cost_of(what, target) for target in targets for what in _TO_TARGET), *_LAST]
 
 
 def cost_of(what: str, target: float) -> Measure:
     """The measure of the ``rounds``, ``time``, ``traffic``, ``energy`` or ``carbon`` to a target accuracy."""
-    return next(one for one in _of_target(target) if one.name.startswith(f"{what} to "))
-
-
-def _of_target(target: float) -> tuple[Measure, ...]:
-    return (
-        Measure(f"rounds to target {target:g}", "", "to target", is_cost=True),
-        Measure(f"time to target {target:g}", "s", "to target", is_cost=True),
-        Measure(f"traffic to target {target:g}", "bytes", "to target", is_cost=True),
-        Measure(f"energy to target {target:g}", "J", "to target", is_cost=True),
-        Measure(f"carbon to target {target:g}", "g", "to target", is_cost=True),
-    )
+    return Measure(f"{what} to target {target:g}", _TO_TARGET[what], "to target", is_cost=True)
 
 
 def measure(run: RunFolder, targets: Sequence[float] = (), ledger: Preset = "strict") -> Values:
     """The figures of a run, by their measures' names.
 
-    Accuracy, and rounds, are all that a run on pooled data has (the reference line of centralised training): its times and
-    bytes are those of no federation.
+    A run on pooled data (the reference line of centralised training) has accuracy and rounds alone: its times and bytes are
+    those of no federation.
 
     Args:
         run: the folder.
@@ -117,10 +113,10 @@ def measure(run: RunFolder, targets: Sequence[float] = (), ledger: Preset = "str
         values = _of_run(run, ledger)
         for target in targets:
             values |= costs_until(run, target)
-    except (AttributeError, KeyError, TypeError) as error:  # a summary that is JSON, but not what a run writes
+    except (AttributeError, KeyError, TypeError) as error:  # a summary that is JSON, but not of a run
         raise RunFolderError(f"{files.SUMMARY} of {str(run.path)!r} is damaged: {type(error).__name__}: {error}") from None
     if run.scenario.get("data", {}).get("pooled_from") is not None:
-        values |= {one.name: None for one in measures(targets) if not one.name.startswith(("rounds", FINAL.name, BEST.name))}
+        values |= {name: None for name in values if not name.startswith(("rounds", FINAL.name, BEST.name))}
     return {name: None if value is None or math.isnan(value) else value for name, value in values.items()}
 
 
@@ -130,28 +126,79 @@ def _of_run(run: RunFolder, ledger: Preset) -> Values:
     accuracies = [row["accuracy"] for row in run.devices if row["accuracy"] is not None]
     purities = [row["purity"] for row in run.rounds if row["purity"] is not None]
     return {
-        ROUNDS.name: summary["rounds"],
-        FINAL.name: summary["accuracy"]["final"],
-        BEST.name: summary["accuracy"]["best"],
-        WORST.name: worst_decile(accuracies),
-        FINE_TUNED.name: summary["accuracy"].get("fine_tuned"),
-        TIME.name: summary["simulated_s"],
-        TRAFFIC.name: float(moved["paper"] if ledger == "paper" else total(moved)),
-        COMPUTE.name: work.seconds,
-        ENERGY.name: energy.get("joules"),
-        CARBON.name: energy.get("grams"),
-        COST.name: summary.get("costs", {}).get("total"),
-        WASTED_TRAFFIC.name: moved["wasted"],
-        WASTED_COMPUTE.name: work.wasted,
-        WASTED_ENERGY.name: energy.get("wasted"),
-        DROPPED.name: 1 - sum(row["valid"] or 0 for row in run.rounds) / selected if selected else None,
-        JAIN.name: jain_index((row["selected"] for row in run.devices), run.population),
-        MOVES.name: work.moves,
-        PURITY.name: math.fsum(purities) / len(purities) if purities else None,
-        LAST_PURITY.name: purities[-1] if purities else None,
+        "rounds": summary["rounds"],
+        "final accuracy": summary["accuracy"]["final"],
+        "best accuracy": summary["accuracy"]["best"],
+        "worst-decile accuracy": worst_decile(accuracies),
+        "fine-tuned accuracy": summary["accuracy"].get("fine_tuned"),
+        "simulated time": summary["simulated_s"],
+        "traffic": float(moved["paper"] if ledger == "paper" else total(moved)),
+        "compute": work.seconds,
+        "energy": energy.get("joules"),
+        "carbon": energy.get("grams"),
+        "cost": summary.get("costs", {}).get("total"),
+        "wasted traffic": moved["wasted"],
+        "wasted compute": work.wasted,
+        "wasted energy": energy.get("wasted"),
+        "dropped updates": 1 - sum(row["valid"] or 0 for row in run.rounds) / selected if selected else None,
+        "Jain's index of selections": jain_index((row["selected"] for row in run.devices), run.population),
+        "migrations": work.moves,
+        "mean purity of groups": math.fsum(purities) / len(purities) if purities else None,
+        "last purity of groups": purities[-1] if purities else None,
     }
 
 
 def costs_until(run: RunFolder, target: float) -> Values:
-    """What it took until a test first showed the target accuracy, by the measures' names; Nones where none did."""
-    return dict(zip((one.name for one in _of_target(target)), until(run.rounds, target).values(), strict=True))
+    """Costs until a test first showed the target accuracy, by the measures' names; None where none did."""
+    return dict(zip((cost_of(what, target).name for what in _TO_TARGET), until(run.rounds, target).values(), strict=True))
+
+
+class Work(NamedTuple):
+    """The computing of a run's devices.
+
+    Attributes:
+        seconds: training and evaluation (device-seconds).
+        wasted: the part whose result was not used (device-seconds): all of a task that ended late, lost, left or with the run,
+            and of the others what came after the last epoch that counted.
+        moves: how often a device changed from one group into another; None without groups. No device moves when its group is
+            split.
+    """
+
+    seconds: float
+    wasted: float
+    moves: int | None
+
+
+def read_work(run: RunFolder) -> Work:
+    """Add up a run's computing, and count the moves between its groups."""
+    begun: dict[int, float] = {}
+    computed: dict[int, list[float]] = {}  # of each open task: seconds in all, and those that count if it is done
+    seconds = wasted = 0.0
+    moves: int | None = None
+    columns = ("time", "kind", "task", "group", "step", "outcome", "data")
+    for time, kind, task, group, step, outcome, data in run.events_of(
+        ("assign", "step-start", "step-end", "task-end"), columns
+    ):
+        if kind == "assign":
+            facts = json.loads(data or "{}")
+            moves = (moves or 0) + (group is not None and facts["before"] is not None and facts["why"] != "split")
+        elif kind == "task-end":
+            spent, counts = computed.pop(task, (0.0, 0.0))
+            seconds += spent
+            wasted += spent - (counts if outcome == "done" else 0.0)
+        elif step in ("train", "evaluate", "compute"):
+            if kind == "step-start":
+                begun[task] = time
+                continue
+            spent = time - begun.pop(task)
+            entry = computed.setdefault(task, [0.0, 0.0])
+            entry[0] += spent
+            entry[1] += _that_counts(time, spent, json.loads(data or "{}"))
+    return Work(seconds, wasted, moves)
+
+
+def _that_counts(end: float, spent: float, facts: dict[str, Any]) -> float:
+    """Of a computation that ended at ``end`` after ``spent`` seconds: those of finished epochs, or all of an evaluation."""
+    if "epochs" not in facts or facts["epochs"] == facts["asked"]:
+        return spent
+    return spent - float(end - facts["epoch_ends"][facts["epochs"] - 1]) if facts["epochs"] else 0.0

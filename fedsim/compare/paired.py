@@ -1,80 +1,86 @@
-"""Two strategies in the same worlds, compared seed by seed: a mean difference, its interval, and what it says of a claim."""
+"""Two strategies in the same worlds, compared seed by seed: a mean difference, its interval, and the verdict on a claim."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 Verdict = Literal["holds", "holds in part", "does not hold"]
 
 
 @dataclass(frozen=True)
-class Difference:
-    """The mean of paired differences with a two-sided interval.
+class Estimate:
+    """A mean over seeds, or of paired differences, with a two-sided interval.
 
     Attributes:
-        mean: in the unit of what was compared.
-        low, high: the interval; infinite for fewer than two pairs.
+        mean: in the unit of the figure.
+        low, high: the interval; infinite for fewer than two seeds.
         pairs: how many.
     """
 
     mean: float
-    low: float
-    high: float
-    pairs: int
+    low: float = -math.inf
+    high: float = math.inf
+    pairs: int = field(default=1, compare=False)
+
+    @property
+    def half(self) -> float:
+        """Half the width of the interval; 0 where there is none."""
+        return (self.high - self.low) / 2 if math.isfinite(self.high - self.low) else 0.0
+
+    @property
+    def edges(self) -> tuple[float | None, float | None]:
+        """The ends of the interval; None where there is none."""
+        low, high = (edge if math.isfinite(edge) else None for edge in (self.low, self.high))
+        return low, high
 
     @property
     def verdict(self) -> Verdict:
-        """What it says of the claim that the difference is above 0.
-
-        It holds if the whole interval is above 0, in part if only the mean is, and not at all otherwise.
-        """
+        """On the claim that the value is above 0: the whole interval is, or only the mean, or not even that."""
         if self.low > 0:
             return "holds"
         return "holds in part" if self.mean > 0 else "does not hold"
 
 
-def paired_difference(above: Sequence[float], below: Sequence[float], level: float = 0.95) -> Difference:
+def paired_difference(above: Sequence[float], below: Sequence[float], level: float = 0.95) -> Estimate:
     """The mean of ``above[i] - below[i]`` over worlds i, with Student's t interval.
 
     The interval is mean +- t s / sqrt(n), for n pairs, the standard deviation s of their differences (n - 1 in its denominator)
     and the quantile t of n - 1 degrees of freedom. It holds the true mean as often as ``level`` says if the differences are
-    normally distributed, and somewhat less often if they are skewed. Resampling so few is worse either way: a bootstrap
-    percentile interval of three normal ones holds it three times in four. It may reach beyond what is possible.
+    normally distributed, and somewhat less often if they are skewed. A bootstrap percentile interval of three normal
+    differences holds it three times in four. It may reach beyond possible values.
 
     Source: Student, "The probable error of a mean", Biometrika 6 (1908).
 
     Raises:
-        ValueError: they are not as many, or none, or one is no number.
+        ValueError: the two differ in length, are empty, or hold a value that is not finite.
     """
-    differences = _differences(above, below)
+    from scipy.special import stdtrit  # imports in a third of the time of scipy.stats
+
+    if len(above) != len(below) or not len(above) or not np.isfinite([*above, *below]).all():
+        raise ValueError(f"cannot pair {list(above)} with {list(below)}: both need as many finite numbers")
+    differences = np.subtract(above, below, dtype=np.float64)
     mean, pairs = math.fsum(differences) / len(differences), len(differences)
     if pairs < 2:
-        return Difference(mean, -math.inf, math.inf, pairs)
+        return Estimate(mean)
     if np.ptp(differences) == 0:  # a sum's last bit must not make an interval of nothing
-        return Difference(float(differences[0]), float(differences[0]), float(differences[0]), pairs)
-    half = _quantile(level, pairs) * float(differences.std(ddof=1)) / math.sqrt(pairs)
-    return Difference(mean, mean - half, mean + half, pairs)
+        mean = float(differences[0])
+        return Estimate(mean, mean, mean, pairs)
+    half = float(stdtrit(pairs - 1, 0.5 + level / 2)) * float(differences.std(ddof=1)) / math.sqrt(pairs)
+    return Estimate(mean, mean - half, mean + half, pairs)
 
 
-def mean_of(values: Sequence[float], level: float = 0.95) -> Difference:
+def mean_of(values: Sequence[float], level: float = 0.95) -> Estimate:
     """The mean of values over worlds, with Student's t interval; see ``paired_difference``."""
     return paired_difference(values, [0.0] * len(values), level)
 
 
-def _quantile(level: float, pairs: int) -> float:
-    """How many standard errors the interval reaches from its mean, to either side."""
-    from scipy.special import stdtrit  # imports in a third of the time of scipy.stats
-
-    return float(stdtrit(pairs - 1, 0.5 + level / 2))
-
-
-def _differences(above: Sequence[float], below: Sequence[float]) -> NDArray[np.float64]:
-    if len(above) == len(below) and len(above):
-        differences = np.asarray(above, dtype=np.float64) - np.asarray(below, dtype=np.float64)
-        if np.isfinite(differences).all():
-            return differences
-    raise ValueError(f"cannot pair {list(above)} with {list(below)}: both need as many finite numbers")
+def ratio_of(above: Sequence[float], below: Sequence[float]) -> Estimate | None:
+    """The geometric mean of ``above[i] / below[i]``, with Student's t interval of the logarithms; None of values up to 0."""
+    if min(*above, *below) <= 0:
+        return None
+    found = paired_difference(list(map(math.log, above)), list(map(math.log, below)))
+    mean, low, high = (math.exp(min(edge, 700.0)) for edge in (found.mean, found.low, found.high))
+    return Estimate(mean, low, high, found.pairs)

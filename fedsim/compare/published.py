@@ -1,4 +1,4 @@
-"""What papers say beside what a study measured, and a verdict on each claim. A file of published figures::
+"""Published figures of papers beside those of a study, and a verdict on each claim. A file of published figures::
 
 about = "..."                                    # what a reader has to know
 judged = { size = "full" }                       # tolerances hold there alone; everywhere if it is not said
@@ -18,16 +18,15 @@ claims = [{ says = "{above} is better than {below}", pairs = [["fedavg", "slow"]
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from fedsim.compare.lines import Line, short_key
-from fedsim.compare.paired import mean_of, paired_difference
+from fedsim.compare.paired import Estimate, mean_of, paired_difference
 from fedsim.compare.readings import Reading
-from fedsim.compare.table import Beside, Cell, Column, Estimate, Table, estimate
+from fedsim.compare.table import Beside, Cell, Column, Table
 from fedsim.errors import RunFolderError, ScenarioError, nearest
 from fedsim.language.spec import Spec
 from fedsim.language.wording import explain
@@ -52,7 +51,7 @@ class Row(Spec):
         name: for the table's figures and claims.
         variant: of the study; by default that of this name.
         at: its place in the grid, besides the table's.
-        title: by default the variant's.
+        title: for people, by default the variant's.
     """
 
     name: str
@@ -62,13 +61,8 @@ class Row(Spec):
 
     @property
     def where(self) -> dict[str, Any]:
-        """What says which line of the study it is."""
+        """The values by which its line of the study is found."""
         return {"variant": self.variant or self.name, **self.at}
-
-
-def _named(row: Any) -> Any:
-    """A name stands for a row of this name."""
-    return {"name": row} if isinstance(row, str) else row
 
 
 class Claims(Spec):
@@ -78,7 +72,7 @@ class Claims(Spec):
         says: the sentence, with ``{above}`` and ``{below}`` for the rows' titles.
         pairs: names of two rows each, A and B.
         measure: by default the table's first.
-        by: A is more than B by at least so much.
+        by: the least difference.
     """
 
     says: str
@@ -93,7 +87,9 @@ class Figures(Spec):
     title: str
     at: dict[str, Any] = Field(default={})
     measures: list[str] = Field(min_length=1)
-    rows: list[Annotated[Row, BeforeValidator(_named)]] = Field(min_length=1)
+    rows: list[Annotated[Row, BeforeValidator(lambda row: {"name": row} if isinstance(row, str) else row)]] = Field(
+        min_length=1
+    )
     published: dict[str, Any] = Field(default={})
     tolerance: dict[str, float] = Field(default={})
     claims: list[Claims] = Field(default=[])
@@ -101,35 +97,29 @@ class Figures(Spec):
 
     def apart(self) -> "list[Figures]":
         """A table for each of the values that ``at`` lists."""
-        keys = [key for key, values in self.at.items() if isinstance(values, list)]
-        if not keys:
+        key = next((key for key, values in self.at.items() if isinstance(values, list)), None)
+        if key is None:
             return [self]
         found = []
-        for values in product(*(self.at[key] for key in keys)):
-            point = dict(zip(keys, map(str, values), strict=True))
-            title, published = self.title, self.published
-            for key, value in point.items():
-                title = title.replace(f"{{{key}}}", value)
-                published = published.get(value, {}) if self._is_by(key, published) else published
-            at = self.at | dict(zip(keys, values, strict=True))
-            found.append(self.model_copy(update={"title": title, "published": published, "at": at}))
+        for value in self.at[key]:
+            said = self.published.get(str(value), {}) if self._is_by(key) else self.published
+            title = self.title.replace(f"{{{key}}}", str(value))
+            one = self.model_copy(update={"title": title, "published": said, "at": self.at | {key: value}})
+            found += one.apart()
         return found
 
-    def _is_by(self, key: str, published: Mapping[str, Any]) -> bool:
+    def _is_by(self, key: str) -> bool:
         """Whether figures are said for each value of a key, and not for all of them alike."""
-        return any(str(value) in published for value in self.at[key]) or not any(row.name in published for row in self.rows)
+        said = self.published
+        return any(str(value) in said for value in self.at[key]) or not any(row.name in said for row in self.rows)
 
     def figure(self, row: str, name: str) -> float | None:
-        """What was published."""
-        said = self.published.get(row)
-        if isinstance(said, Mapping):
-            said = said.get(name)
-        elif isinstance(said, list):
-            place = self.measures.index(name)
-            said = said[place] if place < len(said) else None
-        elif name != self.measures[0]:
-            said = None
-        return None if said is None or math.isnan(said) else float(said)
+        """The published figure of a row; None where there is none."""
+        said = self.published.get(row, {})
+        if not isinstance(said, Mapping):
+            said = dict(zip(self.measures, said if isinstance(said, list) else [said], strict=False))
+        value = said.get(name, math.nan)
+        return None if math.isnan(value) else float(value)
 
 
 class Published(Spec):
@@ -147,25 +137,30 @@ class Published(Spec):
         except ValidationError as error:
             raise ScenarioError(f"the published figures: {explain(error, tables, 'all')}") from None
 
+    @classmethod
+    def read(cls, path: str | Path) -> "Published":
+        """Read a file of published figures."""
+        return cls(**read_toml(path, "published figures"))
+
+    @property
+    def apart(self) -> list[Figures]:
+        """All tables, one for each of the values that ``at`` lists."""
+        return [one for several in self.tables for one in several.apart()]
+
     @model_validator(mode="after")
-    def _names_what_there_is(self) -> "Published":
+    def _refuse_unknown_names(self) -> "Published":
         for several in self.tables:
             for key in [key for key, values in several.at.items() if isinstance(values, list)][:1]:
-                if several._is_by(key, several.published):
+                if several._is_by(key):
                     _refuse_unknown(several, f"value of {key!r}", several.published, [*map(str, several.at[key])])
-        for table in (one for several in self.tables for one in several.apart()):
+        for table in self.apart:
             rows = [row.name for row in table.rows]
             if len(set(rows)) < len(rows):
                 raise ValueError(f"table {table.title!r} has two rows of one name; give one of them a 'name' and a 'variant'")
-            _refuse_unknown(
-                table, "measure", [*table.measures, *(claim.measure for claim in table.claims if claim.measure)], self.measures
-            )
-            said = [
-                *table.published,
-                *table.tolerance,
-                *(name for claim in table.claims for pair in claim.pairs for name in pair),
-            ]
-            _refuse_unknown(table, "row", said, rows)
+            claimed = [claim.measure for claim in table.claims if claim.measure]
+            _refuse_unknown(table, "measure", [*table.measures, *claimed], self.measures)
+            paired = [name for claim in table.claims for pair in claim.pairs for name in pair]
+            _refuse_unknown(table, "row", [*table.published, *table.tolerance, *paired], rows)
             for figures in table.published.values():
                 _refuse_unknown(table, "measure", figures if isinstance(figures, Mapping) else (), table.measures)
         return self
@@ -179,30 +174,13 @@ def _refuse_unknown(table: Figures, what: str, names: Any, allowed: Any) -> None
             )
 
 
-def read_published(path: str | Path) -> Published:
-    """Read a file of published figures.
-
-    Raises:
-        ScenarioError: it cannot be read, or says what it may not.
-    """
-    return Published(**read_toml(path, "published figures"))
-
-
 def beside_published(lines: Sequence[Line], published: Published) -> list[Table]:
-    """The tables of a paper with what a study measured, those alone that are of its size; then all claims.
+    """The tables of a paper, those of the study's size, beside the figures of the study's variants; then all claims.
 
     A table has the seeds with which all of its rows were run.
-
-    Args:
-        lines: the study's variants.
-        published: the paper's figures.
-
-    Raises:
-        ScenarioError: a table's row is none of the study's.
-        RunFolderError: a run is damaged, or does not have a figure.
     """
     tables, claims = [], []
-    for table in (one for several in published.tables for one in several.apart()):
+    for table in published.apart:
         if any(_is_at(line, table.at) for line in lines):
             measured = _Measured(table, published, lines)
             tables.append(measured.table())
@@ -218,38 +196,35 @@ def as_printed(tables: Sequence[Table]) -> list[Table]:
 
     Those whose runs have not been made come last, by name alone.
     """
-    made = [table for table in tables if table.columns[0].cells]
     missing = [table.title for table in tables if not table.columns[0].cells]
-    left_out = Table((), (f"{'; '.join(missing)}.",), "Not run") if missing else None
-    return [_printed(table) for table in made] + ([left_out] if left_out else [])
+    left_out = [Table((), (f"{'; '.join(missing)}.",), "Not run")] if missing else []
+    return [_printed(table) for table in tables if table.columns[0].cells] + left_out
 
 
 def _printed(table: Table) -> Table:
     if table.title == CLAIMS:
         return table
-    names, titles, *figures = (column.cells for column in table.columns)
-    rows, measures = (tuple(dict.fromkeys(map(str, cells))) for cells in (names, titles))
-    place = {(str(name), str(title)): at for at, (name, title) in enumerate(zip(names, titles, strict=True))}
-    said, ours, _, tolerances, within = figures
+    long = list(zip(*(column.cells for column in table.columns), strict=True))
+    rows, measures = ([*dict.fromkeys(str(row[place]) for row in long)] for place in (0, 1))
+    tolerance: dict[Any, Any] = {row[:2]: row[5] for row in long}
 
-    def cell(row: str, title: str) -> Cell:
-        at = place[row, title]
-        verdict, known = within[at], ours[at]
-        if not isinstance(known, Estimate):
-            return None
-        return Beside(known, said[at], None if verdict is None else verdict == "yes")  # type: ignore[arg-type]
+    def usual(measure: str) -> Any:
+        own = [found for row in rows if (found := tolerance[row, measure]) is not None]
+        return max(own, key=own.count, default=None)
 
-    def usual(title: str) -> Cell:
-        found = [own for row in rows if (own := tolerances[place[row, title]]) is not None]
-        return max(found, key=found.count, default=None)
+    def name(row: str) -> str:
+        others = {tolerance[row, measure] for measure in measures} - {None, *map(usual, measures)}
+        return row + "".join(f" (+-{other:g})" for other in sorted(others))
 
-    def own(row: str) -> str:
-        others = {tolerances[place[row, title]] for title in measures} - {None, *map(usual, measures)}
-        return row + "".join(f" (+-{other:g})" for other in sorted(map(float, others)))  # type: ignore[arg-type]
-
-    heads = [title if usual(title) is None else f"{title} (+-{usual(title):g})" for title in measures]
-    columns = [Column(head, tuple(cell(row, title) for row in rows)) for head, title in zip(heads, measures, strict=True)]
-    return Table((Column("row", tuple(map(own, rows))), *columns), table.notes, table.title)
+    cells: dict[Any, Cell] = dict.fromkeys(tolerance)
+    for row, measure, said, ours, _, _, within in long:
+        if isinstance(ours, Estimate):
+            cells[row, measure] = Beside(ours, said, None if within is None else within == "yes")
+    columns = [Column("row", tuple(map(name, rows)))]
+    for measure in measures:
+        head = measure if usual(measure) is None else f"{measure} (+-{usual(measure):g})"
+        columns.append(Column(head, tuple(cells[row, measure] for row in rows)))
+    return Table(tuple(columns), table.notes, table.title)
 
 
 def _is_at(line: Line, where: Mapping[str, Any]) -> bool:
@@ -263,19 +238,15 @@ class _Measured:
 
     def __init__(self, table: Figures, published: Published, lines: Sequence[Line]) -> None:
         self._table, self._measures, self._lines = table, published.measures, lines
-        self._judged = all(
-            any(_is_at(line, {**table.at, key: value}) for line in lines) for key, value in published.judged.items()
-        )
+        judged = ({**table.at, key: value} for key, value in published.judged.items())
+        self._judged = all(any(_is_at(line, where) for line in lines) for where in judged)
         self._titles = {row.name: row.title or published.titles.get(row.variant or row.name, row.name) for row in table.rows}
-        wanted = [row.where for row in table.rows]
-        for name in table.measures:
-            one = self._measures[name]
-            wanted += [{**row.where, **(one.over or one.minus)} for row in table.rows]
+        others = [{}, *((one := self._measures[name]).over or one.minus for name in table.measures)]
+        wanted = [{**row.where, **other} for row in table.rows for other in others]
         self._seeds = sorted(set.intersection(*(set(self._runs(where)) for where in wanted)))
         self._values: dict[str, dict[str, list[float]]] = {}
 
     def _runs(self, where: Mapping[str, Any]) -> dict[int, RunFolder]:
-        """By seed: the runs of the one variant that is there."""
         where = {**self._table.at, **where}
         found = [line for line in self._lines if _is_at(line, where)]
         if len(found) != 1:
@@ -285,7 +256,6 @@ class _Measured:
         return {int(run.summary["seed"]): run for run in found[0].runs}
 
     def values(self, name: str) -> dict[str, list[float]]:
-        """By row: a measure seed by seed."""
         if name not in self._values:
             one, best = self._measures[name], 0.0
             if one.below_best is not None:
@@ -308,7 +278,6 @@ class _Measured:
         return [a / b if one.over else a - b for a, b in zip(own, other, strict=True)]
 
     def table(self) -> Table:
-        """Published, measured, how far apart, and whether that is within the tolerance."""
         heads = ("row", "measure", "published", "ours", "difference", "tolerance", "within")
         rows = [self._row(row, name) for row in self._table.rows for name in self._table.measures] if self._seeds else []
         cells = list(zip(*rows, strict=True)) or [()] * len(heads)
@@ -317,40 +286,31 @@ class _Measured:
         verdicts = [verdict for verdict in cells[-1] if verdict is not None]
         if verdicts:
             notes.append(f"{verdicts.count('yes')} of {len(verdicts)} figures are within the tolerance.")
-        columns = zip(heads, cells, strict=True)
-        return Table(
-            tuple(Column(head, own, over_seeds=head == "ours", signed=head == "difference") for head, own in columns),
-            tuple(notes),
-            self._table.title,
-        )
+        parts = zip(heads, cells, strict=True)
+        columns = (Column(head, own, over_seeds=head == "ours", signed=head == "difference") for head, own in parts)
+        return Table(tuple(columns), tuple(notes), self._table.title)
 
     def _row(self, row: Row, name: str) -> tuple[Cell, ...]:
         one, said, values = self._measures[name], self._table.figure(row.name, name), self.values(name)[row.name]
-        names = (self._titles[row.name], one.title, said)
-        if not all(map(math.isfinite, values)):
-            return (*names, None, None, None, None)
-        ours = mean_of(values)
-        start = (*names, estimate(ours))
-        if said is None:
-            return (*start, None, None, None)
-        apart, tolerance = ours.mean - said, self._table.tolerance.get(row.name, one.tolerance)
-        if tolerance is None or one.tolerance is None or not self._judged:
-            return (*start, apart, None, None)
-        return (*start, apart, tolerance, "yes" if abs(apart) <= tolerance else "no")
+        ours = mean_of(values) if all(map(math.isfinite, values)) else None
+        apart = None if said is None or ours is None else ours.mean - said
+        tolerance = None if one.tolerance is None or not self._judged else self._table.tolerance.get(row.name, one.tolerance)
+        start = (self._titles[row.name], one.title, said, ours, apart)
+        if apart is None or tolerance is None:
+            return (*start, None, None)
+        return (*start, tolerance, "yes" if abs(apart) <= tolerance else "no")
 
     def claims(self) -> list[tuple[Cell, ...]]:
-        """Each claim: out of which table, what it says, the difference, its interval and the verdict."""
         rows: list[tuple[Cell, ...]] = []
         for claim in self._table.claims if self._seeds else ():
             values = self.values(claim.measure or self._table.measures[0])
             for above, below in claim.pairs:
                 text = claim.says.replace("{above}", self._titles[above]).replace("{below}", self._titles[below])
-                if not all(map(math.isfinite, (*values[above], *values[below]))):
-                    rows.append((self._table.title, text, None, "none", "not judged: runs without the figure"))
-                    continue
-                found = paired_difference(values[above], [value + claim.by for value in values[below]])
-                interval, verdict = f"{found.low:.3g} to {found.high:.3g}", str(found.verdict)
-                if found.pairs < 2:
-                    interval, verdict = "none: one seed", "not judged: one seed"
-                rows.append((self._table.title, text, found.mean, interval, verdict))
+                said: tuple[Cell, ...] = (None, "none", "not judged: runs without the figure")
+                if all(map(math.isfinite, (*values[above], *values[below]))):
+                    found = paired_difference(values[above], [value + claim.by for value in values[below]])
+                    said = (found.mean, f"{found.low:.3g} to {found.high:.3g}", str(found.verdict))
+                    if found.pairs < 2:
+                        said = (found.mean, "none: one seed", "not judged: one seed")
+                rows.append((self._table.title, text, *said))
         return rows

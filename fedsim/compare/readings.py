@@ -1,13 +1,13 @@
-"""Figures that a file of published tables defines: what is taken of a column of ``rounds.parquet``, or of events."""
+"""Figures that a file of published tables defines, out of a column of ``rounds.parquet`` or of events."""
 
 import math
 from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from fedsim.arrays import Floats
 from fedsim.compare.measures import measure, measures
 from fedsim.errors import RunFolderError, nearest
 from fedsim.language.spec import Spec
@@ -19,26 +19,26 @@ Take = Literal[
     "rounds to", "time to", "missed", "count", "rounds before", "before"
 ]  # fmt: skip
 
-_OF_VALUES: dict[str, Callable[[NDArray[np.float64]], Any]] = {
+_LEAST = {"mean": 1, "median": 1, "zeros": 1, "variance": 2, "variance around a line": 3}
+"""How many values each needs; of fewer the figure is unknown."""
+
+
+def _around_a_line(values: Floats) -> float:
+    """The variance of the residuals of a straight line through the values, by least squares."""
+    at = np.arange(len(values))
+    left = values - np.polyval(np.polyfit(at, values, 1), at)
+    return float(left @ left / (len(values) - 2))
+
+
+_OF_VALUES: dict[str, Callable[[Floats], Any]] = {
     "max": np.max,
     "mean": np.mean,
     "median": np.median,
     "variance": lambda values: values.var(ddof=1),
-    "variance around a line": lambda values: _around_a_line(values),
+    "variance around a line": _around_a_line,
     "zeros": lambda values: (values == 0).mean(),
     "last": lambda values: values[-1],
 }
-
-
-_LEAST = {"mean": 1, "median": 1, "zeros": 1, "variance": 2, "variance around a line": 3}
-"""Values that it takes; of fewer it is unknown, and not worth a warning of numpy's."""
-
-
-def _around_a_line(values: NDArray[np.float64]) -> float:
-    """The variance of what a straight line through the values, by least squares, leaves of them."""
-    at = np.arange(len(values))
-    left = values - np.polyval(np.polyfit(at, values, 1), at)
-    return float(left @ left / (len(values) - 2))
 
 
 class Reading(Spec):
@@ -94,15 +94,7 @@ class Reading(Spec):
         return self
 
     def of(self, run: RunFolder, best: float = 0.0) -> float:
-        """The figure of a run; NaN where its rounds, or their tests, are too few for it.
-
-        Args:
-            run: its folder.
-            best: the best mean of the table's rows, for ``below_best``.
-
-        Raises:
-            RunFolderError: the run has no such column.
-        """
+        """The figure of a run; NaN where its rounds, or their tests, are too few. ``best``: the mean for ``below_best``."""
         try:
             value = self._of(run, best if self.below_best is None else best - self.below_best)
         except (IndexError, ValueError):
@@ -140,6 +132,5 @@ class Reading(Spec):
         row = rows[-1] if reached is None else reached
         return float(row["time"]) if self.take == "time to" else float(row["round"] + 1)
 
-    def _values(self, rows: list[dict[str, Any]]) -> NDArray[np.float64]:
-        """The column's values where it was measured."""
+    def _values(self, rows: list[dict[str, Any]]) -> Floats:
         return self.scale * np.array([row[self.column] for row in rows if row[self.column] is not None], dtype=np.float64)

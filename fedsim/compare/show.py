@@ -1,5 +1,6 @@
-"""A comparison from folders to text: what ``fedsim compare`` does."""
+"""A comparison from folders to text: ``fedsim compare``, and the tables beside the runs of a study."""
 
+import html
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -8,8 +9,10 @@ from fedsim.compare.lines import read_lines
 from fedsim.compare.table import Comparison, Table, in_one
 from fedsim.compare.text import to_csv, to_markdown, to_terminal
 from fedsim.errors import RunFolderError, ScenarioError
+from fedsim.output.harmless import for_markdown
 from fedsim.records.folder import write_text
 from fedsim.records.ledger import Preset
+from fedsim.records.study_folder import PUBLISHED, read_index
 
 if TYPE_CHECKING:
     from fedsim.output.terminal import Console
@@ -55,7 +58,7 @@ def print_short(
     baseline: str | None = None,
     ledger: Preset = "strict",
 ) -> None:
-    """Print what a comparison answers, in sentences and one table that fit on a screen; see ``compare``."""
+    """Print the answer of a comparison, in sentences and one table that fit on a screen; see ``compare``."""
     comparison = _compared(paths, targets, baseline, ledger)
     for answer in comparison.answers():
         console.print(*answer.words, sep="\n")
@@ -63,15 +66,10 @@ def print_short(
 
 
 def compare_published(path: str | Path, figures: str | Path) -> list[Table]:
-    """Put what the study in a folder measured beside the published ``figures``.
+    """The tables of a file of published ``figures``, beside the figures of the study in a folder."""
+    from fedsim.compare.published import Published, beside_published  # loads the scenarios' grammar
 
-    Raises:
-        RunFolderError: the folder is that of no study, or damaged, or a run does not have a figure.
-        ScenarioError: the file of published figures is wrong, or of another study.
-    """
-    from fedsim.compare.published import beside_published, read_published  # loads what reads scenarios
-
-    return beside_published(read_lines([path]).lines, read_published(figures))
+    return beside_published(read_lines([path]).lines, Published.read(figures))
 
 
 def claims_of(tables: Sequence[Table]) -> Sequence[Table]:
@@ -102,11 +100,7 @@ def as_text(tables: Sequence[Table], form: Form) -> str:
 
 
 def form_of(path: Path, said: Form | None) -> Form:
-    """In which form a file is written: as said, or as its ending says.
-
-    Raises:
-        ScenarioError: neither says it.
-    """
+    """The form of a file: as said, or by its ending."""
     form = said or _ENDINGS.get(path.suffix.lower())
     if form is None:
         raise ScenarioError(
@@ -116,12 +110,32 @@ def form_of(path: Path, said: Form | None) -> Form:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a comparison.
-
-    Raises:
-        RunFolderError: the system refuses.
-    """
+    """Write a comparison."""
     try:
         write_text(path, text)
     except OSError as error:
         raise RunFolderError(f"--out {str(path)!r} cannot be written: {error.strerror}") from None
+
+
+def write_tables(path: Path) -> None:
+    """Write ``compare.csv``, ``compare.md``, ``paired.csv`` and ``runs.csv`` of the study at ``path``, and ``published.md``.
+
+    They depend on its runs alone, never on when or in which order these were made.
+    """
+    study, comparison = read_index(path), Comparison(read_lines([path]))
+    together = comparison.side_by_side(), comparison.differences()
+    write_text(path / "compare.csv", to_csv(together[0]))
+    write_text(path / "runs.csv", to_csv(comparison.one_by_one()))
+    write_text(path / "paired.csv", to_csv(comparison.paired(study.seeds)))
+    write_text(path / "compare.md", "\n".join(to_markdown(*pair) for pair in zip(together, (study.name, ""), strict=True)))
+    if (path / PUBLISHED).is_file():
+        from fedsim.compare.published import LEGEND, Published, as_printed, beside_published
+
+        published = Published.read(path / PUBLISHED)
+        parts = (
+            f"# {for_markdown(study.name)}\n",
+            f"{html.escape(published.about.strip(), quote=False)}\n",
+            f"{LEGEND}\n",
+            *map(to_markdown, as_printed(beside_published(comparison.lines.lines, published))),
+        )
+        write_text(path / "published.md", "\n".join(parts))

@@ -4,10 +4,10 @@ import csv
 import io
 import math
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import TYPE_CHECKING
 
-from fedsim.compare.table import Beside, Cell, Column, Estimate, Table
+from fedsim.compare.paired import Estimate
+from fedsim.compare.table import Beside, Cell, Column, Table
 from fedsim.output.harmless import clean, for_csv, for_markdown
 
 if TYPE_CHECKING:
@@ -77,19 +77,22 @@ def shown(cell: Cell, column: Column) -> str:
     if cell is None:
         return ""
     if isinstance(cell, Estimate):
-        if cell.low is None or cell.high is None or cell.low == cell.high:
+        if not cell.half:
             return shown(cell.mean, column)
-        mean, low, high = _as_fine_as_known((cell.mean, cell.low, cell.high), (cell.high - cell.low) / 2, column)
+        mean, low, high = _as_fine_as_known((cell.mean, cell.low, cell.high), cell.half, column)
         return f"{mean} ({low} to {high})"
     if isinstance(cell, Beside):
-        said = "" if cell.published is None else f" ({shown(cell.published, column)})"
-        return _with_half(cell.ours, column) + said
+        published = "" if cell.published is None else f" ({shown(cell.published, column)})"
+        return _with_half(cell.ours, column) + published
     if isinstance(cell, str):
         return clean(cell)
     sign = "+" if column.signed and cell > 0 else ""
     if isinstance(cell, int):
         return f"{sign}{cell}"
-    return sign + (_short_bytes(cell) if column.unit == "bytes" else f"{cell:,.0f}" if abs(cell) >= 1000 else f"{cell:.4g}")
+    if column.unit == "bytes":
+        letter, factor = _scale(abs(cell))
+        return f"{sign}{cell / factor:.4g}{letter}"
+    return sign + (f"{cell:,.0f}" if abs(cell) >= 1000 else f"{cell:.4g}")
 
 
 def _marked(cell: Cell, column: Column) -> str:
@@ -102,11 +105,9 @@ def _marked(cell: Cell, column: Column) -> str:
 
 
 def _with_half(found: Estimate, column: Column) -> str:
-    """A mean +- half its interval."""
-    if found.low is None or found.high is None or found.low == found.high:
+    if not found.half:
         return shown(found.mean, column)
-    half = (found.high - found.low) / 2
-    return " +- ".join(_as_fine_as_known((found.mean, half), half, column))
+    return " +- ".join(_as_fine_as_known((found.mean, found.half), found.half, column))
 
 
 def _as_fine_as_known(values: Sequence[float], half: float, column: Column) -> Iterator[str]:
@@ -120,26 +121,19 @@ def _as_fine_as_known(values: Sequence[float], half: float, column: Column) -> I
         yield f"{sign}{rounded:,.{max(0, digits)}f}{letter}"
 
 
-def _short_bytes(size: float) -> str:
-    letter, factor = _scale(abs(size))
-    return f"{size / factor:.4g}{letter}"
-
-
 def _scale(size: float) -> tuple[str, float]:
-    """The letter of a unit of bytes, and how many it is."""
     return next(((letter, factor) for letter, factor in _SCALES if size >= factor), ("", 1.0))
 
 
 def _by_topic(table: Table) -> Iterator[tuple[str, list[Column]]]:
-    """Each topic with its columns, after those that say which row it is."""
+    """Each topic with its columns that have anything, after those that say which row it is."""
     who = [column for column in table.columns if not column.topic]
-    rest = [column for column in table.columns if column.topic]
-    order = list(dict.fromkeys(column.topic for column in rest))
-    rest.sort(key=lambda column: order.index(column.topic))  # stable: columns of a topic keep their order
-    if who and not rest:
+    topics = dict.fromkeys(column.topic for column in table.columns if column.topic)
+    if who and not topics:
         yield "", who
-    for topic, columns in groupby(rest, key=lambda column: column.topic):
-        there = [column for column in columns if any(cell is not None for cell in column.cells)]
+    for topic in topics:
+        own = [column for column in table.columns if column.topic == topic]
+        there = [column for column in own if any(cell is not None for cell in column.cells)]
         if there:
             yield topic, [*who, *there]
 
@@ -150,22 +144,18 @@ def _is_text(column: Column) -> bool:
 
 def in_full(table: Table) -> list[Column]:
     """All columns, those of estimates as three: mean, low, high."""
-    return [part for column in table.columns for part in _in_full(column)]
-
-
-def _in_full(column: Column) -> Sequence[Column]:
-    """A column of estimates as three: mean, low, high."""
-    if not column.over_seeds:
-        return [column]
-    whole = [(cell.mean, cell.low, cell.high) if isinstance(cell, Estimate) else (cell, None, None) for cell in column.cells]
-    return [
-        Column(column.head + ending, tuple(cells[place] for cells in whole))
-        for place, ending in enumerate(("", " low", " high"))
-    ]
+    found = []
+    for column in table.columns:
+        if not column.over_seeds:
+            found.append(column)
+            continue
+        whole = [(cell.mean, *cell.edges) if isinstance(cell, Estimate) else (cell, None, None) for cell in column.cells]
+        for place, ending in enumerate(("", " low", " high")):
+            found.append(Column(column.head + ending, tuple(cells[place] for cells in whole)))
+    return found
 
 
 def _plain(cell: Cell) -> str:
-    """A cell of CSV."""
     if cell is None:
         return ""
     if isinstance(cell, float):

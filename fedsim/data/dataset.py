@@ -72,13 +72,10 @@ class Dataset:
 
 
 def pooled(raw: Raw, normalise: Normalise, *, over_test: bool = False) -> Dataset:
-    """All samples of ``raw`` in one pool, with its normalisation.
+    """All samples of ``raw`` in one pool.
 
-    Args:
-        raw: the data set as published.
-        normalise: ``pixel`` divides by the full pixel value; ``standardise`` takes (x - mean) / (std + 0.001) of each
-            feature; ``none`` leaves the values alone.
-        over_test: whether mean and std are those of all samples, or of the training samples only.
+    ``pixel`` divides by the full pixel value. ``standardise`` takes (x - mean) / (std + 0.001) of each feature, with mean and
+    std of the training samples, or of all (``over_test``). ``none`` leaves the values alone.
     """
     x = np.concatenate([raw.x_train, raw.x_test])
     y = np.concatenate([raw.y_train, raw.y_test])

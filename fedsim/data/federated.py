@@ -39,7 +39,7 @@ class Pool:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one sample: (channels, height, width) for images, (features,) for vectors."""
+        """Shape of one sample: (channels, height, width) for images, (features,) for vectors."""
         return tuple(self.x.shape[1:])
 
     def normalised(self, raw: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -101,7 +101,7 @@ class FederatedData:
         self._versions = np.zeros(len(self.shards), dtype=np.int64)
 
     def without_shards(self) -> "FederatedData":
-        """The samples alone, which never change: all that is needed to make those of a given shard."""
+        """The samples alone, which never change."""
         return FederatedData(self.pool, [], self.augmentation)
 
     def shard(self, device: int, version: int = 0) -> Shard:
@@ -115,7 +115,7 @@ class FederatedData:
         return int(self._versions[device])
 
     def current(self, device: int) -> Shard:
-        """What ``device`` holds now."""
+        """The shard that ``device`` holds now."""
         return self.shard(device, self.version(device))
 
     def replace_shard(self, device: int, shard: Shard) -> int:
@@ -128,10 +128,6 @@ class FederatedData:
     def train_sizes(self) -> NDArray[np.int64]:
         """Training samples of each device, version 0; int64 [devices]."""
         return np.array([len(shard.train) for shard in self.shards], dtype=np.int64)
-
-    def test_sizes(self) -> NDArray[np.int64]:
-        """Test samples of each device, version 0; int64 [devices]."""
-        return np.array([len(shard.test) for shard in self.shards], dtype=np.int64)
 
     def train_samples(self, shard: Shard) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """The training samples as the model sees them: x float32 [n, *shape], y int64 [n]."""
@@ -183,15 +179,10 @@ class FederatedData:
 
 
 def stratified_part(labels: NDArray[np.int64], splits: int, number: int) -> NDArray[np.int64]:
-    """Positions of the samples in part ``number`` out of 2^``splits``; ascending by label, int64.
+    """Positions of the samples in part ``number``, from 1, out of 2^``splits``; ascending by label, int64.
 
     The samples are laid out by label, in the device's own order within one, and dealt to the parts in turn. So a label's
     counts in two parts differ by at most 1, and so do the parts' sizes (``Part.samples``); another split halves each part, x
     into x and x + 2^u.
-
-    Args:
-        labels: of all the device's training samples, int64 [n].
-        splits: u, how often the data were halved; 0 gives everything.
-        number: x in 1..2^u.
     """
     return np.argsort(labels, kind="stable")[number - 1 :: 2**splits]

@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.data.sources import cifar10
-from fedsim.data.sources.base import advice
-from fedsim.data.sources.idx import EMNIST_FILES, MNIST_FILES, write_idx
+from fedsim.data.sources.images import CIFAR_FILES, EMNIST_FILES, MNIST_FILES, advice, write_batch, write_idx
 from fedsim.errors import DataError, ScenarioError, nearest
 
 Bytes = NDArray[np.uint8]
@@ -19,15 +17,9 @@ _EMNIST_PAGE = "https://www.nist.gov/itl/products-and-services/emnist-dataset"
 
 
 class Download(NamedTuple):
-    """Where a data set comes from and where it goes.
+    """A data set of version 1 at OpenML, and the files of its folder; ``packed`` ones end in ``.gz``.
 
-    Attributes:
-        openml: its name at OpenML (version 1).
-        folder: the folder under the root.
-        files: the files, as published; ``packed`` ones end in ``.gz``.
-        shape: of one sample.
-        train_size: how many samples, from the first, are for training.
-        write: turns (folder, images [n, *shape], labels [n], train_size) into the files.
+    ``write`` turns (folder, images [n, *shape], labels [n], train_size) into them.
     """
 
     openml: str
@@ -48,15 +40,15 @@ def write_mnist(folder: Path, x: Bytes, y: Bytes, train_size: int) -> None:
 
 def write_cifar10(folder: Path, x: Bytes, y: Bytes, train_size: int) -> None:
     """Write images [n, 3, 32, 32] and labels [n] as CIFAR-10's five training batches and one test batch."""
-    cuts = np.linspace(0, train_size, len(cifar10.FILES)).astype(int)[1:]
-    for name, images, labels in zip(cifar10.FILES, np.split(x, cuts), np.split(y, cuts), strict=True):
-        cifar10.write_batch(folder / name, images, labels)
+    cuts = np.linspace(0, train_size, len(CIFAR_FILES)).astype(int)[1:]
+    for name, images, labels in zip(CIFAR_FILES, np.split(x, cuts), np.split(y, cuts), strict=True):
+        write_batch(folder / name, images, labels)
 
 
 DOWNLOADS = {
     "mnist": Download("mnist_784", "mnist", MNIST_FILES, True, (1, 28, 28), 60_000, write_mnist),
     "fashion": Download("Fashion-MNIST", "fashion-mnist", MNIST_FILES, True, (1, 28, 28), 60_000, write_mnist),
-    "cifar10": Download("CIFAR_10", "cifar10", cifar10.FILES, False, (3, 32, 32), 50_000, write_cifar10),
+    "cifar10": Download("CIFAR_10", "cifar10", CIFAR_FILES, False, (3, 32, 32), 50_000, write_cifar10),
 }
 
 

@@ -8,15 +8,14 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from fedsim.data.dataset import Dataset, Normalise, pooled
+from fedsim.data.dataset import Normalise, pooled
 from fedsim.data.federated import FederatedData
 from fedsim.data.partitions import PARTITIONS, PartitionSpec
 from fedsim.data.partitions.base import Partition
-from fedsim.data.partitions.even import Iid
+from fedsim.data.partitions.plain import Iid
 from fedsim.data.partitions.published import SyntheticSizes
 from fedsim.data.sources import SourceSpec
-from fedsim.data.sources.digits import Digits
-from fedsim.data.sources.synthetic import Synthetic
+from fedsim.data.sources.embedded import Digits, Synthetic
 from fedsim.data.transforms import Augmentation
 from fedsim.errors import ScenarioError
 from fedsim.language.spec import Spec
@@ -73,7 +72,7 @@ class DataSpec(Spec):
         return self
 
     def folder(self) -> Path | None:
-        """Where published data sets are sought: ``root``, else ``$FEDSIM_DATA``, else nowhere."""
+        """The folder of published data sets: ``root``, else ``$FEDSIM_DATA``, else none."""
         root = self.root or os.environ.get("FEDSIM_DATA")
         return Path(root) if root else None
 
@@ -88,15 +87,10 @@ class DataSpec(Spec):
         return Path(self.root) if self.root else None
 
     def _source_folder(self) -> Path | None:
-        """Where the source's files are sought."""
         return self.folder() if getattr(self.source, "published", True) else self.own_folder()
 
     def build(self, devices: int, streams: Streams) -> FederatedData:
-        """Load the source and deal it out.
-
-        Args:
-            devices: how many devices there are.
-            streams: draws come from ``world/data/...``.
+        """Load the source and deal it out to so many devices; draws come from the streams ``world/data/...``.
 
         Raises:
             ScenarioError: the partition cannot serve so many devices, or does not fit the source.
@@ -113,14 +107,12 @@ class DataSpec(Spec):
         return data if self.augmentation == "none" else _augmented(data, self.augmentation, streams)
 
     def _deal(self, devices: int, streams: Streams) -> FederatedData:
-        return self.partition.under(self.own_folder()).split(self._dataset(devices, streams), devices, streams)
-
-    def _dataset(self, devices: int, streams: Streams) -> Dataset:
         if isinstance(self.source, Synthetic):
             assert isinstance(self.partition, SyntheticSizes)
-            return self.source.draw(self.partition.sizes(devices, streams), streams)
-        raw = self.source.load(self._source_folder())
-        return pooled(raw, self.normalise, over_test=self.partition.pools_test)
+            dataset = self.source.draw(self.partition.sizes(devices, streams), streams)
+        else:
+            dataset = pooled(self.source.load(self._source_folder()), self.normalise, over_test=self.partition.pools_test)
+        return self.partition.under(self.own_folder()).split(dataset, devices, streams)
 
 
 def _augmented(data: FederatedData, augmentation: Augmentation, streams: Streams) -> FederatedData:

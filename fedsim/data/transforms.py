@@ -1,4 +1,4 @@
-"""What is done to raw images on the way to a model: quarter turns, and random augmentation that is never stored.
+"""Quarter turns of raw images on the way to a model, and random augmentation that is never stored.
 
 An augmented sample is a function of (seed, position in the shard) alone. So a device's data is the same whenever and with
 whomever it is asked for, and 4,000 devices of 1,550 augmented images cost only their indices.
@@ -38,19 +38,14 @@ def rotate(raw: Images, quarter_turns: int) -> Images:
 
 
 def augment(raw: Images, augmentation: Augmentation, seed: int) -> Images:
-    """Images [k, c, h, w], each distorted by its own draw; values stay within those of the image.
+    """Images [k, c, h, w], of which image j is distorted by the draw (seed, j), whoever stands beside it.
 
-    Args:
-        raw: the images; image j is distorted by the draw (seed, j), whoever stands beside it.
-        augmentation: what to draw from.
-        seed: any integer >= 0.
-
-    Where the distorted image looks beyond the border it repeats the border's pixel. Bilinear interpolation.
+    Bilinear interpolation, which repeats the border's pixels beyond the border: values stay within those of the image.
     """
     positions = np.arange(len(raw), dtype=np.int64)
-    blocks = (slice(start, start + _BLOCK) for start in range(0, len(raw), _BLOCK))
     out = np.empty_like(raw)
-    for block in blocks:
+    for start in range(0, len(raw), _BLOCK):
+        block = slice(start, start + _BLOCK)
         rows, columns = _looked_at(positions[block], raw.shape[2], raw.shape[3], augmentation, seed)
         out[block] = _bilinear(raw[block], rows, columns)
     return out

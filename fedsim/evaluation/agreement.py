@@ -1,6 +1,7 @@
 """How well a grouping agrees with the true one; each measure is 1 when both are the same up to the groups' names.
 
-Each takes the group of every device and its true one, ints [n]; a device that has no group yet (-1) is left out.
+Each takes the group of every device and its true one, ints [n]; a device that has no group yet (-1) is left out. Without any
+group, or with unequal lengths, each raises ``SimulationError``.
 """
 
 from collections.abc import Sequence
@@ -15,11 +16,7 @@ Grouping = Sequence[int] | NDArray[np.int64]
 
 
 def purity(groups: Grouping, truth: Grouping) -> float:
-    """Share of devices that are of the commonest true kind in their group; 1 also when every device is alone.
-
-    Raises:
-        SimulationError: no device has a group, or the two differ in length (so for all measures).
-    """
+    """Share of devices that are of the commonest true kind in their group; 1 also when every device is alone."""
     table = _contingency(groups, truth)
     largest = np.zeros_like(table.groups)
     np.maximum.at(largest, table.rows, table.cells)
@@ -49,14 +46,7 @@ def normalised_mutual_information(groups: Grouping, truth: Grouping) -> float:
 
 
 class _Contingency(NamedTuple):
-    """How many devices each pair of a group and a true kind shares.
-
-    Attributes:
-        n: all devices.
-        cells: devices of each pair that occurs.
-        rows, columns: its group and its kind.
-        groups, kinds: devices of each group and of each kind.
-    """
+    """Devices in all, of each pair (row, column) of a group and a true kind that occurs, of each group and of each kind."""
 
     n: int
     cells: NDArray[np.int64]
@@ -81,7 +71,6 @@ def _contingency(groups: Grouping, truth: Grouping) -> _Contingency:
 
 
 def _pairs(counts: NDArray[np.int64]) -> int:
-    """Pairs of devices that share a part, over all parts."""
     return int((counts * (counts - 1) // 2).sum())
 
 

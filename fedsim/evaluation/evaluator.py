@@ -94,12 +94,6 @@ class World(NamedTuple):
 class Evaluator:
     """Measures aggregations when it is due, and knows when a run has come to its end.
 
-    Args:
-        learner: where models are measured.
-        stop: when to end.
-        spec: when and how to measure.
-        world: whom to measure.
-
     Attributes:
         last: the last evaluation, or None.
         ever: for a ``historical`` score the devices that each model has served, ascending; None: all.
@@ -124,7 +118,7 @@ class Evaluator:
         return f"{number + 1} rounds" if self.is_last(number) else None
 
     def why_no_accuracy(self, rounds: int, models: ModelAssignment) -> str:
-        """Why no test has told an accuracy, of a run that has made so many rounds and ends with these models."""
+        """Why a run of so many rounds that ends with these models has no accuracy."""
         if not rounds:
             return "not one round came to an aggregation; the timeline shows what became of the tasks"
         if not self._learner.learns:
@@ -141,11 +135,9 @@ class Evaluator:
         return "no device that was tested has test samples"
 
     async def measure(self, number: int, models: ModelAssignment, updates: Sequence[Measured], strategy: "Strategy") -> Row:
-        """What is to be known after a round.
+        """Accuracy and loss on test data, training loss and discrepancies after a round, None where no test is due.
 
-        Returns:
-            Accuracy and loss on test data, training loss and discrepancies, None where no test is due; and, where the
-            generator of the data knows the true groups, how well the strategy's agree with them.
+        Where the generator of the data knows the true groups, it says how well the strategy's agree with them.
         """
         row: Row = dict(NOT_MEASURED)
         if self._spec.score == "historical":
@@ -181,11 +173,10 @@ class Evaluator:
             row["discrepancy_start"] = await learner.discrepancy(starts) if starts else None
 
     def _how(self, usual_score: str) -> str:
-        """How an evaluation is counted."""
         return "pooled" if self._spec.score == "historical" else self._spec.score or usual_score
 
     def _here(self, models: ModelAssignment) -> ModelAssignment:
-        """The models with those of their devices that are there: who has left, or is yet to come, is not tested."""
+        """The models with those of their devices that have arrived and not left."""
         present = self._world.present()
         if present is None:
             return models
@@ -196,14 +187,12 @@ class Evaluator:
         }
 
     async def cosines(self, number: int, updates: Sequence[Measured], strategy: "Strategy") -> dict[str, list[float]]:
-        """Cosines of every two updates that were trained from a known start, by what their devices have in common.
+        """Least, mean and largest cosine of two updates that were trained from a known start, by kind of pair, to six digits.
 
-        Returns:
-            The least, the mean and the largest of each kind of pairs that there is, to six digits; nothing where they are not
-            wanted, or no test is due. Where the true groups are known: ``alike`` and ``unlike``, of one or of two true groups
-            but in one group of the strategy's, ``settled``, of one true group in a group that has no other, and ``across``
-            groups. Where they are not: ``within`` and ``across``. Without groups all are in one. They are the groups after
-            the round: those that it has split are apart.
+        Kinds where the true groups are known: ``alike`` and ``unlike``, of one or of two true groups but in one group of the
+        strategy's, ``settled``, of one true group in a group that has no other, and ``across`` groups. Where they are not:
+        ``within`` and ``across``. The strategy's groups are those after the round; without groups all are in one. Empty where
+        cosines are not wanted, or no test is due.
         """
         if not (self._spec.cosines and self._is_due(number)):
             return {}
@@ -228,9 +217,8 @@ class Evaluator:
     async def agreement(self, number: int, models: Sequence[Ref]) -> dict[str, float]:
         """How well the models of all devices agree, where there is no server; nothing where no test is due.
 
-        Returns:
-            ``mean_accuracy``, of the mean of all finite models on the pooled test samples of all devices, and ``consensus``,
-            the root of the mean squared Euclidean distance of the models from that mean (Kong et al. 2021).
+        ``mean_accuracy`` is that of the mean of all finite models on the pooled test samples of all devices, ``consensus`` the
+        root of the mean squared Euclidean distance of the models from that mean (Kong et al. 2021).
         """
         if not (self._learner.learns and models and self._is_due(number)):
             return {}

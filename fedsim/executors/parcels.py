@@ -25,13 +25,7 @@ Reference = Any
 
 @dataclass
 class Parcel:
-    """A pickle, and what it refers to.
-
-    Attributes:
-        content: the pickle.
-        buffers: the memory of the arrays in it, where they were left out of it (of placed things only).
-        placed, shared: references, by the numbers that stand in ``content``.
-    """
+    """A pickle, and the references by the numbers in it; of placed things, ``buffers`` has the memory of their arrays."""
 
     content: bytes
     buffers: list[pickle.PickleBuffer] = field(default_factory=list)
@@ -40,11 +34,7 @@ class Parcel:
 
 
 class Packer:
-    """Makes parcels, and knows what already lies in the store.
-
-    Args:
-        put: puts a thing into the store, and gives its reference.
-    """
+    """Makes parcels, and knows what already lies in the store; ``put`` puts a thing there and gives its reference."""
 
     def __init__(self, put: Callable[[Any], Reference]) -> None:
         self._put = put
@@ -54,13 +44,10 @@ class Packer:
     def place(self, thing: Any) -> None:
         """Put ``thing`` into the store; from now on it goes into parcels by reference."""
         if id(thing) not in self._placed:
-            self._placed[id(thing)] = (thing, self._put(self._packed(thing, apart=True)))
+            self._placed[id(thing)] = (thing, self._put(self.pack(thing, apart=True)))
 
-    def pack(self, thing: Any) -> Parcel:
-        """A parcel with ``thing`` in it."""
-        return self._packed(thing, apart=False)
-
-    def _packed(self, thing: Any, apart: bool) -> Parcel:
+    def pack(self, thing: Any, *, apart: bool = False) -> Parcel:
+        """A parcel with ``thing`` in it; with the memory of its arrays ``apart``."""
         parcel, memory = Parcel(b""), io.BytesIO()
         _Pickler(self, parcel, memory, apart).dump(thing)
         parcel.content = memory.getvalue()
@@ -81,14 +68,7 @@ class Packer:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Puts numbers where placed and shared things stand.
-
-    Args:
-        packer: knows them.
-        parcel: receives what the numbers stand for.
-        memory: receives the pickle.
-        apart: whether the memory of arrays goes into ``parcel.buffers``.
-    """
+    """Puts numbers where placed and shared things stand, and into ``parcel`` the references that they mean."""
 
     def __init__(self, packer: Packer, parcel: Parcel, memory: io.BytesIO, apart: bool) -> None:
         super().__init__(memory, protocol=5, buffer_callback=parcel.buffers.append if apart else None)
@@ -110,11 +90,7 @@ def _number(references: list[Reference], reference: Reference) -> int:
 
 
 class Opener:
-    """Opens parcels in a worker process, and keeps what was placed.
-
-    Args:
-        fetch: gets things from the store.
-    """
+    """Opens parcels in a worker process, and keeps what was placed; ``fetch`` gets things from the store."""
 
     def __init__(self, fetch: Callable[[Sequence[Reference]], Sequence[Any]]) -> None:
         self._fetch = fetch

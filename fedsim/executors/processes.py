@@ -10,10 +10,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from queue import SimpleQueue
-from typing import Any, BinaryIO
+from typing import Any
 
 from fedsim.errors import SimulationError
+from fedsim.executors.base import answer
 from fedsim.executors.isolated import start
 from fedsim.language.imports import learn, places
 
@@ -68,7 +70,7 @@ class Processes:
 
 
 def serve() -> None:
-    """What a worker does until its pipe is closed: one call after another."""
+    """Carry out one call after another, in a worker, until its pipe is closed."""
     calls, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the work prints is no answer
     while True:
@@ -77,20 +79,5 @@ def serve() -> None:
             function, args = pickle.load(calls)
         except EOFError:
             return
-        _answer(answers, function, args)
-
-
-def _answer(answers: BinaryIO, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    try:
-        outcome = True, function(*args)
-    except Exception as error:
-        outcome = False, error
-    try:
-        content = pickle.dumps(outcome, protocol=5)
-        if not outcome[0]:
-            pickle.loads(content)  # an error may be one that cannot be made again
-    except Exception as error:
-        wrong = outcome[1] if isinstance(outcome[1], Exception) else error
-        content = pickle.dumps((False, SimulationError(f"{type(wrong).__name__}: {wrong}")), protocol=5)
-    answers.write(content)
-    answers.flush()
+        answers.write(answer(partial(function, *args)))
+        answers.flush()

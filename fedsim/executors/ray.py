@@ -1,16 +1,15 @@
 """Work on Ray: processes on this machine, or on all machines of a cluster.
 
-Whoever reaches the ports of a Ray cluster can run programs on it, because Ray's messages are pickles. So what is started here
-listens on the loopback interface alone, and asks every client for a token that only this process and its children have: other
-users of this machine reach that interface too. A cluster of several machines belongs into a network of its own, with tokens.
-fedsim unpickles only what it has pickled itself, from workers of the cluster that it was pointed to.
+Anybody who reaches the ports of a Ray cluster can run programs on it, because Ray's messages are pickles. So a cluster that is
+started here listens on the loopback interface alone, and asks every client for a token that only this process and its children
+have. A cluster of several machines belongs into a network of its own, with tokens. fedsim unpickles only what it has pickled
+itself, from workers of the cluster that it was pointed to.
 """
 
 import os
 import pickle
 import secrets
 import socket
-import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import cache
@@ -19,6 +18,7 @@ from itertools import count
 from typing import Any
 
 from fedsim.errors import ScenarioError, SimulationError
+from fedsim.executors.base import Executor, answer
 from fedsim.executors.parcels import Opener, Packer, Parcel
 from fedsim.language.imports import learn, places
 
@@ -34,7 +34,7 @@ _HTTP2_HEADER = 9  # bytes
 _HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + _HTTP2_SETTINGS + b"\0\0\0\0\0"
 
 
-class Ray:
+class Ray(Executor):
     """Runs each call as a Ray task. A worker or a node that is lost costs time only: its calls are made again elsewhere.
 
     The machine on which this runs holds what the others need; it must stay.
@@ -91,11 +91,9 @@ class Ray:
             )
 
     def place(self, thing: Any) -> None:
-        """Put ``thing`` into the object store, once for the whole cluster."""
         self._packer.place(thing)
 
     def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
-        """Queue ``function(*args)``; placed things and big read-only arrays in it are sent by reference."""
         parcel = self._packer.pack((function, args))
         shared, parcel.shared = parcel.shared, []
         reference = self._call.remote(self._number, self._versions, places(), parcel, *shared)
@@ -103,10 +101,6 @@ class Ray:
         self._open[future] = reference
         reference.future().add_done_callback(lambda answer: self._settle(future, answer))
         return future
-
-    def submit_alone(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
-        """Queue it, as ever: a worker is a process that does one thing at a time."""
-        return self.submit(function, *args)
 
     def _settle(self, future: "Future[Any]", answer: "Future[bytes]") -> None:
         """Pass on what came back; in a thread of Ray's."""
@@ -125,7 +119,6 @@ class Ray:
             future.set_exception(outcome)
 
     def close(self) -> None:
-        """Drop all work, and end Ray if it was started here."""
         open_calls, self._open = self._open, {}
         for future, reference in open_calls.items():
             future.cancel()
@@ -136,8 +129,6 @@ class Ray:
             self._ray.shutdown()
 
 
-# What runs on a worker.
-
 _openers: dict[int, Opener] = {}
 
 
@@ -145,27 +136,16 @@ def _carry_out(executor: int, versions: dict[str, str], where: dict[str, str], p
     """Carry out the call in ``parcel``, for an executor with that number."""
     import ray
 
-    try:
+    def work() -> Any:
         if executor not in _openers:
             _refuse_other_versions(versions)
             _openers.clear()
             _openers[executor] = Opener(ray.get)
         learn(where)
         function, args = _openers[executor].open(parcel, shared)
-        return pickle.dumps((True, function(*args)), protocol=5)
-    except Exception as error:
-        return _failure(error)
+        return function(*args)
 
-
-def _failure(error: Exception) -> bytes:
-    """What a call sends back that failed, with where it did; another error in its place where it cannot be pickled."""
-    error.add_note("".join(traceback.format_exception(error)))
-    try:
-        content = pickle.dumps((False, error))
-        pickle.loads(content)
-    except Exception:
-        content = pickle.dumps((False, SimulationError(f"{type(error).__name__}: {error}")))
-    return content
+    return answer(work)
 
 
 def _refuse_other_versions(versions: dict[str, str]) -> None:
@@ -182,8 +162,6 @@ def _versions() -> dict[str, str]:
     return {package: version(package) for package in _MUST_AGREE}
 
 
-# Ray itself.
-
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """When this is 0, Ray's servers listen on 127.0.0.1 alone; on Linux it is 1 otherwise. Read when Ray is imported."""
 
@@ -197,7 +175,6 @@ def _own_token() -> str:
 
 
 def _load(address: str | None) -> Any:
-    """The module ``ray``."""
     if address is None:
         os.environ.setdefault(_LOOPBACK, "0")
     try:

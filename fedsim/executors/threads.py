@@ -7,10 +7,11 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from fedsim.executors.base import Executor
 from fedsim.executors.processes import Processes
 
 
-class Threads:
+class Threads(Executor):
     """A pool of ``workers`` threads, each of which computes with one torch thread (see ``learning``)."""
 
     def __init__(self, workers: int) -> None:
@@ -18,15 +19,10 @@ class Threads:
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="fedsim")
         self._processes: Processes | None = None
 
-    def place(self, thing: Any) -> None:
-        """Nothing to do: all is in this process."""
-
     def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
-        """Queue ``function(*args)``."""
         return self._pool.submit(function, *args)
 
     def submit_alone(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
-        """Queue ``function(*args)``."""
         if self.workers == 1:
             return self.submit(function, *args)
         if self._processes is None:
@@ -34,7 +30,6 @@ class Threads:
         return self._processes.submit(function, *args)
 
     def close(self) -> None:
-        """Drop queued work and wait for what is running."""
         self._pool.shutdown(cancel_futures=True)
         if self._processes is not None:
             self._processes.close()

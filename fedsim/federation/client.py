@@ -124,41 +124,41 @@ class Client(Generic[P]):
         self.params = params
         self.setting = setting
 
-    def real(self, device: Device, order: Instruction) -> Real | None:
+    def real(self, device: Device, instruction: Instruction) -> Real | None:
         """Real work whose result decides what the device computes or answers; None for none.
 
-        Its value is in ``order.value`` when ``work`` is called. Where there are several workers it may be begun as soon as the
-        message is sent.
+        Its value is in ``instruction.value`` when ``work`` is called. Where there are several workers it may begin as soon as
+        the message is sent.
         """
         return None
 
-    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
+    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         """Steps that the device computes when it has received the message; by default it trains."""
-        training, limit = self.training(device, order), self.limit(device, order)
+        training, limit = self.training(device, instruction), self.limit(device, instruction)
         if training is not self._steps[0].training or limit is not self._steps[0].limit:
             self._steps = (Train(training, limit),)
         return self._steps
 
-    def training(self, device: Device, order: Instruction) -> Training:
+    def training(self, device: Device, instruction: Instruction) -> Training:
         """The training, by default of ``local_epochs`` from the received model."""
-        model, epochs = order.contents["model"], getattr(self.params, "local_epochs", 1)
+        model, epochs = instruction.contents["model"], getattr(self.params, "local_epochs", 1)
         if model is not self._plain.start or epochs != self._plain.epochs:
             self._plain = Training(model, epochs)
         return self._plain
 
-    def limit(self, device: Device, order: Instruction) -> Limit:
+    def limit(self, device: Device, instruction: Instruction) -> Limit:
         """Limit of the training's time."""
         return NO_LIMIT
 
-    def computed(self, device: Device, order: Instruction, done: LocalResult) -> LocalResult:
+    def computed(self, device: Device, instruction: Instruction, result: LocalResult) -> LocalResult:
         """Change the result before the device answers; by default it stays as it is."""
-        return done
+        return result
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
         """Answer of the device when it has computed; None for none. By default its update, samples and epochs."""
-        return {"update": done.update, "samples": Header(done.samples), "epochs": Header(done.epochs)}
+        return {"update": result.update, "samples": Header(result.samples), "epochs": Header(result.epochs)}
 
-    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
+    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         """The answer has arrived; one that is cut off has not, and the device knows."""
 
     def on_shift(self, device: Device) -> Contents | None:

@@ -25,7 +25,7 @@ class TaskContext:
     """The federation's part of a running task.
 
     Attributes:
-        order: what was asked.
+        instruction: as sent.
         begun: whether the client half has said what is computed.
         computed: whether that was anything.
         reply: what it has answered; None until then, or for nothing.
@@ -34,7 +34,7 @@ class TaskContext:
         real: its real work, as soon as that is begun.
     """
 
-    order: Instruction
+    instruction: Instruction
     begun: bool = False
     computed: bool = False
     reply: Contents | None = None
@@ -90,7 +90,7 @@ class ClientSide:
             self._begin_real(device, context)
 
     def _begin_real(self, device: int, context: TaskContext) -> None:
-        if real := self.client.real(self.devices.of(device), context.order):
+        if real := self.client.real(self.devices.of(device), context.instruction):
             context.real = self._simulation.submit(real.function, *real.arguments, alone=True)
 
     # Compute and answer.
@@ -106,14 +106,14 @@ class ClientSide:
             if self._is_real and context.real is None:
                 self._begin_real(task.device, context)
             if context.real is not None:  # the clock stands still until it is done
-                context.order.value, context.real = context.real.result(), None
-            steps = tuple(self.client.work(device, context.order))
+                context.instruction.value, context.real = context.real.result(), None
+            steps = tuple(self.client.work(device, context.instruction))
             if steps:
                 context.computed = True
                 return tuple(map(self._with_time_to_encode, steps)) if self._up.model_s else steps
         context.replied = True
-        result = self.client.computed(device, context.order, self._result(task))
-        meant = self.client.reply(device, context.order, result)
+        result = self.client.computed(device, context.instruction, self._result(task))
+        meant = self.client.reply(device, context.instruction, result)
         if meant is None:
             return ()
         if self._attack is not None and task.device in self._malicious:
@@ -205,5 +205,5 @@ class ClientSide:
         if context.reply is None:
             return {}
         self.devices.keep(task.device, context.keeping)
-        self.client.sent(self.devices.of(task.device), context.order, context.reply)
+        self.client.sent(self.devices.of(task.device), context.instruction, context.reply)
         return received(context.reply)

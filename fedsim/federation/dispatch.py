@@ -40,8 +40,8 @@ from fedsim.world.task import Cause, Download, Outcome, Payload, Step, Task
 if TYPE_CHECKING:
     from fedsim.learning import Learner
     from fedsim.running.drift import Drift
-    from fedsim.world.edges import Edges
     from fedsim.world.life import TaskRunner
+    from fedsim.world.messages import Edges
     from fedsim.world.messages import Message as OnItsWay
     from fedsim.world.population import Population
 
@@ -114,7 +114,7 @@ class Dispatch:
         self.drift = drift
         wires = {"down": self._down, "up": self._up}
         self.devices.model_s = lambda device, way: (
-            tasks.transfers.nominal_s(device, way, wires[way].model_bytes) + wires[way].model_s
+            tasks.steps.nominal_s(device, way, wires[way].model_bytes) + wires[way].model_s
         )
 
     # From the server half to the world.
@@ -213,10 +213,10 @@ class Dispatch:
 
     def on_task_end(self, task: Task) -> None:
         """The world says that a task has ended: put the message into the inbox."""
-        order, outcome = task.context.order, task.outcome or "done"
+        instruction, outcome = task.context.instruction, task.outcome or "done"
         contents = self._client_side.arrived(task) if outcome == "done" else {}
         seen = _SEEN.get(outcome, outcome)
-        end = TaskEnd(task.id, task.device, task.round, task.group, order.job, seen, order.contents, contents)
+        end = TaskEnd(task.id, task.device, task.round, task.group, instruction.job, seen, instruction.contents, contents)
         if seen != "lost" or not self._own.patience:
             self.simulation.post(end)
             return

@@ -199,7 +199,7 @@ class Session(Grid):  # type: ignore[misc]
 
     def get_node_ids(self) -> list[int]:
         """The nodes that can be reached now."""
-        return [self.nodes[device] for device in self._server.reachable()]
+        return [self.nodes[device] for device in self._server.clients.reachable()]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Send messages; returns their ids at once."""
@@ -229,7 +229,7 @@ class Session(Grid):  # type: ignore[misc]
         self._server.timer(f"expire {number}", self._server.now + metadata.ttl)
         self._queues.setdefault(device, deque()).append(sent)
         self._idle, self._open = 0, self._open + 1
-        if not self._server.idle(device):
+        if not self._server.clients.idle(device):
             self._doubt(sent)
         self._serve(device)
         return name
@@ -241,7 +241,7 @@ class Session(Grid):  # type: ignore[misc]
             queue.popleft()
         if not queue:
             return
-        if self._server.idle(device):
+        if self._server.clients.idle(device):
             sent = queue.popleft()
             kind = sent.message.metadata.message_type
             one = sent.round if sent.leads else None
@@ -256,7 +256,7 @@ class Session(Grid):  # type: ignore[misc]
             self._by_task[sent.task] = sent
             self._last[device] = one, False
             self._busy.add(device)
-        elif device not in self._awaited | self._busy and self._server.await_return(device):
+        elif device not in self._awaited | self._busy and self._server.clients.await_return(device):
             self._awaited.add(device)
 
     def _doubt(self, sent: Sent) -> None:

@@ -37,44 +37,44 @@ class FlowerClient(Client[FlowerParams]):
         self._flops: dict[str, float] = {}  # of an example, by the kind of message
         self._counted: set[tuple[int, str]] = set()  # devices and kinds of messages
 
-    def real(self, device: Device, order: Instruction) -> Real:
+    def real(self, device: Device, instruction: Instruction) -> Real:
         """The ClientApp's work."""
         from flwr.app import RecordDict
 
         from fedsim.flower.client_side import Job, carry_out
 
-        counts, first = self.params.time.counts, (device.number, order.job) not in self._counted
-        self._counted.add((device.number, order.job))
-        due = order.job not in self._flops if counts == "flops" else first
+        counts, first = self.params.time.counts, (device.number, instruction.job) not in self._counted
+        self._counted.add((device.number, instruction.job))
+        due = instruction.job not in self._flops if counts == "flops" else first
         job = Job(
             app=self._app,
             run=self._run,
             device=device.number,
             node_config=self.params.node_config_of(device.number, self.setting.devices),
-            message=order[order.job],
+            message=instruction[instruction.job],
             state=self._states.get(device.number, RecordDict()),
-            seeds=order["seeds"],
+            seeds=instruction["seeds"],
             counts=counts if due else None,
             raises=self.params.client_errors == "stop",
             patience_s=self.params.real_patience,
         )
         return Real(carry_out, (job,))
 
-    def work(self, device: Device, order: Instruction) -> list[Work]:
+    def work(self, device: Device, instruction: Instruction) -> list[Work]:
         """How long that takes."""
         from fedsim.flower.client_side import config_of
 
-        outcome, config = order.value, config_of(order[order.job], self._app.config)
+        outcome, config = instruction.value, config_of(instruction[instruction.job], self._app.config)
         self._states[device.number] = outcome.state
         examples = float(device.samples) if outcome.examples is None else outcome.examples
-        if self.params.time.counts == "flops" and order.job not in self._flops and outcome.counted:
-            self._flops[order.job] = outcome.counted / max(examples, 1.0)
-        work = self.params.time.work(order.job, examples, self._flops.get(order.job), config)
+        if self.params.time.counts == "flops" and instruction.job not in self._flops and outcome.counted:
+            self._flops[instruction.job] = outcome.counted / max(examples, 1.0)
+        work = self.params.time.work(instruction.job, examples, self._flops.get(instruction.job), config)
         return [] if work is None else [work]
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
         """The ClientApp's reply."""
-        return {f"{order.job}-reply": Opaque(order.value, float(order.value.bytes))}
+        return {f"{instruction.job}-reply": Opaque(instruction.value, float(instruction.value.bytes))}
 
 
 class Flower(Strategy[FlowerParams]):

@@ -1,10 +1,10 @@
-"""What a scenario will cost, before it is run: in the world that is simulated, and here."""
+"""Forecasts of a scenario before it is run: its cost in the simulated world, and on this machine."""
 
+import asyncio
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedsim.executors.base import Executor
-from fedsim.forecast.learning import measure
 from fedsim.forecast.nominal import nominal_lines
 from fedsim.forecast.trial import Trial
 from fedsim.language.units import show_bytes, show_seconds
@@ -17,14 +17,14 @@ PATIENCE_S = 2.0
 
 
 class Forecast(NamedTuple):
-    """What a whole run takes here.
+    """The cost of a whole run on this machine.
 
     Attributes:
-        share: how much of the run was tried, 0..1; nothing below is known when that is 0.
+        share: tried part of the run, 0..1; if it is 0, nothing below is known.
         build_s, simulation_s, training_s, testing_s: real seconds.
         events, trained_steps, tests: how many.
-        memory_bytes: at most in use at a time; None where the system does not tell.
-        disk_bytes: the run folder.
+        memory_bytes: peak; None where the system does not tell.
+        disk_bytes: of the run folder.
         futile: why the run ends, if it does so within the trial and without a single round.
     """
 
@@ -42,7 +42,7 @@ class Forecast(NamedTuple):
 
     @property
     def real_s(self) -> float:
-        """All in all."""
+        """The sum of the real seconds."""
         return self.build_s + self.simulation_s + self.training_s + self.testing_s
 
 
@@ -71,25 +71,24 @@ def forecast_lines(scenario: "Scenario", executor: Executor, patience_s: float =
 def forecast(trial: Trial, patience_s: float = PATIENCE_S) -> Forecast:
     """Try a run that has been built, and extrapolate.
 
-    The simulation is tried without learning; then a part of what it would have trained is trained, and a model tested. What
-    else a strategy computes (a clustering, say) is not counted, nor are checkpoints.
+    The simulation is tried without learning; then a part of what it would have trained is trained, and a model tested. Other
+    computations of a strategy, such as a clustering, are not counted, nor are checkpoints.
     """
     trial.go(patience_s)
     run, tally = trial.run, trial.tally
     times = 1 / trial.share if trial.share else 0.0
-    rates = measure(trial, patience_s)
+    step_s, test_s = (0.0, 0.0) if trial.core is None else asyncio.run(trial.costs(trial.core, patience_s))
     tests, scenario = times * tally.tests, run.scenario
     if trial.share < 1.0 and scenario.stop.rounds is not None:  # perhaps it ended before the first one
         tests = max(tests, scenario.evaluation.tests(scenario.stop.rounds))
-    batch_size = scenario.training.batch_size
-    trained = times * sum(each.training.sgd_steps(int(run.samples[each.device]), batch_size) for each in tally.trainings)
+    trained = times * sum(map(trial.steps_of, tally.trainings))
     models = 0.0 if trial.core is None else len(run.strategy.models()) * run.learner.bytes
     return Forecast(
         share=trial.share,
         build_s=trial.build_s,
         simulation_s=trial.real_s * times,
-        training_s=trained * rates.step_s,
-        testing_s=tests * rates.test_s,
+        training_s=trained * step_s,
+        testing_s=tests * test_s,
         events=trial.events * times,
         trained_steps=trained,
         tests=tests,
@@ -116,7 +115,6 @@ def _real_lines(scenario: "Scenario", found: Forecast) -> list[str]:
 
 
 def _peak_memory() -> float | None:
-    """The most memory that this process has had so far, in bytes."""
     try:
         import resource
     except ImportError:  # there is none on Windows

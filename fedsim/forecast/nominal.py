@@ -1,13 +1,13 @@
-"""What follows from a scenario without simulating: sizes, and the times of devices that have their links for themselves."""
+"""Forecasts without simulating: sizes, and the times of devices that have their links for themselves."""
 
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedsim.arrays import Floats, Ints
 from fedsim.language.units import show_bytes, show_seconds
 from fedsim.running.assembly import Run
-from fedsim.strategies.synchronous import RoundParams
+from fedsim.strategies.round_params import RoundParams
 
 _SHOWN = 100_000  # devices whose times are reckoned, of too many for all
 
@@ -18,7 +18,7 @@ def nominal_lines(run: Run) -> list[str]:
     step = 1 if run.tells_all_devices else devices // _SHOWN
     looked_at = range(0, devices, step)
     epoch_s = run.population.epochs_s(slice(0, devices, step))
-    nominal_s, near = run.tasks.transfers.nominal_s, run.scenario.strategy.at_edges
+    nominal_s, near = run.tasks.steps.nominal_s, run.scenario.strategy.at_edges
     down = np.array([nominal_s(device, "down", dispatch.download_bytes, near=near) for device in looked_at])
     up = np.array([nominal_s(device, "up", dispatch.upload_bytes, near=near) for device in looked_at])
     decode_s, encode_s = dispatch.coding_s
@@ -39,14 +39,8 @@ def nominal_lines(run: Run) -> list[str]:
     return lines + stop.notes
 
 
-def _task_s(
-    params: RoundParams,
-    mean_epoch_s: float,
-    down: NDArray[np.float64],
-    epoch_s: NDArray[np.float64],
-    up: NDArray[np.float64],
-) -> NDArray[np.float64]:
-    """How long each device is at work in a round, the deadline considered (s), [devices]."""
+def _task_s(params: RoundParams, mean_epoch_s: float, down: Floats, epoch_s: Floats, up: Floats) -> Floats:
+    """How long each device is at work in a round, with the deadline (s), [devices]."""
     limit, training = params.deadline_s(mean_epoch_s), params.local_epochs * epoch_s
     if limit is None:
         return down + training + up
@@ -55,10 +49,8 @@ def _task_s(
     return np.minimum(down + training + up, limit)
 
 
-def _round_lines(
-    run: Run, params: RoundParams, rounds: int, task_s: NDArray[np.float64], samples: NDArray[np.int64]
-) -> list[str]:
-    """What rounds cost if nobody is away: a round lasts as long as its slowest client or its deadline."""
+def _round_lines(run: Run, params: RoundParams, rounds: int, task_s: Floats, samples: Ints) -> list[str]:
+    """The cost of rounds if all devices are there: a round lasts as long as its slowest client or its deadline."""
     asked = params.cohort_size(run.scenario.population.devices)
     round_s, trained = expected_maximum(task_s, min(asked, len(task_s))) * params.turns, asked * params.turns
     apart_s = round_s if params.every is None else math.ceil(round_s / params.every) * params.every
@@ -73,7 +65,7 @@ def _round_lines(
     ]
 
 
-def expected_maximum(values: NDArray[np.float64], drawn: int) -> float:
+def expected_maximum(values: Floats, drawn: int) -> float:
     """The mean of the largest of ``drawn`` values, drawn uniformly without replacement out of ``values``.
 
     All of them lie among the i smallest with probability C(i, drawn) / C(n, drawn).
@@ -86,6 +78,6 @@ def expected_maximum(values: NDArray[np.float64], drawn: int) -> float:
     return float(np.diff(np.exp(log_share), prepend=0.0) @ np.sort(values)[drawn - 1 :])
 
 
-def _range(seconds: NDArray[np.float64]) -> str:
+def _range(seconds: Floats) -> str:
     low, middle, high = (show_seconds(float(value)) for value in (seconds.min(), np.median(seconds), seconds.max()))
     return f"{middle} (median; {low} to {high})"

@@ -60,7 +60,7 @@ class Spec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 
     instead: ClassVar[Mapping[str, str]] = {}
-    """Keys of a base that a subclass does without, and the key that takes the place of each."""
+    """Keys of a base, or of an earlier version, that a spec does without, and the key that takes the place of each."""
 
     @model_validator(mode="before")
     @classmethod
@@ -68,17 +68,17 @@ class Spec(BaseModel):
         """Refuse an unknown key, with the allowed and the nearest names; -0.0 becomes 0.0."""
         if isinstance(data, dict):
             for key in data:
-                if key not in cls.model_fields:
-                    raise PydanticCustomError(
-                        "unknown_key",
-                        "has the unknown key {key}; allowed are {allowed}{hint}",
-                        {"key": repr(key), "allowed": ", ".join(cls.model_fields), "hint": nearest(str(key), cls.model_fields)},
-                    )
                 if key in cls.instead and data[key] is not None:
                     raise PydanticCustomError(
                         "unknown_key",
                         "has the key {key}, which it does not take; allowed is {instead}",
                         {"key": repr(key), "instead": repr(cls.instead[key])},
+                    )
+                if key not in cls.model_fields:
+                    raise PydanticCustomError(
+                        "unknown_key",
+                        "has the unknown key {key}; allowed are {allowed}{hint}",
+                        {"key": repr(key), "allowed": ", ".join(cls.model_fields), "hint": nearest(str(key), cls.model_fields)},
                     )
             return {key: value + 0.0 if isinstance(value, float) else value for key, value in data.items()}
         return data

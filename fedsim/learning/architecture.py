@@ -31,41 +31,22 @@ class Tensor(NamedTuple):
     layer: str
 
 
-class SameShape:
-    """A layer whose result has the shape that it is given."""
-
-    def output(self, shape: Shape) -> Shape:
-        """Shape of the result."""
-        return shape
-
-
 @dataclass(frozen=True)
 class Linear:
-    """A dense layer from ``inputs`` to ``outputs`` features; weight [outputs, inputs], bias [outputs]."""
+    """A dense layer from ``inputs`` to ``outputs`` features."""
 
     inputs: int
     outputs: int
 
-    def output(self, shape: Shape) -> Shape:
-        """Shape of the result."""
-        if shape != (self.inputs,):
-            raise ScenarioError(f"a dense layer of {self.inputs} inputs was given samples of shape {shape}")
-        return (self.outputs,)
-
     @property
-    def tensors(self) -> tuple[tuple[str, Shape], ...]:
-        """Names and shapes of the parameters, in the order in which they stand in a flat model."""
-        return (("weight", (self.outputs, self.inputs)), ("bias", (self.outputs,)))
-
-    @property
-    def fans(self) -> tuple[int, int]:
-        """How many inputs an output sees, and how many outputs an input reaches."""
-        return self.inputs, self.outputs
+    def kernel_shape(self) -> Shape:
+        """Shape of the weight."""
+        return self.outputs, self.inputs
 
 
 @dataclass(frozen=True)
 class Conv2d:
-    """A convolution with a square kernel and symmetric zero padding; weight [outputs, inputs, kernel, kernel]."""
+    """A convolution with a square kernel and symmetric zero padding."""
 
     inputs: int
     outputs: int
@@ -73,25 +54,14 @@ class Conv2d:
     stride: int = 1
     padding: int = 0
 
-    def output(self, shape: Shape) -> Shape:
-        """Shape of the result, (channels, height, width)."""
-        sides = _image(shape, "convolution")
-        sides = tuple((side + 2 * self.padding - self.kernel) // self.stride + 1 for side in sides)
-        return (self.outputs, *_not_empty(sides, shape))
-
     @property
-    def tensors(self) -> tuple[tuple[str, Shape], ...]:
-        """Names and shapes of the parameters, in the order in which they stand in a flat model."""
-        return (("weight", (self.outputs, self.inputs, self.kernel, self.kernel)), ("bias", (self.outputs,)))
-
-    @property
-    def fans(self) -> tuple[int, int]:
-        """How many inputs an output sees, and how many outputs an input reaches."""
-        return self.inputs * self.kernel**2, self.outputs * self.kernel**2
+    def kernel_shape(self) -> Shape:
+        """Shape of the weight."""
+        return self.outputs, self.inputs, self.kernel, self.kernel
 
 
 @dataclass(frozen=True)
-class ReLU(SameShape):
+class ReLU:
     """max(x, 0)."""
 
 
@@ -101,23 +71,14 @@ class MaxPool2d:
 
     size: int
 
-    def output(self, shape: Shape) -> Shape:
-        """Shape of the result, (channels, height, width)."""
-        sides = tuple(side // self.size for side in _image(shape, "pooling"))
-        return (shape[0], *_not_empty(sides, shape))
-
 
 @dataclass(frozen=True)
 class Flatten:
     """All axes of a sample as one, in row-major order."""
 
-    def output(self, shape: Shape) -> Shape:
-        """Shape of the result: one axis."""
-        return (math.prod(shape),)
-
 
 @dataclass(frozen=True)
-class Dropout(SameShape):
+class Dropout:
     """In training an activation is zero with probability ``rate``; the others are scaled up by 1 / (1 - rate)."""
 
     rate: float
@@ -143,13 +104,14 @@ class Architecture:
         """Shape before each layer, and after the last."""
         shapes = [self.input]
         for layer in self.layers:
-            shapes.append(layer.output(shapes[-1]))
+            shapes.append(_output(layer, shapes[-1]))
         return shapes
 
     @property
     def tensors(self) -> list[tuple[str, Shape]]:
         """Names ("layer.weight") and shapes of all parameters, in the order of a flat model."""
-        return [(f"{at}.{name}", shape) for at, layer in self.trained() for name, shape in layer.tensors]
+        parts = [((f"{at}.weight", layer.kernel_shape), (f"{at}.bias", (layer.outputs,))) for at, layer in self.trained()]
+        return [tensor for part in parts for tensor in part]
 
     def trained(self) -> Iterator[tuple[int, Linear | Conv2d]]:
         """The layers that have parameters, with their positions."""
@@ -164,19 +126,18 @@ class Architecture:
     def flops(self) -> int:
         """FLOPs of one training step on one sample: three forward passes, two FLOPs a multiply-add."""
         shapes = self.shapes
-        forward = sum(2 * math.prod(layer.tensors[0][1]) * math.prod(shapes[at + 1][1:]) for at, layer in self.trained())
-        return 3 * forward
+        return 3 * sum(2 * math.prod(layer.kernel_shape) * math.prod(shapes[at + 1][1:]) for at, layer in self.trained())
 
     def initial(self, init: str, generator: np.random.Generator) -> NDArray[np.float32]:
         """A freshly initialised model, float32 [d]; for ``init`` see ``TrainingSpec``."""
         parts: list[NDArray[np.float32]] = []
         for _, layer in self.trained():
-            (_, kernel), (_, bias) = layer.tensors
-            fan_in, fan_out = layer.fans
+            outputs, inputs, *window = layer.kernel_shape
+            fan_in, fan_out = inputs * math.prod(window), outputs * math.prod(window)
             limit = math.sqrt(6.0 / (fan_in + fan_out)) if init == "glorot" else 1.0 / math.sqrt(fan_in)
-            parts.append(generator.uniform(-limit, limit, math.prod(kernel)).astype(np.float32))
-            values = np.zeros(bias) if init == "glorot" else generator.uniform(-limit, limit, bias)
-            parts.append(values.astype(np.float32))
+            parts.append(generator.uniform(-limit, limit, outputs * fan_in).astype(np.float32))
+            bias = np.zeros(outputs) if init == "glorot" else generator.uniform(-limit, limit, outputs)
+            parts.append(bias.astype(np.float32))
         return np.concatenate(parts)
 
     @property
@@ -195,13 +156,27 @@ def dense(inputs: int, *widths: int) -> tuple[Layer, ...]:
     return tuple(layers[1:])
 
 
-def _image(shape: Shape, what: str) -> Shape:
+def _output(layer: Layer, shape: Shape) -> Shape:
+    """The shape of a layer's result for samples of ``shape``."""
+    match layer:
+        case Linear(inputs, outputs):
+            if shape != (inputs,):
+                raise ScenarioError(f"a dense layer of {inputs} inputs was given samples of shape {shape}")
+            return (outputs,)
+        case Conv2d(_, channels, kernel, stride, padding):
+            sides = [(side + 2 * padding - kernel) // stride + 1 for side in _sides(shape, "convolution")]
+        case MaxPool2d(size):
+            channels, sides = shape[0], [side // size for side in _sides(shape, "pooling")]
+        case Flatten():
+            return (math.prod(shape),)
+        case _:
+            return shape
+    if min(sides) < 1:
+        raise ScenarioError(f"nothing is left of an image of shape {shape} after a layer; the model needs larger images")
+    return (channels, *sides)
+
+
+def _sides(shape: Shape, what: str) -> Shape:
     if len(shape) != 3:
         raise ScenarioError(f"a {what} needs samples of shape (channels, height, width); these have {shape}")
     return shape[1:]
-
-
-def _not_empty(sides: Shape, shape: Shape) -> Shape:
-    if min(sides) < 1:
-        raise ScenarioError(f"nothing is left of an image of shape {shape} after a layer; the model needs larger images")
-    return sides

@@ -1,21 +1,21 @@
-"""What workers are asked for many devices, local training or which model is best there, and how that is split into requests."""
+"""Local trainings and choices of models of many devices: carried out on workers, in requests of like work."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedsim.data.federated import FederatedData, Shard, stratified_part
-from fedsim.learning.refs import Best, Ref, Trained, Weights
+from fedsim.learning.refs import Best, Ref, Trained, Weights, parents
 from fedsim.learning.solvers import batches
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, Solver, compute_with_one_thread
 from fedsim.learning.spec import TrainingSpec
 from fedsim.streams import Streams
-from fedsim.training import Penalised, Places, Training
+from fedsim.training import Places, Training
 
 _MOST_UNEQUAL = 8  # devices in one stack differ at most by this factor in their number of steps
 _MOST_ROWS = 1 << 12  # samples in one step of a stack, unless one device alone has more: bounds the working memory
@@ -29,9 +29,8 @@ class Job:
         recipe: what was asked.
         lr: learning rate.
         batch_size: samples of a batch.
-        weights: the start's weights, float32 [d].
-        anchor, linear: the same of the models in the terms that are added to the gradient; None without them.
-        previous: the same of the one in the contrastive term.
+        weights: of the start, float32 [d].
+        anchor, linear, previous: of the models in the proximal, linear and contrastive terms; None without them.
         shard: the device's data, in the version that was asked for.
         samples: positions within its training samples that it trains on, int64 [k]; None for all.
     """
@@ -66,11 +65,7 @@ class Job:
 class Trainer:
     """Carries out jobs on a worker, and splits cohorts into what one worker does at a time. It never changes.
 
-    Args:
-        solver: trains the model.
-        training: how.
-        samples: the shared samples, without anybody's shard.
-        streams: the run's streams.
+    ``samples`` are the shared ones, without anybody's shard.
     """
 
     def __init__(self, solver: Solver, training: TrainingSpec, samples: FederatedData, streams: Streams) -> None:
@@ -80,9 +75,9 @@ class Trainer:
         self.streams = streams
 
     def job(self, ref: Ref, data: FederatedData) -> Job:
-        """The job that computes ``ref``, whose start is known, on a device of ``data``."""
+        """The job that computes ``ref``, whose start is known."""
         recipe = ref.recipe
-        if not isinstance(recipe, Trained) or any(parent.value is None for parent in recipe.parents):
+        if not isinstance(recipe, Trained) or any(parent.value is None for parent in parents(recipe)):
             raise ValueError(f"{ref} is no training that could be done now")
         training, shard = recipe.training, data.shard(recipe.device, recipe.version)
         previous = None if training.contrast is None else training.contrast.previous
@@ -155,45 +150,33 @@ def _evenly(jobs: list[int], most: int) -> list[list[int]]:
     return [jobs[begin:end] for begin, end in pairwise(ends)]
 
 
-_SAMPLES_AT_ONCE = 512  # training samples in one request, unless one device alone has more: a model is loaded once for all
+_SAMPLES_AT_ONCE = 512  # training samples in one request, unless one device alone has more
 
 
-@dataclass(frozen=True)
-class Question:
-    """Which of several models is best on one device's data, with all of them known.
-
-    Attributes:
-        shard: the device's data, in the version that was asked for.
-        models: weights, float32 [d] each.
-        samples: positions within its training samples that it asks about, int64 [k]; None for all.
-    """
+class Question(NamedTuple):
+    """Which of several known models, float32 [d] each, is best on the training samples of a shard, or on some (positions)."""
 
     shard: Shard
     models: list[Weights]
     samples: NDArray[np.int64] | None = None
 
     @property
-    def count(self) -> int:
-        """How many samples it asks about."""
+    def asked(self) -> int:
+        """Number of samples that it asks about."""
         return len(self.shard.train if self.samples is None else self.samples)
 
 
 class Chooser:
-    """Answers questions on a worker, and splits waves of them into what one worker does at a time. It never changes.
+    """Answers questions on a worker, and splits waves of them into what one worker does at a time. It never changes."""
 
-    Args:
-        solver: applies the models.
-        samples: the shared samples, without anybody's shard.
-        streams: the run's streams.
-    """
-
-    def __init__(self, solver: Solver, samples: FederatedData, streams: Streams) -> None:
+    def __init__(self, solver: Solver, training: TrainingSpec, samples: FederatedData, streams: Streams) -> None:
         self._solver = solver
+        self._training = training
         self._all_samples = samples
         self._streams = streams
 
     def question(self, ref: Ref, data: FederatedData) -> Question:
-        """The question that ``ref`` stands for, whose models are known, put to a device of ``data``."""
+        """The question that ``ref`` stands for, whose models are known."""
         recipe = ref.recipe
         if not isinstance(recipe, Best):
             raise ValueError(f"{ref} is no choice that is still to be made")
@@ -212,53 +195,27 @@ class Chooser:
 
         Looks at the questions alone, never at the number of workers.
         """
-        work = [question.count * len(question.models) for question in questions]
+        counts = [question.asked for question in questions]
+        work = [count * len(question.models) for count, question in zip(counts, questions, strict=True)]
         chunks: list[list[int]] = []
         room = 0
         for at in sorted(range(len(questions)), key=lambda at: (-work[at], at)):
-            if not chunks or questions[at].count > room:
+            if not chunks or counts[at] > room:
                 chunks.append([])
                 room = _SAMPLES_AT_ONCE
             chunks[-1].append(at)
-            room -= questions[at].count
+            room -= counts[at]
         return chunks
 
-    def mean_losses(self, questions: Sequence[Question]) -> list[NDArray[np.float64]]:
-        """The mean loss over the device's training samples of each model, float64 [models] for each question."""
+    def objectives(self, questions: Sequence[Question]) -> list[NDArray[np.float64]]:
+        """The mean loss of each model over the device's training samples, and its penalty; float64 [models] each."""
         compute_with_one_thread()
-        samples = [self._samples(question) for question in questions]
-        losses = [np.empty(len(question.models)) for question in questions]
-        for weights, places in _by_model(questions):
-            xs, ys = zip(*(samples[at] for at, _ in places), strict=True)
-            for (at, position), loss in zip(places, self._solver.mean_losses(weights, xs, ys), strict=True):
-                losses[at][position] = loss
-        return losses
-
-    def penalties(self, questions: Sequence[Question], l2: float, l2_on: Penalised) -> list[NDArray[np.float64]]:
-        """The penalty l2 ||kernels||^2 of each model, float64 [models] for each question."""
-        penalties = [np.zeros(len(question.models)) for question in questions]
-        if l2:
-            for weights, places in _by_model(questions):
-                penalty = l2 * self._solver.kernel_norm(weights, l2_on)
-                for at, position in places:
-                    penalties[at][position] = penalty
-        return penalties
-
-    def _samples(self, question: Question) -> tuple[Tensor, Tensor]:
-        """A device's training samples in memory of torch's: aligned, whatever numpy's was."""
-        x, y = self._all_samples.train_samples(question.shard)
-        if question.samples is not None:
-            x, y = x[question.samples], y[question.samples]
-        device = self._solver.device
-        return torch.tensor(x, device=device), torch.tensor(y, device=device)
-
-
-def _by_model(questions: Sequence[Question]) -> Iterator[tuple[Weights, list[tuple[int, int]]]]:
-    """Each distinct model in order of appearance, with its places: questions, and positions among their models."""
-    places: dict[int, list[tuple[int, int]]] = {}
-    for at, question in enumerate(questions):
-        for position, weights in enumerate(question.models):
-            places.setdefault(id(weights), []).append((at, position))
-    for found in places.values():
-        at, position = found[0]
-        yield questions[at].models[position], found
+        solver, l2 = self._solver, self._training.l2
+        found = []
+        for shard, models, chosen in questions:
+            # Copied into memory of torch's, which is aligned, whatever numpy's was.
+            parts = self._all_samples.train_samples(shard)
+            x, y = (torch.tensor(part if chosen is None else part[chosen], device=solver.device) for part in parts)
+            losses = np.array([solver.mean_loss(weights, x, y) for weights in models])
+            found.append(losses + [l2 * solver.kernel_norm(weights, self._training.l2_on) if l2 else 0.0 for weights in models])
+        return found

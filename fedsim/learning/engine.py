@@ -1,16 +1,14 @@
-"""Learning that waits until somebody asks: models are names until a number is wanted.
+"""Deferred learning: models are names until a number is wanted.
 
-Asking for one gathers its uncomputed ancestors and computes them in waves: initial models and mixes to a standstill, every
-function of known models, every choice between known models, then every training whose start is known, as one cohort. What
-nobody asks for, a straggler's update say, is never computed.
-Handlers run one at a time, and so do the requests here.
+Asking for one gathers its uncomputed ancestors and computes them in waves (``refs.waves``), all trainings of a wave as one
+cohort. Models that nobody asks for, a straggler's update say, are never computed. Handlers run one at a time, and so do the
+requests here.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate, groupby
+from itertools import accumulate, chain, groupby
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -20,17 +18,19 @@ from torch import nn
 
 from fedsim.data.federated import FederatedData
 from fedsim.errors import ScenarioError
+from fedsim.learning.architecture import Architecture
 from fedsim.learning.cohort import Chooser, Trainer
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.factory import numbers
-from fedsim.learning.functions import Call, carry_out_all, function_at, weighted_sum
+from fedsim.learning.functions import FunctionCall, carry_out_all, function_at, weighted_sum
 from fedsim.learning.learner import Learner
-from fedsim.learning.models import ModelSpec, ModuleModel, SizeOnly
-from fedsim.learning.refs import Applied, Best, Initial, Mixed, Recipe, Ref, Trained, Waves, Weights
-from fedsim.learning.solvers import pick
-from fedsim.learning.solvers.reference import Reference, flat_weights
+from fedsim.learning.models import Layered, Model, ModuleModel, SizeOnly
+from fedsim.learning.refs import Applied, Best, Initial, Mixed, Recipe, Ref, Trained, Weights, waves
+from fedsim.learning.solvers.base import Solver
+from fedsim.learning.solvers.reference import Reference, batch_norms, flat_weights, module_of
+from fedsim.learning.solvers.stacked import Stacked
 from fedsim.learning.spec import TrainingSpec
-from fedsim.learning.testing import Judged, TestSets, counted, judge, judge_each
+from fedsim.learning.testsets import Judged, TestSets, counted, judge, judge_each
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
 
@@ -44,13 +44,7 @@ _MOST_PARAMETERS = 1_000_000_000  # 4 GB, of which a run holds several
 
 
 class Learning(Learner):
-    """Computes what names stand for, as soon as somebody asks for a number.
-
-    Args:
-        simulation: the clock, whose executor does the work.
-        model, training: what is trained, and how.
-        data: of all devices.
-        streams: the run's streams.
+    """Computes the models that names stand for, on the executor of a simulation, as soon as somebody asks for a number.
 
     Raises:
         ScenarioError: the model does not fit the data, or ``training.device`` is not there.
@@ -59,7 +53,7 @@ class Learning(Learner):
     learns: ClassVar[bool] = True
 
     def __init__(
-        self, simulation: Simulation, model: ModelSpec, training: TrainingSpec, data: FederatedData, streams: Streams
+        self, simulation: Simulation, model: Model, training: TrainingSpec, data: FederatedData, streams: Streams
     ) -> None:
         if isinstance(model, SizeOnly):
             raise ScenarioError("model.kind is 'size', which has no weights to learn; allowed with learning = \"off\" only")
@@ -67,7 +61,7 @@ class Learning(Learner):
         super().__init__(model, shape, classes)
         self._simulation = simulation
         self._model, self._training, self._streams = model, training, streams
-        self._architecture = None if isinstance(model, ModuleModel) else model.architecture(shape, classes)
+        self._architecture = model.architecture(shape, classes) if isinstance(model, Layered) else None
         if self.parameters > _MOST_PARAMETERS:
             raise ScenarioError(
                 f"model.kind is {model.kind!r}, which has {self.parameters} parameters for samples of shape {shape} and "
@@ -78,19 +72,17 @@ class Learning(Learner):
         self._solver = pick(self._architecture or self._module(), device, training.solver)
         samples = data.without_shards()
         self._trainer = Trainer(self._solver, training, samples, streams)
-        self._chooser = Chooser(self._solver, samples, streams)
+        self._chooser = Chooser(self._solver, training, samples, streams)
         self._tests = TestSets(data, samples, device)
         for thing in (samples, self._solver, self._trainer, self._chooser):
             simulation.place(thing)
 
     def given(self, weights: NDArray[np.floating]) -> Ref:
-        """See ``Learner``."""
         ref = super().given(weights)
         ref.settle(np.array(weights, dtype=np.float32))
         return ref
 
     def shift(self, device: int, version: int) -> None:
-        """See ``Learner``."""
         self._tests.shift(device, version)
 
     def _name(self, what: str, recipe: Recipe | None, device: int | None = None) -> Ref:
@@ -101,64 +93,49 @@ class Learning(Learner):
     # Numbers.
 
     async def values(self, refs: Sequence[Ref]) -> list[NDArray[np.float32]]:
-        """See ``Learner``."""
         await self._compute(refs)
         return [_known(ref) for ref in refs]
 
     async def losses(self, tested: Sequence[Ref]) -> list[NDArray[np.float64]]:
-        """See ``Learner``."""
         await self._compute(tested)
         return [_chosen(ref, ref.losses) for ref in tested]
 
     async def choices(self, tested: Sequence[Ref]) -> list[int]:
-        """See ``Learner``."""
         await self._compute(tested)
         return [_chosen(ref, ref.choice) for ref in tested]
 
     def tensors(self, weights: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-        """See ``Learner``."""
-        if self._architecture is not None:
-            shapes = self._architecture.tensors
-        else:
-            assert isinstance(self._solver, Reference)
-            shapes = self._solver.tensors
+        shapes = self._solver.tensors
         ends = np.cumsum([math.prod(shape) for _, shape in shapes])[:-1]
         parts = np.split(weights, ends)
         return {name: part.reshape(shape) for (name, shape), part in zip(shapes, parts, strict=True)}
 
     async def evaluate(self, models: Mapping[str, tuple[Ref, Sequence[int] | None]]) -> Evaluation:
-        """See ``Learner``."""
         await self._compute(ref for ref, _ in models.values())
         alone = {name: (ref, served[0]) for name, (ref, served) in models.items() if served is not None and len(served) == 1}
         results: dict[str, Evaluation] = {}
         if alone:
             together = await self.evaluate_each(list(alone.values()))
-            results = {name: _row(together, at) for at, name in enumerate(alone)}
-        work = []
-        for name, (ref, served) in models.items():
-            if name not in alone:
-                samples, weights = self._tests.of(served), _known(ref)
-                work.append((name, samples, [self._submit(judge, weights, *block) for block in self._tests.blocks(samples)]))
-        for name, samples, futures in work:
-            results[name] = samples.counted([await self._simulation.join(future) for future in futures])
+            results = {name: together.row(at) for at, name in enumerate(alone)}
+        tested = {name: (self._tests.of(served), _known(ref)) for name, (ref, served) in models.items() if name not in alone}
+        blocks = [(self._solver, weights, *block) for samples, weights in tested.values() for block in samples.blocks]
+        judged = iter(await self._joined(judge, blocks))
+        for name, (samples, _) in tested.items():
+            parts = [next(judged) for _ in samples.blocks]
+            results[name] = counted(samples.devices, samples.owner, parts, samples.order)
         return Evaluation.together({name: results[name] for name in models})
 
     async def evaluate_each(self, models: Sequence[tuple[Ref, int]]) -> Evaluation:
-        """See ``Learner``."""
         await self._compute(ref for ref, _ in models)
         tests = [(ref, *self._tests.own(device)) for ref, device in models]
         order = sorted((at for at, (_, _, y) in enumerate(tests) if len(y)), key=lambda at: (-len(tests[at][2]), at))
         chunks = [order[at : at + _TESTED_AT_ONCE] for at in range(0, len(order), _TESTED_AT_ONCE)]
-        futures = [
-            self._submit(judge_each, *zip(*((_known(tests[at][0]), *tests[at][1:]) for at in chunk), strict=True))
-            for chunk in chunks
-        ]
-        judged: list[Judged] = [await self._simulation.join(future) for future in futures]
+        parts = [zip(*((_known(tests[at][0]), *tests[at][1:]) for at in chunk), strict=True) for chunk in chunks]
+        judged: list[Judged] = await self._joined(judge_each, [(self._solver, *part) for part in parts])
         owner = np.repeat(np.array(order, dtype=np.int64), [len(tests[at][2]) for at in order])
         return counted([device for _, device in models], owner, judged)
 
     def first_epoch(self, update: Ref) -> Ref:
-        """See ``Learner``."""
         recipe = update.recipe
         if not isinstance(recipe, Trained) or recipe.training.epochs < 2:
             return update
@@ -166,20 +143,17 @@ class Learning(Learner):
         return self.train(once, recipe.device, key=recipe.key, round=recipe.round, version=recipe.version)
 
     async def train_loss(self, updates: Sequence[tuple[Ref, float]]) -> float | None:
-        """See ``Learner``."""
         await self._compute(ref for ref, _ in updates)
         known = [(ref.train_loss, weight) for ref, weight in updates if math.isfinite(ref.train_loss)]
         total = math.fsum(weight for _, weight in known)
         return math.fsum(loss * weight for loss, weight in known) / total if total else None
 
     async def discrepancy(self, pairs: Sequence[tuple[Ref, Ref]]) -> float | None:
-        """See ``Learner``."""
         await self._compute(ref for pair in pairs for ref in pair)
         distances = [_distance(_known(ref), _known(center)) for ref, center in pairs if ref.finite and center.finite]
         return sum(distances) / len(distances) if distances else None
 
     async def cosines(self, pairs: Sequence[tuple[Ref, Ref]]) -> NDArray[np.float64]:
-        """See ``Learner``."""
         await self._compute(ref for pair in pairs for ref in pair)
         with np.errstate(all="ignore"):
             changes = [np.subtract(_known(update), _known(start), dtype=np.float64) for update, start in pairs]
@@ -187,40 +161,30 @@ class Learning(Learner):
             found: NDArray[np.float64] = units @ units.T
         return found
 
-    # How they come about.
-
-    def _submit(self, function: Any, *args: Any) -> "Future[Any]":
-        return self._simulation.submit(function, self._solver, *args)
-
     async def _compute(self, wanted: Iterable[Ref]) -> None:
-        waves = Waves(wanted)
-        compute = {Applied: self._apply, Best: self._choose, Trained: self._train}
-        while waves:
-            for ref in waves.combined():
-                self._combine(ref)
-                waves.done(ref)
-            if wave := waves.next_wave():
-                await compute[type(wave[0].recipe)](wave)
-                for ref in wave:
-                    waves.done(ref)
+        side_by_side = {Applied: self._apply, Best: self._choose, Trained: self._train}
+        for wave in waves(wanted):
+            kind = type(wave[0].recipe)
+            if kind in side_by_side:
+                await side_by_side[kind](wave)
+            else:
+                self._combine(wave[0])
 
     async def _apply(self, refs: Sequence[Ref]) -> None:
-        """One wave of functions: every request is under way before the first is awaited."""
         calls = []
         for ref in refs:
-            if isinstance(call := self._call(ref), tuple):
+            if isinstance(call := self._call(ref), FunctionCall):
                 calls.append((ref, call))
             else:
                 ref.settle(call)
-        sizes = accumulate(sum(map(len, values)) for _, (_, values, *_) in calls)
-        chunks = [list(chunk) for _, chunk in groupby(calls, lambda _: next(sizes) // _APPLIED_AT_ONCE)]
-        futures = [self._simulation.submit(carry_out_all, [call for _, call in chunk]) for chunk in chunks]
-        for chunk, future in zip(chunks, futures, strict=True):
-            for (ref, _), value in zip(chunk, await self._simulation.join(future), strict=True):
-                ref.settle(value)
+        sizes = accumulate(sum(map(len, call.models)) for _, call in calls)
+        chunks = [list(chunk) for _, chunk in groupby(range(len(calls)), lambda _: next(sizes) // _APPLIED_AT_ONCE)]
+        values = await self._in_chunks(carry_out_all, [call for _, call in calls], chunks)
+        for (ref, _), value in zip(calls, values, strict=True):
+            ref.settle(value)
 
-    def _call(self, ref: Ref) -> Call | Weights:
-        """What a worker is to do that a ref gets its value, or what stands in for that."""
+    def _call(self, ref: Ref) -> FunctionCall | Weights:
+        """The call that computes ``ref``, or the weights that stand in for its result."""
         recipe = ref.recipe
         assert isinstance(recipe, Applied)
         kept = list(recipe.models) if recipe.size is not None else self._finite(recipe.models)
@@ -228,26 +192,32 @@ class Learning(Learner):
             return self._stand_in(recipe.otherwise)
         stream = None if recipe.stream is None else (self._streams, *recipe.stream)
         values = [_known(model) for model in kept]
-        return function_at(recipe.function), values, recipe.constants, stream, recipe.size
+        return FunctionCall(function_at(recipe.function), values, recipe.constants, stream, recipe.size)
 
     async def _train(self, refs: Sequence[Ref]) -> None:
-        """One cohort: every chunk is under way before the first is awaited."""
         jobs = [self._trainer.job(ref, self._data) for ref in refs]
-        chunks = self._trainer.split(jobs)
-        futures = [self._simulation.submit(self._trainer.train, [jobs[at] for at in chunk]) for chunk in chunks]
-        for chunk, future in zip(chunks, futures, strict=True):
-            for at, solved in zip(chunk, await self._simulation.join(future), strict=True):
-                refs[at].settle(solved.weights, solved.train_loss)
+        found = await self._in_chunks(self._trainer.train, jobs, self._trainer.split(jobs))
+        for ref, solved in zip(refs, found, strict=True):
+            ref.settle(solved.weights, solved.train_loss)
 
     async def _choose(self, refs: Sequence[Ref]) -> None:
-        """One wave of choices: every chunk is under way before the first is awaited."""
         questions = [self._chooser.question(ref, self._data) for ref in refs]
-        chunks = self._chooser.split(questions)
-        futures = [self._simulation.submit(self._chooser.mean_losses, [questions[at] for at in chunk]) for chunk in chunks]
-        penalties = self._chooser.penalties(questions, self._training.l2, self._training.l2_on)
-        for chunk, future in zip(chunks, futures, strict=True):
-            for at, losses in zip(chunk, await self._simulation.join(future), strict=True):
-                refs[at].choose(losses + penalties[at])
+        found = await self._in_chunks(self._chooser.objectives, questions, self._chooser.split(questions))
+        for ref, objectives in zip(refs, found, strict=True):
+            ref.choose(objectives)
+
+    async def _in_chunks(
+        self, function: Callable[..., Any], items: Sequence[Any], chunks: Sequence[Sequence[int]]
+    ) -> list[Any]:
+        """The result for each item, of a function that takes a list of them; each chunk has positions of items."""
+        found = await self._joined(function, [([items[at] for at in chunk],) for chunk in chunks])
+        results = dict(zip(chain(*chunks), chain(*found), strict=True))
+        return [results[at] for at in range(len(items))]
+
+    async def _joined(self, function: Callable[..., Any], requests: Iterable[tuple[Any, ...]]) -> list[Any]:
+        """The result of each request to the workers; all are under way before the first is awaited."""
+        futures = [self._simulation.submit(function, *request) for request in requests]
+        return [await self._simulation.join(future) for future in futures]
 
     def _combine(self, ref: Ref) -> None:
         recipe = ref.recipe
@@ -288,8 +258,20 @@ class Learning(Learner):
         return [model for model in models if model.finite]
 
     def _stand_in(self, otherwise: Ref | None) -> Weights:
-        """What a model becomes that cannot be computed: another one, or itself not finite."""
+        """The weights of a model that cannot be computed."""
         return np.full(self.parameters, np.nan, dtype=np.float32) if otherwise is None else _known(otherwise)
+
+
+def pick(model: Architecture | nn.Module, device: torch.device, choice: str) -> Solver:
+    """The solver of a model on a device: closed forms for dense layers on a CPU, otherwise torch."""
+    if choice == "fast" and device.type == "cpu" and isinstance(model, Architecture) and model.is_dense:
+        from fedsim.learning.solvers.dense import Dense  # with numba, which nothing else needs
+
+        return Dense(model)
+    module = module_of(model) if isinstance(model, Architecture) else model
+    if choice == "reference" or device.type == "cpu" or batch_norms(module):  # what pads stacked batches is no sample
+        return Reference(module, device)
+    return Stacked(module, device)
 
 
 def _known(ref: Ref) -> Weights:
@@ -300,7 +282,6 @@ def _known(ref: Ref) -> Weights:
 
 
 def _chosen(ref: Ref, found: T | None) -> T:
-    """What is known of a choice once it has been made."""
     if found is None:
         raise ValueError(f"{ref} is no choice: only ``best`` gives refs that choose")
     return found
@@ -309,12 +290,6 @@ def _chosen(ref: Ref, found: T | None) -> T:
 def _distance(one: Weights, other: Weights) -> float:
     """||one - other||_2, summed in float64."""
     return math.sqrt(np.square(np.subtract(one, other, dtype=np.float64)).sum())
-
-
-def _row(evaluation: Evaluation, at: int) -> Evaluation:
-    """One entry of an evaluation by itself."""
-    row = slice(at, at + 1)
-    return Evaluation(evaluation.devices[row], evaluation.correct[row], evaluation.count[row], evaluation.loss_sum[row])
 
 
 def _device(name: str) -> torch.device:

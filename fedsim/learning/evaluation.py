@@ -1,4 +1,4 @@
-"""What a test of models on devices' test samples says."""
+"""The result of testing models on devices' test samples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -36,6 +36,11 @@ class Evaluation:
             np.concatenate([np.empty(0), *(one.loss_sum for one in each)]),
             models,
         )
+
+    def row(self, at: int) -> "Evaluation":
+        """One entry by itself."""
+        row = slice(at, at + 1)
+        return Evaluation(self.devices[row], self.correct[row], self.count[row], self.loss_sum[row])
 
     def __getitem__(self, model: str) -> "Evaluation":
         return self.models[model]

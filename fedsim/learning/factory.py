@@ -15,11 +15,7 @@ _STATISTICS = ("running_mean", "running_var")  # buffers of torch's batch and in
 
 
 def build(path: str, args: Mapping[str, Any], seed: int) -> "nn.Module":
-    """Make the module, initialised under ``seed``; torch's global generator is left as it was.
-
-    Raises:
-        ScenarioError: the path leads nowhere, the factory fails or makes no module, or the module cannot be used.
-    """
+    """Make the module, initialised under ``seed``; torch's global generator is left as it was."""
     import torch
 
     factory = find(path, "model.factory", torch.nn.Module, "torch.nn.Module", or_function=True)
@@ -51,11 +47,7 @@ def numbers(module: "nn.Module") -> dict[str, "Tensor"]:
 
 
 def forward_flops(module: "nn.Module", shape: Shape) -> float:
-    """FLOPs of the matrix products and convolutions of one forward pass on one sample.
-
-    Raises:
-        ScenarioError: the module does not take such samples.
-    """
+    """FLOPs of the matrix products and convolutions of one forward pass on one sample."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 

@@ -8,7 +8,7 @@ reasons, are ever called.
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,11 +36,7 @@ def _path(function: Function) -> str:
 
 
 def path_of(function: Function) -> str:
-    """The import path of a function, ``package.module:function``.
-
-    Raises:
-        SimulationError: it is not marked by ``pure``, or does not stand at the top of its module.
-    """
+    """The import path ``package.module:function`` of a function that is marked by ``pure``, at the top of its module."""
     path = _path(function)
     if _KNOWN.get(path) is not function:
         raise SimulationError(f"{path} cannot be applied to models: it is not marked by fedsim's decorator 'pure'")
@@ -50,11 +46,7 @@ def path_of(function: Function) -> str:
 
 
 def function_at(path: str) -> Function:
-    """The marked function at a path. Nothing outside fedsim is imported: what a strategy uses, it has imported.
-
-    Raises:
-        SimulationError: there is no such function.
-    """
+    """The marked function at a path. Nothing outside fedsim is imported: what a strategy uses, it has imported."""
     module = path.partition(":")[0]
     if path not in _KNOWN and module.startswith("fedsim.") and find_spec(module) is not None:
         import_module(module)
@@ -63,42 +55,34 @@ def function_at(path: str) -> Function:
     return _KNOWN[path]
 
 
-def carry_out(
-    function: Function,
-    models: Sequence[NDArray[np.float32]],
-    constants: Mapping[str, Any],
-    stream: tuple[Any, ...] | None,
-    size: int | None = None,
-) -> NDArray[np.float32]:
-    """What a function makes of models: float32 [d], or [size].
+class FunctionCall(NamedTuple):
+    """A function to be carried out, with its arguments: models, float32 [d] each, read-only, and constants.
 
-    Args:
-        function: which.
-        models: float32 [d] each, read-only.
-        constants: what else it is given.
-        stream: the run's streams, and the name of the one that it draws from as ``rng``; None for none.
-        size: how many numbers it gives; None for a model.
-
-    Raises:
-        SimulationError: what it gives has another shape.
+    ``stream`` has the run's streams, and the name of the one that it draws from as ``rng``. ``size`` is how many numbers it
+    gives; None for a model.
     """
-    drawing = {} if stream is None else {"rng": stream[0].generator(*stream[1:])}
+
+    function: Function
+    models: Sequence[NDArray[np.float32]]
+    constants: Mapping[str, Any]
+    stream: tuple[Any, ...] | None
+    size: int | None
+
+
+def carry_out_all(calls: Sequence[FunctionCall]) -> list[NDArray[np.float32]]:
+    """The results of some calls, float32 [d] or [size]; one of another shape raises ``SimulationError``."""
+    return [_carry_out(call) for call in calls]
+
+
+def _carry_out(call: FunctionCall) -> NDArray[np.float32]:
+    drawing = {} if call.stream is None else {"rng": call.stream[0].generator(*call.stream[1:])}
     with np.errstate(all="ignore"):  # what is not finite is found by looking at the result
-        found = np.asarray(function(list(models), **constants, **drawing))
+        found = np.asarray(call.function(list(call.models), **call.constants, **drawing))
         value: NDArray[np.float32] = found.astype(np.float32, copy=False)
-    wanted = models[0].shape if size is None else (size,)
+    wanted = call.models[0].shape if call.size is None else (call.size,)
     if value.shape != wanted:
-        raise SimulationError(f"{_path(function)} made an array of shape {value.shape}; allowed is {wanted}")
+        raise SimulationError(f"{_path(call.function)} made an array of shape {value.shape}; allowed is {wanted}")
     return value
-
-
-Call = tuple[Function, Sequence[NDArray[np.float32]], Mapping[str, Any], tuple[Any, ...] | None, int | None]
-"""What ``carry_out`` is given."""
-
-
-def carry_out_all(calls: Sequence[Call]) -> list[NDArray[np.float32]]:
-    """Several calls of ``carry_out``, one after the other."""
-    return [carry_out(*call) for call in calls]
 
 
 @pure
@@ -123,18 +107,12 @@ def spliced(models: list[NDArray[np.float32]], places: Places) -> NDArray[np.flo
 @pure
 def weighted_sum(models: list[NDArray[np.float32]], coefficients: list[float]) -> NDArray[np.floating]:
     """The sum of coefficient x model in the order given, in float64; block by block, so that the sums stay in the cache."""
-    from fedsim.learning.sums import TERMS, add_up  # with numba, which nothing else here needs
-
-    mixed, total = np.empty(len(models[0]), dtype=np.float32), np.empty(min(_BLOCK, len(models[0])))
-    factors = np.zeros(len(models) + TERMS)
-    factors[: len(models)] = coefficients
-    for at in range(0, len(mixed), _BLOCK):
-        parts = [model[at : at + _BLOCK] for model in models]
-        for part in parts:
-            part.flags.writeable = False  # one type for all: numba compiles anew for each
-        for first in range(0, len(parts), TERMS):
-            terms = parts[first : first + TERMS]
-            one, two, three, four = terms + terms[:1] * (TERMS - len(terms))
-            some = factors[first : first + TERMS]
-            add_up(total, first > 0, one, two, three, four, some, len(terms), mixed[at : at + _BLOCK])
+    mixed = np.empty(len(models[0]), dtype=np.float32)
+    with np.errstate(all="ignore"):  # a sum may leave the range of float32
+        for at in range(0, len(mixed), _BLOCK):
+            block = mixed[at : at + _BLOCK]
+            total, product = np.zeros(len(block)), np.empty(len(block))
+            for model, coefficient in zip(models, coefficients, strict=True):
+                total += np.multiply(model[at : at + _BLOCK], coefficient, out=product, dtype=np.float64)
+            block[:] = total
     return mixed

@@ -1,4 +1,4 @@
-"""What every learner offers. By itself it never learns (``learning = "off"``): a run then measures time and bytes alone."""
+"""The learner's interface. By itself it never learns (``learning = "off"``): a run then measures time and bytes alone."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -10,21 +10,16 @@ from fedsim.errors import SimulationError
 from fedsim.learning.architecture import Shape
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.functions import Function, path_of
-from fedsim.learning.models import ModelSpec
+from fedsim.learning.models import Model
 from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Recipe, Ref, Trained
 from fedsim.training import Training
 
 
 class Learner:
-    """Where models are made and measured. This one gives out names of models that have a size and a cost, and no weights.
+    """Makes and measures models, for samples of a shape and a number of classes.
 
-    Every test answers None: nothing was measured. Whoever asks for weights gets a ``SimulationError``. ``Learning`` computes
-    what the names stand for.
-
-    Args:
-        model: what is trained.
-        shape: shape of one sample.
-        classes: number of classes.
+    This one gives out names of models that have a size and a cost, and no weights: every test answers None, and asking for
+    weights raises ``SimulationError``. ``Learning`` computes the models that the names stand for.
 
     Attributes:
         learns: whether models have weights.
@@ -35,7 +30,7 @@ class Learner:
 
     learns: ClassVar[bool] = False
 
-    def __init__(self, model: ModelSpec, shape: Shape, classes: int) -> None:
+    def __init__(self, model: Model, shape: Shape, classes: int) -> None:
         self.parameters = model.parameters(shape, classes)
         self.bytes = 4.0 * self.parameters
         self.flops_per_sample = model.flops(shape, classes)
@@ -48,21 +43,17 @@ class Learner:
         return self._name("model", Initial(count))
 
     def train(self, training: Training, device: int, *, key: int, round: int = 0, version: int = 0) -> Ref:  # noqa: A002
-        """The result of local training.
+        """The result of local training on a version of a device's data; of 0 epochs, its start.
 
-        Args:
-            training: what is done; with 0 epochs it gives its start back.
-            device: whose data.
-            key: with ``device`` names the stream of shuffles and dropout masks; a task's number, say.
-            round: decays the learning rate, if ``training`` does not say it.
-            version: of the device's data.
+        With ``device``, ``key`` names the stream of shuffles and dropout masks. ``round`` decays a learning rate that
+        ``training`` does not say.
         """
         ref = self._name("update", Trained(training, device, version, key, round), device)
         ref.loss = Loss()
         return ref
 
     def first_epoch(self, update: Ref) -> Ref:
-        """What the first local epoch of an update made; itself where that cannot be told any more, or it has no other."""
+        """The result of an update's first local epoch; the update itself if it is computed already, or has no other epoch."""
         return update
 
     def best(self, models: Sequence[Ref], device: int, *, version: int = 0, batch: tuple[int, int] | None = None) -> Ref:
@@ -72,33 +63,22 @@ class Learner:
         ``training.l2`` times the sum of the squared kernel entries; without dropout. The first of equals wins; an objective
         that is not finite never does, unless none is finite: then the first model is taken.
 
-        Args:
-            models: out of which, at least one.
-            device: whose data.
-            version: of the device's data.
-            batch: so many of its samples alone, and the number that with ``device`` names the stream they are drawn from.
-
-        Returns:
-            A name for the chosen model, which becomes that very model; ``losses`` and ``choices`` tell how it was chosen.
+        The name returned becomes the chosen model itself; ``losses`` and ``choices`` tell how it was chosen. At least one model
+        is needed. ``batch``: so many of the device's samples alone, and the key of the stream that draws them.
         """
         return self._name("choice", Best(tuple(models), device, version, batch), device)
 
     def mix(self, parts: Sequence[tuple[Ref, float]], otherwise: Ref | None = None, *, rescale: bool = True) -> Ref:
-        """The linear combination sum of coefficient x model, in the order given; float64 sums, float32 result.
+        """The sum of coefficient x model, in the order given; float64 sums, float32 result.
 
         A part that is not finite is left out, with a record ``non-finite``. The other coefficients are then scaled to the sum
-        of all (``rescale = False``: left as they are, right for a sum of differences). Where nothing is left, or what is left
-        cannot be scaled (it sums to 0), the mix is ``otherwise``; without one it is itself not finite, and left out of what
-        it goes into.
+        of all, unless ``rescale`` is False (right for a sum of differences). Where nothing is left, or the rest sums to 0 and
+        cannot be scaled, the mix is ``otherwise``, or without one not finite.
         """
         return self._name("model", Mixed(tuple(parts), otherwise, rescale))
 
     def given(self, weights: NDArray[np.floating]) -> Ref:
-        """A model whose weights are known: an array [d].
-
-        Raises:
-            SimulationError: it is not of the model's size.
-        """
+        """A model whose weights are known: an array [d]; any other shape raises ``SimulationError``."""
         if np.shape(weights) != (self.parameters,):
             raise SimulationError(f"an array of shape {np.shape(weights)} is no model; allowed is [{self.parameters}]")
         return self._name("model", None)
@@ -114,7 +94,7 @@ class Learner:
         size: int | None = None,
         **constants: Any,
     ) -> Ref:
-        """What a pure function makes of models, a model or, with ``size``, so many numbers; see ``Server.apply``."""
+        """The result of a pure function of models: a model or, with ``size``, so many numbers; see ``Server.apply``."""
         return self._name("model", Applied(path_of(function), tuple(models), constants, stream, otherwise, leave_out, size))
 
     def _name(self, what: str, recipe: Recipe | None, device: int | None = None) -> Ref:
@@ -124,7 +104,7 @@ class Learner:
         return ref
 
     def snapshot(self) -> int:
-        """How many names were given out; ``restore`` takes it back. The models themselves are kept by who names them."""
+        """How many names were given out."""
         return self._serial
 
     def restore(self, state: int) -> None:
@@ -146,11 +126,7 @@ class Learner:
         return value
 
     async def values(self, refs: Sequence[Ref]) -> list[NDArray[np.float32]]:
-        """The weights of several models, float32 [d] each, read-only; what must be trained for them is one cohort.
-
-        Raises:
-            SimulationError: nothing is learnt.
-        """
+        """The weights of several models, float32 [d] each, read-only; what must be trained for them is one cohort."""
         if not refs:
             return []
         raise SimulationError(
@@ -158,10 +134,7 @@ class Learner:
         )
 
     async def losses(self, tested: Sequence[Ref]) -> list[NDArray[np.float64]] | None:
-        """The objectives of the models that each choice (``best``) was made from, float64 [models] each, read-only.
-
-        A device's do not depend, bit for bit, on whom else is asked about.
-        """
+        """The objectives of the models that each choice (``best``) was made from, float64 [models] each, read-only."""
         return None
 
     async def choices(self, tested: Sequence[Ref]) -> list[int] | None:
@@ -181,20 +154,9 @@ class Learner:
         return None
 
     async def discrepancy(self, pairs: Sequence[tuple[Ref, Ref]]) -> float | None:
-        """The mean distance ||update - center||_2 (FlexCFL, Eq. 3).
-
-        Args:
-            pairs: updates, each with the center of its own group.
-
-        Returns:
-            The mean over the pairs in which both are finite; None when there is none.
-        """
+        """The mean of ||update - center||_2 (FlexCFL, Eq. 3) over the pairs in which both are finite; None if there is none."""
         return None
 
     async def cosines(self, pairs: Sequence[tuple[Ref, Ref]]) -> NDArray[np.float64]:
-        """Cosines of all pairs of changes, update - start, [n, n]: NaN where a change has no direction or is not finite.
-
-        Args:
-            pairs: updates, each with the model from which it was trained; one at least.
-        """
+        """Cosines of all pairs of changes, update - start, [n, n]: NaN where a change has no direction or is not finite."""
         return np.full((len(pairs), len(pairs)), np.nan)

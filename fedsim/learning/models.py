@@ -1,10 +1,11 @@
-"""What ``[model]`` may say: the models of the literature, any ``nn.Module`` by import path, or a bare size.
+"""``[model]``: the models of the literature, any ``nn.Module`` by import path, or a bare size.
 
 The published parameter counts are tests. Convolutions pad symmetrically; where Keras would pad one row more at the end than
 at the start (even inputs, stride 2), shapes and counts are the same and the values are shifted by a pixel.
 """
 
 import math
+from abc import abstractmethod
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -32,61 +33,67 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class _Layered(Spec):
-    """A model whose layers follow from the shape of a sample and the number of classes."""
+class Model(Spec):
+    """A model: its size and cost for samples of a shape and a number of classes."""
 
-    def architecture(self, shape: Shape, classes: int) -> Architecture:
-        """The layers for samples of ``shape``.
+    kind: str
+
+    @abstractmethod
+    def tensors(self, shape: Shape, classes: int) -> list[Tensor]:
+        """The parameters (and running statistics), in the order of a flat model.
 
         Raises:
             ScenarioError: the model cannot take such samples.
         """
-        return Architecture(shape, self._layers(shape, classes))
+
+    @abstractmethod
+    def flops(self, shape: Shape, classes: int) -> float:
+        """FLOPs of a training step on one sample."""
 
     def parameters(self, shape: Shape, classes: int) -> int:
-        """Trained numbers."""
-        return self.architecture(shape, classes).parameters
+        """Numbers in the model."""
+        return sum(tensor.size for tensor in self.tensors(shape, classes))
+
+
+class Layered(Model):
+    """Layers ``front``, then dense ones of ``widths``, with ReLU between."""
+
+    widths: ClassVar[tuple[int, ...]] = ()
+
+    def architecture(self, shape: Shape, classes: int) -> Architecture:
+        """The layers for samples of ``shape``."""
+        front = self.front(shape[0])
+        if front or len(shape) > 1:
+            front = (*front, Flatten())
+        features = Architecture(shape, front).shapes[-1][0]
+        return Architecture(shape, (*front, *self.back(features, classes)))
+
+    def front(self, channels: int) -> tuple[Layer, ...]:
+        """The layers before the dense ones."""
+        return ()
+
+    def back(self, features: int, classes: int) -> tuple[Layer, ...]:
+        """The dense layers."""
+        return dense(features, *self.widths, classes)
 
     def tensors(self, shape: Shape, classes: int) -> list[Tensor]:
-        """The parameters, in the order of a flat model."""
         architecture = self.architecture(shape, classes)
-        layers = [type(layer).__name__ for _, layer in architecture.trained() for _ in layer.tensors]
+        layers = [type(layer).__name__ for _, layer in architecture.trained() for _ in ("weight", "bias")]
         named = zip(architecture.tensors, layers, strict=True)
         return [Tensor(name, math.prod(own), layer) for (name, own), layer in named]
 
     def flops(self, shape: Shape, classes: int) -> float:
-        """FLOPs of a training step on one sample."""
         return float(self.architecture(shape, classes).flops)
 
-    def _layers(self, shape: Shape, classes: int) -> tuple[Layer, ...]:
-        raise NotImplementedError
 
-
-class _Convolutional(_Layered):
-    """Convolutional layers, then dense ones of the widths ``hidden``."""
-
-    hidden: ClassVar[tuple[int, ...]]
-
-    def _layers(self, shape: Shape, classes: int) -> tuple[Layer, ...]:
-        front = (*self._front(shape[0]), Flatten())
-        features = Architecture(shape, front).shapes[-1][0]
-        return (*front, *self._back(features, classes))
-
-    def _front(self, channels: int) -> tuple[Layer, ...]:
-        raise NotImplementedError
-
-    def _back(self, features: int, classes: int) -> tuple[Layer, ...]:
-        return dense(features, *self.hidden, classes)
-
-
-class _TwoConvolutions(_Convolutional):
+class _TwoConvolutions(Layered):
     """Two convolutions with as many ``channels``, each pooled: McMahan et al.'s shape."""
 
     channels: ClassVar[tuple[int, int]] = (32, 64)
     kernel: ClassVar[int] = 5
     same: ClassVar[bool] = True
 
-    def _front(self, channels: int) -> tuple[Layer, ...]:
+    def front(self, channels: int) -> tuple[Layer, ...]:
         (first, second), kernel, same = self.channels, self.kernel, self.same
         below = (*_conv(channels, first, kernel, same=same), MaxPool2d(2))
         return (*below, *_conv(first, second, kernel, same=same), MaxPool2d(2))
@@ -97,24 +104,13 @@ def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1, *, same: bool
     return Conv2d(inputs, outputs, kernel, stride, kernel // 2 if same else 0), ReLU()
 
 
-def _flat(shape: Shape) -> tuple[tuple[Layer, ...], int]:
-    """A flattening layer where one is needed, and the number of features after it."""
-    if len(shape) == 1:
-        return (), shape[0]
-    return (Flatten(),), Flatten().output(shape)[0]
-
-
-class Logistic(_Layered):
+class Logistic(Layered):
     """Multinomial logistic regression; 784 x 10 + 10 = 7,850 parameters on MNIST."""
 
     kind: Literal["logistic"] = "logistic"
 
-    def _layers(self, shape: Shape, classes: int) -> tuple[Layer, ...]:
-        front, features = _flat(shape)
-        return (*front, Linear(features, classes))
 
-
-class Perceptron(_Layered):
+class Perceptron(Layered):
     """Dense layers with ReLU between; by default 784-128-10 with 101,770 parameters (FlexCFL's MNIST-MLP).
 
     Attributes:
@@ -124,19 +120,15 @@ class Perceptron(_Layered):
     kind: Literal["mlp"] = "mlp"
     hidden: list[Annotated[int, Field(ge=1, le=1_000_000)]] = Field(default=[128], min_length=1)
 
-    def _layers(self, shape: Shape, classes: int) -> tuple[Layer, ...]:
-        front, features = _flat(shape)
-        return (*front, *dense(features, *self.hidden, classes))
+    def back(self, features: int, classes: int) -> tuple[Layer, ...]:
+        return dense(features, *self.hidden, classes)
 
 
-class FemnistPerceptron(_Layered):
+class FemnistPerceptron(Layered):
     """FlexCFL's FEMNIST-MLP: 784-512-10, 407,050 parameters."""
 
     kind: Literal["femnist-mlp"] = "femnist-mlp"
-
-    def _layers(self, shape: Shape, classes: int) -> tuple[Layer, ...]:
-        front, features = _flat(shape)
-        return (*front, *dense(features, 512, classes))
+    widths: ClassVar[tuple[int, ...]] = (512,)
 
 
 class MnistCNN(_TwoConvolutions):
@@ -145,23 +137,23 @@ class MnistCNN(_TwoConvolutions):
     kind: Literal["mnist-cnn"] = "mnist-cnn"
     kernel: ClassVar[int] = 3
 
-    def _back(self, features: int, classes: int) -> tuple[Layer, ...]:
+    def back(self, features: int, classes: int) -> tuple[Layer, ...]:
         return (Dropout(0.5), Linear(features, classes))
 
 
-class FemnistCNN(_Convolutional):
+class FemnistCNN(Layered):
     """FlexCFL's FEMNIST-CNN: six convolutions, two of them with stride 2, and dense 128; 325,578 parameters."""
 
     kind: Literal["femnist-cnn"] = "femnist-cnn"
 
-    def _front(self, channels: int) -> tuple[Layer, ...]:
+    def front(self, channels: int) -> tuple[Layer, ...]:
         def block(inputs: int, outputs: int) -> tuple[Layer, ...]:
             valid = (*_conv(inputs, outputs, 3, same=False), *_conv(outputs, outputs, 3, same=False))
             return (*valid, *_conv(outputs, outputs, 5, 2), Dropout(0.4))
 
         return (*block(channels, 32), *block(32, 64))
 
-    def _back(self, features: int, classes: int) -> tuple[Layer, ...]:
+    def back(self, features: int, classes: int) -> tuple[Layer, ...]:
         return (Linear(features, 128), ReLU(), Dropout(0.4), Linear(128, classes))
 
 
@@ -169,7 +161,7 @@ class FashionCNN(_TwoConvolutions):
     """FlexCFL's FashionMNIST-CNN: 5x5x32, pool, 5x5x64, pool, dense 1024; 3,274,634 parameters."""
 
     kind: Literal["fashion-cnn"] = "fashion-cnn"
-    hidden: ClassVar[tuple[int, ...]] = (1024,)
+    widths: ClassVar[tuple[int, ...]] = (1024,)
 
 
 class LcflCNN(_TwoConvolutions):
@@ -177,7 +169,7 @@ class LcflCNN(_TwoConvolutions):
 
     kind: Literal["lcfl-cnn"] = "lcfl-cnn"
     channels: ClassVar[tuple[int, int]] = (16, 32)
-    hidden: ClassVar[tuple[int, ...]] = (256,)
+    widths: ClassVar[tuple[int, ...]] = (256,)
 
 
 class LcflCifarCNN(_TwoConvolutions):
@@ -186,33 +178,33 @@ class LcflCifarCNN(_TwoConvolutions):
     kind: Literal["lcfl-cifar-cnn"] = "lcfl-cifar-cnn"
     channels: ClassVar[tuple[int, int]] = (32, 84)
     same: ClassVar[bool] = False
-    hidden: ClassVar[tuple[int, ...]] = (256,)
+    widths: ClassVar[tuple[int, ...]] = (256,)
 
 
-class CflCNN(_Convolutional):
+class CflCNN(Layered):
     """As many layers as CFL's CNN has: 3x3x32, 3x3x64 and 3x3x64, each pooled, dense 128; 188,810 parameters on CIFAR-10.
 
     The paper says no more of it than that there are five; their widths are our choice.
     """
 
     kind: Literal["cfl-cnn"] = "cfl-cnn"
-    hidden: ClassVar[tuple[int, ...]] = (128,)
+    widths: ClassVar[tuple[int, ...]] = (128,)
 
-    def _front(self, channels: int) -> tuple[Layer, ...]:
+    def front(self, channels: int) -> tuple[Layer, ...]:
         widths = (channels, 32, 64, 64)
         return tuple(layer for below, above in pairwise(widths) for layer in (*_conv(below, above, 3), MaxPool2d(2)))
 
 
-class CataCNN(_Convolutional):
+class CataCNN(Layered):
     """CATA-Fed's CNN: three pairs of 3x3 convolutions (32, 64, 128), each pooled with dropout 0.2, dense 1024, 512, 256.
 
     3,043,882 parameters on CIFAR-10, 2,125,802 on MNIST. Padding and places of pooling are our reading of the paper.
     """
 
     kind: Literal["cata-cnn"] = "cata-cnn"
-    hidden: ClassVar[tuple[int, ...]] = (1024, 512, 256)
+    widths: ClassVar[tuple[int, ...]] = (1024, 512, 256)
 
-    def _front(self, channels: int) -> tuple[Layer, ...]:
+    def front(self, channels: int) -> tuple[Layer, ...]:
         def pair(inputs: int, outputs: int) -> tuple[Layer, ...]:
             return (*_conv(inputs, outputs, 3), *_conv(outputs, outputs, 3), MaxPool2d(2), Dropout(0.2))
 
@@ -223,10 +215,10 @@ class CNN5(_TwoConvolutions):
     """McMahan et al.'s shape with a smaller head: 5x5x32, pool, 5x5x64, pool, dense 128; 454,922 parameters on MNIST."""
 
     kind: Literal["cnn5"] = "cnn5"
-    hidden: ClassVar[tuple[int, ...]] = (128,)
+    widths: ClassVar[tuple[int, ...]] = (128,)
 
 
-class ModuleModel(Spec):
+class ModuleModel(Model):
     """Any ``torch.nn.Module``, by the import path of something that makes one.
 
     The module maps samples [n, *shape] to outputs [n, classes]. Its loss is softmax cross-entropy unless it has a method
@@ -260,12 +252,7 @@ class ModuleModel(Spec):
 
         return build(self.factory, self.args, seed)
 
-    def parameters(self, shape: Shape, classes: int) -> int:
-        """Trained numbers and running statistics, counted by building the module; frozen parameters are not sent."""
-        return sum(tensor.size for tensor in self.tensors(shape, classes))
-
     def tensors(self, shape: Shape, classes: int) -> list[Tensor]:
-        """The trained parameters and running statistics, in the order of a flat model."""
         from fedsim.learning.factory import numbers
 
         module = self.module()
@@ -279,7 +266,7 @@ class ModuleModel(Spec):
         return 3.0 * forward_flops(self.module(), shape)
 
 
-class SizeOnly(Spec):
+class SizeOnly(Model):
     """A model of which only the size and the cost are known; for ``learning = "off"``.
 
     Attributes:
@@ -292,15 +279,12 @@ class SizeOnly(Spec):
     flops_per_sample: float = Field(default=1e6, ge=1.0, le=1e30)
 
     def parameters(self, shape: Shape, classes: int) -> int:
-        """As many float32 numbers as fill ``bytes``."""
         return round(self.bytes / 4)
 
     def tensors(self, shape: Shape, classes: int) -> list[Tensor]:
-        """None that is known."""
         return []
 
     def flops(self, shape: Shape, classes: int) -> float:
-        """FLOPs of a training step on one sample."""
         return self.flops_per_sample
 
 
@@ -320,19 +304,4 @@ MODELS = Registry.of(
     ModuleModel,
     SizeOnly,
 )
-ModelSpec = Annotated[
-    Logistic
-    | Perceptron
-    | MnistCNN
-    | FemnistPerceptron
-    | FemnistCNN
-    | FashionCNN
-    | LcflCNN
-    | LcflCifarCNN
-    | CflCNN
-    | CataCNN
-    | CNN5
-    | ModuleModel
-    | SizeOnly,
-    MODELS,
-]
+ModelSpec = Annotated[Model, MODELS]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from fedsim.learning.models import ModelSpec
+    from fedsim.learning.models import Model
     from fedsim.learning.spec import TrainingSpec
 
 _SMALL, _LARGE = 2, 4  # batches: what differs between them is for each sample
@@ -49,44 +49,34 @@ _PASSES = {
 layers on one core of an AMD EPYC 9004 with torch 2.13 (oneDNN, MKL), and to no model."""
 
 
-def cost_of(model: "ModelSpec", shape: Shape, classes: int, training: "TrainingSpec") -> ModelCost:
-    """What one SGD step with a scenario's model costs.
+def cost_of(model: "Model", shape: Shape, classes: int, training: "TrainingSpec") -> ModelCost:
+    """The cost of one SGD step with a scenario's model.
 
-    The momentum and the weight decay of ``training`` count; what strategies add to a step (a proximal term) does not.
-
-    Raises:
-        ScenarioError: the module cannot be trained on such samples.
+    The momentum and the weight decay of ``training`` count; what strategies add to a step (a proximal term) does not. A module
+    that cannot be trained on such samples raises ``ScenarioError``.
     """
-    from fedsim.learning.models import ModuleModel, SizeOnly
+    from fedsim.learning.models import Layered, ModuleModel, SizeOnly
+    from fedsim.learning.solvers.reference import module_of
 
     if isinstance(model, SizeOnly):
         return ModelCost.of_size(model.bytes, model.flops_per_sample, momentum=training.momentum > 0)
-    if isinstance(model, ModuleModel):
-        return profile(model.module(), shape, classes, training.momentum, training.weight_decay)
-    from fedsim.learning.solvers.reference import module_of
-
-    return profile(module_of(model.architecture(shape, classes)), shape, classes, training.momentum, training.weight_decay)
+    assert isinstance(model, Layered | ModuleModel)
+    module = model.module() if isinstance(model, ModuleModel) else module_of(model.architecture(shape, classes))
+    return profile(module, shape, classes, training.momentum, training.weight_decay)
 
 
 def profile(module: "nn.Module", shape: Shape, classes: int, momentum: float = 0.0, weight_decay: float = 0.0) -> ModelCost:
-    """What one SGD step with a module costs; the module is left as it was.
+    """The cost of one SGD step with a module, which is left as it was.
 
-    Args:
-        module: maps samples [n, *shape] to outputs [n, classes]; its loss is cross-entropy unless it has a method ``loss``.
-        shape: of a sample.
-        classes: of the labels.
-        momentum, weight_decay: of the optimiser.
-
-    Raises:
-        ScenarioError: it cannot be trained on such samples.
+    The module maps samples [n, *shape] to outputs [n, classes]; its loss is cross-entropy unless it has a method ``loss``.
     """
-    try:
-        steps = [_step(module, (size, *shape), momentum, weight_decay, "meta") for size in (_SMALL, _LARGE)]
-    except Exception:  # some modules look at values, which such tensors do not have
+    for place in ("meta", "cpu"):
         try:
-            steps = [_step(module, (size, *shape), momentum, weight_decay, "cpu") for size in (_SMALL, _LARGE)]
+            steps = [_step(module, (size, *shape), momentum, weight_decay, place) for size in (_SMALL, _LARGE)]
+            break
         except Exception as error:
-            raise ScenarioError(f"the model cannot be trained on samples of shape {shape}: {error}") from error
+            if place == "cpu":  # some modules look at values, which tensors that hold nothing do not have
+                raise ScenarioError(f"the model cannot be trained on samples of shape {shape}: {error}") from error
     (small, kept_small, held), (large, kept_large, _) = steps
     a_sample = (kept_large - kept_small) / (_LARGE - _SMALL)
     parts = {phase: _by_sample(small[phase], large[phase]) for phase in _PHASES}

@@ -6,7 +6,7 @@ that only the recipe needed; plain reference counting does the rest.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -23,21 +23,12 @@ class Initial:
 
     count: int
 
-    @property
-    def parents(self) -> tuple["Ref", ...]:
-        """None."""
-        return ()
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trained:
-    """Local training of one device.
+    """Local training of one device on a version of its data.
 
-    Attributes:
-        training: what it does.
-        device, version: whose data, and in which version.
-        key: with the device, the name of the stream of shuffles (and of dropout masks).
-        round: decays the learning rate.
+    With the device, ``key`` names the stream of shuffles and dropout masks; ``round`` decays the learning rate.
     """
 
     training: Training
@@ -45,13 +36,6 @@ class Trained:
     version: int
     key: int
     round: int
-
-    @property
-    def parents(self) -> tuple["Ref", ...]:
-        """The start, and the models in the terms that are added to the gradient, or to the loss."""
-        training = self.training
-        previous = None if training.contrast is None else training.contrast.previous
-        return tuple(ref for ref in (training.start, training.anchor, training.linear, previous) if ref is not None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,21 +52,12 @@ class Mixed:
     otherwise: "Ref | None"
     rescale: bool
 
-    @property
-    def parents(self) -> tuple["Ref", ...]:
-        """The parts, and what stands in for them."""
-        parts = tuple(ref for ref, _ in self.parts)
-        return parts if self.otherwise is None else (*parts, self.otherwise)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Best:
-    """The model with the smallest training objective on a device's data, chosen there (IFCA, Algorithm 1).
+    """The model with the smallest training objective on a version of a device's data (IFCA, Algorithm 1).
 
-    Attributes:
-        models: out of which; at least one.
-        device, version: whose data, and in which version.
-        batch: how many of its samples the objective is estimated on, and the key of their stream; None: all.
+    ``batch``: number of samples on which the objective is estimated, and the key of the stream that draws them; None: all.
     """
 
     models: tuple["Ref", ...]
@@ -94,15 +69,10 @@ class Best:
         if not self.models:
             raise ValueError(f"device {self.device} is to choose the best out of no models; it needs at least one")
 
-    @property
-    def parents(self) -> tuple["Ref", ...]:
-        """The models."""
-        return self.models
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Applied:
-    """What a pure function (``fedsim.learning.functions``) makes of models.
+    """The result of a pure function (``fedsim.learning.functions``) of models.
 
     Attributes:
         function: its import path, ``package.module:function``.
@@ -122,13 +92,25 @@ class Applied:
     leave_out: bool
     size: int | None = None
 
-    @property
-    def parents(self) -> tuple["Ref", ...]:
-        """The models, and what stands in for them."""
-        return self.models if self.otherwise is None else (*self.models, self.otherwise)
-
 
 Recipe = Initial | Trained | Mixed | Best | Applied
+
+
+def parents(recipe: Recipe) -> list["Ref"]:
+    """The models that a recipe needs."""
+    match recipe:
+        case Trained(training=training):
+            previous = None if training.contrast is None else training.contrast.previous
+            needed = [training.start, training.anchor, training.linear, previous]
+        case Mixed(parts=parts, otherwise=otherwise):
+            needed = [*(ref for ref, _ in parts), otherwise]
+        case Best(models=models):
+            needed = [*models]
+        case Applied(models=models, otherwise=otherwise):
+            needed = [*models, otherwise]
+        case Initial():
+            needed = []
+    return [ref for ref in needed if ref is not None]
 
 
 class Loss:
@@ -200,65 +182,47 @@ class Ref:
         self.recipe = None
 
 
-class Waves:
-    """What must be computed for some refs to be known, in waves.
+_SIDE_BY_SIDE = (Applied, Best, Trained)
 
-    ``combined`` gives initial models and mixes whose parts are known, in order of creation, until there are none left. Then
-    ``next_wave`` gives what can be computed side by side: every function whose models are known; where there is none, every
-    choice between known models; where there is none either, every training whose base is known. What is given out must be
-    ``done`` before the next call. Walks no recursion, so chains may be of any length.
+
+def waves(wanted: Iterable[Ref]) -> Iterator[list[Ref]]:
+    """The refs that must be computed for ``wanted`` to be known, wave by wave, each of one kind of recipe and oldest first.
+
+    An initial model or a mix that can be computed now comes first, alone. Then come every function, every choice or every
+    training that can be. A wave must be computed before the next is asked for; it is then held no longer. Walks no recursion:
+    chains may be of any length.
     """
-
-    def __init__(self, wanted: Iterable[Ref]) -> None:
-        self._missing: dict[Ref, int] = {}
-        self._children: dict[Ref, list[Ref]] = {}
-        self._combined: list[tuple[int, Ref]] = []
-        self._side_by_side: dict[type[Recipe], list[Ref]] = {Applied: [], Best: [], Trained: []}
-        self._gather(wanted)
-
-    def __bool__(self) -> bool:
-        return bool(self._missing)
-
-    def _gather(self, wanted: Iterable[Ref]) -> None:
-        stack = [ref for ref in wanted if ref.recipe is not None]
-        while stack:
-            ref = stack.pop()
-            if ref in self._missing or ref.recipe is None:
-                continue
-            unknown = [parent for parent in ref.recipe.parents if parent.recipe is not None]
-            self._missing[ref] = len(unknown)
+    stack, ready = list(wanted), list[Ref]()
+    missing: dict[Ref, int] = {}
+    children: dict[Ref, list[Ref]] = {}
+    while stack:
+        ref = stack.pop()
+        if ref.recipe is not None and ref not in missing:
+            unknown = [parent for parent in parents(ref.recipe) if parent.recipe is not None]
+            missing[ref] = len(unknown)
             for parent in unknown:
-                self._children.setdefault(parent, []).append(ref)
+                children.setdefault(parent, []).append(ref)
             stack += unknown
             if not unknown:
-                self._ready(ref)
-        heapify(self._combined)
-
-    def _ready(self, ref: Ref) -> None:
-        waiting = self._side_by_side.get(type(ref.recipe))  # type: ignore[arg-type]
-        if waiting is None:
-            heappush(self._combined, (ref.serial, ref))
+                ready.append(ref)
+    alone: list[tuple[int, Ref]] = []
+    together: dict[type[Recipe], list[Ref]] = {kind: [] for kind in _SIDE_BY_SIDE}
+    while missing:
+        for ref in ready:
+            if isinstance(ref.recipe, _SIDE_BY_SIDE):
+                together[type(ref.recipe)].append(ref)
+            else:
+                heappush(alone, (ref.serial, ref))
+        if alone:
+            wave = [heappop(alone)[1]]
         else:
-            waiting.append(ref)
-
-    def combined(self) -> Iterator[Ref]:
-        """Initial models and mixes that can be computed now, oldest first, including those that become so meanwhile."""
-        while self._combined:
-            yield heappop(self._combined)[1]
-
-    def next_wave(self) -> list[Ref]:
-        """What can be computed side by side now, all of one kind, oldest first."""
-        for waiting in self._side_by_side.values():
-            if waiting:
-                ready = sorted(waiting, key=lambda ref: ref.serial)
-                waiting.clear()
-                return ready
-        return []
-
-    def done(self, ref: Ref) -> None:
-        """``ref`` is known; what waited for it may have become ready."""
-        del self._missing[ref]
-        for child in self._children.pop(ref, ()):
-            self._missing[child] -= 1
-            if not self._missing[child]:
-                self._ready(child)
+            kind = next(kind for kind, refs in together.items() if refs)
+            wave, together[kind] = sorted(together[kind], key=lambda ref: ref.serial), []
+        yield wave
+        ready = []
+        for ref in wave:
+            del missing[ref]
+            for child in children.pop(ref, ()):
+                missing[child] -= 1
+                if not missing[child]:
+                    ready.append(child)

@@ -6,7 +6,6 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from fedsim.language.spec import Spec
-from fedsim.learning.solvers import Choice
 from fedsim.training import Penalised
 
 
@@ -39,7 +38,7 @@ class TrainingSpec(Spec):
     l2_on: Penalised = "kernels"
     lr_decay: float = Field(default=1.0, gt=0.0, le=1.0)
     init: Literal["glorot", "torch"] = "glorot"
-    solver: Choice = "fast"
+    solver: Literal["fast", "reference"] = "fast"
     device: str = "cpu"
 
     @field_validator("device")

@@ -23,13 +23,7 @@ _DIRECTIONS = {"download": "down", "upload": "up"}
 
 
 class Column(NamedTuple):
-    """A column that a meter adds to a table.
-
-    Attributes:
-        name: of the column; no other of the table has it.
-        unit: of its numbers, such as ``"J"``.
-        about: what they are, in a line: the glossary of the column.
-    """
+    """A column that a meter adds to a table: its name, which no other has, the unit, and in a line what its numbers are."""
 
     name: str
     unit: str
@@ -41,8 +35,6 @@ class Step(NamedTuple):
 
     Attributes:
         start, end: when it began and ended (s).
-        device: who did it.
-        task: of which task.
         name: ``download``, ``train``, ``evaluate``, ``compute``, ``encode``, ``decode``, ``upload`` or ``queue``.
         outcome: ``done``, or the cause for which it ended early.
         fields: all that the record ``step-end`` says: ``epochs``, ``samples``, ``delivered`` and so on.
@@ -64,9 +56,7 @@ class Transfer(NamedTuple):
         start, end: when it began and ended (s).
         device: which device sent or received it; None between parts of the server's side.
         direction: ``up`` or ``down``.
-        purpose: of its payloads.
-        bytes, delivered: its size, and what of it moved (bytes).
-        wire_bytes: what moved, with headers, on links.
+        bytes, delivered, wire_bytes: its size, what of it moved, and that with headers.
         outcome: ``done``, or the cause for which it ended early.
         round, task: what it belongs to, or None.
         payloads: purpose and bytes of each part.
@@ -139,7 +129,6 @@ class MeterContext:
     """The world in which a meter counts.
 
     Attributes:
-        devices: how many there are.
         places: how many edge servers or cells there are, or None.
         streams: random streams by name, the same for every strategy.
         overhead: bytes on the wire for a byte of payload.
@@ -218,10 +207,7 @@ class Meters:
 
     Args:
         of_sections: those that have a section of the scenario, by its name.
-        own: those in ``[[meters]]``.
-
-    Raises:
-        ScenarioError: two have the same entry.
+        own: those in ``[[meters]]``; ``ScenarioError`` if two have the same entry.
     """
 
     def __init__(self, of_sections: Mapping[str, Meter] | None = None, own: Sequence[Meter] = ()) -> None:
@@ -242,7 +228,6 @@ class Meters:
         return bool(self._all)
 
     def take(self, record: Record) -> None:
-        """Give the next record to the meters."""
         time, kind, fields = record
         if kind not in self._heard:
             name = "on_" + re.sub(r"\W", "_", kind)
@@ -271,7 +256,6 @@ class Meters:
         return [column.name for meter in self._all.values() for column in getattr(meter, f"{table}_columns")]
 
     def of_round(self, time: float) -> dict[str, float | None]:
-        """The columns of a round that ends at ``time`` (s)."""
         row: dict[str, float | None] = {}
         for of, meter in self._all.items():
             totals = _asked(of, time, meter.totals, time)
@@ -295,12 +279,10 @@ class Meters:
         return found
 
     def close(self, time: float) -> None:
-        """The run is over at ``time`` (s)."""
         for of, meter in self._all.items():
             _asked(of, time, meter.close, time)
 
     def summary(self) -> dict[str, Any]:
-        """What they add to ``summary.json``."""
         entries = {}
         for of, meter in self._all.items():
             entries[of] = dict(_asked(of, None, meter.summary))
@@ -319,15 +301,12 @@ class Meters:
 
     @property
     def file_names(self) -> list[str]:
-        """The names of these files."""
         return [name for name, _, _ in self.files()]
 
     def snapshot(self) -> dict[str, Any]:
-        """Where they stand; ``restore`` takes it back."""
         return {"starts": self._starts, "told": self._told, "meters": {of: one.snapshot() for of, one in self._all.items()}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``snapshot`` gave."""
         self._starts, self._told = state["starts"], state["told"]
         for of, meter in self._all.items():
             meter.restore(state["meters"][of])

@@ -56,23 +56,14 @@ class CostsSpec(Spec):
     server: Rates = Rates()
 
     def build(self, context: MeterContext) -> "Bill":
-        """The bill of a run.
-
-        Raises:
-            ScenarioError: there are no edge servers or cells for ``edge``.
-        """
+        """The bill of a run; ``ScenarioError`` if there are no edge servers or cells for ``edge``."""
         if self.edge is not None and context.places is None:
             raise ScenarioError('costs.edge is said, but network.kind has no cells; allowed with "tree" and "graph" only')
         return Bill(context, self)
 
 
 class Bill(Meter):
-    """What a run costs, booked when a task or a message is over; hours of the server's side as they pass.
-
-    Args:
-        context: the world.
-        prices: the section of the scenario.
-    """
+    """What a run costs, booked when a task or a message is over; hours of the server's side as they pass."""
 
     round_columns = (Column("cost", "the currency of [costs]", "booked since the round before ended"),)
     device_columns = (Column("cost", "the currency of [costs]", "of the device: its tasks, hours, messages and bytes"),)
@@ -87,11 +78,9 @@ class Bill(Meter):
         self._begins: dict[int, float] = {}
 
     def on_task_start(self, time: float, fields: dict[str, Any]) -> None:
-        """A device begins to work."""
         self._begins[fields["task"]] = time
 
     def on_task_end(self, time: float, fields: dict[str, Any]) -> None:
-        """A device has worked."""
         hours = (time - self._begins.pop(fields["task"])) / _HOUR_S
         self._book("device", "hours", self._prices.device.per_hour * hours, fields["device"])
         self._book("device", "tasks", self._prices.device.per_task, fields["device"])
@@ -116,7 +105,6 @@ class Bill(Meter):
         return {"cost": self._devices}
 
     def summary(self) -> dict[str, Any]:
-        """The ``costs`` entry: all, by kind of endpoint, and by what was paid for."""
         by_kind = {kind: math.fsum(items.values()) for kind, items in self._booked.items()}
         by_item = {item: math.fsum(items[item] for items in self._booked.values()) for item in _ITEMS}
         return {"currency": self._prices.currency, "total": self._total(), "by_kind": by_kind, "by_item": by_item}

@@ -38,7 +38,7 @@ class Zone:
     """A part of the grid, whose carbon intensity goes through the hours of its own day, again and again.
 
     Args:
-        hours: grams of CO2 a joule, in each hour of the day; 24 of them.
+        hours: grams of CO2 a joule, in each of the 24 hours of the day.
         offset: the local time of the day when the run begins (s).
     """
 
@@ -69,13 +69,11 @@ class EnergyMeter(Meter):
     Args:
         columns: ``COEFFICIENTS`` and the ``zone`` of each device; [devices] each.
         setting: what is not of a device: ``idle_while`` (``working`` or ``there``), ``batteries`` (whether there are any),
-            ``server`` and ``edge`` (``idle_w``, ``update_j``, ``j_byte``), ``zones`` (``hours`` in g/J and ``offset_s``; none
-            where carbon is not counted).
+            ``server`` and ``edge`` (``idle_w``, ``update_j``, ``j_byte``), ``zones`` (``hours`` in g/J and ``offset_s``).
 
     Attributes:
         by_phase: joules of each phase of all devices, and of the server's side.
-        wasted: those of the devices for tasks whose work was not used: they ended otherwise than done, or trained without one
-            epoch that counts.
+        wasted: those of tasks whose work was not used: they ended otherwise than done, or trained without an epoch that counts.
         grams: CO2 of all of it; None where it is not counted.
     """
 
@@ -114,20 +112,16 @@ class EnergyMeter(Meter):
 
     @property
     def total(self) -> float:
-        """All joules booked so far."""
         return math.fsum(self.by_phase.values())
 
     def totals(self, time: float) -> dict[str, float | None]:
-        """All ``joules`` and ``grams`` of phases that are over at ``time`` (s)."""
         self._settle(time, over=False)
         return {"joules": self.total, "grams": self.grams}
 
     def close(self, time: float) -> None:
-        """Book all that is open: the run is over at ``time`` (s)."""
         self._settle(time, over=True)
 
     def summary(self) -> dict[str, Any]:
-        """The ``energy`` entry of ``summary.json``."""
         grams = {} if self.grams is None else {"grams": self.grams}
         return {"joules": self.total, "by_phase": dict(self.by_phase), "wasted": self.wasted, **grams}
 
@@ -254,7 +248,6 @@ class EnergyMeter(Meter):
         self._end_idle(fields["device"], time)
 
     def on_battery(self, time: float, fields: dict[str, Any]) -> None:
-        """What the battery of a device says of the time since it last did, and whether it is flat now."""
         device, idle = fields["device"], fields["idle"]
         if fields["flat"]:
             self._end_tail(device, time)

@@ -1,4 +1,4 @@
-"""How a scenario names a meter: a kind, or a class by its import path, whose parameters are the keys."""
+"""Meters that a scenario names: the one of traffic, or a class by its import path, whose parameters are the keys."""
 
 from functools import cache
 from typing import ClassVar
@@ -8,7 +8,27 @@ from pydantic import create_model
 from fedsim.errors import FedsimError, ScenarioError, place_of, told
 from fedsim.language.registry import Registry, keys_of
 from fedsim.language.spec import Spec
-from fedsim.meters.base import Meter, MeterContext
+from fedsim.meters.base import Column, Meter, MeterContext, Transfer
+
+
+class Traffic(Meter):
+    """The bytes on the wire of each device, both ways."""
+
+    entry = "traffic"
+    device_columns = (
+        Column("bytes_sent", "bytes", "that the device sent, with headers"),
+        Column("bytes_received", "bytes", "that the device received, with headers"),
+    )
+
+    def __init__(self, context: MeterContext) -> None:
+        self._moved = {column.name: [0.0] * context.devices for column in self.device_columns}
+
+    def on_transfer(self, ended: Transfer) -> None:
+        if ended.device is not None:
+            self._moved["bytes_sent" if ended.direction == "up" else "bytes_received"][ended.device] += ended.wire_bytes
+
+    def of_devices(self) -> dict[str, list[float]]:
+        return self._moved
 
 
 class MeterSpec(Spec):
@@ -19,11 +39,7 @@ class MeterSpec(Spec):
     kind: str
 
     def build(self, context: MeterContext) -> Meter:
-        """The meter, which has counted nothing yet.
-
-        Raises:
-            ScenarioError: it cannot be made of what the scenario says.
-        """
+        """The meter, which has counted nothing yet; ``ScenarioError`` if it cannot be made of what the scenario says."""
         given = {name: getattr(self, name) for name in type(self).model_fields if name != "kind"}
         try:
             return self.made(context, **given)
@@ -50,6 +66,6 @@ class _Meters(Registry):
 METERS = _Meters(
     "meter",
     "fedsim.meters.base:Meter",
-    {"traffic": ("fedsim.meters.traffic:Traffic", "the bytes that each device sent and received")},
+    {"traffic": ("fedsim.meters.spec:Traffic", "the bytes that each device sent and received")},
     usual="traffic",
 )

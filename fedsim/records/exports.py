@@ -1,6 +1,7 @@
-"""What trackers of experiments are told of runs: names, settings, and scalars round by round. Studies stand for their runs."""
+"""Runs and studies as trackers of experiments take them: names, settings, and scalars round by round."""
 
 import hashlib
+import importlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,10 @@ from fedsim.records.schema import OF_PEERS
 from fedsim.records.study_folder import is_done, is_study, read_index
 
 _TAGS = {
-    **{f"model/{name}": name for name in ("accuracy", "loss", "train_loss", "discrepancy")},
-    **{f"peers/{name}": name for name in OF_PEERS},
-    **{f"groups/{name}": name for name in ("purity", "ari", "nmi")},
-    **{f"clients/{name}": name for name in ("selected", "valid", "slow", "disconnected")},
+    "model": ("accuracy", "loss", "train_loss", "discrepancy"),
+    "peers": OF_PEERS,
+    "groups": ("purity", "ari", "nmi"),
+    "clients": ("selected", "valid", "slow", "disconnected"),
 }
 _OF_SUMMARY = ("strategy", "seed", "status", "rounds", "simulated_s", "events_sha256", "models_sha256")
 
@@ -29,7 +30,7 @@ class Export:
     Attributes:
         run: its folder.
         name: different for each run of an export.
-        study: the name of the study that it is of; empty for a single run.
+        study: the name of the run's study; empty for a single run.
     """
 
     run: RunFolder
@@ -38,24 +39,45 @@ class Export:
 
     @property
     def key(self) -> str:
-        """Names the run among those that were exported before: the same run has the same one."""
+        """The run's name in the tracker, the same whenever it is exported."""
         said = f"{self.study}\n{self.name}\n{self.run.summary['events_sha256']}"
         return hashlib.sha256(said.encode()).hexdigest()[:16]
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What was run, by dotted key."""
+        """The scenario, by dotted key."""
         return flat(self.run.scenario)
 
     @property
     def figures(self) -> dict[str, Any]:
-        """What it came to: numbers and names."""
+        """The summary: numbers and names."""
         summary = self.run.summary
+        parts = {"accuracy": summary["accuracy"], "energy": summary.get("energy", {})}
+        parts["bytes"] = {name: summary["bytes"][name] for name in ("down", "up", "wasted")}
         figures = {name: summary[name] for name in _OF_SUMMARY if name in summary}
-        figures |= {f"accuracy/{name}": value for name, value in summary["accuracy"].items()}
-        figures |= {f"bytes/{name}": summary["bytes"][name] for name in ("down", "up", "wasted")}
-        figures |= {f"energy/{name}": value for name, value in summary.get("energy", {}).items()}
+        figures |= {f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()}
         return {name: value for name, value in figures.items() if isinstance(value, str | int | float)}
+
+    def scalars(self) -> Iterator[tuple[float, int, dict[str, float]]]:
+        """Each round's time (s), its number, and its scalars by tag: measures, and the bytes moved, in it and so far."""
+        moved = 0.0
+        for row in self.run.rounds:
+            moved += total_of_round(row)
+            told = {f"{part}/{name}": float(row[name]) for part, of in _TAGS.items() for name in of if row[name] is not None}
+            told |= {"traffic/down, bytes": row["bytes_down"], "traffic/up, bytes": row["bytes_up"]}
+            yield row["time"], row["round"], told | {"traffic/so far, bytes": moved}
+
+
+def tracker(module: str, name: str, package: str) -> Any:
+    """Import a tracker's module.
+
+    Raises:
+        RunFolderError: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise RunFolderError(f"{name} cannot be imported ({error}); pip install {package!r} installs it") from error
 
 
 def exports(paths: Sequence[str | Path]) -> list[Export]:
@@ -70,8 +92,7 @@ def exports(paths: Sequence[str | Path]) -> list[Export]:
         if not is_study(path):
             found.append(Export(RunFolder(path), next(single)))
             continue
-        index = read_index(path)
-        runs = dict.fromkeys(path / run.folder for variant in index.variants for run in variant.runs)
+        runs = dict.fromkeys(path / run.folder for variant in read_index(path).variants for run in variant.runs)
         done = [folder for folder in runs if is_done(folder)]
         if not done:
             raise RunFolderError(f"the study {str(path)!r} has no run that is done")
@@ -88,17 +109,3 @@ def names(runs: Sequence[RunFolder]) -> list[str]:
         if len(set(found)) == len(found):
             return found
     return [f"{place}-{path.name}" for place, path in enumerate(paths, start=1)]
-
-
-def scalars(run: RunFolder) -> Iterator[tuple[float, int, dict[str, float]]]:
-    """Each round's time (s), its number, and its scalars by tag: what was measured, and the bytes moved, in it and so far."""
-    moved = 0.0
-    for row in run.rounds:
-        moved += total_of_round(row)
-        known = {tag: float(row[name]) for tag, name in _TAGS.items() if row[name] is not None}
-        known |= {
-            "traffic/down, bytes": row["bytes_down"],
-            "traffic/up, bytes": row["bytes_up"],
-            "traffic/so far, bytes": moved,
-        }
-        yield row["time"], row["round"], known

@@ -15,14 +15,12 @@ from numpy.typing import NDArray
 from fedsim.durable import WRITING, make_folder, replacing, sync
 from fedsim.errors import RunFolderError
 from fedsim.files import read_json, regular
-from fedsim.meters.base import Meters
 from fedsim.records import live
 from fedsim.records.lock import LOCK
 
 EVENTS, TRANSFERS, ROUNDS, DEVICES = "events.parquet", "transfers.parquet", "rounds.parquet", "devices.parquet"
 AVAILABILITY = "availability.parquet"
 SCENARIO, SUMMARY, MODELS, NETWORK = "scenario.toml", "summary.json", "models", "network.json"
-_ROWS_AT_ONCE = 131_072  # of tables that are written at once: a row group
 SEAL = "summary_sha256"  # of the summary itself, among its entries
 _BEFORE_SEALS = ("0.1.0",)  # versions of fedsim that wrote summaries without a seal
 
@@ -220,45 +218,3 @@ def write_models(folder: Path, models: Mapping[str, Mapping[str, NDArray[Any]]])
         with replacing(folder / MODELS / f"{name}.safetensors") as beside:
             save_file(dict(tensors), beside)
     sync(folder / MODELS)
-
-
-def write_devices(folder: Path, columns: Mapping[str, Any], meters: Meters) -> None:
-    """Write ``devices.parquet``; each column has one entry a device, and meters have theirs besides."""
-    from fedsim.records.schema import DEVICES as SCHEMA
-    from fedsim.records.schema import with_columns
-
-    schema = with_columns(SCHEMA, meters.columns("device"))
-    _write_columns(folder / DEVICES, {**columns, **meters.of_devices(columns["device"])}, schema)
-
-
-def write_availability(folder: Path, columns: Mapping[str, Any]) -> None:
-    """Write ``availability.parquet``; each column has one entry a change of a device's state."""
-    from fedsim.records.schema import AVAILABILITY as SCHEMA
-
-    _write_columns(folder / AVAILABILITY, columns, SCHEMA)
-
-
-def write_meters(folder: Path, meters: Meters) -> None:
-    """Write the files that meters have of their own."""
-    from fedsim.records.schema import typed
-
-    for name, content, columns in meters.files():
-        if columns:
-            _write_columns(folder / name, content, typed(columns))
-        else:
-            write_text(folder / name, json.dumps(content, indent=1, allow_nan=False) + "\n")
-
-
-def _write_columns(path: Path, columns: Mapping[str, Any], schema: Any) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from fedsim.records.schema import column
-
-    rows = len(columns[schema.names[0]])
-    empty = [None] * rows
-    with replacing(path) as beside, pq.ParquetWriter(beside, schema, compression="zstd", use_dictionary=False) as writer:
-        for begin in range(0, max(rows, 1), _ROWS_AT_ONCE):
-            piece = slice(begin, begin + _ROWS_AT_ONCE)
-            arrays = [column(columns.get(field.name, empty)[piece], field.type) for field in schema]
-            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))

@@ -7,9 +7,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
 from fedsim.errors import FedsimError, RunFolderError
 from fedsim.files import read_json, read_toml, regular
 from fedsim.records import folder as files
+from fedsim.records import schema
 from fedsim.records.live import LIVE
 
 if TYPE_CHECKING:
@@ -17,13 +22,18 @@ if TYPE_CHECKING:
 
 Rows = list[dict[str, Any]]
 
+_SCHEMAS = {
+    files.EVENTS: schema.EVENTS,
+    files.TRANSFERS: schema.TRANSFERS,
+    files.ROUNDS: schema.ROUNDS,
+    files.DEVICES: schema.DEVICES,
+    files.AVAILABILITY: schema.AVAILABILITY,
+    **schema.OF_METERS,
+}
+
 
 def _completed(table: Any, columns: Any) -> Any:
     """A table with the columns that it lacks because an older version wrote it."""
-    import pyarrow as pa
-
-    from fedsim.records import schema
-
     for column in columns:
         if column.name in schema.LATER and column.name not in table.column_names:
             same = schema.LATER[column.name]
@@ -33,8 +43,6 @@ def _completed(table: Any, columns: Any) -> Any:
 
 def _alike(found: Any, wanted: Any) -> bool:
     """Whether a column may be of a type: whole numbers of any width are whole numbers, who wrote them may have had others."""
-    import pyarrow as pa
-
     for kind in (pa.types.is_integer, pa.types.is_floating):
         if kind(wanted):
             return bool(kind(found) or pa.types.is_null(found))
@@ -42,16 +50,10 @@ def _alike(found: Any, wanted: Any) -> bool:
 
 
 def as_list(column: Any) -> list[Any]:
-    """The values of a column of ``pyarrow``. Of names (a dictionary) its own ``to_pylist`` takes 60 times as long."""
-    import pyarrow as pa
-
-    if not pa.types.is_dictionary(column.type):
-        return column.to_pylist()  # type: ignore[no-any-return]
-    found: list[Any] = []
-    for chunk in getattr(column, "chunks", [column]):
-        names = chunk.dictionary.to_pylist()
-        found += [None if at is None else names[at] for at in chunk.indices.to_pylist()]
-    return found
+    """The values of a column of ``pyarrow``. Names are cast first, as ``to_pylist`` of a dictionary is 25 times as slow."""
+    names = pa.types.is_dictionary(column.type)
+    values: list[Any] = (column.cast(column.type.value_type) if names else column).to_pylist()
+    return values
 
 
 def as_rows(table: Any) -> Rows:
@@ -63,7 +65,6 @@ def as_rows(table: Any) -> Rows:
 def as_frame(table: Any) -> "pd.DataFrame":
     """A table of ``pyarrow`` as pandas has it; whole numbers stay whole, though some lack."""
     import pandas as pd
-    import pyarrow as pa
 
     whole: dict[Any, Any] = {pa.int32(): pd.Int32Dtype(), pa.int64(): pd.Int64Dtype()}
     frame: pd.DataFrame = table.to_pandas(types_mapper=whole.get)
@@ -114,28 +115,22 @@ class RunFolder:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """``summary.json``."""
-        try:
-            value = read_json(self._tables / files.SUMMARY)
-        except (OSError, ValueError) as error:
-            raise RunFolderError(f"{files.SUMMARY} of {str(self.path)!r} is damaged: {error}") from None
-        if not isinstance(value, dict):
-            raise RunFolderError(f"{files.SUMMARY} of {str(self.path)!r} is damaged: it is not a table")
-        return value
+        with self._reading(files.SUMMARY):
+            value: dict[str, Any] = read_json(self._tables / files.SUMMARY)
+            if not isinstance(value, dict):
+                raise TypeError("it is not a table")
+            return value
 
     @cached_property
     def scenario(self) -> dict[str, Any]:
         """``scenario.toml`` as plain tables."""
-        try:
+        with self._reading(files.SCENARIO):
             return read_toml(self.path / files.SCENARIO)
-        except (OSError, ValueError) as error:
-            raise RunFolderError(f"{files.SCENARIO} of {str(self.path)!r} is missing or damaged: {error}") from None
 
     @property
     def has_all_devices(self) -> bool:
         """Whether ``devices.parquet`` has a row for each device, not of very many only for those that were asked."""
-        from fedsim.records.schema import ASKED  # loads pyarrow
-
-        return self.summary.get("device_rows") != ASKED
+        return self.summary.get("device_rows") != schema.ASKED
 
     @property
     def population(self) -> int:
@@ -146,22 +141,15 @@ class RunFolder:
 
     def table(self, name: str) -> Any:
         """A Parquet table of the folder, as ``pyarrow.Table``."""
-        import pyarrow.parquet as pq
-
-        from fedsim.records import schema
-
         # ``read_table`` is half as fast on small ones.
         with self._reading(name), pq.ParquetFile(regular(self._tables / name)) as file:
-            tables = {files.EVENTS: schema.EVENTS, files.TRANSFERS: schema.TRANSFERS}
-            tables |= {files.ROUNDS: schema.ROUNDS, files.DEVICES: schema.DEVICES, files.AVAILABILITY: schema.AVAILABILITY}
-            tables |= schema.OF_METERS
-            wanted, there = tables.get(name, ()), dict(zip(file.schema_arrow.names, file.schema_arrow.types, strict=True))
+            wanted = _SCHEMAS.get(name, ())
+            there = dict(zip(file.schema_arrow.names, file.schema_arrow.types, strict=True))
             for column in wanted:
-                if column.name not in there and column.name in schema.LATER:
-                    continue
-                if column.name not in there:
+                if column.name not in there and column.name not in schema.LATER:
                     raise KeyError(f"it has no column {column.name}")
-                if not _alike(found := there[column.name], column.type):
+                found = there.get(column.name, column.type)
+                if not _alike(found, column.type):
                     raise TypeError(f"its column {column.name} is {found}, not {column.type}")
             return _completed(file.read(), wanted)
 
@@ -171,8 +159,6 @@ class RunFolder:
 
     def size(self, name: str) -> int:
         """How many rows a Parquet table of the folder has."""
-        import pyarrow.parquet as pq
-
         with self._reading(name):
             return pq.read_metadata(regular(self._tables / name)).num_rows  # type: ignore[no-any-return]
 
@@ -187,11 +173,6 @@ class RunFolder:
         Yields:
             ``pyarrow.Table`` of these columns in this order.
         """
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        from fedsim.records import schema
-
         with self._reading(name):
             file = pq.ParquetFile(regular(self._tables / name))
         with file:
@@ -207,12 +188,10 @@ class RunFolder:
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[None]:
-        """Says what went wrong with a table in the user's words."""
-        import pyarrow as pa
-
+        """Turns an error into one that names the file."""
         try:
             yield
-        except (OSError, KeyError, TypeError, pa.ArrowException) as error:
+        except (OSError, KeyError, TypeError, ValueError, RecursionError, pa.ArrowException) as error:
             text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
             reason = text.splitlines()[0] if text else type(error).__name__
             raise RunFolderError(f"{name} of {str(self.path)!r} is missing or damaged: {reason}") from None
@@ -231,9 +210,6 @@ class RunFolder:
 
         For long runs: what is not asked for never becomes a Python object.
         """
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         table = self.table(files.EVENTS)
         wanted = pc.is_in(table["kind"].cast(pa.string()), value_set=pa.array(kinds))
         return zip(*map(as_list, table.select(columns).filter(wanted).columns), strict=True)
@@ -246,11 +222,9 @@ class RunFolder:
     def _parsed(self, name: str, column: str, missing: str | None = None) -> Rows:
         """A table as a list of dicts, one of its columns parsed; ``missing`` stands for what is not there."""
         rows = self.rows(name)
-        try:
+        with self._reading(name):
             for row in rows:
                 row[column] = json.loads(missing if row[column] is None else row[column])  # type: ignore[arg-type]
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise RunFolderError(f"{name} of {str(self.path)!r} is damaged: {error}") from None
         return rows
 
     @cached_property

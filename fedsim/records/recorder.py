@@ -9,13 +9,11 @@ from fedsim.meters.base import Meters, Transfer, transfer_of
 from fedsim.records import folder as files
 from fedsim.records.digest import EventChain
 from fedsim.records.ledger import Ledger
-from fedsim.records.schema import EVENTS, OF_PEERS, OF_TASKS, ROUNDS, TRANSFERS, Row, encode_payloads, event_row, with_columns
+from fedsim.records.schema import EVENTS, OF_TASKS, ROUNDS, TRANSFERS, Row, encode_payloads, event_row, with_columns
 from fedsim.records.tables import TableWriter
 from fedsim.simulation import Record
 
 _ROWS_AT_ONCE = 4_096
-_MEASURES = ("accuracy", "loss", "train_loss", "discrepancy", "discrepancy_start", "purity", "ari", "nmi")
-_ROUND_FIELDS = (*_MEASURES, "epsilon", "selected", "valid", "slow", "disconnected")
 
 
 class Recorder:
@@ -35,10 +33,6 @@ class Recorder:
         self._waiting: list[Record] = []  # of ``OF_TASKS``, that are not in the books yet
         self._rows: list[Row] = []  # of records that the chain has not taken in yet
         self._transfers: list[tuple[Any, ...]] = []  # that are not in their table yet
-        self._follow = {
-            "updates-lost": self._take_updates_lost,
-            "round": self._take_round,
-        }
         self.ledger = Ledger()
         self.rounds: list[dict[str, Any]] = []
         self.last_time = 0.0
@@ -63,8 +57,10 @@ class Recorder:
         self._book()
         if kind not in OF_TASKS:
             self._rows.append(event_row(record))  # at once: what the fields hold may change later
-            if kind in self._follow:
-                self._follow[kind](time, fields)
+            if kind == "updates-lost":
+                self.ledger.lose(fields["tasks"])
+            elif kind == "round":
+                self._take_round(time, fields)
             elif (ended := transfer_of(time, kind, fields, time)) is not None:
                 self._book_transfer(ended)
         if len(self._rows) >= _ROWS_AT_ONCE:
@@ -79,7 +75,11 @@ class Recorder:
             if kind == "step-start":
                 starts[fields["task"]] = time
             elif kind == "step-end":
-                self._book_step(time, fields)
+                ended = transfer_of(time, kind, fields, starts[fields["task"]])
+                if ended is not None:
+                    self._book_transfer(ended)
+                elif fields["step"] == "train" and not fields["epochs"]:
+                    self.ledger.note_idle(fields["task"])
             elif kind == "task-end":
                 starts.pop(fields["task"], None)
                 self.ledger.close_task(fields["task"], fields["outcome"])
@@ -150,29 +150,17 @@ class Recorder:
             self._tables[files.EVENTS].extend(rows)
             self._tables[files.TRANSFERS].extend(transfers)
 
-    def _book_step(self, time: float, fields: dict[str, Any]) -> None:
-        task = fields["task"]
-        ended = transfer_of(time, "step-end", fields, self._starts[task])
-        if ended is not None:
-            self._book_transfer(ended)
-        elif fields["step"] == "train" and not fields["epochs"]:
-            self.ledger.note_idle(task)
-
     def _book_transfer(self, ended: Transfer) -> None:
         self.ledger.add(ended.task, ended.direction, ended.payloads, ended.delivered)
         if ended.task is not None and (ended.sender or ended.receiver):
             self.ledger.note_edge(ended.task)
         self._transfers.append((*ended[:11], encode_payloads(ended.payloads), *ended[12:]))
 
-    def _take_updates_lost(self, time: float, fields: dict[str, Any]) -> None:
-        self.ledger.lose(fields["tasks"])
-
     def _take_round(self, time: float, fields: dict[str, Any]) -> None:
         moved = (self.ledger.down, self.ledger.up, self.ledger.peer)
         down, up, peer = (now - before for now, before in zip(moved, self._moved, strict=True))
         self._moved = moved
-        row = self._empty | {"round": fields["round"], "time": time}
-        row |= {name: fields.get(name) for name in (*_ROUND_FIELDS, *OF_PEERS)}
+        row = self._empty | {name: value for name, value in fields.items() if name in self._empty} | {"time": time}
         row |= {"bytes_down": down, "bytes_up": up, "bytes_peer": peer if moved[2] else None} | self.meters.of_round(time)
         self.rounds.append(row)
         self.ledger.close_round(self._starts)

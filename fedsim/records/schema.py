@@ -43,94 +43,64 @@ OF_TASKS = ("task-start", "step-start", "step-end", "task-end")
 _about_task = itemgetter("device", "round", "group", "task")
 
 
-def _metered(table: str) -> "list[tuple[str, pa.DataType]]":
+def _of(kind: pa.DataType, *names: str) -> list[tuple[str, pa.DataType]]:
+    return [(name, kind) for name in names]
+
+
+def _metered(table: str) -> list[str]:
     """The columns of the meters that have a section of the scenario, in ``round`` or ``device``."""
-    return [(column.name, pa.float64()) for meter in OF_SECTIONS for column in getattr(meter, f"{table}_columns")]
+    return [column.name for meter in OF_SECTIONS for column in getattr(meter, f"{table}_columns")]
 
 
-_name = pa.dictionary(pa.int16(), pa.string())
+_name, _whole, _quantity = pa.dictionary(pa.int16(), pa.string()), pa.int32(), pa.float64()
 
 EVENTS = pa.schema(
     [
-        ("time", pa.float64()),
+        ("time", _quantity),
         ("kind", _name),
-        ("device", pa.int32()),
-        ("round", pa.int32()),
-        ("group", pa.int32()),
-        ("task", pa.int32()),
-        ("step", _name),
-        ("outcome", _name),
+        *_of(_whole, "device", "round", "group", "task"),
+        *_of(_name, "step", "outcome"),
         ("data", pa.string()),
     ]
 )
 
 TRANSFERS = pa.schema(
     [
-        ("start", pa.float64()),
-        ("end", pa.float64()),
-        ("device", pa.int32()),
-        ("direction", _name),
-        ("purpose", _name),
-        ("bytes", pa.float64()),
-        ("delivered", pa.float64()),
-        ("wire_bytes", pa.float64()),
+        *_of(_quantity, "start", "end"),
+        ("device", _whole),
+        *_of(_name, "direction", "purpose"),
+        *_of(_quantity, "bytes", "delivered", "wire_bytes"),
         ("outcome", _name),
-        ("round", pa.int32()),
-        ("task", pa.int32()),
+        *_of(_whole, "round", "task"),
         ("payloads", pa.string()),
-        ("sender", _name),
-        ("receiver", _name),
-    ]
-)
-
-ROUNDS = pa.schema(
-    [
-        ("round", pa.int32()),
-        ("time", pa.float64()),
-        ("accuracy", pa.float64()),
-        ("loss", pa.float64()),
-        ("train_loss", pa.float64()),
-        ("discrepancy", pa.float64()),
-        ("discrepancy_start", pa.float64()),
-        ("purity", pa.float64()),
-        ("ari", pa.float64()),
-        ("nmi", pa.float64()),
-        ("epsilon", pa.float64()),
-        ("selected", pa.int32()),
-        ("valid", pa.int32()),
-        ("slow", pa.int32()),
-        ("disconnected", pa.int32()),
-        ("bytes_down", pa.float64()),
-        ("bytes_up", pa.float64()),
-        *_metered("round"),
-        ("bytes_peer", pa.float64()),
-        ("mean_accuracy", pa.float64()),
-        ("consensus", pa.float64()),
+        *_of(_name, "sender", "receiver"),
     ]
 )
 
 OF_PEERS = ("mean_accuracy", "consensus")
 """Columns of rounds that only strategies without a server fill."""
 
-_LATER_ROUNDS = ("epsilon", *(name for name, _ in _metered("round")), "bytes_peer", *OF_PEERS)
-LATER = {"wire_bytes": "delivered"} | dict.fromkeys(_LATER_ROUNDS)
+ROUNDS = pa.schema(
+    [
+        ("round", _whole),
+        *_of(_quantity, "time", "accuracy", "loss", "train_loss", "discrepancy", "discrepancy_start"),
+        *_of(_quantity, "purity", "ari", "nmi", "epsilon"),
+        *_of(_whole, "selected", "valid", "slow", "disconnected"),
+        *_of(_quantity, "bytes_down", "bytes_up", *_metered("round"), "bytes_peer", *OF_PEERS),
+    ]
+)
+
+LATER = {"wire_bytes": "delivered"} | dict.fromkeys(("epsilon", *_metered("round"), "bytes_peer", *OF_PEERS))
 """Columns that tables of older versions lack, and the column that they then equal; None: all of their cells are empty."""
 
 DEVICES = pa.schema(
     [
-        ("device", pa.int32()),
-        ("speed", pa.float64()),
-        ("link_down", pa.float64()),
-        ("link_up", pa.float64()),
-        ("latency", pa.float64()),
-        ("samples", pa.int64()),
-        ("test_samples", pa.int64()),
-        ("arrival", pa.float64()),
-        ("departure", pa.float64()),
-        ("group", pa.int32()),
-        ("selected", pa.int32()),
-        ("accuracy", pa.float64()),
-        *_metered("device"),
+        ("device", _whole),
+        *_of(_quantity, "speed", "link_down", "link_up", "latency"),
+        *_of(pa.int64(), "samples", "test_samples"),
+        *_of(_quantity, "arrival", "departure"),
+        *_of(_whole, "group", "selected"),
+        *_of(_quantity, "accuracy", *_metered("device")),
     ]
 )
 

@@ -6,10 +6,10 @@ grow. ``index.json`` is written before the first run begins, and again whenever 
     {
       "format": 1,
       "name": "what does a group cost",
-      "about": "Fifty devices of five kinds ...",                # what it shows
+      "about": "Fifty devices of five kinds ...",              # what it shows; empty where the study does not say
       "baseline": "fedavg",                                    # the variant that the others are compared with; null: none
-      "targets": [0.8, 0.9],                                   # accuracies (0..1)
-      "seeds": [1, 2, 3],
+      "targets": [0.8, 0.9],                                   # accuracies (0..1): the costs to reach each are compared
+      "seeds": [1, 2, 3],                                      # of every variant's runs
       "variants": [                                            # one at each point of the grid, in the order of the tables
         {
           "name": "flexcfl",
@@ -41,34 +41,20 @@ _PART = "[A-Za-z0-9][A-Za-z0-9_.=,+-]*"  # of a path that stays inside the folde
 
 
 class _Entry(BaseModel):
-    """A part of an index. What it does not know it passes over: a newer fedsim may say more."""
+    """A part of an index, as above. Unknown keys are passed over: a newer fedsim may write more."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
 
 class IndexedRun(_Entry):
-    """A run of a study, done or not.
-
-    Attributes:
-        seed: its own.
-        folder: where it goes, relative to the study's folder, with ``/`` between the parts.
-    """
+    """A run of a study, done or not; its folder is relative to the study's, with ``/`` between the parts."""
 
     seed: int
     folder: Annotated[str, Field(pattern=f"^{_PART}(/{_PART})*$")]
 
 
 class IndexedVariant(_Entry):
-    """One line of a study's comparison: a way to change the base, at one point of the grid.
-
-    Attributes:
-        name: as the study file calls it.
-        label: its name and its place in the grid, for people; different for each.
-        point: the ``size`` and the ``part``, where the study has such, and the grid's keys and their values here.
-        changes: what else it changes of the base, by dotted key; empty for a reference.
-        reference: whether it is a line to compare with, made out of the base.
-        runs: one a seed.
-    """
+    """One line of a study's comparison: a way to change the base, at one point of the grid."""
 
     name: str
     label: str
@@ -79,17 +65,7 @@ class IndexedVariant(_Entry):
 
 
 class StudyIndex(_Entry):
-    """What the runs of a study are.
-
-    Attributes:
-        format: of the index; another number where readers of this one would misread it.
-        name: the study's, for people.
-        about: what it shows, for people; empty where the study does not say.
-        baseline: the name of the variant that the others are compared with, if any.
-        targets: accuracies (0..1): what it costs to reach each is compared.
-        seeds: those of every variant's runs.
-        variants: at each point of the grid, those of one point together.
-    """
+    """The runs of a study. ``format`` is another number where readers of this one would misread it."""
 
     format: Literal[1]
     name: str

@@ -5,7 +5,8 @@ beside the table. ``close`` joins them into the one file of the contract. A kill
 the same however the rows were parted: names get their dictionaries only then, one a row group.
 """
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import pyarrow.parquet as pq
 
 from fedsim.durable import replacing
 from fedsim.errors import CheckpointError
-from fedsim.records.folder import fingerprint
-from fedsim.records.schema import column
+from fedsim.meters.base import Meters
+from fedsim.records import folder as files
+from fedsim.records.schema import AVAILABILITY, DEVICES, column, typed, with_columns
 
 _ROWS_A_BATCH = 4_096
+_ROWS_AT_ONCE = 131_072  # of tables that are written at once: a row group
 _ROWS_A_PART = 100_000  # also of a row group of the file
 
 
@@ -67,11 +70,10 @@ class TableWriter:
         """
         self._parts = {self._part(number): sha256 for number, sha256 in enumerate(fingerprints)}
         for part, sha256 in self._parts.items():
-            problem = "is missing" if not part.is_file() else "is not what was written" if fingerprint(part) != sha256 else ""
-            if problem:
+            if not part.is_file() or files.fingerprint(part) != sha256:
                 raise CheckpointError(
-                    f"{str(part)!r} {problem}, and the checkpoint counts on it; put the file back, or remove the checkpoint to "
-                    "resume from the one before"
+                    f"{str(part)!r} {'is not what was written' if part.is_file() else 'is missing'}, and the checkpoint counts "
+                    "on it; put the file back, or remove the checkpoint to resume from the one before"
                 )
         self._rows, self._batches, self._packed = [], [], 0
 
@@ -90,11 +92,6 @@ class TableWriter:
                     waiting = waiting.slice(_ROWS_A_PART)
             writer.write_table(self._named(waiting))
 
-    def rows(self) -> Iterator[tuple[Any, ...]]:
-        """Every row so far, in order, as it was appended (equal up to the types of the schema)."""
-        for table in self._tables():
-            yield from zip(*(column.to_pylist() for column in table.columns), strict=True)
-
     def _tables(self) -> Iterator[pa.Table]:
         self._pack()  # first: it may make another part
         for part in self._parts:
@@ -108,7 +105,7 @@ class TableWriter:
         part = self._part(len(self._parts))
         with replacing(part) as beside:
             pq.write_table(pa.Table.from_batches(self._batches, schema=self._plain), beside, **self._how)
-        self._parts[part] = fingerprint(part)
+        self._parts[part] = files.fingerprint(part)
         self._batches, self._packed = [], 0
 
     def _pack(self) -> None:
@@ -136,3 +133,33 @@ class TableWriter:
 
 def _plain(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def write_devices(folder: Path, columns: Mapping[str, Any], meters: Meters) -> None:
+    """Write ``devices.parquet``; each column has one entry a device, and meters have theirs besides."""
+    schema = with_columns(DEVICES, meters.columns("device"))
+    _write_columns(folder / files.DEVICES, {**columns, **meters.of_devices(columns["device"])}, schema)
+
+
+def write_availability(folder: Path, columns: Mapping[str, Any]) -> None:
+    """Write ``availability.parquet``; each column has one entry a change of a device's state."""
+    _write_columns(folder / files.AVAILABILITY, columns, AVAILABILITY)
+
+
+def write_meters(folder: Path, meters: Meters) -> None:
+    """Write the files that meters have of their own."""
+    for name, content, columns in meters.files():
+        if columns:
+            _write_columns(folder / name, content, typed(columns))
+        else:
+            files.write_text(folder / name, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def _write_columns(path: Path, columns: Mapping[str, Any], schema: Any) -> None:
+    rows = len(columns[schema.names[0]])
+    empty = [None] * rows
+    with replacing(path) as beside, pq.ParquetWriter(beside, schema, compression="zstd", use_dictionary=False) as writer:
+        for begin in range(0, max(rows, 1), _ROWS_AT_ONCE):
+            piece = slice(begin, begin + _ROWS_AT_ONCE)
+            arrays = [column(columns.get(field.name, empty)[piece], field.type) for field in schema]
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))

@@ -1,7 +1,7 @@
-"""A run as Chrome trace JSON, which Perfetto opens: a lane a device, a lane for the server, and counters.
+"""A run as Chrome trace JSON, which Perfetto opens: a lane per device, a lane for the server, and counters.
 
 It is written as the events are read, batch by batch, so that a run of millions of events needs no more memory than a small one
-(the transfers, from which the load of the server's link follows, are held as plain arrays).
+(but for the transfers, from which the load of the server's link follows).
 """
 
 import json
@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import RunFolderError
+from fedsim.records import schema
 from fedsim.records.folder import AVAILABILITY, DEVICES, EVENTS, writing
 from fedsim.records.link_load import link_load, thinned
 from fedsim.records.reading import RunFolder, as_list, as_rows
-from fedsim.records.schema import AVAILABILITY as AVAILABILITY_SCHEMA
-from fedsim.records.schema import is_act
 
-_MICRO = 1e6  # the format counts in microseconds; thousandths of them are as fine as the simulated clock
 _SERVER, _DEVICES, _EDGES = 1, 2, 3
 _ROWS_A_BATCH = 16_384
 _MOST_LOADS = 20_000  # changes of a link's load: more than anybody can see, and a tenth of the file even of a long run
 
 _LOSSES = {"lost": "disconnected", "left": "left for good", "battery": "battery flat"}
+_INSTANTS = {"arrival": "arrives", "departure": "leaves for good"}
 _DECISIONS = ("cluster-split", "cluster", "clustering", "tiers")
+_UNSHOWN = (*_DECISIONS, "aggregate")  # whose data are large
 _KEPT = (
     *("task", "round", "purpose", "bytes", "delivered", "epochs", "asked", "models", "what", "partner", "before", "why"),
     *("link", "rate", "factor", "direction", "slots"),
@@ -67,8 +67,12 @@ def trace_events(run: RunFolder) -> Iterator[Entry]:
     yield _named("process_name", _SERVER, 0, f"server ({run.summary['strategy']})")
     yield _named("process_name", _DEVICES, 0, "devices")
     lanes = _Lanes()
-    for event in _events(run):
-        yield from lanes.take(event)
+    try:
+        for event in _rows(run, EVENTS, schema.EVENTS):
+            event["data"] = {} if event["data"] is None or event["kind"] in _UNSHOWN else json.loads(event["data"])
+            yield from lanes.take(event)
+    except (ValueError, RecursionError) as error:
+        raise RunFolderError(f"{EVENTS} of {str(run.path)!r} is missing or damaged: {error}") from None
     yield from _off_phases(run, lanes)
     yield from lanes.close()
     for way in ("down", "up"):
@@ -77,31 +81,35 @@ def trace_events(run: RunFolder) -> Iterator[Entry]:
             yield _counter(f"server link {way} (bytes/s)", time, round(max(0.0, rate), 1))
 
 
+def _rows(run: RunFolder, name: str, columns: Any) -> Iterator[Entry]:
+    return (row for piece in run.batches(name, columns, _ROWS_A_BATCH) for row in as_rows(piece))
+
+
 class _Lanes:
-    """What is open while events go by: steps, a round, devices at work, and who has a lane.
+    """What is open while events go by.
 
     Attributes:
-        devices: who has one.
+        devices: those that have a lane.
         last: the time of the last event (s).
     """
 
     def __init__(self) -> None:
-        self._begun: dict[int, Entry] = {}
-        self._round: Entry | None = None
-        self._lost: dict[int, float] = {}  # edge servers that are lost, and since when (s)
-        self._edges: set[int] = set()
-        self._sent = 0  # messages outside of tasks
         self.devices: set[int] = set()
+        self.last = 0.0
+        self._begun: dict[int, Entry] = {}  # steps by task
+        self._round: Entry | None = None
+        self._edges: set[int] = set()
+        self._lost: dict[int, float] = {}  # edge servers that are lost, and since when (s)
+        self._messages = 0
         self._working = self._counted = 0  # devices, and how many of them the trace knows of
         self._changed = 0.0  # when their number did
-        self.last = 0.0
 
     def take(self, event: Entry) -> Iterator[Entry]:
         """The entries that an event makes."""
-        time, kind, data = event["time"], event["kind"], event["data"]
+        time, kind, data, device = event["time"], event["kind"], event["data"], event["device"]
         self.last = time
-        if time > self._changed and self._working != self._counted:
-            yield self._count_working()
+        if time > self._changed:
+            yield from self._count_working()
         match kind:
             case "step-start":
                 self._begun[event["task"]] = event
@@ -113,29 +121,29 @@ class _Lanes:
                 if event["outcome"] in _LOSSES:
                     yield self._instant(event, _LOSSES[event["outcome"]])
             case "edge-transfer":
-                yield self._edge_transfer(time, event)
+                self._edges.add(data["edge"])
+                name = _ended("from the server" if data["direction"] == "down" else "to the server", event["outcome"])
+                yield _slice(name, _EDGES, data["edge"], data["start"], time, _message(event))
             case "message":
-                yield from self._message(time, event)
+                yield from self._message(event)
             case "edge-off":
                 self._lost[data["edge"]] = time
             case "edge-on":
                 yield self._edge_lost(data["edge"], time)
-            case "arrival":
-                yield self._instant(event, "arrives")
-            case "departure":
-                yield self._instant(event, "leaves for good")
+            case "arrival" | "departure":
+                yield self._instant(event, _INSTANTS[kind])
             case "shift":
                 yield self._instant(event, f"data shift ({data.get('what')})")
             case "assign":
-                left, group = data["before"], event["group"]
-                yield self._instant(event, f"out of group {left}" if group is None else f"into group {group}")
+                group = event["group"]
+                yield self._instant(event, f"out of group {data['before']}" if group is None else f"into group {group}")
             case "round-start":
                 self._round = event
             case "round":
                 yield from self._end_round(event)
-            case _ if is_act(kind) and event["device"] is not None:
+            case _ if schema.is_act(kind) and device is not None:
                 yield self._instant(event, kind)
-            case _ if kind in _DECISIONS or is_act(kind):
+            case _ if schema.is_act(kind) or kind in _DECISIONS:
                 yield _instant(kind, _SERVER, 0, time, {})
 
     def close(self) -> Iterator[Entry]:
@@ -144,8 +152,7 @@ class _Lanes:
             yield self._step(event, self.last, "stopped", {})
         for edge in list(self._lost):
             yield self._edge_lost(edge, self.last)
-        if self._working != self._counted:
-            yield self._count_working()
+        yield from self._count_working()
         if self._edges:
             yield _named("process_name", _EDGES, 0, "edge servers")
         for edge in sorted(self._edges):
@@ -154,38 +161,32 @@ class _Lanes:
             yield _named("thread_name", _DEVICES, device, f"device {device}")
             yield _named("thread_sort_index", _DEVICES, device, device)
 
-    def _count_working(self) -> Entry:
-        """Once an instant, at its end: who has begun and ended in it."""
-        self._counted = self._working
-        return _counter("devices at work", self._changed, self._working)
+    def _count_working(self) -> Iterator[Entry]:
+        """Once an instant, at its end."""
+        if self._working != self._counted:
+            self._counted = self._working
+            yield _counter("devices at work", self._changed, self._working)
 
     def _step(self, begun: Entry, end: float, outcome: str, data: Entry) -> Entry:
         self.devices.add(begun["device"])
-        name = begun["step"] if outcome == "done" else f"{begun['step']} ({outcome})"
-        facts = {"task": begun["task"], "round": begun["round"]} | data | (_message(data) if "payloads" in data else {})
-        return _slice(name, _DEVICES, begun["device"], begun["time"], end, facts)
+        facts = _message(begun | {"data": data}) if "payloads" in data else {"round": begun["round"]} | data
+        return _slice(
+            _ended(begun["step"], outcome), _DEVICES, begun["device"], begun["time"], end, {"task": begun["task"]} | facts
+        )
 
-    def _edge_transfer(self, time: float, event: Entry) -> Entry:
-        data, outcome = event["data"], event["outcome"]
-        self._edges.add(data["edge"])
-        name = "from the server" if data["direction"] == "down" else "to the server"
-        facts = {"round": event["round"]} | data | _message(data)
-        return _slice(name if outcome == "done" else f"{name} ({outcome})", _EDGES, data["edge"], data["start"], time, facts)
-
-    def _message(self, time: float, event: Entry) -> Iterator[Entry]:
+    def _message(self, event: Entry) -> Iterator[Entry]:
         """Many may be under way from one device at a time, so they are no slices, which would have to lie in one another."""
-        data, self._sent = event["data"], self._sent + 1
-        name = f"{data['source']} to {data['destination']}"
+        data, self._messages = event["data"], self._messages + 1
+        name = _ended(f"{data['source']} to {data['destination']}", event["outcome"])
         kind, _, number = data["source"].partition(" ")
         lane = (_DEVICES, int(number)) if kind == "device" else (_SERVER, 0)
         if kind == "device":
             self.devices.add(int(number))
-        name = name if event["outcome"] == "done" else f"{name} ({event['outcome']})"
-        begun = _slice(name, *lane, data["start"], time, {"round": event["round"]} | data | _message(data))
-        begun |= {"cat": "message", "id": self._sent, "ph": "b"}
+        begun = _slice(name, *lane, data["start"], event["time"], _message(event))
+        begun |= {"cat": "message", "id": self._messages, "ph": "b"}
         del begun["dur"]
         yield begun
-        yield begun | {"ph": "e", "ts": _micro(time), "args": {}}
+        yield begun | {"ph": "e", "ts": _micro(event["time"]), "args": {}}
 
     def _edge_lost(self, edge: int, time: float) -> Entry:
         self._edges.add(edge)
@@ -210,11 +211,16 @@ class _Lanes:
             yield _counter("accuracy", time, accuracy)
 
 
-def _message(data: Entry) -> Entry:
-    """What a message's slice tells."""
+def _ended(name: str, outcome: str) -> str:
+    return name if outcome == "done" else f"{name} ({outcome})"
+
+
+def _message(event: Entry) -> Entry:
+    """The facts of a message's slice."""
+    data: Entry = event["data"]
     purpose = " + ".join(str(purpose) for purpose, _ in data["payloads"])
     delivered = None if data["delivered"] == data["bytes"] else data["delivered"]
-    return {"bytes": round(data["bytes"]), "purpose": purpose, "delivered": delivered}
+    return {"round": event["round"]} | data | {"bytes": round(data["bytes"]), "purpose": purpose, "delivered": delivered}
 
 
 def _off_phases(run: RunFolder, lanes: _Lanes) -> Iterator[Entry]:
@@ -224,8 +230,7 @@ def _off_phases(run: RunFolder, lanes: _Lanes) -> Iterator[Entry]:
     population = run.table(DEVICES).select(["device", "arrival", "departure"])
     lives = {device: life for device, *life in zip(*map(as_list, population.columns), strict=True)}
     begun: tuple[int, float] | None = None  # an off phase that goes on
-    rows = (row for piece in run.batches(AVAILABILITY, AVAILABILITY_SCHEMA, _ROWS_A_BATCH) for row in as_rows(piece))
-    for row in chain(rows, [{"device": None, "time": lanes.last, "on": True}]):
+    for row in chain(_rows(run, AVAILABILITY, schema.AVAILABILITY), [{"device": None, "time": lanes.last, "on": True}]):
         if begun is not None:
             device, start = begun
             arrival, departure = lives[device]
@@ -236,38 +241,19 @@ def _off_phases(run: RunFolder, lanes: _Lanes) -> Iterator[Entry]:
         begun = None if row["on"] or row["device"] not in lanes.devices else (row["device"], row["time"])
 
 
-def _events(run: RunFolder) -> Iterator[Entry]:
-    """Every record in order, ``data`` parsed where it is needed, without ever holding all of them."""
-    from fedsim.records.schema import EVENTS as EVENTS_SCHEMA
-
-    large = (*_DECISIONS, "aggregate")  # nothing of what they hold is shown
-    try:
-        for piece in run.batches(EVENTS, EVENTS_SCHEMA, _ROWS_A_BATCH):
-            for event in as_rows(piece):
-                event["data"] = {} if event["data"] is None or event["kind"] in large else json.loads(event["data"])
-                yield event
-    except (ValueError, RecursionError) as error:
-        raise RunFolderError(f"{EVENTS} of {str(run.path)!r} is missing or damaged: {error}") from None
-
-
-def _arguments(data: Mapping[str, Any]) -> Entry:
-    """What an entry tells when it is clicked on: known facts, and no numbers that JSON does not have."""
-    facts = {key: value for key, value in data.items() if key in _KEPT}
-    return {
-        key: value
-        for key, value in facts.items()
-        if value is not None and not (isinstance(value, float) and not math.isfinite(value))
-    }
+def _entry(name: str, phase: str, process: int, lane: int, time: float, data: Mapping[str, Any], **more: Any) -> Entry:
+    """An entry with the known facts of ``data``, but for numbers that JSON does not have."""
+    facts = {key: value for key, value in data.items() if key in _KEPT and value is not None}
+    facts = {key: value for key, value in facts.items() if not isinstance(value, float) or math.isfinite(value)}
+    return {"name": name, "ph": phase, "pid": process, "tid": lane, "ts": _micro(time), **more, "args": facts}
 
 
 def _slice(name: str, process: int, lane: int, begin: float, end: float, data: Mapping[str, Any]) -> Entry:
-    start = _micro(begin)
-    length = round(_micro(end) - start, 3)
-    return {"name": name, "ph": "X", "pid": process, "tid": lane, "ts": start, "dur": length, "args": _arguments(data)}
+    return _entry(name, "X", process, lane, begin, data, dur=round(_micro(end) - _micro(begin), 3))
 
 
 def _instant(name: str, process: int, lane: int, time: float, data: Mapping[str, Any]) -> Entry:
-    return {"name": name, "ph": "i", "s": "t", "pid": process, "tid": lane, "ts": _micro(time), "args": _arguments(data)}
+    return _entry(name, "i", process, lane, time, data, s="t")
 
 
 def _counter(name: str, time: float, value: float) -> Entry:
@@ -280,4 +266,5 @@ def _named(kind: str, process: int, lane: int, name: str | int) -> Entry:
 
 
 def _micro(time: float) -> float:
-    return round(time * _MICRO, 3)
+    """The format's microseconds, to thousandths: as fine as the simulated clock."""
+    return round(time * 1e6, 3)

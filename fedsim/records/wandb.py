@@ -1,6 +1,6 @@
-"""Runs for Weights & Biases, in files: its step is the round; ``simulated time, s`` is a metric beside the others.
+"""Runs for Weights & Biases, in files: the step is the round; ``simulated time, s`` is a metric beside the others.
 
-Nothing leaves this machine: ``wandb sync`` sends the files, if somebody wants that. Needs the package ``wandb``.
+Nothing leaves this machine until somebody sends the files by ``wandb sync``.
 """
 
 import shutil
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import RunFolderError
-from fedsim.records.exports import Export, exports, scalars
+from fedsim.records.exports import Export, exports, tracker
 
-_FOLDER = "wandb"  # in which the package puts its runs
 TIME = "simulated time, s"
+_OFF = ("x_disable_stats", "x_disable_meta", "disable_git", "disable_code")
 
 
 def write_wandb(paths: Sequence[str | Path], out: Path, project: str = "fedsim") -> list[Path]:
@@ -26,10 +26,7 @@ def write_wandb(paths: Sequence[str | Path], out: Path, project: str = "fedsim")
     Raises:
         RunFolderError: a folder is neither a run nor a study, or is damaged; a file cannot be written; or W&B is missing.
     """
-    try:
-        import wandb
-    except ImportError as error:
-        raise RunFolderError(f"W&B cannot be imported ({error}); pip install 'wandb>=0.18' installs it") from error
+    wandb = tracker("wandb", "W&B", "wandb>=0.18")
     found = exports(paths)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -41,30 +38,14 @@ def write_wandb(paths: Sequence[str | Path], out: Path, project: str = "fedsim")
 
 
 def _write(wandb: Any, one: Export, out: Path, project: str) -> Path:
-    for old in (out / _FOLDER).glob(f"offline-run-*-{one.key}"):
+    written = f"wandb/offline-run-*-{one.key}"
+    for old in out.glob(written):
         shutil.rmtree(old)
-    quiet = wandb.Settings(
-        silent=True,
-        console="off",
-        x_disable_stats=True,
-        x_disable_meta=True,
-        disable_git=True,
-        disable_code=True,
-        x_save_requirements=False,
-    )
-    run = wandb.init(
-        mode="offline",
-        dir=str(out),
-        project=project,
-        name=one.name,
-        group=one.study or None,
-        id=one.key,
-        config=one.settings,
-        settings=quiet,
-    )
-    for time, number, values in scalars(one.run):
+    quiet = wandb.Settings(silent=True, console="off", x_save_requirements=False, **dict.fromkeys(_OFF, True))
+    names = {"project": project, "name": one.name, "group": one.study or None, "id": one.key}
+    run = wandb.init(mode="offline", dir=str(out), config=one.settings, settings=quiet, **names)
+    for time, number, values in one.scalars():
         run.log({**values, TIME: time}, step=number)
     run.summary.update({f"summary/{name}": value for name, value in one.figures.items()})
     run.finish(exit_code=0 if one.run.summary["status"] == "done" else 1)
-    (written,) = (out / _FOLDER).glob(f"offline-run-*-{one.key}")
-    return written
+    return next(out.glob(written))

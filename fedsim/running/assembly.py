@@ -26,14 +26,13 @@ from fedsim.simulation import Simulation
 from fedsim.strategies import strategy_class
 from fedsim.streams import Streams
 from fedsim.world import columns
-from fedsim.world.availability.changes import changes
-from fedsim.world.capacity import Capacity
+from fedsim.world.availability.base import changes, one_by_one, spans_of
 from fedsim.world.compute import Compute
-from fedsim.world.edges import Edges
+from fedsim.world.device_kinds import Capacity
 from fedsim.world.energy.batteries import Powered
 from fedsim.world.life import TaskRunner
 from fedsim.world.lifetimes import Lifetimes, bounded
-from fedsim.world.messages import Messages
+from fedsim.world.messages import Edges, Messages
 from fedsim.world.network import Network
 from fedsim.world.processes.processes import Processes
 from fedsim.world.roofline import Rooflines
@@ -82,7 +81,7 @@ class Run:
         self.population = spec.build(streams, capacity.speed, self.samples, flops, root, rooflines, capacity.flops())
         paths = spec.paths(streams, root)
         availability = bounded(paths, self.population)
-        self._past = availability.span  # what became of it: for the run folder
+        self._past = spans_of(availability)  # what became of it: for the run folder
         self._some_come_or_go = availability is not paths
         places = scenario.network.edge_servers or scenario.network.places
         context = MeterContext(spec.devices, places, streams, self.network.overhead, root, capacity.powers())
@@ -95,7 +94,7 @@ class Run:
             batteries = scenario.energy.batteries(meter, simulation, streams, self.population.arrival, paths, root)
         if batteries is not None:
             availability = powered = Powered(availability, batteries)
-            self._past = powered.past
+            self._past = one_by_one(powered.past)
         self.evaluator = Evaluator(
             self.learner, scenario.stop, scenario.evaluation, World(self.present, self.truth, self.versions)
         )
@@ -167,7 +166,7 @@ class Run:
         self._shape_and_classes = shape, classes
         self._tensors = partial(scenario.model.tensors, shape, classes)
         if scenario.learning == "on" and learner is None:
-            from fedsim.learning import Learning  # loads torch
+            from fedsim.learning.engine import Learning  # loads torch
 
             self.learner = Learning(self.simulation, scenario.model, scenario.training, data, streams)
         else:

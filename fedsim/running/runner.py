@@ -20,7 +20,7 @@ from fedsim.executors.threads import Threads
 from fedsim.meters.base import Column
 from fedsim.output.notebook import as_html, as_line, facts_of
 from fedsim.records import folder as files
-from fedsim.records import live
+from fedsim.records import live, tables
 from fedsim.records.digest import models_digest
 from fedsim.records.live import RUNNING
 from fedsim.records.lock import locked
@@ -215,7 +215,7 @@ class Job:
         if self.out is not None:
             files.write_models(self.out, tensors)
             self._write_devices(self.out)
-            files.write_availability(self.out, self.run.availability_columns(summary["simulated_s"]))
+            tables.write_availability(self.out, self.run.availability_columns(summary["simulated_s"]))
             live.remove(self.out)
             not_needed = self.recorder.parts if status == "done" else []
             files.write_summary(self.out, summary | {"files_sha256": files.fingerprints(self.out, but=not_needed)})
@@ -235,8 +235,8 @@ class Job:
         files.write_text(folder / files.SUMMARY, files.summary_text(self._summary(RUNNING)))
 
     def _write_devices(self, out: Path) -> None:
-        files.write_meters(out, self.run.meters)
-        files.write_devices(out, self.run.device_columns(), self.run.meters)
+        tables.write_meters(out, self.run.meters)
+        tables.write_devices(out, self.run.device_columns(), self.run.meters)
 
     def _summary(self, status: str, models_sha256: str | None = None) -> dict[str, Any]:
         recorder = self.recorder

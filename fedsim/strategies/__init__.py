@@ -1,8 +1,7 @@
-"""The strategies: a server half and a client half in one file each, found by name.
+"""The strategies, each a server half and a client half, in a file a family, found by name.
 
 ``STRATEGIES`` names every one, where it lives, and its title: the name that reports use, and what it does. Nothing is imported
-before it is asked for. One of the user's own is named by its import path, ``package.module:Class``; who may name one stands in
-``fedsim.language.imports``.
+before it is asked for. A user's own is named by its import path, ``package.module:Class`` (``fedsim.language.imports``).
 """
 
 from typing import TYPE_CHECKING, Any
@@ -16,11 +15,11 @@ if TYPE_CHECKING:
 
 class _Strategies(Registry):
     def spec(self, kind: str, key: str = "kind") -> "type[StrategyParams]":
-        """The parameters that a strategy takes, which are what a scenario says of it."""
-        return params_class(kind, key)
+        """Its parameters. A user's own may inherit those of one of ours, whose ``kind`` is that one's name."""
+        found: type[StrategyParams] = self.find(kind, key).Params
+        return found if kind in self.known else with_any_kind(found)
 
     def holds(self, value: Spec) -> bool:
-        """Parameters of any strategy, whose class may stand in a notebook."""
         from fedsim.strategies.base import StrategyParams
 
         return isinstance(value, StrategyParams)
@@ -34,13 +33,13 @@ STRATEGIES = _Strategies(
         "cata-fed": (f"{_HERE}.cata_fed:CataFed", "CATA-Fed: what fits the time given, cohorts of like data size"),
         "cfl": (f"{_HERE}.cfl:CFL", "CFL: clusters are cut in two where clients pull in different directions"),
         "ditto": (f"{_HERE}.ditto:Ditto", "Ditto: a model of its own for every device, held near the global one"),
-        "d-psgd": (f"{_HERE}.peers.d_psgd:DPSGD", "D-PSGD: no server, each device averages its model with its neighbours'"),
+        "d-psgd": (f"{_HERE}.peers.rounds:DPSGD", "D-PSGD: no server, each device averages its model with its neighbours'"),
         "fedasync": (f"{_HERE}.fedasync:FedAsync", "FedAsync: each update is mixed in as it comes, the less the staler it is"),
         "fedat": (f"{_HERE}.fedat:FedAT", "FedAT: tiers of like speed, each in rounds of its own"),
         "fedavg": (f"{_HERE}.fedavg:FedAvg", "FedAvg: the mean of the cohort's models, weighted by samples"),
         "fedbn": (f"{_HERE}.fedbn:FedBN", "FedBN: normalisation layers stay on each device"),
         "fedbuff": (f"{_HERE}.fedbuff:FedBuff", "FedBuff: updates are buffered, and a full buffer makes the next version"),
-        "epidemic": (f"{_HERE}.peers.epidemic:Epidemic", "Epidemic learning: each device sends its model to some at random"),
+        "epidemic": (f"{_HERE}.peers.rounds:Epidemic", "Epidemic learning: each device sends its model to some at random"),
         "feddr": (f"{_HERE}.feddr:FedDR", "FedDR: local proximal points, reflected and averaged (Douglas-Rachford)"),
         "feddyn": (f"{_HERE}.feddyn:FedDyn", "FedDyn: local objectives regularised so that their optima become the global one"),
         "fedgroup": (f"{_HERE}.flexcfl:FedGroup", "FedGroup: FlexCFL without migration"),
@@ -56,7 +55,7 @@ STRATEGIES = _Strategies(
         "fpfc": (f"{_HERE}.fpfc:FPFC", "FPFC: a model for each device, fused with those that come near it"),
         "gossip": (f"{_HERE}.peers.gossip:Gossip", "AD-PSGD: no server, two devices at a time average their models"),
         "hierfavg": (f"{_HERE}.hierfavg:HierFAVG", "HierFAVG: means of clients at edge servers, and now and then of these"),
-        "hypcluster": (f"{_HERE}.hypcluster:HypCluster", "HypCluster: IFCA with clients weighted by their samples"),
+        "hypcluster": (f"{_HERE}.ifca:HypCluster", "HypCluster: IFCA with clients weighted by their samples"),
         "ifca": (f"{_HERE}.ifca:IFCA", "IFCA: each client chooses the group whose model fits its data best"),
         "ifca-mig": (f"{_HERE}.ifca:IFCAMig", "IFCA with migration: clients choose again when their data have shifted"),
         "lcfl": (f"{_HERE}.lcfl:LCFL", "LCFL: devices are clustered once, by the losses of each other's models"),
@@ -72,22 +71,14 @@ STRATEGIES = _Strategies(
 )
 
 
-def strategy_class(kind: str, key: str = "strategy.kind") -> "type[Strategy[Any]]":
-    """The class of a registered strategy, or of the user's own by import path.
-
-    Raises:
-        ScenarioError: there is no such strategy, or the path does not lead to one.
-    """
-    return STRATEGIES.find(kind, key)  # type: ignore[no-any-return]
+def strategy_class(kind: str) -> "type[Strategy[Any]]":
+    """The class of a registered strategy, or of the user's own by import path; ``ScenarioError`` if there is none."""
+    return STRATEGIES.find(kind, "strategy.kind")  # type: ignore[no-any-return]
 
 
-def params_class(kind: str, key: str = "strategy.kind") -> "type[StrategyParams]":
-    """The parameters that a strategy takes.
-
-    A class of the user's own may inherit those of one of ours, whose ``kind`` is that one's name; here it may be the path.
-    """
-    found = strategy_class(kind, key).Params
-    return found if kind in STRATEGIES.known else with_any_kind(found)
+def params_class(kind: str) -> "type[StrategyParams]":
+    """The parameters that a strategy takes."""
+    return STRATEGIES.spec(kind, "strategy.kind")
 
 
 def strategy_name(kind: str) -> str | None:

@@ -17,8 +17,7 @@ from fedsim.language.spec import Epochs
 from fedsim.language.units import PositiveSeconds
 from fedsim.learning.refs import Ref
 from fedsim.strategies.base import Strategy, StrategyParams
-from fedsim.strategies.parts.selection import SelectionSpec
-from fedsim.strategies.parts.selection.random import Random
+from fedsim.strategies.parts.selection import Random, SelectionSpec
 
 
 class AsynchronousParams(StrategyParams):
@@ -40,7 +39,6 @@ class AsynchronousParams(StrategyParams):
     @model_validator(mode="before")
     @classmethod
     def _no_rounds(cls, data: Any) -> Any:
-        """Refuse what belongs to rounds, which there are none of, by name."""
         for key in ("deadline", "relative_deadline"):
             if isinstance(data, dict) and key in data and key not in cls.model_fields:
                 why = "has the key {key}, which says when a round ends; without rounds nobody waits for a slow client"
@@ -48,7 +46,6 @@ class AsynchronousParams(StrategyParams):
         return data
 
     def check(self, devices: int) -> None:
-        """No more clients can work than there are devices, and nobody can be asked before a round begins."""
         if self.selection.asks:
             raise ScenarioError(
                 f"strategy.selection is {self.selection.kind!r}, which asks candidates before a round begins; without rounds "
@@ -68,9 +65,8 @@ A = TypeVar("A", bound=AsynchronousParams)
 class Asynchronous(Strategy[A]):
     """A strategy without rounds. An algorithm fills in ``receive``, and has a ``Client`` of its own if that is not plain SGD.
 
-    Each client downloads the model of its time (d parameters), trains, and uploads the result (d parameters); the staleness of
-    what it sends is the number of versions that the server has made meanwhile. Each version is an aggregation: what the run
-    records as a round.
+    Each client downloads the model of its time (d parameters), trains, and uploads the result (d parameters); its staleness is
+    the number of versions that the server has made meanwhile. The run records each version as a round.
 
     State:
         version: the number of the version that is being waited for, from 0.
@@ -82,32 +78,34 @@ class Asynchronous(Strategy[A]):
         over: whether the last version is made; what comes later in the same instant is not used.
     """
 
-    # What an algorithm fills in.
-
     async def receive(self, message: TaskEnd, base: Ref, staleness: int) -> None:
         """Take in an update (``message["update"]``), trained from ``base``; ``publish`` a new version when it is time."""
         raise NotImplementedError
 
-    async def learn(self) -> None:
-        """A version is made, and another one follows: what the selection learns from what was reported since the last."""
-        await self.params.selection.learn(self.server, self.remembered("selection"))
-
-    # The loop.
+    @staticmethod
+    def _entry(message: TaskEnd, base: Ref) -> dict[str, Any]:
+        about = {"task": message.task, "device": message.device, "base": base}
+        return about | {name: message[name] for name in ("update", "samples")}
 
     async def on_start(self) -> None:
-        """Begin with a freshly initialised model and ask the first clients."""
-        self.state |= {"version": 0, "model": self.server.initial(), "open": {}, "draws": 0, "refilling": False, "over": False}
+        self.state |= {
+            "version": 0,
+            "model": self.server.models.initial(),
+            "open": {},
+            "draws": 0,
+            "refilling": False,
+            "over": False,
+        }
         self.server.begin_round(0)
         self._refill()
 
     def _refill(self) -> None:
-        """Ask clients until ``concurrency`` are at work."""
         state, server = self.state, self.server
         missing = self.params.concurrency - len(state["open"])
         state["refilling"] = False
         selection = self.params.selection
         devices = selection.select(server, self.remembered("selection"), missing, (state["draws"],))
-        for device in server.chosen(devices, type(selection).select):
+        for device in server.clients.chosen(devices, type(selection).select):
             task = server.ask(device, {"model": state["model"]}, round=state["version"])
             state["open"][task] = {"version": state["version"], "model": state["model"]}
         state["draws"] += 1
@@ -124,7 +122,6 @@ class Asynchronous(Strategy[A]):
             self.server.timer("refill", self.server.now)
 
     async def on_timer(self, name: str) -> None:
-        """Look for clients."""
         if not self.state["over"]:
             self._refill()
 
@@ -146,9 +143,8 @@ class Asynchronous(Strategy[A]):
 
         Args:
             model: the new model.
-            updates: what went into it, dicts of ``task``, ``device``, ``update`` and ``base`` (refs), ``samples``, ``weight``
-                and ``staleness``.
-            about: what else the record of the aggregation says: the ``group`` for whose clients alone it is.
+            updates: dicts of ``task``, ``device``, ``update`` and ``base`` (refs), ``samples``, ``weight`` and ``staleness``.
+            about: what else the record of the aggregation says.
         """
         state, server = self.state, self.server
         state["model"] = model
@@ -158,11 +154,10 @@ class Asynchronous(Strategy[A]):
             Measured(entry["update"], float(entry["samples"]), entry["base"], model, entry.get("device")) for entry in updates
         ]
         state["over"] = not await server.finish_round(state["version"], self.models(), updates=measured)
-        if not state["over"]:
-            await self.learn()
+        if not state["over"] and self._selection is not None:
+            await self._selection.learn(server, self.remembered("selection"))
         state["version"] += 1
         server.begin_round(state["version"])
 
     def models(self) -> ModelAssignment:
-        """One model for all devices."""
         return {"global": (self.state["model"], None)}

@@ -19,12 +19,15 @@ from fedsim.world.population import DeadlineBase, PopulationSpec
 
 
 class StrategyParams(Spec):
-    """``[strategy]``: what a strategy takes. Each strategy has a subclass of its own as ``Params``."""
+    """``[strategy]``: what a strategy takes. Each strategy has a subclass of its own as ``Params``.
+
+    Its checks refuse what cannot work, by a ``ScenarioError`` that names the key, the value and what is allowed.
+    """
+
+    kind: str
 
     at_edges: ClassVar[bool] = False
     """Whether it needs edge servers: without them in the network it is refused."""
-
-    kind: str
 
     serverless: ClassVar[bool] = False
     """Whether devices send to each other, and there is no server."""
@@ -39,10 +42,9 @@ class StrategyParams(Spec):
     """
 
     def unprotected(self, protection: Protection) -> str | None:
-        """Why an aggregation with this protection does not protect all that is made of clients' answers; None if it does.
+        """Why an aggregation with this protection, which is refused then, does not protect all that is made of answers.
 
-        Such an aggregation is refused with this reason. By default all that clients send becomes models through
-        ``aggregation`` alone.
+        None by default: all that clients send becomes models through ``aggregation`` alone.
         """
         return None
 
@@ -93,51 +95,30 @@ class StrategyParams(Spec):
         return "unslowed"
 
     def check(self, devices: int) -> None:
-        """Refuse what cannot work with so many devices.
-
-        Raises:
-            ScenarioError: names the key, the value and what is allowed.
-        """
+        """Refuse what cannot work with so many devices."""
 
     def check_edges(self, edges: int) -> None:
-        """Refuse what cannot work with so many edge servers; called for strategies ``at_edges`` only.
-
-        Raises:
-            ScenarioError: names the key, the value and what is allowed.
-        """
+        """Refuse what cannot work with so many edge servers; called for strategies ``at_edges`` only."""
 
     def check_population(self, population: PopulationSpec) -> None:
-        """Refuse devices that cannot do what will be asked of them.
-
-        Raises:
-            ScenarioError: names the key, the value and what is allowed.
-        """
+        """Refuse devices that cannot do what will be asked of them."""
 
     def check_samples(self, most: int) -> None:
-        """Refuse what cannot work where no device holds more than ``most`` training samples.
-
-        Raises:
-            ScenarioError: names the key, the value and what is allowed.
-        """
+        """Refuse what cannot work where no device holds more than ``most`` training samples."""
 
     def check_deadline(self, fastest_download_s: float) -> None:
-        """Refuse a deadline before which no device can have downloaded the model (the fastest takes that many seconds).
-
-        Raises:
-            ScenarioError: names the deadline and the time.
-        """
+        """Refuse a deadline before which no device can have downloaded the model (the fastest takes that many seconds)."""
 
 
 P = TypeVar("P", bound=StrategyParams)
-ClientHalf = Client[Any]  # within the class the name is another's
+ClientHalf = Client[Any]  # Strategy.Client shadows Client
 
 
 class Strategy(Generic[P]):
     """A federated learning algorithm: its server half. What runs on the devices is its ``Client``.
 
     A subclass keeps everything that it must remember in ``state`` (JSON-able values and model refs), so that a run can be
-    saved and continued, and acts in its handlers through ``server`` alone. Its docstring states the source and what it
-    sends when, that of its ``Params`` the parameters with their units.
+    saved and continued, and acts in its handlers through ``server`` alone.
     """
 
     Params: ClassVar[type[StrategyParams]] = StrategyParams
@@ -148,7 +129,7 @@ class Strategy(Generic[P]):
 
     @classmethod
     def client_half(cls, params: P, setting: RunInfo) -> ClientHalf:
-        """What runs on the devices: its ``Client``, which also does what selection and secure aggregation want of it."""
+        """Its ``Client``, which also does what selection and secure aggregation want of it."""
         own, selection = cls.Client(params, setting), getattr(params, "selection", None)
         if isinstance(selection, Selection) and selection.talks:
             own = SelectionClient(own, selection)
@@ -166,6 +147,12 @@ class Strategy(Generic[P]):
         state: dict[Any, Any] = self.state.setdefault(part, {})
         return state
 
+    @property
+    def _selection(self) -> Selection | None:
+        """None: the strategy selects by itself."""
+        selection = getattr(self.params, "selection", None)
+        return selection if isinstance(selection, Selection) else None
+
     async def on_start(self) -> None:
         """The run begins."""
         raise NotImplementedError
@@ -175,7 +162,7 @@ class Strategy(Generic[P]):
         raise NotImplementedError
 
     async def on_carried(self, message: Carried) -> None:
-        """A message between an edge server and the server (``Server.carry``) has ended; each does so once."""
+        """A message between an edge server and the server (``Server.edges.carry``) has ended; each does so once."""
 
     async def on_peer_message(self, message: PeerMessage) -> None:
         """A message from device to device has ended; each does so once."""
@@ -187,10 +174,10 @@ class Strategy(Generic[P]):
         """A timer set by ``server.timer`` has gone off."""
 
     async def on_return(self, device: int) -> None:
-        """A device for which ``server.await_return`` was called can be reached."""
+        """A device for which ``server.clients.await_return`` was called can be reached."""
 
     async def on_arrival(self, device: int) -> None:
-        """A newcomer can be reached for the first time. By default it is like any other: it may be drawn from now on."""
+        """A newcomer can be reached for the first time; by default it may be drawn from now on, like any other."""
 
     async def on_shift(self, device: int, contents: Mapping[str, Any]) -> None:
         """A device whose data have changed says what its client half (``Client.on_shift``) has to say of it."""

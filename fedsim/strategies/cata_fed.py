@@ -16,21 +16,18 @@ from fedsim.federation.server import Server
 from fedsim.language.spec import Epochs
 from fedsim.language.units import PositiveSeconds, Seconds, show_seconds
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.synchronous import CombiningParams, RoundParams, SynchronousClient, Verdict
+from fedsim.strategies.round_params import CombiningParams, RoundParams
+from fedsim.strategies.synchronous import SynchronousClient, Verdict
 from fedsim.training import Limit, Part, Training
 from fedsim.world.task import Computation
 
-Sizes = NDArray[np.int64]
+Numbers = NDArray[np.int64]
 
 
-def moderate_range(sizes: Sizes, whisker: float = 1.5) -> tuple[int, int]:
-    """The smallest and the largest size that is no outlier, R_l and R_u (Eqs. 17, 18).
+def moderate_range(sizes: Numbers, whisker: float = 1.5) -> tuple[int, int]:
+    """The smallest and the largest of ``sizes`` [n] (samples) that is no outlier, R_l and R_u (Eqs. 17, 18).
 
     Outliers lie below Q1 - whisker IQR or above Q3 + whisker IQR; quartiles are interpolated linearly.
-
-    Args:
-        sizes: reported data sizes in samples, int64 [n], n >= 1.
-        whisker: delta.
     """
     first, third = np.percentile(sizes, (25, 75))
     reach = whisker * (third - first)
@@ -38,17 +35,12 @@ def moderate_range(sizes: Sizes, whisker: float = 1.5) -> tuple[int, int]:
     return int(moderate.min()), int(moderate.max())
 
 
-def cluster_numbers(sizes: Sizes, clusters: int, bounds: tuple[int, int]) -> NDArray[np.int64]:
-    """The cluster of each client, 0..P-1 by size (Eqs. 19, 20); int64 [n].
+def cluster_numbers(sizes: Numbers, clusters: int, bounds: tuple[int, int]) -> Numbers:
+    """The cluster of each client, 0..P-1 by ``sizes`` [n] in samples (Eqs. 19, 20); int64 [n].
 
-    The range is cut into P clusters of equal width theta = (R_u - R_l) / P; a size on the border between two belongs to the
-    upper one, outliers to the first or the last. Where theta is 0 all are in the last. (Eq. 20 as printed subtracts R_l; the
-    figures do without. It is meant as an offset.)
-
-    Args:
-        sizes: reported data sizes in samples, int64 [n].
-        clusters: P.
-        bounds: R_l and R_u in samples.
+    The range of ``bounds``, R_l to R_u, is cut into P clusters of equal width theta = (R_u - R_l) / P; a size on the border
+    between two belongs to the upper one, outliers to the first or the last. Where theta is 0 all are in the last. (Eq. 20 as
+    printed subtracts R_l; the figures do without. It is meant as an offset.)
     """
     low, high = bounds
     if low == high:
@@ -57,10 +49,7 @@ def cluster_numbers(sizes: Sizes, clusters: int, bounds: tuple[int, int]) -> NDA
     return np.clip((sizes - low) * clusters // (high - low), 0, clusters - 1)
 
 
-Clients = NDArray[np.int64]
-
-
-def cut_groups(cluster: Clients, size: int, generator: np.random.Generator) -> list[Clients]:
+def cut_groups(cluster: Numbers, size: int, generator: np.random.Generator) -> list[Numbers]:
     """Shuffle each cluster and cut it into disjoint groups of exactly ``size``, [g, size] a cluster (Eq. 23).
 
     Clients that remain sit out this round. A cluster smaller than ``size`` forms one group of all its clients: they would
@@ -70,29 +59,26 @@ def cut_groups(cluster: Clients, size: int, generator: np.random.Generator) -> l
     blocks = []
     for number in range(int(cluster.max(initial=-1)) + 1):
         members = shuffled[cluster[shuffled] == number]
-        if len(members) >= size:
-            blocks.append(members[: len(members) // size * size].reshape(-1, size))
-        elif len(members):
-            blocks.append(members[np.newaxis])
+        if len(members):
+            of_each = min(size, len(members))
+            blocks.append(members[: len(members) // of_each * of_each].reshape(-1, of_each))
     return blocks
 
 
-def fairest_group(blocks: list[Clients], waiting: Clients, generator: np.random.Generator) -> Clients:
-    """The group that has waited longest: with the largest sum of A over its clients (Eqs. 24, 25); ties at random.
+def fairest_group(blocks: list[Numbers], waiting: Numbers, generator: np.random.Generator) -> Numbers:
+    """The group out of ``blocks``, [g, size] each, that has waited longest (Eqs. 24, 25); ties at random.
 
-    Args:
-        blocks: groups, [g, size] each.
-        waiting: A, rounds since each client was last selected, int64 [n].
-        generator: decides ties.
+    It is that with the largest sum of A over its clients: ``waiting`` [n], rounds since each client was last selected.
     """
-    if not blocks:
+    groups = [group for block in blocks for group in block]
+    if not groups:
         return np.empty(0, dtype=np.int64)
-    priorities = np.concatenate([waiting[groups].sum(axis=1) for groups in blocks])
-    best = int(generator.choice(np.flatnonzero(priorities == priorities.max())))
-    return next(group for at, group in enumerate(group for groups in blocks for group in groups) if at == best)
+    priorities = np.array([waiting[group].sum() for group in groups])
+    fairest: Numbers = groups[int(generator.choice(np.flatnonzero(priorities == priorities.max())))]
+    return fairest
 
 
-def in_turn(cluster: Clients, clusters: int, size: int, number: int, generator: np.random.Generator) -> Clients:
+def in_turn(cluster: Numbers, clusters: int, size: int, number: int, generator: np.random.Generator) -> Numbers:
     """Round robin over clusters: random clients of cluster ``number`` mod P, or of the next one that is not empty."""
     for step in range(clusters):
         members = np.flatnonzero(cluster == (number + step) % clusters)
@@ -101,7 +87,7 @@ def in_turn(cluster: Clients, clusters: int, size: int, number: int, generator: 
     return np.empty(0, dtype=np.int64)
 
 
-def at_random(cluster: Clients, size: int, generator: np.random.Generator) -> Clients:
+def at_random(cluster: Numbers, size: int, generator: np.random.Generator) -> Numbers:
     """Random clients out of all who are connected, whatever their cluster."""
     shuffled = generator.permutation(len(cluster))
     return shuffled[cluster[shuffled] >= 0][:size]
@@ -160,11 +146,9 @@ class CataFedParams(CombiningParams):
 
     @property
     def bounds_training(self) -> bool:
-        """The deadline always counts from the end of a client's own download."""
         return True
 
     def check(self, devices: int) -> None:
-        """Clusters need devices, and groups are of exactly K."""
         super().check(devices)
         if self.clusters > devices:
             raise ScenarioError(
@@ -173,7 +157,6 @@ class CataFedParams(CombiningParams):
             )
 
     def check_samples(self, most: int) -> None:
-        """With a smallest part above every data set nothing could ever be split."""
         if self.mitigation and self.smallest_part > most:
             raise ScenarioError(
                 f"strategy.smallest_part is {self.smallest_part}, but the largest device holds {most} training samples, so no "
@@ -193,37 +176,35 @@ class CataFedClient(SynchronousClient[CataFedParams]):
     connected.
     """
 
-    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
-        """Begin again, with all data in one piece; or train."""
-        if order.job == "connect":
+    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+        if instruction.job == "connect":
             device.state.update(splits=0, selected=0)
             return ()
         device.state["selected"] += 1
-        return super().work(device, order)
+        return super().work(device, instruction)
 
-    def training(self, device: Device, order: Instruction) -> Training:
+    def training(self, device: Device, instruction: Instruction) -> Training:
         """On the part x = 1 + n mod 2^u (Eq. 12); on everything before any split."""
-        params, (splits, selected) = self.params, self._counts(device)
+        params, splits, selected = self.params, device.state["splits"], device.state["selected"]
         part = Part(splits, 1 + selected % 2**splits, device.samples) if splits else None
-        return Training(order["model"], params.most_epochs if params.adaptive else params.local_epochs, part=part)
+        return Training(instruction["model"], params.most_epochs if params.adaptive else params.local_epochs, part=part)
 
-    def limit(self, device: Device, order: Instruction) -> Limit:
+    def limit(self, device: Device, instruction: Instruction) -> Limit:
         """As many epochs as fit, or exactly so many; a straggler goes on to its answer with nothing trained."""
         params = self.params
-        reserve = device.upload_bytes({"update": order["model"], "control": 1}) if params.reserve_upload else 0.0
+        reserve = device.upload_bytes({"update": instruction["model"], "control": 1}) if params.reserve_upload else 0.0
         at_least = 1 if params.adaptive else params.local_epochs
         lost = params.cut_epoch == "lost"
-        return Limit(None, order["control"], reserve, params.adaptive, at_least, go_on=True, cut_undoes=lost)
+        return Limit(None, instruction["control"], reserve, params.adaptive, at_least, go_on=True, cut_undoes=lost)
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
-        """The size of the largest part on connection; update and flag; or the flag, and the size when the data were split."""
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
         params = self.params
-        if order.job == "connect":
+        if instruction.job == "connect":
             return {"size-report": self._sizes(device)[0]}
-        if done.update is not None:
-            return {"update": done.update, "control": 1, "samples": Header(done.samples)}
-        unchanged = {"unchanged-model": order["model"]} if params.straggler_upload == "model" else {}
-        splits, _ = self._counts(device)
+        if result.update is not None:
+            return {"update": result.update, "control": 1, "samples": Header(result.samples)}
+        unchanged = {"unchanged-model": instruction["model"]} if params.straggler_upload == "model" else {}
+        splits = device.state["splits"]
         if not params.mitigation or splits >= most_splits(device.samples, params.smallest_part):
             return {**unchanged, "control": 0}
         device.state["splits"] = splits + 1
@@ -231,12 +212,9 @@ class CataFedClient(SynchronousClient[CataFedParams]):
         report = sizes if params.size_reports == "all" else sizes[0]
         return {**unchanged, "control": 0, "size-report": report, "parts": Header(sizes)}
 
-    def _counts(self, device: Device) -> tuple[int, int]:
-        return device.state["splits"], device.state["selected"]
-
     def _sizes(self, device: Device) -> list[int]:
         """The sizes of all parts, the largest first."""
-        splits, _ = self._counts(device)
+        splits = device.state["splits"]
         return [Part(splits, number, device.samples).samples for number in range(1, 2**splits + 1)]
 
 
@@ -254,12 +232,10 @@ class CataFed(FedAvg[CataFedParams]):
       in turn;
     - disconnected: nothing. It is removed from the connected clients.
 
-    A newcomer connects when it arrives, like those who are there from the start: it reports its size, and is in a cluster from
-    the next round on.
-
-    The new model is the mean of the valid updates, weighted by the size of what each was trained on (psi_i, Eqs. 15, 16);
-    without any it stays as it is. Clusters are cut by the interquartile range of the reported sizes whenever a report
-    came; the client that waits longest is served first, by groups (``cluster_numbers``, ``fairest_group``).
+    A newcomer connects when it arrives, and is in a cluster from the next round on. The new model is the mean of the valid
+    updates, weighted by the size of the data that each was trained on (psi_i, Eqs. 15, 16); without any it stays as it is.
+    Clusters are cut by the interquartile range of the reported sizes whenever a report came; the group that waits longest is
+    served first (``cluster_numbers``, ``fairest_group``).
 
     State besides FedAvg's:
         sizes: each client's reported size in samples, 0 for who is not connected.
@@ -267,8 +243,7 @@ class CataFed(FedAvg[CataFedParams]):
         zeroed: the round in which each client's wait A_i was last 0: A_i[t] = t - zeroed_i (Eq. 21).
         reported: whether a size was reported since the last clustering.
         connecting: tasks of clients that are about to report on connection, task -> client.
-        away: how many clients are expected to connect some time.
-        waiting: no round is open for want of connected clients.
+        away: how many clients are expected to connect some time; ``waiting``: no round is open for want of connected ones.
     """
 
     Params: ClassVar[type[RoundParams]] = CataFedParams
@@ -276,38 +251,34 @@ class CataFed(FedAvg[CataFedParams]):
 
     def __init__(self, params: CataFedParams, server: Server) -> None:
         super().__init__(params, server)
-        assert self.training_limit is not None  # the parameters see to it
-        self.budget = self.training_limit - params.margin
+        limit = params.deadline_s(self.setting.mean_epoch_s)
+        assert limit is not None  # the parameters see to it
+        self.budget = limit - params.margin
         if self.budget <= 0:
             raise ScenarioError(
                 f"strategy.margin is {show_seconds(params.margin)}, which leaves nothing of the deadline of "
-                f"{show_seconds(self.training_limit)}; allowed is less than that"
+                f"{show_seconds(limit)}; allowed is less than that"
             )
 
-    # Connections.
-
     async def on_start(self) -> None:
-        """Connect whoever can be reached; the others when they can. The first round opens when those here have reported."""
         devices, server = self.server.devices, self.server
-        self.state |= {"model": server.initial(), "round": 0, "open": {}}
+        self.state |= {"model": server.models.initial(), "round": 0, "open": {}}
         self.state |= {"sizes": [0] * devices, "cluster": [-1] * devices, "zeroed": [0] * devices, "reported": False}
         self.state |= {"connecting": {}, "away": 0, "waiting": True}
-        here = server.online()
+        here = server.clients.online()
         for device in here:
             self._connect(device)
         for device in sorted(set(range(devices)).difference(here)):
-            if server.arrived(device):
-                self.state["away"] += server.await_return(device)
+            if server.clients.arrived(device):
+                self.state["away"] += server.clients.await_return(device)
         if not here:
             self._open_round()
 
     async def on_return(self, device: int) -> None:
-        """A client that was away connects."""
         self.state["away"] -= 1
         self._connect(device)
 
     async def on_arrival(self, device: int) -> None:
-        """A newcomer connects."""
         self._connect(device)
 
     def _connect(self, device: int) -> None:
@@ -321,31 +292,26 @@ class CataFed(FedAvg[CataFedParams]):
         state = self.state
         state["sizes"][device], state["cluster"][device] = 0, -1
         if self.params.rejoin:
-            state["away"] += self.server.await_return(device, self.params.rejoin_delay)
+            state["away"] += self.server.clients.await_return(device, self.params.rejoin_delay)
 
-    def wait(self) -> None:
-        """Nobody is connected: until somebody is, or for good."""
+    def _wait(self) -> None:
         self.state["waiting"] = True
-        if not (self.state["away"] or self.state["connecting"] or self.server.expects_newcomers()):
+        if not (self.state["away"] or self.state["connecting"] or self.server.clients.expects_newcomers()):
             self.server.stop("no client is connected any more")
 
-    # A round.
-
     def select(self) -> list[int]:
-        """K clients of one cluster; clusters are made again when a size was reported."""
         state, params = self.state, self.params
         if state["reported"]:
             self._cluster()
-        number, generator = state["round"], self.server.rng("select", state["round"])
-        cluster = np.array(state["cluster"])
-        chosen: NDArray[np.int64]
+        number, wanted, cluster = state["round"], params.clients_per_round, np.array(state["cluster"])
+        generator = self.server.rng("select", number)
         match params.selection:
             case "random":
-                chosen = at_random(cluster, params.clients_per_round, generator)
+                chosen = at_random(cluster, wanted, generator)
             case "round-robin":
-                chosen = in_turn(cluster, params.clusters, params.clients_per_round, number, generator)
+                chosen = in_turn(cluster, params.clusters, wanted, number, generator)
             case _:
-                groups = cut_groups(cluster, params.clients_per_round, generator)
+                groups = cut_groups(cluster, wanted, generator)
                 chosen = fairest_group(groups, number - np.array(state["zeroed"]), generator)
         clients: list[int] = chosen.tolist()
         for client in clients:
@@ -366,29 +332,26 @@ class CataFed(FedAvg[CataFedParams]):
         state["cluster"], state["reported"] = cluster.tolist(), False
 
     def contents(self, device: int) -> Contents:
-        """The model and T."""
         return {"model": self.state["model"], "control": self.budget}
 
-    def verdict(self, message: TaskEnd) -> Verdict:
-        """The paper's three classes (Eq. 13)."""
-        verdict = super().verdict(message)
+    def _verdict(self, message: TaskEnd) -> Verdict:
+        verdict = super()._verdict(message)
         return "slow" if verdict == "valid" and not message["control"] else verdict
 
     def heard(self, message: TaskEnd) -> None:
-        """Nothing: the selection knows reports and waiting times, which are state of the strategy."""
+        """Nothing, nor in ``learn``: the selection knows reports and waiting times, which are state of the strategy."""
 
     async def learn(self) -> None:
-        """Nothing, for the same reason."""
+        return None
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        """A client has connected, or answered, or was lost."""
         device, arrived = message.device, message.outcome == "done"
         if message.task in self.state["connecting"]:
             self._end_connecting(message)
             return
         if not arrived:
             self._disconnect(device)
-        elif self.verdict(message) == "slow" and "size-report" in message.contents:  # it has split its data
+        elif self._verdict(message) == "slow" and "size-report" in message.contents:  # it has split its data
             number, group = self.state["round"], self.group_of(device)
             self.server.emit("split", device=device, round=number, group=group, sizes=message["parts"])
             self._take_report(message)
@@ -406,6 +369,5 @@ class CataFed(FedAvg[CataFedParams]):
             self._open_round()
 
     def group_of(self, device: int) -> int | None:
-        """The cluster; None for who is not connected."""
         cluster: int = self.state["cluster"][device]
         return None if cluster < 0 else cluster

@@ -1,7 +1,7 @@
 """CFL: recursive bipartition of clusters whose clients pull in different directions."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
@@ -40,8 +40,8 @@ class CFLParams(GroupedParams):
             which violates Eq. 5 most. So 50 lets 50 rounds pass before the first split (Fig. 3). A split that is impossible
             then is made up for in a later round. None: by the criteria.
         split: ``single`` linkage, which solves Eq. 6 exactly; ``complete``, as in the published code.
-        split_step: in the round of a split the models move by the mean update of each new cluster (``children``, as in the
-            published code), or by that of the old one before they part (``parent``, as in the paper).
+        as: in the round of a split the models move by the mean update of each new cluster (``published-code``), or by that of
+            the old one before they part (``paper``).
         min_cluster_size: a cluster is split only in a round in which so many of its clients sent an update. The published code
             has 3.
         first_split_round: no split before this round (from 0). The published code has 20.
@@ -49,6 +49,8 @@ class CFLParams(GroupedParams):
             trained to its end, its parts before the next (``recursive``, as in Algorithm 2). Then the run is over when each has
             converged and is congruent. It goes by the criteria, not by ``split_rounds``.
     """
+
+    instead: ClassVar[Mapping[str, str]] = {**GroupedParams.instead, "split_step": "as"}
 
     kind: Literal["cfl"] = "cfl"
     clients_per_round: int | None = Field(default=None, ge=1)  # type: ignore[assignment]
@@ -60,88 +62,53 @@ class CFLParams(GroupedParams):
     eps2_ratio: Annotated[float, OnlyWith("eps2", values=(None,))] = Field(default=2.5, ge=0.0)
     split_rounds: list[int] | None = None
     split: Literal["single", "complete"] = "single"
-    split_step: Literal["children", "parent"] = "children"
     min_cluster_size: int = Field(default=2, ge=2)
     first_split_round: int = Field(default=0, ge=0)
     order: Literal["together", "recursive"] = "together"
 
     @property
     def unaccounted(self) -> str:
-        """One device's update changes which others are averaged together."""
         return "clusters are made of updates that are not clipped"
 
     @model_validator(mode="after")
     def _recursion_goes_by_the_criteria(self) -> Self:
-        if self.order == "recursive" and (self.split_rounds is not None or self.sweep):
-            raise ValueError("'order' is 'recursive', which goes by the criteria alone, without 'split_rounds' and 'sweep'")
-        return self
-
-    @model_validator(mode="after")
-    def _schedule_ascends(self) -> Self:
         rounds = self.split_rounds
+        if self.order == "recursive" and rounds is not None:
+            raise ValueError("'order' is 'recursive', which goes by the criteria alone, without 'split_rounds'")
         if rounds is not None and (rounds != sorted(set(rounds)) or min(rounds, default=0) < 0):
             raise ValueError(f"'split_rounds' is {rounds}; allowed are different rounds from 0 on, in ascending order")
         return self
 
     def check(self, devices: int) -> None:
-        """Who asks all cannot ask more than these, nor go through them in turn."""
         super().check(devices)
-        if self.clients_per_round is not None:
-            return
         given = {
             "over_selection": (f"{self.over_selection:g}", "1", self.over_selection == 1),
-            "sweep": ("true", "false", not self.sweep),
             "selection": (repr(self.selection.kind), "'random'", self.selection.uniform),
         }
         for key, (value, allowed, idle) in given.items():
-            if not idle:
+            if self.clients_per_round is None and not idle:
                 why = f"a round asks all clients; allowed is {allowed}, or give 'clients_per_round'"
                 raise ScenarioError(f"strategy.{key} is {value}, but {why}")
 
 
-Updates = Sequence[NDArray[np.float32]] | NDArray[np.floating]
-
-
 class Lengths(NamedTuple):
-    """Lengths of a cluster's updates in a round.
-
-    Attributes:
-        mean: of their weighted mean: how far the cluster's model moves.
-        longest: of the longest.
-    """
+    """Lengths of a cluster's updates in a round: of their weighted mean, and of the longest."""
 
     mean: float
     longest: float
 
 
-class Thresholds(NamedTuple):
-    """What the lengths are compared with.
-
-    Attributes:
-        eps1: below it a cluster has converged.
-        eps2: below it all clients have.
-    """
-
-    eps1: float
-    eps2: float
-
-
-def lengths(updates: Updates, weights: Sequence[float]) -> Lengths:
-    """The lengths that the criteria are about.
-
-    Args:
-        updates: of a cluster's clients, float [k, d] with k >= 1, all finite.
-        weights: of each in the mean; scaled here to a sum of 1.
-    """
+def lengths(updates: Sequence[NDArray[np.floating]] | NDArray[np.floating], weights: Sequence[float]) -> Lengths:
+    """The lengths that the criteria are about, of ``updates`` [k, d], k >= 1, all finite; ``weights`` may have any sum."""
     total = np.zeros(len(updates[0]))
     for update, weight in zip(updates, weights, strict=True):
         total += update * np.float64(weight / sum(weights))
     return Lengths(length(total), max(length(update) for update in updates))
 
 
-def is_incongruent(found: Lengths, thresholds: Thresholds) -> bool:
+def is_incongruent(found: Lengths, eps1: float, eps2: float) -> bool:
     """Whether a cluster must be split: it has converged (Algorithm 1, line 8), but not for each of its clients (Eq. 5)."""
-    return found.mean < thresholds.eps1 and found.longest >= thresholds.eps2
+    return found.mean < eps1 and found.longest >= eps2
 
 
 Entries = list[dict[str, Any]]
@@ -149,26 +116,19 @@ Entries = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Cluster:
-    """What came from a cluster in a round: updates that are finite, where they were looked at.
+    """What came from a cluster in a round: finite updates, where they were looked at.
 
     Attributes:
         group: which.
         entries: of ``received``, in order of the devices' numbers.
-        weights: of each in the mean.
         updates: what each has changed in the model, float32 [d]; empty with ``learning = "off"``.
         lengths: of the updates; None with ``learning = "off"``.
     """
 
     group: int
     entries: Entries
-    weights: list[float]
-    updates: list[NDArray[np.float32]]
-    lengths: Lengths | None
-
-    @property
-    def devices(self) -> list[int]:
-        """Who sent the entries."""
-        return [entry["device"] for entry in self.entries]
+    updates: list[NDArray[np.float32]] = field(default_factory=list)
+    lengths: Lengths | None = None
 
     @property
     def norms(self) -> dict[str, float]:
@@ -176,28 +136,18 @@ class Cluster:
         return {} if self.lengths is None else {"mean_norm": self.lengths.mean, "max_norm": self.lengths.longest}
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(NamedTuple):
     """A cluster, and its clients on both sides of the cut.
 
     Attributes:
         cluster: what is cut.
         sides: positions in its ``entries``, ascending.
-        record: what is worth recording about it.
-        cosines: of all pairs of its updates, [k, k]; None with ``learning = "off"``.
+        similarity: the largest cosine across the cut, and the cosines of all pairs [k, k]; None with ``learning = "off"``.
     """
 
     cluster: Cluster
     sides: tuple[list[int], list[int]]
-    record: dict[str, Any]
-    cosines: NDArray[np.float64] | None
-
-
-def bisect(cluster: Cluster, method: Literal["single", "complete"]) -> Cut:
-    """Cut between the updates that are least alike."""
-    cosines = cosine_matrix(np.stack(cluster.updates))
-    first, second, cross = bipartition(cosines, method)
-    return Cut(cluster, (first, second), cluster.norms | {"similarity": cross}, cosines)
+    similarity: tuple[float, NDArray[np.float64]] | None = None
 
 
 Pull = tuple[Ref, Ref]
@@ -207,48 +157,39 @@ Pull = tuple[Ref, Ref]
 class CFLClient(SynchronousClient[CFLParams]):
     """Trains as FedAvg's, on the way down the tree too."""
 
-    def training(self, device: Device, order: Instruction) -> Training:
-        """From the model that was received."""
-        (model,) = order.contents.values()
+    def training(self, device: Device, instruction: Instruction) -> Training:
+        (model,) = instruction.contents.values()
         return Training(model, self.params.local_epochs)
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        """The update."""
-        return {"cold-start": done.update} if order.job == "cold-start" else super().reply(device, order, done)
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
+        return {"cold-start": result.update} if instruction.job == "cold-start" else super().reply(device, instruction, result)
 
 
 class CFL(Grouped[CFLParams]):
     """Clustered federated learning.
 
-    Source: Sattler, Mueller and Samek, "Clustered federated learning" (2018), Algorithms 1 and 2; where the published code
-    differs, the parameters name both.
+    Source: Sattler, Mueller and Samek, "Clustered federated learning" (2018), Algorithms 1 and 2.
 
     All clients begin in one cluster, the root of a tree whose leaves are the clusters. In each round all clients that can be
-    had receive their cluster's model (d parameters), train, and send their update (d parameters): the traffic of FedAvg. A
-    cluster's model moves by the mean of its updates, weighted by training samples. When that mean has become shorter than
-    ``eps1`` while some client's update is still at least ``eps2`` long, the cluster is cut in two such that the largest cosine
-    of updates across the cut is as small as possible (Eq. 6), and both parts go on from its model. The paper trains one
-    cluster after another to its end (``order = "recursive"``); by default, as in the published code, all advance together.
+    had receive their cluster's model (d parameters), train, and send their update (d parameters); the model moves by the
+    weighted mean of updates. When that mean has become shorter than ``eps1`` while some update is still at least ``eps2`` long,
+    the cluster is cut in two such that the largest cosine of updates across the cut is as small as possible (Eq. 6), and both
+    parts go on from its model.
 
-    The paper has every client take part in every round. Else, both criteria and the cut are about the updates of the round:
-    an old one says nothing of where the model stands now, and one that resembles no other would be cut off alone. A client of
-    the cluster that did not take part goes to the side that has the update with the largest cosine with the last one that it
-    sent to this cluster. One that has not sent any yet leaves it, and is a newcomer at this node of the tree.
+    Criteria and cut are about the updates of the round. A client of the cluster that took no part goes to the side that has the
+    update with the largest cosine with the last one that it sent to this cluster; one that has not sent any leaves it.
 
-    A newcomer joins the root when it is selected, as long as that is whole. Else it goes down the tree, on arrival or when it
-    is selected: at each split it receives the parent's model (d parameters, purpose ``cold-start``), trains as in a round,
-    sends its update (d parameters), and goes to the side that had the update with the largest cosine with it at the split:
-    there it adds least to what Eq. 6 minimises. Its round's task follows at the leaf. For this the server keeps the updates
-    of every split, d parameters a client and level of the tree.
+    Such a client, and a newcomer, joins the root when it is selected, as long as that is whole. Else it goes down the tree, on
+    arrival or when it is selected: at each split it receives the parent's model (d parameters, purpose ``cold-start``), trains
+    as in a round, sends its update (d parameters), and goes to the side that had the update with the largest cosine with it.
+    Its round's task follows at the leaf. For this the server keeps the updates of every split, d parameters a client and level.
 
-    Clients never change clusters else; data that shift move nobody. With ``learning = "off"`` nothing is ever split but by
-    ``split_rounds``, then at random, and newcomers choose sides at random.
+    Data that shift move nobody. With ``learning = "off"`` nothing is split but by ``split_rounds``, then at random.
 
     Records besides ``Grouped``'s, where ``norm`` is a length: ``cluster-criteria`` for each cluster that was looked at,
     ``cluster-split``, and with it ``clustering``, the cosines.
 
-    State besides ``Grouped``'s (``models`` has one for each node of the tree; a node that was split keeps the model from which
-    its clients trained last or, with ``split_step = "parent"``, the one that came of it):
+    State besides ``Grouped``'s (``models`` has one for each node of the tree; that of a split node stays as it was then):
         children: for each node its two children, or None for a leaf.
         pulls: for each node the updates by which its clients were cut out, each with the model from which it was trained.
         down: newcomers that are on their way down the tree, device -> node.
@@ -267,24 +208,20 @@ class CFL(Grouped[CFLParams]):
         self.state["waiting"] = [0]
 
     async def on_start(self) -> None:
-        """Begin with one cluster."""
-        self.state["models"] = [self.server.initial()]
+        self.state["models"] = [self.server.models.initial()]
         await super().on_start()
 
     def select(self) -> list[int]:
-        """All clients that can be had, or some drawn at random."""
         among = None
         if self.params.order == "recursive":  # of a leaf of which nobody is there nothing can be learnt now
-            online = {leaf: self._there(leaf) for leaf in self.state["waiting"]}
-            among = next((there for there in reversed(online.values()) if there), [])
+            group, online = self.state["group"], self.server.clients.online()
+            for leaf in reversed(self.state["waiting"]):
+                among = [device for device in online if group[device] == leaf or (group[device] < 0 and leaf == 0)]
+                if among:
+                    break
         if self.params.clients_per_round is not None:
             return super().select() if among is None else self.pick(self.params.asked_per_round, among=among)
-        return self.server.online() if among is None else among
-
-    def _there(self, leaf: int) -> list[int]:
-        """Whom a round can ask of a leaf; of the root also those who are in no cluster yet."""
-        of_leaf = (leaf, -1) if leaf == 0 else (leaf,)
-        return [device for device in self.server.online() if self.state["group"][device] in of_leaf]
+        return self.server.clients.online() if among is None else among
 
     async def before_asking(self) -> None:
         """Who is new joins the root while it is whole."""
@@ -292,17 +229,14 @@ class CFL(Grouped[CFLParams]):
             if self.state["group"][device] < 0 and self._is_leaf(self._node(device)):
                 self._join(device, self._node(device), "start")
 
-    # Splits.
-
     async def aggregate(self) -> None:
-        """Look which clusters must be split, and move their models."""
         cuts = await self._cuts()
         self.state["last"] |= {entry["device"]: (entry["update"], entry["start"]) for entry in self.state["received"]}
-        if self.params.split_step == "parent":
+        if not self.params.as_published:
             await super().aggregate()
         for cut in cuts:
             await self._split(cut)
-        if self.params.split_step == "children":
+        if self.params.as_published:
             await super().aggregate()
 
     async def _cuts(self) -> list[Cut]:
@@ -311,31 +245,35 @@ class CFL(Grouped[CFLParams]):
         may_split = number >= params.first_split_round and (schedule is None or self._is_due(schedule))
         if not may_split and (schedule is not None or state["scale"] is not None):
             return []
-        if not self.server.learns:
+        if not self.server.models.learns:
             return self._random_cut() if may_split and schedule is not None else []
         clusters = await self._clusters()
         if state["scale"] is None and clusters:
             norms = [length(update) for cluster in clusters for update in cluster.updates]
             state["scale"] = sum(norms) / len(norms)
-        limits = self._thresholds._asdict() if schedule is None and clusters else {}
+        limits = dict(zip(("eps1", "eps2"), self._thresholds, strict=True)) if schedule is None and clusters else {}
         for cluster in clusters:
             self.server.emit("cluster-criteria", round=number, group=cluster.group, **cluster.norms, **limits)
         found = self._to_split(clusters) if may_split else []
-        if self.params.order == "recursive":
+        if params.order == "recursive":
             split = {cluster.group for cluster in found}
             self._finish([cluster for cluster in clusters if cluster.group not in split])
-        if schedule is not None:
-            state["scheduled"] += len(found)
-        for cluster in found:
-            self.server.compute("products", len(cluster.updates), self.setting.parameters)
-            self.server.compute("linkage", len(cluster.updates))
-        return [bisect(cluster, params.split) for cluster in found]
+        state["scheduled"] += 0 if schedule is None else len(found)
+        return [self._bisect(cluster) for cluster in found]
+
+    def _bisect(self, cluster: Cluster) -> Cut:
+        """Cut between the updates that are least alike."""
+        self.server.compute("products", len(cluster.updates), self.setting.parameters)
+        self.server.compute("linkage", len(cluster.updates))
+        cosines = cosine_matrix(np.stack(cluster.updates))
+        first, second, cross = bipartition(cosines, self.params.split)
+        return Cut(cluster, (first, second), (cross, cosines))
 
     def _finish(self, clusters: Sequence[Cluster]) -> None:
         """Those that have converged are done; the run is, when all are."""
         waiting = self.state["waiting"]
         for cluster in clusters:
-            if cluster.lengths is not None and cluster.lengths.mean < self._thresholds.eps1 and cluster.group in waiting:
+            if cluster.lengths and cluster.lengths.mean < self._thresholds[0] and cluster.group in waiting:
                 waiting.remove(cluster.group)
         if not waiting:
             self.server.stop("every cluster has converged")
@@ -356,8 +294,7 @@ class CFL(Grouped[CFLParams]):
             entries = [entry for entry in self._from(group) if np.isfinite(updates[entry["task"]]).all()]
             if entries:
                 own = [updates[entry["task"]] for entry in entries]
-                weights = self.params.aggregation.weights(entries)
-                clusters.append(Cluster(group, entries, weights, own, lengths(own, weights)))
+                clusters.append(Cluster(group, entries, own, lengths(own, self.params.aggregation.weights(entries))))
         return clusters
 
     def _from(self, group: int) -> Entries:
@@ -365,16 +302,17 @@ class CFL(Grouped[CFLParams]):
         return sorted((entry for entry in self.state["received"] if entry["group"] == group), key=lambda entry: entry["device"])
 
     @property
-    def _thresholds(self) -> Thresholds:
+    def _thresholds(self) -> tuple[float, float]:
+        """eps1, eps2."""
         params = self.params
         eps1 = params.eps1_relative * self.state["scale"] if params.eps1 is None else params.eps1
-        return Thresholds(eps1, params.eps2_ratio * eps1 if params.eps2 is None else params.eps2)
+        return eps1, params.eps2_ratio * eps1 if params.eps2 is None else params.eps2
 
     def _to_split(self, clusters: Sequence[Cluster]) -> list[Cluster]:
         """The clusters that the criteria, or the schedule, split now."""
         able = [cluster for cluster in clusters if len(cluster.entries) >= self.params.min_cluster_size]
         if self.params.split_rounds is None:
-            return [cluster for cluster in able if cluster.lengths and is_incongruent(cluster.lengths, self._thresholds)]
+            return [cluster for cluster in able if cluster.lengths and is_incongruent(cluster.lengths, *self._thresholds)]
         return [max(able, key=lambda cluster: cluster.lengths.longest if cluster.lengths else 0.0)] if able else []
 
     def _random_cut(self) -> list[Cut]:
@@ -386,21 +324,31 @@ class CFL(Grouped[CFLParams]):
         generator = self.server.rng("split", self.state["round"])
         group = able[int(generator.integers(len(able)))]
         entries = self._from(group)
-        order = [int(place) for place in generator.permutation(len(entries))]
+        order = generator.permutation(len(entries)).tolist()
         half = len(order) // 2
         self.state["scheduled"] += 1
-        cluster = Cluster(group, entries, self.params.aggregation.weights(entries), [], None)
-        return [Cut(cluster, (sorted(order[:half]), sorted(order[half:])), {}, None)]
+        return [Cut(Cluster(group, entries), (sorted(order[:half]), sorted(order[half:])))]
 
     async def _split(self, cut: Cut) -> None:
         """Two leaves instead of one, and a place in them for all clients of the cluster."""
-        state, parent = self.state, cut.cluster.group
+        state, cluster, parent = self.state, cut.cluster, cut.cluster.group
         children = self._grow(parent, cut)
-        side = await self._sides(cut, children)
+        # Clients that have sent an update to the cluster go where it was cut, or else by their last one.
+        devices = [entry["device"] for entry in cluster.entries]
+        side = {devices[at]: child for child, positions in zip(children, cut.sides, strict=True) for at in positions}
+        last = state["last"]
+        others = {device: last[device] for device in self.members(parent) if device not in side and device in last}
+        side |= await self._most_like(others, children)
         members = [[device for device in self.members(parent) if side.get(device) == child] for child in children]
-        record = {"children": children, "members": members} | cut.record
+        record: dict[str, Any] = {"children": children, "members": members, **cluster.norms}
+        shown = {}
+        if cut.similarity is not None:
+            record["similarity"] = cut.similarity[0]
+            shown = shown_pairs("similarity", cut.similarity[1])
         self.server.emit("cluster-split", round=state["round"], group=parent, **record)
-        self._record_cosines(cut, side)
+        if shown:
+            groups = [side[device] for device in devices]
+            self.server.emit("clustering", measure="cosine", devices=devices, groups=groups, **shown)
         for device in self.members(parent):
             if device in side:
                 self.move(device, side[device], "split")
@@ -409,7 +357,7 @@ class CFL(Grouped[CFLParams]):
                 state["group"][device], state["down"][device] = -1, parent
                 self.server.emit("assign", device=device, group=None, before=parent, why="split")
         for device in side:
-            del state["last"][device]
+            del last[device]
         for entry in self._from(parent):
             entry["group"] = side[entry["device"]]
 
@@ -428,62 +376,37 @@ class CFL(Grouped[CFLParams]):
             state["waiting"][at : at + 1] = reversed(children)
         return children
 
-    async def _sides(self, cut: Cut, children: Sequence[int]) -> dict[int, int]:
-        """The child of each client that has sent an update to the cluster: as it was cut, else by its last one."""
-        devices = cut.cluster.devices
-        side = {
-            devices[position]: child for child, positions in zip(children, cut.sides, strict=True) for position in positions
-        }
-        last = self.state["last"]
-        others = {device: last[device] for device in self.members(cut.cluster.group) if device not in side and device in last}
-        return side | await self._most_like(others, children)
-
-    def _record_cosines(self, cut: Cut, side: dict[int, int]) -> None:
-        devices = cut.cluster.devices
-        cosines = {} if cut.cosines is None else shown_pairs("similarity", cut.cosines)
-        if cosines:
-            groups = [side[device] for device in devices]
-            self.server.emit("clustering", measure="cosine", devices=devices, groups=groups, **cosines)
-
-    async def _most_like(self, trained: "Mapping[int, Pull]", children: Sequence[int]) -> dict[int, int]:
+    async def _most_like(self, trained: Mapping[int, Pull], children: Sequence[int]) -> dict[int, int]:
         """For each device the child that has the client whose update is most like its own, as Eq. 6 would have it."""
-        if not self.server.learns:
+        if not self.server.models.learns:
             return {device: children[int(self.server.rng("newcomer", device, *children).integers(2))] for device in trained}
         pulls = [(child, pull) for child in children for pull in self.state["pulls"][child]]
         changes = await self._changes([*(pull for _, pull in pulls), *trained.values()]) if trained else []
         told, own = changes[: len(pulls)], changes[len(pulls) :]
         return {device: pulls[place][0] for device, place in zip(trained, most_alike(own, told), strict=True)}
 
-    async def _changes(self, trained: "Sequence[Pull]") -> list[NDArray[np.float32]]:
+    async def _changes(self, trained: Sequence[Pull]) -> list[NDArray[np.float32]]:
         """What training has changed, float32 [d] each."""
-        known = await self.server.values([ref for pair in trained for ref in pair])
+        known = await self.server.models.values([ref for pair in trained for ref in pair])
         with np.errstate(invalid="ignore"):  # of a device that has diverged
             return [update - start for update, start in zip(known[::2], known[1::2], strict=True)]
 
-    # The tree.
-
     def _is_leaf(self, node: int) -> bool:
-        children: list[int] | None = self.state["children"][node]
-        return children is None
+        return self.state["children"][node] is None
 
     def _node(self, device: int) -> int:
         """Where in the tree a device without a cluster stands."""
-        node: int = self.state["down"].get(device, 0)
-        return node
+        return int(self.state["down"].get(device, 0))
 
     def _join(self, device: int, leaf: int, why: str) -> None:
         self.state["down"].pop(device, None)
         self.move(device, leaf, why)
 
-    # Newcomers.
-
     async def on_arrival(self, device: int) -> None:
-        """A newcomer goes down the tree at once, if there is one."""
         if not self._is_leaf(0):
             self.must_prepare(device)
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
-        """The model at which the newcomer's node was split, to train from."""
         node = self._node(device)
         if self.state["group"][device] >= 0 or self._is_leaf(node):
             return None
@@ -498,7 +421,6 @@ class CFL(Grouped[CFLParams]):
             self._prepare(device, *needed, in_round=True, continues=True)
 
     async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
-        """One step down the tree for each."""
         for entry in prepared:
             device = entry["device"]
             children = self.state["children"][self._node(device)]

@@ -1,16 +1,16 @@
 """Ditto: every device has a model of its own, held near the global one (Li et al., 2021)."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from fedsim.federation.client import Instruction, LocalResult
-from fedsim.federation.contents import Contents, Header
+from fedsim.federation.contents import Contents
 from fedsim.federation.devices import Device
 from fedsim.language.spec import Epochs
-from fedsim.strategies.personal import Personal
-from fedsim.strategies.synchronous import AggregatingParams, RoundParams, SynchronousClient
+from fedsim.strategies.personal import OwnModelClient, Personal
+from fedsim.strategies.round_params import AggregatingParams
 from fedsim.training import Training
 from fedsim.world.task import Computation, Train
 
@@ -33,27 +33,16 @@ class DittoParams(AggregatingParams):
         return self
 
 
-class DittoClient(SynchronousClient[DittoParams]):
-    """Trains its own model, and then an update of the global one.
+class DittoClient(OwnModelClient[DittoParams]):
+    """Trains its own model, and then an update of the global one."""
 
-    State: ``model``, its own; absent until it has first answered.
-    """
-
-    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
-        """Both trainings, each from where it stands."""
-        own = device.state["model"] if "model" in device.state else device.initial()
+    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         epochs = self.params.personal_epochs or self.params.local_epochs
-        return (Train(Training(own, epochs, mu=self.params.lam, anchor=order["model"])), *super().work(device, order))
+        own = Training(self.last(device), epochs, mu=self.params.lam, anchor=instruction["model"])
+        return (Train(own), *super().work(device, instruction))
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        """The update; its own model is not sent, but seen by who evaluates."""
-        before = device.state.get("model", device.initial())
-        own = device.mix([(done.earlier[0], 1.0)], otherwise=before)  # not what has diverged
-        return {**(super().reply(device, order, done) or {}), "own": Header(own)}
-
-    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
-        """The round counts for its own model too."""
-        device.state["model"] = reply["own"].value
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
+        return self.answer(device, instruction, result, result.earlier[0], self.last(device))
 
 
 class Ditto(Personal[DittoParams]):
@@ -66,9 +55,9 @@ class Ditto(Personal[DittoParams]):
     Clients drawn with probabilities proportional to their samples, without replacement, are ``selection = { kind =
     "power-of-choice", candidates = 1, losses = "reported" }``.
 
-    Sends what FedAvg sends; a client computes for ``personal_epochs`` more, and its own model never leaves it. A client
-    whose answer is cut off goes back to the own model that it had.
+    Sends what FedAvg sends; a client computes for ``personal_epochs`` more. A client whose answer is cut off goes back to the
+    own model that it had.
     """
 
-    Params: ClassVar[type[RoundParams]] = DittoParams
+    Params = DittoParams
     Client = DittoClient

@@ -1,6 +1,6 @@
-"""FedAsync: every update is mixed in as it comes, the less the staler it is (Xie et al., 2019)."""
+"""FedAsync: each update is mixed into the model as it comes, the less the staler it is (Xie et al., 2019)."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
@@ -18,8 +18,8 @@ class FedAsyncParams(AsynchronousParams):
 
     Attributes:
         alpha: weight of a fresh update in the new model.
-        alpha_decay: alpha is multiplied by this ...
-        alpha_decay_at: ... when so many versions have been made, ascending (the paper: by 0.5 at 800).
+        alpha_decay: the factor of alpha at each of ``alpha_decay_at``.
+        alpha_decay_at: numbers of versions, ascending (the paper: 0.5 at 800).
         staleness: how the weight falls with staleness tau: ``polynomial``, (1 + tau)^-a; ``hinge``, 1 up to b, then
             1 / (a (tau - b) + 1).
         exponent: a of ``polynomial``; 0: the weight does not fall (the paper's constant function).
@@ -54,11 +54,10 @@ class FedAsyncParams(AsynchronousParams):
 
 
 class FedAsyncClient(Client[FedAsyncParams]):
-    """Trains with the proximal term."""
+    """Minimises its loss plus rho/2 ||w - w_received||^2."""
 
-    def training(self, device: Device, order: Instruction) -> Training:
-        """Local SGD around the received model."""
-        return Training(order["model"], self.params.local_epochs, mu=self.params.rho)
+    def training(self, device: Device, instruction: Instruction) -> Training:
+        return Training(instruction["model"], self.params.local_epochs, mu=self.params.rho)
 
 
 class FedAsync(Asynchronous[FedAsyncParams]):
@@ -68,18 +67,15 @@ class FedAsync(Asynchronous[FedAsyncParams]):
     functions of section 5.2: an update of staleness tau makes w <- (1 - alpha_t) w + alpha_t w_new with alpha_t = alpha s(tau).
     tau is the number of versions made since the client's download, 0 for a fresh update.
 
-    At any time ``concurrency`` clients are at work. Each receives the model (d parameters), minimises its loss plus
-    rho/2 ||w - w_received||^2, and sends the result (d parameters); a version is made of each update. Evaluating every version
-    computes updates one by one; ``evaluation.every`` of some tens lets them be computed in cohorts, with the same result.
+    A version is made of each update. Evaluating every version computes updates one by one; ``evaluation.every`` of some tens
+    lets them be computed in cohorts, with the same result.
     """
 
-    Params: ClassVar[type[AsynchronousParams]] = FedAsyncParams
+    Params = FedAsyncParams
     Client = FedAsyncClient
 
     async def receive(self, message: TaskEnd, base: Ref, staleness: int) -> None:
-        """Mix the update in."""
         weight = self.params.weight(self.state["version"], staleness)
-        before, update = self.state["model"], message["update"]
-        model = self.server.mix([(before, 1.0 - weight), (update, weight)], otherwise=before)
-        entry = {"task": message.task, "device": message.device, "update": update, "samples": message["samples"], "base": base}
-        await self.publish(model, [entry | {"weight": weight, "staleness": staleness}])
+        before = self.state["model"]
+        model = self.server.models.mix([(before, 1.0 - weight), (message["update"], weight)], otherwise=before)
+        await self.publish(model, [self._entry(message, base) | {"weight": weight, "staleness": staleness}])

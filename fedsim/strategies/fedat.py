@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -14,11 +14,9 @@ from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
 from fedsim.language.spec import Epochs
 from fedsim.language.units import PositiveSeconds
-from fedsim.learning.refs import Ref
 from fedsim.strategies.asynchronous import Asynchronous
 from fedsim.strategies.base import StrategyParams
-from fedsim.strategies.parts.aggregation import AggregationSpec
-from fedsim.strategies.parts.aggregation.means import Weighted
+from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
 from fedsim.training import Training
 
 
@@ -46,7 +44,6 @@ class FedATParams(StrategyParams):
     retry: PositiveSeconds = 60.0
 
     def check(self, devices: int) -> None:
-        """Tiers need devices, and must be large enough for their aggregation."""
         for key in ("tiers", "clients_per_round"):
             value = getattr(self, key)
             if value > devices:
@@ -57,34 +54,27 @@ class FedATParams(StrategyParams):
 
     @property
     def unaccounted(self) -> str:
-        """A device is in the rounds of its tier alone."""
         return "FedAT's tiers have rounds of their own, and draws are counted from all devices"
 
 
 class FedATClient(Client[FedATParams]):
     """Trains around the received model; to be profiled it does the same."""
 
-    def training(self, device: Device, order: Instruction) -> Training:
-        """Local SGD with the proximal term."""
-        model = order["profiling" if order.job == "profile" else "model"]
+    def training(self, device: Device, instruction: Instruction) -> Training:
+        model = instruction["profiling" if instruction.job == "profile" else "model"]
         return Training(model, self.params.local_epochs, mu=self.params.mu)
 
-    def computed(self, device: Device, order: Instruction, done: LocalResult) -> LocalResult:
-        """What the aggregation has clients do to their updates."""
-        if done.update is None or done.start is None:
-            return done
-        return done._replace(update=self.params.aggregation.on_device(device, done.update, done.start))
+    def computed(self, device: Device, instruction: Instruction, result: LocalResult) -> LocalResult:
+        if result.update is None or result.start is None:
+            return result
+        return result._replace(update=self.params.aggregation.on_device(device, result.update, result.start))
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        """The update."""
-        return {"profiling": done.update} if order.job == "profile" else super().reply(device, order, done)
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
+        return {"profiling": result.update} if instruction.job == "profile" else super().reply(device, instruction, result)
 
 
 def tier_shares(counts: Sequence[int]) -> list[float]:
-    """What each tier's model counts in the global one: T_(M+1-m) / T, by how often each tier, from the fastest, was updated.
-
-    The slower a tier, the seldomer it is updated and the more it counts.
-    """
+    """What each tier's model counts in the global one: T_(M+1-m) / T, by how often each tier, from the fastest, was updated."""
     return [count / sum(counts) for count in reversed(counts)]
 
 
@@ -99,10 +89,8 @@ class FedAT(Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many wo
     through rounds of its own, and waits for no other: clients at random receive the global model (d parameters), train, and
     send their update (d parameters); their mean becomes the tier's model, and the global model the mean of all tiers' models
     with the weights T_(M+1-m) / T, where T_m is how often tier m was updated. Until then a tier's model is the initial one.
-    Each of these is a version, and what the run records as a round.
-
-    Who is away at first, and a newcomer, is profiled when it can be reached, and joins the tier whose latencies its own is
-    among.
+    Each update of a tier makes a version. Devices that are away at first, and newcomers, are profiled when they can be reached,
+    and join the tier whose latencies theirs is among.
 
     State besides ``Asynchronous``'s (``draws`` has a count a tier):
         profiling: tasks of profiling, task -> device and when it was asked.
@@ -113,33 +101,28 @@ class FedAT(Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many wo
         received: the updates of each tier's open round; ``aggregation``: what that remembers, by tier.
     """
 
-    Params: ClassVar[type[StrategyParams]] = FedATParams
+    Params = FedATParams
     Client = FedATClient
 
     async def on_start(self) -> None:
-        """Profile whoever can be reached; tiers begin when all of them have been."""
         server, tiers = self.server, self.params.tiers
-        self.state |= {"version": 0, "model": server.initial(), "open": {}, "over": False, "draws": [0] * tiers}
+        self.state |= {"version": 0, "model": server.models.initial(), "open": {}, "over": False, "draws": [0] * tiers}
         self.state |= {"profiling": {}, "latency": [None] * server.devices, "unable": 0, "bounds": None}
         self.state |= {"tier": [None] * server.devices, "members": [[] for _ in range(tiers)]}
         self.state |= {"tiers": [self.state["model"]] * tiers, "counts": [0] * tiers, "received": [[] for _ in range(tiers)]}
         server.begin_round(0)
-        here = set(server.online())
-        for device in filter(server.arrived, range(server.devices)):
+        here = set(server.clients.online())
+        for device in filter(server.clients.arrived, range(server.devices)):
             if device in here:
                 self._profile(device)
             else:
-                server.await_return(device)
+                server.clients.await_return(device)
         self._begin()
 
-    # Profiling.
-
     async def on_return(self, device: int) -> None:
-        """A device that was away can be profiled."""
         self._profile(device)
 
     async def on_arrival(self, device: int) -> None:
-        """A newcomer is profiled."""
         self._profile(device)
 
     def _profile(self, device: int) -> None:
@@ -159,11 +142,10 @@ class FedAT(Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many wo
             self.state["unable"] += 1
             self.server.emit("tier-drop", device=device, latency=None)
         else:
-            self.server.await_return(device)
+            self.server.clients.await_return(device)
         self._begin()
 
     def _begin(self) -> None:
-        """Make the tiers when nobody is left to profile at this time, and open the first round of each."""
         state, server, tiers = self.state, self.server, self.params.tiers
         if state["bounds"] is not None or state["profiling"]:
             return
@@ -189,20 +171,13 @@ class FedAT(Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many wo
         self.state["members"][tier].append(device)
 
     def group_of(self, device: int) -> int | None:
-        """The tier; None for who has none."""
         tier: int | None = self.state["tier"][device]
         return tier
 
-    async def learn(self) -> None:
-        """Nothing: tiers draw their clients at random."""
-
-    # Rounds of the tiers.
-
     def _open(self, tier: int) -> None:
-        """Ask clients of a tier, or look for some later."""
         state, server = self.state, self.server
         among = state["members"][tier]
-        for device in server.sample(self.params.clients_per_round, "select", tier, state["draws"][tier], among=among):
+        for device in server.clients.sample(self.params.clients_per_round, "select", tier, state["draws"][tier], among=among):
             task = server.ask(device, {"model": state["model"]}, round=state["version"], group=tier)
             state["open"][task] = {"version": state["version"], "model": state["model"], "tier": tier}
         state["draws"][tier] += 1
@@ -213,7 +188,6 @@ class FedAT(Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many wo
         return any(begun["tier"] == tier for begun in self.state["open"].values())
 
     async def on_timer(self, name: str) -> None:
-        """A tier looks for clients; profiling that takes too long is ended; there may be enough devices for tiers."""
         what, _, number = name.partition("/")
         if what == "profiling":
             self.server.end(int(number), "late")
@@ -223,7 +197,6 @@ class FedAT(Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many wo
             self._open(int(number))
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        """A device was profiled, or has trained; the last of a tier closes its round."""
         state = self.state
         if message.task in state["profiling"]:
             self._profiled(message)
@@ -231,10 +204,8 @@ class FedAT(Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many wo
         begun = state["open"].pop(message.task)
         tier = begun["tier"]
         if message.outcome == "done":
-            entry = {name: getattr(message, name) for name in ("task", "device", "group")}
-            entry |= {"update": message["update"], "samples": message["samples"], "contents": dict(message.contents)}
-            entry |= {"start": begun["model"], "base": begun["model"], "version": begun["version"]}
-            state["received"][tier].append(entry)
+            more = {"start": begun["model"], "version": begun["version"], "contents": dict(message.contents)}
+            state["received"][tier].append(self._entry(message, begun["model"]) | more)
         if state["over"] or self._at_work(tier):
             return
         if state["received"][tier]:
@@ -254,11 +225,7 @@ class FedAT(Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many wo
         state["tiers"][tier] = how.combine(self.server, remembered, received, weights, received[0]["start"])
         state["counts"][tier] += 1
         parts = list(zip(state["tiers"], tier_shares(state["counts"]), strict=True))
-        told = [
-            entry | {"weight": weight, "staleness": state["version"] - entry["version"]}
-            for entry, weight in zip(received, weights, strict=True)
-        ]
-        await self.publish(self._mixed(parts), told, group=tier, **how.told(len(received)))
-
-    def _mixed(self, parts: list[tuple[Ref, float]]) -> Ref:
-        return self.server.mix(parts, otherwise=self.state["model"])
+        for entry, weight in zip(received, weights, strict=True):
+            entry |= {"weight": weight, "staleness": state["version"] - entry["version"]}
+        model = self.server.models.mix(parts, otherwise=state["model"])
+        await self.publish(model, received, group=tier, **how.told(len(received)))

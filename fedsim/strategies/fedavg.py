@@ -6,7 +6,8 @@ from typing import Any, ClassVar, Literal
 from fedsim.evaluation.evaluator import ModelAssignment
 from fedsim.federation.contents import Contents
 from fedsim.learning.refs import Ref
-from fedsim.strategies.synchronous import AggregatingParams, RoundParams, S, Synchronous
+from fedsim.strategies.round_params import AggregatingParams, RoundParams
+from fedsim.strategies.synchronous import S, Synchronous
 
 
 class FedAvgParams(AggregatingParams):
@@ -30,16 +31,13 @@ class FedAvg(Synchronous[S]):
     Params: ClassVar[type[RoundParams]] = FedAvgParams
 
     async def on_start(self) -> None:
-        """Begin with a freshly initialised model."""
-        self.state["model"] = self.server.initial()
+        self.state["model"] = self.server.models.initial()
         await super().on_start()
 
     def contents(self, device: int) -> Contents:
-        """The global model."""
         return {"model": self.state["model"]}
 
     async def aggregate(self) -> None:
-        """The received models become one, by samples unless the parameters say otherwise."""
         received = self.state["received"]
         if any(entry["samples"] for entry in received):
             self.state["model"] = await self.combine(self.state["model"], received)
@@ -50,19 +48,19 @@ class FedAvg(Synchronous[S]):
         With a robust aggregation, (1 - K / N) mean + K / N times what it makes of the K states. It is not given their changes:
         what malicious ones add to the median of changes would add up.
         """
-        mix, how, share = self.server.mix, self.params.aggregation, 1.0 / self.setting.devices  # type: ignore[attr-defined]
+        mix, how, share = self.server.models.mix, self.params.aggregation, 1.0 / self.setting.devices  # type: ignore[attr-defined]
         if how.protection != "robust":
             return mix([(mean, 1.0), *((change, share) for change in changes)], otherwise=mean, rescale=False)
         own = self.state.setdefault("followed", {})
         for entry, change in zip(entries, changes, strict=True):
-            own[entry["device"]] = mix([(own.get(entry["device"]) or self.server.zero(), 1.0), (change, 1.0)], rescale=False)
+            own[entry["device"]] = mix(
+                [(own.get(entry["device"]) or self.server.models.zero(), 1.0), (change, 1.0)], rescale=False
+            )
         parts = await how.total(self.server, [own[entry["device"]] for entry in entries], share)
         return mix([(mean, 1.0 - share * len(entries)), *parts], otherwise=mean, rescale=False)
 
     def center(self, entry: dict[str, Any]) -> Ref:
-        """The global model."""
         return self.state["model"]  # type: ignore[no-any-return]
 
     def models(self) -> ModelAssignment:
-        """One model for all devices."""
         return {"global": (self.state["model"], None)}

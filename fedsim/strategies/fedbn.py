@@ -1,31 +1,26 @@
 """FedBN: the normalisation layers stay on each device (Li et al., 2021)."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 from fedsim.errors import ScenarioError
 from fedsim.learning.architecture import Tensor
 from fedsim.strategies.personal import Keeping, KeepingClient, KeepingParams
-from fedsim.strategies.synchronous import RoundParams
 
 
 class FedBNParams(KeepingParams):
     """What FedBN takes, besides ``AggregatingParams``.
 
     Attributes:
-        keeps: ``layers``: all of the normalisation layers. ``statistics``: their running statistics alone, so that their
-            weights are averaged like all others (SiloBN, Andreux et al. 2020).
+        keeps: ``layers``: all of the normalisation layers, those whose class is called a norm: ``BatchNorm2d``, ``GroupNorm``,
+            ``LayerNorm``, or one of the user's. ``statistics``: their running statistics alone, so that their weights are
+            averaged like all others (SiloBN, Andreux et al. 2020).
     """
 
     kind: Literal["fedbn"] = "fedbn"
     keeps: Literal["layers", "statistics"] = "layers"
 
     def stays(self, tensors: Sequence[Tensor]) -> list[bool]:
-        """Those of layers whose class is called a norm: ``BatchNorm2d``, ``GroupNorm``, ``LayerNorm``, or one of the user's.
-
-        Raises:
-            ScenarioError: the model has none.
-        """
         if self.keeps == "statistics":
             found = [tensor.name.rpartition(".")[2] in ("running_mean", "running_var") for tensor in tensors]
             if not any(found):
@@ -50,10 +45,10 @@ class FedBN(Keeping[FedBNParams]):
     Source: Li et al., "FedBN: federated learning on non-IID features via local batch normalization" (ICLR 2021), Algorithm 1:
     after local training the server averages all layers but the normalisation layers, which each client keeps.
 
-    Sends all other tensors, down and up (``model`` and ``update``). Newcomers, and who has never answered, are tested with the
-    normalisation layers of the initial model. Running statistics are of these layers; without them
+    Sends all other tensors, down and up (``model`` and ``update``). Newcomers, and devices that have never answered, are tested
+    with the normalisation layers of the initial model. Running statistics are of these layers; without them
     (``track_running_stats=False``) a batch norm goes by the batch, in tests too.
     """
 
-    Params: ClassVar[type[RoundParams]] = FedBNParams
+    Params = FedBNParams
     Client = KeepingClient

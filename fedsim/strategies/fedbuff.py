@@ -1,6 +1,6 @@
 """FedBuff: updates are gathered in a buffer, and a full buffer makes the next version (Nguyen et al., 2022)."""
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -38,38 +38,31 @@ class FedBuff(Asynchronous[FedBuffParams]):
     5, "staleness scaling") and tau_i is the number of versions made since client i's download, 0 for a fresh update. The mean
     is not weighted by samples, and its weights do not sum to 1 when updates are stale: both as in the paper.
 
-    At any time ``concurrency`` clients are at work. Each receives the model (d parameters), runs local SGD, and sends its
-    update (d parameters). An update that is not finite is left out, and the others weigh more.
+    An update that is not finite is left out, and the others weigh more.
 
     State besides ``Asynchronous``'s: ``buffer``, the updates received since the last version; ``server``, what that remembers.
     """
 
-    Params: ClassVar[type[AsynchronousParams]] = FedBuffParams
+    Params = FedBuffParams
 
     async def on_start(self) -> None:
-        """Begin with an empty buffer."""
         self.state["buffer"] = []
         await super().on_start()
 
     async def receive(self, message: TaskEnd, base: Ref, staleness: int) -> None:
-        """Put the update into the buffer; the one that fills it makes a version."""
         params, buffer = self.params, self.state["buffer"]
         discount = (1 + staleness) ** -0.5 if params.staleness_discount else 1.0
         if params.most_staleness is not None and staleness > params.most_staleness:
             discount = 0.0
-        entry = {"task": message.task, "device": message.device, "base": base}
-        entry |= {name: message[name] for name in ("update", "samples")}
-        buffer.append(entry | {"weight": params.server_lr * discount / params.buffer, "staleness": staleness})
+        weight = params.server_lr * discount / params.buffer
+        buffer.append(self._entry(message, base) | {"weight": weight, "staleness": staleness})
         if sum(each["weight"] > 0 for each in buffer) == params.buffer:
             self.state["buffer"] = []
             await self.publish(self._step(buffer), buffer)
 
     def _step(self, buffer: list[dict[str, Any]]) -> Ref:
-        """The current model moved by the buffer's updates.
-
-        Differences are mixes of their own, so that an update that is not finite takes its base out with it.
-        """
-        mix, model, optimiser = self.server.mix, self.state["model"], self.params.server
+        """The current model moved by the buffer's updates; one that is not finite takes its base out with it."""
+        mix, model, optimiser = self.server.models.mix, self.state["model"], self.params.server
         differences = [(mix([(entry["update"], 1.0), (entry["base"], -1.0)]), entry) for entry in buffer]
         step = mix([(difference, entry["weight"]) for difference, entry in differences])
         stepped = mix([(model, 1.0), (step, 1.0)], otherwise=model, rescale=False)

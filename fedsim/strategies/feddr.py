@@ -1,7 +1,6 @@
 """FedDR: randomised Douglas-Rachford splitting (Tran Dinh et al., 2021)."""
 
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -10,9 +9,10 @@ from fedsim.federation.contents import Contents, Header
 from fedsim.federation.devices import Device
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.synchronous import RoundParams, SynchronousClient, SynchronousParams
+from fedsim.strategies.parts.aggregation import changes
+from fedsim.strategies.round_params import SynchronousParams
+from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.training import Training
-from fedsim.world.task import Evaluate, Train
 
 
 class FedDRParams(SynchronousParams):
@@ -34,45 +34,43 @@ class FedDRParams(SynchronousParams):
 
 
 class FedDRClient(SynchronousClient[FedDRParams]):
-    """Moves its point y_i, finds the proximal point x_i around it, and says how far 2 x_i - y_i has moved.
+    """Moves its point y_i, finds the proximal point x_i around it by local SGD, and sends how far 2 x_i - y_i has moved.
 
     State: ``x``, x_i, ``y``, y_i, and ``z``, what the server has for 2 x_i - y_i; absent until it has first answered, when all
     three are the first model.
     """
 
-    def moved(self, device: Device, order: Instruction) -> Ref:
-        """y_i + alpha (received - x_i)."""
+    def moved(self, device: Device, instruction: Instruction) -> Ref:
         start = device.initial()
         x, y = device.state.get("x", start), device.state.get("y", start)
-        return device.mix([(y, 1.0), (order["model"], self.params.alpha), (x, -self.params.alpha)])
+        return device.mix([(y, 1.0), (instruction["model"], self.params.alpha), (x, -self.params.alpha)])
 
-    def work(self, device: Device, order: Instruction) -> Sequence[Train | Evaluate]:
-        """Local SGD on f_i(x) + ||x - y_i||^2 / (2 eta)."""
-        center, own = self.moved(device, order), device.state.get("x", device.initial())
+    def training(self, device: Device, instruction: Instruction) -> Training:
+        center, own = self.moved(device, instruction), device.state.get("x", device.initial())
         start = own if self.params.start == "own" else center
-        training = Training(start, self.params.local_epochs, mu=1.0 / self.params.eta, anchor=center)
-        return (Train(training, self.limit(device, order)),)
+        return Training(start, self.params.local_epochs, mu=1.0 / self.params.eta, anchor=center)
 
-    def computed(self, device: Device, order: Instruction, done: LocalResult) -> LocalResult:
+    def computed(self, device: Device, instruction: Instruction, result: LocalResult) -> LocalResult:
         """The update is the received model, and how far 2 x_i - y_i is from what the server has for it."""
-        assert done.update is not None
+        assert result.update is not None
         z = device.state.get("z", device.initial())
-        parts = [(order["model"], 1.0), (done.update, 2.0), (self.moved(device, order), -1.0), (z, -1.0)]
-        return super().computed(device, order, done._replace(update=device.mix(parts), start=order["model"]))
+        parts = [(instruction["model"], 1.0), (result.update, 2.0), (self.moved(device, instruction), -1.0), (z, -1.0)]
+        return super().computed(device, instruction, result._replace(update=device.mix(parts), start=instruction["model"]))
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        """The update; y_i and x_i stay here."""
-        assert done.trained is not None
-        return {**(super().reply(device, order, done) or {}), "own": Header([done.trained, self.moved(device, order)])}
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
+        assert result.trained is not None
+        return {
+            **(super().reply(device, instruction, result) or {}),
+            "own": Header([result.trained, self.moved(device, instruction)]),
+        }
 
-    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
+    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         """The server has the move, as it arrived: it is made here too; one that is not finite on neither side."""
         x, y = reply["own"].value
         start = device.initial()
         z = device.state.get("z", start)
-        device.state["z"] = device.mix([(z, 1.0), (reply["update"], 1.0), (order["model"], -1.0)], otherwise=z)
-        finite = [(x, 1.0), (y, 0.0)]
-        device.state["x"] = device.mix(finite, otherwise=device.state.get("x", start))
+        device.state["z"] = device.mix([(z, 1.0), (reply["update"], 1.0), (instruction["model"], -1.0)], otherwise=z)
+        device.state["x"] = device.mix([(x, 1.0), (y, 0.0)], otherwise=device.state.get("x", start))
         device.state["y"] = device.mix([(y, 1.0), (x, 0.0)], otherwise=device.state.get("y", start))
 
 
@@ -82,27 +80,21 @@ class FedDR(FedAvg[FedDRParams]):
     Source: Tran Dinh, Pham, Phan and Nguyen, "FedDR: randomized Douglas-Rachford splitting algorithms for nonconvex federated
     composite optimization" (NeurIPS 2021), Algorithm 1, with g = 0: client i moves y_i <- y_i + alpha (w - x_i), finds
     x_i = prox_(eta f_i)(y_i), and sends how far 2 x_i - y_i has moved; the model w is the mean of 2 x_i - y_i over all devices,
-    where those who were never asked count with the first model. All devices count alike, whatever their samples. The paper's
+    where those that were never asked count with the first model. All devices count alike, whatever their samples. The paper's
     proximal point is exact or nearly so; here it is ``local_epochs`` of SGD. (The published code weighs devices by their
     samples, and begins with y_i = 0.)
 
     Sends what FedAvg sends. A client whose answer is cut off keeps its x_i and y_i; a newcomer begins with the first model.
     """
 
-    Params: ClassVar[type[RoundParams]] = FedDRParams
+    Params = FedDRParams
     Client = FedDRClient
 
-    def weights(self, entries: Sequence[dict[str, Any]]) -> list[float]:
-        """A device's share of the mean over all."""
-        return [1.0 / self.setting.devices] * len(entries)
-
     async def aggregate(self) -> None:
-        """The moves that came."""
         received = self.state["received"]
         if not received:
             return
-        weights, mix, before = self.weights(received), self.server.mix, self.state["model"]
+        weights, before = [1.0 / self.setting.devices] * len(received), self.state["model"]
         self.record_aggregate(received, weights)
-        moves = [mix([(entry["update"], 1.0), (entry["start"], -1.0)]) for entry in received]
-        parts = [(before, 1.0), *zip(moves, weights, strict=True)]
-        self.state["model"] = mix(parts, otherwise=before, rescale=False)
+        parts = [(before, 1.0), *zip(changes(self.server, received), weights, strict=True)]
+        self.state["model"] = self.server.models.mix(parts, otherwise=before, rescale=False)

@@ -9,9 +9,9 @@ from fedsim.federation.contents import Contents
 from fedsim.federation.devices import Device
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.parts.aggregation import AggregationSpec, Protection
-from fedsim.strategies.parts.aggregation.means import Mean
-from fedsim.strategies.synchronous import AggregatingParams, RoundParams, SynchronousClient
+from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection, changes
+from fedsim.strategies.round_params import AggregatingParams
+from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.training import Training
 
 
@@ -34,29 +34,27 @@ class FedDynParams(AggregatingParams):
     aggregation: AggregationSpec = Mean()
 
     def unprotected(self, protection: Protection) -> str | None:
-        """s is the sum of all moves so far, and moves the model again in each round."""
         return "FedDyn adds the sum of all earlier moves to the model in each round" if protection == "private" else None
 
 
 class FedDynClient(SynchronousClient[FedDynParams]):
-    """Trains around the received model, with its own linear term.
+    """Local SGD on L_k(w) + alpha <moved, w> + alpha / 2 ||w - received||^2.
 
     State: ``moved``, the sum of how far its answers were from the models that it had received: the paper's gradient
     grad L_k(theta_k) is -alpha times that. Absent while it is 0.
     """
 
-    def training(self, device: Device, order: Instruction) -> Training:
-        """Local SGD on L_k(w) + alpha <moved, w> + alpha / 2 ||w - received||^2."""
+    def training(self, device: Device, instruction: Instruction) -> Training:
         alpha = self.params.alpha
         if self.params.alpha_samples is not None:
             alpha *= self.params.alpha_samples / max(device.samples, 1)
         linear = device.mix([(device.state["moved"], alpha)]) if "moved" in device.state else None
-        return Training(order["model"], self.params.local_epochs, mu=alpha, linear=linear)
+        return Training(instruction["model"], self.params.local_epochs, mu=alpha, linear=linear)
 
-    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
+    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         """The server has the update: both sides add how far it was."""
         before = device.state.get("moved", device.zero())
-        parts = [(before, 1.0), (reply["update"], 1.0), (order["model"], -1.0)]
+        parts = [(before, 1.0), (reply["update"], 1.0), (instruction["model"], -1.0)]
         device.state["moved"] = device.mix(parts, otherwise=before)
 
 
@@ -69,29 +67,24 @@ class FedDyn(FedAvg[FedDynParams]):
     the clients that answered, and the next model is the mean of their theta_k, plus s. With a robust aggregation the server
     adds up the moves of each client, and s <- (1 - K / N) s + K / N times what it makes of the s_k of the round's K clients.
 
-    Sends what FedAvg sends: both sides add up the same moves. The local solve is as many epochs of SGD as are given, where the
-    paper has the exact minimum. A client whose answer is cut off keeps its s_k; one whose update is not finite moves neither
-    side; a newcomer is a client whose s_k is 0.
+    Sends what FedAvg sends: both sides add up the same moves. The local solve is ``local_epochs`` of SGD, where the paper has
+    the exact minimum. A client whose answer is cut off keeps its s_k; one whose update is not finite moves neither side; a
+    newcomer's s_k is 0.
 
     State besides FedAvg's: ``moved``, s; ``followed``, device -> s_k, with a robust aggregation.
     """
 
-    Params: ClassVar[type[RoundParams]] = FedDynParams
+    Params = FedDynParams
     Client = FedDynClient
 
     async def on_start(self) -> None:
-        """Begin with s = 0."""
-        self.state["moved"] = self.server.zero()
+        self.state["moved"] = self.server.models.zero()
         await super().on_start()
 
     async def combine(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any) -> Ref:
-        """First s moves."""
-        mix = self.server.mix
-        moves = [mix([(entry["update"], 1.0), (entry["start"], -1.0)]) for entry in entries]
-        self.state["moved"] = await self.followed(self.state["moved"], entries, moves)
+        self.state["moved"] = await self.followed(self.state["moved"], entries, changes(self.server, entries))
         return await super().combine(model, entries, slot, **record)
 
     def advance(self, model: Ref, aggregated: Ref, group: int = 0) -> Ref:
-        """What the updates have become, plus s."""
         parts = [(aggregated, 1.0), (self.state["moved"], 1.0)]
-        return super().advance(model, self.server.mix(parts, otherwise=model, rescale=False), group)
+        return super().advance(model, self.server.models.mix(parts, otherwise=model, rescale=False), group)

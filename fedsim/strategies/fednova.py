@@ -12,7 +12,7 @@ from fedsim.language.spec import OnlyWith
 from fedsim.learning.functions import weighted_sum
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedprox import FedProx, FedProxClient, FedProxParams
-from fedsim.strategies.synchronous import RoundParams
+from fedsim.strategies.round_params import RoundParams
 
 
 class FedNovaParams(FedProxParams):
@@ -37,11 +37,6 @@ def reach(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:
 
     ``steps`` without more. With momentum the factors of the paper's section 4.1, and with ``pull`` = lr mu those of FedProx,
     follow from the same steps: v <- momentum v + 1 - pull x; x <- x + v.
-
-    Args:
-        steps: tau, how many.
-        momentum: of local SGD.
-        pull: lr mu, how far a step goes back towards the anchor.
     """
     moved = velocity = 0.0
     for _ in range(steps):
@@ -53,9 +48,8 @@ def reach(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:
 class FedNovaClient(FedProxClient):
     """Says how many steps it took."""
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        """The update, and its steps."""
-        return {**(super().reply(device, order, done) or {}), "steps": Header(done.steps)}
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
+        return {**(super().reply(device, instruction, result) or {}), "steps": Header(result.steps)}
 
 
 class FedNova(FedProx):
@@ -84,7 +78,6 @@ class FedNova(FedProx):
             )
 
     async def combine(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any) -> Ref:
-        """Each update along its own direction, as far as the mean of all."""
         pull = self.params.mu * self.setting.lr_in(self.state["round"])
         reaches = [reach(entry["contents"]["steps"], self.setting.momentum, pull) for entry in entries]
         assert isinstance(self.params, FedNovaParams)
@@ -94,6 +87,8 @@ class FedNova(FedProx):
         for entry, own in zip(entries, reaches, strict=True):
             factor = effective / own if own else 0.0
             models = [entry["start"], entry["update"]]
-            update = self.server.apply(weighted_sum, models, coefficients=[1 - factor, factor])  # not finite if either is not
+            update = self.server.models.apply(
+                weighted_sum, models, coefficients=[1 - factor, factor]
+            )  # not finite if either is not
             normalised.append(entry | {"update": update})
         return await super().combine(model, normalised, slot, **record)

@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from fedsim.errors import ScenarioError
 from fedsim.learning.architecture import Tensor
 from fedsim.strategies.personal import Keeping, KeepingClient, KeepingParams
-from fedsim.strategies.synchronous import RoundParams
 
 
 class HeadParams(KeepingParams):
@@ -22,13 +21,8 @@ class HeadParams(KeepingParams):
     head: Annotated[int, Field(ge=1)] | Annotated[list[str], Field(min_length=1)] = 1
 
     def stays(self, tensors: Sequence[Tensor]) -> list[bool]:
-        """The head.
-
-        Raises:
-            ScenarioError: a name is that of no tensor.
-        """
-        layers = [tensor.name.rpartition(".")[0] for tensor in tensors]
         if isinstance(self.head, int):
+            layers = [tensor.name.rpartition(".")[0] for tensor in tensors]
             last = list(dict.fromkeys(layers))[-self.head :]
             return [layer in last for layer in layers]
         names = [tensor.name for tensor in tensors]
@@ -55,8 +49,8 @@ class FedPer(Keeping[FedPerParams]):
 
     Sends the base layers, down and up (4 bytes a number of theirs, ``model`` and ``update``). All heads begin as that of the
     initial model, where the paper draws one for each client. A device is tested with the base layers of the server and its own
-    head; newcomers, and who has never answered, with the initial one.
+    head; newcomers, and devices that have never answered, with the initial one.
     """
 
-    Params: ClassVar[type[RoundParams]] = FedPerParams
+    Params = FedPerParams
     Client = KeepingClient

@@ -1,4 +1,4 @@
-"""FedProx: FedAvg with a proximal term and partial work (Li et al., 2020)."""
+"""FedProx: a proximal term, and partial work (Li et al., 2020)."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -9,7 +9,8 @@ from fedsim.federation.contents import Contents, Header
 from fedsim.federation.devices import Device
 from fedsim.language.spec import OnlyWith
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.synchronous import AggregatingParams, RoundParams, SynchronousClient
+from fedsim.strategies.round_params import AggregatingParams, RoundParams
+from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.training import Limit, Training
 
 
@@ -29,23 +30,21 @@ class FedProxParams(AggregatingParams):
 class FedProxClient(SynchronousClient[FedProxParams]):
     """Trains with the proximal term, up to the deadline."""
 
-    def training(self, device: Device, order: Instruction) -> Training:
-        """Local SGD around the received model."""
-        return Training(order["model"], self.params.local_epochs, mu=self.params.mu)
+    def training(self, device: Device, instruction: Instruction) -> Training:
+        return Training(instruction["model"], self.params.local_epochs, mu=self.params.mu)
 
-    def limit(self, device: Device, order: Instruction) -> Limit:
-        """As many epochs as fit, or all of them."""
+    def limit(self, device: Device, instruction: Instruction) -> Limit:
         if not self.params.partial_work:
-            return super().limit(device, order)
-        stop_at = order["stop_at"]
-        reserve = 0.0 if stop_at is None else device.upload_bytes({"update": order["model"]})
+            return super().limit(device, instruction)
+        stop_at = instruction["stop_at"]
+        reserve = 0.0 if stop_at is None else device.upload_bytes({"update": instruction["model"]})
         return Limit(stop_at, self.training_limit, reserve_upload=reserve)
 
 
 class FedProx(FedAvg[FedProxParams]):
     """FedAvg with a proximal term.
 
-    Source: Li et al., "Federated optimization in heterogeneous networks", Algorithm 2.
+    Source: Li et al., "Federated optimization in heterogeneous networks" (MLSys 2020), Algorithm 2.
 
     Sends what FedAvg sends. The local gradient step is w <- w - lr (g + mu (w - w_global)) with the received model as anchor
     for the whole local solve. With a deadline and ``partial_work`` a client sends what its finished epochs gave; it is dropped
@@ -57,6 +56,5 @@ class FedProx(FedAvg[FedProxParams]):
     Client = FedProxClient
 
     def contents(self, device: int) -> Contents:
-        """The global model, and when the round ends."""
-        stop_at = None if self.round_limit is None else self.server.now + self.round_limit
+        stop_at = None if self._round_limit is None else self.server.now + self._round_limit
         return {"model": self.state["model"], "stop_at": Header(stop_at)}

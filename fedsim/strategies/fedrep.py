@@ -1,7 +1,7 @@
 """FedRep: each device first trains a head of its own, then the layers below that all share (Collins et al., 2021)."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 from pydantic import model_validator
 
@@ -9,10 +9,8 @@ from fedsim.federation.client import Instruction, PreviousResult
 from fedsim.federation.devices import Device
 from fedsim.language.spec import Epochs
 from fedsim.strategies.fedper import HeadParams
-from fedsim.strategies.parts.aggregation import AggregationSpec
-from fedsim.strategies.parts.aggregation.means import Mean
+from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
 from fedsim.strategies.personal import Keeping, KeepingClient
-from fedsim.strategies.synchronous import RoundParams
 from fedsim.training import Training
 from fedsim.world.task import Computation, Train
 
@@ -38,13 +36,11 @@ class FedRepParams(HeadParams):
 class FedRepClient(KeepingClient[FedRepParams]):
     """Trains its head with the layers below held, then these with the head held."""
 
-    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
-        """Both trainings."""
-        head = Training(self.begin(device, order), self.params.head_epochs, held=self.sent_places)
-        return (Train(head), *super().work(device, order))
+    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+        head = Training(self.begin(device, instruction), self.params.head_epochs, held=self.sent_places)
+        return (Train(head), *super().work(device, instruction))
 
-    def training(self, device: Device, order: Instruction) -> Training:
-        """Local SGD of the layers below, from what the first training has made of the head."""
+    def training(self, device: Device, instruction: Instruction) -> Training:
         return Training(PreviousResult(((0, 1.0),)), self.params.local_epochs, held=self.kept_places)
 
 
@@ -55,9 +51,9 @@ class FedRep(Keeping[FedRepParams]):
     with the representation that it received a client makes many steps on its head, then with that head some on the
     representation, and sends the latter back; the server takes the mean.
 
-    Sends what FedPer sends: the layers below the head, down and up. An epoch of either training takes as long as one of the
-    whole model: that the gradients of what is held are not needed is not taken off. Heads begin, and are tested, as in FedPer.
+    Sends what FedPer sends. An epoch of either training takes as long as one of the whole model: that the gradients of what is
+    held are not needed is not taken off. Heads begin, and are tested, as in FedPer.
     """
 
-    Params: ClassVar[type[RoundParams]] = FedRepParams
+    Params = FedRepParams
     Client = FedRepClient

@@ -1,6 +1,6 @@
 """FeSEM: the server puts each client into the group whose model is nearest to the one that the client sent last."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal, Self
 
 import numpy as np
@@ -10,8 +10,7 @@ from pydantic import Field, model_validator
 from fedsim.language.spec import Epochs
 from fedsim.strategies.clustering.algorithms import kmeans
 from fedsim.strategies.grouped import Grouped, GroupedParams
-from fedsim.strategies.parts.aggregation import AggregationSpec
-from fedsim.strategies.parts.aggregation.means import Mean
+from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
 
 
 class FeSEMParams(GroupedParams):
@@ -19,25 +18,27 @@ class FeSEMParams(GroupedParams):
 
     Attributes:
         aggregation: ``mean``, as in the paper; ``weighted``, by samples; ``first``, as in the published code of FlexCFL.
-        centers: ``updates``: as in the published code of FlexCFL, see ``FeSEM``. ``k-means``: clients are clustered as points.
-            After each round every client that has ever sent a model joins the group whose model is nearest to the one that it
-            sent last, and a group's model becomes the mean of its members' last models, of this round or not (Xie et al.,
-            Algorithm 1). The first groups are made by k-means on what has come as soon as that is enough for all of them.
+        as: ``published-code``: that of FlexCFL, see ``FeSEM``; the first rounds ask all devices in turn. ``paper``: clients are
+            clustered as points. After each round every client that has ever sent a model joins the group whose model is nearest
+            to the one that it sent last, and a group's model becomes the mean of its members' last models, of this round or not
+            (Xie et al., Algorithm 1). The first groups are made by k-means on what has come as soon as that is enough for all.
     """
+
+    instead: ClassVar[Mapping[str, str]] = {**GroupedParams.instead, "centers": "as"}
 
     kind: Literal["fesem"] = "fesem"
     clients_per_round: int = Field(default=20, ge=1)
     local_epochs: Epochs = 10
-    sweep: bool = True
     aggregation: AggregationSpec = Mean()
-    centers: Literal["updates", "k-means"] = "updates"
+
+    @property
+    def sweeps(self) -> bool:
+        return self.as_published
 
     @model_validator(mode="after")
     def _points_have_a_mean(self) -> Self:
-        if self.centers == "k-means" and (self.aggregation.kind != "mean" or self.server is not None):
-            raise ValueError(
-                "'centers' is 'k-means', where a group's model is the mean of its points; 'aggregation' must be 'mean'"
-            )
+        if not self.as_published and (self.aggregation.kind != "mean" or self.server is not None):
+            raise ValueError("'as' is 'paper', where a group's model is the mean of its points; 'aggregation' must be 'mean'")
         return self
 
 
@@ -53,8 +54,8 @@ class FeSEM(Grouped[FeSEMParams]):
     model becomes the mean of its updates. Nothing but models is ever sent, and a device's data have no influence on its
     group, so a shift changes nothing (FeSEM-MIG is the same). A newcomer is a client that has sent none.
 
-    State besides ``Grouped``'s: ``initial``, and ``last``, the model that each device sent last; with ``centers = "k-means"``
-    ``known``, who has sent one, and ``begun``, whether there are centers made of them.
+    State besides ``Grouped``'s: ``initial``, and ``last``, the model that each device sent last; as in the paper ``known``, who
+    has sent one, and ``begun``, whether there are centers made of them.
     """
 
     Params: ClassVar[type[FeSEMParams]] = FeSEMParams
@@ -62,48 +63,46 @@ class FeSEM(Grouped[FeSEMParams]):
     async def on_start(self) -> None:
         """Begin with m models, each a draw of its own, apart from the clients' common start."""
         server, groups = self.server, self.params.groups
-        self.state["initial"] = server.initial()
-        self.state["models"] = [server.initial(1 + group) for group in range(groups)]
+        self.state["initial"] = server.models.initial()
+        self.state["models"] = [server.models.initial(1 + group) for group in range(groups)]
         self.state["last"] = [self.state["initial"]] * server.devices
-        if self.params.centers == "k-means":
+        if not self.params.as_published:
             self.state |= {"known": [], "begun": False, "models": [self.state["initial"]] * groups}
         await super().on_start()
 
     async def before_asking(self) -> None:
-        """The E-step: the nearest group of each client of the cohort, the first of equals."""
-        if self.params.centers == "k-means":
-            for device in self.state["cohort"]:
+        cohort = self.state["cohort"]
+        if self.params.as_published:
+            for device, group in zip(cohort, await self._nearest(cohort), strict=True):
+                self.move(device, group, "e-step")
+        else:
+            for device in cohort:
                 if self.group_of(device) is None:
                     self.move(device, 0, "e-step")
-            return
-        cohort = self.state["cohort"]
-        for device, group in zip(cohort, await self._nearest(cohort), strict=True):
-            self.move(device, group, "e-step")
 
     async def _nearest(self, devices: Sequence[int]) -> list[int]:
         server, models = self.server, self.state["models"]
-        if not server.learns:
+        if not server.models.learns:
             return self.random_groups(len(devices), "e-step", self.state["round"])
         server.compute("distances", len(devices), server.setting.parameters, len(models))
-        values = await server.values([*models, *(self.state["last"][device] for device in devices)])
+        values = await server.models.values([*models, *(self.state["last"][device] for device in devices)])
         centers, sent = values[: len(models)], values[len(models) :]
         return [int(np.argmin([_distance(own, center) for center in centers])) for own in sent]
 
     async def aggregate(self) -> None:
-        """The M-step; the server keeps what each client has sent."""
         for entry in self.state["received"]:
             self.state["last"][entry["device"]] = entry["update"]
-        await (self._move_centers() if self.params.centers == "k-means" else super().aggregate())
+        await (super().aggregate() if self.params.as_published else self._move_centers())
 
     async def _move_centers(self) -> None:
         """One step of Lloyd's algorithm on all models that clients have sent; the first time a whole k-means."""
         state, server = self.state, self.server
-        state["known"] = sorted({*state["known"], *(entry["device"] for entry in state["received"])})
-        known, last, groups = state["known"], state["last"], len(state["models"])
         if not state["received"]:
             return
-        if server.learns and len(known) >= groups and not state["begun"]:
-            rows = np.stack(await server.values([last[device] for device in known])).astype(np.float64)
+        known = state["known"] = sorted({*state["known"], *(entry["device"] for entry in state["received"])})
+        last, groups = state["last"], len(state["models"])
+        if server.models.learns and len(known) >= groups and not state["begun"]:
+            rows = np.stack(await server.models.values([last[device] for device in known])).astype(np.float64)
             server.compute("k-means", len(rows), rows.shape[1], groups)
             nearest = kmeans(rows, groups, server.rng("k-means")).tolist()
         else:
@@ -115,11 +114,13 @@ class FeSEM(Grouped[FeSEMParams]):
             entry["group"] = self.group_of(entry["device"])
         for group in sorted({*nearest}):
             members = [device for device, own in zip(known, nearest, strict=True) if own == group]
+            share = 1 / len(members)
             entries = [entry for entry in state["received"] if entry["group"] == group]
             if entries:
-                self.record_aggregate(entries, [1 / len(members)] * len(entries), group=group)
-            share = 1 / len(members)
-            state["models"][group] = server.mix([(last[device], share) for device in members], otherwise=state["models"][group])
+                self.record_aggregate(entries, [share] * len(entries), group=group)
+            state["models"][group] = server.models.mix(
+                [(last[device], share) for device in members], otherwise=state["models"][group]
+            )
 
 
 def _distance(model: NDArray[np.float32], center: NDArray[np.float32]) -> float:

@@ -3,6 +3,7 @@
 import math
 from typing import Any, ClassVar, Literal, Self
 
+import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
@@ -12,20 +13,24 @@ from fedsim.federation.client import Instruction
 from fedsim.federation.contents import Contents
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
+from fedsim.federation.server import Server
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
-from fedsim.strategies.synchronous import RoundParams, Synchronous, SynchronousClient, SynchronousParams
+from fedsim.strategies.round_params import RoundParams, SynchronousParams
+from fedsim.strategies.synchronous import Synchronous, SynchronousClient
 from fedsim.training import Training
 
 
 class FPFCParams(SynchronousParams):
-    """What FPFC takes, besides ``SynchronousParams``. Distances are those of whole models.
+    """What FPFC takes, besides ``SynchronousParams``.
 
     Attributes:
         lam: lambda, the strength of the penalty, the most with which it draws; 0: local training.
         rho: of the augmented Lagrangian, and how strongly a device is held to what it receives.
         a: of SCAD: what is farther apart than a lam is not penalised.
         xi: within so small a distance the penalty is smooth.
+        layers: distances are those of whole models (``all``), or of their last layer (``last``, an option of the
+            authors' code): then the whole difference of two models shrinks as that layer's does.
         nu: devices whose difference theta is no longer than this are of one group.
     """
 
@@ -35,6 +40,7 @@ class FPFCParams(SynchronousParams):
     a: float = Field(default=3.7, gt=1.0, le=1e6)
     xi: float = Field(default=1e-4, gt=0.0, le=1e6)
     nu: float = Field(default=1e-3, ge=0.0, le=1e6)
+    layers: Literal["all", "last"] = "all"
 
     @model_validator(mode="after")
     def _has_one_minimum(self) -> Self:
@@ -49,14 +55,13 @@ class FPFCClient(SynchronousClient[FPFCParams]):
     State: ``model``, its own; absent until it has first answered.
     """
 
-    def training(self, device: Device, order: Instruction) -> Training:
-        """Local SGD on its loss + rho / 2 ||w - received||^2."""
-        own = device.state.get("model", order["model"])
-        return Training(own, self.params.local_epochs, mu=self.params.rho, anchor=order["model"])
+    def training(self, device: Device, instruction: Instruction) -> Training:
+        own = device.state.get("model", instruction["model"])
+        return Training(own, self.params.local_epochs, mu=self.params.rho, anchor=instruction["model"])
 
-    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
+    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         """The server has it as it arrived; one that is not finite on neither side."""
-        device.state["model"] = device.mix([(reply["update"], 1.0)], otherwise=device.state.get("model", order["model"]))
+        device.state["model"] = device.mix([(reply["update"], 1.0)], otherwise=device.state.get("model", instruction["model"]))
 
 
 class FPFC(Synchronous[FPFCParams]):
@@ -71,10 +76,9 @@ class FPFC(Synchronous[FPFCParams]):
     v_ij = rho (delta - theta_ij).
 
     Devices with theta no longer than ``nu`` between them, or by way of others, are of one group, named by its first device; its
-    model is the mean of theirs, weighted by samples, on which they are tested. Who has never answered, a newcomer say, is in no
-    pair and no mean, and receives the first model (in the paper all do, and count from the beginning). The paper's warm-up of
-    lambda and asynchronous form are not built. Without learning there is one group. The server keeps two models for each pair
-    of devices that have answered: what it takes grows with the square of their number.
+    model is the mean of theirs, weighted by samples. A device that has never answered is in no pair and no mean, and receives
+    the first model. The paper's warm-up of lambda and asynchronous form are not built. Without learning there is one group. The
+    server keeps two models for each pair of devices that have answered.
 
     State besides ``Synchronous``'s: ``first``, the first model; ``own``, device -> w_i; ``samples``, device -> what it told;
     ``pairs``, (i, j) with i < j -> theta and v as one array [2 d]; ``apart``, (i, j) -> ||theta||; ``group``, device -> group;
@@ -85,9 +89,15 @@ class FPFC(Synchronous[FPFCParams]):
     Client = FPFCClient
     score: ClassVar[Literal["pooled", "device-mean"]] = "device-mean"
 
+    def __init__(self, params: FPFCParams, server: Server) -> None:
+        super().__init__(params, server)
+        tensors = [(tensor.name.rpartition(".")[0], tensor.size) for tensor in self.setting.tensors()]
+        self.begin = 0  # of the numbers that distances are about
+        if params.layers == "last":
+            self.begin = sum(size for layer, size in tensors if layer != tensors[-1][0])
+
     async def on_start(self) -> None:
-        """Nobody has a model of its own."""
-        self.state["first"] = self.server.initial()
+        self.state["first"] = self.server.models.initial()
         self.state |= {"own": {}, "samples": {}, "pairs": {}, "apart": {}, "group": {}, "models": {}}
         await super().on_start()
 
@@ -100,43 +110,40 @@ class FPFC(Synchronous[FPFCParams]):
         between = [pairs[min(device, other), max(device, other)] for other in others]
         signs = [1.0 if device < other else -1.0 for other in others]
         models = [own[device], *(own[other] for other in others), *between]
-        held = self.server.apply(held_to, models, otherwise=own[device], signs=signs, rho=self.params.rho)
+        held = self.server.models.apply(held_to, models, otherwise=own[device], signs=signs, rho=self.params.rho)
         return {"model": held}
 
-    def start(self, message: TaskEnd) -> Ref:
-        """The device's own model."""
-        return self.state["own"].get(message.device, message.asked["model"])  # type: ignore[no-any-return]
+    def entry(self, message: TaskEnd) -> dict[str, Any]:
+        return super().entry(message) | {"start": self.state["own"].get(message.device, message.asked["model"])}
 
     async def aggregate(self) -> None:
-        """The received models are the devices' own; their pairs, and the groups."""
         state, server, received = self.state, self.server, self.state["received"]
         if not received:
             return
         self.record_aggregate(received, [1.0] * len(received))
         own, pairs = state["own"], state["pairs"]
         for entry in received:
-            own[entry["device"]] = server.mix([(entry["update"], 1.0)], otherwise=entry["start"])
+            own[entry["device"]] = server.models.mix([(entry["update"], 1.0)], otherwise=entry["start"])
             state["samples"][entry["device"]] = entry["samples"]
         asked = {entry["device"] for entry in received}
         changed = [(i, j) for i in sorted(own) for j in sorted(own) if i < j and (i in asked or j in asked)]
-        scad = {name: getattr(self.params, name) for name in ("lam", "rho", "a", "xi")}
+        scad = {"begin": self.begin, **{name: getattr(self.params, name) for name in ("lam", "rho", "a", "xi")}}
         for i, j in changed:
             before = [pairs[i, j]] if (i, j) in pairs else []
-            pairs[i, j] = server.apply(fused, [own[i], own[j], *before], size=2 * self.setting.parameters, **scad)
+            pairs[i, j] = server.models.apply(fused, [own[i], own[j], *before], size=2 * self.setting.parameters, **scad)
         lengths = [0.0] * len(changed)
-        if server.learns and changed:
-            lengths = (await server.value(server.apply(apart, [pairs[pair] for pair in changed], size=len(changed)))).tolist()
+        if server.models.learns and changed:
+            told = server.models.apply(apart, [pairs[pair] for pair in changed], size=len(changed), begin=self.begin)
+            lengths = (await server.models.value(told)).tolist()
         state["apart"] |= zip(changed, lengths, strict=True)
         self._group()
 
     def _group(self) -> None:
         """Who is of one group, by the chains of pairs that are fused; and the groups' models."""
         state = self.state
-        group = {device: device for device in sorted(state["own"])}
-        for (i, j), length in state["apart"].items():
-            first, second = sorted((group[i], group[j]))
-            if length <= self.params.nu and first != second:
-                group = {device: first if name == second else name for device, name in group.items()}
+        fused_pairs: nx.Graph[int] = nx.Graph([pair for pair, length in state["apart"].items() if length <= self.params.nu])
+        fused_pairs.add_nodes_from(state["own"])
+        group = dict(sorted((device, min(part)) for part in nx.connected_components(fused_pairs) for device in part))
         for device, name in group.items():
             if state["group"].get(device) != name:
                 self.server.emit("assign", device=device, group=name, before=state["group"].get(device), why="fused")
@@ -146,19 +153,16 @@ class FPFC(Synchronous[FPFCParams]):
             total = sum(state["samples"][device] for device in members)
             shares = [state["samples"][device] / total if total else 1 / len(members) for device in members]
             parts = list(zip([state["own"][device] for device in members], shares, strict=True))
-            state["models"][name] = self.server.mix(parts, otherwise=state["own"][members[0]])
+            state["models"][name] = self.server.models.mix(parts, otherwise=state["own"][members[0]])
 
     def group_of(self, device: int) -> int | None:
-        """Its group; None for one that has never answered."""
         group: int | None = self.state["group"].get(device)
         return group
 
     def center(self, entry: dict[str, Any]) -> Ref:
-        """The model of its device's group."""
         return self.state["models"][self.state["group"][entry["device"]]]  # type: ignore[no-any-return]
 
     def models(self) -> ModelAssignment:
-        """A model a group, and the first one for those who have never answered."""
         group = self.state["group"]
         others = [device for device in range(self.server.devices) if device not in group]
         served = {"first": (self.state["first"], others)} if others else {}
@@ -183,11 +187,11 @@ def shrunk(length: float, lam: float, rho: float, a: float, xi: float) -> float:
 
 
 @pure
-def fused(models: list[NDArray[np.float32]], lam: float, rho: float, a: float, xi: float) -> NDArray[np.floating]:
-    """theta and v of a pair, [2 d], of both models [d] and what they were before, if they were."""
+def fused(models: list[NDArray[np.float32]], begin: int, lam: float, rho: float, a: float, xi: float) -> NDArray[np.floating]:
+    """theta and v [2 d] of a pair of models [d], and of theirs before, if any, by the distance from ``begin`` on."""
     one, other = (model.astype(np.float64) for model in models[:2])
     delta = one - other + (models[2][len(one) :] / rho if len(models) > 2 else 0.0)
-    length = math.sqrt(float(np.square(delta).sum()))
+    length = math.sqrt(float(np.square(delta[begin:]).sum()))
     theta = delta * (shrunk(length, lam, rho, a, xi) / length) if length else delta
     return np.concatenate([theta, rho * (delta - theta)])
 
@@ -204,6 +208,6 @@ def held_to(models: list[NDArray[np.float32]], signs: list[float], rho: float) -
 
 
 @pure
-def apart(models: list[NDArray[np.float32]]) -> NDArray[np.floating]:
-    """The length of theta of each pair."""
-    return np.array([math.sqrt(float(np.square(pair[: len(pair) // 2], dtype=np.float64).sum())) for pair in models])
+def apart(models: list[NDArray[np.float32]], begin: int) -> NDArray[np.floating]:
+    """The length of theta of each pair, from ``begin`` on."""
+    return np.array([math.sqrt(float(np.square(pair[begin : len(pair) // 2], dtype=np.float64).sum())) for pair in models])

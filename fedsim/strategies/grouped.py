@@ -1,43 +1,83 @@
-"""The round loop with groups of devices, each with a model of its own.
+"""The round loop with groups of devices, each with a model of its own, and groups that devices leave when their data shift.
 
 A device may have to be prepared before it can train in a round: it has no group yet, or its data have shifted. Then it gets a
-task of preparation first, and the round's task follows in the instant in which its group is known. Who is not asked in a
-round prepares beside it. All who are prepared in one instant are assigned together.
+task of preparation first, and the round's task follows in the instant in which its group is known. Devices that are not asked
+in a round prepare beside it. All that are prepared in one instant are assigned together.
 """
 
-from collections.abc import Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.evaluation.evaluator import ModelAssignment
-from fedsim.federation.contents import Contents
+from fedsim.federation.client import Instruction
+from fedsim.federation.contents import Contents, Header
+from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
+from fedsim.language.registry import Registry
 from fedsim.learning.refs import Ref
-from fedsim.strategies.synchronous import AggregatingParams, Synchronous
+from fedsim.strategies.clustering.parts import EachRound, ShiftTest, WhenShifted
+from fedsim.strategies.round_params import CombiningParams, SelectingParams, SynchronousParams
+from fedsim.strategies.synchronous import Synchronous, SynchronousClient
+from fedsim.world.population import DeadlineBase
+
+Preset = Literal["paper", "published-code"]
 
 
-class GroupedParams(AggregatingParams):
-    """What every strategy with groups takes, besides ``AggregatingParams``.
+class ClusteredParams(SelectingParams, CombiningParams):
+    """What every strategy with groups takes, besides ``SelectingParams`` and ``CombiningParams``.
 
     Attributes:
         groups: m, how many groups there are.
-        sweep: the first rounds ask the devices in turn, until each has been asked once (as the published experiments of
-            FlexCFL do); then clients are drawn at random.
+        as: where the two differ, whether it does as its paper says (``paper``) or as the code that was published with it
+            (``published-code``): one table in docs/strategies.md lists the differences of all.
     """
 
-    looks_at_each: ClassVar[str | None] = "strategies with groups look at single updates"
-
     groups: int = Field(default=3, ge=1, le=10_000)
-    sweep: bool = False
+    __annotations__["as"] = Annotated[Preset, Field(default="published-code")]  # a keyword of Python
+
+    @property
+    def as_published(self) -> bool:
+        """Whether it does as the published code."""
+        return bool(getattr(self, "as") == "published-code")
+
+    @property
+    def sweeps(self) -> bool:
+        """Whether the first rounds ask the devices in turn, until each has been asked once."""
+        return False
+
+
+class PlainDeadline(SelectingParams):
+    """For strategies whose deadline counts from the begin of the round, in seconds."""
+
+    instead: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("relative_deadline", "reference_epochs", "deadline_base", "deadline_from"), "deadline"
+    )
+
+    relative_deadline: None = None
+    reference_epochs: None = None  # type: ignore[assignment]
+    deadline_base: None = None  # type: ignore[assignment]
+    deadline_from: None = None
+
+    @property
+    def mean_epoch_over(self) -> DeadlineBase:
+        return "unslowed"
+
+
+class GroupedParams(ClusteredParams, SynchronousParams):
+    """What a strategy takes that asks a number of clients, whatever their groups, besides ``ClusteredParams``."""
+
+    instead: ClassVar[Mapping[str, str]] = {"sweep": "as"}
 
     def combined_at_once(self, devices: int) -> int:
-        """A group's share of a cohort."""
         return super().combined_at_once(devices) // self.groups
 
 
-G = TypeVar("G", bound=GroupedParams)
+G = TypeVar("G", bound=ClusteredParams)
 
 
 class Grouped(Synchronous[G]):
@@ -47,8 +87,8 @@ class Grouped(Synchronous[G]):
         models: each group's model.
         group: each device's group, -1 for none.
         asked: for each device whether it was ever asked in a round.
-        preparing: tasks of preparation that run, task -> (device, whether it is the round that waits for it).
-        prepared: those that have ended in this instant, dicts of task, device, in_round, asked and contents.
+        preparing: tasks of preparation that run, task -> (device, whether the round waits for it).
+        prepared: tasks of preparation that have ended in this instant, dicts of task, device, in_round, asked and contents.
         unprepared: devices that must be prepared before they train again, in order.
     """
 
@@ -58,10 +98,8 @@ class Grouped(Synchronous[G]):
         self.state |= {"models": [], "group": [-1] * devices, "asked": [False] * devices}
         self.state |= {"preparing": {}, "prepared": [], "unprepared": []}
 
-    # What an algorithm fills in.
-
     def preparation(self, device: int) -> tuple[Contents, str] | None:
-        """What is sent to the device, and the job that it must do, before it can train in a round; None for nothing."""
+        """The contents and the job of the task that the device must do before it can train in a round; None for nothing."""
         return None
 
     async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
@@ -73,8 +111,6 @@ class Grouped(Synchronous[G]):
 
     async def after_aggregation(self) -> None:
         """The groups' models are new: what happens between them."""
-
-    # Groups.
 
     def move(self, device: int, group: int, why: str) -> None:
         """Put a device into a group, and record it if it is another one than before."""
@@ -88,9 +124,14 @@ class Grouped(Synchronous[G]):
         return [device for device, own in enumerate(self.state["group"]) if own == group]
 
     def group_of(self, device: int) -> int | None:
-        """The device's group; None while it has none."""
         group: int = self.state["group"][device]
         return None if group < 0 else group
+
+    async def choices(self, entries: Sequence[dict[str, Any]], purpose: str) -> list[int]:
+        """The group in each entry's content ``id``; where nothing is learnt, one at random from the stream ``purpose``."""
+        if self.server.models.learns:
+            return await self.server.models.choices([entry["contents"]["id"] for entry in entries])
+        return self.random_groups(len(entries), purpose, *(entry["task"] for entry in entries[:1]))
 
     def random_groups(self, count: int, purpose: str, *ids: int) -> list[int]:
         """The groups of ``count`` devices where nothing is learnt that could tell them, from the stream ``purpose``, ids."""
@@ -98,21 +139,18 @@ class Grouped(Synchronous[G]):
         return found
 
     def models(self) -> ModelAssignment:
-        """A model a group, for the devices that are in it now."""
         served: list[list[int]] = [[] for _ in self.state["models"]]
         for device, group in enumerate(self.state["group"]):
             if group >= 0:
                 served[group].append(device)
         return {f"group/{group}": (model, served[group]) for group, model in enumerate(self.state["models"])}
 
-    # A round.
-
     def select(self) -> list[int]:
         """Clients in turn while the sweep lasts, then at random."""
         number, wanted = self.state["round"], self.params.asked_per_round
         chosen: list[int] = []
-        if self.params.sweep and number * wanted < self.server.devices:
-            chosen = [device for device in self.server.online() if not self.state["asked"][device]][:wanted]
+        if self.params.sweeps and number * wanted < self.server.devices:
+            chosen = [device for device in self.server.clients.online() if not self.state["asked"][device]][:wanted]
         if len(chosen) < wanted:
             others = [device for device in range(self.server.devices) if device not in chosen] if chosen else None
             chosen += self.pick(wanted - len(chosen), among=others)
@@ -132,11 +170,9 @@ class Grouped(Synchronous[G]):
         self._start(device, self.contents_after_preparation(device), continues=True)
 
     def contents(self, device: int) -> Contents:
-        """The group's model."""
         return {"model": self.state["models"][self.state["group"][device]]}
 
     async def aggregate(self) -> None:
-        """Each group's updates become its model; a group without any keeps the one that it has."""
         models = self.state["models"]
         for group in range(len(models)):
             entries = [entry for entry in self.state["received"] if entry["group"] == group]
@@ -145,17 +181,13 @@ class Grouped(Synchronous[G]):
         await self.after_aggregation()
 
     def center(self, entry: dict[str, Any]) -> Ref | None:
-        """The model of the group that the update went into."""
         group = entry["group"]
         return None if group is None else self.state["models"][group]
 
-    # Preparation.
-
     def must_prepare(self, device: int) -> None:
         """The device has to be prepared: in its round if it has just been selected, else beside the rounds, when it can."""
-        state = self.state
-        if device not in state["unprepared"]:
-            state["unprepared"].append(device)
+        if device not in self.state["unprepared"]:
+            self.state["unprepared"].append(device)
         self._prepare_aside(device)
 
     def _prepare_aside(self, device: int) -> None:
@@ -164,10 +196,10 @@ class Grouped(Synchronous[G]):
         if device not in state["unprepared"] or self.is_preparing(device):
             return
         about_to_be_asked = device in state["cohort"] and not state["open"]
-        if not about_to_be_asked and self.server.idle(device):
+        if not about_to_be_asked and self.server.clients.idle(device):
             needed = self.preparation(device)
             if needed is None:
-                self.state["unprepared"].remove(device)
+                state["unprepared"].remove(device)
             else:
                 self._prepare(device, *needed, in_round=False)
 
@@ -178,8 +210,7 @@ class Grouped(Synchronous[G]):
             task = self.server.ask(device, contents, job, group=self.group_of(device))
         self.state["preparing"][task] = (device, in_round)
 
-    def passed_over(self, device: int) -> None:
-        """It may be prepared beside the round."""
+    def _passed_over(self, device: int) -> None:
         self._prepare_aside(device)
 
     def is_preparing(self, device: int) -> bool:
@@ -189,31 +220,30 @@ class Grouped(Synchronous[G]):
         return running or any(device == entry["device"] for entry in state["prepared"])
 
     async def on_return(self, device: int) -> None:
-        """A device that could not be prepared is there again."""
         self._prepare_aside(device)
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        """A device has been prepared, or has trained, or neither."""
-        if message.task not in self.state["preparing"]:
-            self._prepare_aside(message.device)
-            if message.device in self.state["unprepared"] and not self.is_preparing(message.device):
-                self.server.await_return(message.device)
+        state, device = self.state, message.device
+        if message.task not in state["preparing"]:
+            self._prepare_aside(device)
+            if device in state["unprepared"] and not self.is_preparing(device):
+                self.server.clients.await_return(device)
             await super().on_task_end(message)
             return
-        _, in_round = self.state["preparing"].pop(message.task)
+        _, in_round = state["preparing"].pop(message.task)
         if message.outcome == "done":
-            if not self.state["prepared"]:
+            if not state["prepared"]:
                 self.server.timer("assign", self.server.now)
-            entry = {"task": message.task, "device": message.device, "in_round": in_round}
-            self.state["prepared"].append(entry | {"asked": dict(message.asked), "contents": dict(message.contents)})
+            entry = {"task": message.task, "device": device, "in_round": in_round}
+            state["prepared"].append(entry | {"asked": dict(message.asked), "contents": dict(message.contents)})
             return
-        if message.device in self.state["unprepared"]:
-            self.server.await_return(message.device)
+        if device in state["unprepared"]:
+            self.server.clients.await_return(device)
         if in_round:
             await super().on_task_end(message)
 
     async def on_timer(self, name: str) -> None:
-        """Assign who has been prepared in this instant; what was asked of them only now can end at a deadline only then."""
+        """Assign the devices prepared in this instant first: what is asked of them only now can end at a deadline only then."""
         if name == "assign":
             if self.state["prepared"]:  # else another timer of this instant has seen to them
                 await self._assign()
@@ -234,4 +264,113 @@ class Grouped(Synchronous[G]):
                 del self.state["open"][entry["task"]]
                 self._go_on(entry["device"])
         if len(self.state["received"]) >= self.params.enough:
-            self.server.timer("deadline", self.server.now)  # enough have come: who goes on only now is not needed either
+            self.server.timer("deadline", self.server.now)  # enough have come: nobody who goes on only now is needed
+
+
+Counts = NDArray[np.int64]
+
+
+def distance(counts: Counts, reference: Counts, metric: ShiftTest) -> float:
+    """How far a device's label counts [C] are from its reference, per class.
+
+    ``aligned_l1`` compares label by label. ``sorted_counts`` is the Wasserstein distance of the two count vectors taken as
+    samples, as the published code computes it: it does not see labels that change places. For ``oracle`` any distance is far.
+    """
+    if metric == "oracle":
+        return float("inf")
+    if metric == "sorted_counts":
+        counts, reference = np.sort(counts), np.sort(reference)
+    return float(np.abs(counts - reference).sum() / len(counts))
+
+
+def threshold(first: Counts, share: float) -> float:
+    """tau_i = share n_i / C, from the label counts [C] of the device's first data."""
+    return share * float(first.sum()) / len(first)
+
+
+class MigratingParams(GroupedParams):
+    """What every strategy with migration takes, besides ``GroupedParams``.
+
+    Attributes:
+        moment: when devices choose their group: in each round, and when their data have shifted.
+    """
+
+    instead: ClassVar[Mapping[str, str]] = {
+        **GroupedParams.instead,
+        "dynamic": "moment.shift",
+        "shift_metric": "moment.shift",
+        "shift_threshold": "moment.shift_threshold",
+    }
+    usual_shift: ClassVar[ShiftTest] = "never"
+
+    moment: Annotated[WhenShifted, Registry.of("moment", EachRound, usual="each-round")] = EachRound()
+
+    @property
+    def shift(self) -> ShiftTest:
+        """How devices test themselves for a shift of their data."""
+        return self.moment.shift or self.usual_shift
+
+
+M = TypeVar("M", bound=MigratingParams)
+
+
+class MigratingClient(SynchronousClient[M]):
+    """Notices that its own data have shifted.
+
+    State: ``reference``, the label counts of the data that say which group it belongs to; before there are any, those of its
+    first data.
+    """
+
+    def settles(self, device: Device, instruction: Instruction) -> bool:
+        """Whether this task says which group the device belongs to."""
+        raise NotImplementedError
+
+    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
+        if self.settles(device, instruction):
+            device.state["reference"] = device.used_label_counts.tolist()
+
+    def on_shift(self, device: Device) -> Contents | None:
+        if self.params.shift == "never":
+            return None
+        first = device.first_label_counts
+        reference = np.array(device.state["reference"]) if "reference" in device.state else first
+        far = distance(device.label_counts, reference, self.params.shift)
+        return {"distance": Header(far), "threshold": Header(threshold(first, self.params.moment.shift_threshold))}
+
+
+class Migrating(Grouped[M]):
+    """A strategy with groups that devices leave when their data have shifted (FlexCFL, section 3.4).
+
+    A device whose data have changed compares its label counts with its reference, the counts of its first data. If they are
+    too far apart it has to be prepared again, and its present counts become the reference. One that works or is away tests
+    itself when it is free or back; one that has just been selected is prepared before it trains. A device that finds its group
+    on data that have changed meanwhile tests itself once more. Nothing is sent for a test.
+
+    The test sees label counts only: neither rotated images nor labels permuted among equal counts fire it.
+    """
+
+    async def on_shift(self, device: int, contents: Mapping[str, float]) -> None:
+        """A device has tested itself: it counts if it has a group that it could leave and does not look for one already."""
+        group = self.state["group"][device]
+        if group < 0 or self.is_preparing(device):
+            return
+        fired = bool(contents["distance"] > contents["threshold"])
+        measured = {} if self.params.shift == "oracle" else dict(contents)
+        self.server.emit("shift-test", device=device, group=group, fired=fired, **measured)
+        if fired:
+            self.must_prepare(device)
+
+    def settle(self, device: int, group: int, newcomer: str = "cold-start") -> None:
+        """A device's group is found."""
+        known = self.group_of(device) is not None
+        self.move(device, group, "migration" if known else newcomer)
+
+    async def test_again(self, devices: Iterable[int]) -> None:
+        """Devices settled by data that they do not hold any more test themselves: they could not do so before."""
+        for device in devices:
+            await self.server.clients.look_for_shift(device)
+
+    async def _assign(self) -> None:
+        devices = [entry["device"] for entry in self.state["prepared"]]
+        await super()._assign()
+        await self.test_again(devices)

@@ -8,11 +8,11 @@ from fedsim.federation.client import Instruction
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import Carried, TaskEnd
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.parts.aggregation import AggregationSpec
-from fedsim.strategies.parts.aggregation.means import Weighted
+from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
 from fedsim.strategies.parts.aggregation.private import Private
 from fedsim.strategies.parts.selection import QUESTION
-from fedsim.strategies.synchronous import CombiningParams, RoundParams, SelectingParams, SynchronousClient
+from fedsim.strategies.round_params import CombiningParams, SelectingParams
+from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.training import Training
 
 
@@ -52,27 +52,23 @@ class HierFAVGParams(SelectingParams, CombiningParams):
         return self
 
     def check_edges(self, edges: int) -> None:
-        """Each edge server combines its clients' updates, and the cloud those of the edge servers."""
         self.aggregation.check(self.clients_per_round // edges)
         self.cloud_aggregation.check(edges)
 
     @property
     def turns(self) -> int:
-        """Edge rounds."""
         return self.kappa2
 
     @property
     def unaccounted(self) -> str:
-        """A device is in several edge rounds of a round."""
         return "edge servers have rounds of their own, and draws are counted from all devices"
 
 
 class HierFAVGClient(SynchronousClient[HierFAVGParams]):
     """Trains for kappa1 steps, or ``local_epochs``."""
 
-    def training(self, device: Device, order: Instruction) -> Training:
-        """Local SGD."""
-        return Training(order["model"], self.params.local_epochs, steps=self.params.kappa1)
+    def training(self, device: Device, instruction: Instruction) -> Training:
+        return Training(instruction["model"], self.params.local_epochs, steps=self.params.kappa1)
 
 
 class HierFAVG(FedAvg[HierFAVGParams]):
@@ -87,52 +83,43 @@ class HierFAVG(FedAvg[HierFAVGParams]):
     Then it sends that to the server (``edge-update``, d), whose model becomes the mean of theirs, weighted by samples too. With
     kappa2 = 1 that is FedAvg, the sums taken in two steps.
 
-    A client that is late or lost is out until the next round, one that cannot be reached when an edge round begins counts by
+    A client that is late or lost is out until the next round; one that cannot be reached when an edge round begins counts by
     what it has done. When an edge server is lost, so is all that its clients have done for it in the round (record
-    ``updates-lost``), and nobody of them is asked until it is back. A newcomer is a client like any other. The record ``round``
-    counts clients by their last task; its training loss and discrepancies are those of last edge rounds. A device's group is
-    its edge server.
+    ``updates-lost``), and none of them is asked until it is back. The record ``round`` counts clients by their last task; its
+    training loss and discrepancies are those of last edge rounds. A device's group is its edge server.
 
-    State besides FedAvg's:
-        edges: of each edge server at work in the round: ``clients`` (those who are in), ``model``, ``start`` (the model that it
-            was sent), ``left`` (edge rounds to come), ``open`` (tasks that run), ``updates`` of the open edge round, ``last``
-            (those of the last one to which some came), ``tasks`` (done in the round), ``lost`` (whether it is).
-        arrived: what edge servers have sent; ``cloud``: what their aggregation remembers.
-        valid: clients whose last task was done.
-        over: whether the deadline has passed.
+    State besides FedAvg's: ``edges``, edge server -> what it goes through in the round (``before_asking``); ``arrived``, the
+    models of edge servers that came; ``cloud``, what their aggregation remembers; ``valid``, clients whose last task was done;
+    ``over``, whether the deadline has passed.
     """
 
-    Params: ClassVar[type[RoundParams]] = HierFAVGParams
+    Params = HierFAVGParams
     Client = HierFAVGClient
 
     def group_of(self, device: int) -> int | None:
-        """Its edge server."""
-        return self.server.edge_of(device)
+        return self.server.edges.of(device)
 
     def select(self) -> list[int]:
-        """Clients of edge servers that are there."""
         server = self.server
-        if all(map(server.has_edge, range(server.edges))):
+        if all(map(server.edges.has, range(server.edges.count))):
             return super().select()
-        among = [device for device in range(server.devices) if server.has_edge(server.edge_of(device))]
+        among = [device for device in range(server.devices) if server.edges.has(server.edges.of(device))]
         return self.pick(self.params.asked_per_round, among=among)
 
     async def before_asking(self) -> None:
-        """Sort the cohort by edge servers."""
         edges: dict[int, dict[str, Any]] = {}
         for device in self.state["cohort"]:
             new = {"clients": [], "left": self.params.kappa2, "open": [], "updates": [], "last": [], "tasks": [], "lost": False}
-            edges.setdefault(self.server.edge_of(device), new)["clients"].append(device)
+            edges.setdefault(self.server.edges.of(device), new)["clients"].append(device)
         self.state |= {"edges": edges, "arrived": [], "valid": 0, "over": False}
 
     def _ask(self, device: int) -> None:
         """An edge server gets the model when its first client is to be asked."""
-        edge = self.server.edge_of(device)
+        edge = self.server.edges.of(device)
         if device == self.state["edges"][edge]["clients"][0]:
-            self.server.carry(edge, {"edge-model": self.state["model"]}, "down", round=self.state["round"])
+            self.server.edges.carry(edge, {"edge-model": self.state["model"]}, "down", round=self.state["round"])
 
     async def on_carried(self, message: Carried) -> None:
-        """An edge server has the model, or the server has that of one."""
         state, edge = self.state, message.edge
         own = state["edges"][edge]
         if message.direction == "up" and message.outcome == "done":
@@ -154,10 +141,9 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             self.state["edges"][edge]["lost"] = True
 
     async def _edge_round(self, edge: int) -> None:
-        """Ask an edge server's clients."""
         state, server, own = self.state, self.server, self.state["edges"][edge]
         again = own["left"] < self.params.kappa2
-        own["clients"] = [] if state["over"] else [device for device in own["clients"] if server.idle(device)]
+        own["clients"] = [] if state["over"] else [device for device in own["clients"] if server.clients.idle(device)]
         for device in own["clients"]:
             contents, about = {"model": own["model"]}, {"round": state["round"], "group": edge}
             task = server.ask(device, contents, **about, continues=again, at_edge=True)
@@ -168,15 +154,14 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             await self._edge_through(edge)
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        """Note what came back; the last one closes an edge round."""
         if message.job == QUESTION:
             await super().on_task_end(message)
             return
-        state, edge = self.state, self.server.edge_of(message.device)
+        state, edge = self.state, self.server.edges.of(message.device)
         own = state["edges"][edge]
         del state["open"][message.task]
         own["open"].remove(message.task)
-        verdict = self.verdict(message)
+        verdict = self._verdict(message)
         if verdict == "valid":
             own["updates"].append(self.entry(message))
             own["tasks"].append(message.task)
@@ -184,12 +169,11 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             own["clients"].remove(message.device)
         state[verdict] += 1
         if verdict != "valid" or own["left"] == 1:
-            self.heard(message)
+            self._heard(message)
         if not own["open"]:
             await (self._leave(edge) if own["lost"] else self._edge_through(edge))
 
     async def _edge_through(self, edge: int) -> None:
-        """An edge round is over: the next one, or off to the server."""
         state, server, own = self.state, self.server, self.state["edges"][edge]
         if own["updates"]:
             how, own["last"] = self.params.aggregation, own["updates"]
@@ -202,7 +186,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         if own["left"] and own["clients"] and not state["over"]:
             await self._edge_round(edge)
         elif own["last"]:
-            server.carry(edge, {"edge-update": own["model"]}, "up", round=state["round"], start=own["start"])
+            server.edges.carry(edge, {"edge-update": own["model"]}, "up", round=state["round"], start=own["start"])
         else:
             await self._leave(edge)
 
@@ -219,7 +203,6 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         super()._end_open()
 
     async def aggregate(self) -> None:
-        """The edge servers' models become one."""
         state, how = self.state, self.params.cloud_aggregation
         if not state["arrived"]:
             return
@@ -229,7 +212,6 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         combined = how.combine(self.server, self.remembered("cloud"), state["arrived"], weights, state["model"])
         state["model"] = self.advance(state["model"], combined)
 
-    def counts(self) -> dict[str, int]:
-        """Clients, by how their last task ended."""
+    def _counts(self) -> dict[str, int]:
         counts = {name: self.state[name] for name in ("valid", "slow", "disconnected")}
         return {"selected": sum(counts.values())} | counts

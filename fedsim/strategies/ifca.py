@@ -1,4 +1,4 @@
-"""IFCA: every client chooses, out of all groups' models, the one that fits its own data best."""
+"""IFCA and HypCluster: every client chooses, out of all groups' models, the one that fits its own data best."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -12,9 +12,9 @@ from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
 from fedsim.language.spec import Epochs, OnlyWith
 from fedsim.learning.refs import Ref
-from fedsim.strategies.migrating import Migrating, MigratingClient, MigratingParams
-from fedsim.strategies.parts.aggregation import AggregationSpec, Protection
-from fedsim.strategies.parts.aggregation.means import Mean
+from fedsim.strategies.clustering.parts import ShiftTest
+from fedsim.strategies.grouped import Migrating, MigratingClient, MigratingParams, Preset
+from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection, Weighted
 from fedsim.training import Limit, Training
 from fedsim.world.task import Computation, Evaluate, Train
 
@@ -34,18 +34,18 @@ class IFCAParams(MigratingParams):
     kind: Literal["ifca"] = "ifca"
     clients_per_round: int = Field(default=20, ge=1)
     local_epochs: Annotated[Epochs, OnlyWith("averaging", values=("models",))] = 10
-    sweep: bool = True
     aggregation: Annotated[AggregationSpec, OnlyWith("averaging", values=("models",))] = Mean()
-    dynamic: bool = False
     averaging: Literal["models", "gradients"] = "models"
     starts: Literal["different", "same"] = "different"
 
+    @property
+    def sweeps(self) -> bool:
+        return self.as_published
+
     def unprotected(self, protection: Protection) -> str | None:
-        """The sum of steps is the paper's."""
         return "with 'averaging' = 'gradients' clients' steps are summed beside it" if self.averaging == "gradients" else None
 
     def check(self, devices: int) -> None:
-        """Groups must be told apart."""
         super().check(devices)
         if self.starts == "same" and self.groups > 1:
             raise ScenarioError(
@@ -57,32 +57,29 @@ class IFCAParams(MigratingParams):
 class IFCAClient(MigratingClient[IFCAParams]):
     """Tests all models, trains the best, and says which that was."""
 
-    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
-        """Test, and train if that is asked."""
-        if order.job == "choose":
-            return (Evaluate(tuple(order["migration"]), self.testing_limit(order)),)
-        training = Training(BEST, full_batch=True) if self._steps_once else Training(BEST, self.params.local_epochs)
-        return (Evaluate(tuple(order["model"]), self.testing_limit(order)), Train(training, self.limit(device, order)))
+    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+        if instruction.job == "choose":
+            return (Evaluate(tuple(instruction["migration"]), self.testing_limit(instruction)),)
+        once = self.params.averaging == "gradients"
+        training = Training(BEST, full_batch=True) if once else Training(BEST, self.params.local_epochs)
+        return (
+            Evaluate(tuple(instruction["model"]), self.testing_limit(instruction)),
+            Train(training, self.limit(device, instruction)),
+        )
 
-    def limit(self, device: Device, order: Instruction) -> Limit:
-        """The one step, or all epochs."""
-        return Limit(budget=self.training_limit) if self._steps_once else super().limit(device, order)
+    def limit(self, device: Device, instruction: Instruction) -> Limit:
+        once = self.params.averaging == "gradients"
+        return Limit(budget=self.training_limit) if once else super().limit(device, instruction)
 
-    @property
-    def _steps_once(self) -> bool:
-        return self.params.averaging == "gradients"
-
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        """The choice, and the update."""
-        assert done.tested is not None
-        choice = {"id": Lazy("choice", done.tested)}
-        if order.job == "choose":
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
+        assert result.tested is not None
+        choice = {"id": Lazy("choice", result.tested)}
+        if instruction.job == "choose":
             return choice
-        return {"update": done.update, **choice, "samples": Header(done.samples)}
+        return {"update": result.update, **choice, "samples": Header(result.samples)}
 
-    def settles(self, device: Device, order: Instruction) -> bool:
-        """A choice after a shift, or the first one."""
-        return order.job == "choose" or "reference" not in device.state
+    def settles(self, device: Device, instruction: Instruction) -> bool:
+        return instruction.job == "choose" or "reference" not in device.state
 
 
 class IFCA(Migrating[IFCAParams]):
@@ -95,55 +92,46 @@ class IFCA(Migrating[IFCAParams]):
     group's model becomes the mean of its updates; a group without any keeps the one that it has. A newcomer is a client like
     any other: it chooses when it is selected.
 
-    With ``dynamic`` (IFCA-MIG, a variant in the paper of FlexCFL) a device whose data have shifted receives all models
+    With a test for shifts (IFCA-MIG, a variant in the paper of FlexCFL) a device whose data have shifted receives all models
     (m d parameters) and chooses at once.
 
-    State besides ``Migrating``'s: ``chosen_in``, the task of each device's latest choice of its own
-    group, -1 for none.
+    State besides ``Migrating``'s: ``chosen_in``, the task of each device's latest choice of its own group, -1 for none.
     """
 
     Params: ClassVar[type[IFCAParams]] = IFCAParams
     Client = IFCAClient
 
     async def on_start(self) -> None:
-        """Begin with m models, each a draw of its own."""
         same = self.params.starts == "same"
-        self.state["models"] = [self.server.initial(0 if same else group) for group in range(self.params.groups)]
+        self.state["models"] = [self.server.models.initial(0 if same else group) for group in range(self.params.groups)]
         self.state["chosen_in"] = [-1] * self.server.devices
         await super().on_start()
 
     def contents(self, device: int) -> Contents:
-        """All models."""
         return {"model": self.state["models"]}
 
-    def start(self, message: TaskEnd) -> Ref:
-        """The model that the client has chosen."""
-        return message["id"].ref  # type: ignore[no-any-return]
+    def entry(self, message: TaskEnd) -> dict[str, Any]:
+        return super().entry(message) | {"start": message["id"].ref}
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
-        """After a shift: all models, to choose one."""
         return ({"migration": self.state["models"]}, "choose") if device in self.state["unprepared"] else None
 
     async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
-        """The group that each device has chosen."""
-        for entry, group in zip(prepared, await self._choices(prepared), strict=True):
+        for entry, group in zip(prepared, await self.choices(prepared, "choice"), strict=True):
             self.state["chosen_in"][entry["device"]] = entry["task"]
             self.settle(entry["device"], group)
 
     async def aggregate(self) -> None:
-        """First see who has chosen which group."""
         received, latest = self.state["received"], self.state["chosen_in"]
         newcomers: list[int] = []
-        for entry, group in zip(received, await self._choices(received), strict=True):
+        for entry, group in zip(received, await self.choices(received, "choice"), strict=True):
             device, entry["group"] = entry["device"], group
             if entry["task"] < latest[device]:
                 continue  # its data have shifted since, and it has chosen again
             latest[device] = entry["task"]
             if self.group_of(device) is None:
                 newcomers.append(device)
-                self.settle(device, group, "choice")
-            else:
-                self.move(device, group, "choice")
+            self.move(device, group, "choice")
         await super().aggregate()
         await self.test_again(newcomers)
 
@@ -151,28 +139,48 @@ class IFCA(Migrating[IFCAParams]):
         """With gradients: a step along their sum, divided by the number of all clients of the round."""
         if self.params.averaging == "models":
             return await super().combine(model, entries, slot, **record)
-        mix, share = self.server.mix, 1 / len(self.state["received"])
+        mix, share = self.server.models.mix, 1 / len(self.state["received"])
         self.record_aggregate(entries, [share] * len(entries), **record)
         # Differences are mixes of their own, so that one that is not finite is left out alone.
         steps = [(mix([(entry["update"], 1.0), (model, -1.0)]), share) for entry in entries]
         moved = mix([(model, 1.0), (mix(steps, rescale=False), 1.0)], otherwise=model, rescale=False)
         return self.advance(model, moved, slot)
 
-    async def _choices(self, entries: Sequence[dict[str, Any]]) -> list[int]:
-        """The model that each device found best; where nothing is learnt, one at random."""
-        if not self.server.learns:
-            return self.random_groups(len(entries), "choice", *(entry["task"] for entry in entries[:1]))
-        return await self.server.choices([entry["contents"]["id"] for entry in entries])
-
 
 class IFCAMigParams(IFCAParams):
     """What IFCA-MIG takes: see ``IFCAParams``."""
 
+    usual_shift: ClassVar[ShiftTest] = "aligned_l1"
+
     kind: Literal["ifca-mig"] = "ifca-mig"  # type: ignore[assignment]
-    dynamic: bool = True
 
 
 class IFCAMig(IFCA):
     """IFCA whose devices choose again as soon as their data have shifted; see ``IFCA``."""
 
     Params: ClassVar[type[IFCAParams]] = IFCAMigParams
+
+
+class HypClusterParams(IFCAParams):
+    """What HypCluster takes: see ``IFCAParams``. Clients are drawn at random from the first round on.
+
+    Attributes:
+        aggregation: weighted by samples, as the loss of a cluster is in the paper.
+        local_epochs: the paper's few steps.
+    """
+
+    kind: Literal["hypcluster"] = "hypcluster"  # type: ignore[assignment]
+    aggregation: AggregationSpec = Weighted()
+    local_epochs: Epochs = 1
+    __annotations__["as"] = Annotated[Preset, Field(default="paper")]
+
+
+class HypCluster(IFCA):
+    """Every client chooses the hypothesis of least loss on its data, and each hypothesis is trained by those who chose it.
+
+    Source: Mansour et al., "Three approaches for personalization with applications to federated learning" (2020), section 4,
+    HYPCLUSTER. That is IFCA with model averaging weighted by samples, ``groups`` being its q: messages, state and newcomers are
+    IFCA's. The hypotheses begin at draws of their own, where the paper begins near one model that was trained before.
+    """
+
+    Params: ClassVar[type[IFCAParams]] = HypClusterParams

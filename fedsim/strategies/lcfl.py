@@ -14,55 +14,62 @@ from fedsim.federation.contents import Contents, Header, Lazy
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
-from fedsim.language.spec import Epochs, Iterations, OnlyWith
-from fedsim.language.units import PositiveSeconds
+from fedsim.language.registry import Registry
+from fedsim.language.spec import Epochs
 from fedsim.learning.refs import Ref
-from fedsim.strategies.clustering.algorithms import Labels, Start, agglomerative, canonical, dbscan, k_medoids, members, radius
+from fedsim.strategies.clustering.algorithms import Labels, Linkage, canonical, k_medoids, members
+from fedsim.strategies.clustering.parts import AfterLocalTraining, AfterRounds, Clusterer, Dbscan, Hierarchical, KMedoids
 from fedsim.strategies.clustering.similarity import Matrix, diff_norm, gradient_cosine, loss_distance, loss_gap, shown_pairs
-from fedsim.strategies.grouped import Grouped
-from fedsim.strategies.parts.aggregation import AggregationSpec, Protection
-from fedsim.strategies.parts.aggregation.means import Mean
-from fedsim.strategies.synchronous import CombiningParams, SelectingParams, SynchronousClient
+from fedsim.strategies.grouped import ClusteredParams, Grouped, PlainDeadline, Preset
+from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection
+from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.training import Training
 from fedsim.world.task import Computation, Evaluate, Train
 
-Measure = Literal["lcfl", "loss-gap", "diff-norm", "grad-cos"]
+
+class AverageLinkage(Hierarchical):
+    """Agglomerative clustering, by default with average linkage as in LCFL's published code; see ``Hierarchical``."""
+
+    linkage: Linkage = "average"
 
 
-class LCFLParams(SelectingParams, CombiningParams):
+_Clusterer = Registry.of("clusterer", KMedoids, AverageLinkage, Dbscan, usual="k-medoids")
+_Moment = Registry.of("moment", AfterRounds, AfterLocalTraining, usual="rounds")
+
+
+class LCFLParams(PlainDeadline, ClusteredParams):
     """What LCFL takes. The defaults are those of its published code on Rotated MNIST.
 
     Attributes:
         groups: k, how many clusters to look for.
         participation: the share of a group's members asked in a round, in place of ``clients_per_round``; one at least.
-        aggregation: ``mean`` (published) or ``weighted`` by samples; in the warm-up too.
-        warmup: ``federated``: the first rounds are FedAvg (the published experiments); ``local``: every device trains for
-            itself (Algorithm 1).
-        warmup_rounds: rounds of the federated warm-up; they count as rounds of the run.
-        warmup_participation: the share of all devices asked in each of them.
-        warmup_epochs: passes over its data of a device's local warm-up.
-        warmup_iterations: SGD steps of it, in place of ``warmup_epochs`` (the T of Algorithm 1).
-        local_start: the local warm-up begins at a model that the server sends (``common``) or at the device's own draw
-            (``own``).
-        metric: how far apart two devices are: ``lcfl`` (Eq. 2); ``loss-gap``, by what both objectives say of the same model
+        aggregation: ``mean`` (published) or ``weighted`` by samples; before the clustering too.
+        measure: how far apart two devices are: ``lcfl`` (Eq. 2); ``loss-gap``, by what both objectives say of the same model
             (Eq. 6), for which devices send their losses themselves; ``diff-norm``, the distance of their models;
-            ``grad-cos``, 1 minus the cosine of their gradients.
-        gradient: what ``grad-cos`` compares: the gradients on all of a device's data at its own model (``final``, as in the
-            paper), which each device computes and sends; or the whole changes by the last training (``update``), which the
-            server has anyway.
-        clustering: ``k-medoids``, ``hierarchical`` (average linkage) or ``dbscan``.
-        start: the first medoids: ``build``, ``heuristic`` (the published code's) or ``k-medoids++``.
-        eps: DBSCAN's radius; None for the published code's, the percentile 100 / (groups - 1) of all distances. That one
-            is so wide that ``groups`` should exceed the number of clusters looked for.
-        min_samples: how many neighbours, itself included, make a device's neighbourhood dense for DBSCAN.
-        clusters_start: every cluster begins at the global model (``global``, published; after a local warm-up the initial one)
-            or at the mean of its members' warm-up models (``members``).
-        exchange_attempts: how often a device is asked for its part of the local warm-up, or of the exchange, at most: again
-            on its return if it was lost.
-        exchange_deadline: each of the two ends so long (s) after its begin, with those who came back. None: it waits for all.
+            ``grad-cos``, 1 minus the cosine of the gradients on all of a device's data at its own model, which it sends;
+            ``update-cos``, the same of the whole changes by the last training, which the server has anyway.
+        clusterer: ``k-medoids``, ``hierarchical`` or ``dbscan``.
+        moment: when the devices are clustered: after rounds of FedAvg (``rounds``, as in the published experiments), or after
+            a training of each by itself (``local``, Algorithm 1).
+        clusters_start: every cluster begins at the global model (``global``, published; after a local training the initial one)
+            or at the mean of the models of its members (``members``).
+        as: the first medoids of ``k-medoids`` are, with ``published-code``, the k devices nearest to all others, which may lie
+            in one cluster.
     """
 
-    instead: ClassVar[Mapping[str, str]] = {"clients_per_round": "participation"}
+    instead: ClassVar[Mapping[str, str]] = {
+        **PlainDeadline.instead,
+        "clients_per_round": "participation",
+        "metric": "measure",
+        "gradient": "measure",
+        "warmup": "moment",
+        "clustering": "clusterer",
+        "local_start": "moment.start",
+        "warmup_iterations": "moment.steps",
+        **{f"warmup_{key}": f"moment.{key}" for key in ("rounds", "participation", "epochs")},
+        **{f"exchange_{key}": f"moment.{key}" for key in ("attempts", "deadline")},
+        **{key: f"clusterer.{key}" for key in ("start", "eps", "min_samples", "linkage", "threshold")},
+    }
 
     kind: Literal["lcfl"] = "lcfl"
     clients_per_round: None = None  # type: ignore[assignment]
@@ -70,58 +77,38 @@ class LCFLParams(SelectingParams, CombiningParams):
     local_epochs: Epochs = 10
     participation: float = Field(default=1.0, gt=0.0, le=1.0)
     aggregation: AggregationSpec = Mean()
-    warmup: Literal["federated", "local"] = "federated"
-    warmup_rounds: Annotated[int, OnlyWith("warmup", values=("federated",))] = Field(default=5, ge=1)
-    warmup_participation: Annotated[float, OnlyWith("warmup", values=("federated",))] = Field(default=1.0, gt=0.0, le=1.0)
-    warmup_epochs: Epochs = 10
-    warmup_iterations: Iterations | None = None
-    local_start: Annotated[Literal["common", "own"], OnlyWith("warmup", values=("local",))] = "common"
-    metric: Measure = "lcfl"
-    gradient: Annotated[Literal["final", "update"], OnlyWith("metric", values=("grad-cos",))] = "final"
-    clustering: Literal["k-medoids", "hierarchical", "dbscan"] = "k-medoids"
-    start: Annotated[Start, OnlyWith("clustering", values=("k-medoids",))] = "build"
-    eps: Annotated[float | None, OnlyWith("clustering", values=("dbscan",))] = Field(default=None, ge=0.0)
-    min_samples: Annotated[int, OnlyWith("clustering", values=("dbscan",))] = Field(default=5, ge=1)
+    measure: Literal["lcfl", "loss-gap", "diff-norm", "grad-cos", "update-cos"] = "lcfl"
+    clusterer: Annotated[Clusterer, _Clusterer] = KMedoids()
+    moment: Annotated[AfterRounds | AfterLocalTraining, _Moment] = AfterRounds()
     clusters_start: Literal["global", "members"] = "global"
-    exchange_attempts: int = Field(default=3, ge=1)
-    exchange_deadline: PositiveSeconds | None = None
+    __annotations__["as"] = Annotated[Preset, Field(default="paper")]
 
     def unprotected(self, protection: Protection) -> str | None:
-        """Clusters may begin at a plain mean."""
         start = "clusters begin at the plain mean of their members' models"
         return start if self.clusters_start == "members" and protection == "private" else None
 
     @property
     def unaccounted(self) -> str:
-        """One device's update changes which others are averaged together."""
         return "clusters are made of updates that are not clipped"
 
     @property
-    def federated_rounds(self) -> int:
-        """Rounds before the devices are clustered."""
-        return self.warmup_rounds if self.warmup == "federated" else 0
-
-    @property
-    def second_campaign(self) -> Literal["exchange", "gradient"] | None:
+    def second_campaign(self) -> str | None:
         """What devices that have a model are asked for before they are clustered, if anything."""
-        if self.metric in ("lcfl", "loss-gap"):
-            return "exchange"
-        return "gradient" if self.metric == "grad-cos" and self.gradient == "final" else None
+        return {"lcfl": "exchange", "loss-gap": "exchange", "grad-cos": "gradient"}.get(self.measure)
 
     def cohort_size(self, devices: int) -> int:
-        """A share of each group, and so of all."""
         return share_of(devices, self.participation)
 
     def check(self, devices: int) -> None:
-        """There must be as many devices as groups; whom a round asks follows from the groups alone."""
         self.aggregation.check(self.cohort_size(devices))
         if self.groups > devices:
             raise ScenarioError(
                 f"strategy.groups is {self.groups}, more than the population's {devices} devices; allowed are 1 to {devices}"
             )
-        if self.clustering == "dbscan" and self.eps is None and self.groups < 2:
+        if isinstance(self.clusterer, Dbscan) and self.clusterer.eps is None and self.groups < 2:
             raise ScenarioError(
-                f"strategy.groups is {self.groups}, from which no radius for dbscan follows; allowed are 2 or more, or 'eps'"
+                f"strategy.groups is {self.groups}, from which no radius for dbscan follows; allowed are 2 or more, or "
+                "'clusterer.eps'"
             )
 
 
@@ -135,139 +122,97 @@ Found = tuple[list[int], Matrix]
 
 
 def by_losses(losses: Matrix, measure: Callable[[Matrix], Matrix] = loss_distance) -> Found:
-    """Distances by what devices' models do to each other's data.
+    """Distances by ``losses`` [n, n]: L_i(w_j), on the data of device i (row), of the model of device j (column).
 
-    Args:
-        measure: of the matrix: ``loss_distance`` (LCFL, Eq. 2) or ``loss_gap`` (Eq. 6).
-        losses: L_i(w_j), the objective on the data of device i (row) of the model of device j (column), [n, n].
-
-    Returns:
-        Without those whose own objective, or whose model on another's data, is no finite number.
+    Without devices whose own objective, or whose model on another's data, is no finite number.
     """
     own = np.flatnonzero(np.isfinite(losses.diagonal()))
     kept = own[np.isfinite(losses[np.ix_(own, own)]).all(axis=0)]
-    if not len(kept):
-        return [], np.zeros((0, 0))
-    return kept.tolist(), measure(losses[np.ix_(kept, kept)])
+    return kept.tolist(), measure(losses[np.ix_(kept, kept)]) if len(kept) else np.zeros((0, 0))
 
 
-def by_models(models: Sequence[NDArray[np.float32]]) -> Found:
-    """Euclidean distances of devices' models (LCFL's DiffNorm), without those that are not finite."""
-    kept = _finite(models)
-    return kept, diff_norm(np.stack([models[at] for at in kept])) if kept else np.zeros((0, 0))
-
-
-def by_updates(models: Sequence[NDArray[np.float32]], starts: Sequence[NDArray[np.float32]]) -> Found:
-    """1 - cosine of what devices' training has changed (LCFL's GradCos), without what is not finite."""
-    kept = _finite(models)
-    if not kept:
-        return [], np.zeros((0, 0))
-    return kept, gradient_cosine(np.stack([models[at] - starts[at] for at in kept]))
-
-
-def _finite(models: Sequence[NDArray[np.float32]]) -> list[int]:
-    return [at for at, model in enumerate(models) if np.isfinite(model).all()]
-
-
-def cluster(distance: Matrix, params: "LCFLParams", generator: np.random.Generator) -> Labels:
-    """The cluster of each device, int64 [n], numbered by their first members."""
-    match params.clustering:
-        case "hierarchical":
-            return agglomerative(distance, params.groups, "average")
-        case "dbscan":
-            eps = radius(distance, params.groups) if params.eps is None else params.eps
-            return dbscan(distance, eps, params.min_samples)
-        case _:
-            return k_medoids(distance, params.groups, params.start, generator)
+def by_rows(rows: Sequence[NDArray[np.floating]], measure: Callable[[NDArray[np.floating]], Matrix]) -> Found:
+    """Distances of models or updates [d], without those that are not finite."""
+    kept = [at for at, row in enumerate(rows) if np.isfinite(row).all()]
+    return kept, measure(np.stack([rows[at] for at in kept])) if kept else np.zeros((0, 0))
 
 
 class LCFLClient(SynchronousClient[LCFLParams]):
-    """Trains a model of its own in the warm-up, compares it with those of others, and then trains its cluster's.
+    """Trains a model of its own at first, compares it with those of others, and then trains its cluster's.
 
     State: ``own``, the model that it has sent last, as long as it is needed: until it has been compared.
     """
 
-    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
-        """Test models, or train."""
-        match order.job:
+    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+        match instruction.job:
             case "exchange":
-                models = list(order["exchange"])
-                models.insert(order["place"], device.state["own"])
+                models = list(instruction["exchange"])
+                models.insert(instruction["place"], device.state["own"])
                 return (Evaluate(tuple(models)),)
             case "gradient":
                 return (Train(Training(device.state["own"], full_batch=True, lr=1.0)),)
             case "cold-start":
-                return (Evaluate(tuple(order["cold-start"]), self.testing_limit(order)),)
+                return (Evaluate(tuple(instruction["cold-start"])),)
             case "warm-up":
-                return (Train(self._warming_up(device, order)),)
-        return super().work(device, order)
+                return (Train(self._warming_up(device, instruction)),)
+        return super().work(device, instruction)
 
-    def _warming_up(self, device: Device, order: Instruction) -> Training:
+    def _warming_up(self, device: Device, instruction: Instruction) -> Training:
         """From the model that was received, or a draw of its own."""
-        params = self.params
-        start = order.contents.get("warm-up") or device.initial(1 + device.number)
-        if params.warmup == "federated":
-            return Training(start, params.local_epochs)
-        if params.warmup_iterations is None:
-            return Training(start, params.warmup_epochs)
-        return Training(start, steps=params.warmup_iterations)
+        moment = self.params.moment
+        start = instruction.contents.get("warm-up") or device.initial(1 + device.number)
+        if isinstance(moment, AfterRounds):
+            return Training(start, self.params.local_epochs)
+        return Training(start, moment.epochs) if moment.steps is None else Training(start, steps=moment.steps)
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        """The losses, the choice or the model."""
-        match order.job:
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
+        match instruction.job:
             case "exchange":
-                assert done.tested is not None
-                differences = len(order["exchange"])
-                return {"probe-loss": Lazy("losses", done.tested, differences + (self.params.metric == "loss-gap"))}
+                assert result.tested is not None
+                differences = len(instruction["exchange"])
+                return {"probe-loss": Lazy("losses", result.tested, differences + (self.params.measure == "loss-gap"))}
             case "gradient":
-                return {"gradient": done.update}
+                return {"gradient": result.update}
             case "cold-start":
-                assert done.tested is not None
-                return {"id": Lazy("choice", done.tested)}
+                assert result.tested is not None
+                return {"id": Lazy("choice", result.tested)}
             case "warm-up":
-                return {"warm-up": done.update, "start": Header(done.start)}
-        return super().reply(device, order, done)
+                return {"warm-up": result.update, "start": Header(result.start)}
+        return super().reply(device, instruction, result)
 
-    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
-        """The server has the model: it will be compared with others."""
-        if order.job == self.params.second_campaign:
+    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
+        if instruction.job == self.params.second_campaign:
             device.state.pop("own", None)
-        elif self.params.second_campaign and (order.job == "warm-up" or "compared" in order.contents):
+        elif self.params.second_campaign and (instruction.job == "warm-up" or "compared" in instruction.contents):
             device.state["own"] = reply.get("update") or reply.get("warm-up")
 
 
-class LCFL(Grouped[LCFLParams]):  # type: ignore[type-var]  # whom it asks follows from the groups alone
+class LCFL(Grouped[LCFLParams]):
     """Loss-based clustered federated learning.
 
-    Source: Gu et al., "Novel clustered federated learning based on local loss" (2024), Algorithm 1 and Eq. 2; the federated
-    warm-up as in its published experiments.
+    Source: Gu et al., "Novel clustered federated learning based on local loss" (2024), Algorithm 1 and Eq. 2; the rounds of
+    FedAvg before the clustering as in its published experiments.
 
-    Warm-up. ``federated``: rounds of FedAvg, with FedAvg's messages; what a device sent last is its model w_i. Who was never
-    drawn, and is there when these rounds are over, trains once more from the global model (d parameters each way). ``local``:
-    each device receives the initial model (d parameters; nothing if it draws its own), trains, and sends w_i (d parameters).
+    Warm-up: rounds of FedAvg, where the last model that a device sent is its w_i (a device that was never drawn, and is there
+    when they are over, trains once more: d parameters each way). Or each device receives the initial model (d parameters;
+    nothing if it draws its own), trains, and sends w_i (d parameters).
 
-    Exchange: each of the M devices with a w_i receives those of the others ((M - 1) d parameters), computes the objective L_i
-    of them and of its own on its training data, and sends |L_i(w_j) - L_i(w_i)| for each (M - 1 scalars of 4 bytes). The
-    distance of two devices is the sum of what both found. (For ``loss-gap`` each sends L_i(w_j), M scalars, and the distance is
-    |L_i(w_i) - L_j(w_i)| + |L_i(w_j) - L_j(w_j)|.) The objective is what training minimises, with the penalty
-    ``training.l2`` if there is one. The other metrics need no exchange. For ``diff-norm`` the server has the models. For
-    ``grad-cos`` each of these devices is asked for the gradient on all of its data at w_i: it makes one step of length 1 and
+    Exchange: each of the M devices with a w_i receives those of the others ((M - 1) d parameters), computes the objective L_i,
+    with ``training.l2``, of them and of its own on its training data, and sends |L_i(w_j) - L_i(w_i)| for each (M - 1 scalars
+    of 4 bytes; for ``loss-gap`` L_i(w_j), M scalars). The distance of two devices is the sum of what both found. The other
+    measures need no exchange. For ``grad-cos`` each of these devices makes one step of length 1 on all of its data from w_i and
     sends the model that it has then (d parameters).
 
-    Then the devices are clustered, once and for all, and each cluster runs FedAvg by itself (d parameters each way).
-
-    Who is lost in the local warm-up or in what follows it is asked again on its return, up to ``exchange_attempts`` times.
-    Clusters are made of those who came back; with fewer than ``groups`` of them the run ends. All others, those whose training
-    has diverged, and newcomers receive the clusters' models (k d parameters), test them on their training data, join the best
-    and say which (4 bytes): as soon as they can, but not before no two clusters have the same model, since clusters that begin
-    at the global one cannot be told apart. LCFL has no rule for data that shift: a device stays where it is.
+    Then the devices are clustered, once and for all, and each cluster runs FedAvg by itself (d parameters each way). Clusters
+    are made of those who came back; with fewer than ``groups`` of them the run ends. All others, those whose training has
+    diverged, and newcomers receive the clusters' models (k d parameters), test them on their training data, join the best and
+    say which (4 bytes): as soon as they can, but not before no two clusters have the same model.
 
     A campaign is one task each for many devices, outside of the rounds: the local warm-up, the exchange, or the gradients.
 
     State besides ``Grouped``'s:
         campaign: the name of the campaign that runs, or None.
-        campaign_open: its tasks that have not ended, task -> device.
-        campaign_waiting: devices whose return it waits for.
+        campaign_open: its tasks that have not ended, task -> device; ``campaign_waiting``: devices whose return it waits for.
         campaign_asked: how often it has asked each device, device -> count.
         global: the model of the warm-up.
         clustered: whether there are clusters; ``admitting``: whether newcomers can tell them apart.
@@ -286,14 +231,15 @@ class LCFL(Grouped[LCFLParams]):  # type: ignore[type-var]  # whom it asks follo
         self.state |= {"exchanged": [], "tested": {}, "cohort": [], "open": {}}
 
     async def on_start(self) -> None:
-        """Begin the warm-up with a freshly initialised model."""
-        self.state["global"] = self.server.initial()
+        self.state["global"] = self.server.models.initial()
         await super().on_start()
 
     # Rounds: FedAvg of all, then of each cluster.
 
     def _open_round(self) -> None:
-        if self.state["clustered"] or self.state["round"] < self.params.federated_rounds:
+        moment = self.params.moment
+        warm_up = moment.rounds if isinstance(moment, AfterRounds) else 0
+        if self.state["clustered"] or self.state["round"] < warm_up:
             super()._open_round()
         else:
             self.state["cohort"] = []
@@ -301,23 +247,22 @@ class LCFL(Grouped[LCFLParams]):  # type: ignore[type-var]  # whom it asks follo
 
     def select(self) -> list[int]:
         """In the warm-up a share of all devices, drawn as FedAvg does; then a share of each cluster's members."""
-        server, params = self.server, self.params
         if not self.state["clustered"]:
-            return self.pick(share_of(server.devices, params.warmup_participation))
+            assert isinstance(self.params.moment, AfterRounds)
+            return self.pick(share_of(self.server.devices, self.params.moment.participation))
         chosen: list[int] = []
         for group in range(len(self.state["models"])):
             among = self.members(group)
-            chosen += self.pick(share_of(len(among), params.participation), group, among=among)
+            chosen += self.pick(share_of(len(among), self.params.participation), group, among=among)
         return chosen
 
     def contents(self, device: int) -> Contents:
-        """The model of the device's cluster; in the warm-up the global one, and that what comes of it will be compared."""
+        """The model of the device's cluster; in the warm-up the global one, and that the update will be compared."""
         if self.state["clustered"]:
             return super().contents(device)
         return {"model": self.state["global"], "compared": Header(True)}
 
     async def aggregate(self) -> None:
-        """Each cluster's updates become its model; in the warm-up there is one, and the server keeps what each has sent."""
         state = self.state
         if state["clustered"]:
             await super().aggregate()
@@ -332,14 +277,10 @@ class LCFL(Grouped[LCFLParams]):  # type: ignore[type-var]  # whom it asks follo
         self.state["own"][device], self.state["began"][device] = update, start
 
     def center(self, entry: dict[str, Any]) -> Ref | None:
-        """The model that the update went into."""
         return super().center(entry) if self.state["clustered"] else self.state["global"]
 
     def models(self) -> ModelAssignment:
-        """The global model until there are clusters, then one a cluster, for its members."""
         return super().models() if self.state["clustered"] else {"global": (self.state["global"], None)}
-
-    # From the warm-up to the clusters.
 
     async def on_timer(self, name: str) -> None:
         """After the rounds of the warm-up: a model of everybody. A campaign's deadline ends what is open, waits for nobody."""
@@ -353,24 +294,23 @@ class LCFL(Grouped[LCFLParams]):  # type: ignore[type-var]  # whom it asks follo
         else:
             await super().on_timer(name)
 
-    def _with_model(self) -> list[int]:
-        return [device for device, own in enumerate(self.state["own"]) if own is not None]
-
     async def _gather(self) -> None:
         """Ask those who are there and have sent no model for one."""
-        without = [device for device in self.server.online() if self.state["own"][device] is None]
-        if len(without) + len(self._with_model()) < self.params.groups:
+        own = self.state["own"]
+        without = [device for device in self.server.clients.online() if own[device] is None]
+        if len(without) + sum(model is not None for model in own) < self.params.groups:
             self.server.look_again("gather", self.params.retry)
         else:
             await self._begin_campaign("warm-up", without)
 
     async def _begin_campaign(self, name: str, devices: Sequence[int]) -> None:
         """Ask devices, those that are away when they are back."""
-        server, state, params = self.server, self.state, self.params
-        state |= {"campaign": name, "campaign_open": {}, "campaign_waiting": [], "campaign_asked": dict.fromkeys(devices, 0)}
+        server, deadline = self.server, self.params.moment.deadline
+        self.state |= {"campaign": name, "campaign_open": {}, "campaign_waiting": []}
+        self.state["campaign_asked"] = dict.fromkeys(devices, 0)
         server.emit("campaign", what=name, devices=len(devices))
-        if params.exchange_deadline is not None:
-            server.timer("campaign-deadline", server.now + params.exchange_deadline)
+        if deadline is not None:
+            server.timer("campaign-deadline", server.now + deadline)
         for device in devices:
             self._invite(device)
         await self._look_whether_over()
@@ -378,11 +318,11 @@ class LCFL(Grouped[LCFLParams]):  # type: ignore[type-var]  # whom it asks follo
     def _invite(self, device: int) -> None:
         """Ask a device that is there; wait for one that is not, if it will ever be."""
         state = self.state
-        if self.server.idle(device):
+        if self.server.clients.idle(device):
             state["campaign_asked"][device] += 1
             task = self.server.ask(device, self._campaign_contents(device), state["campaign"])
             state["campaign_open"][task] = device
-        elif self.server.await_return(device):
+        elif self.server.clients.await_return(device):
             state["campaign_waiting"].append(device)
 
     async def _look_whether_over(self) -> None:
@@ -393,7 +333,6 @@ class LCFL(Grouped[LCFLParams]):  # type: ignore[type-var]  # whom it asks follo
             await self._campaign_over(name)
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        """A device has done its part of the campaign, or not; other tasks as in every round."""
         state = self.state
         if message.task not in state["campaign_open"]:
             await super().on_task_end(message)
@@ -404,12 +343,11 @@ class LCFL(Grouped[LCFLParams]):  # type: ignore[type-var]  # whom it asks follo
                 state["tested"][device] = message["probe-loss" if message.job == "exchange" else "gradient"]
             else:
                 self._keep(device, message["warm-up"], message["start"])
-        elif message.outcome in ("lost", "battery") and state["campaign_asked"][device] < self.params.exchange_attempts:
+        elif message.outcome in ("lost", "battery") and state["campaign_asked"][device] < self.params.moment.attempts:
             self._invite(device)
         await self._look_whether_over()
 
     async def on_return(self, device: int) -> None:
-        """A device that the campaign waits for is back."""
         if device in self.state["campaign_waiting"]:
             self.state["campaign_waiting"].remove(device)
             self._invite(device)
@@ -419,23 +357,23 @@ class LCFL(Grouped[LCFLParams]):  # type: ignore[type-var]  # whom it asks follo
 
     def _campaign_contents(self, device: int) -> Contents:
         """A model to train from; or the models of all others, and which place is the device's own."""
-        state, params = self.state, self.params
+        state, moment = self.state, self.params.moment
         if state["campaign"] == "gradient":
             return {}
         if state["campaign"] == "exchange":
             others = [state["own"][other] for other in state["exchanged"] if other != device]
             return {"exchange": others, "place": Header(state["exchanged"].index(device))}
-        if params.warmup == "local" and params.local_start == "own":
+        if isinstance(moment, AfterLocalTraining) and moment.start == "own":
             return {}
         return {"warm-up": state["global"]}
 
     async def _campaign_over(self, name: str) -> None:
         """Go on with those who came back: to the exchange, or to the clusters."""
-        state, server, params = self.state, self.server, self.params
-        found = self._with_model() if name == "warm-up" else list(state["tested"])
+        state, params = self.state, self.params
+        has_model = [device for device, own in enumerate(state["own"]) if own is not None]
+        found = has_model if name == "warm-up" else list(state["tested"])
         if len(found) < params.groups:
-            what = f"{len(found)} devices came back from the {name}, too few for {params.groups} groups"
-            server.stop(what)
+            self.server.stop(f"{len(found)} devices came back from the {name}, too few for {params.groups} groups")
         elif name == "warm-up" and params.second_campaign is not None:
             state["exchanged"] = found
             await self._begin_campaign(params.second_campaign, found)
@@ -443,15 +381,15 @@ class LCFL(Grouped[LCFLParams]):  # type: ignore[type-var]  # whom it asks follo
             await self._make_clusters(sorted(found))
 
     async def _make_clusters(self, devices: list[int]) -> None:
-        """Cluster devices; a cluster gets its first model, and who is in none looks for one."""
+        """Cluster devices; a cluster gets its first model, and devices in none look for one."""
         state, server, params = self.state, self.server, self.params
         devices, labels = await self._cluster(devices)
-        for cluster_members in members(np.array(labels)):
-            share = 1 / len(cluster_members)
-            own = [state["own"][devices[at]] for at in cluster_members]
-            at_members = params.clusters_start == "members"
-            parts = await params.aggregation.total(server, own, share) if at_members else [(state["global"], 1.0)]
-            state["models"].append(server.mix(parts) if at_members else state["global"])
+        for cluster in members(np.array(labels)):
+            if params.clusters_start == "members":
+                own = [state["own"][devices[at]] for at in cluster]
+                state["models"].append(server.models.mix(await params.aggregation.total(server, own, 1 / len(cluster))))
+            else:
+                state["models"].append(state["global"])
         for device, group in zip(devices, labels, strict=True):
             self.move(device, group, "clustering")
         state |= {"clustered": True, "own": [], "began": [], "exchanged": [], "tested": {}}  # large, and needed no more
@@ -462,46 +400,49 @@ class LCFL(Grouped[LCFLParams]):  # type: ignore[type-var]  # whom it asks follo
         """Those out of ``devices`` that can be compared, and the cluster of each; where nothing is learnt, one at random."""
         server, params = self.server, self.params
         generator = server.rng("clustering")
-        record: dict[str, Any] = {"measure": params.metric}
-        if server.learns:
-            kept, distance = await self._distances(devices)
+        record: dict[str, Any] = {"measure": params.measure}
+        if server.models.learns:
+            kept, distance = await self.distances(devices)
             if params.second_campaign != "exchange":
                 server.compute("products", len(kept), server.setting.parameters)
-            server.compute("medoids" if params.clustering == "k-medoids" else "linkage", len(kept), m=params.groups)
+            cost = "medoids" if isinstance(params.clusterer, KMedoids) else "linkage"
+            server.compute(cost, len(kept), m=params.groups)
             if len(kept) < params.groups:
                 raise SimulationError(
                     f"the warm-up of {len(devices)} devices gave {len(kept)} finite models, fewer than the {params.groups} "
                     "groups that they are to make; a smaller training.lr may help"
                 )
             devices = [devices[at] for at in kept]
-            labels = self.clusters(distance, generator).tolist()
+            labels = self._labels(distance, generator).tolist()
             record |= shown_pairs("distance", distance)
         else:
             labels = canonical(generator.permutation(len(devices)) % params.groups).tolist()
         server.emit("clustering", devices=devices, groups=labels, **record)
         return devices, labels
 
-    def clusters(self, distance: Matrix, generator: np.random.Generator) -> Labels:
-        """The cluster of each device, int64 [n]."""
-        return cluster(distance, self.params, generator)
+    def _labels(self, distance: Matrix, generator: np.random.Generator) -> Labels:
+        params = self.params
+        if params.as_published and isinstance(params.clusterer, KMedoids):
+            return k_medoids(distance, params.groups, "heuristic", generator)
+        return params.clusterer.labels(distance, params.groups, generator)
 
-    async def _distances(self, devices: list[int]) -> Found:
+    async def distances(self, devices: list[int]) -> Found:
         """How far apart devices are, by positions in ``devices``."""
-        server, state = self.server, self.state
+        server, state, measure = self.server, self.state, self.params.measure
         if self.params.second_campaign == "exchange":
-            rows = await server.numbers([state["tested"][device] for device in devices])
+            rows = await server.models.numbers([state["tested"][device] for device in devices])
             columns = [state["exchanged"].index(device) for device in devices]
-            return by_losses(np.stack(rows)[:, columns], loss_gap if self.params.metric == "loss-gap" else loss_distance)
-        models = await server.values([state["own"][device] for device in devices])
-        if self.params.metric == "diff-norm":
-            return by_models(models)
-        other = "tested" if self.params.gradient == "final" else "began"
-        return by_updates(models, await server.values([state[other][device] for device in devices]))
-
-    # Who comes later.
+            return by_losses(np.stack(rows)[:, columns], loss_gap if measure == "loss-gap" else loss_distance)
+        models = await server.models.values([state["own"][device] for device in devices])
+        if measure == "diff-norm":
+            return by_rows(models, diff_norm)
+        others = await server.models.values(
+            [state["tested" if measure == "grad-cos" else "began"][device] for device in devices]
+        )
+        with np.errstate(all="ignore"):  # of a device that has diverged
+            return by_rows([model - other for model, other in zip(models, others, strict=True)], gradient_cosine)
 
     async def after_aggregation(self) -> None:
-        """The clusters' models may now differ."""
         self._admit()
 
     def _admit(self) -> None:
@@ -512,10 +453,10 @@ class LCFL(Grouped[LCFLParams]):  # type: ignore[type-var]  # whom it asks follo
         state["admitting"] = True
         for device in range(self.server.devices):
             if state["group"][device] < 0:
-                there = self.server.idle(device)
+                there = self.server.clients.idle(device)
                 self.must_prepare(device)
                 if not there:
-                    self.server.await_return(device)
+                    self.server.clients.await_return(device)
 
     async def on_arrival(self, device: int) -> None:
         """A newcomer looks for its cluster as soon as it can be found; in the warm-up it is like any other device."""
@@ -523,14 +464,8 @@ class LCFL(Grouped[LCFLParams]):  # type: ignore[type-var]  # whom it asks follo
             self.must_prepare(device)
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
-        """The clusters' models, to say which is the best."""
         return ({"cold-start": self.state["models"]}, "cold-start") if device in self.state["unprepared"] else None
 
     async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
-        """The cluster whose model each device found best; the first of equals, and one at random where nothing is learnt."""
-        if self.server.learns:
-            groups = await self.server.choices([entry["contents"]["id"] for entry in prepared])
-        else:
-            groups = self.random_groups(len(prepared), "cold-start", prepared[0]["task"])
-        for entry, group in zip(prepared, groups, strict=True):
+        for entry, group in zip(prepared, await self.choices(prepared, "cold-start"), strict=True):
             self.move(entry["device"], group, "cold-start")

@@ -8,8 +8,8 @@ from fedsim.federation.client import Instruction, LocalResult
 from fedsim.federation.contents import Contents, Header
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
-from fedsim.learning.refs import Ref
-from fedsim.strategies.synchronous import RoundParams, SelectingParams, Synchronous, SynchronousClient
+from fedsim.strategies.round_params import SelectingParams
+from fedsim.strategies.synchronous import Synchronous, SynchronousClient
 from fedsim.training import Training
 
 
@@ -24,7 +24,6 @@ class LocalParams(SelectingParams):
     clients_per_round: int | None = None  # type: ignore[assignment]
 
     def check(self, devices: int) -> None:
-        """A selection cannot ask about a model that the server does not have."""
         super().check(devices)
         if self.selection.needs_model:
             raise ScenarioError(
@@ -36,57 +35,48 @@ class LocalParams(SelectingParams):
 class LocalClient(SynchronousClient[LocalParams]):
     """Trains its own model and keeps it."""
 
-    def training(self, device: Device, order: Instruction) -> Training:
-        """From the model that it has."""
+    def training(self, device: Device, instruction: Instruction) -> Training:
         start = device.state["model"] if "model" in device.state else device.initial()
         return Training(start, self.params.local_epochs)
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
-        """Nothing that is sent: the model is seen by who evaluates."""
-        assert done.update is not None
-        device.state["model"] = device.mix([(done.update, 1.0)], otherwise=done.start)  # not what has diverged
-        return {"update": Header(done.update), "samples": Header(done.samples)}
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
+        assert result.update is not None
+        device.state["model"] = device.mix([(result.update, 1.0)], otherwise=result.start)  # not what has diverged
+        return {"update": Header(result.update), "samples": Header(result.samples)}
 
 
 class Local(Synchronous[LocalParams]):
     """Every device trains a model of its own with the same local schedule; nothing is ever sent.
 
     All devices begin with the same initial model. A round is a pass of ``local_epochs`` on each device; its score is the mean
-    of the devices' accuracies, each with its own model on its own test samples.
+    of the devices' accuracies, each with its own model on its own test samples. A device that is late or lost keeps the model
+    that it had.
 
-    A device that is late or lost keeps the model that it had.
     State besides ``Synchronous``'s: ``own``, each device's model.
     """
 
-    Params: ClassVar[type[RoundParams]] = LocalParams
+    Params = LocalParams
     Client = LocalClient
     score: ClassVar[Literal["pooled", "device-mean"]] = "device-mean"
 
     async def on_start(self) -> None:
-        """Give every device the same start."""
-        self.state["own"] = [self.server.initial()] * self.server.devices
+        self.state["own"] = [self.server.models.initial()] * self.server.devices
         await super().on_start()
 
     def select(self) -> list[int]:
-        """All idle devices, or some drawn at random."""
-        if self.params.asked_per_round:
-            return super().select()
-        return self.server.online()
+        return super().select() if self.params.asked_per_round else self.server.clients.online()
 
     def contents(self, device: int) -> Contents:
-        """Nothing."""
         return {}
 
-    def start(self, message: TaskEnd) -> Ref:
-        """The model that the device had."""
-        return self.state["own"][message.device]  # type: ignore[no-any-return]
+    def entry(self, message: TaskEnd) -> dict[str, Any]:
+        return super().entry(message) | {"start": self.state["own"][message.device]}
 
     async def aggregate(self) -> None:
         """Each device keeps what it has trained; the record names the tasks, each with weight 1 in its own model."""
         received = self.state["received"]
         for entry in received:
-            before = self.state["own"][entry["device"]]
-            self.state["own"][entry["device"]] = self.server.mix([(entry["update"], 1.0)], otherwise=before)
+            self.state["own"][entry["device"]] = self.server.models.mix([(entry["update"], 1.0)], otherwise=entry["start"])
         if received:
             self.record_aggregate(received, [1.0] * len(received))
 
@@ -94,5 +84,4 @@ class Local(Synchronous[LocalParams]):
         """None: there is no common model."""
 
     def models(self) -> ModelAssignment:
-        """A model a device."""
         return {f"device/{device}": (model, [device]) for device, model in enumerate(self.state["own"])}

@@ -1,15 +1,16 @@
 """MOON: local models whose representations stay near the global one's (Li, He and Song, 2021)."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from fedsim.errors import ScenarioError
 from fedsim.federation.client import Instruction, LocalResult, RunInfo
-from fedsim.federation.contents import Contents, Header
+from fedsim.federation.contents import Contents
 from fedsim.federation.devices import Device
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.synchronous import AggregatingParams, RoundParams, SynchronousClient
+from fedsim.strategies.personal import OwnModelClient
+from fedsim.strategies.round_params import AggregatingParams
 from fedsim.training import Contrast, Training
 
 
@@ -26,11 +27,8 @@ class MOONParams(AggregatingParams):
     temperature: float = Field(default=0.5, gt=0.0, le=1e6)
 
 
-class MOONClient(SynchronousClient[MOONParams]):
-    """Trains with the contrastive term.
-
-    State: ``model``, what it trained last; absent until it has first answered, when the first model stands for it.
-    """
+class MOONClient(OwnModelClient[MOONParams]):
+    """Trains with the contrastive term; its own model is the one that it trained last."""
 
     def __init__(self, params: MOONParams, setting: RunInfo) -> None:
         super().__init__(params, setting)
@@ -42,21 +40,13 @@ class MOONClient(SynchronousClient[MOONParams]):
                 "their first layer, such as model.kind = 'mlp'"
             )
 
-    def training(self, device: Device, order: Instruction) -> Training:
-        """Local SGD from the received model, which is the one to stay near."""
-        contrast = Contrast(device.state.get("model", device.initial()), self.params.mu, self.params.temperature)
-        return Training(order["model"], self.params.local_epochs, contrast=contrast if self.params.mu else None)
+    def training(self, device: Device, instruction: Instruction) -> Training:
+        contrast = Contrast(self.last(device), self.params.mu, self.params.temperature)
+        return Training(instruction["model"], self.params.local_epochs, contrast=contrast if self.params.mu else None)
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        """The update; the model stays here, too, to get away from."""
-        assert done.trained is not None
-        before = device.state.get("model", device.initial())
-        own = device.mix([(done.trained, 1.0)], otherwise=before)  # not what has diverged
-        return {**(super().reply(device, order, done) or {}), "own": Header(own)}
-
-    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
-        """The round counts for its own model too."""
-        device.state["model"] = reply["own"].value
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
+        assert result.trained is not None
+        return self.answer(device, instruction, result, result.trained, self.last(device))
 
 
 class MOON(FedAvg[MOONParams]):
@@ -65,8 +55,8 @@ class MOON(FedAvg[MOONParams]):
     Source: Li, He and Song, "Model-contrastive federated learning" (CVPR 2021), Algorithm 1 and Eq. 3 (numbers from memory): to
     the loss of each sample comes mu times -log(e^(s / tau) / (e^(s / tau) + e^(t / tau))), where s is the cosine of its
     representation by the model that is trained to that by the received model, and t the same to that by the client's model of
-    the last time. The representation is what comes to the last dense layer (``torch.nn.Linear``), where the paper has a
-    projection head of its own; the received and the last model are asked without dropout. The training loss that is told is
+    the last time. The representation is the input of the last dense layer (``torch.nn.Linear``), where the paper has a
+    projection head of its own; the received and the last model are asked without dropout. The reported training loss is
     without the term, as FedProx's.
 
     Sends what FedAvg sends. A step takes two forward passes more, of the received and of the last model: 5/3 of FedAvg's, and
@@ -74,5 +64,5 @@ class MOON(FedAvg[MOONParams]):
     a newcomer's is the first model of all.
     """
 
-    Params: ClassVar[type[RoundParams]] = MOONParams
+    Params = MOONParams
     Client = MOONClient

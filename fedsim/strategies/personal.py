@@ -13,7 +13,8 @@ from fedsim.learning.architecture import Tensor
 from fedsim.learning.functions import spliced, taken
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.synchronous import AggregatingParams, S, SynchronousClient
+from fedsim.strategies.round_params import AggregatingParams
+from fedsim.strategies.synchronous import S, SynchronousClient
 from fedsim.training import Places, Training
 
 
@@ -28,25 +29,21 @@ class Personal(FedAvg[S]):
     score: ClassVar[Literal["pooled", "device-mean"]] = "device-mean"
 
     async def on_start(self) -> None:
-        """Nobody has a model of its own."""
         self.state["own"] = {}
         await super().on_start()
 
     async def aggregate(self) -> None:
-        """The global model; and who has which own."""
         self.state["own"] |= {entry["device"]: entry["contents"]["own"] for entry in self.state["received"]}
         await super().aggregate()
 
     def models(self) -> ModelAssignment:
-        """A model a device, and the global one for the others."""
         own = self.state["own"]
         others = [device for device in range(self.server.devices) if device not in own] if own else None
         return {"global": (self.state["model"], others)} | {
             f"device/{device}": (own[device], [device]) for device in sorted(own)
         }
 
-    def shared_models(self) -> ModelAssignment:
-        """The global one."""
+    def _shared_models(self) -> ModelAssignment:
         return {"global": (self.state["model"], None)}
 
 
@@ -104,33 +101,30 @@ class KeepingClient(SynchronousClient[K]):
         super().__init__(params, setting)
         self.sent_places, self.kept_places = params.split(setting)
 
-    def begin(self, device: Device, order: Instruction) -> Ref:
+    def begin(self, device: Device, instruction: Instruction) -> Ref:
         """The model that it has: what it received, and its own tensors."""
-        model: Ref = order["model"]
+        model: Ref = instruction["model"]
         return device.splice(model, device.state["kept"], self.kept_places) if "kept" in device.state else model
 
-    def training(self, device: Device, order: Instruction) -> Training:
-        """Local SGD of all tensors."""
-        return Training(self.begin(device, order), self.params.local_epochs)
+    def training(self, device: Device, instruction: Instruction) -> Training:
+        return Training(self.begin(device, instruction), self.params.local_epochs)
 
-    def computed(self, device: Device, order: Instruction, done: LocalResult) -> LocalResult:
+    def computed(self, device: Device, instruction: Instruction, result: LocalResult) -> LocalResult:
         """What the aggregation has clients do, to what they send alone."""
-        assert done.update is not None
-        update = device.splice(order["model"], done.update, self.sent_places)
-        return super().computed(device, order, done._replace(update=update, start=order["model"]))
+        assert result.update is not None
+        update = device.splice(instruction["model"], result.update, self.sent_places)
+        return super().computed(device, instruction, result._replace(update=update, start=instruction["model"]))
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        """What is to be averaged; what it keeps is not sent, but seen by who evaluates."""
-        assert done.update is not None
-        assert done.trained is not None
-        models = [done.trained, self.begin(device, order)]  # the second where the first has diverged
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
+        assert result.update is not None
+        assert result.trained is not None
+        models = [result.trained, self.begin(device, instruction)]  # the second where the first has diverged
         size = sum(end - begin for begin, end in self.kept_places)
         kept = device.apply(taken, models, places=self.kept_places, size=size)
-        update = Partial(done.update, order["model"], self.sent_places)
-        return {**(super().reply(device, order, done) or {}), "update": update, "own": Header(kept)}
+        update = Partial(result.update, instruction["model"], self.sent_places)
+        return {**(super().reply(device, instruction, result) or {}), "update": update, "own": Header(kept)}
 
-    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
-        """The round counts for its own tensors too."""
+    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         device.state["kept"] = reply["own"].value
 
 
@@ -148,20 +142,39 @@ class Keeping(Personal[K]):
         self._sent, self._kept = params.split(self.setting)
 
     async def on_start(self) -> None:
-        """Nobody has tensors of its own."""
         self.state["kept"] = {}
         await super().on_start()
 
     def contents(self, device: int) -> Contents:
-        """The tensors of the global model that are averaged; the others a device has."""
         model = self.state["model"]
         return {"model": Partial(model, model, self._sent)}
 
     async def aggregate(self) -> None:
-        """The global tensors; and what that makes of the models of all devices."""
         await super().aggregate()
         model, kept, own = self.state["model"], self.state["kept"], self.state["own"]
         kept |= {entry["device"]: own[entry["device"]] for entry in self.state["received"]}
         self.state["own"] = {
-            device: self.server.apply(spliced, [model, numbers], places=self._kept) for device, numbers in kept.items()
+            device: self.server.models.apply(spliced, [model, numbers], places=self._kept) for device, numbers in kept.items()
         }
+
+
+class OwnModelClient(SynchronousClient[S]):
+    """Its answer has ``own`` in its header: a model that is not sent, but seen by the evaluation.
+
+    State: ``model``, its own; absent until it has first answered.
+    """
+
+    def last(self, device: Device) -> Ref:
+        """Its own model; the first model of all before its first answer."""
+        model: Ref = device.state.get("model", device.initial())
+        return model
+
+    def answer(self, device: Device, instruction: Instruction, result: LocalResult, own: Ref, otherwise: Ref) -> Contents:
+        """The update, and its own model; ``otherwise`` stands in where that has diverged."""
+        return {
+            **(super().reply(device, instruction, result) or {}),
+            "own": Header(device.mix([(own, 1.0)], otherwise=otherwise)),
+        }
+
+    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
+        device.state["model"] = reply["own"].value

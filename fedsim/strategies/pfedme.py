@@ -1,18 +1,17 @@
 """pFedMe: personalised models from Moreau envelopes of the clients' losses (T Dinh et al., 2020)."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from fedsim.federation.client import Instruction, LocalResult, PreviousResult
-from fedsim.federation.contents import Contents, Header
+from fedsim.federation.contents import Contents
 from fedsim.federation.devices import Device
 from fedsim.learning.refs import Ref
-from fedsim.strategies.parts.aggregation import AggregationSpec
-from fedsim.strategies.parts.aggregation.means import Mean
-from fedsim.strategies.personal import Personal
-from fedsim.strategies.synchronous import AggregatingParams, RoundParams, SynchronousClient
+from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
+from fedsim.strategies.personal import OwnModelClient, Personal
+from fedsim.strategies.round_params import AggregatingParams
 from fedsim.training import Training
 from fedsim.world.task import Computation, Train
 
@@ -45,7 +44,7 @@ class PFedMeParams(AggregatingParams):
         return self
 
 
-class PFedMeClient(SynchronousClient[PFedMeParams]):
+class PFedMeClient(OwnModelClient[PFedMeParams]):
     """Finds its personal model R times, and moves its local model towards it each time."""
 
     def local(self, received: Ref, rounds: int) -> PreviousResult:
@@ -54,39 +53,26 @@ class PFedMeClient(SynchronousClient[PFedMeParams]):
         parts = [((1.0 - step) ** (rounds - 1 - number) * step) for number in range(rounds)]
         return PreviousResult(((received, (1.0 - step) ** rounds), *enumerate(parts)))
 
-    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
+    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         """K steps of each batch on its loss + lambda / 2 ||theta - w_r||^2, from the personal model before."""
-        params, received = self.params, order["model"]
-        return [
-            Train(
-                Training(
-                    PreviousResult(((number - 1, 1.0),)) if number else received,
-                    steps=params.steps,
-                    mu=params.lam,
-                    anchor=self.local(received, number) if number else None,
-                    only_batch=number,
-                )
-            )
-            for number in range(params.local_rounds)
-        ]
+        params, received = self.params, instruction["model"]
+        trainings = []
+        for number in range(params.local_rounds):
+            start = PreviousResult(((number - 1, 1.0),)) if number else received
+            anchor = self.local(received, number) if number else None
+            trainings.append(Training(start, steps=params.steps, mu=params.lam, anchor=anchor, only_batch=number))
+        return [Train(training) for training in trainings]
 
-    def computed(self, device: Device, order: Instruction, done: LocalResult) -> LocalResult:
-        """The update is the local model."""
-        assert done.update is not None
-        thetas = (*done.earlier, done.update)
-        parts = self.local(order["model"], len(thetas)).parts
+    def computed(self, device: Device, instruction: Instruction, result: LocalResult) -> LocalResult:
+        assert result.update is not None
+        thetas = (*result.earlier, result.update)
+        parts = self.local(instruction["model"], len(thetas)).parts
         update = device.mix([(thetas[part] if isinstance(part, int) else part, factor) for part, factor in parts])
-        return super().computed(device, order, done._replace(update=update, start=order["model"]))
+        return super().computed(device, instruction, result._replace(update=update, start=instruction["model"]))
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        """The update; its personal model is not sent, but seen by who evaluates."""
-        assert done.trained is not None
-        own = device.mix([(done.trained, 1.0)], otherwise=device.state.get("model", order["model"]))  # not what has diverged
-        return {**(super().reply(device, order, done) or {}), "own": Header(own)}
-
-    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
-        """What stands in for a personal model that diverges."""
-        device.state["model"] = reply["own"].value
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
+        assert result.trained is not None
+        return self.answer(device, instruction, result, result.trained, device.state.get("model", instruction["model"]))
 
 
 class PFedMe(Personal[PFedMeParams]):
@@ -95,12 +81,11 @@ class PFedMe(Personal[PFedMeParams]):
     Source: T Dinh, Tran and Nguyen, "Personalized federated learning with Moreau envelopes" (NeurIPS 2020), Algorithm 1: from
     the received w a client makes R local rounds, in each of which it finds theta = argmin f(theta; batch) + lambda / 2
     ||theta - w_r||^2 by K steps, and then w_(r+1) = w_r - eta lambda (w_r - theta). It sends w_R; the next global model is
-    (1 - beta) w + beta times the mean. All that is asked of a round are its clients alone, where the paper has all clients
-    compute and takes a part of them.
+    (1 - beta) w + beta times the mean. Only the clients of a round compute, where in the paper all do and some are sampled.
 
     Sends what FedAvg sends. The batches of a task are those that SGD would have, in its order. A client's last theta is its
     personal model; it begins anew from the received model each time it is asked.
     """
 
-    Params: ClassVar[type[RoundParams]] = PFedMeParams
+    Params = PFedMeParams
     Client = PFedMeClient

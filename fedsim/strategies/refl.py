@@ -12,11 +12,9 @@ from fedsim.language.spec import OnlyWith
 from fedsim.learning.functions import weighted_sum
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.parts.aggregation import AggregationSpec
-from fedsim.strategies.parts.aggregation.means import Mean
-from fedsim.strategies.parts.selection import SelectionSpec
-from fedsim.strategies.parts.selection.least_available import LeastAvailable
-from fedsim.strategies.synchronous import AggregatingParams, RoundParams
+from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, changes
+from fedsim.strategies.parts.selection import LeastAvailable, SelectionSpec
+from fedsim.strategies.round_params import AggregatingParams
 
 
 class REFLParams(AggregatingParams):
@@ -32,6 +30,7 @@ class REFLParams(AggregatingParams):
         selection: the least available first, unless another is given.
     """
 
+    late_goes_on: ClassVar[bool] = True
     looks_at_each: ClassVar[str | None] = "REFL compares late updates with others"
 
     kind: Literal["refl"] = "refl"
@@ -68,11 +67,10 @@ def stale_weights(
 
     Args:
         staleness: tau of each.
-        beta: see above; 0 without fresh updates to compare with.
+        beta, scale: see above.
         fresh: f, the mean difference of the fresh updates from the model that they began with, [d]; None: not known.
         stale: the difference of each stale one, [d].
         count: n.
-        scale: see above.
     """
     damped = [1 / (tau + 1) for tau in staleness]
     norm = 0.0 if fresh is None else float(fresh @ fresh)
@@ -97,25 +95,21 @@ class REFL(FedAvg[REFLParams]):
     are then scaled to sum to 1. Where nothing is learnt there is nothing to compare, and it counts 1 / (tau + 1).
 
     A round's ``valid`` are those that were in time, ``disconnected`` those that had vanished by then; how many were asked and
-    how many are late it does not say, as late ones may still come. A newcomer is a client like any other.
+    how many are late it does not say, as late ones may still come.
 
     State besides FedAvg's: ``late``, tasks of rounds that are closed, task -> the round; ``stale``, updates that came late.
     """
 
-    Params: ClassVar[type[RoundParams]] = REFLParams
-    late_goes_on = True
+    Params = REFLParams
 
     async def on_start(self) -> None:
-        """Nobody is late."""
         self.state |= {"late": {}, "stale": []}
         await super().on_start()
 
     def _end_open(self) -> None:
-        """Close the round, in this instant, over those who are still at work."""
         self.server.timer("close", self.server.now)
 
     async def on_timer(self, name: str) -> None:
-        """What is open goes on as late."""
         if name != "close":
             await super().on_timer(name)
             return
@@ -126,18 +120,16 @@ class REFL(FedAvg[REFLParams]):
             await self._close_round()
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        """A late task is not one of the open round's."""
         state = self.state
         if message.task not in state["late"]:
             await super().on_task_end(message)
             return
         del state["late"][message.task]
-        self.heard(message)
+        self._heard(message)
         if message.outcome == "done":
             state["stale"].append(self.entry(message) | {"round": message.round})
 
     async def aggregate(self) -> None:
-        """Fresh and stale updates become the next model."""
         state = self.state
         stale, state["stale"] = state["stale"], []
         fresh = state["received"]
@@ -149,7 +141,6 @@ class REFL(FedAvg[REFLParams]):
         state["model"] = await self.combine(state["model"], [*fresh, *moved], staleness=staleness)
 
     def weights(self, entries: Sequence[dict[str, Any]]) -> list[float]:
-        """As the aggregation says, times what a stale update counts."""
         usual = super().weights(entries)
         weights = [entry.get("counts", 1.0) * own for entry, own in zip(entries, usual, strict=True)]
         return [weight / sum(weights) for weight in weights] if any(weights) else usual
@@ -157,14 +148,14 @@ class REFL(FedAvg[REFLParams]):
     async def _stale_weights(
         self, fresh: list[dict[str, Any]], stale: list[dict[str, Any]], staleness: Sequence[int]
     ) -> list[float]:
-        params, mix = self.params, self.server.mix
+        params = self.params
         if params.stale_weights == "equal":
             return [1.0] * len(stale)
-        if params.stale_weights == "damped" or not (fresh and self.server.learns):
+        if params.stale_weights == "damped" or not (fresh and self.server.models.learns):
             return stale_weights(staleness, 0.0, None, [], 0)
-        moves = [mix([(entry["update"], 1.0), (entry["start"], -1.0)]) for entry in (*fresh, *stale)]
-        mean = mix([(move, 1 / len(fresh)) for move in moves[: len(fresh)]])
-        values = [value.astype(np.float64) for value in await self.server.values([mean, *moves[len(fresh) :]])]
+        moves = changes(self.server, [*fresh, *stale])
+        mean = self.server.models.mix([(move, 1 / len(fresh)) for move in moves[: len(fresh)]])
+        values = [value.astype(np.float64) for value in await self.server.models.values([mean, *moves[len(fresh) :]])]
         known = values[0] if np.isfinite(values[0]).all() else None
         return stale_weights(staleness, params.beta, known, values[1:], len(fresh), params.boost_scale)
 
@@ -172,12 +163,13 @@ class REFL(FedAvg[REFLParams]):
         """As if a late client had begun at the present model, and moved it as it has moved the one that it had."""
         model: Ref = self.state["model"]
         models = [model, entry["update"], entry["start"]]
-        update = self.server.apply(weighted_sum, models, coefficients=[1.0, 1.0, -1.0])  # not finite if the update is not
+        update = self.server.models.apply(
+            weighted_sum, models, coefficients=[1.0, 1.0, -1.0]
+        )  # not finite if the update is not
         return entry | {"update": update, "start": model}
 
-    def counts(self) -> dict[str, int]:
-        """What is certain when the round closes."""
-        return {name: count for name, count in super().counts().items() if name in ("valid", "disconnected")}
+    def _counts(self) -> dict[str, int]:
+        return {name: count for name, count in super()._counts().items() if name in ("valid", "disconnected")}
 
     async def _close_round(self) -> None:
         self.server.cancel_timer("close")

@@ -26,7 +26,8 @@ from fedsim.strategies.clustering.weights import (
 )
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.server import ServerOptimiserSpec
-from fedsim.strategies.synchronous import RoundParams, SynchronousClient, SynchronousParams
+from fedsim.strategies.round_params import RoundParams, SynchronousParams
+from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.training import Training
 from fedsim.world.task import Computation
 
@@ -63,14 +64,9 @@ class RFedAvgParams(SynchronousParams):
     least_loss: float = Field(default=0.0, ge=0.0)
 
     @property
-    def uses_imbalance(self) -> bool:
-        """Whether clients say how imbalanced their data are."""
-        return self.weights == "rfedavg"
-
-    @property
     def uses_total(self) -> bool:
-        """Whether they must know for it how many samples all devices have."""
-        return self.uses_imbalance and self.imbalance == "global"
+        """Whether clients must know for their imbalance how many samples all devices have."""
+        return self.weights == "rfedavg" and self.imbalance == "global"
 
     @property
     def uses_loss(self) -> bool:
@@ -90,18 +86,9 @@ def cluster_gradients(
     classes: int,
     generator: np.random.Generator,
 ) -> Clusters:
-    """Clusters of like gradients.
+    """Clusters of like ``gradients`` [n, d] of one scale, with cosines ``similarity`` [n, n]; positions in ascending order.
 
-    Args:
-        params: which clustering.
-        gradients: [n, d], all of one scale.
-        similarity: their cosines, [n, n].
-        eps: the cosine that like gradients have; needed where CCS is.
-        classes: M.
-        generator: for K-means.
-
-    Returns:
-        Positions 0..n-1 in clusters, each in ascending order.
+    ``eps`` is the cosine that like gradients have, needed where CCS is; ``classes`` is M; ``generator`` is for K-means.
     """
     found = [] if eps is None else greedy_clusters(similarity, eps)
     if params.clustering == "ccs":
@@ -110,13 +97,9 @@ def cluster_gradients(
     if isinstance(wanted, str):
         wanted = len(found) if wanted == "ccs" else classes
     distinct = len({row.tobytes() for row in gradients + 0.0})  # -0.0 becomes 0.0
-    return members(kmeans(_coordinates(gradients), min(wanted, distinct), generator))
-
-
-def _coordinates(gradients: NDArray[np.float32]) -> Vector:
-    """The gradients in an orthonormal basis of what they span, [n, min(n, d)]: their distances are the same, at less cost."""
-    triangle: Vector = np.asarray(np.linalg.qr(gradients.T.astype(np.float64), mode="r"))
-    return triangle.T
+    # In an orthonormal basis of what they span distances are the same, at less cost.
+    coordinates = np.asarray(np.linalg.qr(gradients.T.astype(np.float64), mode="r")).T
+    return members(kmeans(coordinates, min(wanted, distinct), generator))
 
 
 def by_samples(clusters: Clusters, sizes: NDArray[np.int64]) -> Vector:
@@ -138,9 +121,8 @@ def client_weights(clusters: Clusters, weights: Vector, sizes: NDArray[np.int64]
 def balance(counts: NDArray[np.int64], clusters: Clusters, weights: Sequence[Vector]) -> dict[str, list[float | None]]:
     """How balanced the classes are in mixtures of clusters, one entry for each vector of weights.
 
-    Returns:
-        ``beta``, the largest class share by the smallest (Eq. 3), None where a class is missing; and ``distance``, the squared
-        distance of the class shares from equal ones (Theorem 1, Q1).
+    ``beta`` is the largest class share by the smallest (Eq. 3), None where a class is missing; ``distance`` the squared
+    distance of the class shares from equal ones (Theorem 1, Q1).
     """
     shares = class_shares(counts, clusters)
     mixtures = [shares @ each for each in weights]
@@ -157,32 +139,29 @@ class RFedAvgClient(SynchronousClient[RFedAvgParams]):
     State: ``total``, D as it was told last.
     """
 
-    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
-        """Train, or only report the size."""
-        return () if order.job == "report" else super().work(device, order)
+    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+        return () if instruction.job == "report" else super().work(device, instruction)
 
-    def training(self, device: Device, order: Instruction) -> Training:
-        """Gradient steps on all samples."""
-        return Training(order["model"], self.params.local_epochs, full_batch=True)
+    def training(self, device: Device, instruction: Instruction) -> Training:
+        return Training(instruction["model"], self.params.local_epochs, full_batch=True)
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
-        """Update, D_k, I_k and F_k; class counts where they are asked for."""
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
         params = self.params
-        if order.job == "report":
-            return {"size-report": done.samples}
-        if "control" in order.contents:
-            device.state["total"] = order["control"]
-        control: list[Any] = [done.samples]
-        if params.uses_imbalance:
+        if instruction.job == "report":
+            return {"size-report": result.samples}
+        if "control" in instruction.contents:
+            device.state["total"] = instruction["control"]
+        control: list[Any] = [result.samples]
+        if params.weights == "rfedavg":
             total = device.state["total"] if params.uses_total else None
             control.append(float(class_imbalance(device.label_counts[None], total)[0]))
         if params.uses_loss:
-            assert done.update is not None
-            control.append(Lazy("loss", done.update))
+            assert result.update is not None
+            control.append(Lazy("loss", result.update))
         labels: list[int] = device.label_counts.tolist()
         counts = {"class-counts": labels} if params.weights == "optimal" else {}
         # The labels go along for the record of how balanced the classes are: nobody acts on them.
-        return {"update": done.update, "control": control} | counts | {"labels": Header(labels)}
+        return {"update": result.update, "control": control} | counts | {"labels": Header(labels)}
 
 
 class RFedAvg(FedAvg[RFedAvgParams]):
@@ -192,26 +171,23 @@ class RFedAvg(FedAvg[RFedAvgParams]):
     Algorithm 1 (CCS), Eqs. 4 to 7 and 17, and the two steps after it; benchmarks of section IV.
 
     A round: K clients receive the model (d parameters). Each makes one gradient step on all of its data, and sends the model
-    that it has then: the gradient but for the learning rate (d parameters), with its samples D_k, its imbalance I_k and its
-    loss F_k (a scalar each, those that are used). The server clusters the gradients; a cluster's model is the mean of its
-    clients', weighted by samples; the new model is the sum over clusters of p_n times theirs. As the p_n sum to 1, that is the
-    gradient step of Eq. 5. The threshold of CCS falls with the mean of the reported losses; the first is l_0. After several
-    gradient steps (``local_epochs``) F_k is the loss before the last of them.
+    that it has then (d parameters), with its samples D_k, its imbalance I_k and its loss F_k (a scalar each, those that are
+    used). The server clusters the gradients; a cluster's model is the mean of its clients', weighted by samples; the new model
+    is the sum over clusters of p_n times theirs: as the p_n sum to 1, the gradient step of Eq. 5. The threshold of CCS falls
+    with the mean of the reported losses; the first is l_0.
 
-    I_k needs D, the samples of all devices. So each device that can be reached reports its size at the begin, the others and
-    newcomers when they can be (a scalar, ``size-report``); who has not is not drawn. D is the sum of the sizes last heard, and
-    goes with the model to each client that was told another before (a scalar, ``control``). ``optimal`` needs the clients'
-    class counts (M scalars, ``class-counts``), which the paper holds to be no one's business.
+    I_k needs D, the samples of all devices: each device reports its size at the begin or when it can be reached (a scalar,
+    ``size-report``), and is not drawn before. D is the sum of the sizes last heard, and goes with the model to each client that
+    was told another before (a scalar, ``control``). ``optimal`` needs class counts (M scalars, ``class-counts``).
 
-    An update that is not finite is left out of the clusters, and counts for nothing. Without learning the clusters are drawn
-    at random. Clusters are those of a round alone: ``group_of`` tells the last one's.
+    An update that is not finite counts for nothing. Without learning the clusters are drawn at random.
 
     Records, beside ``aggregate``: ``reweighting``, each round: the clusters' numbers of clients, their weights, eps, and how
     balanced the classes are under weights by samples and under these (``balance``: from the devices' labels, which the server
-    does not see and does not use). ``clustering``: who was clustered with whom, in rounds 0, 1, 2, 4, 8, ...
+    does not see). ``clustering``: who was clustered with whom, in rounds 0, 1, 2, 4, 8, ...
 
     State besides FedAvg's:
-        sizes: the samples that each device has last said that it holds; None for who has said nothing.
+        sizes: the samples that each device has last said that it holds, or None.
         reporting: tasks of devices that report their size, device -> task; ``begun``: whether rounds have.
         total: D as it is told in this round; ``told``: which D each device knows, 0 for none.
         imbalance, counts: what each device has last said: I_k, and its samples of each class.
@@ -224,49 +200,40 @@ class RFedAvg(FedAvg[RFedAvgParams]):
 
     def __init__(self, params: RFedAvgParams, server: Server) -> None:
         super().__init__(params, server)
-        self.classes = server.setting.classes
         devices = server.devices
         self.state |= {"sizes": [None] * devices, "reporting": {}, "begun": False, "total": 0, "told": [0] * devices}
         self.state |= {"imbalance": [0.0] * devices, "counts": {}, "first_loss": None, "loss": None, "cluster": {}}
 
-    # Sizes.
-
     async def on_start(self) -> None:
-        """Hear how many samples there are, where that is needed; the first round opens when all who are here have said so."""
         if not self.params.uses_total:
             await super().on_start()
             return
-        self.state |= {"model": self.server.initial(), "round": 0, "open": {}}
+        self.state |= {"model": self.server.models.initial(), "round": 0, "open": {}}
         for device in range(self.server.devices):
             self._hear_size(device)
         self._begin()
 
     async def on_return(self, device: int) -> None:
-        """A device that has not reported its size can do so."""
         self._hear_size(device)
 
     async def on_arrival(self, device: int) -> None:
-        """A newcomer reports its size; from then on it is like any other."""
         self._hear_size(device)
 
     def _hear_size(self, device: int) -> None:
         state, server = self.state, self.server
         if not self.params.uses_total or state["sizes"][device] is not None or device in state["reporting"]:
             return
-        if server.idle(device):
+        if server.clients.idle(device):
             state["reporting"][device] = server.ask(device, {}, "report")
         else:
-            server.await_return(device)
+            server.clients.await_return(device)
 
     def _begin(self) -> None:
         if not (self.state["begun"] or self.state["reporting"]):
             self.state["begun"] = True
             self._open_round()
 
-    # A round.
-
     def select(self) -> list[int]:
-        """Clients at random, of those whose size is known if D is needed."""
         sizes = self.state["sizes"]
         if not self.params.uses_total or None not in sizes:
             return super().select()
@@ -279,17 +246,14 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         self.state["cluster"] = {}
 
     def contents(self, device: int) -> Contents:
-        """The model, and D where the device knows another."""
         state = self.state
         tell = self.params.uses_total and state["told"][device] != state["total"]
         return {"model": state["model"]} | ({"control": state["total"]} if tell else {})
 
-    def samples(self, message: TaskEnd) -> int:
-        """D_k."""
+    def _samples(self, message: TaskEnd) -> int:
         return int(message["control"][0])
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        """A device has said how many samples it has, or a client has trained."""
         state, device = self.state, message.device
         if state["reporting"].get(device) == message.task:
             del state["reporting"][device]
@@ -299,85 +263,75 @@ class RFedAvg(FedAvg[RFedAvgParams]):
             self._begin()
             return
         if message.outcome == "done" and message.job == "train":
-            state["sizes"][device] = self.samples(message)
-            if self.params.uses_imbalance:
+            state["sizes"][device] = self._samples(message)
+            if self.params.weights == "rfedavg":
                 state["imbalance"][device] = message["control"][1]
                 state["told"][device] = state["total"]
             if self.params.weights == "optimal":
                 state["counts"][device] = message["class-counts"]
         await super().on_task_end(message)
 
-    # The server's side.
-
     async def aggregate(self) -> None:
-        """Cluster what came back, weight the clusters, and put them together."""
         received: list[dict[str, Any]] = self.state["received"]
         if not any(entry["samples"] for entry in received):
             return
         weights = await self._weights(received)
         parts = [(entry["update"], weight) for entry, weight in zip(received, weights, strict=True)]
         before = self.state["model"]
-        self.state["model"] = self.advance(before, self.server.mix(parts, otherwise=before))
+        self.state["model"] = self.advance(before, self.server.models.mix(parts, otherwise=before))
         self.record_aggregate(received, weights)
 
     async def _weights(self, received: list[dict[str, Any]]) -> list[float]:
         """How much each update counts; 0 for one that is left out."""
         weights = [0.0] * len(received)
-        positions, gradients = await self._gradients(received)
-        if not positions:
-            return weights
-        entries = [received[at] for at in positions]
-        sizes = np.array([entry["samples"] for entry in entries], dtype=np.int64)
-        clusters, eps = await self._cluster(entries, gradients)
-        shares = self._shares(entries, sizes, clusters, eps)
-        for at, weight in zip(positions, client_weights(clusters, shares, sizes), strict=True):
-            weights[at] = weight
-        return weights
-
-    async def _gradients(self, received: list[dict[str, Any]]) -> tuple[list[int], NDArray[np.float32] | None]:
-        """Which updates can be clustered, by the number of the device, and what each has changed in the model, float32 [n, d].
-
-        None without learning.
-        """
         held = [at for at, entry in enumerate(received) if entry["samples"]]
         held.sort(key=lambda at: received[at]["device"])  # who came first decides nothing, not even between equals
-        if not self.server.learns:
-            return held, None
-        model, *updates = await self.server.values([self.state["model"], *(received[at]["update"] for at in held)])
-        with np.errstate(over="ignore", invalid="ignore"):
-            changes = [update - model for update in updates]
-        finite = [at for at, change in enumerate(changes) if np.isfinite(change).all()]
-        return [held[at] for at in finite], np.stack([changes[at] for at in finite]) if finite else None
+        gradients: NDArray[np.float32] | None = None
+        if self.server.models.learns:
+            model, *updates = await self.server.models.values([self.state["model"], *(received[at]["update"] for at in held)])
+            with np.errstate(over="ignore", invalid="ignore"):
+                changes = np.stack(updates) - model
+            finite = np.isfinite(changes).all(axis=1)
+            held, gradients = [at for at, is_finite in zip(held, finite, strict=True) if is_finite], changes[finite]
+        if held:
+            entries = [received[at] for at in held]
+            sizes = np.array([entry["samples"] for entry in entries], dtype=np.int64)
+            clusters, eps = await self._cluster(entries, gradients)
+            shares = self._shares(entries, sizes, clusters, eps)
+            for at, weight in zip(held, client_weights(clusters, shares, sizes), strict=True):
+                weights[at] = weight
+        return weights
 
     async def _cluster(
         self, entries: list[dict[str, Any]], gradients: NDArray[np.float32] | None
     ) -> tuple[Clusters, float | None]:
-        """The clusters, positions in ``entries``, and the threshold if there was one."""
-        params, number = self.params, self.state["round"]
+        """The clusters, positions in ``entries``, and the threshold if there was one; at random without gradients."""
+        params, server, number, classes = self.params, self.server, self.state["round"], self.setting.classes
         devices = [entry["device"] for entry in entries]
-        generator = self.server.rng("clusters", number)
-        eps = None
+        generator = server.rng("clusters", number)
+        eps, shown = None, None
         if gradients is None:
-            clusters = members(canonical(generator.integers(self.classes, size=len(entries))))
+            clusters = members(canonical(generator.integers(classes, size=len(entries))))
         else:
             eps = await self._threshold(entries) if params.uses_loss else None
             n, d = gradients.shape
-            self.server.compute("products", n, d)
+            server.compute("products", n, d)
             if params.clustering == "kmeans":
-                self.server.compute("k-means", n, d, self.classes)
+                server.compute("k-means", n, d, classes)
             similarity = cosine_matrix(gradients)
-            clusters = cluster_gradients(params, gradients, similarity, eps, self.classes, generator)
-            if number & (number - 1) == 0:
-                shown = shown_pairs("similarity", similarity)
-                groups = _numbers(clusters)
-                self.server.emit("clustering", round=number, measure=params.clustering, devices=devices, groups=groups, **shown)
-        self.state["cluster"] = dict(zip(devices, _numbers(clusters), strict=True))
+            clusters = cluster_gradients(params, gradients, similarity, eps, classes, generator)
+            shown = shown_pairs("similarity", similarity)
+        place = {at: number for number, cluster in enumerate(clusters) for at in cluster}
+        groups = [place[at] for at in range(len(devices))]
+        if shown is not None and number & (number - 1) == 0:
+            server.emit("clustering", round=number, measure=params.clustering, devices=devices, groups=groups, **shown)
+        self.state["cluster"] = dict(zip(devices, groups, strict=True))
         return clusters, eps
 
     async def _threshold(self, entries: list[dict[str, Any]]) -> float:
         """The cosine that like gradients have now; a loss that is not known is taken to be the last one."""
         state, params = self.state, self.params
-        loss = await self.server.train_loss([(entry["update"], float(entry["samples"])) for entry in entries])
+        loss = await self.server.models.train_loss([(entry["update"], float(entry["samples"])) for entry in entries])
         if loss is not None:
             state["loss"] = loss
             if state["first_loss"] is None:
@@ -409,15 +363,5 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         return shares
 
     def group_of(self, device: int) -> int | None:
-        """The cluster that the device's gradient was in at the end of the last round, if it was in any."""
         cluster: int | None = self.state["cluster"].get(device)
         return cluster
-
-
-def _numbers(clusters: Clusters) -> list[int]:
-    """The number of each client's cluster."""
-    numbers = np.empty(sum(map(len, clusters)), dtype=np.int64)
-    for number, cluster in enumerate(clusters):
-        numbers[cluster] = number
-    found: list[int] = numbers.tolist()
-    return found

@@ -8,10 +8,11 @@ from pydantic import model_validator
 from fedsim.federation.client import Instruction, LocalResult
 from fedsim.federation.contents import Contents
 from fedsim.federation.devices import Device
+from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.parts.aggregation import AggregationSpec, Protection
-from fedsim.strategies.parts.aggregation.means import Mean
-from fedsim.strategies.synchronous import AggregatingParams, RoundParams, SynchronousClient
+from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection
+from fedsim.strategies.round_params import AggregatingParams
+from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.training import Training
 from fedsim.world.task import Computation, Train
 
@@ -32,7 +33,6 @@ class ScaffoldParams(AggregatingParams):
     option: Literal["I", "II"] = "II"
 
     def unprotected(self, protection: Protection) -> str | None:
-        """c is the sum of what clients send."""
         return "SCAFFOLD sums control variates beside it" if protection == "private" else None
 
     @model_validator(mode="after")
@@ -48,32 +48,33 @@ class ScaffoldClient(SynchronousClient[ScaffoldParams]):
     State: ``control``, c_i; absent while it is 0.
     """
 
-    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
+    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         """The local solve; for option I a gradient first, as one step of all of its data at a learning rate of 1."""
-        gradient = Train(Training(order["model"], steps=1, full_batch=True, lr=1.0))
-        return (gradient, *super().work(device, order)) if self.params.option == "I" else super().work(device, order)
+        gradient = Train(Training(instruction["model"], steps=1, full_batch=True, lr=1.0))
+        return (
+            (gradient, *super().work(device, instruction)) if self.params.option == "I" else super().work(device, instruction)
+        )
 
-    def training(self, device: Device, order: Instruction) -> Training:
-        """Local SGD with the correction."""
-        own = [(device.state["control"], -1.0)] if "control" in device.state else []
-        linear = device.mix([(order["control-variate"], 1.0), *own])
-        return Training(order["model"], self.params.local_epochs, linear=linear)
+    def training(self, device: Device, instruction: Instruction) -> Training:
+        linear = device.mix([(instruction["control-variate"], 1.0), *self._own(device)])
+        return Training(instruction["model"], self.params.local_epochs, linear=linear)
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
         """The update, and by how much c_i changes: (x - y_i) / (K lr) - c, for K steps (option II), or g_i(x) - c_i (I)."""
-        assert done.update is not None
-        if done.earlier:
-            own = [(device.state["control"], -1.0)] if "control" in device.state else []
-            parts = [(order["model"], 1.0), (done.earlier[0], -1.0), *own]
+        assert result.update is not None
+        if result.earlier:
+            parts = [(instruction["model"], 1.0), (result.earlier[0], -1.0), *self._own(device)]
         else:
-            scale = 1.0 / (done.steps * self.setting.lr_in(order.round or 0)) if done.steps else 0.0
-            parts = [(order["model"], scale), (done.update, -scale), (order["control-variate"], -1.0)]
-        return {**(super().reply(device, order, done) or {}), "control-variate": device.mix(parts)}
+            scale = 1.0 / (result.steps * self.setting.lr_in(instruction.round or 0)) if result.steps else 0.0
+            parts = [(instruction["model"], scale), (result.update, -scale), (instruction["control-variate"], -1.0)]
+        return {**(super().reply(device, instruction, result) or {}), "control-variate": device.mix(parts)}
 
-    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
-        """The server has the change: it is made here too."""
+    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         before = device.state.get("control", device.zero())
         device.state["control"] = device.mix([(before, 1.0), (reply["control-variate"], 1.0)], otherwise=before)
+
+    def _own(self, device: Device) -> list[tuple[Ref, float]]:
+        return [(device.state["control"], -1.0)] if "control" in device.state else []
 
 
 class Scaffold(FedAvg[ScaffoldParams]):
@@ -86,29 +87,23 @@ class Scaffold(FedAvg[ScaffoldParams]):
     added to every gradient, and sends its update and by how much its own control variate changes (2 d parameters). The model
     becomes the mean of the updates, c moves by the sum of the changes over the number N of all devices. With a robust
     aggregation the server adds up the changes of each client, and c <- (1 - K / N) c + K / N times what it makes of the c_i of
-    the round's K clients. c and all c_i begin at 0. A client whose answer is cut off keeps the c_i that it had; a newcomer is a
-    client whose c_i is 0.
-
-    With option II the corrections are those of plain SGD: ``training.momentum`` makes K lr too short a measure of what a step
-    moves.
+    the round's K clients. c and all c_i begin at 0, also those of newcomers. A client whose answer is cut off keeps its c_i.
+    With option II the corrections are those of plain SGD: ``training.momentum`` makes K lr too short a measure of a step.
 
     State besides FedAvg's: ``control``, c; ``followed``, device -> c_i, with a robust aggregation.
     """
 
-    Params: ClassVar[type[RoundParams]] = ScaffoldParams
+    Params = ScaffoldParams
     Client = ScaffoldClient
 
     async def on_start(self) -> None:
-        """Begin with c = 0."""
-        self.state["control"] = self.server.zero()
+        self.state["control"] = self.server.models.zero()
         await super().on_start()
 
     def contents(self, device: int) -> Contents:
-        """The model and c."""
         return {**super().contents(device), "control-variate": self.state["control"]}
 
     async def aggregate(self) -> None:
-        """The model, and c."""
         received: list[dict[str, Any]] = self.state["received"]
         sent = [entry["contents"]["control-variate"] for entry in received]
         await super().aggregate()

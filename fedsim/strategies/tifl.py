@@ -17,7 +17,8 @@ from fedsim.federation.server import Server
 from fedsim.language.spec import OnlyWith
 from fedsim.language.units import PositiveSeconds
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.synchronous import AggregatingParams, RoundParams, SynchronousClient
+from fedsim.strategies.round_params import AggregatingParams, RoundParams
+from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.training import Training
 from fedsim.world.task import Computation, Evaluate, Train
 
@@ -102,7 +103,6 @@ class TiFLParams(AggregatingParams):
         return self
 
     def check(self, devices: int) -> None:
-        """Tiers need devices."""
         super().check(devices)
         if self.tiers > devices:
             raise ScenarioError(
@@ -111,15 +111,10 @@ class TiFLParams(AggregatingParams):
 
     @property
     def unaccounted(self) -> str | None:
-        """Tiers may be chosen by how well the model does on their data."""
         return "tiers are chosen by the accuracy on their clients" if self.mode == "credits" else super().unaccounted
 
     def credits_of_each(self, planned_rounds: int | None) -> int:
-        """How many credits each tier begins with.
-
-        Raises:
-            ScenarioError: they are not given, and no number of rounds is planned.
-        """
+        """How many credits each tier begins with; refused where they are not given and no number of rounds is planned."""
         if self.credits is None and planned_rounds is None:
             raise ScenarioError(
                 "strategy.credits is missing: its default is the planned rounds divided by the tiers, but stop.rounds is not "
@@ -131,28 +126,26 @@ class TiFLParams(AggregatingParams):
 class TiFLClient(SynchronousClient[TiFLParams]):
     """Trains as FedAvg's; reports its size, is profiled, or tests the model, when it is asked to."""
 
-    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
-        """What is asked."""
-        match order.job:
+    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+        match instruction.job:
             case "report":
                 return ()
             case "profile":
-                return (Train(Training(order["profiling"], self.params.local_epochs)),)
+                return (Train(Training(instruction["profiling"], self.params.local_epochs)),)
             case "test":
-                return (Evaluate((order["model"],)),)
-        return super().work(device, order)
+                return (Evaluate((instruction["model"],)),)
+        return super().work(device, instruction)
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        """What it has found."""
-        match order.job:
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
+        match instruction.job:
             case "report":
-                return {"size-report": done.samples}
+                return {"size-report": result.samples}
             case "profile":
-                return {"profiling": done.update}
+                return {"profiling": result.update}
             case "test":
-                assert done.tested is not None
-                return {"test-accuracy": Lazy("accuracy", done.tested)}
-        return super().reply(device, order, done)
+                assert result.tested is not None
+                return {"test-accuracy": Lazy("accuracy", result.tested)}
+        return super().reply(device, instruction, result)
 
 
 class TiFL(FedAvg[TiFLParams]):
@@ -175,9 +168,8 @@ class TiFL(FedAvg[TiFLParams]):
         expected: how many of the devices that have arrived may still be introduced.
         figures: size (samples) or mean latency (s) of each introduced device, None for the others.
         profiles: tasks of profiling that each device has behind it, and the time they took (s).
-        bins: where the first tier begins and how wide each is; None until all who could be reached are introduced.
-        members: the devices of each tier; ``tier``: the tier of each device, None for who has none.
-        current: the tier drawn last.
+        bins: None until all who could be reached are introduced; then ``members``: the devices of each tier, ``tier``: of each
+            device, and ``current``: the one drawn last.
         credits, probabilities, accuracies: of each tier.
         tested: the round before which the last test was made.
         testing: tasks of test clients, task -> tier; ``heard``: those who have reported, by tier.
@@ -191,16 +183,14 @@ class TiFL(FedAvg[TiFLParams]):
         self.credits_of_each = params.credits_of_each(server.setting.planned_rounds) if params.mode == "credits" else 0
 
     async def on_start(self) -> None:
-        """Introduce whoever can be reached; the first round opens when all of them have a tier."""
         devices, tiers, server = self.server.devices, self.params.tiers, self.server
-        self.state |= {"model": server.initial(), "round": 0, "open": {}}
-        self.state |= {"introducing": {}, "expected": 0, "figures": [None] * devices}
-        self.state |= {"profiles": [(0, 0.0)] * devices, "bins": None, "members": [[] for _ in range(tiers)], "current": None}
-        self.state |= {"tier": [None] * devices}
-        self.state |= {"credits": [self.credits_of_each] * tiers, "probabilities": self.params.probabilities or [1.0] * tiers}
-        self.state |= {"accuracies": [None] * tiers, "tested": None, "testing": {}, "heard": {}}
-        here = set(server.online())
-        for device in filter(server.arrived, range(devices)):
+        self.state |= {"model": server.models.initial(), "round": 0, "open": {}, "introducing": {}, "expected": 0, "bins": None}
+        self.state |= {"figures": [None] * devices, "profiles": [(0, 0.0)] * devices, "tier": [None] * devices}
+        self.state |= {"members": [[] for _ in range(tiers)], "current": None, "tested": None, "testing": {}, "heard": {}}
+        self.state |= {"probabilities": self.params.probabilities or [1.0] * tiers, "accuracies": [None] * tiers}
+        self.state["credits"] = [self.credits_of_each] * tiers
+        here = set(server.clients.online())
+        for device in filter(server.clients.arrived, range(devices)):
             self.state["expected"] += 1
             if device in here:
                 self._introduce(device)
@@ -208,19 +198,15 @@ class TiFL(FedAvg[TiFLParams]):
                 self._await(device)
         self._begin()
 
-    # Introductions.
-
     async def on_return(self, device: int) -> None:
-        """A device that was away can be introduced."""
         self._introduce(device)
 
     async def on_arrival(self, device: int) -> None:
-        """A newcomer is introduced."""
         self.state["expected"] += 1
         self._introduce(device)
 
     def _await(self, device: int) -> None:
-        self.state["expected"] -= not self.server.await_return(device)
+        self.state["expected"] -= not self.server.clients.await_return(device)
 
     def _introduce(self, device: int) -> None:
         server, params = self.server, self.params
@@ -268,10 +254,9 @@ class TiFL(FedAvg[TiFLParams]):
 
     def _place(self, device: int, figure: float) -> None:
         """Now the device's figure is known; once there are tiers, it gets its own."""
-        state = self.state
-        state["expected"] -= 1
-        state["figures"][device] = figure
-        if state["bins"] is not None:
+        self.state["expected"] -= 1
+        self.state["figures"][device] = figure
+        if self.state["bins"] is not None:
             self._sort_in([device])
 
     def _sort_in(self, devices: Sequence[int]) -> None:
@@ -294,10 +279,8 @@ class TiFL(FedAvg[TiFLParams]):
             self._sort_in(known)
             server.emit("tiers", bins=list(bins), members=[len(part) for part in state["members"]])
             self._open_round()
-        elif not (state["expected"] or server.expects_newcomers()):
+        elif not (state["expected"] or server.clients.expects_newcomers()):
             server.stop("no device can be put into a tier")
-
-    # A round.
 
     def select(self) -> list[int]:
         """A tier, then K of its members that can be had."""
@@ -314,21 +297,18 @@ class TiFL(FedAvg[TiFLParams]):
             weights[tier] = 0.0
         return []
 
-    def _weights(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    def _weights(self) -> NDArray[np.float64]:
         """How likely each tier is, up to a factor; empty ones and, while there are credits, those without, are not."""
         state = self.state
         inhabited = np.array([bool(part) for part in state["members"]], dtype=np.float64)
-        weights = inhabited * state["probabilities"]
+        weights: NDArray[np.float64] = inhabited * state["probabilities"]
         if self.params.mode == "credits":
             weights *= np.array(state["credits"]) > 0
         return weights if weights.any() else inhabited
 
     def group_of(self, device: int) -> int | None:
-        """The tier; None for who has none."""
         tier: int | None = self.state["tier"][device]
         return tier
-
-    # Tests, for the credits.
 
     def _open_round(self) -> None:
         state, params, number = self.state, self.params, self.state["round"]
@@ -348,7 +328,7 @@ class TiFL(FedAvg[TiFLParams]):
             state["heard"] = {tier: part for tier, part in enumerate(state["members"]) if part}
         else:
             for tier, part in enumerate(state["members"]):
-                for device in server.sample(params.test_clients, "test", state["round"], tier, among=part):
+                for device in server.clients.sample(params.test_clients, "test", state["round"], tier, among=part):
                     task = server.ask(device, {"model": state["model"]}, "test", group=tier)
                     state["testing"][task] = tier
         if not state["testing"]:
@@ -359,7 +339,7 @@ class TiFL(FedAvg[TiFLParams]):
         state, params, before = self.state, self.params, self.state["accuracies"]
         now = list(before)
         for tier, devices in sorted(state["heard"].items()):
-            accuracy = await self.server.test(state["model"], sorted(devices))
+            accuracy = await self.server.models.test(state["model"], sorted(devices))
             now[tier] = before[tier] if accuracy is None else accuracy
         state["accuracies"] = now
         current = state["current"]
@@ -371,10 +351,7 @@ class TiFL(FedAvg[TiFLParams]):
         self.server.emit("tier-test", round=state["round"], accuracies=now, probabilities=state["probabilities"])
         super()._open_round()
 
-    # Messages.
-
     async def on_task_end(self, message: TaskEnd) -> None:
-        """A device was introduced, tested, or has trained."""
         state = self.state
         if message.task in state["introducing"]:
             self._introduced(message)
@@ -388,7 +365,6 @@ class TiFL(FedAvg[TiFLParams]):
             await super().on_task_end(message)
 
     async def on_timer(self, name: str) -> None:
-        """Profiling that takes too long is ended; a test without messages is read."""
         if name.startswith("profiling/"):
             self.server.end(int(name.partition("/")[2]), "late")
         elif name == "tested":

@@ -1,11 +1,11 @@
-"""Runs carried out by the workers of a Ray cluster, one run a worker, as ``pool`` does it on this machine.
+"""Runs carried out by the workers of a Ray cluster, one run a worker, as ``pool`` does on this machine.
 
 All nodes see the study's folder at the same path. A run whose worker or node is lost is begun again elsewhere, from its newest
-checkpoint: each worker looks for itself how far the run is.
+checkpoint: each worker looks up the state of the run.
 """
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from fedsim.executors.ray import Ray
 from fedsim.records.lock import locked
 from fedsim.records.reading import RunFolder
 from fedsim.study.folder import state_of
-from fedsim.study.pool import Ended, Listener, Order, pass_on
+from fedsim.study.pool import Ended, News, Order
+from fedsim.study.progress import StudyProgress
 from fedsim.study.worker import Worker, failure, outcome_of
 
 _LISTEN_EVERY_S = 0.25
@@ -22,17 +23,12 @@ _LOCK_WAIT_S = 120.0  # so long a file server may keep the lock of a node that i
 
 
 class Cluster:
-    """Carries out orders on Ray; see ``fedsim.study.pool.Pool``.
+    """Carries out orders on Ray; see ``fedsim.study.pool.Pool``."""
 
-    Args:
-        executor: the cluster.
-        listener: is told how it goes.
-    """
-
-    def __init__(self, executor: Ray, listener: Listener) -> None:
+    def __init__(self, executor: Ray, progress: StudyProgress) -> None:
         import ray
 
-        self._ray, self._executor, self._listener = ray, executor, listener
+        self._ray, self._executor, self._progress = ray, executor, progress
         head = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=False
         )
@@ -46,19 +42,21 @@ class Cluster:
     def run(self, orders: Sequence[Order]) -> list[Ended]:
         """Carry out the orders; returns how each run ended, in their order. Those never begun count as interrupted."""
         ended: dict[int, Ended] = {}
-        places: dict[Future[Mapping[str, Any]], int] = {
-            self._executor.submit(_carry_out, self._board, place, order.scenario, order.folder): place
-            for place, order in enumerate(orders)
-        }
+        places: dict[Future[News], int] = {}
+        for place, order in enumerate(orders):
+            places[self._executor.submit(_carry_out, self._board, place, order.scenario, order.folder)] = place
         while places:
             done, _ = wait(places, _LISTEN_EVERY_S, FIRST_COMPLETED)
             for place, news in self._ray.get(self._board.taken_down.remote(self._interrupted)):
                 if place not in ended:
-                    pass_on(self._listener, place, news)
+                    self._progress.take(place, news)
             for future in done:
                 place = places.pop(future)
-                ended[place] = _ending(orders[place], future)
-                self._listener.ended(place, ended[place])
+                try:
+                    ended[place] = Ended(orders[place], **future.result())
+                except Exception as error:
+                    ended[place] = Ended(orders[place], "failed", failure(error))
+                self._progress.ended(place, ended[place])
         return [ended[place] for place in range(len(orders))]
 
     def close(self) -> None:
@@ -66,32 +64,24 @@ class Cluster:
 
 
 class _Board:
-    """An actor, on which workers pin their news and see whether to stop."""
+    """An actor that collects the workers' news and tells them whether to stop."""
 
     def __init__(self) -> None:
-        self._news: list[tuple[int, Mapping[str, Any]]] = []
+        self._news: list[tuple[int, News]] = []
         self._stop = False
 
-    def pin(self, place: int, news: Mapping[str, Any]) -> bool:
-        """Leave news of a run; returns whether to stop."""
+    def pin(self, place: int, news: News) -> bool:
         if news:
             self._news.append((place, news))
         return self._stop
 
-    def taken_down(self, stop: bool) -> list[tuple[int, Mapping[str, Any]]]:
+    def taken_down(self, stop: bool) -> list[tuple[int, News]]:
         """All news since the last call; from now on workers are asked to ``stop``."""
         self._stop, news, self._news = stop, self._news, []
         return news
 
 
-def _ending(order: Order, future: "Future[Mapping[str, Any]]") -> Ended:
-    try:
-        return Ended.told(order, future.result())
-    except Exception as error:
-        return Ended(order, "failed", failure(error))
-
-
-def _carry_out(board: Any, place: int, scenario: str, folder: Path) -> Mapping[str, Any]:
+def _carry_out(board: Any, place: int, scenario: str, folder: Path) -> News:
     """On a worker of the cluster: do one run, from where it was left, and return how it ended."""
     import ray
 
@@ -99,7 +89,7 @@ def _carry_out(board: Any, place: int, scenario: str, folder: Path) -> Mapping[s
 
     def say(**news: Any) -> None:
         if news.get("event") == "ended":
-            ending.update(news)
+            ending.update(news["run"])
         elif ray.get(board.pin.remote(place, news)):
             worker.stop(signal.SIGINT)
 

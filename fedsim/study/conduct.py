@@ -1,4 +1,4 @@
-"""A study from its plan to its tables: refuse what can be refused, run what has not been run, and compare."""
+"""A study from its plan to its tables: refuse invalid runs, do the missing ones, and compare."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsim.compare.study import write_tables
+from fedsim.compare.show import write_tables
 from fedsim.errors import DataError, FedsimError, ScenarioError, SimulationError, nearest
 from fedsim.language.imports import from_file
 from fedsim.loading import LoadedStudy, load_study
@@ -18,8 +18,9 @@ from fedsim.simulation import Simulation
 from fedsim.study import folder as files
 from fedsim.study.folder import State
 from fedsim.study.plan import PlannedRun, Study, read_study
-from fedsim.study.pool import Ended, Listener, Order, Pool
+from fedsim.study.pool import Ended, Order, Pool
 from fedsim.study.progress import StudyProgress
+from fedsim.study.spec import TRIAL
 from fedsim.study.trials import Trials
 
 if TYPE_CHECKING:
@@ -50,17 +51,12 @@ def run_study(
         study: a file, the name of one that comes with fedsim, or the tables of one as a dict.
         out: the study's folder, new or begun before.
         changes: ``key.path=value`` texts that override the base.
-        executor: ``processes`` or ``ray``: where the runs are done. It has no influence on the results.
-        workers: how many runs at a time; by default one a core.
-        address: of the Ray cluster.
-        size: in which it is run, of those that it has.
-        seeds: run the seeds from 1 to this number instead of those that it says.
-        only: ``VARIANT`` or ``KEY=VALUE`` texts, see ``Study.only``; the other runs are not done.
-        allow_code: whether code that the study names by import path may be imported.
+        executor, workers, address, only: see ``Conductor``.
+        size, seeds, allow_code: see ``fedsim.study.plan.read_study``.
 
     Raises:
-        ScenarioError, DataError, RunFolderError: nothing was run.
-        SimulationError: runs failed; those that did not are there.
+        ScenarioError, DataError, RunFolderError: no run was done.
+        SimulationError: runs failed; the others are there.
     """
     read = read_study(study, changes, size=size, seeds=seeds, allow_code=allow_code)
     conductor = Conductor(read, Path(out), workers, executor, address, only)
@@ -75,15 +71,8 @@ def run_study(
 
 @dataclass(frozen=True)
 class Outcome:
-    """What has become of a study.
+    """How each run of a study ended that was still to be done, in the study's order; and the trials of a search."""
 
-    Attributes:
-        folder: where it is.
-        ended: how each run ended that was still to be done, in the study's order.
-        trials: of a study that searches.
-    """
-
-    folder: Path
     ended: tuple[Ended, ...]
     trials: Trials | None = None
 
@@ -94,12 +83,12 @@ class Outcome:
 
     @property
     def interrupted(self) -> bool:
-        """Whether a run was left unfinished, to be gone on with."""
+        """Whether a run was left unfinished, to be resumed."""
         return any(run.status == "interrupted" for run in self.ended)
 
     @property
     def complete(self) -> bool:
-        """Whether all that was asked for is there: every run, or of a search all trials, and a best one of each variant."""
+        """Whether every run is there, or of a search all trials, and a best one of each variant."""
         if self.trials is None:
             return not self.failed
         return self.trials.is_over and all(self.trials.best(line) is not None for line in self.trials.lines)
@@ -109,16 +98,15 @@ class Conductor:
     """Carries a study out. Building it writes nothing.
 
     Args:
-        study: what to run.
-        out: the study's folder, a new one or one that an earlier call has begun.
+        study: to run; a search adds its trials.
+        out: the study's folder, new or begun before.
         workers: how many runs at a time; by default one a core.
-        executor: where they are done, out of ``EXECUTORS``.
+        executor: where they are done, out of ``EXECUTORS``; it has no influence on the results.
         address: of the Ray cluster: ``HOST:PORT`` or ``auto``; by default Ray is started here.
         only: ``VARIANT`` or ``KEY=VALUE`` texts, see ``Study.only``; the others are not run.
-        tried: whether a run of each variant is built first, with its data, to refuse whatever can be refused.
+        tried: whether a run of each variant is built first, with its data, to refuse invalid ones.
 
     Attributes:
-        study: what is run; if it searches, with the trials that are known by now.
         states: how far each of the study's runs was before.
         trials: of a study that searches.
 
@@ -150,24 +138,25 @@ class Conductor:
         self.executor, self.address, self.workers = executor, address, workers
         self.trials = None if study.spec.search is None else Trials(study, study.spec.search)
         self._look()
-        left = [run for run, state in self.wanted_runs if state != "done" and not run.variant.is_trial]
-        for run in _firsts(left) if tried else []:
-            try_to_build(run)
+        seen = set[str]()
+        for run, state in self.wanted_runs if tried else []:
+            if state != "done" and TRIAL not in dict(run.variant.point) and run.variant.label not in seen:
+                seen.add(run.variant.label)
+                try_to_build(run)
         self._pool: Pool | Cluster | None = None
         self._interrupted: int | None = None
 
     @property
     def wanted_runs(self) -> list[tuple[PlannedRun, State]]:
-        """Those that are to be done, and how far each is."""
+        """The runs that are to be done, and how far each is."""
         runs = zip(self.study.runs, self.states, strict=True)
         return [(run, state) for run, state in runs if run.folder in self._wanted]
 
     def _look(self) -> None:
-        """See how far all runs are, and what follows from them."""
+        """See how far all runs are, and plan the trials that follow from them."""
         if self.trials is not None:
             with from_file(self.study.allow_code):
                 self.trials.grow(self.out, try_to_build)
-                self.study = self.trials.study
         self._wanted = self.study.only(self._only)
         self.states: list[State] = files.states(self.out, self.study)
 
@@ -177,17 +166,10 @@ class Conductor:
         if self._pool is not None:
             self._pool.interrupt(number)
 
-    def run(self, listener: Listener) -> Outcome:
-        """Run what has not been run, then write the tables, of as many runs as there are if some failed.
-
-        Args:
-            listener: who is told how it goes.
-
-        Raises:
-            RunFolderError: the folder cannot be written, or another process works in it.
-        """
+    def run(self, progress: StudyProgress) -> Outcome:
+        """Do the missing runs, then write the tables, of as many runs as there are if some failed."""
         ended: list[Ended] = []
-        with self._opened(listener) as pool_over, files.locked(self.out) as lock, closing(pool_over(lock)) as pool:
+        with self._opened(progress) as pool_over, files.locked(self.out) as lock, closing(pool_over(lock)) as pool:
             self._pool = pool
             if self._interrupted is not None:
                 pool.interrupt(self._interrupted)
@@ -195,9 +177,9 @@ class Conductor:
             while True:
                 files.write_study(self.out, self.study)
                 orders, planned = self._orders(), len(self.study.runs)
-                listener.begin(orders, len(self.wanted_runs) - len(orders))
+                progress.begin(orders, len(self.wanted_runs) - len(orders))
                 ended += pool.run(orders)
-                outcome = Outcome(self.out, tuple(ended), self.trials)
+                outcome = Outcome(tuple(ended), self.trials)
                 if outcome.interrupted:
                     return outcome
                 self._look()
@@ -210,10 +192,10 @@ class Conductor:
         return outcome
 
     @contextmanager
-    def _opened(self, listener: Listener) -> Iterator[Callable[[Sequence[int]], "Pool | Cluster"]]:
-        """What makes the pool, out of the descriptors that its workers inherit. A cluster is joined first, and left last."""
+    def _opened(self, progress: StudyProgress) -> Iterator[Callable[[Sequence[int]], "Pool | Cluster"]]:
+        """Makes the pool out of the descriptors that its workers inherit. A cluster is joined first, and left last."""
         if self.executor == "processes":
-            yield lambda lock: Pool(self.workers or os.cpu_count() or 1, listener, lock)
+            yield lambda lock: Pool(self.workers or os.cpu_count() or 1, progress, lock)
             return
         devices = (run.scenario.training.device for run, _ in self.wanted_runs)
         other = next((device for device in devices if device != "cpu"), "cpu")
@@ -222,7 +204,7 @@ class Conductor:
             from fedsim.study.cluster import Cluster
 
             assert isinstance(executor, Ray)
-            yield lambda _: Cluster(executor, listener)
+            yield lambda _: Cluster(executor, progress)
 
     def _orders(self) -> list[Order]:
         return [
@@ -230,14 +212,6 @@ class Conductor:
             for run, state in self.wanted_runs
             if state != "done" and not (self.trials and self.trials.gave_up(self.out / run.folder))
         ]
-
-
-def _firsts(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """The first run of each variant."""
-    first: dict[str, PlannedRun] = {}
-    for run in runs:
-        first.setdefault(run.variant.label, run)
-    return list(first.values())
 
 
 def try_to_build(run: PlannedRun) -> None:

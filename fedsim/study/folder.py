@@ -1,14 +1,7 @@
-"""What a study leaves on disk, and what of an earlier one can be gone on with.
+"""The folder of a study, and which runs of an earlier one in it can be resumed.
 
-::
-
-    study.toml                       the study as one file that needs no other: to go on with it
-    index.json                       what its runs are: to compare and show them, see ``fedsim.records.study_folder``
-    runs/VARIANT/seed-N/             run folders
-    compare.csv, compare.md          the variants side by side
-    published.toml, published.md     what papers say of it, and both side by side, if the study names such figures
-    paired.csv                       each variant against the baseline, seed by seed
-    runs.csv                         the runs side by side
+``study.toml`` is the study as one file that needs no other, ``index.json`` its runs (see ``fedsim.records.study_folder``),
+``runs/VARIANT/seed-N`` are run folders, and ``published.toml`` holds published figures; ``fedsim.compare.show`` adds tables.
 """
 
 import math
@@ -25,7 +18,7 @@ from fedsim.files import flat, regular, toml
 from fedsim.records import folder as files
 from fedsim.records import lock
 from fedsim.records.study_folder import PUBLISHED, RUNS, STUDY, IndexedRun, IndexedVariant, StudyIndex, is_done, write_index
-from fedsim.study.plan import Study, Variant
+from fedsim.study.plan import Study
 from fedsim.tables import first_difference, spread_out
 
 State = Literal["done", "resume", "anew", "new"]
@@ -34,11 +27,7 @@ _LOCK_WAIT_S = 15.0  # workers whose parent was killed are gone by then
 
 
 def refuse_unusable(path: Path) -> None:
-    """Look whether a study can be kept at ``path``, and change nothing.
-
-    Raises:
-        RunFolderError: it holds files that are not of a study, is no folder, or cannot be written.
-    """
+    """Refuse a path that holds other files than a study's, is no folder, or cannot be written; change nothing."""
     if not (path / STUDY).is_file():
         files.refuse_unusable(path)
     elif not os.access(path, os.W_OK | os.X_OK):
@@ -46,11 +35,7 @@ def refuse_unusable(path: Path) -> None:
 
 
 def states(path: Path, study: Study) -> list[State]:
-    """How far each run of a study is at ``path``: done, to be resumed, to be done anew, or not begun.
-
-    Raises:
-        RunFolderError: there are runs that are not this study's, or of other scenarios.
-    """
+    """The state of each run of a study at ``path``; runs of another study or other scenarios are refused."""
     planned = {path / run.folder for run in study.runs}
     for there in sorted((path / RUNS).glob("*/seed-*")):
         if there not in planned and there.name.removeprefix("seed-").isdecimal():  # pictures and traces may lie beside a run
@@ -61,11 +46,7 @@ def states(path: Path, study: Study) -> list[State]:
 
 
 def state_of(folder: Path, scenario: str) -> State:
-    """How far the run of a scenario (as TOML) is in its folder.
-
-    Raises:
-        RunFolderError: the folder holds something else.
-    """
+    """The state of the run of a scenario (as TOML) in its folder; other content is refused."""
     if not folder.exists():
         return "new"
     try:
@@ -75,24 +56,20 @@ def state_of(folder: Path, scenario: str) -> State:
             raise RunFolderError(f"{str(folder)!r} holds files, but no {files.SCENARIO}: it is no run of this study") from None
         return "anew"
     if there != scenario:
+        try:
+            difference = first_difference(toml(there), toml(scenario))
+        except ValueError:
+            difference = f"its {files.SCENARIO} is damaged"
         raise RunFolderError(
-            f"{str(folder)!r} holds a run of another scenario: {_difference(there, scenario)}; "
-            "give another folder, or remove that run"
+            f"{str(folder)!r} holds a run of another scenario: {difference}; give another folder, or remove that run"
         )
     if is_done(folder):
         return "done"
     return "resume" if (folder / "checkpoint").is_dir() else "anew"
 
 
-def _difference(before: str, now: str) -> str:
-    try:
-        return first_difference(toml(before), toml(now))
-    except ValueError:
-        return f"its {files.SCENARIO} is damaged"
-
-
 def write_study(path: Path, study: Study) -> None:
-    """Write what the study is, and what its runs are."""
+    """Write the study and the index of its runs."""
     files.write_text(path / STUDY, study.to_toml())
     if study.spec.published is not None:
         files.write_text(path / PUBLISHED, tomli_w.dumps(study.spec.published))
@@ -100,8 +77,19 @@ def write_study(path: Path, study: Study) -> None:
 
 
 def index_of(study: Study) -> StudyIndex:
-    """What the folder of a study says of its runs."""
+    """The index of a study's runs."""
     spec = study.spec
+    variants = (
+        IndexedVariant(
+            name=one.name,
+            label=one.label,
+            point={key: _plain(value) for key, value in one.point},
+            changes=_plain(flat(spread_out(one.changes))),
+            reference=one.name in spec.references,
+            runs=tuple(IndexedRun(seed=run.scenario.seed, folder=run.folder.as_posix()) for run in study.runs_of[one.folder]),
+        )
+        for one in study.variants
+    )
     return StudyIndex(
         format=1,
         name=spec.name,
@@ -109,23 +97,12 @@ def index_of(study: Study) -> StudyIndex:
         baseline=spec.baseline,
         targets=tuple(spec.target),
         seeds=tuple(spec.seeds),
-        variants=tuple(_entry(study, variant) for variant in study.variants),
-    )
-
-
-def _entry(study: Study, variant: Variant) -> IndexedVariant:
-    return IndexedVariant(
-        name=variant.name,
-        label=variant.label,
-        point={key: _plain(value) for key, value in variant.point},
-        changes=_plain(flat(spread_out(variant.changes))),
-        reference=variant.name in study.spec.references,
-        runs=tuple(IndexedRun(seed=run.scenario.seed, folder=run.folder.as_posix()) for run in study.runs_of[variant.folder]),
+        variants=tuple(variants),
     )
 
 
 def _plain(value: Any) -> Any:
-    """A value of TOML as JSON can say it: dates, infinities and what is no number as texts."""
+    """A value of TOML for JSON: dates, infinities and NaN as texts."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -135,10 +112,6 @@ def _plain(value: Any) -> Any:
 
 
 def locked(path: Path) -> AbstractContextManager[list[int]]:
-    """Make the folder, and keep other processes from working in it: see ``fedsim.records.lock``.
-
-    Raises:
-        RunFolderError: the system refuses, or another process works there.
-    """
+    """Make the folder, and keep other processes from working in it: see ``fedsim.records.lock``."""
     files.make(path)
     return lock.locked(path, _LOCK_WAIT_S)

@@ -1,9 +1,9 @@
-"""A study as the runs that it consists of: every scenario written out, in a fixed order, before anything is run."""
+"""The plan of a study: the scenario of every run, in a fixed order, before anything is run."""
 
 import functools
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from fedsim.scenario import Scenario
 from fedsim.shipped import found, is_study, shipped
 from fedsim.strategies import STRATEGIES, params_class
 from fedsim.study.references import REFERENCES
-from fedsim.study.search import METRICS, Search
+from fedsim.study.search import METRICS
 from fedsim.study.spec import PART, SIZE, TRIAL, Part, Size, StudySpec
 from fedsim.tables import Change, Tables, apply_changes, at, changed, read_toml, spread_out
 
@@ -33,10 +33,10 @@ class Variant:
     """One line of a comparison: a way to change the base, at one point of the grid.
 
     Attributes:
-        name: as the study file calls it.
-        point: the size and the part, where there are such, and the grid's keys and their values here; of a trial also its
-            number, and the keys that are searched over with theirs.
-        changes: what else it changes of the base.
+        name: as in the study file.
+        point: the size and the part, if there are any, and the grid's keys with their values; of a trial also its number, and
+            the values of the keys that are searched over.
+        changes: of the base, besides.
     """
 
     name: str
@@ -49,13 +49,8 @@ class Variant:
         return ", ".join([self.name, *(f"{short_key(key, dict(self.point))}={shown(value)}" for key, value in self.point)])
 
     def at(self, values: Mapping[str, Any]) -> "Variant":
-        """The same with values of further keys."""
+        """The variant with values of further keys."""
         return replace(self, point=(*self.point, *values.items()))
-
-    @property
-    def is_trial(self) -> bool:
-        """Whether it is a trial of a search."""
-        return TRIAL in dict(self.point)
 
     @property
     def folder(self) -> str:
@@ -65,13 +60,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run of a study.
-
-    Attributes:
-        variant: what it is a run of; the first of those with the same scenario.
-        scenario: in full, seed included.
-        folder: where it goes, relative to the study's folder.
-    """
+    """A run of a study: the first variant with its scenario, the scenario, seed included, and its folder within the study's."""
 
     variant: Variant
     scenario: Scenario
@@ -83,23 +72,40 @@ class PlannedRun:
         return f"{self.variant.label}, seed {self.scenario.seed}"
 
 
-@dataclass(frozen=True)
 class Study:
-    """A study that can be run.
+    """A study that can be run; runs of the same scenario are one run.
 
     Attributes:
-        spec: what its file says.
+        spec: the content of its file.
         variants: the variants at each point of the grid, those of one point together.
-        runs: seed by seed, all variants of a seed together; one of each scenario.
-        runs_of: those of each variant, by its folder, in the order of the seeds.
+        runs_of: the runs of each variant, by its folder, in the order of the seeds.
         allow_code: whether code that it names was allowed.
     """
 
-    spec: StudySpec
-    variants: tuple[Variant, ...]
-    runs: tuple[PlannedRun, ...]
-    runs_of: Mapping[str, Sequence[PlannedRun]]
-    allow_code: bool = True
+    def __init__(self, spec: StudySpec) -> None:
+        self.spec, self.allow_code = spec, is_allowed()
+        self.variants: list[Variant] = []
+        self.runs_of: dict[str, list[PlannedRun]] = {}
+        self._first: dict[str, PlannedRun] = {}
+
+    @property
+    def runs(self) -> tuple[PlannedRun, ...]:
+        """Seed by seed, all variants of a seed together; one of each scenario."""
+        return tuple(self._first.values())
+
+    def add(self, variants: Sequence[Variant], seeds: Sequence[int]) -> None:
+        """Add a run of each variant for each seed, seed by seed; a variant that is there gets more runs."""
+        known = {variant.folder.lower(): variant for variant in self.variants}
+        for variant in variants:
+            other = known.setdefault(variant.folder.lower(), variant)
+            if other != variant:
+                raise ScenarioError(f"variants {other.label!r} and {variant.label!r} would share a folder; rename one of them")
+            if variant.folder not in self.runs_of:
+                self.variants.append(variant)
+                self.runs_of[variant.folder] = []
+        for variant, seed in ((variant, seed) for seed in seeds for variant in variants):
+            run = planned(variant, self.spec, seed)
+            self.runs_of[variant.folder].append(self._first.setdefault(run.scenario.to_toml(), run))
 
     def to_toml(self) -> str:
         """The study as one file that needs no other."""
@@ -119,9 +125,10 @@ class Study:
         for text in wanted:
             key, _, value = (text if "=" in text else f"variant={text}").partition("=")
             asked.setdefault(key.strip(), []).append(value.strip())
-        facts = [(run.folder, _facts(variant, run.scenario.seed)) for variant in self.variants for run in self._of(variant)]
+        runs = ((variant, run) for variant in self.variants for run in self.runs_of[variant.folder])
+        facts = [(run.folder, _facts(variant, run.scenario.seed)) for variant, run in runs]
         for key, values in asked.items():
-            known = list(dict.fromkeys(value for _, said in facts for name, value in said.items() if name == key))
+            known = list(dict.fromkeys(said[key] for _, said in facts if key in said))
             if not known:
                 keys = list(dict.fromkeys(name for _, said in facts for name in said))
                 raise ScenarioError(f"--only names {key!r}; allowed are {', '.join(keys)}{nearest(key, keys)}")
@@ -130,18 +137,11 @@ class Study:
                     raise ScenarioError(f"--only {key} is {value!r}; allowed are {', '.join(known)}{nearest(value, known)}")
         return frozenset(folder for folder, said in facts if all(said.get(key) in values for key, values in asked.items()))
 
-    def _of(self, variant: Variant) -> Sequence[PlannedRun]:
-        return self.runs_of[variant.folder]
-
 
 def _facts(variant: Variant, seed: int) -> dict[str, str]:
     point = {key: shown(value) for key, value in variant.point}
-    return {
-        "variant": variant.name,
-        "seed": str(seed),
-        **{short_key(key, point): value for key, value in point.items()},
-        **point,
-    }
+    shorts = {short_key(key, point): value for key, value in point.items()}
+    return {"variant": variant.name, "seed": str(seed)} | shorts | point
 
 
 def read_study(
@@ -158,13 +158,13 @@ def read_study(
     Args:
         study: a TOML file, or the name of one that comes with fedsim; or the tables of one, whose paths lead from here.
         changes: ``key.path=value`` texts that override the base, and those of sizes and parts.
-        size: instead of the one that it says.
-        seeds: so many, from 1 on, instead of those that it says.
+        size: instead of its own.
+        seeds: so many, from 1 on, instead of its own.
         allow_code: whether code that it names by import path may be imported; see ``fedsim.language.imports``.
         tell: see ``fedsim.load``.
 
     Raises:
-        ScenarioError: a file cannot be read, or says something that cannot be run; for a run the message names the variant.
+        ScenarioError: a file cannot be read, or its study cannot be run; for a run the message names the variant.
     """
     if isinstance(study, Mapping):
         tables, folder = deepcopy(dict(study)), Path()
@@ -182,7 +182,8 @@ def read_study(
     bases: list[Tables] = []
     for said in (tables, *(said for said in named if isinstance(said, dict))):
         if isinstance(said.get("base"), str):
-            said["base"] = read_toml(_base(folder, name := said["base"]), "base scenario")
+            name, path = said["base"], folder / said["base"]
+            said["base"] = read_toml(found(name) if name in shipped() and not path.exists() else path, "base scenario")
             if is_study(said["base"]):
                 raise ScenarioError(f"base is {name!r}, which is a study; allowed is a scenario")
         if isinstance(said.get("base"), dict):
@@ -200,14 +201,8 @@ def read_study(
         return planned
 
 
-def _base(folder: Path, name: str) -> Path:
-    """The file of a base scenario: relative to the study's, or one that comes with fedsim, by its name."""
-    path = folder / name
-    return found(name) if name in shipped() and not path.exists() else path
-
-
 def _extended(name: str, parts: Mapping[str, Any], of: Sequence[str] = ()) -> Any:
-    """What a part says; one that extends another is merged into that one."""
+    """The tables of a part; one that extends another is merged into that one."""
     if not isinstance(parts[name], dict) or "extends" not in parts[name]:
         return parts[name]
     own = dict(parts[name])
@@ -226,78 +221,18 @@ def _spread(part: Any) -> Any:
 
 
 def plan(spec: StudySpec) -> Study:
-    """The runs of a study; of one that searches those of its references, see ``fedsim.study.trials``.
-
-    Raises:
-        ScenarioError: one of them cannot be run; the message names the variant.
-    """
+    """The runs of a study; of one that searches those of its references, see ``fedsim.study.trials``."""
     variants = variants_of(spec)
     if spec.published is not None:  # a row that is none of the study's is refused here
         beside_published([Line(variant.name, (), 0, variant.point) for variant in variants], Published(**spec.published))
-    draft, trials = Draft(spec), [] if spec.search is None else searched(spec)
-    draft.add([variant for variant in variants if variant not in trials], spec.seeds)
-    return draft.study
+    study, trials = Study(spec), [] if spec.search is None else searched(spec)
+    study.add([variant for variant in variants if variant not in trials], spec.seeds)
+    return study
 
 
-class Draft:
-    """A study to which variants are added; runs of the same scenario are one run.
-
-    Args:
-        spec: what its file says.
-    """
-
-    def __init__(self, spec: StudySpec) -> None:
-        self._spec = spec
-        self._variants: list[Variant] = []
-        self._first: dict[str, PlannedRun] = {}
-        self._runs_of: dict[str, list[PlannedRun]] = {}
-
-    @property
-    def study(self) -> Study:
-        """What it is by now."""
-        runs_of = {folder: tuple(runs) for folder, runs in self._runs_of.items()}
-        return Study(self._spec, tuple(self._variants), tuple(self._first.values()), runs_of, is_allowed())
-
-    def runs_of(self, variant: Variant) -> Sequence[PlannedRun]:
-        """Those of one of its variants, in the order in which they were added."""
-        return self._runs_of[variant.folder]
-
-    def add(self, variants: Sequence[Variant], seeds: Sequence[int]) -> None:
-        """Add a run of each variant for each seed, seed by seed; a variant that is there gets more runs.
-
-        Raises:
-            ScenarioError: one of them cannot be run; the message names the variant.
-        """
-        tables = [tables_of(variant, self._spec) for variant in variants]
-        new = [variant for variant in variants if variant.folder not in self._runs_of]
-        _refuse_clashes([*self._variants, *new])
-        self._variants += new
-        for seed in seeds:
-            for variant, said in zip(variants, tables, strict=True):
-                run = _planned(variant, said, seed)
-                self._runs_of.setdefault(variant.folder, []).append(self._first.setdefault(run.scenario.to_toml(), run))
-
-    def planned(self, variant: Variant, seed: int) -> PlannedRun:
-        """The run that would be added, unless one of the same scenario is there.
-
-        Raises:
-            ScenarioError: it cannot be run; the message names the variant.
-        """
-        return _planned(variant, tables_of(variant, self._spec), seed)
-
-
-def _planned(variant: Variant, tables: Mapping[str, Any], seed: int) -> PlannedRun:
-    scenario = scenario_of(variant, {**tables, "seed": seed})
-    return PlannedRun(variant, scenario, Path(RUNS, variant.folder, f"seed-{seed}"))
-
-
-def variants_of(spec: StudySpec) -> tuple[Variant, ...]:
+def variants_of(spec: StudySpec) -> list[Variant]:
     """The variants of each part at each point of its grid."""
-    return tuple(_variants(spec))
-
-
-def _variants(spec: StudySpec) -> Iterator[Variant]:
-    size = spec.chosen_size
+    size, found = spec.chosen_size, []
     for name, part in (spec.parts or {"": Part()}).items():
         if part.sizes is not None and size is not None and size[0] not in part.sizes:
             continue
@@ -307,49 +242,50 @@ def _variants(spec: StudySpec) -> Iterator[Variant]:
             point = (*where, *zip(grid, values, strict=True))
             for one in spec.names if part.variants is None else part.variants:
                 here = (part.variants or {}).get(one, {})
-                yield Variant(one, point, changed(spread_out(spec.variants.get(one, {})), spread_out(here)))
+                found.append(Variant(one, point, changed(spread_out(spec.variants.get(one, {})), spread_out(here))))
+    return found
 
 
 def searched(spec: StudySpec) -> list[Variant]:
-    """The variants at each point of the grid that are searched.
-
-    Raises:
-        ScenarioError: one cannot be run with an end of a range, or one of a list of values; or its runs lack the metric.
-    """
+    """The variants at each point of the grid that are searched; each is refused whose runs are invalid or lack the metric."""
     search = spec.search
     assert search is not None
     search.refuse_if_missing()
+    needs = METRICS[search.metric].needs
     variants = [variant for variant in variants_of(spec) if variant.name not in spec.references]
-    for variant in variants:
-        for key, one in search.space_of(variant.name).items():
-            for value in one.extremes:
-                _refuse_without_metric(spec, search, variant.at({key: value}))
+    for one in variants:
+        for key, values in search.space_of(one.name).items():
+            for variant in (one.at({key: value}) for value in values.extremes):
+                scenario = planned(variant, spec, spec.seeds[0]).scenario
+                lacks = "[energy]" if needs == "energy" and scenario.energy is None else ""
+                lacks = lacks or ('learning = "on"' if needs is not None and scenario.learning == "off" else "")
+                if lacks:
+                    raise ScenarioError(
+                        f"search.metric is {search.metric!r}, which needs {lacks}; variant {variant.label!r} has none"
+                    )
     return variants
 
 
-def _refuse_without_metric(spec: StudySpec, search: Search, variant: Variant) -> None:
-    scenario = scenario_of(variant, {**tables_of(variant, spec), "seed": spec.seeds[0]})
-    needs = METRICS[search.metric].needs
-    if (needs == "energy" and scenario.energy is None) or (needs is not None and scenario.learning == "off"):
-        lacks = "[energy]" if needs == "energy" and scenario.energy is None else 'learning = "on"'
-        raise ScenarioError(f"search.metric is {search.metric!r}, which needs {lacks}; variant {variant.label!r} has none")
+def planned(variant: Variant, spec: StudySpec, seed: int) -> PlannedRun:
+    """A run of the base, changed by the size, the part, the variant and its place in the grid, in this order.
 
-
-def tables_of(variant: Variant, spec: StudySpec) -> Tables:
-    """The base, changed by the size, the part, the variant and its place in the grid, in this order."""
+    Raises:
+        ScenarioError: it cannot be run; the message names the variant.
+    """
     try:
-        tables = _put_together(_layers(variant, spec).values())
-        return tables if variant.name in spec.variants else REFERENCES[variant.name](tables)
+        tables = _merged(_layers(variant, spec))
+        tables = tables if variant.name in spec.variants else REFERENCES[variant.name](tables)
+        return PlannedRun(variant, Scenario(**tables | {"seed": seed}), Path(RUNS, variant.folder, f"seed-{seed}"))
     except ScenarioError as error:
         raise ScenarioError(f"variant {variant.label!r}: {error}") from None
 
 
-def _put_together(layers: Iterable[Mapping[str, Any]]) -> Tables:
-    return functools.reduce(changed, layers, {})
+def _merged(layers: Mapping[str, Mapping[str, Any]]) -> Tables:
+    return functools.reduce(changed, layers.values(), {})
 
 
 def _layers(variant: Variant, spec: StudySpec) -> dict[str, Mapping[str, Any]]:
-    """What a variant's tables are put together from, by the place in the study that says it."""
+    """The tables that make up a variant's, by their place in the study."""
     point = {key: value for key, value in variant.point if key != TRIAL}
     size_name, part_name = point.pop(SIZE, ""), point.pop(PART, "")
     size, part = spec.sizes.get(size_name, Size()), spec.parts.get(part_name, Part())
@@ -367,16 +303,16 @@ def _layers(variant: Variant, spec: StudySpec) -> dict[str, Mapping[str, Any]]:
 
 
 def _refuse_lost(spec: StudySpec, changes: Sequence[Change]) -> None:
-    """Refuse what is said in a study, or typed as a change of it, and reaches no run: another ``kind`` drops it, mostly.
+    """Refuse keys of a study, or changes of it, that reach no run: mostly another ``kind`` drops them.
 
-    Of the base only keys are refused that its own strategy lacks too; it may be a scenario with a life of its own.
+    Of the base only keys are refused that its own strategy lacks too, since it may be a scenario used elsewhere.
     """
     counts: dict[tuple[str, str], bool] = {}
     for variant in variants_of(spec):
         if spec.search is not None and variant.name in spec.variants:
             variant = variant.at({key: one.extremes[0] for key, one in spec.search.space_of(variant.name).items()})
         layers = _layers(variant, spec)
-        tables = {key: value for key, value in _put_together(layers.values()).items() if key != "seed"}
+        tables = {key: value for key, value in _merged(layers).items() if key != "seed"}
         for change in changes:
             said = "--set", change.text
             counts[said] = counts.get(said, False) or change.holds_in(tables)
@@ -388,7 +324,7 @@ def _refuse_lost(spec: StudySpec, changes: Sequence[Change]) -> None:
     for (where, key), counted in counts.items():
         if not counted:
             *above, last = key.partition("=")[0].split(".")
-            there = at(scenario_of(variant, tables_of(variant, spec)).model_dump(), above) or {}
+            there = at(planned(variant, spec, spec.seeds[0]).scenario.model_dump(), above) or {}
             raise ScenarioError(
                 f"{where} says {key!r}, which reaches no run: another 'kind' drops it, or the variants say something "
                 f"else{nearest(last, there)}" + ("; the study's 'seeds' count" if key.startswith("seed") else "")
@@ -401,22 +337,6 @@ def _strange(base: Mapping[str, Any]) -> list[str]:
     kind = strategy.get("kind", STRATEGIES.usual) if isinstance(strategy, Mapping) else None
     takes = params_class(kind).takes() if isinstance(kind, str) and kind in STRATEGIES.kinds else None
     return [f"strategy.{key}" for key in strategy or () if takes is not None and key not in takes]
-
-
-def scenario_of(variant: Variant, tables: Mapping[str, Any]) -> Scenario:
-    """The scenario that tables are of."""
-    try:
-        return Scenario(**tables)
-    except ScenarioError as error:
-        raise ScenarioError(f"variant {variant.label!r}: {error}") from None
-
-
-def _refuse_clashes(variants: Sequence[Variant]) -> None:
-    seen: dict[str, Variant] = {}
-    for variant in variants:
-        other = seen.setdefault(variant.folder.lower(), variant)
-        if other is not variant:
-            raise ScenarioError(f"variants {other.label!r} and {variant.label!r} would share a folder; rename one of them")
 
 
 def safe_name(name: str) -> str:

@@ -1,39 +1,39 @@
-"""Runs carried out side by side by worker processes, one run a process at a time.
+"""Runs carried out side by side by worker processes, one run a process at a time; a thread waits for each process.
 
-A worker that dies takes one run with it and is replaced. One that has had much memory is replaced after its run, since a
-process does not give it back. When this process dies, its workers notice, save their runs and end; what they inherit (``keep``,
-a lock) is held until the last of them is gone.
+A worker that dies takes one run with it and is replaced. One that has used much memory is replaced after its run, since a
+process does not give it back. When this process dies, its workers notice, save their runs and end; file descriptors that they
+inherit (``keep``, a lock) are held until the last of them is gone.
 """
 
 import json
 import signal
 import subprocess
 import threading
-from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from fedsim.executors.isolated import start
 
+if TYPE_CHECKING:
+    from fedsim.study.progress import StudyProgress
+
 How = Literal["new", "anew", "resume"]
 Status = Literal["done", "failed", "interrupted"]
+News: TypeAlias = Mapping[str, Any]
+_Process: TypeAlias = "subprocess.Popen[str]"
 
 _GRACE_S = 30.0  # a worker without work that does not end within this time is killed
 
 
 @dataclass(frozen=True)
 class Order:
-    """A run to carry out.
+    """A run to carry out; its scenario is TOML, and its label for people.
 
-    Attributes:
-        label: for people.
-        scenario: as TOML.
-        folder: the run folder.
-        how: ``new`` where nothing is there, ``anew`` to remove what is there first, ``resume`` from its checkpoint.
+    ``how``: ``new`` where there is no folder, ``anew`` to remove the folder first, ``resume`` from its checkpoint.
     """
 
     label: str
@@ -44,15 +44,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run has ended.
-
-    Attributes:
-        order: what was to be done.
-        status: how.
-        error: what went wrong, of one that failed.
-        accuracy: the best one (0..1), if any was measured.
-        wall_s: how long it took, of one that is done (s).
-    """
+    """How a run has ended: ``failed`` with an error, or else with its best accuracy (0..1), if any, and duration (s)."""
 
     order: Order
     status: Status
@@ -60,164 +52,93 @@ class Ended:
     accuracy: float | None = None
     wall_s: float = 0.0
 
-    @classmethod
-    def told(cls, order: Order, news: Mapping[str, Any]) -> "Ended":
-        """As a worker says it."""
-        return cls(order, news["status"], news.get("error", ""), news.get("accuracy"), news.get("wall_s", 0.0))
-
-
-class Listener(Protocol):
-    """Who is told how it goes; ``place`` is that of the order in the list."""
-
-    def begin(self, orders: Sequence[Order], there: int) -> None:
-        """These are to be carried out; so many runs of the study are done already."""
-
-    def progress(self, place: int, share: float) -> None:
-        """A run is this far (0..1)."""
-
-    def note(self, place: int, text: str) -> None:
-        """Something about a run that a user should know."""
-
-    def ended(self, place: int, run: Ended) -> None:
-        """A run has ended."""
-
-
-def pass_on(listener: Listener, place: int, news: Mapping[str, Any]) -> None:
-    """Tell what a worker says of a run that is under way."""
-    if news["event"] == "progress":
-        listener.progress(place, news["share"])
-    else:
-        listener.note(place, news["text"])
-
 
 class Pool:
     """Carries out orders, with the same processes each time, until it is closed.
 
     Args:
         workers: how many runs at a time.
-        listener: is told how it goes.
+        progress: hears of the runs, from one thread at a time.
         keep: file descriptors that the workers inherit.
-        most_bytes: of memory; a worker that has had more takes no further run.
+        most_bytes: of memory; a worker that has used more takes no further run.
     """
 
-    def __init__(self, workers: int, listener: Listener, keep: Sequence[int] = (), most_bytes: int = 1 << 30) -> None:
-        self._most_bytes = most_bytes
-        self._workers = workers
-        self._listener = listener
-        self._keep = keep
-        self._news: SimpleQueue[tuple[_Hand, Mapping[str, Any] | None]] = SimpleQueue()
-        self._crew: list[_Hand] = []
+    def __init__(self, workers: int, progress: "StudyProgress", keep: Sequence[int] = (), most_bytes: int = 1 << 30) -> None:
+        self._progress, self._keep, self._most_bytes = progress, keep, most_bytes
+        self._threads = ThreadPoolExecutor(workers)
+        self._workers: list[_Process] = []
+        self._idle: list[_Process] = []
+        self._lock = threading.Lock()
         self._interrupted = False
 
     def interrupt(self, number: int) -> None:
         """Begin no further run, and pass a signal on to those under way: they save themselves. Safe in its handler."""
         self._interrupted = True
-        for hand in self._crew:
-            hand.interrupt(number)
+        for worker in self._workers.copy():
+            worker.send_signal(number)
 
     def run(self, orders: Sequence[Order]) -> list[Ended]:
         """Carry out the orders; returns how each run ended, in their order. Those never begun count as interrupted."""
-        waiting = deque(range(len(orders)))
-        ended: dict[int, Ended] = {}
-        for hand in self._crew[: len(orders)]:  # they are idle
-            if not self._interrupted:
-                hand.give(waiting.popleft(), orders)
-        while not self._interrupted and waiting and len(self._crew) < self._workers:
-            self._hire().give(waiting.popleft(), orders)
-        while any(hand.place is not None for hand in self._crew):
-            hand, news = self._news.get()
-            place = hand.place
-            if place is None:  # its pipe closed when it had no work
-                continue
-            if news is not None and news["event"] != "ended":
-                pass_on(self._listener, place, news)
-                continue
-            ended[place] = self._ending(orders[place], hand, news)
-            self._listener.ended(place, ended[place])
-            hand.place = None
-            if is_over := news is None or news["peak_bytes"] > self._most_bytes:
-                self._dismiss(hand)
-            if waiting and not self._interrupted:
-                (self._hire() if is_over else hand).give(waiting.popleft(), orders)
-        return [ended.get(place, Ended(order, "interrupted")) for place, order in enumerate(orders)]
+        runs = [self._threads.submit(self._carry_out, place, order) for place, order in enumerate(orders)]
+        return [run.result() for run in runs]
 
     def close(self) -> None:
         """Let all workers end; those still at work are killed."""
-        for hand in self._crew:
-            hand.dismiss()
-        self._crew = []
+        self._interrupted = True
+        for worker in self._workers.copy():
+            if worker not in self._idle:
+                worker.kill()
+        self._threads.shutdown(cancel_futures=True)
+        for worker in self._workers.copy():
+            self._dismiss(worker)
 
-    def _dismiss(self, hand: "_Hand") -> None:
-        self._crew.remove(hand)
-        hand.dismiss()
-
-    def _hire(self) -> "_Hand":
-        hand = _Hand(self._news, self._keep)
-        self._crew.append(hand)
-        return hand
-
-    def _ending(self, order: Order, hand: "_Hand", news: Mapping[str, Any] | None) -> Ended:
-        if news is not None:
-            return Ended.told(order, news)
-        reason = hand.exit_reason()
-        if self._interrupted:  # it was told so before it could listen
+    def _carry_out(self, place: int, order: Order) -> Ended:
+        if self._interrupted:
             return Ended(order, "interrupted")
-        return Ended(order, "failed", f"its process ended with {reason}")
+        with self._lock:
+            worker = self._idle.pop() if self._idle else self._hire()
+        news = self._watch(worker, place, order)
+        ended = Ended(order, "interrupted")  # a worker that was told so before it could listen has died of it
+        if news is not None:
+            ended = Ended(order, **news["run"])
+        elif not self._interrupted:
+            code = worker.wait()
+            reason = f"status {code}" if code >= 0 else f"signal {-code} ({signal.strsignal(-code)})"
+            ended = Ended(order, "failed", f"its process ended with {reason}")
+        with self._lock:
+            self._progress.ended(place, ended)
+        if news is None or news["peak_bytes"] > self._most_bytes:
+            self._dismiss(worker)
+        else:
+            self._idle.append(worker)
+        return ended
 
+    def _watch(self, worker: _Process, place: int, order: Order) -> News | None:
+        """Let a worker carry out an order; returns its last news, None if it dies before."""
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        if self._interrupted:  # before the worker was there to be told
+            return {"run": {"status": "interrupted"}, "peak_bytes": 0}
+        with suppress(BrokenPipeError):  # it died before it began: the end of its output says so
+            worker.stdin.write(json.dumps({"scenario": order.scenario, "folder": str(order.folder), "how": order.how}) + "\n")
+            worker.stdin.flush()
+        for line in worker.stdout:
+            news: News = json.loads(line)
+            if news["event"] == "ended":
+                return news
+            with self._lock:
+                self._progress.take(place, news)
+        return None
 
-class _Hand:
-    """A worker process, and the order that it works on."""
+    def _hire(self) -> _Process:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "encoding": "utf-8"}
+        self._workers.append(start("fedsim.study.worker", "main", **pipes, pass_fds=self._keep))
+        return self._workers[-1]
 
-    def __init__(self, news: "SimpleQueue[tuple[_Hand, Mapping[str, Any] | None]]", keep: Sequence[int]) -> None:
-        self.place: int | None = None
-        self._process = start(
-            "fedsim.study.worker",
-            "main",
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-            pass_fds=keep,
-        )
-        self._reader = threading.Thread(target=self._read, args=(news,), daemon=True)
-        self._reader.start()
-
-    def _read(self, news: "SimpleQueue[tuple[_Hand, Mapping[str, Any] | None]]") -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
-            for line in lines:
-                news.put((self, json.loads(line)))
-        news.put((self, None))
-
-    def give(self, place: int, orders: Sequence[Order]) -> None:
-        """Let it begin."""
-        self.place, order = place, orders[place]
-        content = {"scenario": order.scenario, "folder": str(order.folder), "how": order.how}
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it died before it began: the end of its pipe says so
-            self._process.stdin.write(json.dumps(content) + "\n")
-            self._process.stdin.flush()
-
-    def interrupt(self, number: int) -> None:
-        """Let it save its run and begin no other."""
-        if self._process.poll() is None:
-            self._process.send_signal(number)
-
-    def exit_reason(self) -> str:
-        """Why it ended, for people; waits until it has."""
-        code = self._process.wait()
-        return f"status {code}" if code >= 0 else f"signal {-code} ({signal.strsignal(-code)})"
-
-    def dismiss(self) -> None:
-        """Let it end; one that is still at work is killed."""
-        if self.place is not None:
-            self._process.kill()
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.close()
+    def _dismiss(self, worker: _Process) -> None:
+        self._workers.remove(worker)
         try:
-            self._process.wait(_GRACE_S)
+            worker.communicate(timeout=_GRACE_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._reader.join()
+            worker.kill()
+            worker.communicate()

@@ -1,7 +1,8 @@
-"""How far a study is: live lines on a terminal, plain lines elsewhere."""
+"""Progress of a study: live lines on a terminal, plain lines elsewhere."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.progress import Progress, TaskID
 from rich.text import Text
@@ -16,27 +17,21 @@ _LONGEST = 1000  # characters of a line
 
 
 class StudyProgress:
-    """A listener that shows how far all runs are, those under way one by one, and the real time left.
+    """Shows how far all runs are, those under way one by one, and the real time left.
 
-    Args:
-        console: where to show it.
+    Runs are known by the place of their order in the list.
     """
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._orders: Sequence[Order] = ()
-        self._began = time.perf_counter()
-        self._shares: list[float] = []
-        self._first: dict[int, float] = {}  # where a run began: a resumed one where it was first heard of
-        self._ended = 0
         self._live: Progress | None = None
-        self._bars: dict[int, TaskID] = {}
 
     def begin(self, orders: Sequence[Order], there: int) -> None:
-        """These are to be carried out."""
+        """These orders are to be carried out; ``there`` runs of the study are done already."""
         self.close()
-        self._first, self._ended, self._bars = {}, 0, {}
-        self._orders, self._shares = orders, [0.0] * len(orders)
+        self._orders, self._shares, self._ended = orders, [0.0] * len(orders), 0
+        self._first: dict[int, float] = {}  # where a run began: a resumed one where it was first heard of
+        self._bars: dict[int, TaskID] = {}
         self._began = time.perf_counter()
         self._print(f"{len(orders)} runs to do, {there} are there")
         if self._console.is_terminal and orders:
@@ -44,29 +39,32 @@ class StudyProgress:
             self._all = self._live.add_task("", total=len(orders))
             self._live.start()
 
-    def progress(self, place: int, share: float) -> None:
-        """A run is this far."""
-        self._first.setdefault(place, share if self._orders[place].how == "resume" else 0.0)
-        self._shares[place] = share
+    def take(self, place: int, news: Mapping[str, Any]) -> None:
+        """News of a run from its worker: a ``progress`` (0..1), or a note for the user."""
+        order = self._orders[place]
+        if news["event"] != "progress":
+            self._print(f"{clean(order.label)}: {news['text']}")
+            return
+        self._shares[place] = news["share"]
+        self._first.setdefault(place, news["share"] if order.how == "resume" else 0.0)
         if self._live is not None:
             if place not in self._bars:
-                self._bars[place] = self._live.add_task(clean(self._orders[place].label), total=1.0)
-            self._live.update(self._bars[place], completed=share)
+                self._bars[place] = self._live.add_task(clean(order.label), total=1.0)
+            self._live.update(self._bars[place], completed=news["share"])
             self._live.update(self._all, completed=sum(self._shares), description=self._so_far())
-
-    def note(self, place: int, text: str) -> None:
-        """Something about a run."""
-        self._print(f"{clean(self._orders[place].label)}: {text}")
 
     def ended(self, place: int, run: Ended) -> None:
         """A run has ended."""
         if place in self._bars and self._live is not None:
             self._live.remove_task(self._bars.pop(place))
+        said = "interrupted, to be gone on with"
         if run.status != "interrupted":
             self._ended += 1
             self._first.setdefault(place, 0.0)
             self._shares[place] = 1.0
-        self._print(f"{self._so_far()}: {clean(run.order.label)}: {_how(run)}")
+            best = "" if run.accuracy is None else f"best accuracy {run.accuracy:.4f}, "
+            said = f"failed: {run.error}" if run.status == "failed" else f"{best}{show_seconds(run.wall_s)}"
+        self._print(f"{self._so_far()}: {clean(run.order.label)}: {said}")
 
     def close(self) -> None:
         """Take the live lines away."""
@@ -82,12 +80,3 @@ class StudyProgress:
 
     def _print(self, text: str) -> None:
         self._console.print(Text(clean(text, _LONGEST)), soft_wrap=True)
-
-
-def _how(run: Ended) -> str:
-    if run.status == "failed":
-        return f"failed: {run.error}"
-    if run.status == "interrupted":
-        return "interrupted, to be gone on with"
-    best = "" if run.accuracy is None else f"best accuracy {run.accuracy:.4f}, "
-    return f"{best}{show_seconds(run.wall_s)}"

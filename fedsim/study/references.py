@@ -1,7 +1,6 @@
-"""Reference lines: what a comparison is read against, made out of the base scenario.
+"""Reference lines of a comparison: functions from the base's tables to those of the reference's scenario.
 
-Each is a function from the base's tables to those of the reference's scenario; the name that a study file gives is its key in
-``REFERENCES``. They run through the same engine as every strategy, and are scored as the base's strategy is.
+They run through the same engine as every strategy, and are scored as the base's strategy is.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,17 +17,17 @@ _CHANGES_SAMPLES = ("label-permutation", "rotation")  # shifts after which the s
 
 
 def local(base: Mapping[str, Any]) -> Tables:
-    """Every device for itself, as often in a round and for as many epochs as the base asks its clients; nothing is sent."""
+    """Every device trains alone, as often in a round and for as many epochs as the base asks its clients; nothing is sent."""
     score = _table(base, "evaluation").get("score") or strategy_class(_kind(base)).score
     return changed(base, {"strategy": {"kind": "local"}, "evaluation": {"score": score}})
 
 
 def centralised(base: Mapping[str, Any]) -> Tables:
-    """One device that holds all that the base's devices hold, and trains alone: what the data could give in one place.
+    """One device trains alone on the data of all devices of the base.
 
-    It makes as many passes over its data in a round as the base's clients do, and as many rounds; nothing is sent, and nobody
-    is late. Its times are those of no federation, and comparisons leave them out. Data that merely change hands ([drift] kinds
-    that swap) are the same when pooled; data that are released bit by bit are all there from the beginning.
+    It makes as many passes over its data in a round as the base's clients do, and as many rounds; nothing is sent, and nothing
+    is late. Its times are those of no federation, and comparisons leave them out. Data that devices swap ([drift]) are the same
+    when pooled; data that are released bit by bit are all there from the beginning.
 
     Raises:
         ScenarioError: the base has no number of rounds, no learning, or a drift that makes other data of the same samples.

@@ -1,33 +1,19 @@
-"""What a study may search: which values its keys are tried with, what counts, and who proposes the next values.
+"""Searches of a study: the values that its keys are tried with, the metric, and the methods that propose the next values.
 
-::
-
-    [search]
-    kind = "optuna"                                       # or "random"
-    trials = 40
-    metric = "time_to_accuracy"                           # one of ``METRICS``
-    [search.space]
-    "training.lr" = { low = 0.001, high = 1.0, log = true }
-    "strategy.clients_per_round" = { low = 2, high = 20 }              # whole numbers, as both ends are
-    "strategy.deadline" = { low = "5 s", high = "60 s" }
-    "model.kind" = ["logistic", "mlp"]
-    [search.variants.fedprox]                             # what one variant is searched over besides
-    "strategy.mu" = { low = 0.001, high = 1.0, log = true }
-
-Each variant is searched by itself, at each point of the grid, with as many trials as the others: so each is compared at its
-best. A trial is a point of the space; it counts what its runs come to on the mean over the study's seeds. Who proposes is told
-the order of the trials alone, so that those without a figure (the target was not reached, the run failed) have a place too.
+Each variant is searched by itself, at each point of the grid, with the same number of trials: so each is compared at its best.
+A trial is a point of the space; the mean of its runs over the study's seeds counts. A method is told the order of the trials
+alone, so that trials without a figure (the target was not reached, the run failed) have a place too.
+``scenarios/studies/search.toml`` is an example.
 """
 
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BeforeValidator, Discriminator, Field, PlainSerializer, Tag, field_validator, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, RootModel, Tag, field_validator, model_validator
+from typing_extensions import override
 
-from fedsim.compare import measures
 from fedsim.errors import ScenarioError, nearest
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
@@ -39,9 +25,8 @@ _DIGITS = 4  # of a value that is drawn: more would say nothing, and values go i
 _NUMBER_AND_UNIT = re.compile(r"\s*([0-9.eE+-]+)\s*([A-Za-z/]+)\s*")
 
 
-@dataclass(frozen=True)
-class Metric:
-    """What a search looks for.
+class Metric(NamedTuple):
+    """The aim of a search.
 
     Attributes:
         measure: the name of a run's figure; one "to target" lacks the accuracy, which is the study's highest target.
@@ -59,42 +44,44 @@ class Metric:
 
     @property
     def to_target(self) -> bool:
-        """Whether it is what it costs to reach the target."""
+        """Whether it is a cost to reach the target."""
         return self.measure.endswith(" to target")
 
 
 METRICS: Mapping[str, Metric] = {
-    "final_accuracy": Metric(measures.FINAL.name, most=True),
-    "best_accuracy": Metric(measures.BEST.name, most=True),
-    "worst_accuracy": Metric(measures.WORST.name, most=True),
+    "final_accuracy": Metric("final accuracy", most=True),
+    "best_accuracy": Metric("best accuracy", most=True),
+    "worst_accuracy": Metric("worst-decile accuracy", most=True),
     "time_to_accuracy": Metric("time to target"),
     "bytes_to_accuracy": Metric("traffic to target"),
     "rounds_to_accuracy": Metric("rounds to target"),
     "energy_to_accuracy": Metric("energy to target", needs="energy"),
     "carbon_to_accuracy": Metric("carbon to target", needs="energy"),
-    "simulated_time": Metric(measures.TIME.name, needs=None),
-    "bytes": Metric(measures.TRAFFIC.name, needs=None),
-    "wasted_bytes": Metric(measures.WASTED_TRAFFIC.name, needs=None),
-    "compute": Metric(measures.COMPUTE.name, needs=None),
-    "energy": Metric(measures.ENERGY.name, needs="energy"),
-    "carbon": Metric(measures.CARBON.name, needs="energy"),
+    "simulated_time": Metric("simulated time", needs=None),
+    "bytes": Metric("traffic", needs=None),
+    "wasted_bytes": Metric("wasted traffic", needs=None),
+    "compute": Metric("compute", needs=None),
+    "energy": Metric("energy", needs="energy"),
+    "carbon": Metric("carbon", needs="energy"),
 }
 
 
-def _measured(text: str) -> tuple[Number, str]:
-    """The number and the unit of a quantity."""
-    match = _NUMBER_AND_UNIT.fullmatch(text)
+def _measured(said: Number | str) -> tuple[Number, str]:
+    """The number and the unit of a quantity; a number alone has none."""
+    if not isinstance(said, str):
+        return said, ""
+    match = _NUMBER_AND_UNIT.fullmatch(said)
     try:
         number = float(match[1]) if match else math.nan
     except ValueError:
         number = math.nan
     if match is None or not math.isfinite(number):
-        raise ValueError(f"{text!r} is no number with a unit, such as '90 s'")
+        raise ValueError(f"{said!r} is no number with a unit, such as '90 s'")
     return number, match[2]
 
 
 class Range(Spec):
-    """All numbers between two ends, which are allowed too: whole ones if both ends are, and quantities if these have a unit.
+    """All numbers from one end to another: whole ones if both ends are, and quantities if these have a unit.
 
     Attributes:
         low, high: the ends: numbers, or quantities in the same unit.
@@ -109,9 +96,8 @@ class Range(Spec):
 
     @model_validator(mode="after")
     def _is_one(self) -> "Range":
-        units = [_measured(end)[1] if isinstance(end, str) else "" for end in (self.low, self.high)]
-        low, high = self.ends
-        if units[0] != units[1]:
+        (low, unit), (high, other) = _measured(self.low), _measured(self.high)
+        if unit != other:
             raise ValueError(f"low is {self.low!r} and high is {self.high!r}; both must have the same unit")
         if not low < high:
             raise ValueError(f"low is {self.low!r} and high is {self.high!r}; low must be below high")
@@ -127,8 +113,7 @@ class Range(Spec):
     @property
     def ends(self) -> tuple[Number, Number]:
         """Both as numbers."""
-        low, high = (_measured(end)[0] if isinstance(end, str) else end for end in (self.low, self.high))
-        return low, high
+        return _measured(self.low)[0], _measured(self.high)[0]
 
     @property
     def whole(self) -> bool:
@@ -145,20 +130,14 @@ class Range(Spec):
         low, high = self.ends
         step = self.step or (1 if self.whole and not self.log else 0)
         if step:
-            return low + step * min(int(share * (int((high - low) / step + 1e-9) + 1)), int((high - low) / step + 1e-9))
+            last = int((high - low) / step + 1e-9)
+            return low + step * min(int(share * (last + 1)), last)
         if self.log:
             below, above = (low - 0.5, high + 0.5) if self.whole else (low, high)
             number = math.exp(math.log(below) + share * (math.log(above) - math.log(below)))
         else:
             number = low + share * (high - low)
         return min(max(round(number) if self.whole else number, low), high)
-
-    def proposed(self, trial: Any, key: str) -> Number:
-        """The number that a trial of Optuna's proposes."""
-        low, high = self.ends
-        if self.whole:
-            return int(trial.suggest_int(key, low, high, step=self.step or 1, log=self.log))
-        return float(trial.suggest_float(key, low, high, step=self.step, log=self.log))
 
     def written(self, number: Number) -> Any:
         """A number as a scenario says it: in few digits, with the unit."""
@@ -167,27 +146,25 @@ class Range(Spec):
             number = min(max(float(f"{number:.{12 if self.step else _DIGITS}g}"), low), high)
         return f"{number:.12g} {_measured(self.low)[1]}" if isinstance(self.low, str) else number
 
-    def told(self, value: Any) -> tuple[Any, Any]:
-        """A value as Optuna is told of it: its number, and the distribution that it is of."""
+    def number(self, value: Any) -> Number:
+        """The number of a value that a scenario says."""
+        return _measured(value)[0]
+
+    @property
+    def distribution(self) -> Any:
+        """Optuna's, of its numbers."""
         from optuna.distributions import FloatDistribution, IntDistribution
 
         low, high = self.ends
         if self.whole:
-            return value, IntDistribution(int(low), int(high), self.log, int(self.step or 1))
-        number = _measured(value)[0] if isinstance(value, str) else value
-        return number, FloatDistribution(low, high, self.log, self.step)
+            return IntDistribution(int(low), int(high), self.log, int(self.step or 1))
+        return FloatDistribution(low, high, self.log, self.step)
 
 
-class Choice(Spec):
-    """One of a list.
+class Choice(RootModel[Annotated[list[Any], Field(min_length=1)]]):
+    """One of a list of values, which has its place for a number."""
 
-    Attributes:
-        values: them.
-    """
-
-    values: list[Any] = Field(min_length=1)
-
-    @field_validator("values")
+    @field_validator("root")
     @classmethod
     def _differ(cls, values: list[Any]) -> list[Any]:
         if len({repr(value) for value in values}) < len(values):
@@ -197,29 +174,26 @@ class Choice(Spec):
     @property
     def extremes(self) -> list[Any]:
         """The values that are tried before the search begins."""
-        return self.values
+        return self.root
 
     def at(self, share: float) -> int:
         """The place of the value below which this share (0..1) of them lies."""
-        return min(int(share * len(self.values)), len(self.values) - 1)
-
-    def proposed(self, trial: Any, key: str) -> int:
-        """The place that a trial of Optuna's proposes."""
-        return int(trial.suggest_categorical(key, range(len(self.values))))
+        return min(int(share * len(self.root)), len(self.root) - 1)
 
     def written(self, place: Number) -> Any:
         """The value at a place."""
-        return self.values[int(place)]
+        return self.root[int(place)]
 
-    def told(self, value: Any) -> tuple[Any, Any]:
-        """A value as Optuna is told of it: its place, and the distribution that it is of."""
+    def number(self, value: Any) -> int:
+        """The place of a value."""
+        return self.root.index(value)
+
+    @property
+    def distribution(self) -> Any:
+        """Optuna's, of its places."""
         from optuna.distributions import CategoricalDistribution
 
-        return self.values.index(value), CategoricalDistribution(range(len(self.values)))
-
-
-def _one_key(said: Any) -> Any:
-    return {"values": said} if isinstance(said, list) else said
+        return CategoricalDistribution(range(len(self.root)))
 
 
 def _dotted(space: Any, prefix: str = "") -> Any:
@@ -237,43 +211,29 @@ def _which(said: Any) -> str:
     return "~choice" if isinstance(said, list | Choice) else "~range"
 
 
-def _as_written(one: Choice) -> list[Any]:
-    return one.values
-
-
-_Listed = Annotated[
-    Choice, BeforeValidator(_one_key, json_schema_input_type=list[Any]), PlainSerializer(_as_written, return_type=list[Any])
-]
-
 Space = Annotated[
-    dict[str, Annotated[Annotated[_Listed, Tag("~choice")] | Annotated[Range, Tag("~range")], Discriminator(_which)]],
+    dict[str, Annotated[Annotated[Choice, Tag("~choice")] | Annotated[Range, Tag("~range")], Discriminator(_which)]],
     BeforeValidator(_dotted, json_schema_input_type=dict[str, Any]),
 ]
-"""Dotted key -> what it is tried with."""
+"""Dotted key -> the values that it is tried with."""
 
 
-@dataclass(frozen=True)
-class TrialResult:
-    """A trial that is over, as who proposes is told of it.
-
-    Attributes:
-        values: of each key.
-        place: how many others are better.
-    """
+class TrialResult(NamedTuple):
+    """A trial that is over: its values by key, and how many others are better."""
 
     values: Mapping[str, Any]
     place: int
 
 
 class Search(Spec):
-    """How a study's trials are made.
+    """The method by which a study's trials are made.
 
     Attributes:
         trials: of each variant at each point of the grid.
-        metric: what is to be best; one "to accuracy" is of the study's highest target.
+        metric: of the best trial; one "to accuracy" is of the study's highest target.
         space: dotted key of a scenario, or the name of one of the study's sets -> a range, or a list of values.
-        variants: by name, what one of them is searched over besides.
-        seed: of what is drawn.
+        variants: by name, the keys that one of them is searched over besides.
+        seed: of the draws.
         prune: whether a trial that is worse than the median after some of the seeds is spared the others.
     """
 
@@ -293,27 +253,23 @@ class Search(Spec):
         return metric
 
     def space_of(self, variant: str) -> Space:
-        """What a variant is searched over."""
+        """The keys that a variant is searched over."""
         return self.space | self.variants.get(variant, {})
 
     @property
     def batch(self) -> int:
-        """How many trials are proposed at a time, before any of them is told of: they are run side by side."""
+        """How many trials are proposed at a time; they are run side by side."""
         return self.trials
 
     def refuse_if_missing(self) -> None:
-        """Refuse the search if what it needs is not installed.
-
-        Raises:
-            ScenarioError: it says what to install.
-        """
+        """Refuse the search if a package is missing."""
 
     def ask(self, line: str, space: Space, told: Sequence[TrialResult], count: int) -> list[dict[str, Any]]:
         """The values of the next ``count`` trials, the same whenever it is asked.
 
         Args:
-            line: which variant's, at which point of the grid.
-            space: what it is searched over.
+            line: the label of the variant at its point of the grid.
+            space: its own.
             told: its trials until now, in their order.
             count: of trials.
         """
@@ -325,8 +281,8 @@ class RandomSearch(Search):
 
     kind: Literal["random"] = "random"
 
+    @override
     def ask(self, line: str, space: Space, told: Sequence[TrialResult], count: int) -> list[dict[str, Any]]:
-        """The values of the next trials."""
         draw = Streams(self.seed).uniform
         numbers = range(len(told), len(told) + count)
         return [
@@ -338,7 +294,7 @@ class OptunaSearch(Search):
     """Optuna's tree-structured Parzen estimator: values like those of the trials that were best (needs the extra search).
 
     Attributes:
-        together: how many trials are proposed at a time, before any of them is told of: they are run side by side.
+        together: how many trials are proposed at a time; they are run side by side.
         startup: so many trials are drawn at random first.
     """
 
@@ -347,12 +303,12 @@ class OptunaSearch(Search):
     startup: int = Field(default=10, ge=1)
 
     @property
+    @override
     def batch(self) -> int:
-        """How many trials are proposed at a time."""
         return self.together
 
+    @override
     def refuse_if_missing(self) -> None:
-        """Refuse the search without Optuna."""
         try:
             import optuna  # noqa: F401
         except ImportError as error:
@@ -361,8 +317,8 @@ class OptunaSearch(Search):
                 "and search.kind = 'random' needs nothing"
             ) from None
 
+    @override
     def ask(self, line: str, space: Space, told: Sequence[TrialResult], count: int) -> list[dict[str, Any]]:
-        """The values of the next trials: by a sampler of their own, which has seen those before."""
         import warnings
 
         import optuna
@@ -373,20 +329,12 @@ class OptunaSearch(Search):
             seed = Streams(self.seed).word(f"search/{line}", len(told)) % 2**32
             sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=self.startup, constant_liar=True)
         study = optuna.create_study(sampler=sampler)
+        distributions = {key: one.distribution for key, one in space.items()}
         for one in told:
-            both = {key: space[key].told(value) for key, value in one.values.items()}
-            study.add_trial(
-                optuna.trial.create_trial(
-                    params={key: value for key, (value, _) in both.items()},
-                    distributions={key: distribution for key, (_, distribution) in both.items()},
-                    value=float(one.place),
-                )
-            )
-        asked = []
-        for _ in range(count):
-            trial = study.ask()
-            asked.append({key: one.written(one.proposed(trial, key)) for key, one in space.items()})
-        return asked
+            params = {key: space[key].number(value) for key, value in one.values.items()}
+            study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=float(one.place)))
+        asked = [study.ask(distributions).params for _ in range(count)]
+        return [{key: space[key].written(number) for key, number in params.items()} for params in asked]
 
 
 SEARCHES = Registry.of("search", RandomSearch, OptunaSearch)

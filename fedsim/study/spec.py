@@ -1,12 +1,13 @@
-"""What a study file may say."""
+"""The grammar of a study file."""
 
 import itertools
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     GetJsonSchemaHandler,
@@ -30,14 +31,9 @@ from fedsim.study.search import METRICS, AnySearch, Search
 _MOST_RUNS = 100_000  # beyond this a study is a typing error, and its plan alone would fill the memory
 
 
-def _listed(value: Any) -> Any:
-    """One target stands for a list of one."""
-    return [value] if isinstance(value, int | float) and not isinstance(value, bool) else value
-
-
 @dataclass(frozen=True)
 class _Tables:
-    """Annotates tables as in a scenario; in a file perhaps the path of one, which is read before."""
+    """Annotates tables as in a scenario; in a file perhaps the path of one."""
 
     or_path: bool = False
 
@@ -50,6 +46,41 @@ Changes = Annotated[dict[str, Any], _Tables()]
 """Tables as in a scenario, or dotted keys."""
 
 Base = Annotated[dict[str, Any], _Tables(or_path=True)]
+
+
+def _dotted(grid: Any) -> Any:
+    return flat(grid) if isinstance(grid, dict) else grid
+
+
+def _several(grid: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    if "seed" in grid:
+        raise ValueError("'seed' is no key of a grid; the study's 'seeds' are what runs are repeated with")
+    for key, values in grid.items():
+        shown = [repr(value) for value in values]
+        if not values or len(set(shown)) < len(shown):
+            raise ValueError(f"{key!r} has the values {values}; allowed is a list of different ones, at least one")
+    return grid
+
+
+Grid = Annotated[
+    dict[str, list[Any]], BeforeValidator(_dotted, json_schema_input_type=dict[str, Any]), AfterValidator(_several)
+]
+"""Dotted key -> its values."""
+
+
+def _listed(target: Any) -> Any:
+    return [target] if isinstance(target, int | float) and not isinstance(target, bool) else target
+
+
+def _shares(target: list[float]) -> list[float]:
+    for accuracy in target:
+        if not 0 < accuracy <= 1:
+            raise ValueError(f"{accuracy:g} is no accuracy; it must lie in (0, 1]")
+    return sorted(set(target))
+
+
+Targets = Annotated[list[float], BeforeValidator(_listed, json_schema_input_type=float | list[float]), AfterValidator(_shares)]
+
 
 SIZE, PART, TRIAL = "size", "part", "trial"  # places in the grid that are no keys of a scenario
 
@@ -69,7 +100,7 @@ class Size(Spec):
 
 
 class Part(Spec):
-    """A figure, say: some of the variants, in a world of their own.
+    """Some of the variants in a world of their own, such as those of one figure.
 
     Attributes:
         base: the scenario that its runs start from, if not the size's or the study's.
@@ -82,13 +113,8 @@ class Part(Spec):
     base: Base | None = None
     changes: Changes = Field(default={})
     variants: dict[str, Changes] | None = None
-    grid: dict[str, list[Any]] = Field(default={})
+    grid: Grid = Field(default={})
     sizes: list[str] | None = None
-
-    @field_validator("grid", mode="before", json_schema_input_type=dict[str, Any])
-    @classmethod
-    def _dotted(cls, grid: Any) -> Any:
-        return flat(grid) if isinstance(grid, dict) else grid
 
     @field_validator("variants", mode="before", json_schema_input_type=list[str] | dict[str, Changes])
     @classmethod
@@ -123,7 +149,7 @@ class StudySpec(Spec):
     base: Base
     seeds: list[int] = Field(default=[1], min_length=1)
     variants: dict[str, Changes] = Field(default={})
-    grid: dict[str, list[Any]] = Field(default={})
+    grid: Grid = Field(default={})
     search: AnySearch | None = None
     sets: dict[str, dict[str, Changes]] = Field(default={})
     parts: dict[str, Part] = Field(default={})
@@ -131,7 +157,7 @@ class StudySpec(Spec):
     size: str | None = None
     references: list[str] = Field(default=[])
     baseline: str | None = None
-    target: Annotated[list[float], BeforeValidator(_listed, json_schema_input_type=float | list[float])] = Field(default=[])
+    target: Targets = Field(default=[])
     published: Annotated[dict[str, Any], WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]})] | None = None
 
     def __init__(self, **tables: Any) -> None:
@@ -156,34 +182,16 @@ class StudySpec(Spec):
     @classmethod
     def _named(cls, variants: dict[str, Any]) -> dict[str, Any]:
         for name in variants:
-            if not name.strip() or len(name) > 200:
-                raise ValueError(f"a variant's name has {len(name)} characters; allowed are 1 to 200, not all of them blank")
+            _refuse_blank("a variant's name", name, 200)
             if "seed" in variants[name]:
                 raise ValueError(f"{name!r} has a seed of its own; all variants run with the study's 'seeds'")
         return variants
 
-    @field_validator("grid", mode="before", json_schema_input_type=dict[str, Any])
-    @classmethod
-    def _dotted(cls, grid: Any) -> Any:
-        return flat(grid) if isinstance(grid, dict) else grid
-
-    @field_validator("grid")
-    @classmethod
-    def _several(cls, grid: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        if "seed" in grid:
-            raise ValueError("'seed' is no key of a grid; the study's 'seeds' are what runs are repeated with")
-        for key, values in grid.items():
-            shown = [repr(value) for value in values]
-            if not values or len(set(shown)) < len(shown):
-                raise ValueError(f"{key!r} has the values {values}; allowed is a list of different ones, at least one")
-        return grid
-
-    @field_validator("sizes", "parts")
+    @field_validator("parts", "sizes")
     @classmethod
     def _called(cls, named: dict[str, Any]) -> dict[str, Any]:
         for name in named:
-            if not name.strip() or len(name) > 60:
-                raise ValueError(f"a name has {len(name)} characters; allowed are 1 to 60, not all of them blank")
+            _refuse_blank("a name", name, 60)
         return named
 
     @field_validator("references")
@@ -196,52 +204,35 @@ class StudySpec(Spec):
             raise ValueError(f"{references} names one of them twice")
         return references
 
-    @field_validator("target")
-    @classmethod
-    def _shares(cls, target: list[float]) -> list[float]:
-        for accuracy in target:
-            if not 0 < accuracy <= 1:
-                raise ValueError(f"{accuracy:g} is no accuracy; it must lie in (0, 1]")
-        return sorted(set(target))
-
     @model_validator(mode="after")
     def _fits_together(self) -> "StudySpec":
         if not self.names:
             raise ValueError("a study needs a variant at least, such as [variants.fedavg]")
-        if self.search is not None:
-            self._refuse_unsearchable(self.search)
-        twice = [name for name in self.references if name in self.variants]
-        if twice:
-            raise ValueError(f"{twice[0]!r} is both a variant and one of the references; give the variant another name")
-        if self.baseline is not None:
-            _refuse_unknown("'baseline'", self.baseline, self.names)
-        if self.size is not None:
-            _refuse_unknown("size", self.size, self.sizes)
-        for name, part in self.parts.items():
-            for variant in part.variants or {}:
-                _refuse_unknown(f"a variant of the part {name!r}", variant, self.names)
-            for size in part.sizes or ():
-                _refuse_unknown(f"a size of the part {name!r}", size, self.sizes)
-            self._several(part.grid)
-        for key, values in ((key, values) for grid in self._grids for key, values in grid.items() if key in self.sets):
-            for value in values:
-                _refuse_unknown(f"a value of {key!r} in a grid", value, self.sets[key])
+        searched = [] if self.search is None else self._searched(self.search)
+        for name in self.references:
+            if name in self.variants:
+                raise ValueError(f"{name!r} is both a variant and one of the references; give the variant another name")
+        for what, names, allowed in self._used_names():
+            for name in names:
+                if name not in allowed:
+                    known = (
+                        f"allowed are {', '.join(allowed)}{nearest(str(name), allowed)}" if allowed else "the study has none"
+                    )
+                    raise ValueError(f"{what} is {name!r}; {known}")
         trials = 1 if self.search is None else self.search.trials
         runs = sum(math.prod(map(len, grid.values())) for grid in self._grids) * len(self.names) * len(self.seeds) * trials
         if runs > _MOST_RUNS:
             raise ValueError(f"it has {runs} runs; at most {_MOST_RUNS} are allowed")
-        searched = [] if self.search is None else [key for name in self.variants for key in self.search.space_of(name)]
         used = [*itertools.chain(*self._grids), *searched]
         for key in self.sets:
             if key not in used:
                 raise ValueError(f"sets has {key!r}, which no grid has: it would change nothing{nearest(key, used)}")
         return self
 
-    def _refuse_unsearchable(self, search: Search) -> None:
+    def _searched(self, search: Search) -> list[str]:
+        """The keys that are searched over; a search that does not fit the study is refused."""
         if not self.variants:
             raise ValueError("a search needs a variant at least, such as [variants.fedavg]; references are not searched")
-        for name in search.variants:
-            _refuse_unknown("a variant of the search", name, self.variants)
         if METRICS[search.metric].to_target and not self.target:
             raise ValueError(f"search.metric is {search.metric!r}, which needs the study's 'target', such as target = 0.8")
         if self.published is not None:
@@ -255,14 +246,24 @@ class StudySpec(Spec):
                 raise ValueError(f"{taken[0]!r} is both in a grid and in search.space; allowed is one of them")
             if "seed" in space:
                 raise ValueError("'seed' is no key to search over; the study's 'seeds' are what runs are repeated with")
-            for key, one in space.items():
-                if key in self.sets:
-                    for value in one.extremes:
-                        _refuse_unknown(f"a value of {key!r} in search.space", value, self.sets[key])
+        return [key for name in self.variants for key in search.space_of(name)]
+
+    def _used_names(self) -> Iterator[tuple[str, Iterable[Any], Collection[str]]]:
+        """Names of other entries: where they stand, the names, and those that exist."""
+        if self.search is not None:
+            yield "a variant of the search", self.search.variants, self.variants
+            for key, one in (item for name in self.variants for item in self.search.space_of(name).items()):
+                yield f"a value of {key!r} in search.space", one.extremes if key in self.sets else (), self.sets.get(key, ())
+        yield "'baseline'", () if self.baseline is None else (self.baseline,), self.names
+        yield "size", () if self.size is None else (self.size,), self.sizes
+        for name, part in self.parts.items():
+            yield f"a variant of the part {name!r}", part.variants or (), self.names
+            yield f"a size of the part {name!r}", part.sizes or (), self.sizes
+        for key, values in (item for grid in self._grids for item in grid.items() if item[0] in self.sets):
+            yield f"a value of {key!r} in a grid", values, self.sets[key]
 
     @property
     def _grids(self) -> list[dict[str, list[Any]]]:
-        """The grid of each part."""
         return [self.grid | part.grid for part in self.parts.values()] or [self.grid]
 
     @property
@@ -272,7 +273,6 @@ class StudySpec(Spec):
         return None if name is None else (name, self.sizes[name])
 
 
-def _refuse_unknown(what: str, name: Any, allowed: Collection[str]) -> None:
-    if name not in allowed:
-        known = f"allowed are {', '.join(allowed)}{nearest(str(name), allowed)}" if allowed else "the study has none"
-        raise ValueError(f"{what} is {name!r}; {known}")
+def _refuse_blank(what: str, name: str, most: int) -> None:
+    if not name.strip() or len(name) > most:
+        raise ValueError(f"{what} has {len(name)} characters; allowed are 1 to {most}, not all of them blank")

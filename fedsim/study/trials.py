@@ -1,6 +1,6 @@
-"""The trials of a study that searches: planned batch by batch, each out of what the runs before it came to.
+"""The trials of a study that searches, planned batch by batch, each by the results of those before.
 
-All is told from the run folders, in the order of the trials: a search that was killed is taken up by planning it again from the
+All results are read from the run folders, in the order of the trials: a search that was killed is planned again from the
 beginning, which gives the same trials as far as runs are there. A trial is over when its runs are; a run that ended by an error
 of its own is over too, one whose process was lost is not.
 """
@@ -12,14 +12,14 @@ from typing import Any, Literal
 
 from fedsim.compare.lines import short_key, shown
 from fedsim.compare.measures import BEST, measure
-from fedsim.compare.table import Cell, Column, Table
+from fedsim.compare.table import Cell, Table
 from fedsim.compare.text import to_csv
 from fedsim.errors import ScenarioError
 from fedsim.language.units import show_bytes, show_seconds
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
 from fedsim.records.study_folder import BEST_OF, TRIALS, is_done
-from fedsim.study.plan import Draft, PlannedRun, Study, Variant, searched
+from fedsim.study.plan import PlannedRun, Study, Variant, planned, searched
 from fedsim.study.search import METRICS, Search, TrialResult
 from fedsim.study.spec import TRIAL
 
@@ -36,13 +36,12 @@ class Trial:
     """A point of the space that is tried.
 
     Attributes:
-        variant: what it is, with its values.
-        number: its own, from 1 on.
+        variant: with its values.
+        number: from 1 on.
         values: of each key that is searched over.
-        state: how far it is.
-        figures: what its runs came to in the metric, one a seed; None for one that does not have it.
+        state: ``refused`` with an error.
+        figures: the metric of its runs, one a seed; None for one that does not have it.
         nearest: the best accuracy of each run, where the metric is to reach one.
-        error: why it was refused.
     """
 
     variant: Variant
@@ -60,11 +59,9 @@ class Trial:
         return sum(known) / len(known) if known and len(known) == len(self.figures) else None
 
     def rank(self, most: bool, seeds: int | None = None) -> Rank:
-        """Less is better: first those that came to their end, then by how many runs lack the figure, then by the figures.
+        """Less is better: first trials that came to their end, then by how many runs lack the figure, then by the figures.
 
-        Args:
-            most: whether more of the metric is better.
-            seeds: so many runs are looked at; None: all, and how it ended.
+        ``most``: whether more of the metric is better. ``seeds``: compare so many runs; None: all of them, and the state.
         """
         figures, missing = self.figures[:seeds], self.figures[:seeds].count(None)
         near = -sum(self.nearest[:seeds])
@@ -75,12 +72,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Line:
-    """A variant at a point of the grid, and its trials.
-
-    Attributes:
-        variant: without values of what is searched over.
-        trials: in their order.
-    """
+    """A variant at a point of the grid, without values of the keys that are searched over, and its trials in their order."""
 
     variant: Variant
     trials: list[Trial] = field(default_factory=list)
@@ -90,30 +82,22 @@ class Trials:
     """The trials of a study's search.
 
     Args:
-        study: with its references alone.
+        study: with its references alone; trials are added to it.
+        search: the method by which they are made.
 
     Attributes:
-        study: with all trials until now.
-        search: how they are made.
-        lines: what is searched.
+        lines: the variants that are searched.
     """
 
     def __init__(self, study: Study, search: Search) -> None:
-        self.search = search
+        self.study, self.search = study, search
         spec = study.spec
-        self._spec, self._metric = spec, METRICS[search.metric]
+        self._metric = METRICS[search.metric]
         self._figure = self._metric.of(spec.target)
-        self._draft = Draft(spec)
-        self._draft.add(study.variants, spec.seeds)
         self.lines = [Line(variant) for variant in searched(spec)]
         self._rungs = [[seed] for seed in spec.seeds] if search.prune else [spec.seeds]
         self._rung = 0
         self._batch: list[tuple[Line, Trial]] = []
-
-    @property
-    def study(self) -> Study:
-        """The study as far as it is planned."""
-        return self._draft.study
 
     @property
     def is_over(self) -> bool:
@@ -121,15 +105,7 @@ class Trials:
         return not self._batch and all(len(line.trials) == self.search.trials for line in self.lines)
 
     def grow(self, path: Path, try_to_build: Callable[[PlannedRun], None]) -> None:
-        """Plan what follows from the runs that are over in the study's folder.
-
-        Args:
-            path: the folder.
-            try_to_build: refuses a run that cannot be carried out.
-
-        Raises:
-            ScenarioError: no trial of a variant can be run.
-        """
+        """Plan the trials that follow from the runs that are over in the study's folder; invalid ones are refused."""
         while not self.is_over and self._told(path):
             if not self._batch:
                 self._propose()
@@ -145,26 +121,24 @@ class Trials:
                 self._batch, self._rung = [], 0
 
     def gave_up(self, folder: Path) -> bool:
-        """Whether the run in a folder ended by an error of its own, so that it is not tried again."""
+        """Whether the run in a folder ended by an error of its own; it is not tried again."""
         return bool(files.summarised_status(folder) == "failed")
 
     def _told(self, path: Path) -> bool:
-        """Take the figures of the runs that are planned; whether all of them are over."""
+        """Read the figures of the runs that are planned; whether all of them are over."""
         open_trials = [trial for _, trial in self._batch if trial.state == "open"]
-        runs = [(trial, run) for trial in open_trials for run in self._new_runs(trial)]
+        new = ((trial, self.study.runs_of[trial.variant.folder][len(trial.figures) :]) for trial in open_trials)
+        runs = [(trial, run) for trial, own in new for run in own]
         if not all(is_done(path / run.folder) or self.gave_up(path / run.folder) for _, run in runs):
             return False
         for trial, run in runs:
             if self.gave_up(path / run.folder):
                 trial.state = "failed"
             elif trial.state == "open":
-                values = measure(RunFolder(path / run.folder), self._spec.target)
+                values = measure(RunFolder(path / run.folder), self.study.spec.target)
                 trial.figures.append(values[self._figure])
                 trial.nearest.append(values[BEST.name] or 0.0)
         return True
-
-    def _new_runs(self, trial: Trial) -> Sequence[PlannedRun]:
-        return self._draft.runs_of(trial.variant)[len(trial.figures) :]
 
     def _propose(self) -> None:
         for line in self.lines:
@@ -181,15 +155,14 @@ class Trials:
                 self._batch.append((line, line.trials[-1]))
 
     def _plan(self, path: Path, trials: Sequence[Trial], try_to_build: Callable[[PlannedRun], None]) -> None:
-        """Plan the runs of this rung; trials that cannot be run are refused."""
         for trial in trials:
             try:
-                run = self._draft.planned(trial.variant, self._rungs[self._rung][0])
+                run = planned(trial.variant, self.study.spec, self._rungs[self._rung][0])
                 if self._rung == 0 and not is_done(path / run.folder):
                     try_to_build(run)
             except ScenarioError as error:
                 trial.state, trial.error = "refused", str(error)
-        self._draft.add([trial.variant for trial in trials if trial.state == "open"], self._rungs[self._rung])
+        self.study.add([trial.variant for trial in trials if trial.state == "open"], self._rungs[self._rung])
 
     def _refuse_if_none(self) -> None:
         for line in self.lines:
@@ -198,7 +171,7 @@ class Trials:
                 raise ScenarioError(f"no trial of {line.variant.label!r} can be run: {line.trials[-1].error}")
 
     def _prune(self) -> None:
-        """Spare those the other seeds that are worse than the median of the trials that have as many."""
+        """Prune the trials that are worse than the median of the trials with as many runs."""
         for line in self.lines:
             peers = [trial for trial in line.trials if len(trial.figures) >= self._rung]
             ranks = {trial.number: trial.rank(self._metric.most, self._rung) for trial in peers}
@@ -207,10 +180,8 @@ class Trials:
                 if trial.state == "open" and len(ranks) > _FEW and ranks[trial.number] > middle:
                     trial.state = "pruned"
 
-    # What it leaves
-
     def best(self, line: Line) -> Trial | None:
-        """The best of a line's trials that came to their end and have the figure; of equals the first."""
+        """The first of a line's best trials, of those that came to their end and have the figure."""
         there = [trial for trial in line.trials if trial.state == "done" and trial.value is not None]
         return min(there, key=lambda trial: trial.rank(self._metric.most), default=None)
 
@@ -221,14 +192,14 @@ class Trials:
             best = self.best(line)
             name = BEST_OF if len(self.lines) == 1 else f"{Path(BEST_OF).stem}-{line.variant.folder}.toml"
             if best is not None:
-                files.write_text(path / name, self._draft.runs_of(best.variant)[0].scenario.to_toml())
+                files.write_text(path / name, self.study.runs_of[best.variant.folder][0].scenario.to_toml())
 
     def table(self, most: int | None = None) -> Table:
-        """All trials, of each line the best first, and so many at ``most``; what went wrong with one is in the last column."""
+        """The trials of each line, the best first, and so many at ``most``; errors are in the last column."""
         rows = [row for line in self.lines for row in [*self._rows(line)][:most]]
         heads = sorted(dict.fromkeys(head for row in rows for head in row), key=lambda head: head == _ERROR)
-        columns = [Column(head, tuple(row.get(head) for row in rows)) for head in heads]
-        return Table(tuple(column for column in columns if column.head != _ERROR or any(column.cells)))
+        is_wrong = any(row[_ERROR] for row in rows)
+        return Table.of([head for head in heads if head != _ERROR or is_wrong], rows)
 
     def _rows(self, line: Line) -> Iterator[dict[str, Cell]]:
         for trial in sorted(line.trials, key=lambda trial: (trial.rank(self._metric.most), trial.number)):
@@ -244,7 +215,7 @@ class Trials:
             }
 
     def lines_of_text(self) -> list[str]:
-        """What came out, for people: a line for each variant at each point of the grid."""
+        """The results for people, one text for each line."""
         return [self._text_of(line) for line in self.lines]
 
     def _text_of(self, line: Line) -> str:
@@ -256,15 +227,11 @@ class Trials:
             return f"{line.variant.label}: no trial has {self.search.metric} ({counted})"
         values = ", ".join(f"{short_key(key, best.values)} = {value}" for key, value in best.values.items())
         assert best.value is not None
-        value = _with_unit(self._figure, best.value)
+        is_time = "time" in self._figure or "compute" in self._figure
+        show = show_seconds if is_time else show_bytes if "traffic" in self._figure else "{:.4g}".format
+        value = show(best.value)
         return f"{line.variant.label}: best is trial {best.number}, {self.search.metric} {value}: {values} ({counted})"
 
 
 def _cell(value: Any) -> Cell:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else shown(value)
-
-
-def _with_unit(figure: str, value: float) -> str:
-    if "time" in figure or "compute" in figure:
-        return show_seconds(value)
-    return show_bytes(value) if "traffic" in figure else f"{value:.4g}"

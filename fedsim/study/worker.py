@@ -1,8 +1,7 @@
 """A process that carries out runs one after another, as its parent orders.
 
-Orders come on standard input and news go out on what standard output was, a line of JSON each. SIGINT, SIGTERM and SIGHUP,
-passed on by the parent, interrupt the run under way, which saves itself; so does the end of standard input: then the parent is
-gone.
+Orders come on standard input and news go out on standard output, a line of JSON each. SIGINT, SIGTERM and SIGHUP, passed on by
+the parent, interrupt the run under way, which saves itself; so does the end of standard input, when the parent is gone.
 """
 
 import asyncio
@@ -29,7 +28,7 @@ from fedsim.records.lock import locked
 from fedsim.running.interruption import end_soon
 from fedsim.running.runner import Job
 from fedsim.scenario import Scenario
-from fedsim.simulation import Record
+from fedsim.simulation import Record, Simulation
 
 _NEWS_EVERY_S = 0.25
 _ORPHAN_LIVES_S = 10.0  # a run that cannot be interrupted within this time dies with its parent
@@ -55,27 +54,39 @@ class Worker:
 
     def carry_out(self, order: Mapping[str, Any]) -> None:
         """Do one run, and say how it ended."""
+        folder = Path(order["folder"])
         try:
-            summary = self._run(order)
+            ending = outcome_of(self._run(order["scenario"], folder, order["how"]))
         except Exception as error:
-            self._say(event="ended", status="failed", error=failure(error, Path(order["folder"])), peak_bytes=peak_bytes())
-        else:
-            self._say(event="ended", **outcome_of(summary), peak_bytes=peak_bytes())
-        finally:
-            self._job = None
-            gc.collect()  # a run's objects point at each other
+            ending = {"status": "failed", "error": failure(error, folder)}
+        self._job = None
+        gc.collect()  # a run's objects point at each other
+        self._say(event="ended", run=ending, peak_bytes=peak_bytes())
 
-    def _run(self, order: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def _run(self, text: str, folder: Path, how: str) -> Mapping[str, Any] | None:
         if self._stopping:
             return None
-        scenario = Scenario(**tomllib.loads(order["scenario"]))  # its code, if it names any, was allowed where it was read
-        folder = Path(order["folder"])
-        job = self._prepare(scenario, folder, order["how"])
-        job.simulation.listen(_News(scenario, self._say).take, kinds=("round", "task-end"))
+        scenario = Scenario(**tomllib.loads(text))  # its code, if it names any, was allowed where it was read
+        job = self._prepare(scenario, folder, how)
+        self._watch(scenario, job.simulation)
         self._job = job
         if self._stopping:  # asked while the run was being built
             job.interrupt()
         return asyncio.run(job.execute()).summary
+
+    def _watch(self, scenario: Scenario, simulation: Simulation) -> None:
+        stop, rounds, said = scenario.strategy.horizon(scenario.stop), 0, time.perf_counter()
+
+        def take(record: Record) -> None:
+            nonlocal rounds, said
+            if record.kind == "round":
+                rounds = record.fields["round"] + 1
+            now = time.perf_counter()
+            if now - said >= _NEWS_EVERY_S:
+                said = now
+                self._say(event="progress", share=share_done(stop, rounds, record.time))
+
+        simulation.listen(take, kinds=("round", "task-end"))
 
     def _prepare(self, scenario: Scenario, folder: Path, how: str) -> Job:
         if how == "resume":
@@ -91,44 +102,26 @@ class Worker:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has had."""
+    """The most memory that this process has used so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def failure(error: Exception, folder: Path | None = None) -> str:
-    """What went wrong in a run's folder, for people."""
+    """The message of an error in a run's folder."""
     return str(error) if isinstance(error, FedsimError) else told(error, folder)
 
 
 def outcome_of(summary: Mapping[str, Any] | None) -> dict[str, Any]:
-    """How a run has ended, out of its summary; None for one that was not begun."""
+    """How a run ended, by its summary; None for one that was not begun."""
     if summary is None:
         return {"status": "interrupted"}
     return {"status": summary["status"], "accuracy": summary["accuracy"]["best"], "wall_s": summary["wall_s"]}
 
 
-class _News:
-    """Says now and then how far a run is."""
-
-    def __init__(self, scenario: Scenario, say: Callable[..., None]) -> None:
-        self._stop, self._say = scenario.strategy.horizon(scenario.stop), say
-        self._rounds = 0
-        self._said = time.perf_counter()
-
-    def take(self, record: Record) -> None:
-        """Note a record."""
-        if record.kind == "round":
-            self._rounds = record.fields["round"] + 1
-        now = time.perf_counter()
-        if now - self._said >= _NEWS_EVERY_S:
-            self._said = now
-            self._say(event="progress", share=share_done(self._stop, self._rounds, record.time))
-
-
 def main() -> None:
     """Take orders from standard input."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a strategy of the user's prints must not be taken for news
+    os.dup2(2, 1)  # prints of a user's strategy must not be taken for news
     with suppress(BrokenPipeError), out:  # the parent is gone; the end of standard input says so too
 
         def say(**news: Any) -> None:

@@ -5,6 +5,7 @@ is, and ``zone`` where the devices are.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from pathlib import Path
 from typing import Annotated, Any
@@ -60,57 +61,44 @@ class CalendarSpec(Spec):
     zone: NameDistribution = Constant[str](value="UTC")
 
     def build(self, streams: Streams, devices: int, root: Path | None) -> "Calendar":
-        """The calendar of so many devices; draws from ``world/zone``.
-
-        Raises:
-            ScenarioError: a time zone is unknown.
-            DataError: the file with the zones is missing or malformed.
-        """
+        """The calendar of so many devices; draws from ``world/zone``. ``ScenarioError`` for an unknown time zone."""
         names = self.zone.by_device("population.calendar.zone", streams.generator("world/zone"), devices, root)
         known, which = distinct(names)
         return Calendar(_parsed(self.starts), [_zone(name) for name in known.tolist()], which)
 
 
+@dataclass(frozen=True)
 class Calendar:
     """The calendar of a run.
 
-    Args:
-        starts: which instant time 0 is.
-        zones: the time zones that there are.
-        which: the place of each device's among them, int [devices].
-        stated: whether the scenario says so; else it is only assumed.
-
     Attributes:
-        starts, stated: as given.
+        starts: which instant time 0 is.
+        zones, which: the time zones that there are, and the place of each device's among them, int [devices].
+        stated: whether the scenario says so; else it is only assumed.
     """
 
-    def __init__(self, starts: datetime, zones: Sequence[tzinfo], which: NDArray[np.integer], *, stated: bool = True) -> None:
-        self.starts = starts
-        self.stated = stated
-        self._zones = zones
-        self._which = which
+    starts: datetime
+    zones: Sequence[tzinfo]
+    which: NDArray[np.integer]
+    stated: bool = True
 
     @classmethod
     def assumed(cls, devices: int) -> "Calendar":
         """That of a scenario which says nothing of it: time 0 is midnight, everywhere."""
         return cls(datetime(2024, 1, 1, tzinfo=UTC), [UTC], alike(0, devices), stated=False)
 
-    def zone(self, device: int) -> tzinfo:
-        """A device's time zone."""
-        return self._zones[int(self._which[device])]
-
     def day_s(self) -> NDArray[np.float64]:
         """How much of its day has passed for each device at time 0 (s), float64 [devices].
 
         A zone's offset is that at time 0: a run over the change to summer time keeps it.
         """
-        local = [self.starts.astimezone(zone).replace(tzinfo=None) for zone in self._zones]
+        local = [self.starts.astimezone(zone).replace(tzinfo=None) for zone in self.zones]
         passed: NDArray[np.float64] = np.array([seconds_of_day(now.time()) for now in local])
-        return each(lambda which: passed[which], self._which)
+        return each(lambda which: passed[which], self.which)
 
     def simulated_s(self, instant: datetime, device: int) -> float:
         """The simulated time of an instant (s); one without an offset is in the device's time zone."""
-        known = instant if instant.tzinfo else instant.replace(tzinfo=self.zone(device))
+        known = instant if instant.tzinfo else instant.replace(tzinfo=self.zones[int(self.which[device])])
         return on_grid((known - self.starts) / _SECOND)
 
 

@@ -55,14 +55,8 @@ def mean(entries: Callable[[slice], NDArray[np.float64]], devices: int) -> float
 
 
 class Rows:
-    """Which row each device has in the columns of a table: of few devices its own number, of more than ``MANY`` the next free.
-
-    Args:
-        devices: how many there are.
-
-    Attributes:
-        all: whether each device has a row, with its own number.
-        room: how many entries a column needs by now.
+    """Which row each device has in the columns of a table: of few devices its own number (``all``), of more than ``MANY`` the
+    next free one. Columns need ``room`` entries by now.
     """
 
     def __init__(self, devices: int) -> None:

@@ -32,10 +32,10 @@ class SlowPhases(Spec):
 
 
 class Compute:
-    """The clockwork of local training.
+    """The clockwork of local training; draws from ``world/jitter``, ``world/jitter/task`` and ``world/slow``.
 
     Args:
-        streams: the run's streams; this draws from ``world/jitter``, ``world/jitter/task`` and ``world/slow``.
+        streams: the run's streams.
         jitter: coefficient of variation of an epoch's time (lognormal, mean 1), one for all or float64 [devices]; 0 for none.
         slow: slow phases, or None.
         devices: how many devices there are.
@@ -71,10 +71,8 @@ class Compute:
         """When each of ``epochs`` epochs ends (absolute seconds on the clock's grid), begun at ``start`` back to back.
 
         Args:
-            device: who computes.
-            start: begin of the first epoch (s).
+            device, start, epochs: who computes, from when on (s), and how many are asked for.
             epoch_s: time of an undisturbed epoch at full speed (s).
-            epochs: how many are asked for.
             limit: epochs that would begin at or after this time are left out (s).
             horizon: nothing after this time matters (s): epochs that would begin later are left out too, but for one, and an
                 end beyond this time or the limit may be any time beyond.
@@ -102,13 +100,8 @@ class Compute:
     def adapt(start: float, ends: list[float], limit: float) -> list[float]:
         """The epochs that a device begins which watches its own clock (CATA-Fed's adaptive local update, its Eq. 8).
 
-        The first begins in any case; another one only if the mean of the finished ones fits into what is left (equality
-        fits, as far as the clock's grid can tell).
-
-        Args:
-            start: begin of the first epoch (s).
-            ends: when epochs would end, back to back (s).
-            limit: when the device must be done (s).
+        The first begins at ``start`` (s) in any case; another one only if the mean of the finished ones fits into what is left
+        until ``limit`` (s). Equality fits, as far as the clock's grid can tell. Back to back they would end at ``ends`` (s).
         """
         begun = min(1, len(ends))
         while begun < len(ends) and (ends[begun - 1] - start) * (begun + 1) / begun <= limit - start + _TIE_S:

@@ -1,21 +1,27 @@
-"""Kinds of devices by name: what each can compute, move, hold and send, and what power it draws.
+"""How fast devices are and what links they have: by kinds with a name, or as FedScale's table of real phones says.
 
 ``device_kinds.toml`` has the catalogue, every figure with its source and date; a scenario adds kinds of its own in
 ``population.kinds``, from nothing or from one of these.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field
 
-from fedsim import files
 from fedsim.errors import ScenarioError, nearest, shown
+from fedsim.files import read_toml, sought
+from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.language.units import Bytes, FlopPerSecond, Seconds, Watts
+from fedsim.streams import Streams
+from fedsim.world.device_table import DeviceTable
 from fedsim.world.distributions import LinkRate
 
 _TABLE = Path(__file__).with_suffix(".toml")
@@ -75,12 +81,8 @@ OwnKind = Annotated[DeviceKind, BeforeValidator(_based)]
 
 
 class Figure(NamedTuple):
-    """A figure of the catalogue.
-
-    Attributes:
-        value: as a scenario would write it.
-        source: where it is from; "estimate" with its reason where nobody has published it.
-        date: of the source, or of the look at it: ``YYYY-MM``.
+    """A figure of the catalogue, as a scenario would write it, its source ("estimate" with its reason where nobody has
+    published it) and the date of that: ``YYYY-MM``.
     """
 
     value: Any
@@ -96,15 +98,11 @@ def catalogue() -> dict[str, str]:
 
 @cache
 def _table() -> dict[str, Any]:
-    return files.read_toml(_TABLE)
+    return read_toml(_TABLE)
 
 
 def figures(name: Any, key: str) -> dict[str, Figure]:
-    """The figures of a kind of the catalogue, with their sources.
-
-    Raises:
-        ScenarioError: there is no such kind; ``key`` is where it is named.
-    """
+    """The figures of a kind of the catalogue, with their sources; ``ScenarioError`` at ``key`` if there is no such kind."""
     if name not in _table():
         raise ScenarioError(f"{key} is {shown(name)}; allowed are {', '.join(_table())}{nearest(str(name), _table())}")
     entry = _table()[name]
@@ -112,11 +110,7 @@ def figures(name: Any, key: str) -> dict[str, Figure]:
 
 
 def find_kind(name: str, own: Mapping[str, DeviceKind], key: str) -> DeviceKind:
-    """A kind by its name: one of the user's own, or of the catalogue.
-
-    Raises:
-        ScenarioError: there is none; ``key`` is where it is named.
-    """
+    """A kind by its name: one of the user's own, or of the catalogue; ``ScenarioError`` at ``key`` if there is none."""
     if name in own:
         return own[name]
     if name not in _table():
@@ -125,3 +119,73 @@ def find_kind(name: str, own: Mapping[str, DeviceKind], key: str) -> DeviceKind:
             f"{key} is {shown(name)}; allowed are {', '.join(names)}, or your own in population.kinds{nearest(name, names)}"
         )
     return DeviceKind.model_validate({field: figure.value for field, figure in figures(name, key).items()})
+
+
+_COLUMNS = ("computation_ms_per_sample", "dl_kbps", "ul_kbps")
+_Figure = Annotated[float, Field(ge=1e-6, le=1e12)]  # nothing overflows in its unit
+KIND_POWERS = {"idle_w": "idle", "compute_w": "compute", "receive_w": "radio", "send_w": "radio"}
+"""What energy is counted by, and the powers of a kind of device that say it."""
+
+_TRAINING_PASSES = 3  # FedScale's time model: training a sample takes three times its inference
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Speeds of all devices (samples/s, float64 [devices]) and, where a file or kinds say them, their links.
+
+    Attributes:
+        links: down and up (bytes/s) and perhaps latency (s), float64 [devices] each; None where the network's own hold.
+        kinds, which, names: the kinds of devices that there are, each device's place among them, int [devices], and their
+            names; none where ``speed`` says how fast devices are.
+    """
+
+    speed: NDArray[np.float64]
+    links: tuple[NDArray[np.float64], ...] | None
+    kinds: Sequence[DeviceKind] = ()
+    which: NDArray[np.integer] | None = None
+    names: Sequence[str] = ()
+
+    def name(self, device: int) -> str | None:
+        """The name of a device's kind; None if it has none."""
+        return None if self.which is None else self.names[int(self.which[device])]
+
+    def flops(self) -> NDArray[np.float64] | None:
+        """FLOP/s that devices reach by their kinds, float64 [devices]; None where they have none."""
+        if self.which is None:
+            return None
+        by_kind: NDArray[np.float64] = np.array([kind.flops * kind.flops_share for kind in self.kinds])
+        return by_kind[self.which]  # type: ignore[no-any-return]
+
+    def powers(self) -> dict[str, NDArray[np.float64]]:
+        """What devices draw by their kinds (W), by the names that energy is counted by; float64 [devices] each."""
+        if self.which is None:
+            return {}
+        return {name: np.array([getattr(kind, key) for kind in self.kinds])[self.which] for name, key in KIND_POWERS.items()}
+
+
+class FedScaleCapacity(Spec):
+    """Rows of FedScale's client capacity file, drawn without replacement as long as there are enough.
+
+    The file is CSV with the columns ``computation_ms_per_sample``, ``dl_kbps`` and ``ul_kbps``. A sample takes 3 times its
+    inference time to train. Compute and bandwidth were joined independently there: their correlation means nothing.
+    """
+
+    kind: Literal["fedscale"] = "fedscale"
+    file: str = "traces/fedscale_capacity_9242.csv"
+
+    def draw(self, streams: Streams, devices: int, root: Path | None) -> Capacity:
+        """One row for each device. ``DataError``: the file is missing, lacks a column, or has a value that is not positive."""
+        table = read_capacities(sought(self.file, root))
+        generator = streams.generator("world/capacity")
+        rows = generator.choice(len(table), devices, replace=devices > len(table))
+        milliseconds, down_kbps, up_kbps = table[rows].T
+        return Capacity(1000.0 / (_TRAINING_PASSES * milliseconds), (down_kbps * 125.0, up_kbps * 125.0))
+
+
+CAPACITIES = Registry.of("capacity", FedScaleCapacity, usual="fedscale")
+
+
+def read_capacities(path: Path) -> NDArray[np.float64]:
+    """The three columns of a capacity file: ms a sample, down and up kbit/s; float64 [rows, 3]."""
+    table = DeviceTable("population.capacity", path, _COLUMNS)
+    return np.array([table.values(name, _Figure) for name in _COLUMNS]).T

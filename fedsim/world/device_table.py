@@ -26,11 +26,7 @@ class DeviceTable:
     Args:
         key: where the scenario names the file, for errors.
         path: the file; one that ends in ``.parquet`` is Parquet, any other CSV with a header.
-        columns: those that it must have.
-        more: those that it may have.
-
-    Attributes:
-        rows: how many there are.
+        columns, more: those that it must have, and those that it may have.
 
     Raises:
         DataError: the file is missing or malformed, has no rows, or lacks a column.
@@ -71,16 +67,13 @@ class DeviceTable:
         return DataError(f"{self._key}: row {row + 1} of {str(self._path)!r}: {said}{': ' if column else ' '}{why}")
 
     def values(self, column: str, kind: Any, unit: str | None = None, empty: Any = _NEEDED) -> list[Any]:
-        """A column's cells as values of a type, [rows].
+        """A column's cells as values of a type, [rows]; ``DataError`` names the first row whose cell is not allowed.
 
         Args:
             column: which.
             kind: the type as pydantic takes it: a quantity of ``fedsim.language.units``, or a plain number or text.
             unit: of the cells of a quantity that are bare numbers.
             empty: what an empty cell means; by default it is refused.
-
-        Raises:
-            DataError: names the first row whose cell is not allowed.
         """
         cells = self._cells[column]
         full = [row for row, cell in enumerate(cells) if cell is not None]
@@ -105,11 +98,7 @@ class DeviceTable:
         return values
 
     def devices(self, devices: int) -> list[int]:
-        """The device of each row, [rows]: what the column ``device`` says.
-
-        Raises:
-            DataError: names the first row with something else than a number from 0 to ``devices`` - 1.
-        """
+        """The device of each row, [rows]; ``DataError`` if it is no number from 0 to ``devices`` - 1."""
         numbers = self.values("device", int)
         for row, number in enumerate(numbers):
             if not 0 <= number < devices:
@@ -117,11 +106,7 @@ class DeviceTable:
         return numbers
 
     def by_device(self, column: str, devices: int, kind: Any, unit: str | None = None, empty: Any = _NEEDED) -> list[Any]:
-        """The values of a column in order of devices, [devices]; for the rest see ``values``.
-
-        Raises:
-            DataError: a device has no row, or several.
-        """
+        """The values of a column in order of devices, [devices]; ``DataError`` if a device has no row, or several."""
         values = self.values(column, kind, unit, empty)
         where = f"{self._key}: {str(self._path)!r}"
         if "device" in self:

@@ -34,11 +34,7 @@ class Distribution(Spec):
     def by_device(self, key: str, generator: np.random.Generator, devices: int, root: Path | None) -> NDArray[Any]:
         """The value of each device in the base unit, float64 [devices]: by default drawn.
 
-        Args:
-            key: where it stands in the scenario, for errors.
-            generator: where it is drawn from.
-            devices: how many.
-            root: the folder in which files are sought.
+        ``key`` is where it stands in the scenario, for errors; files are sought in ``root``.
         """
         return self.draw(generator, devices)
 
@@ -50,7 +46,6 @@ class Constant(Distribution, Generic[Q]):
     value: Q
 
     def draw(self, generator: np.random.Generator, size: int) -> NDArray[Any]:
-        """``size`` values in the base unit, float64 [size]."""
         return alike(self.value, size)
 
 
@@ -70,7 +65,6 @@ class Uniform(Distribution, Generic[Q]):
         return self
 
     def draw(self, generator: np.random.Generator, size: int) -> NDArray[np.float64]:
-        """``size`` values in the base unit, float64 [size]."""
         return generator.uniform(self.low, self.high, size)  # type: ignore[call-overload, no-any-return]
 
 
@@ -82,7 +76,6 @@ class LogNormal(Distribution, Generic[Q]):
     spread: float = Field(ge=1.0, le=1e6)
 
     def draw(self, generator: np.random.Generator, size: int) -> NDArray[np.float64]:
-        """``size`` values in the base unit, float64 [size]."""
         values = generator.standard_normal(size)
         values *= math.log(self.spread)  # in place: there may be 100 million
         # numpy's exp of real numbers has other last bits where there is AVX-512; that of complex ones is the C library's.
@@ -105,7 +98,6 @@ class Choice(Distribution, Generic[Q]):
         return self
 
     def draw(self, generator: np.random.Generator, size: int) -> NDArray[Any]:
-        """``size`` values in the base unit, float64 [size]."""
         shares = None if self.shares is None else np.array(self.shares) / sum(self.shares)
         return generator.choice(np.array(self.values), size, p=shares)
 
@@ -117,11 +109,7 @@ class Listed(Distribution, Generic[Q]):
     values: list[Q] = Field(min_length=1)
 
     def by_device(self, key: str, generator: np.random.Generator, devices: int, root: Path | None) -> NDArray[Any]:
-        """The values as they are listed.
-
-        Raises:
-            ScenarioError: there are more or fewer than devices.
-        """
+        """The values as they are listed; ``ScenarioError`` if there are more or fewer than devices."""
         if len(self.values) != devices:
             raise ScenarioError(f"{key} lists {len(self.values)} values for {devices} devices; allowed is one a device")
         return np.array(self.values)
@@ -142,11 +130,7 @@ class FromFile(Distribution, Generic[Q]):
     unit: str | None = None
 
     def by_device(self, key: str, generator: np.random.Generator, devices: int, root: Path | None) -> NDArray[Any]:
-        """The values of the column.
-
-        Raises:
-            DataError: the file or the column is missing, a row or a value is missing, or a value is not allowed here.
-        """
+        """The values of the column; ``DataError`` if a row or a value is missing, or not allowed here."""
         quantity = type(self).__pydantic_generic_metadata__["args"][0]
         table = DeviceTable(key, sought(self.file, root), (self.column,), ("device",))
         return np.array(table.by_device(self.column, devices, quantity, self.unit))

@@ -1,7 +1,7 @@
 """The life of a device at work: one SimPy process a task, which carries out one step after another.
 
-``TaskRunner.life`` is the story; what the steps do is in ``computing`` and ``transfers``. A process exists while a device
-works; idle devices are rows of the population.
+``TaskRunner.life`` is the story; what the steps do is in ``steps``. A process exists while a device works; idle devices are
+rows of the population.
 
 A step ends once: it completes, or the process is interrupted, with one cause. Interruptions have the priority ``CUT``: what
 completes in the same instant has completed, and the next step is interrupted as it begins. The server acts only when the world
@@ -24,12 +24,11 @@ from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation
 from fedsim.world.availability import Availability
 from fedsim.world.compute import Compute
-from fedsim.world.computing import Computing
-from fedsim.world.edges import Edges
+from fedsim.world.messages import Edges
 from fedsim.world.network.base import Network
 from fedsim.world.network.flow import Direction
-from fedsim.world.task import Cause, Code, Download, Evaluate, Queue, Step, Task, Train, Upload, Work
-from fedsim.world.transfers import Transfers
+from fedsim.world.steps import Steps
+from fedsim.world.task import Cause, Download, Evaluate, Queue, Step, Task, Train, Upload, Work
 
 if TYPE_CHECKING:
     from fedsim.world.energy.batteries import Batteries
@@ -42,21 +41,16 @@ class TaskRunner:
     """Carries out tasks on the devices of a population.
 
     Args:
-        simulation: the clock.
-        population: the devices' columns.
-        availability: when each can be reached, cut to its lifetime.
-        compute: how long training takes.
-        network: how long messages take.
+        simulation, population, compute, network, batteries, edges: the world; batteries and edge servers if there are any.
+        availability: when each device can be reached, cut to its lifetime.
         batch_size: B, samples of an SGD step.
         next_steps: asked when a task's steps are carried out: what follows; nothing where that was all.
         on_end: told of each task once, when it has ended.
-        batteries: those of the devices, if they have any.
-        edges: the edge servers, if there are any.
 
     Attributes:
         running: the tasks that have not ended, by their numbers.
         times_asked, times_selected: how many tasks each device was given, and in how many of them it was selected for a round.
-        computing, transfers: carry out their steps.
+        steps: begins and ends their steps.
         off: the devices that are switched off, whatever their availability says.
     """
 
@@ -73,24 +67,12 @@ class TaskRunner:
         batteries: "Batteries | None" = None,
         edges: Edges | None = None,
     ) -> None:
-        self._simulation = simulation
-        self._population = population
-        self._availability = availability
-        self._next_steps = next_steps
-        self._on_end = on_end
-        self.batteries = batteries
-        self._edges = edges
-        self.computing = computing = Computing(simulation, population, compute, network, batch_size, self._cut, batteries)
-        self.transfers = transfers = Transfers(simulation, network, self._cut, batteries)
-        self._ways: dict[type[Step], tuple[Callable[[Task, Any], None], Callable[[Task, Any, Cause | None], Cause | None]]] = {
-            Download: (transfers.send, transfers.sent),
-            Upload: (transfers.send, transfers.sent),
-            Queue: (transfers.stand, transfers.stood),
-            Train: (computing.train, computing.trained),
-            Evaluate: (computing.test, computing.tested),
-            Work: (computing.work, computing.worked),
-            Code: (computing.code, computing.coded),
-        }  # what begins a step, and what ends it
+        self._simulation, self._env = simulation, simulation.env
+        self._population, self._availability, self._network = population, availability, network
+        self._next_steps, self._on_end = next_steps, on_end
+        self.batteries, self._edges = batteries, edges
+        self.steps = Steps(simulation, population, compute, network, batch_size, self._cut, batteries)
+        self._ways = self.steps.ways
         self.off: set[int] = set()
         self.running: dict[int, Task] = {}
         self._working: dict[int, Task] = {}
@@ -109,11 +91,11 @@ class TaskRunner:
         if not task.begun:
             self._begin(task)
         cause: Cause | None = None
-        while cause is None and self._has_step(task):
-            done = task.done if task.begun else self._begin_step(task)
-            assert done is not None
+        while cause is None and (task.position < len(task.steps) or self._asks_for_more(task)):
+            if not task.begun:
+                self._begin_step(task)
             try:
-                cause = yield done  # the end of a flow or a computation, or a slot
+                cause = yield task.done  # type: ignore[misc]  # the end of a flow or a computation, or a slot
             except simpy.Interrupt as interrupt:
                 cause = interrupt.cause
             cause = self._end_step(task, cause)
@@ -124,30 +106,26 @@ class TaskRunner:
         self._simulation.record("task-start", task.fields | continues)
         if self.batteries is not None:
             self.batteries.start(task.device)
-        if not self._has_step(task):
+        if not task.steps and not self._asks_for_more(task):
             raise SimulationError(f"a task for device {task.device} has no steps")
 
-    def _has_step(self, task: Task) -> bool:
-        """Whether the task has another step. The client half says what follows."""
-        if task.position < len(task.steps):
-            return True
+    def _asks_for_more(self, task: Task) -> bool:
+        """The client half says which steps follow; returns whether there are any."""
         following = self._next_steps(task)
         task.steps += following
         return bool(following)
 
-    def _begin_step(self, task: Task) -> simpy.Event:
-        """Begin the next step; returns the event of its end."""
+    def _begin_step(self, task: Task) -> None:
         step = task.steps[task.position]
-        if self.transfers.queues and isinstance(step, Download | Upload) and self.transfers.has_to_queue(task, step):
+        if self.steps.queues and isinstance(step, Download | Upload) and self.steps.has_to_queue(task, step):
             step = Queue()
             task.steps = (*task.steps[: task.position], step, *task.steps[task.position :])
         task.begun, task.step_start = True, self._simulation.now
-        task.done = done = self._simulation.env.event()
+        task.done = simpy.Event(self._env)
         self._simulation.record("step-start", {**task.fields, "step": step.name})
         if self.batteries is not None:
             self.batteries.begin(task.device, step)
         self._ways[type(step)][0](task, step)
-        return done
 
     def _end_step(self, task: Task, cause: Cause | None) -> Cause | None:
         """End the running step; returns the cause for which the task ends with it, if any."""
@@ -155,13 +133,14 @@ class TaskRunner:
         if task.alarm is not None:
             task.alarm.cancel()
             task.alarm = None
-        cause = self._ways[type(step)][1](task, step, cause)
+        cause, facts = self._ways[type(step)][1](task, step, cause)
+        self._simulation.record("step-end", {**task.fields, "step": step.name, "outcome": cause or "done", **facts})
         task.begun, task.done = False, None
         if self.batteries is not None:
             if task.battery is not None:
                 task.battery.cancel()
                 task.battery = None
-            self.transfers.scarce.pop(task.id, None)
+            self.steps.scarce.pop(task.id, None)
             task.dry = math.inf
             self.batteries.end(task.device, 0.0 if flow is None else flow.sent, dry=cause == "battery")
         if cause is None:
@@ -211,8 +190,7 @@ class TaskRunner:
     def next_on(self, device: int, time: float) -> float:
         """The first time at or after ``time`` at which the device can be reached (s); infinity if there is none.
 
-        Where the run is over before ``time``, it is that. Nobody knows for how long a device stays switched off, so that counts
-        for nothing here.
+        Where the run is over before, it is ``time``. Nobody knows for how long a device stays switched off: it counts as on.
         """
         return self._availability.next_on(device, time) if time <= self._simulation.end else time
 
@@ -236,18 +214,10 @@ class TaskRunner:
         edge: int | None = None,
         context: Any = None,
     ) -> Task:
-        """Give a task to an idle device; it begins in this instant.
+        """Give a task to an idle device; it begins in this instant with ``steps``, and ``next_steps`` is asked what follows.
 
-        Args:
-            device: who carries it out.
-            steps: the first ones; ``next_steps`` is asked for those that follow.
-            round, group: what it belongs to, or None.
-            continues: it goes on with what the device's task before began, and is no selection of its own.
-            edge: the edge server with which it exchanges messages; None: the server.
-            context: see ``Task``.
-
-        Raises:
-            SimulationError: the device still works on another task.
+        One that ``continues`` what the device's task before began is no selection of its own. For the rest see ``Task``.
+        ``SimulationError``: the device still works on another task.
         """
         if device in self._working:
             raise SimulationError(
@@ -255,20 +225,16 @@ class TaskRunner:
             )
         count = self.times_asked.get(device, 0)
         task = Task(self._asked, device, steps, round, group, count, continues, edge, context)
-        self.computing.note_task(task)
+        self.steps.note_task(task)
         self._asked += 1
         self.times_asked[device] = count + 1
         if round is not None and not continues:  # not for a message outside of any round
             self.times_selected[device] += 1
-        task.off = self._off(task)
+        lost = edge is not None and self._edges is not None and edge in self._edges.off
+        task.off = self._simulation.now if lost else self.reachable_until(device)  # now if it is away, or its edge server is
         self._put_to_work(task)
         self._watch(task)
         return task
-
-    def _off(self, task: Task) -> float:
-        """When the task's device disconnects next (s); now if it is away, or its edge server is."""
-        lost = self._edges is not None and task.edge in self._edges.off
-        return self._simulation.now if lost else self.reachable_until(task.device)
 
     def _put_to_work(self, task: Task) -> None:
         self.running[task.id] = self._working[task.device] = task
@@ -287,13 +253,12 @@ class TaskRunner:
             self._interrupt(task, cause)
 
     def end_all(self, cause: Cause) -> None:
-        """End every running task: the run is over."""
         for task_id in list(self.running):
             self.end(task_id, cause)
 
     def _is_due(self, task: Task) -> bool:
         """Whether the running step ought to be carried out now, but for the rounding of times; it then is."""
-        return self.computing.is_due(task) if task.flow is None else self.transfers.is_due(task.flow)
+        return self.steps.is_due(task) if task.flow is None else self._network.finish(task.flow)
 
     # Who interrupts.
 
@@ -307,7 +272,7 @@ class TaskRunner:
             task.vanish.cancel()
         if task.off < math.inf:
             off = max(task.off, self._simulation.now)
-            task.vanish = self._simulation.wake(("vanish", task.id), off, partial(self._cut, task), CUT)
+            task.vanish = self._env.at(("vanish", task.id), off, partial(self._cut, task), CUT)
 
     def _cut(self, task: Task) -> None:
         """The device cannot be reached from now on: it has left for good, its battery is flat, or it is away."""
@@ -319,7 +284,7 @@ class TaskRunner:
         """From now on the device computes at a factor of its own speed."""
         task = self._working.get(device)
         computes = task is not None and task.waits and isinstance(task.step, _COMPUTING)
-        self.computing.set_pace(device, pace, task if computes else None)
+        self.steps.set_pace(device, pace, task if computes else None)
 
     def switch_off(self, device: int) -> None:
         """From now on the device cannot be reached; its task is lost."""
@@ -344,8 +309,8 @@ class TaskRunner:
         self._watch(task)
 
     def queue(self, direction: Direction, slots: simpy.Resource) -> None:
-        """See ``Transfers.queue``."""
-        self.transfers.queue(direction, slots, self.running)
+        """See ``Steps.queue``."""
+        self.steps.queue(direction, slots, self.running)
 
     # Snapshots, between two instants.
 
@@ -358,8 +323,7 @@ class TaskRunner:
             "running": list(self.running.values()),
             "off": sorted(self.off),
             "batteries": None if self.batteries is None else self.batteries.snapshot(),
-            **self.computing.snapshot(),
-            **self.transfers.snapshot(self.running),
+            **self.steps.snapshot(self.running),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -379,8 +343,7 @@ class TaskRunner:
             if task.flow is not None:
                 task.flow.done = task.carried_out
             self._put_to_work(task)
-        self.computing.restore(state)
-        self.transfers.restore(state, self.running)
+        self.steps.restore(state, self.running)
 
     def rearm(self, kind: str, number: int, when: float) -> None:
         """Set an alarm that was there when the snapshot was taken: of a task, or of a battery that is ``flat``."""
@@ -390,9 +353,9 @@ class TaskRunner:
         task = self.running[number]
         ring: dict[str, Callable[[], None]] = {
             "step": task.carried_out,
-            "look-ahead": partial(self.computing.look_ahead, task),
+            "look-ahead": partial(self.steps.look_ahead, task),
             "vanish": partial(self._cut, task),
-            "battery": partial(self.transfers.look_at_battery, task),
+            "battery": partial(self.steps.look_at_battery, task),
         }
         priority = CUT if kind in ("vanish", "battery") else NORMAL
         alarm = self._simulation.wake((kind, number), when, ring[kind], priority)

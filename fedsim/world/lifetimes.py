@@ -1,4 +1,4 @@
-"""Newcomers and those who leave for good: what their lifetimes do to availability, and who is told when.
+"""Newcomers and those who leave for good: when, what that does to availability, and who is told.
 
 A device is there from its arrival up to but not including its departure, both columns of the population. Nothing is built
 for a device before it comes: all arrivals share one wake-up, and so do all departures.
@@ -7,37 +7,253 @@ for a device before it comes: all arrivals share one wake-up, and so do all depa
 import math
 from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
-from fedsim.simulation import Simulation
+from fedsim.errors import ScenarioError
+from fedsim.files import sought
+from fedsim.language.registry import Registry
+from fedsim.language.spec import Spec
+from fedsim.language.units import PerSecond, PositiveSeconds, Seconds
+from fedsim.simulation import TICK_S, Simulation, on_grid
+from fedsim.streams import Streams
 from fedsim.world.availability import Availability
+from fedsim.world.availability.base import spans_of
+from fedsim.world.device_table import DeviceTable
 from fedsim.world.phases import Span
 
-if TYPE_CHECKING:
-    from fedsim.world.population import Population
+
+class Turnover(Spec):
+    """The base of arrivals and departures."""
+
+    key: ClassVar[str]
+
+    def check(self, devices: int) -> None:
+        """Raise ``ScenarioError`` if this does not fit a population of so many devices."""
+
+
+class _Schedule(Turnover):
+    """One device at each of the given times.
+
+    Attributes:
+        times: in any order; each is for one device.
+        devices: the device of each time, none twice; None for a random choice.
+    """
+
+    kind: Literal["schedule"] = "schedule"
+    times: list[PositiveSeconds] = Field(min_length=1)
+    devices: list[int] | None = None
+
+    def ticks(self) -> NDArray[np.float64]:
+        """The times on the clock's grid (s), in the order given."""
+        return np.array([on_grid(time) for time in self.times])
+
+    def check(self, devices: int) -> None:
+        if len(self.times) > devices:
+            raise ScenarioError(f"{self.key}.times has {len(self.times)} times; allowed are at most {devices}, one a device")
+        if self.devices is None:
+            return
+        if len(self.devices) != len(self.times):
+            told = f"{len(self.devices)} devices for {len(self.times)} times"
+            raise ScenarioError(f"{self.key}.devices has {told}; give one for each")
+        seen: set[int] = set()
+        for device in self.devices:
+            if not 0 <= device < devices:
+                raise ScenarioError(f"{self.key}.devices names device {device}; allowed are 0 to {devices - 1}")
+            if device in seen:
+                raise ScenarioError(f"{self.key}.devices names device {device} twice; allowed is once")
+            seen.add(device)
+
+
+class _TimesFromFile(Turnover):
+    """A time for each device, from a column of a CSV or Parquet file with a row a device; an empty cell is for none.
+
+    Attributes:
+        file: the file; a relative path starts from ``data.root``, else the working directory, else ``$FEDSIM_DATA``.
+        column: the column's name.
+        unit: of the cells that are bare numbers, such as ``"s"``; others carry their own.
+    """
+
+    kind: Literal["file"] = "file"
+    file: str
+    column: str
+    unit: str | None = None
+
+    def times(self, devices: int, root: Path | None, empty: float) -> NDArray[np.float64]:
+        """The times on the clock's grid (s), float64 [devices]; ``empty`` where there is none."""
+        table = DeviceTable(self.key, sought(self.file, root), (self.column,), ("device",))
+        return np.array([on_grid(time) for time in table.by_device(self.column, devices, Seconds, self.unit, empty)])
+
+
+# Arrivals. ``draw`` tells when each device joins (s), float64 [devices].
+
+
+def _positive(rate: float) -> float:
+    if not 0 < rate < math.inf:
+        raise PydanticCustomError("quantity", "a rate of arrivals must be above 0 /s and finite")
+    return rate
+
+
+class PoissonArrivals(Turnover):
+    """Newcomers join one after another, after exponential gaps that do not depend on each other.
+
+    They are the first of a random order of the devices, so with more newcomers in the same world the first ones are the same.
+
+    Attributes:
+        rate: how many join per unit of time on average.
+        newcomers: how many join in all; None for half of the devices, rounded down.
+    """
+
+    kind: Literal["poisson"] = "poisson"
+    rate: Annotated[PerSecond, AfterValidator(_positive)]
+    newcomers: int | None = Field(default=None, ge=1)
+
+    def check(self, devices: int) -> None:
+        if self.newcomers is not None and self.newcomers > devices:
+            raise ScenarioError(f"population.arrivals.newcomers is {self.newcomers}; allowed are 1 to {devices} (all devices)")
+
+    def draw(self, streams: Streams, devices: int, root: Path | None) -> NDArray[np.float64]:
+        """Draws from ``world/arrivals`` and ``world/arrivals/gap``."""
+        count = devices // 2 if self.newcomers is None else self.newcomers
+        gaps = streams.generator("world/arrivals/gap").exponential(1 / self.rate, count)
+        arrival = np.zeros(devices)
+        arrival[streams.generator("world/arrivals").permutation(devices)[:count]] = np.rint(np.cumsum(gaps) / TICK_S) * TICK_S
+        return arrival
+
+
+class ScheduledArrivals(_Schedule):
+    """One newcomer joins at each of the given times; which devices they are is said, or chosen at random."""
+
+    key = "population.arrivals"
+
+    def draw(self, streams: Streams, devices: int, root: Path | None) -> NDArray[np.float64]:
+        """Draws from ``world/arrivals`` if no devices are named."""
+        named = self.devices
+        newcomers = streams.generator("world/arrivals").permutation(devices)[: len(self.times)] if named is None else named
+        arrival = np.zeros(devices)
+        arrival[newcomers] = self.ticks()
+        return arrival
+
+
+class ArrivalsFromFile(_TimesFromFile):
+    """When each device joins stands in a column of a table; one with 0 or an empty cell is there from the start."""
+
+    key = "population.arrivals"
+
+    def draw(self, streams: Streams, devices: int, root: Path | None) -> NDArray[np.float64]:
+        """Raises ``DataError`` if the file or the column is missing, a row is, or a cell is no time."""
+        return self.times(devices, root, 0.0)
+
+
+ARRIVALS = Registry.of("arrival", PoissonArrivals, ScheduledArrivals, ArrivalsFromFile, by_device=True)
+ArrivalsSpec = Annotated[PoissonArrivals | ScheduledArrivals | ArrivalsFromFile, ARRIVALS]
+
+
+# Departures. ``draw`` tells when each device leaves (s), inf for never, float64 [devices].
+
+
+class ExponentialStays(Turnover):
+    """A device stays for an exponential time, counted from its arrival.
+
+    Who ever leaves is the first of a random order of the devices, so with a larger share in the same world the same ones
+    leave at the same times, and more.
+
+    Attributes:
+        mean_stay: of those that leave.
+        share: of the devices that ever leave.
+    """
+
+    kind: Literal["exponential"] = "exponential"
+    mean_stay: PositiveSeconds
+    share: float = Field(default=1.0, gt=0.0, le=1.0)
+
+    def draw(self, streams: Streams, arrival: NDArray[np.float64], root: Path | None) -> NDArray[np.float64]:
+        """Draws from ``world/departures`` and ``world/departures/stay``."""
+        devices = len(arrival)
+        leaving = streams.generator("world/departures").permutation(devices)[: round(self.share * devices)]
+        uniforms = streams.uniforms("world/departures/stay", leaving).tolist()
+        stay = np.array([-math.log(one) for one in uniforms]) * self.mean_stay  # numpy's has other last bits with AVX-512
+        departure = np.full(devices, np.inf)
+        departure[leaving] = arrival[leaving] + np.maximum(1.0, np.rint(stay / TICK_S)) * TICK_S
+        return departure
+
+
+class ScheduledDepartures(_Schedule):
+    """One device leaves at each of the given times; which they are is said, or chosen at random among those that are there."""
+
+    key = "population.departures"
+
+    def draw(self, streams: Streams, arrival: NDArray[np.float64], root: Path | None) -> NDArray[np.float64]:
+        """Draws from ``world/departures`` if no devices are named.
+
+        ``ScenarioError``: a device would leave before it has arrived, or nobody is there who could leave.
+        """
+        departure = np.full(len(arrival), np.inf)
+        if self.devices is not None:
+            departure[self.devices] = self.ticks()
+            return _after(arrival, departure)
+        order = streams.generator("world/departures").permutation(len(arrival))
+        # In order of time nobody who could leave now loses that later, so whoever is taken, the choice gets as far as any.
+        for time in np.sort(self.ticks()):
+            candidates = np.flatnonzero((arrival[order] < time) & (departure[order] == np.inf))
+            if not len(candidates):
+                arrived = int((arrival < time).sum())
+                raise ScenarioError(
+                    f"population.departures.times has a departure at {time:.12g} s, when no device is there to leave; "
+                    f"allowed are at most {arrived} by then, one for each device that has arrived"
+                )
+            departure[order[candidates[0]]] = time
+        return departure
+
+
+class DeparturesFromFile(_TimesFromFile):
+    """When each device leaves for good stands in a column of a table; one with an empty cell stays."""
+
+    key = "population.departures"
+
+    def draw(self, streams: Streams, arrival: NDArray[np.float64], root: Path | None) -> NDArray[np.float64]:
+        """Raises ``ScenarioError`` if a device would leave before it has arrived."""
+        return _after(arrival, self.times(len(arrival), root, np.inf))
+
+
+def _after(arrival: NDArray[np.float64], departure: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The departures, if all are after the arrivals."""
+    for device in np.flatnonzero(departure <= arrival).tolist():
+        raise ScenarioError(
+            f"population.departures: device {device} leaves at {departure[device]:.12g} s but arrives at "
+            f"{arrival[device]:.12g} s; allowed are times after its arrival"
+        )
+    return departure
+
+
+DEPARTURES = Registry.of("departure", ExponentialStays, ScheduledDepartures, DeparturesFromFile, by_device=True)
+DeparturesSpec = Annotated[ExponentialStays | ScheduledDepartures | DeparturesFromFile, DEPARTURES]
+
+
+# What becomes of them in a run.
+
+
+class _Lifetimes(Protocol):
+    arrival: NDArray[np.float64]
+    departure: NDArray[np.float64]
 
 
 class Bounded:
     """Paths of availability cut to each device's lifetime: off before its arrival, and off for good from its departure.
 
     An off phase may follow another one (not yet arrived, then arrived but away); on phases never touch, if those of the
-    paths within do not.
-
-    Args:
-        within: the paths of devices that are always there.
-        arrival, departure: the lifetimes (s), float64 [devices].
+    paths within do not. Lifetimes are in s, float64 [devices].
     """
 
     def __init__(self, within: Availability, arrival: NDArray[np.float64], departure: NDArray[np.float64]) -> None:
-        self._within = within
-        self._arrival = arrival
-        self._departure = departure
+        self._within, self._arrival, self._departure = within, arrival, departure
 
     def span(self, device: int, time: float) -> Span:
-        """The phase that ``device`` is in at ``time`` (s)."""
         arrival, departure = self._arrival.item(device), self._departure.item(device)
         if time < arrival:
             return Span(False, 0.0, arrival)
@@ -47,18 +263,24 @@ class Bounded:
         return Span(on, max(start, arrival), min(end, departure))
 
     def next_on(self, device: int, time: float) -> float:
-        """The first time at or after ``time`` at which ``device`` is there and on; ``inf`` if there is none."""
         when = self._within.next_on(device, max(time, float(self._arrival[device])))
         return when if when < self._departure[device] else math.inf
 
     def on(self, devices: NDArray[np.int64], time: float) -> NDArray[np.bool_]:
-        """Which of ``devices`` are there and on at ``time`` (s); bool, as many."""
         there: NDArray[np.bool_] = (self._arrival[devices] <= time) & (time < self._departure[devices])
         there[there] = self._within.on(devices[there], time)
         return there
 
+    def spans(self, devices: NDArray[np.int64], times: NDArray[np.float64]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+        arrival, departure = self._arrival[devices], self._departure[devices]
+        on, end = np.zeros(len(devices), dtype=np.bool_), np.where(times < arrival, arrival, math.inf)
+        there = (arrival <= times) & (times < departure)
+        on[there], until = spans_of(self._within)(devices[there], times[there])
+        end[there] = np.minimum(until, departure[there])
+        return on, end
 
-def bounded(within: Availability, population: "Population") -> Availability:
+
+def bounded(within: Availability, population: _Lifetimes) -> Availability:
     """``within``, cut to the lifetimes of the population; untouched if everybody is there from 0 and for ever."""
     if population.arrival.any() or (population.departure < math.inf).any():
         return Bounded(within, population.arrival, population.departure)
@@ -69,31 +291,18 @@ class Lifetimes:
     """Records who joins and who leaves, and tells of newcomers when they can first be reached.
 
     Emits ``arrival`` and ``departure`` with the ``device``, in order of time, then device; a device that is there from time 0
-    does not arrive.
-
-    Args:
-        simulation: the clock.
-        population: the lifetimes; they must not change any more.
-        availability: when devices can be reached, cut to their lifetimes (``bounded``).
-        on_arrival: called with each newcomer at the first instant in which it can be reached, be it its arrival or later;
-            never for one who leaves before.
+    does not arrive. ``on_arrival`` is called with each newcomer at the first instant in which it can be reached, be it its
+    arrival or later; never for one who leaves before. The lifetimes of the population must not change any more.
     """
 
     def __init__(
-        self,
-        simulation: Simulation,
-        population: "Population",
-        availability: Availability,
-        on_arrival: Callable[[int], None],
+        self, simulation: Simulation, population: _Lifetimes, availability: Availability, on_arrival: Callable[[int], None]
     ) -> None:
-        self._simulation = simulation
-        self._population = population
-        self._availability = availability
-        self._on_arrival = on_arrival
+        self._simulation, self._population = simulation, population
+        self._availability, self._on_arrival = availability, on_arrival
         self._newcomers = _in_order(population.arrival, population.arrival > 0)
         self._leavers = _in_order(population.departure, population.departure < math.inf)
-        self._arrived = 0
-        self._left = 0
+        self._arrived = self._left = 0
         self._waiting: list[tuple[float, int]] = []  # a heap: newcomers who have arrived but cannot be reached yet, and when
         self._arm_arrival()
         self._arm_departure()
@@ -107,7 +316,6 @@ class Lifetimes:
         return {"arrived": self._arrived, "left": self._left, "waiting": self._waiting}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``snapshot`` gave. Alarms follow by ``rearm``."""
         self._arrived, self._left, self._waiting = state["arrived"], state["left"], state["waiting"]
 
     def rearm(self, kind: str, number: int, when: float) -> None:

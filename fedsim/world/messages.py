@@ -1,8 +1,9 @@
-"""Messages between any two endpoints of the network, outside of tasks: of edge servers, and of devices to each other.
+"""Messages between any two endpoints of the network, outside of tasks: of edge servers, and between devices.
 
-A message is a flow with a record of its own. It is cut when one of its ends can no longer be reached, or is ``lost`` from the
-start if one cannot be reached when it is sent; what moved until then is charged. It ends once, with a record: ``edge-transfer``
-between the server and an edge server, ``message`` between all others.
+A message is a flow with a record of its own: ``edge-transfer`` between the server and an edge server, ``message`` between all
+others. It is cut when one of its ends can no longer be reached, or is ``lost`` from the start if one cannot be reached when it
+is sent; what moved until then is charged. An edge server that is lost is gone with all that it holds: its messages end
+``lost``, and so do the tasks of its devices (``TaskRunner.lose_edge``).
 """
 
 import math
@@ -12,21 +13,19 @@ from functools import partial
 from typing import Any
 
 from fedsim.environment import CUT, Alarm
+from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation
 from fedsim.world.network.base import Network
-from fedsim.world.network.flow import SERVER, Flow
+from fedsim.world.network.flow import SERVER, Direction, Flow, ends
 from fedsim.world.task import Outcome, Payload
 
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """A message on its way.
+    """A message on its way, between endpoints by their numbers.
 
     Attributes:
         id: counts messages from 0.
-        source, destination: the numbers of its endpoints.
-        payloads: its parts.
-        round: the round that it belongs to, or None.
         start: when it was sent (s).
         flow: the transfer; None where an end could not be reached when it was sent.
         alarm: rings when an end can no longer be reached.
@@ -51,15 +50,9 @@ NOT_SAVED = ("Message.alarm", "Message.on_end")
 
 
 class Messages:
-    """Carries messages between endpoints.
+    """Carries messages between endpoints; those that have not ended are ``under_way``, by their numbers.
 
-    Args:
-        simulation: the clock.
-        network: how long messages take.
-        until: until when an endpoint can be reached (s): now where it cannot, infinity where that is always.
-
-    Attributes:
-        under_way: the messages that have not ended, by their numbers.
+    ``until`` says until when an endpoint can be reached (s): now where it cannot, infinity where that is always.
     """
 
     def __init__(self, simulation: Simulation, network: Network, until: Callable[[int], float]) -> None:
@@ -77,8 +70,7 @@ class Messages:
     ) -> Message:
         """Send a message of the round ``number`` (or of none); ``on_end`` is called once, in no call of this object's.
 
-        Raises:
-            SimulationError: there is no such endpoint, or it would send to itself.
+        ``SimulationError``: there is no such endpoint, or it would send to itself.
         """
         now = self._simulation.now
         message = Message(self._sent, source, destination, payloads, number, now, on_end=on_end)
@@ -101,13 +93,16 @@ class Messages:
             arrived = flow.sent == flow.size and self._simulation.now > message.start
             self._end(message, "done" if arrived else outcome)
 
+    def delivered(self, message: Message) -> float:
+        """Bytes of a message that have arrived."""
+        return 0.0 if message.flow is None else self._network.sent(message.flow)
+
     def lose(self, endpoint: int) -> None:
         """An endpoint is gone: all that it sends and receives is lost."""
         for message in [one for one in self.under_way.values() if endpoint in (one.source, one.destination)]:
             self.cut(message, "lost")
 
     def end_all(self) -> None:
-        """End every message: the run is over."""
         for message in list(self.under_way.values()):
             self.cut(message, "stopped")
 
@@ -116,7 +111,7 @@ class Messages:
             return
         if message.alarm is not None:
             message.alarm.cancel()
-        delivered = 0.0 if message.flow is None else message.flow.sent
+        delivered = self.delivered(message)
         kind, fields = self._about(message)
         fields |= {"start": message.start, "outcome": outcome, "bytes": _size(message.payloads)}
         fields |= {"delivered": delivered, "payloads": message.payloads}
@@ -143,7 +138,6 @@ class Messages:
         return {"under_way": self.under_way, "sent": self._sent}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``snapshot`` gave, after the network has. Alarms follow; whoever sent a message sets its ``on_end``."""
         self.under_way, self._sent = state["under_way"], state["sent"]
         for message in self.under_way.values():
             message.alarm = message.on_end = None
@@ -154,6 +148,59 @@ class Messages:
         """Set the alarm for when an end of a message can no longer be reached."""
         message = self.under_way[number]
         message.alarm = self._simulation.wake((kind, number), when, partial(self.cut, message, "lost"), CUT)
+
+
+class Edges:
+    """The edge servers of a network, each an endpoint at which what its devices send can be combined.
+
+    Those in ``off`` are lost now; ``on_lost`` is told of each, before what was on its way ends.
+    """
+
+    def __init__(self, messages: Messages, network: Network, count: int, on_lost: Callable[[int], None]) -> None:
+        self.messages, self._network = messages, network
+        self.count = count
+        self._on_lost = on_lost
+        self.off: set[int] = set()
+
+    def of(self, device: int) -> int:
+        """The edge server of a device; ``SimulationError`` if there are none."""
+        if self._network.edges is None:
+            raise SimulationError("the network has no edge servers; give it some by network.edge")
+        return self._network.edges.item(device)
+
+    def send(
+        self, edge: int, direction: Direction, payloads: tuple[Payload, ...], number: int | None, on_end: OnEnd
+    ) -> Message:
+        """Send a message of a round between an edge server and the server. One that is lost does not get it.
+
+        ``SimulationError``: there is no such edge server, or it has a message on its way in this direction.
+        """
+        if not 0 <= edge < self.count:
+            raise SimulationError(f"there is no edge server {edge}; allowed are 0 to {self.count - 1}")
+        way = ends(self._network.devices + edge, direction)
+        if any((other.source, other.destination) == way for other in self.messages.under_way.values()):
+            raise SimulationError(f"edge server {edge} has a message {direction} on its way; it has one at a time each way")
+        return self.messages.send(*way, payloads, number, on_end)
+
+    def switch_off(self, edge: int) -> None:
+        """From now on the edge server is lost, and what is on its way to or from it; not what is there at this instant."""
+        self.off.add(edge)
+        self._on_lost(edge)
+        self.messages.lose(self._network.devices + edge)
+
+    def switch_on(self, edge: int) -> None:
+        """The edge server is there again; it holds nothing."""
+        self.off.discard(edge)
+
+    # Snapshots, between two instants.
+
+    def snapshot(self) -> dict[str, Any]:
+        """All that must be remembered; ``restore`` takes it back."""
+        return {"off": sorted(self.off), **self.messages.snapshot()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.off = set(state["off"])
+        self.messages.restore(state)
 
 
 def _size(payloads: tuple[Payload, ...]) -> float:

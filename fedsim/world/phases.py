@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.errors import SimulationError
-from fedsim.simulation import TICK_S, on_grid
+from fedsim.simulation import TICK_S
 from fedsim.streams import Streams
 from fedsim.world.columns import Rows
 
@@ -33,14 +33,9 @@ class Span(NamedTuple):
 class Phases:
     """Alternating exponential phases of each device, sampled lazily from its own counter.
 
-    Phase k of a device is its k-th draw, whoever asks; the phase at time 0 is on with the long-run share of on time, so
-    that the population starts in its steady state (an exponential phase has no memory of when it began).
-
-    Args:
-        streams: the run's streams; this draws from ``purpose`` and, for the phases at time 0, ``purpose/first``.
-        purpose: the name of the streams.
-        mean_on, mean_off: mean lengths (s).
-        devices: how many paths there are.
+    Phase k of a device is its k-th draw of ``purpose``, whoever asks; the phase at time 0 (drawn from ``purpose/first``) is on
+    with the long-run share of on time, so that the population starts in its steady state (an exponential phase has no memory of
+    when it began). Mean lengths are in s.
     """
 
     def __init__(self, streams: Streams, purpose: str, mean_on: float, mean_off: float, devices: int) -> None:
@@ -48,6 +43,8 @@ class Phases:
         self._purpose = purpose
         self._means = (mean_off, mean_on)
         self._share_on = mean_on / (mean_on + mean_off)
+        self._far_s = _MOST_PHASES * min(mean_on, mean_off)  # before that there are not too many phases
+        self._first = f"{purpose}/first"
         self._rows = Rows(devices)
         # The phase that each device was last found in, by its row; one that ends at 0 has never been looked for.
         self._count = np.zeros(self._rows.room, dtype=np.int64)
@@ -56,17 +53,17 @@ class Phases:
         self._end = np.zeros(self._rows.room)
 
     def span(self, device: int, time: float) -> Span:
-        """The phase that ``device`` is in at ``time`` (s)."""
         row = device if self._rows.all else int(self._rows_of(np.array([device]))[0])
         start, end = self._start.item(row), self._end.item(row)
         if start <= time < end:
             return Span(self._on.item(row), start, end)
         if time < start or end == 0.0:
-            count, start, on = 0, 0.0, self._streams.uniform(f"{self._purpose}/first", device) < self._share_on
+            count, start, on = 0, 0.0, self._streams.uniform(self._first, device) < self._share_on
             end = self._length(device, 0, on)
         else:
             count, on = self._count.item(row), self._on.item(row)
-        self.check_walk(device, end, time)
+        if time - end > self._far_s:
+            self.check_walk(device, end, time)
         while time >= end:
             count, on, start = count + 1, not on, end
             end += self._length(device, count, on)
@@ -74,11 +71,7 @@ class Phases:
         return Span(on, start, end)
 
     def check_walk(self, device: int, start: float, end: float) -> None:
-        """Refuse to go through far too many phases from ``start`` to ``end`` (s).
-
-        Raises:
-            SimulationError: names the phases.
-        """
+        """Raise ``SimulationError`` if there are far too many phases from ``start`` to ``end`` (s) to go through."""
         expected = 2 * (end - start) / sum(self._means)
         if expected > _MOST_PHASES:
             off, on = self._means
@@ -89,17 +82,19 @@ class Phases:
             )
 
     def next_on(self, device: int, time: float) -> float:
-        """The first time at or after ``time`` at which ``device`` is on."""
         span = self.span(device, time)
         return time if span.on else span.end
 
     def on(self, devices: NDArray[np.int64], time: float) -> NDArray[np.bool_]:
-        """Which of ``devices``, all different, are on at ``time`` (s); bool, as many."""
+        return self.spans(devices, np.full(len(devices), time))[0]
+
+    def spans(self, devices: NDArray[np.int64], times: NDArray[np.float64]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+        """``span`` of different devices, each at a time of its own (s): whether each is on, and until when (s)."""
         rows = self._rows_of(devices)
         for begin in range(0, len(devices), _ROWS_AT_ONCE):
             piece = slice(begin, begin + _ROWS_AT_ONCE)
-            self._bring(devices[piece], rows[piece], time)
-        return self._on[rows]
+            self._bring(devices[piece], rows[piece], times[piece])
+        return self._on[rows], self._end[rows]
 
     def _rows_of(self, devices: NDArray[np.int64]) -> NDArray[np.int64]:
         rows = self._rows.of(devices)
@@ -109,12 +104,13 @@ class Phases:
         return rows
 
     def _length(self, device: int, count: int, on: bool) -> float:
-        return max(TICK_S, on_grid(self._streams.exponential(self._purpose, self._means[on], device, count)))
+        uniform = self._streams.uniform(self._purpose, device, count)
+        return max(TICK_S, round(-math.log(uniform) * self._means[on] * _TICKS_PER_SECOND) / _TICKS_PER_SECOND)
 
     # Many devices at once.
 
-    def _bring(self, devices: NDArray[np.int64], rows: NDArray[np.int64], time: float) -> None:
-        """Walk along the paths of ``devices``, of these rows, to the phases that they are in at ``time``."""
+    def _bring(self, devices: NDArray[np.int64], rows: NDArray[np.int64], time: NDArray[np.float64]) -> None:
+        """Walk along the paths of ``devices``, of these rows, to the phases that they are in at these times."""
         start, end = self._start[rows], self._end[rows]
         again = (time < start) | (end == 0.0)
         if again.any():
@@ -122,19 +118,19 @@ class Phases:
             end = self._end[rows]
         behind = np.flatnonzero(end <= time)
         if behind.size:
-            first = int(behind[np.argmin(end[behind])])
-            self.check_walk(int(devices[first]), end.item(first), time)
+            first = int(behind[np.argmax(time[behind] - end[behind])])
+            self.check_walk(int(devices[first]), end.item(first), time.item(first))
         while behind.size:
-            self._walk(devices[behind], rows[behind], time)
-            behind = behind[self._end[rows[behind]] <= time]
+            self._walk(devices[behind], rows[behind], time[behind])
+            behind = behind[self._end[rows[behind]] <= time[behind]]
 
     def _begin(self, devices: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
-        on = self._streams.uniforms(f"{self._purpose}/first", devices) < self._share_on
+        on = self._streams.uniforms(self._first, devices) < self._share_on
         self._count[rows], self._on[rows], self._start[rows] = 0, on, 0.0
         self._end[rows] = self._lengths(devices, np.zeros((len(devices), 1), dtype=np.int64), on[:, None])[:, 0]
 
-    def _walk(self, devices: NDArray[np.int64], rows: NDArray[np.int64], time: float) -> None:
-        """Take so many phases as will probably bring most of the devices to ``time``."""
+    def _walk(self, devices: NDArray[np.int64], rows: NDArray[np.int64], time: NDArray[np.float64]) -> None:
+        """Take so many phases as will probably bring most of the devices to their times."""
         count, on, end = self._count[rows], self._on[rows], self._end[rows]
         expected = float(np.mean(time - end)) / (sum(self._means) / 2)
         ahead = np.arange(1, min(_PHASES_AT_ONCE, int(1.1 * expected) + 4))
@@ -142,7 +138,7 @@ class Phases:
         ends = np.empty((len(devices), len(ahead) + 1))
         ends[:, 0], ends[:, 1:] = end, self._lengths(devices, count[:, None] + ahead, states)
         np.cumsum(ends, axis=1, out=ends)
-        passed = np.minimum((ends <= time).sum(axis=1), len(ahead))  # the column of the phase that each stops in
+        passed = np.minimum((ends <= time[:, None]).sum(axis=1), len(ahead))  # the column of the phase that each stops in
         own = np.arange(len(devices))
         self._count[rows], self._on[rows] = count + passed, on ^ (passed % 2 == 1)
         self._start[rows], self._end[rows] = ends[own, passed - 1], ends[own, passed]

@@ -15,14 +15,11 @@ from fedsim.language.sizes import LongTailSizes, UniformSizes
 from fedsim.language.spec import Spec
 from fedsim.streams import Streams
 from fedsim.training import Training
-from fedsim.world.arrivals import ArrivalsSpec
 from fedsim.world.availability import AlwaysOn, Availability, AvailabilitySpec
 from fedsim.world.calendar import Calendar, CalendarSpec
-from fedsim.world.capacity import CAPACITIES, Capacity, FedScaleCapacity
 from fedsim.world.columns import ALL, alike, distinct, mean
 from fedsim.world.compute import SlowPhases
-from fedsim.world.departures import DeparturesSpec
-from fedsim.world.device_kinds import OwnKind, find_kind
+from fedsim.world.device_kinds import CAPACITIES, Capacity, FedScaleCapacity, OwnKind, find_kind
 from fedsim.world.distributions import (
     Choice,
     Constant,
@@ -37,6 +34,7 @@ from fedsim.world.distributions import (
     NameDistribution,
     SpeedDistribution,
 )
+from fedsim.world.lifetimes import ArrivalsSpec, DeparturesSpec
 from fedsim.world.roofline import Rooflines
 from fedsim.world.task import Work
 
@@ -51,17 +49,13 @@ class Population:
     """What the devices are like. Every column has one entry a device.
 
     Attributes:
-        speed: training speed, samples/s of the reference model; float64. Of kinds of devices: of the trained model, in full
-            batches.
-        samples: training samples held now; int64.
+        speed: training speed, samples/s of the reference model; of kinds of devices: of the trained model, in full batches.
+        samples, version: training samples held now, and of which version of the device's data, from 0; int64.
         cost: how many times the reference model's cost a sample of the trained model takes.
-        arrival: when the device joins (s); float64.
-        departure: when it leaves for good (s), ``inf`` if never; float64.
-        slowness: the factor of its own speed at which a tentative straggler computes, already contained in ``speed``; 1 for
-            all others.
+        arrival, departure: when the device joins, and leaves for good (s), ``inf`` if never; float64.
+        slowness: the factor of its own speed at which a tentative straggler computes, already contained in ``speed``; else 1.
         rooflines: what says how long training takes, instead of ``speed`` and ``cost``, where devices are of kinds.
         flops: FLOP/s that each device reaches, float64; None where nothing says so.
-        version: which version of its data a device holds, from 0; int64.
     """
 
     speed: NDArray[np.float64]
@@ -100,8 +94,7 @@ class Population:
     def working_s(self, device: int, work: Work) -> float:
         """Seconds of undisturbed work that has no ref.
 
-        Raises:
-            SimulationError: it is counted in FLOPs, and nothing says how many a device does in a second.
+        ``SimulationError``: it is counted in FLOPs, and nothing says how many a device does in a second.
         """
         seconds = work.seconds
         if work.samples:
@@ -130,11 +123,7 @@ class Population:
         return self.slowness if isinstance(self.slowness, float) else self.slowness.item(device)
 
     def mean_epoch_s(self, over: DeadlineBase) -> float:
-        """Mean over all devices of an undisturbed epoch's time (s).
-
-        Args:
-            over: devices at the speed that they would have if none was slowed (``unslowed``), or as they are (``all``).
-        """
+        """Mean over all devices of an undisturbed epoch's time (s), see ``DeadlineBase``."""
         if self.rooflines is not None:
             return float(np.mean(self.epochs_s() * (self.slowness if over == "unslowed" else 1.0)))
         slowness = alike(self.slowness, len(self.speed)) if isinstance(self.slowness, float) else self.slowness
@@ -237,9 +226,7 @@ class PopulationSpec(Spec):
     def capacities(self, streams: Streams, root: Path | None) -> Capacity:
         """Speeds (samples/s) and, from a file or of kinds of devices, links of all devices.
 
-        Raises:
-            DataError: a capacity file is missing or malformed.
-            ScenarioError: a file names a kind of device that is unknown.
+        ``DataError``: a capacity file is missing or malformed. ``ScenarioError``: a file names an unknown kind of device.
         """
         if self.device is not None:
             return self._of_kinds(self.device, streams, root)
@@ -285,10 +272,8 @@ class PopulationSpec(Spec):
         """The columns of a population whose devices hold ``samples`` [devices] and train a model of the given FLOPs.
 
         ``speed`` is that of the devices before any of them is slowed (samples/s); ``rooflines``, if given, stand for it. What
-        their kinds say of ``flops`` (FLOP/s, before they are slowed) goes before the reference model's.
-
-        Raises:
-            ScenarioError: a device has no speed, or a departure is scheduled for a time at which it is not there.
+        their kinds say of ``flops`` (FLOP/s, before they are slowed) goes before the reference model's. ``ScenarioError``: a
+        device has no speed, or a departure is scheduled for a time at which it is not there.
         """
         if rooflines is not None:
             rooflines.check(int(samples.min()))

@@ -19,28 +19,13 @@ from fedsim.world.device_kinds import DeviceKind
 
 
 def operations_s(operations: Operations, samples: int, flops: float, bandwidth: float, *, gpu: bool = False) -> float:
-    """How long operations take on a batch of so many samples (s).
-
-    Args:
-        operations: as ``ModelCost`` has them.
-        samples: of the batch.
-        flops: FLOP/s that the device reaches.
-        bandwidth: bytes/s that it reaches.
-        gpu: whether it makes no further passes.
-    """
+    """How long operations take on a batch of ``samples`` (s), at so many FLOP/s and bytes/s; a GPU makes no further passes."""
     work, moved, again = (operations[:, 0::2] + samples * operations[:, 1::2]).T
     return float((np.maximum(work / flops, moved / bandwidth) + (0 if gpu else again / bandwidth)).sum())
 
 
 class Rooflines:
-    """How long each device of a population takes.
-
-    Args:
-        kinds: the kinds that there are.
-        which: the place of each device's kind among them, int [devices].
-        cost: of the model.
-        batch_size: B.
-    """
+    """How long each device of a population takes; ``which`` of the ``kinds`` each is, int [devices]."""
 
     def __init__(self, kinds: Sequence[DeviceKind], which: NDArray[np.integer], cost: ModelCost, batch_size: int) -> None:
         self.kinds = kinds
@@ -101,11 +86,7 @@ class Rooflines:
         return self.kinds[kind].epoch + self._batch_s(kind, max(1, min(self._batch_size, samples)), False)
 
     def check(self, samples: int) -> None:
-        """Refuse a model that no device has room to train, be it on as few as so many samples.
-
-        Raises:
-            ScenarioError: names the bytes.
-        """
+        """Raise ``ScenarioError`` for a model that no device has room to train, be it on as few as so many samples."""
         needed, room = self.needed(Training(None), samples), max(kind.room for kind in self.kinds)
         if needed > room:
             raise ScenarioError(

@@ -1,7 +1,6 @@
 """A task is data: what the server asks of one device, as a tuple of steps, and how far the device has come with them.
 
-Each step is an interval of simulated time that can end early, with a cause. A step names what moves or is computed; what a
-model *is* the world does not know: refs are passed through untouched.
+Each step is an interval of simulated time that can end early, with a cause. The world passes models through untouched.
 """
 
 import math
@@ -22,12 +21,7 @@ Outcome = Literal["done", "late", "lost", "left", "battery", "stopped", "memory"
 
 
 class Payload(NamedTuple):
-    """A part of a message, with a purpose of its own in the ledger.
-
-    Attributes:
-        purpose: what it is for, such as ``"model"``, ``"update"`` or ``"size-report"``.
-        bytes: its size.
-    """
+    """A part of a message, with a purpose of its own in the ledger, such as ``"model"`` or ``"update"``."""
 
     purpose: str
     bytes: float
@@ -78,12 +72,7 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """The device writes models in the form in which they are sent, or reads them; for so long whatever its speed.
-
-    Attributes:
-        name: ``encode`` or ``decode``.
-        seconds: how long it takes.
-    """
+    """The device writes models in the form in which they are sent, or reads them; takes a fixed time (s)."""
 
     name: Literal["encode", "decode"]
     seconds: float
@@ -91,16 +80,10 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The device computes something that has no ref; what is said of it adds up.
+    """The device computes something without a ref, for as long as a training on ``samples``, ``flops`` and ``seconds`` take.
 
     Its jitter is named by the number of its device's task, not by the instant: whoever sends a few bytes more, and so begins
-    a little later, meets the same delay.
-
-    Attributes:
-        samples: as long as a training takes on so many samples.
-        flops: as long as so many FLOPs take.
-        seconds: so long, whatever the device's speed.
-        what: what it is for.
+    a little later, meets the same delay. ``what`` says what it is for.
     """
 
     samples: float = 0.0
@@ -111,7 +94,6 @@ class Work:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the record of its end says."""
         told = {"samples": self.samples, "flops": self.flops, "seconds": self.seconds, "what": self.what}
         return {name: value for name, value in told.items() if value}
 
@@ -128,6 +110,9 @@ Computation = Train | Evaluate | Work
 
 Step = Download | Computation | Upload | Code | Queue
 
+Ending = tuple[Cause | None, dict[str, Any]]
+"""How a step is to be counted that has ended, and what its record says besides."""
+
 
 @dataclass(slots=True)
 class Task:
@@ -135,33 +120,23 @@ class Task:
 
     Attributes:
         id: counts tasks from 0 in the order in which they were asked.
-        device: who carries it out.
         steps: what it does, as far as that is known by now.
-        round: the round that it belongs to, or None.
-        group: the group that it belongs to, or None.
+        round, group: what it belongs to, or None.
         count: how many tasks this device was given before.
         continues: whether it goes on with what the task before began.
-        edge: the edge server to which its messages go, and from which they come; None for the server itself.
-        context: what whoever gave the task keeps with it.
-        position: the step that runs now.
-        begun: whether that step has begun.
-        step_start: when it began (s).
-        epochs: local epochs finished so far, of those that count, in the last training.
-        trained: the same of each training that is over.
-        samples: training samples that it computes on: those that the device held (or the part of them) when the last training
-            or evaluation began, or when the task did.
-        version: the version of the device's data at that instant.
+        edge: the edge server with which it exchanges messages; None for the server itself.
+        context: belongs to whoever gave the task.
+        position, begun, step_start: the step that runs now, whether that has begun, and when (s).
+        epochs, trained: local epochs that count, of the last training so far, and of each that is over.
+        samples, version: training samples that it computes on, and the version of the device's data, as of the begin of its
+            last training or evaluation, or of the task.
         epoch_ends: when the epochs of the running training, or the running evaluation, end (absolute s).
-        spent_s: how long the tasks that it goes on with have computed (s).
-        budget_from: from when on a budget counts (s): the begin of its first computation, so much earlier.
-        off: when its device disconnects (s), as of its begin.
-        dry: when its battery is flat (s), as far as that is known of the running step.
+        spent_s, budget_from: how long the tasks that it goes on with have computed (s), and from when on a budget counts (s).
+        off, dry: when its device disconnects, and when its battery is flat (s), as far as that is known.
         fails: the running computation ends for want of memory.
-        flow: the running transfer.
+        flow, slot: the running transfer, and the place that its message has, or waits for, where messages queue.
         outcome: how it ended, or None while it runs.
-        process: the device's life while it works.
-        done: the event for which the process waits: the end of the running step.
-        slot: the place that its message has, or waits for, where messages queue.
+        process, done: the device's life while it works, and the event for which it waits: the end of the running step.
         alarm, vanish, battery: ring at the end of the running computation, when the device disconnects, and when its battery is
             flat or must be looked at again.
     """
@@ -213,7 +188,6 @@ class Task:
 
     @property
     def step(self) -> Step:
-        """The step that runs now."""
         return self.steps[self.position]
 
     @property

@@ -1,6 +1,5 @@
 """A real browser for tests: headless Chromium, driven by its DevTools protocol over a pipe. Needs no package and no port."""
 
-import base64
 import fcntl
 import json
 import os
@@ -43,7 +42,6 @@ class Page:
         self.requests: list[str] = []
 
     def open(self, path: Path, width: int = 1280, height: int = 900) -> None:
-        """Load a file from disk, and wait until it is there."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -54,11 +52,9 @@ class Page:
         self.requests = self.requests[1:]
 
     def resize(self, width: int, height: int) -> None:
-        """Make the window another size (CSS pixels)."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def ask(self, expression: str) -> Any:
-        """The value of a JavaScript expression, as JSON has it."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             raise RuntimeError(f"{expression}: {answer['exceptionDetails']}")
@@ -73,7 +69,6 @@ class Page:
             time.sleep(0.02)
 
     def middle(self, selector: str) -> tuple[float, float]:
-        """Where the middle of an element is, after scrolling it into view."""
         box = self.ask(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}});"
             " const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; })()"
@@ -81,7 +76,6 @@ class Page:
         return float(box[0]), float(box[1])
 
     def wheel(self, x: float, y: float, turn: float, shift: bool = False) -> None:
-        """Turn the wheel over a point."""
         self.call("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=turn, modifiers=8 if shift else 0)
 
     def mouse(self, kind: str, x: float, y: float, pressed: bool = False) -> None:
@@ -90,25 +84,17 @@ class Page:
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **press)
 
     def click(self, selector: str) -> None:
-        """Click on the middle of an element."""
         x, y = self.middle(selector)
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             self.mouse(kind, x, y)
 
     def key(self, key: str) -> None:
-        """Press a key."""
         text = {"text": key} if len(key) == 1 else {}
         self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
 
     def write(self, text: str) -> None:
-        """Write into the field that has the focus."""
         self.call("Input.insertText", text=text)
-
-    def screenshot(self, path: Path, whole: bool = False) -> None:
-        """Save what is seen, or the whole page, as PNG."""
-        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(shot["data"]))
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """One call of the protocol; what the page says meanwhile is noted."""

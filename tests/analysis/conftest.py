@@ -1,12 +1,15 @@
 """Runs to draw: with losses and late tasks, without learning, and cut off in the middle."""
 
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from matplotlib.axes import Axes
 
 import fedsim
 from fedsim.records.reading import RunFolder
@@ -23,6 +26,17 @@ PARAMETERS = {entry["kind"]: entry for entry in STRATEGIES}
 PARAMETERS |= {alias: PARAMETERS[kind] | {"kind": alias} for alias, kind in ALIASES.items()}
 PARAMETERS |= {kind: {"kind": kind} | HASHED[kind] for kind in ("fedbn", "fedper", "hierfavg", "moon")}
 PARAMETERS["cfl"] = PARAMETERS["cfl"] | {"clients_per_round": 6}  # some who sit out a split are left without a group
+
+
+def drawn(*panels: Axes) -> Counter[str]:
+    """How many bars, marks and lines of each kind the panels have."""
+    count: Counter[str] = Counter()
+    for panel in panels:
+        for item in panel.collections:
+            count[str(item.get_gid())] += len(item.get_paths())
+        for line in panel.lines:
+            count[str(line.get_gid())] += np.size(line.get_xdata())
+    return count
 
 
 @pytest.fixture
@@ -78,15 +92,8 @@ def renamed(run: RunFolder, tmp_path: Path) -> RunFolder:
 @pytest.fixture
 def split(small: dict[str, Any], tmp_path: Path, made: Made) -> RunFolder:
     """CATA-Fed in two clusters: slow devices split their data, some are lost, sizes spread with outliers."""
-    strategy = {
-        "kind": "cata-fed",
-        "clients_per_round": 6,
-        "relative_deadline": 0.3,
-        "smallest_part": 5,
-        "clusters": 2,
-        "whisker": 0.2,
-        "rejoin": True,
-    }
+    strategy = {"kind": "cata-fed", "clients_per_round": 6, "relative_deadline": 0.3, "smallest_part": 5}
+    strategy |= {"clusters": 2, "whisker": 0.2, "rejoin": True}
     changes = {"strategy": strategy, "stop": {"rounds": 12}, "learning": "off"}
     return RunFolder(made(small | changes, tmp_path / "split"))
 
@@ -113,7 +120,14 @@ def grouped_scenario() -> dict[str, Any]:
             "departures": {"kind": "exponential", "mean_stay": "60 s", "share": 0.3},
         },
         "network": {"kind": "star", "server": {"down": "1 Mbit/s", "up": "400 kbit/s"}},
-        "strategy": {"kind": "flexcfl", "groups": 2, "alpha": 6, "clients_per_round": 6, "local_epochs": 2, "eta_g": 0.1},
+        "strategy": {
+            "kind": "flexcfl",
+            "groups": 2,
+            "moment": {"devices": 6},
+            "clients_per_round": 6,
+            "local_epochs": 2,
+            "eta_g": 0.1,
+        },
         "drift": {"kind": "swap-all", "probability": 0.6, "at": {"every_rounds": 4}},
         "stop": {"rounds": 12},
     }

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedsim.analysis.energy import draw_batteries, draw_energy, read_levels
+from fedsim.analysis.history import History
 from fedsim.analysis.report.words import describe
 from fedsim.analysis.style import NothingToDrawError, pixels
 from fedsim.compare.measures import measure
@@ -44,7 +45,7 @@ def test_bars_are_as_long_as_the_phases(folders: list[RunFolder]) -> None:
 
 
 def test_levels_go_from_the_first_to_the_last_record(folders: list[RunFolder]) -> None:
-    levels = read_levels(folders[0])
+    levels = read_levels(History(folders[0]))
     assert set(levels) == {event["device"] for event in folders[0].events if event["kind"] == "task-start"}
     for path in levels.values():
         times, joules = np.array(path).T

@@ -103,17 +103,12 @@ def test_mistakes_get_one_message(run: RunFolder, tmp_path: Path, options: list[
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_no_run_here(tmp_path: Path) -> None:
-    result = call(tmp_path)
-    assert result.exit_code == 2
-    assert "is not a run folder" in result.stderr
-
-
-def test_a_damaged_run_is_named(run: RunFolder) -> None:
+def test_no_run_and_a_damaged_run_are_named(run: RunFolder, tmp_path: Path) -> None:
     (run.path / "events.parquet").write_bytes(b"PAR1 and then nothing")
-    result = call(run.path)
-    assert result.exit_code == 2
-    assert "events.parquet" in result.stderr
+    for folder, message in ((tmp_path, "is not a run folder"), (run.path, "events.parquet")):
+        result = call(folder)
+        assert result.exit_code == 2
+        assert message in result.stderr
 
 
 def test_no_picture_imports_the_engine() -> None:

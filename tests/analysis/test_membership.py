@@ -7,16 +7,16 @@ import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 
+from fedsim.analysis.history import MARKS, NO_GROUP, History
 from fedsim.analysis.membership import draw_membership
-from fedsim.analysis.moves import NO_GROUP, Membership, read_membership
-from fedsim.analysis.style import NothingToDrawError, PictureError, save
+from fedsim.analysis.style import PictureError, save
 from fedsim.records.reading import RunFolder
 from tests.analysis.conftest import Lived
 
 
 @pytest.fixture
-def membership(grouped: RunFolder) -> Membership:
-    return read_membership(grouped)
+def membership(grouped: RunFolder) -> History:
+    return History(grouped)
 
 
 def replay(run: RunFolder, time: float) -> dict[int, int]:
@@ -28,7 +28,7 @@ def replay(run: RunFolder, time: float) -> dict[int, int]:
     return here
 
 
-def at(membership: Membership, time: float) -> dict[int, int]:
+def at(membership: History, time: float) -> dict[int, int]:
     stays = membership.stays[(membership.stays["start"] <= time) & (time < membership.stays["end"])]
     assert stays["device"].is_unique
     return dict(zip(stays["device"].tolist(), stays["group"].tolist(), strict=True))
@@ -40,7 +40,7 @@ def bars(panel: Axes, prefix: str) -> dict[str, list[np.ndarray[Any, Any]]]:
     return {str(item.get_gid()): [np.asarray(path.vertices) for path in item.get_paths()] for item in found}
 
 
-def test_who_is_where_at_any_time(grouped: RunFolder, membership: Membership) -> None:
+def test_who_is_where_at_any_time(grouped: RunFolder, membership: History) -> None:
     times = np.unique([event["time"] for event in grouped.events])
     for time in np.concatenate([times[:-1:7], (times[1:] + times[:-1])[::5] / 2]):
         here = replay(grouped, time)
@@ -55,7 +55,7 @@ def test_a_device_may_be_left_without_a_group(lived: Lived) -> None:
     run = lived("cfl")
     left = [event["time"] for event in run.events if event["kind"] == "assign" and event["group"] is None]
     assert left
-    membership = read_membership(run)
+    membership = History(run)
     for time in np.unique(left):
         assert at(membership, time) == replay(run, time)
     assert NO_GROUP not in membership.groups
@@ -65,12 +65,12 @@ def test_a_device_may_be_left_without_a_group(lived: Lived) -> None:
     assert "no group" in [text.get_text() for text in figure.legends[0].get_texts()]
 
 
-def test_devices_end_in_the_groups_of_their_table(grouped: RunFolder, membership: Membership) -> None:
+def test_devices_end_in_the_groups_of_their_table(grouped: RunFolder, membership: History) -> None:
     recorded = {row["device"]: NO_GROUP if row["group"] is None else row["group"] for row in grouped.devices}
     assert {device: recorded[device] for device in membership.final.index} == membership.final.to_dict()
 
 
-def test_rows_are_in_order(membership: Membership) -> None:
+def test_rows_are_in_order(membership: History) -> None:
     order = membership.order()
     assert sorted(order.tolist()) == sorted(membership.final.index)
     groups = membership.final[order].replace(NO_GROUP, 99).to_numpy()
@@ -79,7 +79,7 @@ def test_rows_are_in_order(membership: Membership) -> None:
     assert keys == sorted(keys)
 
 
-def test_each_stay_is_a_bar_and_each_happening_a_mark(grouped: RunFolder, membership: Membership, tmp_path: Path) -> None:
+def test_each_stay_is_a_bar_and_each_happening_a_mark(grouped: RunFolder, membership: History, tmp_path: Path) -> None:
     figure = draw_membership(grouped)
     rows, strip, sizes, agreement = figure.axes[:4]
     drawn = bars(rows, "group-")
@@ -87,20 +87,14 @@ def test_each_stay_is_a_bar_and_each_happening_a_mark(grouped: RunFolder, member
         own = membership.stays[membership.stays["group"] == group]
         widths = sorted(np.ptp(corners[:, 0]) for corners in drawn.get(f"group-{group}", []))
         np.testing.assert_allclose(widths, sorted(own["end"] - own["start"]))
-    marks = {item.get_gid(): np.asarray(item.get_offsets()) for item in rows.collections}
+    drawn_marks = {line.get_gid(): line.get_xydata() for line in rows.lines}
     place = {device: row for row, device in enumerate(membership.order())}
-    for name, table in (
-        ("moves", membership.migrations),
-        ("shifts", membership.shifts),
-        ("noticed", membership.noticed),
-        ("arrivals", membership.arrivals),
-        ("departures", membership.departures),
-    ):
-        there = table[table["device"].isin(list(place))]
-        assert len(there) == len(table) > 0, name
-        np.testing.assert_allclose(marks[name], np.column_stack([there["time"], there["device"].map(place)]))
+    counts = membership.marks["kind"].value_counts()
+    assert set(counts.index) == set(MARKS)
+    for kind, own in membership.marks.groupby("kind"):
+        np.testing.assert_allclose(drawn_marks[kind], np.column_stack([own["time"], own["device"].map(place)]))
     heights = {name: sum(np.ptp(corners[:, 1]) for corners in parts) for name, parts in bars(strip, "").items()}
-    assert heights == {"moved": len(membership.migrations), "shifted": len(membership.shifts)}
+    assert heights == {"moved": counts["move"], "shifted": counts["shift"]}
     assert sizes.lines[-1].get_ydata()[-1] == len(replay(grouped, membership.end))
     known = [row for row in grouped.rounds if row["ari"] is not None]
     np.testing.assert_array_equal(agreement.lines[1].get_ydata(), [row["ari"] for row in known])
@@ -109,13 +103,13 @@ def test_each_stay_is_a_bar_and_each_happening_a_mark(grouped: RunFolder, member
     ElementTree.parse(tmp_path / "membership.svg")
 
 
-def test_a_move_belongs_to_the_round_in_which_it_was_recorded(grouped: RunFolder, membership: Membership) -> None:
+def test_a_move_belongs_to_the_round_in_which_it_was_recorded(grouped: RunFolder, membership: History) -> None:
     ended, expected = 0, []
     for event in grouped.events:
         ended += event["kind"] == "round"
         if event["kind"] == "assign":
             expected.append(ended)
-    assert membership.moves["round"].tolist() == expected
+    assert membership.moves["period"].tolist() == expected
 
 
 def test_few_of_the_rows(grouped: RunFolder) -> None:
@@ -127,13 +121,7 @@ def test_few_of_the_rows(grouped: RunFolder) -> None:
 
 
 def test_a_device_that_leaves_before_it_has_a_group_comes_last() -> None:
-    stays = pd.DataFrame({"device": [0, 1, 2], "group": [1, NO_GROUP, 0], "start": 0.0, "end": [9.0, 3.0, 9.0]})
-    moves = pd.DataFrame({"time": [0.0, 0.0], "device": [0, 2], "round": 0, "group": [1, 0], "before": NO_GROUP, "why": ""})
-    none = moves.iloc[:0]
-    made = Membership(stays, moves, none, none, none, none, np.array([]), np.array([5.0]), 9.0)
+    made = History.__new__(History)
+    made.stays = pd.DataFrame({"device": [0, 1, 2], "group": [1, NO_GROUP, 0], "start": 0.0, "end": [9.0, 3.0, 9.0]})
+    made.moves = pd.DataFrame({"time": [0.0, 0.0], "device": [0, 2]})
     assert made.order().tolist() == [2, 0, 1]
-
-
-def test_no_groups_is_said(run: RunFolder) -> None:
-    with pytest.raises(NothingToDrawError, match="never puts a device into a group"):
-        draw_membership(run)

@@ -15,8 +15,7 @@ from click.testing import CliRunner, Result
 
 import fedsim
 from fedsim.analysis.report import write_report
-from fedsim.analysis.report.page import SCRIPTS
-from fedsim.analysis.report.write import default_out
+from fedsim.analysis.report.page import SCRIPTS, default_out
 from fedsim.cli import main
 from fedsim.records.folder import fingerprints
 from fedsim.records.reading import RunFolder
@@ -179,7 +178,7 @@ def test_a_study(study: Path) -> None:
     assert "difference to the baseline" in document.text
 
 
-def test_hostile_names_are_only_text(hostile: RunFolder, run: RunFolder, tmp_path: Path) -> None:
+def test_hostile_names_are_only_text(hostile: RunFolder, run: RunFolder) -> None:
     path = write_report([hostile.path, run.path])
     assert re.fullmatch(r"[A-Za-z0-9_.-]+\.report\.html", path.name)
     document = Document(path)

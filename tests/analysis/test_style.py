@@ -9,18 +9,7 @@ from PIL import Image
 
 from fedsim.analysis import style
 from fedsim.errors import RunFolderError
-
-
-@pytest.mark.parametrize(
-    ("span", "size", "name"), [(0, 1, "s"), (179, 1, "s"), (180, 60, "min"), (7200, 3600, "h"), (172800, 86400, "days")]
-)
-def test_time_units(span: float, size: float, name: str) -> None:
-    assert style.time_unit(span) == (size, name)
-
-
-@pytest.mark.parametrize(("most", "name"), [(0, "B"), (999, "B"), (1e3, "kB"), (2.5e7, "MB"), (1e9, "GB"), (5e13, "TB")])
-def test_bytes_units(most: float, name: str) -> None:
-    assert style.bytes_unit(most).name == name
+from fedsim.records.reading import RunFolder
 
 
 def test_names_are_made_fit_to_draw() -> None:
@@ -57,7 +46,7 @@ def test_a_picture_takes_the_place_of_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_pixels_are_those_of_the_file() -> None:
+def test_pixels_are_those_of_the_file(run: RunFolder) -> None:
     """With a legend outside, which only the layout finds room for."""
 
     @style.styled
@@ -66,8 +55,7 @@ def test_pixels_are_those_of_the_file() -> None:
         for panel in figure.subplots(1, 2):
             panel.plot([0, 1, 5], [2, 0, 1e6], label="a line")
             panel.set_title("a title\nof two lines")
-        style.legend_below(figure, *figure.axes[0].get_legend_handles_labels())
-        return figure
+        return style.finished(figure, [run], figure.axes[0].get_legend_handles_labels()[0])
 
     file = Image.open(io.BytesIO(style.rendered(draw(), "png", 160)))
     assert np.array_equal(style.pixels(draw(), 160), np.asarray(file))

@@ -45,8 +45,8 @@ def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4), nn.ReLU(), nn.Linear(4, 3))
 
 
-_GROUPED: Sections = {"groups": 2, "clients_per_round": COHORT, "local_epochs": 1, "sweep": False}
-_SHARES: Sections = {"groups": 2, "warmup_rounds": 1, "local_epochs": 1, "warmup_participation": 0.6, "participation": 0.6}
+_GROUPED: Sections = {"groups": 2, "clients_per_round": COHORT, "local_epochs": 1}
+_SHARES: Sections = {"groups": 2, "local_epochs": 1, "participation": 0.6, "moment": {"rounds": 1, "participation": 0.6}}
 OWN: dict[str, Sections] = {
     "cfl": {},
     "fedasync": {"concurrency": 5},
@@ -55,11 +55,11 @@ OWN: dict[str, Sections] = {
     "fl-hc": _SHARES,
     "lcfl": _SHARES,
     "hierfavg": {"clients_per_round": 8, "kappa2": 2},
-    "flexcfl": _GROUPED | {"alpha": 3, "pretrain_iterations": 5},
-    "fedgroup": _GROUPED | {"alpha": 3, "pretrain_iterations": 5},
+    "flexcfl": _GROUPED | {"moment": {"devices": 3, "steps": 5}},
+    "fedgroup": _GROUPED | {"moment": {"devices": 3, "steps": 5}},
     "tifl": {"clients_per_round": 2, "tiers": 2},
     "pfedme": {"clients_per_round": COHORT, "local_rounds": 3},
-    "ifca/gradients": {"groups": 2, "clients_per_round": COHORT, "sweep": False, "averaging": "gradients"},
+    "ifca/gradients": {"groups": 2, "clients_per_round": COHORT, "as": "paper", "averaging": "gradients"},
     "lcfl/members": _SHARES | {"clusters_start": "members"},
     "scaffold/I": {"clients_per_round": COHORT, "option": "I"},
 } | dict.fromkeys(("fesem", "fesem-mig", "hypcluster", "ifca", "ifca-mig"), _GROUPED)
@@ -161,12 +161,12 @@ class Played:
     def models(self) -> list[NDArray[np.float32]]:
         """The models that the server has to send."""
         strategy = self.run.strategy
-        served = strategy.shared_models() if isinstance(strategy, Synchronous) else strategy.models()
+        served = strategy._shared_models() if isinstance(strategy, Synchronous) else strategy.models()
         return weights(self.run, [model for model, _ in served.values()])
 
     def moved(self) -> float:
         """How far the farthest model is from the draw that it began with, and SCAFFOLD's c and FedDyn's s from 0."""
-        draws = weights(self.run, [self.run.server.initial(count) for count in range(4)])
+        draws = weights(self.run, [self.run.server.models.initial(count) for count in range(4)])
         sums = [float(np.linalg.norm(state)) for name, state in self.states.items() if name in ("control/0", "moved/0")]
         return max(*sums, *(min(distance(model, draw) for draw in draws) for model in self.models()), 0.0)
 

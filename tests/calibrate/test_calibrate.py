@@ -179,15 +179,3 @@ def test_mistakes(words: list[str], message: str, tmp_path: Path, monkeypatch: p
     assert result.exit_code == 2
     assert message in result.output
     assert not (tmp_path / "out").exists()
-
-
-def test_a_run_in_the_world_that_was_found_takes_as_long(tmp_path: Path, made: Callable[[dict[str, Any], Path], Path]) -> None:
-    """Client by client, and all of them in each round, so that nothing but the fit can differ."""
-    pytest.importorskip("fedsim.world.device_table", reason="needs lists of values by device")
-    everyone = {"kind": "fedavg", "clients_per_round": 12, "local_epochs": 2}
-    run, out = made(WORLD | {"strategy": everyone, "stop": {"rounds": 6}}, tmp_path / "run"), tmp_path / "out"
-    result = call(run, "--out", out, "--by-client")
-    assert result.exit_code == 0, result.output
-    again = fedsim.run(fedsim.load(out / "scenario.toml"), tmp_path / "again")
-    before = pq.read_table(run / "rounds.parquet")["time"].to_pylist()
-    np.testing.assert_allclose(again.rounds["time"], before, rtol=0.03)

@@ -27,8 +27,7 @@ GROUPED = {
     "clients_per_round": 5,
     "local_epochs": 2,
     "deadline": "30 s",
-    "alpha": 2,
-    "pretrain_iterations": 5,
+    "moment": {"devices": 2, "steps": 5},
 }
 
 

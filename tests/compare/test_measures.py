@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import fedsim
-from fedsim.compare.measures import measure, measures
-from fedsim.compare.work import read_work
+from fedsim.compare.measures import measure, measures, read_work
 from fedsim.records.reading import RunFolder
 from fedsim.testing import quiet_world
 

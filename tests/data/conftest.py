@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fedsim.data.dataset import Dataset, Raw, pooled
+from fedsim.data.federated import FederatedData
 from fedsim.data.sources import Fashion, Mnist
 
 _BESIDE = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -54,3 +55,8 @@ def mnist(mnist_raw: Raw) -> Dataset:
 @pytest.fixture(scope="session")
 def fashion(data_root: Path) -> Dataset:
     return pooled(Fashion().load(data_root), "standardise")
+
+
+def held_out(data: FederatedData) -> np.ndarray:
+    """Test samples of each device."""
+    return np.array([len(shard.test) for shard in data.shards])

@@ -1,12 +1,55 @@
-"""A shard is an index and a transform; its samples come into being when they are asked for."""
+"""Pools and shards: an index and a transform, whose samples come into being when they are asked for."""
 
 from dataclasses import replace
 
 import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from fedsim.data.dataset import Dataset
-from fedsim.data.federated import FederatedData, Shard
+from fedsim.data.dataset import Dataset, Raw, pooled
+from fedsim.data.federated import FederatedData, Shard, stratified_part
 from fedsim.data.transforms import Augmentation, augment, rotate
+from fedsim.training import Part
+from tests.data.conftest import grey_images, held_out
+
+
+def raw_of(x_train: np.ndarray, x_test: np.ndarray, peak: float = 255.0) -> Raw:
+    return Raw("t", x_train, np.zeros(len(x_train), int), x_test, np.zeros(len(x_test), int), classes=1, peak=peak)
+
+
+def test_training_samples_come_first() -> None:
+    raw = grey_images(6, 2)
+    dataset = pooled(raw, "pixel")
+    assert np.array_equal(dataset.pool.x[dataset.train], raw.x_train)
+    assert np.array_equal(dataset.pool.x[dataset.test], raw.x_test)
+    assert len(dataset.all) == 80
+    assert dataset.train.dtype == np.int32
+
+
+def test_pixels_reach_one() -> None:
+    digits = raw_of(np.array([[0, 16]], dtype=np.uint8), np.array([[8, 4]], dtype=np.uint8), peak=16.0)
+    pool = pooled(digits, "pixel").pool
+    assert pool.normalised(pool.x.astype(np.float32)).tolist() == [[0.0, 1.0], [0.5, 0.25]]
+
+
+def test_none_leaves_values_alone() -> None:
+    pool = pooled(raw_of(np.array([[7]], dtype=np.uint8), np.array([[9]], dtype=np.uint8)), "none").pool
+    assert pool.normalised(pool.x.astype(np.float32)).tolist() == [[7.0], [9.0]]
+
+
+@pytest.mark.parametrize("over_test", [True, False])
+def test_standardisation_is_that_of_fedprox(over_test: bool) -> None:
+    raw = grey_images(700, 3)
+    dataset = pooled(raw, "standardise", over_test=over_test)
+    basis = (np.concatenate([raw.x_train, raw.x_test]) if over_test else raw.x_train).astype(np.float64)
+    expected = (raw.x_test - basis.mean(axis=0)) / (basis.std(axis=0) + 0.001)
+    assert dataset.pool.normalised(raw.x_test.astype(np.float32)) == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_pixel_that_never_changes_becomes_zero() -> None:
+    pool = pooled(raw_of(np.full((3, 2), 5, dtype=np.uint8), np.full((1, 2), 5, dtype=np.uint8)), "standardise").pool
+    assert not pool.normalised(pool.x.astype(np.float32)).any()
 
 
 def index(*numbers: int) -> np.ndarray:
@@ -18,7 +61,7 @@ def test_a_plain_shard_gives_normalised_samples_in_its_order(small: Dataset) -> 
     x, y = data.train_samples(data.shards[0])
     assert np.array_equal(x, small.pool.x[[12, 3, 3]].astype(np.float32) * np.float32(1 / 255))
     assert (x.dtype, y.tolist()) == (np.float32, [2, 3, 3])
-    assert (data.train_sizes().tolist(), data.test_sizes().tolist()) == ([3], [1])
+    assert (data.train_sizes().tolist(), held_out(data).tolist()) == ([3], [1])
     assert data.label_counts(data.shards[0]).tolist() == [0, 0, 1, 2, 0, 0, 0, 0, 0, 0]
 
 
@@ -73,3 +116,126 @@ def test_a_population_made_out_of_another_has_no_versions_of_it(small: Dataset) 
     data.replace_shard(0, Shard(index(2), index()))
     assert (other.version(0), other.current(0)) == (0, data.shards[0])
     assert other.truth is other.initial_truth is None
+
+
+labels = st.lists(st.integers(0, 4), min_size=1, max_size=200).map(lambda values: np.array(values, dtype=np.int64))
+
+
+def test_a_known_split() -> None:
+    y = np.array([1, 0, 1, 0, 0, 1, 1], dtype=np.int64)
+    assert stratified_part(y, 0, 1).tolist() == [1, 3, 4, 0, 2, 5, 6]
+    assert stratified_part(y, 1, 1).tolist() == [1, 4, 2, 6]
+    assert stratified_part(y, 1, 2).tolist() == [3, 0, 5]
+    assert stratified_part(y, 2, 3).tolist() == [4, 6]
+
+
+@given(y=labels, splits=st.integers(0, 6))
+def test_parts_are_disjoint_complete_and_alike(y: np.ndarray, splits: int) -> None:
+    parts = [stratified_part(y, splits, number) for number in range(1, 2**splits + 1)]
+    assert np.sort(np.concatenate(parts)).tolist() == list(range(len(y)))
+    counts = np.array([np.bincount(y[part], minlength=5) for part in parts])
+    assert (np.ptp(counts, axis=0) <= 1).all()
+    assert np.ptp(counts.sum(axis=1)) <= 1
+    sizes = [Part(splits, number, len(y)).samples for number in range(1, 2**splits + 1)]
+    assert sizes == counts.sum(axis=1).tolist()
+    assert sizes[0] == max(sizes)
+
+
+@given(y=labels, splits=st.integers(0, 5))
+def test_another_split_halves_each_part(y: np.ndarray, splits: int) -> None:
+    for number in range(1, 2**splits + 1):
+        halves = [stratified_part(y, splits + 1, half) for half in (number, number + 2**splits)]
+        assert sorted(np.concatenate(halves)) == sorted(stratified_part(y, splits, number))
+
+
+@pytest.mark.parametrize(("splits", "number", "size"), [(0, 1, 1000), (3, 8, 125), (1, 2, 500), (2, 1, 250)])
+def test_sizes_need_no_labels(splits: int, number: int, size: int) -> None:
+    assert Part(splits, number, 1000).samples == size
+
+
+STILL = {"max_degrees": 0.0, "flip": 0.0, "shift": 0.0}
+
+
+def pictures(count: int, channels: int = 1, side: int = 9) -> np.ndarray:
+    return np.random.default_rng(0).uniform(0, 255, (count, channels, side, side)).astype(np.float32)
+
+
+def test_a_quarter_turn_is_counter_clockwise() -> None:
+    image = np.array([[[[1, 2], [3, 4]]]], dtype=np.float32)
+    assert rotate(image, 1)[0, 0].tolist() == [[2, 4], [1, 3]]
+    assert rotate(image, 2)[0, 0].tolist() == [[4, 3], [2, 1]]
+    assert np.array_equal(rotate(rotate(image, 3), 1), image)
+
+
+def test_no_distortion_changes_nothing() -> None:
+    raw = pictures(5)
+    assert np.array_equal(augment(raw, Augmentation(**STILL), seed=1), raw)
+
+
+def test_a_certain_flip_is_the_mirror_image() -> None:
+    raw = pictures(5, channels=3)
+    assert np.array_equal(augment(raw, Augmentation(**{**STILL, "flip": 1.0}), seed=1), raw[..., ::-1])
+
+
+def test_flips_come_with_their_probability() -> None:
+    raw = pictures(4000, side=3)
+    flipped = (augment(raw, Augmentation(**{**STILL, "flip": 0.3}), seed=1) != raw).any(axis=(1, 2, 3))
+    assert flipped.mean() == pytest.approx(0.3, abs=0.03)
+
+
+def test_a_shift_moves_the_centre_of_mass_by_at_most_its_share_of_the_side() -> None:
+    raw = np.zeros((2000, 1, 20, 20), dtype=np.float32)
+    raw[:, :, 9:11, 9:11] = 1.0
+    moved = augment(raw, Augmentation(**{**STILL, "shift": 0.1}), seed=3)
+    mass = moved.sum(axis=(1, 2, 3))
+    offsets = (moved.sum(axis=(1, 3)) @ np.arange(20)) / mass - 9.5
+    assert mass == pytest.approx(4.0, abs=1e-4)
+    assert -2.0 <= offsets.min() < -1.9
+    assert 1.9 < offsets.max() <= 2.0
+    assert abs(offsets.mean()) < 0.1
+
+
+def test_a_rotation_keeps_the_centre_and_turns_a_bar_by_at_most_its_limit() -> None:
+    raw = np.zeros((500, 1, 41, 41), dtype=np.float32)
+    raw[:, :, 20, 5:36] = 1.0
+    turned = augment(raw, Augmentation(max_degrees=15.0, flip=0.0, shift=0.0), seed=3)
+    place = np.arange(41) - 20.0
+    row, column = place[:, None], place[None, :]
+    inertia = [(turned[:, 0] * weight).sum(axis=(1, 2)) for weight in (row * column, column**2, row**2)]
+    degrees = np.rad2deg(0.5 * np.arctan2(2 * inertia[0], inertia[1] - inertia[2]))
+    assert turned[:, 0, 20, 20] == pytest.approx(1.0)
+    assert -15.2 < degrees.min() < -14
+    assert 14 < degrees.max() < 15.2
+
+
+@given(
+    count=st.integers(1, 40),
+    channels=st.sampled_from([1, 3]),
+    side=st.integers(1, 13),
+    seed=st.integers(0, 2**64 - 1),
+    position=st.integers(0, 39),
+)
+def test_a_sample_does_not_depend_on_who_stands_behind_it(
+    count: int, channels: int, side: int, seed: int, position: int
+) -> None:
+    raw = pictures(40, channels, side)
+    together = augment(raw, Augmentation(), seed)
+    assert np.array_equal(augment(raw[:count], Augmentation(), seed), together[:count])
+    others = raw.copy()
+    others[np.arange(40) != position] = 0.0
+    assert np.array_equal(augment(others, Augmentation(), seed)[position], together[position])
+    assert raw.min() <= together.min()
+    assert together.max() <= raw.max()
+
+
+def test_blocks_leave_no_seam() -> None:
+    raw = pictures(1100, side=5)
+    together = augment(raw, Augmentation(), seed=9)
+    assert np.array_equal(augment(raw[:513], Augmentation(), seed=9), together[:513])
+
+
+def test_seeds_and_positions_differ() -> None:
+    raw = np.repeat(pictures(1), 50, axis=0)
+    one, other = augment(raw, Augmentation(), 1), augment(raw, Augmentation(), 2)
+    assert len(np.unique(one.reshape(50, -1), axis=0)) == 50
+    assert not np.array_equal(one, other)

@@ -1,4 +1,4 @@
-"""``[data]`` as a scenario writes it."""
+"""``[data]`` as a scenario writes it, and what can be tested of downloads without a network."""
 
 import json
 import subprocess
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from fedsim.data.fetch import as_images, fetch
 from fedsim.data.partitions import Dirichlet, Iid, PowerLaw, SyntheticSizes
 from fedsim.data.sources import Digits, Emnist, Mnist
 from fedsim.data.spec import DataSpec
@@ -18,7 +19,7 @@ from fedsim.errors import DataError, ScenarioError
 from fedsim.language.units import SamplesPerSecond
 from fedsim.streams import Streams
 from fedsim.world.distributions import FromFile
-from tests.data.partitions.conftest import assert_same
+from tests.data.small import assert_same
 
 
 def test_names_are_short_for_tables() -> None:
@@ -157,3 +158,30 @@ def test_importing_the_section_loads_nothing_heavy() -> None:
     code = f"import sys, fedsim.data.spec, fedsim.data.fetch; print(sorted({heavy!r} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_unknown_names_get_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(
+        ScenarioError, match=r"'mnits' is unknown; allowed are mnist, fashion, cifar10, emnist .did you mean 'mnist'"
+    ):
+        fetch("mnits", tmp_path)
+
+
+def test_emnist_is_to_be_downloaded_by_hand(tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"by hand: put emnist-byclass-train-images-idx3-ubyte, .* into '.*/emnist'; .*nist.gov"
+    ):
+        fetch("emnist", tmp_path)
+
+
+def test_tables_become_images() -> None:
+    table = np.arange(2 * 12).reshape(2, 12).astype(np.float64)
+    x, y = as_images("t", table, np.array(["3", "9"], dtype=object), (3, 2, 2))
+    assert (x.shape, x.dtype, y.tolist()) == ((2, 3, 2, 2), np.uint8, [3, 9])
+    assert x[1, 2].tolist() == [[20, 21], [22, 23]]
+
+
+@pytest.mark.parametrize("table", [np.zeros((2, 11)), np.zeros((3, 12)), np.full((2, 12), 256.0), np.full((2, 12), -1.0)])
+def test_strange_tables_are_refused(table: np.ndarray) -> None:
+    with pytest.raises(DataError, match="OpenML sent a table"):
+        as_images("t", table, np.array(["3", "9"]), (3, 2, 2))

@@ -97,7 +97,7 @@ def test_a_historical_score_tests_a_group_on_all_that_were_ever_in_it() -> None:
         ({"kind": "fedavg", "clients_per_round": 3, "deadline": "1 ms"}, set()),  # nobody is ever in time
         ({"kind": "fedasync", "concurrency": 4}, set()),  # one update a version has no other to be compared with
         ({"kind": "fedbuff", "concurrency": 6, "buffer": 6}, {"alike", "unlike"}),
-        ({"kind": "lcfl", "groups": 4, "local_epochs": 1, "warmup_rounds": 2}, {"alike", "unlike", "settled", "across"}),
+        ({"kind": "lcfl", "groups": 4, "local_epochs": 1, "moment": {"rounds": 2}}, {"alike", "unlike", "settled", "across"}),
     ],
     ids=lambda value: value["kind"] if isinstance(value, dict) else "",
 )

@@ -57,7 +57,7 @@ def test_flexcfl_asks_when_its_groups_are_made(tmp_path: Path) -> None:
     """Between the last pre-training and the first round there is the clustering, and a mean and a direction a group."""
     draw = np.random.default_rng(1)
     data = file_data(tmp_path, [(draw.normal(size=(20, 3)), np.arange(20) % 2) for _ in range(8)])
-    strategy = {"kind": "flexcfl", "groups": 2, "alpha": 4, "clients_per_round": 4, "local_epochs": 1}
+    strategy = {"kind": "flexcfl", "groups": 2, "moment": {"devices": 4}, "clients_per_round": 4, "local_epochs": 1}
     scenario = {"data": data, "population": {"devices": 8, "speed": "10 samples/s"}, "strategy": strategy}
     found = run(scenario | {"server": {"speed": 1e-2}, "stop": {"rounds": 1}}, tmp_path / "run")
     ends = [event["time"] for event in found.events if event["kind"] == "task-end" and event["round"] is None]

@@ -36,23 +36,19 @@ def test_traffic_and_time_agree_with_the_run(small: dict[str, Any]) -> None:
     assert said == pytest.approx(summary["simulated_s"], rel=0.25)
 
 
-def test_a_relative_deadline_bounds_the_training_alone() -> None:
+@pytest.mark.parametrize(
+    ("said", "rounds", "time"),
+    [
+        ({"relative_deadline": 1.0}, 2, "40 s"),  # it bounds the training alone
+        ({"every": "30 s"}, 4, "4 min 00 s"),  # a round takes 36 s, and so 60 s each
+    ],
+)
+def test_deadlines_and_schedules(said: dict[str, Any], rounds: int, time: str) -> None:
     scenario = {
         "learning": "off",
         "population": {"devices": 3, "samples": {"low": 40, "high": 40}, "speed": "10 samples/s"},
-        "strategy": {"kind": "fedavg", "clients_per_round": 3, "local_epochs": 9, "relative_deadline": 1.0},
-        "stop": {"rounds": 2},
+        "strategy": {"kind": "fedavg", "clients_per_round": 3, "local_epochs": 9} | said,
+        "stop": {"rounds": rounds},
     }
     lines = nominal_lines(Trial.built(fedsim.Scenario(**scenario), Inline()).run)
-    assert any("2 rounds" in line and "about 40 s of simulated time" in line for line in lines)
-
-
-def test_rounds_on_a_schedule_begin_when_they_are_due() -> None:
-    scenario = {
-        "learning": "off",
-        "population": {"devices": 3, "samples": {"low": 40, "high": 40}, "speed": "10 samples/s"},
-        "strategy": {"kind": "fedavg", "clients_per_round": 3, "local_epochs": 9, "every": "30 s"},
-        "stop": {"rounds": 4},
-    }
-    lines = nominal_lines(Trial.built(fedsim.Scenario(**scenario), Inline()).run)
-    assert any("4 rounds" in line and "about 4 min 00 s of simulated time" in line for line in lines)  # 36 s, and so 60 s each
+    assert any(f"{rounds} rounds" in line and f"about {time} of simulated time" in line for line in lines)

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fedsim.data.sources.idx import write_idx
+from fedsim.data.sources.images import write_idx
 from fedsim.testing import eventful_world
 from tests.fuzzing import values
 from tests.fuzzing.files import as_json, as_toml, damage

@@ -215,7 +215,7 @@ def test_numba_compiles_and_takes_no_settings_from_the_working_directory() -> No
     code = (
         "import sys; sys.path.insert(0, ''); import yaml; del sys.path[0]\n"
         "import fedsim.learning.solvers.compiled as compiled; print([compiled._config.CACHE_DIR])\n"
-        "from fedsim.learning.sums import add_up; print(hasattr(add_up, 'py_func'))"
+        "from fedsim.learning.solvers.dense_loops import descend; print(hasattr(descend, 'py_func'))"
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False, env=environment)
     assert done.stdout == "['']\nTrue\n", done.stderr

@@ -206,10 +206,10 @@ def test_nothing_is_computed_before_it_is_asked_for_and_all_in_one_go_then() -> 
     unwanted = [core.best([update], 0) for update in updates]
     assert executor.asked == []
     run(core.values(updates))
-    assert executor.asked == ["mean_losses"] * 4 + ["train"]
+    assert executor.asked == ["objectives"] * 4 + ["train"]
     assert [ref.value for ref in unwanted] == [None] * 7
     run(core.losses(tested))
-    assert executor.asked == ["mean_losses"] * 4 + ["train"]
+    assert executor.asked == ["objectives"] * 4 + ["train"]
 
 
 def test_rounds_of_ifca_deferred_are_the_same_as_rounds_that_look_at_every_choice() -> None:

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from fedsim.data.federated import FederatedData, Shard
 from fedsim.executors.threads import Threads
-from fedsim.learning import testing
+from fedsim.learning import testsets
 from fedsim.learning.engine import Learning
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.models import CNN5, Logistic, ModelSpec, Perceptron
@@ -86,15 +86,6 @@ def test_the_current_version_is_tested() -> None:
     _check(found["some"], expected[4:])
 
 
-def test_a_test_does_not_depend_on_what_was_tested_before() -> None:
-    data = federation([5] * 40, tests=23, shape=(61,), classes=7)
-    fresh, used = (learning(data, Logistic())[0] for _ in range(2))
-    run(used.evaluate({"global": (used.initial(3), None), "odd": (used.initial(), [7, 3])}))
-    some = [4, 30, 17, 9]
-    one, other = (run(core.evaluate({"some": (core.initial(), some)})) for core in (fresh, used))
-    assert one.loss_sum.tobytes() == other.loss_sum.tobytes()
-
-
 def _groups(count: int, seed: int) -> list[list[int]]:
     """Devices dealt to three groups, some to none and some to two."""
     draw = np.random.default_rng(seed)
@@ -112,12 +103,10 @@ def _turned(count: int, tests: int) -> FederatedData:
     return data
 
 
-@pytest.mark.parametrize(
-    ("images", "lists"), [(10**6, 1 << 28), (400, 20_000), (300, 10_000), (0, 0)], ids=["all", "two groups", "a group", "none"]
-)
+@pytest.mark.parametrize("room", [1 << 30, 200_000, 100_000, 0], ids=["all", "two groups", "a group", "none"])
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)
 def test_groups_that_change_every_round_bit_for_bit_as_if_tested_first(
-    model: ModelSpec, images: int, lists: int, monkeypatch: pytest.MonkeyPatch
+    model: ModelSpec, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = _turned(60, 13)
     fresh = [learning(data, model)[0] for _ in range(4)]
@@ -126,8 +115,7 @@ def test_groups_that_change_every_round_bit_for_bit_as_if_tested_first(
         for device in range(number):
             core.shift(device, 1)
         expected.append(run(core.evaluate(_served(core, number))))
-    monkeypatch.setattr(testing, "_IMAGE_BYTES", images * 4 * 49)
-    monkeypatch.setattr(testing, "_LIST_BYTES", lists)
+    monkeypatch.setattr(testsets, "_KEPT_BYTES", room)
     used, _ = learning(data, model, Threads(2))
     for number in range(4):
         if number:
@@ -135,9 +123,8 @@ def test_groups_that_change_every_round_bit_for_bit_as_if_tested_first(
         found = run(used.evaluate(_served(used, number)))
         assert found.loss_sum.tobytes() == expected[number].loss_sum.tobytes()
         assert found.correct.tolist() == expected[number].correct.tolist()
-        kept = used._tests._images
-        assert kept._kept.nbytes <= images * 4 * 49
-        assert len(used._tests._lists) <= 1 or sum(each.bytes for each in used._tests._lists.values()) <= lists
+        lists = used._tests._lists
+        assert len(lists) <= 1 or sum(each.bytes for each in lists.values()) <= room
     used._simulation.executor.close()
     refs = {name: (ref, served) for name, (ref, served) in _served(used, 3).items()}
     for name, (ref, served) in refs.items():
@@ -151,10 +138,9 @@ def _served(core: Learning, number: int) -> dict[str, tuple[Ref, list[int] | Non
 
 
 def test_few_images_in_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks, kept rows in any order, and rows that do not begin where a cache line does."""
     data = federation([5] * 30, tests=23, shape=(61,), classes=7)
     model = Perceptron(hidden=[9])
-    monkeypatch.setattr(testing, "_BLOCK_NUMBERS", 61 * 50)
+    monkeypatch.setattr(testsets, "_BLOCK_NUMBERS", 61 * 50)
     used, fresh = (learning(data, model)[0] for _ in range(2))
     for devices in ([17], [29, 3], [4, 17, 3, 8, 9], [5, 5]):
         run(used.evaluate({"some": (used.initial(2), [*devices, 0])}))
@@ -189,7 +175,7 @@ def test_what_workers_say_is_counted_device_by_device() -> None:
     judged = [(np.array([1.0, 2.0]), np.array([True, False])), (np.array([4.0]), np.array([True]))]
     judged.append((np.array([8.0]), np.array([True])))
     owner, order = np.array([0, 0, 1, 1]), np.array([1, 3, 2, 0])
-    found = testing.counted([7, 9], owner, judged, order)
+    found = testsets.counted([7, 9], owner, judged, order)
     assert (found.devices, found.count.tolist()) == ([7, 9], [2, 2])
     assert (found.correct.tolist(), found.loss_sum.tolist()) == ([2, 1], [9.0, 6.0])
 

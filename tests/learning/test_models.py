@@ -124,9 +124,3 @@ def test_models_that_do_not_fit_the_samples() -> None:
         LcflCifarCNN().parameters((3, 8, 8), 10)
     with pytest.raises(ScenarioError, match="cannot take samples of shape"):
         own("Dropping", features=6, classes=3).flops((5,), 3)
-
-
-def test_only_chains_of_dense_layers_are_dense() -> None:
-    assert Logistic().architecture(MNIST, 10).is_dense
-    assert Perceptron(hidden=[5, 4]).architecture((6,), 3).is_dense
-    assert not CNN5().architecture(MNIST, 10).is_dense

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from fedsim.learning.architecture import Architecture, Conv2d, Dropout, Flatten, Linear, MaxPool2d, ReLU
+from fedsim.learning.engine import pick
 from fedsim.learning.models import CNN5, MnistCNN
-from fedsim.learning.solvers import pick
 from fedsim.learning.solvers.base import Descent, compute_with_one_thread
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key, with_keyed_dropout
 from fedsim.learning.solvers.reference import Reference, flat_weights, load_weights, module_of

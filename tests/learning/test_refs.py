@@ -4,7 +4,7 @@ import weakref
 import numpy as np
 import pytest
 
-from fedsim.learning.refs import Best, Initial, Mixed, Ref, Trained, Waves
+from fedsim.learning.refs import Best, Initial, Mixed, Ref, Trained, waves
 from fedsim.training import Training
 
 
@@ -14,19 +14,14 @@ def _training(base: Ref, serial: int) -> Ref:
 
 def _play(wanted: list[Ref]) -> list[list[str]]:
     """Compute everything with zeros, and choose the last; returns the waves of choices and the cohorts."""
-    waves, cohorts = Waves(wanted), []
-    while waves:
-        for ref in waves.combined():
-            ref.settle(np.zeros(2, np.float32))
-            waves.done(ref)
-        wave = waves.next_wave()
+    cohorts = []
+    for wave in waves(wanted):
         for ref in wave:
             if isinstance(ref.recipe, Best):
-                ref.choose(np.arange(len(ref.recipe.parents), 0.0, -1.0))
+                ref.choose(np.arange(len(ref.recipe.models), 0.0, -1.0))
             else:
                 ref.settle(np.zeros(2, np.float32))
-            waves.done(ref)
-        if wave:
+        if wave[0].device is not None:
             cohorts.append([ref.name for ref in wave])
     return cohorts
 

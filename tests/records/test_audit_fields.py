@@ -17,9 +17,7 @@ import pytest
 from fedsim.errors import FedsimError
 from fedsim.records import folder as files
 from fedsim.records.audit import CHECKS, audit
-from fedsim.records.audit.chain import chain_of
 from fedsim.records.audit.evidence import Evidence
-from fedsim.records.digest import EventChain
 from fedsim.records.reading import RunFolder
 from fedsim.records.schema import EVENTS, TRANSFERS
 from fedsim.testing import eventful_world, run
@@ -44,12 +42,6 @@ def eventful(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     folder = tmp_path_factory.mktemp("eventful") / "run"
     run(eventful_world(RUNS[request.param], seed=4, rounds=6), folder)
     return folder
-
-
-def test_the_chain_of_columns_is_that_of_rows(eventful: Path) -> None:
-    chain = EventChain()
-    chain.extend(tuple(row.values()) for row in read(eventful, files.EVENTS))  # type: ignore[misc]
-    assert chain.hexdigest() == RunFolder(eventful).summary["events_sha256"] == chain_of(RunFolder(eventful), files.EVENTS)
 
 
 # Changes of one field.

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from fedsim.cli import main
 from fedsim.records import folder as files
 from fedsim.records.audit.capacity import slack_s
-from fedsim.records.audit.columns import grain_s
+from fedsim.records.audit.evidence import grain_s
 from fedsim.records.schema import TRANSFERS
 from fedsim.simulation import TICK_S
 from tests.records.test_audit import Rows, edit, events, found, read
@@ -22,7 +22,7 @@ RATE = {"down": "1 Gbit/s", "up": "1 Gbit/s"}
 NETWORKS: dict[str, dict[str, Any]] = {"star": {"kind": "star"}, "tree": {"kind": "tree", "cells": 3, "cell": RATE}}
 STRATEGIES: list[dict[str, Any]] = [
     {"kind": "cata-fed", "clients_per_round": 6, "relative_deadline": 0.3, "smallest_part": 5, "clusters": 2, "rejoin": True},
-    {"kind": "flexcfl", "clients_per_round": 6, "groups": 2, "alpha": 3, "deadline": "7 s", "deadline_from": "download"},
+    {"kind": "flexcfl", "clients_per_round": 6, "groups": 2, "moment": {"devices": 3}, "deadline": "7 s"},
     {"kind": "fedavg", "clients_per_round": 6, "local_epochs": 2, "deadline": "7777 ms"},
 ]
 

@@ -17,8 +17,8 @@ from fedsim.simulation import Simulation
 from fedsim.streams import Streams
 from fedsim.testing import assert_same_run, assert_sound, eventful_world, go_on, run, run_until
 from fedsim.world.availability import Renewal
-from fedsim.world.availability.changes import changes
-from fedsim.world.availability.traces import Traces
+from fedsim.world.availability.base import changes
+from fedsim.world.availability.recorded import Traces
 from fedsim.world.lifetimes import Bounded
 
 CHECK = "devices worked only while they could be reached"
@@ -34,7 +34,7 @@ def world() -> dict[str, Any]:
 def test_the_changes_of_a_trace_worked_out_by_hand() -> None:
     paths = Traces([(10.0, [2.0, 4.0]), (math.inf, [0.0, 3.0]), (10.0, [])], [0, 1, 2, 0])
     within = Bounded(paths, np.array([0.0, 0.0, 1.0, 13.0]), np.array([math.inf, 2.0, math.inf, 33.0]))
-    table = changes(within.span, np.arange(4), 25.0, 1000)
+    table = changes(within.spans, np.arange(4), 25.0, 1000)
     rows = list(zip(*(table[name].tolist() for name in ("device", "time", "on")), strict=True))
     off_and_on = [(0, 0.0, False), *((0, 10.0 * lap + at, at == 2) for lap in range(3) for at in (2, 4))]
     assert rows == [
@@ -56,8 +56,8 @@ def test_of_too_many_changes_devices_all_over_are_kept_whole() -> None:
             Streams(1), 1000, None
         )
 
-    all_of_them = changes(renewal().span, np.arange(1000), 3600.0, 10**9)
-    some = changes(renewal().span, np.arange(1000), 3600.0, 8000)
+    all_of_them = changes(renewal().spans, np.arange(1000), 3600.0, 10**9)
+    some = changes(renewal().spans, np.arange(1000), 3600.0, 8000)
     assert 7000 < len(some["time"]) <= 8000
     kept = np.unique(some["device"])
     for name in ("device", "time", "on"):
@@ -75,7 +75,7 @@ def test_a_run_writes_what_the_paths_say(world: dict[str, Any], tmp_path: Path) 
         own_times = [*own["time"], end]
         for start, until, on in zip(own_times, own_times[1:], own["on"], strict=False):
             for time in np.linspace(start, until, 4)[:-1].tolist():
-                assert fresh._past(int(device), time).on == on  # type: ignore[call-overload]
+                assert fresh._past(np.array([device]), np.array([time]))[0].item() == on
     assert_sound(tmp_path / "r")
 
 

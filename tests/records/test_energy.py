@@ -151,7 +151,7 @@ def test_carbon_from_a_file(tmp_path: Path) -> None:
     path.write_text("hour,intensity\n" + "".join(f"{hour},{100 + hour} g/kWh\n" for hour in range(24)))
     energy = ENERGY | {"carbon": {"file": str(path)}}
     assert run(world(energy))["energy"]["grams"] == close(113.5 * 100 / 3.6e6)
-    for text, said in (("hour\n", "lacks the column 'intensity'"), ("intensity\n1 g/kWh\n", "has 1 rows; allowed are 24")):
+    for text, said in (("hour\n", "has no column 'intensity'"), ("intensity\n1 g/kWh\n", "has 1 rows; allowed are 24")):
         path.write_text(text)
         with pytest.raises(fedsim.DataError, match=said):
             run(world(energy))

@@ -63,7 +63,7 @@ def test_flexcfl_on_mnist(kind: str) -> None:
 
 
 def test_without_the_sweep_a_few_devices_are_never_asked() -> None:
-    found = moved(1000, flexcfl(3, sweep=False))
+    found = moved(1000, flexcfl(3, **{"as": "paper"}))
     never = 1000 - found["by_purpose"]["directions"] / (3 * D)
     assert 0 <= never <= 10  # about 2: 1000 (1 - 0.02)^300
     assert found["paper"] / FEDAVG == pytest.approx(1.2594, abs=0.001)
@@ -112,7 +112,7 @@ def test_swaps_of_the_published_size() -> None:
 def test_every_device_that_swaps_receives_all_models_again(tmp_path: Path, seed: int) -> None:
     """At the begin of the published runs: the first 80 rounds of IFCA-MIG among 1,000 devices."""
     rounds, m = 80, 3
-    strategy = {"kind": "ifca-mig", "groups": m, "shift_metric": "oracle"}
+    strategy = {"kind": "ifca-mig", "groups": m, "moment": {"shift": "oracle"}}
     fedsim.run(scenario(1000, strategy, rounds, drift=SWAPS, seed=seed), tmp_path / "run")
     run = RunFolder(tmp_path / "run")
     swapped = len(of_kind(run, "shift"))
@@ -128,7 +128,7 @@ def test_how_many_swaps_two_digits_a_device_show(
     data_folder: Path, tmp_path: Path, metric: str, least: float, most: float
 ) -> None:
     """MNIST by the power law: about 94 % of the swaps pass the test of Eq. 9, label by label; sorted, about 79 %."""
-    strategy = {"kind": "ifca-mig", "groups": 3, "shift_metric": metric}
+    strategy = {"kind": "ifca-mig", "groups": 3, "moment": {"shift": metric}}
     data = {"source": "mnist", "root": str(data_folder), "partition": {"kind": "power-law", "classes_per_device": 2}}
     fedsim.run(scenario(1000, strategy, 70, drift=SWAPS, data=data), tmp_path / "run")
     run = RunFolder(tmp_path / "run")
@@ -160,7 +160,7 @@ def test_books_balance_with_traffic_at_the_servers_side(tmp_path: Path) -> None:
         "data": {"source": "digits", "partition": {"kind": "label-groups", "groups": 5}},
         "population": population,
         "network": network,
-        "strategy": flexcfl(4, clients_per_round=5, local_epochs=2, eta_g=0.1, shift_metric="oracle", alpha=2),
+        "strategy": flexcfl(4, clients_per_round=5, local_epochs=2, eta_g=0.1, moment={"shift": "oracle", "devices": 2}),
         "drift": {"kind": "swap-all", "probability": 0.3, "at": {"every": "10 s"}},
         "stop": {"rounds": 40},
     }

@@ -2,12 +2,13 @@
 
 import hashlib
 import json
+import math
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsim.records.digest import EventChain
@@ -44,39 +45,30 @@ def test_payloads_too_whole_numbers_or_not(parts: tuple[Payload, ...]) -> None:
     assert encode_payloads(parts) == plainly(parts)
 
 
-@given(
-    st.sampled_from(["task-start", "step-start", "step-end", "task-end"]),
-    st.fixed_dictionaries(about),
-    st.fixed_dictionaries(
-        {}, optional={"step": st.just("train"), "outcome": st.sampled_from(["done", None]), "epochs": numbers}
-    ),
+def fields(required: dict[str, Any], **optional: Any) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(required, optional=optional)
+
+
+kinds = st.sampled_from(["task-start", "step-start", "step-end", "task-end"])
+sizes = numbers.filter(lambda value: not isinstance(value, bool) and math.isfinite(value))
+message = {"outcome": st.just("done"), "bytes": sizes, "delivered": sizes, "payloads": plain_payloads}
+ends = st.lists(st.floats(0, 1e9))
+training = {"outcome": st.just("late"), "epochs": st.integers(0, 9), "asked": st.just(5), "epoch_ends": ends}
+steps = fields(about, step=st.just("train"), outcome=st.sampled_from(["done", None]), epochs=numbers)
+records = st.one_of(
+    st.tuples(kinds, steps),
+    st.tuples(st.just("step-end"), fields(about | message | {"step": st.sampled_from(["download", "upload"])})),
+    st.tuples(st.just("step-end"), fields(about | training | {"step": st.just("train")}, part=st.just([1, 4, 25]))),
+    st.tuples(st.just("aggregate"), st.dictionaries(st.sampled_from([*EVENT_COLUMNS[1:], "a", "b"]), values, max_size=5)),
 )
-def test_rows_of_tasks(kind: str, whose: dict[str, Any], more: dict[str, Any]) -> None:
-    record = Record(1.5, kind, whose | more)
+
+
+@settings(max_examples=400)
+@given(records)
+def test_rows_are_as_written_plainly(told: tuple[str, dict[str, Any]]) -> None:
+    record, kept = Record(1.5, *told), dict(told[1])
     assert event_row(record) == plain_row(record)
-
-
-@given(st.sampled_from(["download", "upload"]), st.fixed_dictionaries(about), numbers, numbers, plain_payloads)
-def test_rows_of_messages(step: str, whose: dict[str, Any], size: float, delivered: float, parts: tuple[Payload, ...]) -> None:
-    if any(value in (float("inf"), float("-inf")) or isinstance(value, bool) for value in (size, delivered)):
-        return
-    fields = whose | {"step": step, "outcome": "done", "bytes": size, "delivered": delivered, "payloads": parts}
-    record = Record(1.5, "step-end", fields)
-    assert event_row(record) == plain_row(record)
-
-
-@given(st.fixed_dictionaries(about), st.integers(0, 9), st.lists(st.floats(0, 1e9)), st.none() | st.just([1, 4, 25]))
-def test_rows_of_trainings(whose: dict[str, Any], epochs: int, ends: list[float], part: list[int] | None) -> None:
-    fields = whose | {"step": "train", "outcome": "late", "epochs": epochs, "asked": 5, "epoch_ends": ends}
-    record = Record(1.5, "step-end", fields | ({} if part is None else {"part": part}))
-    assert event_row(record) == plain_row(record)
-
-
-@given(st.dictionaries(st.sampled_from([*EVENT_COLUMNS[1:], "a", "b"]), values, max_size=5))
-def test_rows_of_anything_else(fields: dict[str, Any]) -> None:
-    record = Record(0.25, "aggregate", fields)
-    assert event_row(record) == plain_row(record)
-    assert record.fields == fields
+    assert record.fields == kept
 
 
 @given(

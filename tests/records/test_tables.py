@@ -38,7 +38,6 @@ def write(path: Path, content: list[Row], flush_at: set[int] = frozenset(), step
         if number in flush_at:
             writer.flush()
     writer.close()
-    assert list(writer.rows()) == content
     for part in writer.parts:
         part.unlink()
     assert [file.name for file in path.parent.iterdir()] == [path.name]
@@ -82,7 +81,8 @@ def test_it_goes_on_after_some_parts_and_forgets_the_rest(tmp_path: Path) -> Non
     again = TableWriter(tmp_path / "t.parquet", SCHEMA)
     again.extend([content[0]])  # what it held is forgotten too
     again.adopt(parts)
-    assert list(again.rows()) == content[:70]
+    again.copy_to(tmp_path / "copy")
+    assert [tuple(row.values()) for row in pq.read_table(tmp_path / "copy").to_pylist()] == content[:70]
     again.extend(content[70:])
     again.close()
     assert (tmp_path / "t.parquet").read_bytes() == whole

@@ -1,33 +1,36 @@
 """FedAsync and FedBuff against known answers: hand-computed sequences, FedAvg where they must agree, and any world."""
 
 import asyncio
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+import torch
 
 import fedsim
 from fedsim.records.audit import audit
 from fedsim.records.reading import RunFolder
 from fedsim.simulation import Simulation
-from tests.strategies.clustered import file_data
-from tests.strategies.test_fedavg_family import QUADRATIC, initial_weights, sections, weights_after, write_data
-from tests.test_runs import availabilities, networks
+from tests.strategies.clustered import file_data, of_kind, ran, world
+from tests.strategies.curved import Curved, model_after
+from tests.strategies.test_fedavg_family import initial_weights, sections, write_data
+
+
+class Broken(Curved):
+    """What comes of a sample with a = 1 is not finite."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x / (x[:, :1] != 1))
 
 
 @pytest.fixture
-def three_wells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def three_wells(tmp_path: Path) -> dict[str, Any]:
     """Scalar weight, loss (w - a)^2 / 2, three devices with a = -2, 1, 5 whose epochs take 1 s, 2.5 s and 4.2 s."""
-    (tmp_path / "quadratic_model.py").write_text(QUADRATIC)
-    monkeypatch.syspath_prepend(tmp_path)
     wells = ((10, -2.0), (25, 1.0), (42, 5.0))
-    data = file_data(tmp_path, [(np.full((size, 1), well), np.arange(size) % 2) for size, well in wells])
-    scenario = sections(data, 3, 6, {}, lr=0.1, init="torch")
-    scenario["model"] = {"kind": "module", "factory": "quadratic_model:Quadratic"}
+    data = file_data(tmp_path, [(np.tile([well, 1.0], (size, 1)), np.arange(size) % 2) for size, well in wells])
+    scenario = sections(data | {"normalise": "none"}, 3, 6, {}, lr=0.1)
+    scenario["model"] = {"kind": "module", "factory": "tests.strategies.curved:Curved"}
     scenario["population"]["speed"] = "10 samples/s"
     return scenario
 
@@ -59,7 +62,7 @@ def test_fedasync_makes_the_hand_computed_sequence(three_wells: dict[str, Any], 
         weights.append(0.6 / (1 + staleness) ** 0.5)
         new = local(versions[start], well, epochs=2, rho=0.7)
         versions.append((1 - weights[-1]) * versions[-1] + weights[-1] * new)
-    assert weights_after(three_wells)[0] == pytest.approx(versions[-1], rel=1e-5)
+    assert model_after(three_wells)[0] == pytest.approx(versions[-1], rel=1e-5)
     recorded = aggregates(three_wells, tmp_path / "run")
     assert [entry["staleness"] for entry in recorded] == [[staleness] for staleness in STALENESS]
     assert [entry["weights"][0] for entry in recorded] == pytest.approx(weights)
@@ -72,9 +75,8 @@ def test_fedasync_makes_the_hand_computed_sequence(three_wells: dict[str, Any], 
 def test_the_selection_says_who_is_asked_next(
     kind: str, selection: str, even: bool, three_wells: dict[str, Any], tmp_path: Path
 ) -> None:
-    three_wells["strategy"] = {"kind": kind, "concurrency": 1, "selection": selection} | (
-        {"buffer": 1} if kind == "fedbuff" else {}
-    )
+    buffer = {"buffer": 1} if kind == "fedbuff" else {}
+    three_wells["strategy"] = {"kind": kind, "concurrency": 1, "selection": selection} | buffer
     three_wells["stop"] = {"rounds": 12}
     fedsim.run(fedsim.Scenario(**three_wells), tmp_path / "run", executor="inline")
     asked = [row["selected"] for row in RunFolder(tmp_path / "run").devices]
@@ -82,52 +84,50 @@ def test_the_selection_says_who_is_asked_next(
     assert (max(asked) - min(asked) <= 1) == even
 
 
-def test_without_discount_every_update_weighs_the_same(three_wells: dict[str, Any], tmp_path: Path) -> None:
-    three_wells["strategy"] = {"kind": "fedasync", "concurrency": 3, "alpha": 0.3, "exponent": 0.0}
-    assert [entry["weights"] for entry in aggregates(three_wells, tmp_path / "run")] == [[0.3]] * 6
+@pytest.mark.parametrize(
+    ("keys", "weights"),
+    [
+        ({"alpha": 0.3, "exponent": 0.0}, [0.3] * 6),
+        # Staleness 0, 0, 2, 1, 0, 5 with a = 2, b = 1: 1, 1, 1/3, 1, 1, 1/9. Alpha is halved at versions 2 and 4.
+        (
+            {"staleness": "hinge", "hinge_slope": 2.0, "hinge_from": 1, "alpha_decay": 0.5, "alpha_decay_at": [2, 4]},
+            [0.6, 0.6, 0.3 / 3, 0.3, 0.15, 0.15 / 9],
+        ),
+    ],
+    ids=["constant", "hinge"],
+)
+def test_weights_by_hand(keys: dict[str, Any], weights: list[float], three_wells: dict[str, Any], tmp_path: Path) -> None:
+    three_wells["strategy"] = {"kind": "fedasync", "concurrency": 3, "alpha": 0.6} | keys
+    assert [entry["weights"][0] for entry in aggregates(three_wells, tmp_path / "run")] == pytest.approx(weights)
 
 
-def test_the_hinge_and_the_decay_of_alpha_by_hand(three_wells: dict[str, Any], tmp_path: Path) -> None:
-    """Staleness 0, 0, 2, 1, 0, 5 with a = 2, b = 1: 1, 1, 1/3, 1, 1, 1/9. Alpha is halved at versions 2 and 4."""
-    three_wells["strategy"] = {"kind": "fedasync", "concurrency": 3, "alpha": 0.6, "staleness": "hinge"}
-    three_wells["strategy"] |= {"hinge_slope": 2.0, "hinge_from": 1, "alpha_decay": 0.5, "alpha_decay_at": [2, 4]}
-    weights = [entry["weights"][0] for entry in aggregates(three_wells, tmp_path / "run")]
-    assert weights == pytest.approx([0.6, 0.6, 0.3 / 3, 0.3, 0.15, 0.15 / 9])
-
-
-@pytest.mark.parametrize("versions", [[4, 2], [3, 3], [0]], ids=str)
-def test_alpha_decays_at_versions_in_order(versions: list[int], small: dict[str, Any]) -> None:
-    small["strategy"] = {"kind": "fedasync", "alpha_decay_at": versions}
-    with pytest.raises(fedsim.ScenarioError, match=r"strategy\.alpha_decay_at"):
-        fedsim.Scenario(**small)
-
-
-def test_fedbuff_with_server_momentum_makes_the_hand_computed_sequence(three_wells: dict[str, Any]) -> None:
-    """v <- 0.5 v + step; w <- w + 0.8 v, with the steps of the buffers below."""
-    server = {"kind": "sgd", "lr": 0.8, "momentum": 0.5}
-    three_wells["strategy"] = {"kind": "fedbuff", "concurrency": 3, "buffer": 2, "server": server}
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_fedbuff_makes_the_hand_computed_sequence(momentum: float, three_wells: dict[str, Any], tmp_path: Path) -> None:
+    """Two updates a version, with the bases of their own; v <- momentum v + step, w <- w + 0.8 v."""
+    server = {"kind": "sgd", "lr": 0.8, "momentum": momentum}
+    three_wells["strategy"] = {"kind": "fedbuff", "concurrency": 3, "buffer": 2, "server_lr": 0.5, "server": server}
     three_wells["stop"] = {"rounds": 3}
     versions, velocity = [float(initial_weights(three_wells)[0])], 0.0
     for number, buffer in enumerate([[(-2.0, 0), (-2.0, 0)], [(1.0, 0), (-2.0, 1)], [(-2.0, 2), (5.0, 0)]]):
         moves = [(local(versions[start], well) - versions[start]) / (1 + number - start) ** 0.5 for well, start in buffer]
-        velocity = 0.5 * velocity + sum(moves) / 2
+        velocity = momentum * velocity + 0.5 * sum(moves) / 2
         versions.append(versions[-1] + 0.8 * velocity)
-    assert weights_after(three_wells)[0] == pytest.approx(versions[-1], rel=1e-5)
-
-
-def test_fedbuff_makes_the_hand_computed_sequence(three_wells: dict[str, Any], tmp_path: Path) -> None:
-    """Two updates a version: (0, 0), (1, 0) | (0, 0'), ... with the bases of their own."""
-    three_wells["strategy"] = {"kind": "fedbuff", "concurrency": 3, "buffer": 2, "server_lr": 0.5}
-    three_wells["stop"] = {"rounds": 3}
-    buffers = [[(-2.0, 0), (-2.0, 0)], [(1.0, 0), (-2.0, 1)], [(-2.0, 2), (5.0, 0)]]
-    versions = [float(initial_weights(three_wells)[0])]
-    for number, buffer in enumerate(buffers):
-        moves = [(local(versions[start], well) - versions[start]) / (1 + number - start) ** 0.5 for well, start in buffer]
-        versions.append(versions[-1] + 0.5 * sum(moves) / 2)
-    assert weights_after(three_wells)[0] == pytest.approx(versions[-1], rel=1e-5)
+    assert model_after(three_wells)[0] == pytest.approx(versions[-1], rel=1e-5)
     recorded = aggregates(three_wells, tmp_path / "run")
     assert [entry["staleness"] for entry in recorded] == [[0, 0], [1, 0], [0, 2]]
     assert recorded[2]["weights"] == pytest.approx([0.25, 0.25 / 3**0.5])
+
+
+def test_fedbuff_does_not_use_an_update_that_is_too_stale(tmp_path: Path) -> None:
+    population = {"speed": {"kind": "lognormal", "median": "200 samples/s", "spread": 3.0}}
+    found = []
+    for limit in ({}, {"most_staleness": 1}):
+        strategy = {"kind": "fedbuff", "concurrency": 8, "buffer": 2} | limit
+        sections = world({"source": "digits", "partition": "iid"}, 12, strategy, 12, population=population)
+        records = [event["data"] for event in of_kind(ran(sections, tmp_path / str(limit)), "aggregate")]
+        found.append([max(tau for tau, own in zip(each["staleness"], each["weights"], strict=True) if own) for each in records])
+        assert {sum(own > 0 for own in each["weights"]) for each in records} == {2}
+    assert max(found[0]) > max(found[1]) == 1
 
 
 def test_in_step_fedbuff_is_fedavg(tmp_path: Path) -> None:
@@ -144,21 +144,20 @@ def test_in_step_fedbuff_is_fedavg(tmp_path: Path) -> None:
         fedsim.run(fedsim.Scenario(**scenario), tmp_path / name, executor="inline")
         events = RunFolder(tmp_path / name).events
         asked.append([(event["time"], event["device"]) for event in events if event["kind"] == "task-start"])
-    one, other = weights_after(fedavg), weights_after(fedbuff)
+    one, other = model_after(fedavg), model_after(fedbuff)
     assert np.abs(one - other).max() <= 1e-6 * np.abs(one).max()
     assert asked[1][: len(asked[0])] == asked[0]
 
 
-def test_an_update_that_is_not_finite_takes_its_base_out_with_it(three_wells: dict[str, Any], tmp_path: Path) -> None:
+def test_an_update_that_is_not_finite_takes_its_base_out_with_it(three_wells: dict[str, Any]) -> None:
     """What the second device sends is infinite: it is left out, and the buffer's other update weighs for both."""
-    (tmp_path / "broken_model.py").write_text(QUADRATIC.replace("self.w - x", "self.w - x / (x != 1)"))
-    three_wells["model"] = {"kind": "module", "factory": "broken_model:Quadratic"}
+    three_wells["model"] = {"kind": "module", "factory": "tests.strategies.test_asynchronous:Broken"}
     three_wells["strategy"] = {"kind": "fedbuff", "concurrency": 3, "buffer": 2, "staleness_discount": False}
     three_wells["stop"] = {"rounds": 2}
     start = float(initial_weights(three_wells)[0])
     first = start + 2 * (local(start, -2.0) - start) / 2
     second = first + (local(first, -2.0) - first)  # the buffer holds device 1's, and the move of device 0 counts for both
-    assert weights_after(three_wells)[0] == pytest.approx(second, rel=1e-5)
+    assert model_after(three_wells)[0] == pytest.approx(second, rel=1e-5)
 
 
 def test_updates_of_one_instant_are_replaced_after_all_of_them(tmp_path: Path) -> None:
@@ -207,49 +206,6 @@ def test_where_speeds_are_ten_times_apart_fedbuff_does_not_wait_for_the_slowest(
     fedavg = small | {"strategy": {"kind": "fedavg", "clients_per_round": 10, "local_epochs": 2}}
     fedbuff = small | {"strategy": {"kind": "fedbuff", "concurrency": 10, "buffer": 5, "local_epochs": 2}}
     assert seconds_to(0.9, fedbuff) < seconds_to(0.9, fedavg)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "message"),
-    [
-        ({"kind": "fedasync", "concurrency": 21}, "concurrency is 21, more than the population's 20 devices"),
-        ({"kind": "fedasync", "alpha": 1.5}, "strategy.alpha is 1.5"),
-        ({"kind": "fedbuff", "buffer": 0}, "strategy.buffer is 0"),
-        ({"kind": "fedbuff", "retry": "0 s"}, "strategy.retry"),
-        ({"kind": "fedbuff", "deadline": "3 s"}, "strategy has the key 'deadline', which says when a round ends"),
-        (
-            {"kind": "fedasync", "relative_deadline": 1.0},
-            "'relative_deadline', which .* without rounds nobody waits",
-        ),
-    ],
-)
-def test_what_cannot_work_is_refused(small: dict[str, Any], strategy: dict[str, Any], message: str) -> None:
-    with pytest.raises(fedsim.ScenarioError, match=message):
-        fedsim.Scenario(**small | {"strategy": strategy})
-
-
-@pytest.mark.long
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    seed=st.integers(0, 1000),
-    network=networks,
-    availability=availabilities,
-    kind=st.sampled_from(["fedasync", "fedbuff"]),
-    jitter=st.sampled_from([0.0, 0.5]),
-)
-def test_disconnections_in_any_phase_leave_no_trace_of_disorder(
-    seed: int, network: Any, availability: Any, kind: str, jitter: float
-) -> None:
-    strategy = {"kind": kind, "concurrency": 6, "local_epochs": 3, "retry": "10 s"} | (
-        {"buffer": 3} if kind == "fedbuff" else {}
-    )
-    population = {"devices": 12, "samples": {"low": 1, "high": 300}, "speed": "10 samples/s", "jitter": jitter}
-    scenario = {"seed": seed, "learning": "off", "population": population | {"availability": availability}}
-    scenario |= {"network": network, "strategy": strategy, "stop": {"rounds": 15, "simulated_time": "5 min"}}
-    with tempfile.TemporaryDirectory() as folder:
-        fedsim.run(fedsim.Scenario(**scenario), Path(folder) / "run", executor="inline")
-        found = audit(Path(folder) / "run")
-        assert not any(found.values()), found
 
 
 def test_the_last_version_is_the_last_even_when_more_end_in_its_instant(tmp_path: Path) -> None:

@@ -1,18 +1,14 @@
 """CATA-Fed's connections: who vanishes is removed, may come back as a new client, and leaves sound books in any phase."""
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import fedsim
 from fedsim.records.audit import audit
 from fedsim.records.reading import RunFolder
-from tests.strategies.test_cata_fed import of_kind, trainings
-from tests.test_runs import availabilities, networks
+from tests.strategies.test_cata_fed import of_kind
 
 
 @pytest.fixture
@@ -101,45 +97,3 @@ def test_clients_that_are_away_at_the_start_connect_when_they_come(small: dict[s
     assert run.events[0]["time"] == 50.0
     assert run.rounds[0]["selected"] == 6
     assert of_kind(run, "cluster")[0]["data"]["members"] == [20]
-
-
-@pytest.mark.long
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    seed=st.integers(0, 1000),
-    network=networks,
-    availability=availabilities,
-    deadline=st.sampled_from(["200 ms", "4 s", "40 s", "10 min"]),
-    selection=st.sampled_from(["proportional-fair", "round-robin", "random"]),
-    switches=st.fixed_dictionaries({name: st.booleans() for name in ("adaptive", "mitigation", "rejoin", "reserve_upload")}),
-    jitter=st.sampled_from([0.0, 0.5]),
-    slow=st.booleans(),
-)
-def test_disconnections_in_any_phase_leave_sound_books(
-    seed: int, network: Any, availability: Any, deadline: str, selection: str, switches: Any, jitter: float, slow: bool
-) -> None:
-    strategy = {"kind": "cata-fed", "clients_per_round": 4, "clusters": 2, "smallest_part": 10, "rejoin_delay": "10 s"}
-    strategy |= {"deadline": deadline, "selection": selection, "most_epochs": 20} | switches
-    population = {"devices": 12, "samples": {"low": 40, "high": 300}, "speed": "10 samples/s", "jitter": jitter}
-    population |= {"availability": availability}
-    population |= {"slow_phases": {"factor": 0.1, "mean_normal": "30 s", "mean_slow": "5 s"}} if slow else {}
-    scenario = {"seed": seed, "learning": "off", "population": population, "network": network, "strategy": strategy}
-    scenario |= {"stop": {"rounds": 6, "simulated_time": "6 h"}}
-    with tempfile.TemporaryDirectory() as folder:
-        result = fedsim.run(fedsim.Scenario(**scenario), Path(folder) / "run", executor="inline")
-        found = audit(Path(folder) / "run")
-        assert not any(found.values()), found
-        assert result.summary["rounds"] == 6 or result.summary["stopped"] in (
-            "no client is connected any more",
-            "simulated time",
-        )
-        run = RunFolder(Path(folder) / "run")
-        valid = {event["task"] for event in trainings(run) if event["data"]["epochs"]}
-        done = {
-            event["task"] for event in of_kind(run, "task-end") if event["outcome"] == "done" and event["round"] is not None
-        }
-        counted = [task for event in of_kind(run, "aggregate") for task in event["data"]["tasks"]]
-        assert len(counted) == len(set(counted))
-        closed = {event["round"] for event in of_kind(run, "round")}
-        rounds = {event["task"]: event["round"] for event in of_kind(run, "task-end")}
-        assert set(counted) == {task for task in valid & done if rounds[task] in closed}

@@ -11,18 +11,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import fedsim
-from fedsim.federation.codecs.plain import Plain
-from fedsim.federation.devices import Devices
-from fedsim.federation.wire import Wire
-from fedsim.learning.learner import Learner
-from fedsim.learning.models import Logistic
-from fedsim.plugin import Contents, Instruction, LocalResult, Part, RunInfo, Train
 from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
 from fedsim.simulation import Simulation
 from fedsim.strategies.cata_fed import (
-    CataFedClient,
-    CataFedParams,
     at_random,
     cluster_numbers,
     cut_groups,
@@ -31,7 +23,6 @@ from fedsim.strategies.cata_fed import (
     moderate_range,
     most_splits,
 )
-from fedsim.world.population import Population
 
 Ints = NDArray[np.int64]
 
@@ -55,12 +46,6 @@ class TestClusters:
         assert moderate_range(sizes) == (100, 1000)
         assert cluster_numbers(sizes, 3, (100, 1000)).tolist() == [0] * 3 + [1] * 3 + [2] * 5
 
-    def test_low_outliers_are_in_the_first_cluster(self) -> None:
-        sizes = np.array([1, *range(900, 1001, 10)])
-        bounds = moderate_range(sizes)
-        assert bounds == (900, 1000)
-        assert cluster_numbers(sizes, 4, bounds)[0] == 0
-
     def test_equal_sizes_are_one_cluster_the_last(self) -> None:
         sizes = np.array([7] * 5 + [900])
         assert moderate_range(sizes) == (7, 7)
@@ -69,9 +54,6 @@ class TestClusters:
     def test_borders_belong_to_the_upper_cluster_even_where_theta_is_no_binary_fraction(self) -> None:
         low, high, clusters = 7, 56, 49
         assert cluster_numbers(np.arange(low, high), clusters, (low, high)).tolist() == list(range(49))
-
-    def test_one_cluster(self) -> None:
-        assert set(cluster_numbers(np.arange(1, 50), 1, (1, 49)).tolist()) == {0}
 
     @given(st.lists(st.integers(1, 5000), min_size=1, max_size=60), st.integers(1, 9))
     def test_larger_data_are_never_in_a_lower_cluster(self, sizes: list[int], clusters: int) -> None:
@@ -140,17 +122,6 @@ class TestFairness:
             waiting[chosen] = 0
         return times, np.bincount(picks, minlength=int(cluster.max()) + 1)
 
-    def test_jain_of_one_cluster(self) -> None:
-        times, _ = self.fair(members(1000), 40, 1000)
-        assert jain(times) == pytest.approx(0.986, abs=0.002)
-
-    def test_jain_of_random_selection_follows_theory(self) -> None:
-        times, generator = np.zeros(1000, dtype=np.int64), rng()
-        for _ in range(1000):
-            times[at_random(members(1000), 40, generator)] += 1
-        selections = 40
-        assert jain(times) == pytest.approx(selections / (selections + 1 - 40 / 1000), abs=0.003)
-
     def test_a_cluster_is_selected_in_proportion_to_its_size(self) -> None:
         _, picks = self.fair(members(2094, 954, 459, 493), 40, 1000)
         assert picks == pytest.approx([524, 238, 115, 123], abs=8)
@@ -164,11 +135,6 @@ class TestFairness:
         expected = 16 / (1000 * (1 / 500 + 1 / 250 + 1 / 150 + 1 / 100))
         assert jain(times) == pytest.approx(expected, abs=0.01)
 
-    def test_small_clusters_do_not_starve(self) -> None:
-        times, picks = self.fair(members(100, 5), 20, 500)
-        assert picks[1] > 0
-        assert times[100:].min() > 0
-
 
 class TestSplits:
     @pytest.mark.parametrize(
@@ -176,74 +142,6 @@ class TestSplits:
     )
     def test_how_often_data_may_be_halved(self, samples: int, beta: int) -> None:
         assert most_splits(samples, 100) == beta
-
-    def device(self, samples: int, **params: Any) -> "Straggler":
-        return Straggler(samples, CataFedParams(smallest_part=100, **params))
-
-    def test_parts_are_used_in_turn(self) -> None:
-        device = self.device(1000)
-        assert device.fail() == [500, 500]
-        assert device.fail() == [250] * 4
-        parts = [device.train() for _ in range(6)]
-        numbers = [part.number for part in parts if part]
-        assert numbers in [[1, 2, 3, 4, 1, 2], [2, 3, 4, 1, 2, 3], [3, 4, 1, 2, 3, 4], [4, 1, 2, 3, 4, 1]]
-        assert {(part.splits, part.samples) for part in parts if part} == {(2, 250)}
-
-    def test_no_part_becomes_smaller_than_allowed(self) -> None:
-        device = self.device(1000)
-        assert [device.fail() for _ in range(5)] == [[500] * 2, [250] * 4, [125] * 8, None, None]
-
-    def test_nobody_splits_without_mitigation(self) -> None:
-        device = self.device(1000, mitigation=False)
-        assert [device.fail(), device.train()] == [None, None]
-
-    def test_the_largest_part_is_reported(self) -> None:
-        device = self.device(203)
-        device.train()
-        answer = device.answer(epochs=0)
-        assert (answer["size-report"], answer["parts"].value) == (102, [102, 101])
-        assert list(answer) == ["unchanged-model", "control", "size-report", "parts"]
-
-    def test_a_new_connection_begins_anew(self) -> None:
-        device = self.device(1000)
-        device.fail()
-        assert device.connect() == 1000
-        assert device.train() is None
-
-
-class Straggler:
-    """A device as its client half sees it, connected."""
-
-    def __init__(self, samples: int, params: CataFedParams) -> None:
-        population = Population(np.ones(1), np.array([samples]), 1.0, np.zeros(1), np.full(1, np.inf))
-        learner = Learner(Logistic(), (4,), 2)
-        self.model = learner.initial()
-        self.device = Devices(population, learner, lambda device, version: np.array([samples]), Wire(Plain(), learner)).of(0)
-        self.client = CataFedClient(params, RunInfo(1, 10, 2, 1.0, lambda number: 0.1, None))
-        self.order = Instruction("train", {"model": self.model, "control": 5.0}, 0)
-        self.connect()
-
-    def connect(self) -> int:
-        order = Instruction("connect", {}, None)
-        assert self.client.work(self.device, order) == ()
-        reported: int = self.client.reply(self.device, order, LocalResult(self.device.samples, 0, 0, None, None, None))[
-            "size-report"
-        ]
-        return reported
-
-    def train(self) -> Part | None:
-        (train,) = self.client.work(self.device, self.order)
-        assert isinstance(train, Train)
-        return train.training.part
-
-    def answer(self, epochs: int) -> Contents:
-        update = self.model if epochs else None
-        return self.client.reply(self.device, self.order, LocalResult(self.device.samples, epochs, epochs, update, None, None))
-
-    def fail(self) -> list[int] | None:
-        self.train()
-        answer = self.answer(epochs=0)
-        return answer["parts"].value if "parts" in answer else None
 
 
 def connected(**strategy: Any) -> Run:

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fedsim
 from fedsim.strategies.fedat import tier_shares
 from tests.records.test_audit import aggregated_never, events, found
 from tests.strategies.clustered import of_kind, played, ran, weights
@@ -14,6 +13,11 @@ from tests.strategies.curved import PULLS, curved
 
 SPEEDS = {"kind": "lognormal", "median": "40 samples/s", "spread": 3.0}
 FEDAT: dict[str, Any] = {"kind": "fedat", "tiers": 2, "clients_per_round": 2, "mu": 0.4}
+
+
+def tiered(strategy: dict[str, Any], rounds: int) -> dict[str, Any]:
+    population = {"devices": 12, "speed": SPEEDS}
+    return {"seed": 2, "population": population, "strategy": FEDAT | strategy, "stop": {"rounds": rounds}}
 
 
 def test_a_tier_counts_the_more_the_seldomer_it_was_updated() -> None:
@@ -50,13 +54,7 @@ def test_a_whole_run_replayed_by_hand(tmp_path: Path) -> None:
 
 
 def test_tiers_are_as_many_devices_each_by_measured_latency(tmp_path: Path) -> None:
-    sections = {
-        "seed": 2,
-        "population": {"devices": 12, "speed": SPEEDS},
-        "strategy": {"kind": "fedat", "tiers": 3, "clients_per_round": 2},
-        "stop": {"rounds": 6},
-    }
-    run = ran(sections, tmp_path / "run")
+    run = ran(tiered({"tiers": 3}, 6), tmp_path / "run")
     (made,) = of_kind(run, "latency-tiers")
     assert made["data"]["members"] == [4, 4, 4]
     expected = np.argsort(np.argsort([row["samples"] / row["speed"] for row in run.devices])) // 4
@@ -65,13 +63,7 @@ def test_tiers_are_as_many_devices_each_by_measured_latency(tmp_path: Path) -> N
 
 
 def test_profiling_that_takes_too_long_is_ended_and_counts_as_so_long(tmp_path: Path) -> None:
-    sections = {
-        "seed": 2,
-        "population": {"devices": 12, "speed": SPEEDS},
-        "strategy": {"kind": "fedat", "tiers": 2, "clients_per_round": 2, "profiling_limit": "5 s"},
-        "stop": {"rounds": 2},
-    }
-    run = ran(sections, tmp_path / "run")
+    run = ran(tiered({"profiling_limit": "5 s"}, 2), tmp_path / "run")
     slow = [row["device"] for row in run.devices if row["samples"] / row["speed"] > 5]
     late = [event["device"] for event in of_kind(run, "task-end") if event["round"] is None and event["outcome"] == "late"]
     assert sorted(late) == slow
@@ -80,13 +72,7 @@ def test_profiling_that_takes_too_long_is_ended_and_counts_as_so_long(tmp_path: 
 
 
 def test_the_audit_misses_an_update_of_the_tier_that_was_aggregated(tmp_path: Path) -> None:
-    sections = {
-        "seed": 2,
-        "population": {"devices": 12, "speed": SPEEDS},
-        "strategy": {"kind": "fedat", "tiers": 3, "clients_per_round": 2},
-        "stop": {"rounds": 6},
-    }
-    ran(sections, tmp_path / "run")
+    ran(tiered({"tiers": 3}, 6), tmp_path / "run")
     events(aggregated_never)(tmp_path / "run")
     assert "every valid update was aggregated once" in found(tmp_path / "run")
 
@@ -107,34 +93,10 @@ def test_private_aggregation_is_one_of_what_has_changed_in_the_model_that_was_se
 
 def test_devices_without_room_for_the_training_are_in_no_tier(tmp_path: Path) -> None:
     small = {"like": "raspberry-pi-zero-2w", "memory": "250 kB"}
-    sections = {
-        "seed": 2,
-        "learning": "off",
-        "data": {"source": "digits"},
-        "model": {"kind": "mlp", "hidden": [200]},
-        "population": {"devices": 8, "device": ["small", "raspberry-pi-4"] * 4, "kinds": {"small": small}},
-        "strategy": {"kind": "fedat", "tiers": 4, "clients_per_round": 1},
-        "stop": {"rounds": 4},
-    }
-    run = ran(sections, tmp_path / "run")
+    others = {"learning": "off", "data": {"source": "digits"}, "model": {"kind": "mlp", "hidden": [200]}}
+    others["population"] = {"devices": 8, "device": ["small", "raspberry-pi-4"] * 4, "kinds": {"small": small}}
+    run = ran(tiered({"tiers": 4, "clients_per_round": 1}, 4) | others, tmp_path / "run")
     assert sorted(event["device"] for event in of_kind(run, "tier-drop")) == [0, 2, 4, 6]
     assert [row["group"] is None for row in run.devices] == [True, False] * 4
-    sections["strategy"] = {"kind": "fedat", "tiers": 5, "clients_per_round": 1}
-    assert ran(sections, tmp_path / "few").summary["stopped"] == "fewer than 5 devices have room for the training"
-
-
-@pytest.mark.parametrize(
-    ("strategy", "message"),
-    [
-        ({"aggregation": {"kind": "krum", "malicious": 1}}, r"strategy\.aggregation\.malicious is 1.*there are 2"),
-        ({"aggregation": {"kind": "private"}}, r"strategy.*aggregation\.account\W* is true.*allowed is false"),
-    ],
-)
-def test_aggregations_that_do_not_suit_tiers_are_refused(strategy: dict[str, Any], message: str) -> None:
-    with pytest.raises(fedsim.ScenarioError, match=message):
-        fedsim.Scenario(population={"devices": 8}, strategy=FEDAT | strategy)
-
-
-def test_more_tiers_than_devices_are_refused() -> None:
-    with pytest.raises(fedsim.ScenarioError, match=r"strategy\.tiers is 9, more than the population's 8 devices"):
-        fedsim.Scenario(population={"devices": 8}, strategy={"kind": "fedat", "tiers": 9})
+    few = ran(tiered({"tiers": 5, "clients_per_round": 1}, 4) | others, tmp_path / "few")
+    assert few.summary["stopped"] == "fewer than 5 devices have room for the training"

@@ -12,7 +12,7 @@ from fedsim.strategies.fl_hc import update_distances
 from fedsim.training import Training
 from tests.strategies.clustered import of_kind, opposite_groups, played, ran, weights, world
 
-FLHC: dict[str, Any] = {"kind": "fl-hc", "groups": 2, "warmup_rounds": 1, "local_epochs": 2}
+FLHC: dict[str, Any] = {"kind": "fl-hc", "groups": 2, "local_epochs": 2, "moment": {"rounds": 1}}
 
 
 def merged(points: np.ndarray[Any, Any], method: Linkage, left: int, threshold: float) -> list[int]:
@@ -58,7 +58,7 @@ def test_distances_by_hand() -> None:
 
 @pytest.mark.parametrize("metric", ["l1", "l2", "cosine"])
 def test_devices_with_opposite_labels_are_told_apart(metric: str, tmp_path: Path) -> None:
-    sections = world(opposite_groups(tmp_path, [40] * 8), 8, FLHC | {"metric": metric}, 3)
+    sections = world(opposite_groups(tmp_path, [40] * 8), 8, FLHC | {"measure": metric}, 3)
     run = ran(sections, tmp_path / metric)
     assert [row["group"] for row in run.devices] == [0, 1] * 4
     d = 4 * 2 + 2
@@ -67,8 +67,8 @@ def test_devices_with_opposite_labels_are_told_apart(metric: str, tmp_path: Path
 
 def test_a_threshold_leaves_as_many_clusters_as_there_are(tmp_path: Path) -> None:
     data = opposite_groups(tmp_path, [40] * 8)
-    one = ran(world(data, 8, FLHC | {"groups": 1, "threshold": 1e6}, 2), tmp_path / "one")
-    eight = ran(world(data, 8, FLHC | {"groups": 1, "threshold": 1e-6}, 2), tmp_path / "eight")
+    one = ran(world(data, 8, FLHC | {"groups": 1, "clusterer": {"threshold": 1e6}}, 2), tmp_path / "one")
+    eight = ran(world(data, 8, FLHC | {"groups": 1, "clusterer": {"threshold": 1e-6}}, 2), tmp_path / "eight")
     assert of_kind(one, "clustering")[0]["data"]["groups"] == [0] * 8
     assert of_kind(eight, "clustering")[0]["data"]["groups"] == list(range(8))
 
@@ -76,7 +76,7 @@ def test_a_threshold_leaves_as_many_clusters_as_there_are(tmp_path: Path) -> Non
 def test_what_is_compared_are_updates_of_one_model(tmp_path: Path) -> None:
     """Distances as recorded, against those of devices that train from the model after the warm-up."""
     data, full = opposite_groups(tmp_path, [40] * 4), {"training": {"batch_size": 40}}
-    run = ran(world(data, 4, FLHC | {"metric": "l2"}, 2, **full), tmp_path / "run")
+    run = ran(world(data, 4, FLHC | {"measure": "l2"}, 2, **full), tmp_path / "run")
     (made,) = of_kind(run, "clustering")
     warm, _ = played(world(data, 4, {"kind": "fedavg", "clients_per_round": 4, "local_epochs": 2}, 1, **full))
     model = weights(warm, [warm.strategy.state["model"]])[0]
@@ -90,5 +90,5 @@ def test_what_is_compared_are_updates_of_one_model(tmp_path: Path) -> None:
 
 
 def test_ward_needs_euclidean_distances() -> None:
-    with pytest.raises(fedsim.ScenarioError, match=r"'linkage' is 'ward'.*allowed is 'l2'"):
-        fedsim.Scenario(strategy={"kind": "fl-hc", "linkage": "ward"})
+    with pytest.raises(fedsim.ScenarioError, match=r"'clusterer.linkage' is 'ward'.*allowed is 'l2'"):
+        fedsim.Scenario(strategy={"kind": "fl-hc", "clusterer": {"linkage": "ward"}})

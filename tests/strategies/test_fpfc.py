@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import fedsim
 from fedsim.records.reading import RunFolder
-from fedsim.strategies.fpfc import shrunk
+from fedsim.strategies.fpfc import fused, shrunk
 from fedsim.testing import assert_sound
 from tests.strategies.clustered import file_data, groups_of, played, ran, weights
 from tests.strategies.curved import curved
@@ -90,6 +91,41 @@ def test_it_finds_two_groups_and_the_optimum_of_each(tmp_path: Path) -> None:
     models = [float(value[0]) for value in found.models()["group"].values()]
     assert models == pytest.approx([1.1, 8.2], abs=1e-3)
     assert found.summary["bytes"]["by_purpose"] == dict.fromkeys(["model", "update"], 40 * 4 * 4)
+
+
+class TwoLayers(torch.nn.Module):
+    """The loss of a sample (a, b) is ((v - a)^2 + (w - b)^2) / 2, with v in the first layer and w in the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(1, 1, bias=False)
+        self.last = torch.nn.Linear(1, 1, bias=False)
+        for layer in (self.first, self.last):
+            torch.nn.init.constant_(layer.weight, 5.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.first.weight.expand(len(x), 1), self.last.weight.expand(len(x), 1)], dim=1) - x
+
+    def loss(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return outputs.square().sum(dim=1) / 2
+
+
+@pytest.mark.parametrize(("layers", "groups"), [("all", [0, 1, 2, 3]), ("last", [0, 0, 2, 2])])
+def test_by_the_last_layer_alone_it_finds_what_whole_models_hide(tmp_path: Path, layers: str, groups: list[int]) -> None:
+    shards = [(np.repeat([[50.0 * at, center]], 10, axis=0), [0, 1] * 5) for at, center in enumerate(CENTERS)]
+    sections = curved(tmp_path, {"kind": "fpfc", "layers": layers}, 40, 10)
+    sections |= {
+        "model": {"kind": "module", "factory": f"{__name__}:TwoLayers"},
+        "training": sections["training"] | {"init": "torch"},
+    }
+    assert groups_of(ran(sections | {"data": file_data(tmp_path, shards) | {"normalise": "none"}}, tmp_path / "run")) == groups
+
+
+def test_the_step_of_a_pair_by_hand() -> None:
+    """The last layer is 3 apart: it shrinks to 2.588..., and the first by the same share."""
+    models = [np.array([9.0, 3.0], np.float32), np.array([1.0, 0.0], np.float32)]
+    share = shrunk(3.0, 1.0, 1.0, 3.7, 1e-4) / 3.0
+    assert fused(models, 1, 1.0, 1.0, 3.7, 1e-4) == pytest.approx([8 * share, 3 * share, 8 * (1 - share), 3 * (1 - share)])
 
 
 def test_without_a_penalty_each_device_comes_to_its_own_optimum(tmp_path: Path) -> None:

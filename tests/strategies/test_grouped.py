@@ -2,23 +2,18 @@
 
 import asyncio
 import math
-import tempfile
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import fedsim
 from fedsim import testing
-from fedsim.records.audit import audit
 from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
 from fedsim.simulation import Simulation
 from tests.strategies.clustered import PAIRED, Sections, groups_of, moves, of_kind, opposite_groups, ran, world
-from tests.test_runs import networks, refused_for_its_deadline
 
 KINDS = ("fedgroup", "fesem", "fesem-mig", "flexcfl", "ifca", "ifca-mig")
 MIGRATING = ("flexcfl", "ifca-mig")
@@ -52,18 +47,8 @@ class TestSweep:
         assert [len(set(cohort)) for cohort in asked.values()] == [6] * 6
         assert sorted(asked[4]) != sorted(asked[5])
 
-    def test_who_is_away_has_its_turn_later(self, tmp_path: Path) -> None:
-        population = {"arrivals": {"kind": "schedule", "times": ["400 ms"], "devices": [1]}}
-        run = ran(world(PAIRED, 20, grouped("ifca"), 5, population=population, learning="off"), tmp_path / "run")
-        asked = [sorted(event["device"] for event in tasks(run) if event["round"] == number) for number in range(5)]
-        assert asked[0] == [0, 2, 3, 4]
-        assert run.rounds[0]["time"] < 0.4 < run.rounds[2]["time"]
-        later = [cohort for cohort in asked[1:] if 1 in cohort]
-        assert later
-        assert sorted(device for cohort in asked for device in cohort) == list(range(20))
-
     def test_without_it_cohorts_are_those_of_fedavg(self, tmp_path: Path) -> None:
-        strategies = (grouped("ifca", sweep=False), grouped("fesem", sweep=False), {"kind": "fedavg", "clients_per_round": 4})
+        strategies = (grouped("ifca", **{"as": "paper"}), grouped("hypcluster"), {"kind": "fedavg", "clients_per_round": 4})
         cohorts = []
         for strategy in strategies:
             run = ran(world(PAIRED, 20, strategy, 6, learning="off"), tmp_path / strategy["kind"])
@@ -78,7 +63,7 @@ def shifted_at(time: str, **others: Any) -> Sections:
 class TestPreparation:
     def test_of_the_cohort_happens_within_the_round_and_of_the_others_beside_it(self, tmp_path: Path) -> None:
         drift = {"kind": "swap-all", "probability": 1.0, "at": {"rounds": [6]}}
-        strategy = grouped("ifca-mig", shift_metric="oracle")
+        strategy = grouped("ifca-mig", moment={"shift": "oracle"})
         run = ran(world(PAIRED, 20, strategy, 8, drift=drift), tmp_path / "run")
         (at,) = {event["time"] for event in of_kind(run, "shift")}
         prepared = [event for event in tasks(run) if event["time"] == at and event["round"] in (None, 6)]
@@ -107,7 +92,7 @@ class TestPreparation:
     def test_who_is_lost_while_it_prepares_beside_the_rounds_tries_again_when_it_is_back(self, tmp_path: Path) -> None:
         """A pre-training takes half a second; phases of presence are hardly longer."""
         population = {"availability": {"kind": "renewal", "mean_on": "3 s", "mean_off": "1 s"}}
-        strategy = grouped("flexcfl", clients_per_round=2, shift_metric="oracle", retry="500 ms")
+        strategy = grouped("flexcfl", clients_per_round=2, moment={"shift": "oracle"}, retry="500 ms")
         sections = world(PAIRED, 20, strategy, 40, population=population, drift=shifted_at("6 s"), seed=5)
         run = ran(sections, tmp_path / "run")
         built: Run = Simulation(fedsim.Scenario(**sections)).installed
@@ -124,7 +109,7 @@ class TestPreparation:
 
     def test_who_is_lost_in_a_round_after_its_data_have_shifted_is_prepared_when_it_is_back(self, tmp_path: Path) -> None:
         population = {"availability": {"kind": "renewal", "mean_on": "3 s", "mean_off": "1 s"}}
-        strategy = grouped("flexcfl", clients_per_round=10, shift_metric="oracle", retry="500 ms", local_epochs=20)
+        strategy = grouped("flexcfl", clients_per_round=10, moment={"shift": "oracle"}, retry="500 ms", local_epochs=20)
         sections = world(PAIRED, 20, strategy, 12, population=population, drift=shifted_at("8 s"), seed=5)
         run = ran(sections, tmp_path / "run")
         built: Run = Simulation(fedsim.Scenario(**sections)).installed
@@ -151,7 +136,7 @@ class TestPreparation:
 
     def test_who_shifts_again_while_it_looks_for_its_group_is_tested_once_it_has_found_it(self, tmp_path: Path) -> None:
         drift = {"kind": "swap-all", "probability": 1.0, "at": {"times": ["3 s", "3100 ms"]}}
-        strategy = grouped("flexcfl", clients_per_round=1, shift_metric="oracle")
+        strategy = grouped("flexcfl", clients_per_round=1, moment={"shift": "oracle"})
         run = ran(world(PAIRED, 20, strategy, 40, drift=drift), tmp_path / "run")
         first = {event["device"]: event["end"] for event in tasks(run) if event["time"] == 3 and event["round"] is None}
         assert len(first) >= 18
@@ -171,7 +156,7 @@ class TestPreparation:
 
     def test_lost_in_its_cold_start_a_device_repeats_it_when_it_is_selected_again(self, tmp_path: Path) -> None:
         population = {"availability": {"kind": "renewal", "mean_on": "3 s", "mean_off": "1 s"}}
-        strategy = grouped("flexcfl", alpha=1, retry="500 ms", clients_per_round=8)
+        strategy = grouped("flexcfl", moment={"devices": 1}, retry="500 ms", clients_per_round=8)
         run = ran(world(PAIRED, 20, strategy, 30, population=population), tmp_path / "run")
         repeated = 0
         for device in range(20):
@@ -183,17 +168,9 @@ class TestPreparation:
                 assert following["round"] > event["round"]
         assert repeated > 0
 
-    def test_enough_is_enough_even_for_who_has_just_been_prepared(self, tmp_path: Path) -> None:
-        """Over-selection closes a round with K updates; nobody who goes on after its preparation holds it up."""
-        strategy = grouped("flexcfl", alpha=1, over_selection=1.5, local_epochs=5)
-        population = {"speed": {"kind": "lognormal", "median": "1000 samples/s", "spread": 3.0}}
-        run = ran(world(PAIRED, 20, strategy, 8, population=population, learning="off"), tmp_path / "run")
-        assert [(row["selected"], row["valid"], row["slow"]) for row in run.rounds] == [(6, 4, 2)] * 8
-
     def test_even_if_it_was_prepared_in_the_instant_in_which_enough_had_come(self, tmp_path: Path) -> None:
         """A pre-training takes as long as a round's training, so all with a group come at once, and nobody else is needed."""
-        strategy = grouped("flexcfl", groups=2, alpha=5, over_selection=1.5, sweep=False)
-        strategy |= {"pretrain_iterations": "epochs", "pretrain_epochs": 2}
+        strategy = grouped("flexcfl", groups=2, moment={"devices": 5}, over_selection=1.5, **{"as": "paper"})
         run = ran(world(PAIRED, 20, strategy, 20, learning="off"), tmp_path / "run")
         seen: set[int] = set()
         for row in run.rounds:
@@ -213,8 +190,7 @@ class TestPreparation:
             "speed": "128 samples/s",
             "arrivals": {"kind": "schedule", "times": ["3 s", "4500 ms"], "devices": [7, 8]},
         }
-        epochs = {"pretrain_iterations": "epochs", "pretrain_epochs": 1}
-        strategy = grouped("flexcfl", groups=2, clients_per_round=10) | epochs
+        strategy = grouped("flexcfl", groups=2, clients_per_round=10, moment={"epochs": 1})
         run = ran(
             world(opposite_groups(tmp_path / "data", [64] * 10), 10, strategy, 8, population=population), tmp_path / "run"
         )
@@ -230,7 +206,7 @@ class TestPreparation:
         population = {"speed": "700 samples/s"}
         found = {}
         for deadline in ("800 ms", "2 s"):
-            strategy = grouped("flexcfl", alpha=1, deadline=deadline)
+            strategy = grouped("flexcfl", moment={"devices": 1}, deadline=deadline)
             run = ran(world(PAIRED, 20, strategy, 3, population=population, learning="off"), tmp_path / deadline)
             old = {event["device"] for event in moves(run, "pre-training")}
             fresh = [event for event in tasks(run) if "continues" in event["data"]]
@@ -238,25 +214,6 @@ class TestPreparation:
             found[deadline] = {event["outcome"] for event in fresh}
             assert sum(row["slow"] for row in run.rounds) == sum(event["outcome"] == "late" for event in fresh)
         assert found == {"800 ms": {"late"}, "2 s": {"done"}}
-
-    def test_a_deadline_from_the_download_on_bounds_preparation_within_rounds_alone(self, tmp_path: Path) -> None:
-        """A cold start trains for 0.6 s, more or less. Beside the rounds nobody waits for it."""
-        speed = {"kind": "lognormal", "median": "740 samples/s", "spread": 1.1}
-        population = {"speed": speed, "arrivals": {"kind": "schedule", "times": ["2 s"] * 3, "devices": [2, 17, 19]}}
-        strategy = grouped("fedgroup", alpha=2, deadline="620 ms", deadline_from="download", retry="1 s")
-        run = ran(world(PAIRED, 20, strategy, 12, population=population, learning="off"), tmp_path / "run")
-        beside = [event for event in tasks(run) if event["round"] is None and event["time"] >= 2]
-        assert [event["device"] for event in beside] == [2, 17, 19]
-        assert all(event["outcome"] == "done" and event["end"] > event["time"] + 0.62 for event in beside)
-        speed_of = {row["device"]: row["speed"] for row in run.devices}
-        going_on = [event for event in tasks(run) if event["data"].get("continues")]
-        slow = {event["device"] for event in tasks(run) if event["outcome"] == "late" and event not in going_on}
-        assert {device for device, speed in speed_of.items() if speed < 446 / 0.62} >= slow  # 50 batches of 71 samples
-        assert len(slow) >= 5
-        # Who has found its group has only what is left of its time for its two epochs.
-        late = {event["device"]: event["outcome"] == "late" for event in going_on}
-        assert late == {device: speed_of[device] < (446 + 2 * 71) / 0.62 for device in late}
-        assert {*late.values()} == {True, False}
 
     def test_a_deadline_shorter_than_any_pretraining_ends_the_run(self, tmp_path: Path) -> None:
         strategy = grouped("flexcfl", deadline="600 ms")
@@ -285,7 +242,7 @@ class TestEmptiedGroups:
         """Odd devices come to label as even ones do: one group keeps a model that nobody uses."""
         data = opposite_groups(tmp_path / "data", [40] * 8)
         drift = {"kind": "label-permutation", "probability": 1.0, "at": {"rounds": [4]}, "among": "selected"}
-        strategy = {"kind": "flexcfl", "groups": 2, "clients_per_round": 4, "local_epochs": 2, "shift_metric": "oracle"}
+        strategy = {"kind": "flexcfl", "groups": 2, "clients_per_round": 4, "local_epochs": 2, "moment": {"shift": "oracle"}}
         run = ran(world(data, 8, strategy, 8, drift=drift), tmp_path / "run")
         assert {(event["device"], event["group"]) for event in moves(run, "migration")} == {
             (device, 1 - before) for device, before in enumerate(first_groups(run))
@@ -312,14 +269,6 @@ def first_groups(run: RunFolder) -> list[int]:
 
 
 class TestPoorData:
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_devices_with_a_single_class(self, tmp_path: Path, kind: str) -> None:
-        data = {"source": "digits", "partition": {"kind": "label-groups", "groups": 10}}
-        drift = {"kind": "swap-all", "probability": 0.5, "at": {"every_rounds": 2}}
-        strategy = grouped(kind, groups=3)
-        run = ran(world(data, 20, strategy, 8, drift=drift), tmp_path / "run")
-        assert run.summary["rounds"] == 8
-
     @pytest.mark.parametrize("kind", MIGRATING)
     def test_a_device_may_lose_its_only_class(self, tmp_path: Path, kind: str) -> None:
         """It gives away all that it has, and holds what it got for it."""
@@ -333,70 +282,6 @@ class TestPoorData:
         assert all(test["fired"] for test in tests.values())
         assert min(row["samples"] for row in run.devices) > 0
 
-    @pytest.mark.parametrize("kind", MIGRATING)
-    def test_a_single_sample_released_is_a_shift(self, tmp_path: Path, kind: str) -> None:
-        drift = {"kind": "incremental", "shares": [1.0, 0.001, 1.0], "at": {"rounds": [0, 6, 8]}}
-        with pytest.raises(fedsim.ScenarioError, match="fall"):
-            fedsim.Scenario(**world(PAIRED, 20, grouped(kind), 10, drift=drift))
-        drift |= {"shares": [0.001, 0.5, 1.0]}
-        run = ran(world(PAIRED, 20, grouped(kind), 10, drift=drift), tmp_path / "run")
-        assert {event["data"]["fired"] for event in of_kind(run, "shift-test")} == {True}
-        assert len(of_kind(run, "shift-test")) == (60 if kind == "flexcfl" else 40)  # FlexCFL has groups before round 0
-
-
-durations = st.sampled_from(["2 s", "8 s", "30 s", "5 min"])
-
-
-@pytest.mark.long
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    kind=st.sampled_from(KINDS),
-    seed=st.integers(0, 1000),
-    network=networks,
-    mean_on=durations,
-    mean_off=durations,
-    deadline=st.one_of(st.none(), st.sampled_from(["10 s", "60 s", "10 min"])),
-    deadline_from=st.sampled_from([None, "download"]),
-    over=st.sampled_from([1.0, 1.5]),
-    lifetimes=st.booleans(),
-    every=st.sampled_from(["7 s", "100 s"]),
-    alpha=st.sampled_from([1, 20]),
-    eta_g=st.sampled_from([0.0, 0.5]),
-)
-def test_nothing_hangs_and_the_books_are_sound_whatever_devices_do(
-    kind: str,
-    seed: int,
-    network: Any,
-    mean_on: str,
-    mean_off: str,
-    deadline: str | None,
-    deadline_from: str | None,
-    over: float,
-    lifetimes: bool,
-    every: str,
-    alpha: int,
-    eta_g: float,
-) -> None:
-    strategy = {"kind": kind, "groups": 3, "clients_per_round": 6, "local_epochs": 2, "retry": "10 s", "over_selection": over}
-    strategy |= {"deadline": deadline, "deadline_from": deadline_from} if deadline else {}
-    strategy |= {"shift_metric": "oracle"} if kind in MIGRATING else {}
-    strategy |= {"alpha": alpha, "eta_g": eta_g} if kind in ("flexcfl", "fedgroup") else {}
-    population: Sections = {"devices": 16, "speed": {"kind": "lognormal", "median": "300 samples/s", "spread": 3.0}}
-    population |= {"jitter": 0.3, "availability": {"kind": "renewal", "mean_on": mean_on, "mean_off": mean_off}}
-    if lifetimes:
-        population |= {"arrivals": {"kind": "poisson", "rate": "1/min", "newcomers": 6}}
-        population |= {"departures": {"kind": "exponential", "mean_stay": "10 min", "share": 0.5}}
-    drift = {"kind": "swap-all", "probability": 0.7, "at": {"every": every}}
-    scenario = {"seed": seed, "learning": "off", "data": PAIRED, "population": population, "network": network, "drift": drift}
-    scenario |= {"strategy": strategy, "stop": {"rounds": 8, "simulated_time": "20 min"}}
-    if refused_for_its_deadline(scenario):
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        result = fedsim.run(fedsim.Scenario(**scenario), Path(folder) / "run", executor="inline")
-        assert result.summary["stopped"] in ("8 rounds", "simulated time") or "cold starts" in result.summary["stopped"]
-        found = audit(Path(folder) / "run")
-        assert not any(found.values()), found
-
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("kind", KINDS)
@@ -404,26 +289,12 @@ def test_a_run_reaches_its_rounds_although_devices_keep_vanishing(tmp_path: Path
     """Phases of presence of 3 s on average, where a task takes about one."""
     population = {"availability": {"kind": "renewal", "mean_on": "3 s", "mean_off": "2 s"}}
     drift = {"kind": "swap-all", "probability": 0.5, "at": {"every": "4 s"}}
-    strategy = grouped(kind, retry="1 s") | ({"shift_metric": "oracle"} if kind in MIGRATING else {})
+    strategy = grouped(kind, retry="1 s") | ({"moment": {"shift": "oracle"}} if kind in MIGRATING else {})
     sections = world(PAIRED, 20, strategy, 30, population=population, drift=drift, learning="off", seed=seed)
     run = ran(sections, tmp_path / "run")
     assert run.summary["stopped"] == "30 rounds"
     assert sum(row["disconnected"] for row in run.rounds) > 0
     assert sum(row["valid"] for row in run.rounds) > 30
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_groups_go_with_a_run_that_is_the_same_on_any_executor(small: dict[str, Any], kind: str) -> None:
-    small |= {"strategy": grouped(kind, groups=3), "stop": {"rounds": 5}, "model": {"kind": "mlp", "hidden": [13]}}
-    small["drift"] = {"kind": "swap-all", "probability": 0.5, "at": {"every_rounds": 2}}
-    found = {
-        (summary["events_sha256"], summary["models_sha256"])
-        for summary in (
-            fedsim.run(fedsim.Scenario(**small), executor="inline").summary,
-            fedsim.run(fedsim.Scenario(**small), executor="threads", workers=2).summary,
-        )
-    }
-    assert len(found) == 1
 
 
 @pytest.mark.parametrize("kind", MIGRATING)
@@ -435,7 +306,7 @@ def test_a_run_with_migrations_goes_on_wherever_it_was_cut(tmp_path: Path, kind:
     speed = {"kind": "lognormal", "median": "1000 samples/s", "spread": 2.0}
     population = {"speed": speed, "availability": {"kind": "renewal", "mean_on": "6 s", "mean_off": "1 s"}}
     drift = {"kind": "swap-all", "probability": 0.8, "at": {"times": ["0 s", "1 s", "1500 ms", "3 s"]}}
-    strategy = grouped(kind, shift_metric="oracle", retry="1 s", local_epochs=4)
+    strategy = grouped(kind, moment={"shift": "oracle"}, retry="1 s", local_epochs=4)
     sections = world(PAIRED, 20, strategy, 6, population=population, drift=drift)
     whole = ran(sections, tmp_path / "whole")
     kinds = [event["kind"] for event in whole.events]

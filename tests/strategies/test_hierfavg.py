@@ -261,29 +261,6 @@ def test_a_codec_at_an_edge_server_remembers_what_it_has_not_sent(tmp_path: Path
     assert model(sections, tmp_path / "edges") == pytest.approx(fedavg, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"network": {"kind": "star"}}, "'hierfavg', which needs edge servers, and the network has none"),
-        ({"network": {"kind": "tree", "cells": 2}}, "network.edge"),
-        ({"strategy": HIERFAVG | {"selection": {"kind": "oort", "pacer_step": "20 s"}}}, "'selection' is 'oort'"),
-        ({"strategy": HIERFAVG | {"cloud_aggregation": {"kind": "private", "account": False}}}, "'cloud_aggregation' is"),
-        ({"strategy": HIERFAVG | {"kappa1": 5, "local_epochs": 2}}, "'kappa1' and 'local_epochs' both say"),
-        ({"strategy": HIERFAVG | {"over_selection": 1.5}}, "over_selection"),
-    ],
-)
-def test_what_cannot_work_is_refused_by_name(change: dict[str, Any], says: str) -> None:
-    sections = with_cells(3, HIERFAVG)
-    with pytest.raises(fedsim.ScenarioError, match=says):
-        fedsim.Scenario(**sections | change)
-
-
-def test_an_outage_of_no_edge_server_is_refused() -> None:
-    process = {"kind": "edge-outage", "edge": 3, "every": "1 s", "lasts": "1 s"}
-    with pytest.raises(fedsim.ScenarioError, match="there is no link 'edge 3 receive'"):
-        run(with_cells(3, HIERFAVG) | {"world": {"processes": [process]}})
-
-
 def test_the_audit_sees_more_than_an_edge_server_can_send(tmp_path: Path) -> None:
     run(by_hand(), tmp_path / "run")
     path = tmp_path / "run" / "network.json"

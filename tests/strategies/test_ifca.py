@@ -1,6 +1,5 @@
 """IFCA and IFCA-MIG against known answers, through whole simulated runs."""
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +8,12 @@ import pytest
 from numpy.typing import NDArray
 
 import fedsim
-from fedsim.strategies.ifca import IFCA, IFCAParams
 from fedsim.training import Training
 from tests.strategies.clustered import (
     PAIRED,
     ROTATED,
     Sections,
     file_data,
-    groups_of,
     moves,
     of_kind,
     opposite_groups,
@@ -37,7 +34,7 @@ class TestOneGroup:
     @pytest.mark.parametrize(("aggregation", "sizes"), [("weighted", [5, 12, 30, 8, 21]), ("mean", [14] * 5)])
     def test_it_is_fedavg_bit_for_bit(self, tmp_path: Path, aggregation: str, sizes: list[int]) -> None:
         data = opposite_groups(tmp_path, sizes)
-        ours, _ = played(world(data, 5, ifca(1, 3, aggregation=aggregation, sweep=False), 6, training={"batch_size": 4}))
+        ours, _ = played(world(data, 5, ifca(1, 3, aggregation=aggregation, **{"as": "paper"}), 6, training={"batch_size": 4}))
         fedavg = {"kind": "fedavg", "clients_per_round": 3, "local_epochs": 2}
         theirs, _ = played(world(data, 5, fedavg, 6, training={"batch_size": 4}))
         assert weights(ours)[0].tobytes() == weights(theirs, [theirs.strategy.state["model"]])[0].tobytes()
@@ -113,60 +110,10 @@ def test_gradients_are_averaged_over_all_clients_of_the_round(
     assert [float(value[0]) for value in weights(run)] == pytest.approx(halfway, abs=1e-5)
 
 
-def test_the_models_begin_at_draws_of_their_own() -> None:
-    run, _ = played(world(PAIRED, 10, ifca(3, 2), 1))
-    values = weights(run, [run.learner.initial(group) for group in range(3)])
-    assert len({value.tobytes() for value in values}) == 3
-
-
-class ReversedParams(IFCAParams):
-    kind: str = "tests.strategies.test_ifca:Reversed"  # type: ignore[assignment]
-
-
-class Reversed(IFCA):
-    """IFCA with its models in reverse order."""
-
-    Params = ReversedParams
-
-    async def on_start(self) -> None:
-        await super().on_start()
-        self.state["models"].reverse()
-
-
-def test_the_order_of_the_models_is_only_a_matter_of_names() -> None:
-    shape = world(ROTATED, 12, ifca(4, 9, local_epochs=5), 5, seed=2)
-    ours, _ = played(shape)
-    theirs, _ = played(shape | {"strategy": shape["strategy"] | {"kind": ReversedParams().kind}})
-    assert [value.tobytes() for value in weights(ours)] == [value.tobytes() for value in weights(theirs)][::-1]
-    assert theirs.strategy.state["group"] == [3 - group if group >= 0 else -1 for group in ours.strategy.state["group"]]
-    assert len(set(ours.strategy.state["group"])) > 1
-
-
 def test_equal_starts_are_refused_where_groups_must_be_told_apart() -> None:
     with pytest.raises(fedsim.ScenarioError, match=r"strategy.starts is 'same' with 3 groups.*allowed is 'different'"):
         fedsim.Scenario(**world(PAIRED, 10, ifca(3, 2, starts="same"), 1))
     fedsim.Scenario(**world(PAIRED, 10, ifca(1, 2, starts="same"), 1))
-
-
-class AlikeParams(IFCAParams):
-    kind: str = "tests.strategies.test_ifca:Alike"  # type: ignore[assignment]
-
-
-class Alike(IFCA):
-    """IFCA whose models begin alike, which the parameters refuse."""
-
-    Params = AlikeParams
-
-    async def on_start(self) -> None:
-        await super().on_start()
-        self.state["models"] = [self.server.initial()] * self.params.groups
-
-
-def test_equal_starts_would_put_all_into_one_group_for_ever() -> None:
-    """In its first round; later the first model has moved, and whoever it does not fit chooses the second."""
-    shape = world(ROTATED, 12, ifca(3, 12), 1)
-    run, _ = played(shape | {"strategy": shape["strategy"] | {"kind": AlikeParams().kind}})
-    assert run.strategy.state["group"] == [0] * 12
 
 
 @pytest.mark.parametrize("learning", ["on", "off"])
@@ -201,7 +148,7 @@ class TestMigration:
         return ran(world(PAIRED, 20, ifca(5, 5, **strategy) | {"kind": kind}, 12, drift=drift), folder)
 
     def test_who_has_shifted_receives_all_models_once_more_and_chooses(self, tmp_path: Path) -> None:
-        run = self.swapped(tmp_path / "run", "ifca-mig", {"rounds": [5]}, shift_metric="oracle")
+        run = self.swapped(tmp_path / "run", "ifca-mig", {"rounds": [5]}, moment={"shift": "oracle"})
         assert len(of_kind(run, "shift-test")) == len(of_kind(run, "shift")) == 20
         moved = run.summary["bytes"]["by_purpose"]
         assert moved["migration"] == 20 * 5 * D
@@ -211,20 +158,15 @@ class TestMigration:
 
     def test_only_those_who_have_a_group_can_leave_it(self, tmp_path: Path) -> None:
         """By round 2 half of the devices have been asked."""
-        run = self.swapped(tmp_path / "run", "ifca-mig", {"rounds": [2]}, shift_metric="oracle")
+        run = self.swapped(tmp_path / "run", "ifca-mig", {"rounds": [2]}, moment={"shift": "oracle"})
         assert len(of_kind(run, "shift")) == 20
         assert {event["device"] for event in of_kind(run, "shift-test")} == set(range(10))
-
-    def test_ifca_itself_does_not_look(self, tmp_path: Path) -> None:
-        run = self.swapped(tmp_path / "run", "ifca", {"rounds": [5]})
-        assert not of_kind(run, "shift-test")
-        assert "migration" not in run.summary["bytes"]["by_purpose"]
 
     def test_a_choice_made_on_old_data_does_not_undo_a_migration(self, tmp_path: Path) -> None:
         """The data shift while devices train. They send the choice made before, but have chosen again when the round closes."""
         population = {"speed": {"kind": "lognormal", "median": "1000 samples/s", "spread": 2.0}}
         drift = {"kind": "swap-all", "probability": 1.0, "at": {"times": ["3 s", "4500 ms", "6 s"]}}
-        strategy = ifca(5, 15, shift_metric="oracle", local_epochs=3) | {"kind": "ifca-mig"}
+        strategy = ifca(5, 15, moment={"shift": "oracle"}, local_epochs=3) | {"kind": "ifca-mig"}
         run = ran(world(PAIRED, 20, strategy, 8, population=population, drift=drift), tmp_path / "run")
         overtaken = 0
         begun: dict[int, dict[str, Any]] = {}
@@ -247,7 +189,7 @@ class TestMigration:
 
     def test_who_chose_for_the_first_time_on_data_that_it_has_lost_meanwhile_chooses_again(self, tmp_path: Path) -> None:
         drift = {"kind": "swap-all", "probability": 1.0, "at": {"times": ["200 ms"]}}
-        strategy = ifca(5, 20, shift_metric="oracle") | {"kind": "ifca-mig"}
+        strategy = ifca(5, 20, moment={"shift": "oracle"}) | {"kind": "ifca-mig"}
         run = ran(world(PAIRED, 20, strategy, 2, drift=drift), tmp_path / "run")
         first = run.rounds[0]["time"]
         (at,) = {event["time"] for event in of_kind(run, "shift")}
@@ -257,12 +199,6 @@ class TestMigration:
         assert len(of_kind(run, "shift-test")) == 20
 
 
-def test_a_device_without_a_choice_of_its_own_has_no_group(tmp_path: Path) -> None:
-    run = ran(world(PAIRED, 20, ifca(5, 5), 2), tmp_path / "run")
-    assert [group is None for group in groups_of(run)] == [False] * 10 + [True] * 10
-    assert Counter(event["data"]["why"] for event in of_kind(run, "assign")).keys() == {"choice"}
-
-
 def test_hypcluster_is_ifca_weighted_by_samples(tmp_path: Path) -> None:
     data = opposite_groups(tmp_path, [20, 30, 40, 50, 60, 70])
     common = {"groups": 2, "clients_per_round": 4, "local_epochs": 1}
@@ -270,8 +206,8 @@ def test_hypcluster_is_ifca_weighted_by_samples(tmp_path: Path) -> None:
         played(world(data, 6, common | strategy, 6))[0]
         for strategy in (
             {"kind": "hypcluster"},
-            {"kind": "ifca", "aggregation": "weighted", "sweep": False},
-            {"kind": "ifca", "aggregation": "mean", "sweep": False},
+            {"kind": "ifca", "aggregation": "weighted", "as": "paper"},
+            {"kind": "ifca", "aggregation": "mean", "as": "paper"},
         )
     )
     assert (np.array(weights(hypcluster)) == np.array(weights(ifca))).all()

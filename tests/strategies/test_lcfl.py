@@ -1,29 +1,23 @@
 """LCFL against known answers, through whole runs: its distances, its clusters, its bytes, and who comes and goes."""
 
 import asyncio
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fedsim
 from fedsim.errors import SimulationError
-from fedsim.evaluation.agreement import adjusted_rand_index
-from fedsim.learning.models import Logistic
-from fedsim.learning.refs import Ref
 from fedsim.records.audit import audit
 from fedsim.records.reading import RunFolder
 from fedsim.simulation import Simulation
-from fedsim.strategies.lcfl import by_losses, by_models, by_updates
-from tests.learning.small import federation, learning
+from fedsim.strategies.clustering.algorithms import k_medoids
+from fedsim.strategies.clustering.similarity import diff_norm
+from fedsim.strategies.lcfl import by_losses, by_rows
 from tests.strategies.clustered import file_data
-from tests.test_runs import availabilities, networks
 
 MODULE = "tests.strategies.test_lcfl"
 
@@ -81,7 +75,8 @@ def rotated_digits(devices: int, **strategy: Any) -> dict[str, Any]:
     }
 
 
-LOCAL = {"warmup": "local", "warmup_epochs": 10}
+LOCAL: dict[str, Any] = {"moment": {"kind": "local", "epochs": 10}}
+OWN = {"kind": "local", "epochs": 1, "start": "own"}
 
 
 def ran(scenario: dict[str, Any], folder: Path) -> RunFolder:
@@ -124,16 +119,16 @@ def test_quadratics_are_as_far_apart_as_the_squares_of_their_centres(tmp_path: P
     """Eq. 2 of L_i(w) = |w - c_i|^2 / 2 at w_i = c_i is |c_i - c_j|^2, the square of DiffNorm."""
     centres = np.array([[0.0, 1.0], [3.0, 0.0], [0.5, 1.0], [3.0, 0.5], [-0.5, 0.5]])
     scenario = with_module("Centre", [np.tile(c, (4, 1)) for c in centres], tmp_path, lr=1.0, features=2)
-    scenario["strategy"] = {"kind": "lcfl", "groups": 2, "warmup": "local", "warmup_iterations": 1, "local_epochs": 1}
+    scenario["strategy"] = {"kind": "lcfl", "groups": 2, "moment": {"kind": "local", "steps": 1}, "local_epochs": 1}
     scenario["stop"] = {"rounds": 1}
     squares = ((centres[:, None] - centres[None]) ** 2).sum(axis=2)
     found = clustering_of(ran(scenario, tmp_path / "lcfl"))
     assert np.array(found["distance"]) == pytest.approx(squares, abs=1e-5)
     assert (found["devices"], found["groups"]) == ([0, 1, 2, 3, 4], [0, 1, 0, 1, 0])
-    scenario["strategy"] |= {"metric": "diff-norm"}
+    scenario["strategy"] |= {"measure": "diff-norm"}
     found = clustering_of(ran(scenario, tmp_path / "diff-norm"))
     assert np.array(found["distance"]) ** 2 == pytest.approx(squares, abs=1e-5)
-    scenario["strategy"] |= {"metric": "grad-cos", "gradient": "update"}
+    scenario["strategy"] |= {"measure": "update-cos"}
     cosines = [[a @ b / np.linalg.norm(a) / np.linalg.norm(b) for b in centres] for a in centres]
     assert np.array(clustering_of(ran(scenario, tmp_path / "cos"))["distance"]) == pytest.approx(
         1 - np.array(cosines), abs=1e-6
@@ -152,45 +147,13 @@ def test_gradients_are_those_of_all_data_at_the_devices_own_models(tmp_path: Pat
         expected.append(2 * x.T @ (x @ w - y) / len(y))
         changes.append(w)
     scenario = with_module("LeastSquares", samples, tmp_path, lr=lr, features=3)
-    scenario["strategy"] = {"kind": "lcfl", "groups": 2, "warmup": "local", "warmup_iterations": steps, "local_epochs": 1}
+    scenario["strategy"] = {"kind": "lcfl", "groups": 2, "moment": {"kind": "local", "steps": steps}, "local_epochs": 1}
     scenario["stop"] = {"rounds": 1}
-    for gradient, vectors in (("final", expected), ("update", changes)):
-        scenario["strategy"] |= {"metric": "grad-cos", "gradient": gradient}
+    for measure, vectors in (("grad-cos", expected), ("update-cos", changes)):
+        scenario["strategy"] |= {"measure": measure}
         units = np.array(vectors) / np.linalg.norm(vectors, axis=1)[:, None]
-        found = clustering_of(ran(scenario, tmp_path / gradient))
+        found = clustering_of(ran(scenario, tmp_path / measure))
         assert np.array(found["distance"]) == pytest.approx(1 - units @ units.T, abs=1e-5)
-
-
-def test_linear_models_on_normalised_inputs(tmp_path: Path) -> None:
-    """Eq. 8: with the same second moments S of the inputs, L_i(w_j) - L_i(w_i) is dS' S^-1 dS of the inputs' and targets'."""
-    generator = np.random.default_rng(4)
-    inputs = generator.standard_normal((60, 3))
-    targets = [inputs @ generator.standard_normal(3) + generator.standard_normal(60) for _ in range(4)]
-    samples = [np.column_stack([inputs, y]) for y in targets]
-    scenario = with_module("LeastSquares", samples, tmp_path, lr=0.2, features=3)
-    scenario["strategy"] = {"kind": "lcfl", "groups": 2, "warmup": "local", "warmup_iterations": 200, "local_epochs": 1}
-    scenario["stop"] = {"rounds": 1}
-    inverse = np.linalg.inv(inputs.T @ inputs / 60)
-    cross = np.array([inputs.T @ y / 60 for y in targets])
-    expected = [[2 * (b - a) @ inverse @ (b - a) for b in cross] for a in cross]
-    assert np.array(clustering_of(ran(scenario, tmp_path / "run"))["distance"]) == pytest.approx(np.array(expected), rel=1e-4)
-
-
-def test_a_shift_of_all_logits_fools_diff_norm_alone() -> None:
-    """Section IV: adding one vector to every class's weights leaves a softmax model what it is."""
-    core, _ = learning(federation([30, 40], seed=3), Logistic())
-    first = asyncio.run(core.value(core.initial())).copy()
-    second = first.copy()
-    shift = np.random.default_rng(0).standard_normal(6).astype(np.float32)
-    kernel = core.tensors(second)  # views: what is added here is added to the flat model
-    weights = next(tensor for tensor in kernel.values() if tensor.ndim == 2)
-    weights += shift if weights.shape == (3, 6) else shift[:, None]
-    models = [Ref(f"given-{at}", at, None) for at in range(2)]
-    for model, value in zip(models, (first, second), strict=True):
-        model.settle(value)
-    losses = np.stack(asyncio.run(core.losses([core.best(models, device) for device in range(2)])))
-    assert by_losses(losses)[1] == pytest.approx(np.zeros((2, 2)), abs=1e-6)
-    assert by_models([first, second])[1][0, 1] == pytest.approx(np.sqrt(3) * np.linalg.norm(shift), rel=1e-6)
 
 
 def test_who_has_diverged_is_left_out_and_all_else_is_as_without() -> None:
@@ -210,8 +173,8 @@ def test_who_has_diverged_is_left_out_and_all_else_is_as_without() -> None:
     assert by_losses(elsewhere)[0] == [0, 1, 3]
     assert by_losses(np.full((2, 2), np.nan))[0] == []
     models = [np.ones(3, np.float32), np.array([1, np.nan, 0], np.float32), np.zeros(3, np.float32)]
-    assert by_models(models)[0] == [0, 2]
-    assert by_updates(models, [np.zeros(3, np.float32)] * 3)[0] == [0, 2]
+    assert by_rows(models, diff_norm)[0] == [0, 2]
+    assert by_rows([models[1]], diff_norm)[0] == []
 
 
 # Clusters.
@@ -220,10 +183,10 @@ def test_who_has_diverged_is_left_out_and_all_else_is_as_without() -> None:
 @pytest.mark.parametrize(
     "clustering",
     [
-        {"start": "build"},
-        {"start": "k-medoids++"},
-        {"clustering": "hierarchical"},
-        {"clustering": "dbscan", "groups": 6},
+        {"clusterer": "k-medoids"},
+        {"clusterer": {"start": "k-medoids++"}},
+        {"clusterer": "hierarchical"},
+        {"clusterer": "dbscan", "groups": 6},
     ],
     ids=lambda clustering: "-".join(str(value) for value in clustering.values()),
 )
@@ -237,31 +200,22 @@ def test_rotations_are_found_after_a_local_warm_up(clustering: dict[str, Any], t
     assert [row["group"] for row in run.devices] == truth.tolist()
 
 
-def test_rotations_are_found_after_a_federated_warm_up(tmp_path: Path) -> None:
-    scenario = rotated_digits(24, warmup_rounds=3) | {"stop": {"rounds": 4}}
-    run = ran(scenario, tmp_path / "run")
-    assert [row["purity"] for row in run.rounds] == [None, None, None, 1.0]
-    assert run.rounds[3]["accuracy"] > run.rounds[2]["accuracy"] + 0.1
-
-
-def test_models_that_began_apart_fool_diff_norm_alone(tmp_path: Path) -> None:
-    """Devices that draw their own initial models end far apart in whatever their data say nothing about."""
-    agreement = {}
-    for metric in ("lcfl", "diff-norm"):
-        scenario = rotated_digits(24, **LOCAL, local_start="own", metric=metric)
-        scenario["training"] |= {"init": "glorot"}
-        scenario["model"] = {"kind": "mlp", "hidden": [32]}
-        found = clustering_of(ran(scenario, tmp_path / metric))
-        agreement[metric] = adjusted_rand_index(np.array(found["groups"]), np.arange(24) % 4)
-    assert agreement["lcfl"] == 1.0
-    assert agreement["diff-norm"] < 0.5
+def test_as_the_published_code_medoids_may_begin_in_one_cluster(tmp_path: Path) -> None:
+    samples = [np.full((2, 1), c) for c in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 100.0, 100.1, 100.2)]
+    scenario = with_module("Centre", samples, tmp_path, lr=1.0, features=1) | {"stop": {"rounds": 1}}
+    strategy = {"kind": "lcfl", "groups": 2, "measure": "diff-norm", "moment": {"kind": "local", "steps": 1}}
+    for source, begins in (("paper", "build"), ("published-code", "heuristic")):
+        found = clustering_of(ran(scenario | {"strategy": strategy | {"as": source}}, tmp_path / source))
+        assert (found["groups"] == [0] * 10 + [1] * 3) == (source == "paper")
+        by_hand = k_medoids(np.array(found["distance"]), 2, begins, np.random.default_rng(0))  # type: ignore[arg-type]
+        assert found["groups"] == by_hand.tolist()
 
 
 def test_each_cluster_is_fedavg_by_itself(tmp_path: Path) -> None:
     """Two clusters of quadratics: with full steps each model is its members' mean, whatever the others do."""
     centres = np.array([[0.0, 1.0], [10.0, 0.0], [1.0, 1.0], [12.0, 0.0], [0.5, 4.0]])
     scenario = with_module("Centre", [np.tile(c, (3, 1)) for c in centres], tmp_path, lr=1.0, features=2)
-    scenario["strategy"] = {"kind": "lcfl", "groups": 2, "warmup_rounds": 1, "local_epochs": 1}
+    scenario["strategy"] = {"kind": "lcfl", "groups": 2, "moment": {"rounds": 1}, "local_epochs": 1}
     scenario["stop"] = {"rounds": 2}
     assert models_after(scenario) == pytest.approx(np.array([centres[[0, 2, 4]].mean(axis=0), [11.0, 0.0]]), abs=1e-5)
 
@@ -272,7 +226,7 @@ def test_where_clusters_begin(start: str, first: list[float], tmp_path: Path) ->
     samples = [np.full((2, 1), c) for c in (0.0, 1.0, 10.0, 11.0)]
     scenario = with_module("Centre", samples, tmp_path, lr=1.0, features=1)
     scenario["training"] |= {"lr_decay": 1e-9}
-    scenario["strategy"] = {"kind": "lcfl", "groups": 2, "warmup_rounds": 1, "local_epochs": 1, "clusters_start": start}
+    scenario["strategy"] = {"kind": "lcfl", "groups": 2, "moment": {"rounds": 1}, "local_epochs": 1, "clusters_start": start}
     scenario["stop"] = {"rounds": 2}
     assert models_after(scenario).ravel().tolist() == pytest.approx(first, abs=1e-5)
 
@@ -296,7 +250,7 @@ def test_the_warm_up_is_fedavg_bit_for_bit(share: float, tmp_path: Path) -> None
     """As in Tables II and III of the paper, where both have the same figures at iteration 5."""
     scenario = rotated_digits(12) | {"stop": {"rounds": 4}}
     fedavg = scenario | {"strategy": {"kind": "fedavg", "clients_per_round": round(12 * share), "local_epochs": 2}}
-    lcfl = {"kind": "lcfl", "warmup_rounds": 4, "warmup_participation": share, "local_epochs": 2, "aggregation": "weighted"}
+    lcfl = {"kind": "lcfl", "moment": {"rounds": 4, "participation": share}, "local_epochs": 2, "aggregation": "weighted"}
     expected = ran(fedavg, tmp_path / "fedavg")
     alone = ran(scenario | {"strategy": lcfl}, tmp_path / "alone")
     longer = ran(scenario | {"strategy": lcfl, "stop": {"rounds": 6}}, tmp_path / "longer")
@@ -305,16 +259,8 @@ def test_the_warm_up_is_fedavg_bit_for_bit(share: float, tmp_path: Path) -> None
     assert longer.rounds[:4] == expected.rounds
 
 
-def test_equal_sizes_make_the_plain_mean_fedavg(tmp_path: Path) -> None:
-    samples = [np.random.default_rng(device).standard_normal((6, 3)) for device in range(5)]
-    scenario = {"data": given_data(samples, tmp_path), "population": {"devices": 5}, "stop": {"rounds": 3}}
-    fedavg = ran(scenario | {"strategy": {"kind": "fedavg", "clients_per_round": 5}}, tmp_path / "fedavg")
-    lcfl = ran(scenario | {"strategy": {"kind": "lcfl", "local_epochs": 1}}, tmp_path / "lcfl")
-    assert lcfl.summary["models_sha256"] == fedavg.summary["models_sha256"]
-
-
 def test_who_was_never_drawn_trains_before_the_exchange(tmp_path: Path) -> None:
-    scenario = off(20, 3, warmup_rounds=1, warmup_participation=0.25)
+    scenario = off(20, 3, moment={"rounds": 1, "participation": 0.25})
     run = ran(scenario, tmp_path / "run")
     moved = run.summary["bytes"]["by_purpose"]
     assert moved["warm-up"] == 2 * 15 * 1000.0
@@ -328,8 +274,8 @@ def test_who_was_never_drawn_trains_before_the_exchange(tmp_path: Path) -> None:
 @pytest.mark.parametrize("warmup", ["federated", "local"])
 def test_the_bytes_of_an_exchange_among_200(warmup: str, tmp_path: Path) -> None:
     """M = 200 and the paper's CNN of 417,482 parameters: M (M - 1) models down, M models and M (M - 1) scalars up."""
-    of_mode = {"warmup_rounds": 1} if warmup == "federated" else {"local_start": "own"}
-    scenario = off(200, 1, warmup=warmup, **of_mode)
+    moment = {"rounds": 1} if warmup == "federated" else {"kind": "local", "start": "own"}
+    scenario = off(200, 1, moment=moment)
     scenario["model"] = {"kind": "size", "bytes": "1669928 B"}
     scenario["stop"] = {"rounds": 2 if warmup == "federated" else 1}
     moved = ran(scenario, tmp_path / "run").summary["bytes"]
@@ -342,29 +288,24 @@ def test_the_bytes_of_an_exchange_among_200(warmup: str, tmp_path: Path) -> None
     assert (purposes["model"], purposes["update"]) == (rounds * models, rounds * models)
 
 
-def test_a_common_start_is_sent(tmp_path: Path) -> None:
-    moved = ran(off(10, 1, warmup="local", warmup_iterations=7), tmp_path / "run").summary["bytes"]["by_purpose"]
-    assert moved["warm-up"] == 2 * 10 * 1000.0
-
-
 @pytest.mark.parametrize(
     ("options", "gradients"),
-    [({"metric": "diff-norm"}, 0), ({"metric": "grad-cos"}, 10), ({"metric": "grad-cos", "gradient": "update"}, 0)],
+    [({"measure": "diff-norm"}, 0), ({"measure": "grad-cos"}, 10), ({"measure": "update-cos"}, 0)],
     ids=str,
 )
 def test_other_metrics_need_no_exchange(options: dict[str, Any], gradients: int, tmp_path: Path) -> None:
-    run = ran(off(10, 3, warmup_rounds=2, **options), tmp_path / "run")
+    run = ran(off(10, 3, moment={"rounds": 2}, **options), tmp_path / "run")
     moved = dict(run.summary["bytes"]["by_purpose"])
     assert moved.pop("gradient", 0.0) == gradients * 1000.0
     assert moved == {"model": 30 * 1000.0, "update": 30 * 1000.0}
-    assert clustering_of(run)["measure"] == options["metric"]
+    assert clustering_of(run)["measure"] == options["measure"]
     rotated = rotated_digits(24, **LOCAL, **options)
     assert clustering_of(ran(rotated, tmp_path / "rotated"))["groups"] == (np.arange(24) % 4).tolist()
 
 
 def test_time_of_the_exchange(tmp_path: Path) -> None:
     """3 models of 1 kB over 8 kbit/s are 3 s, four forward passes over 90 samples at 30 samples/s are 4 s, 12 B up 12 ms."""
-    scenario = off(4, 1, groups=2, warmup="local", warmup_epochs=1, local_start="own")
+    scenario = off(4, 1, groups=2, moment=OWN)
     scenario["population"] = {"devices": 4, "samples": {"low": 90, "high": 90}, "speed": "30 samples/s"}
     scenario["network"] = {"kind": "star", "device": {"down": "8 kbit/s", "up": "8 kbit/s"}}
     run = ran(scenario, tmp_path / "run")
@@ -377,9 +318,9 @@ def test_time_of_the_exchange(tmp_path: Path) -> None:
 # Who comes and goes.
 
 
-def on_and_off(folder: Path, **strategy: Any) -> dict[str, Any]:
+def on_and_off(folder: Path, **limit: Any) -> dict[str, Any]:
     """Four devices, all on for 10 s and off for 10 s, in turn; the exchange begins at 4 s and takes them 7 s."""
-    scenario = off(4, 1, groups=2, warmup="local", warmup_epochs=1, local_start="own", local_epochs=1, **strategy)
+    scenario = off(4, 1, groups=2, moment=OWN | limit, local_epochs=1)
     (folder / "on.json").write_text('{"1": {"start": 0, "end": 20, "ready": [[0, 10]], "ok": true}}')
     scenario["data"] = {"root": str(folder)}
     availability = {"kind": "flash", "file": "on.json"}
@@ -401,7 +342,7 @@ def test_who_is_lost_in_the_exchange_is_asked_again(tmp_path: Path) -> None:
     assert run.summary["bytes"]["by_purpose"]["exchange"] > 4 * 3 * 1000.0  # what they had received before is lost
 
 
-@pytest.mark.parametrize(("limit", "time"), [({"exchange_attempts": 1}, 10.0), ({"exchange_deadline": "5 s"}, 9.0)])
+@pytest.mark.parametrize(("limit", "time"), [({"attempts": 1}, 10.0), ({"deadline": "5 s"}, 9.0)])
 def test_without_an_exchange_the_run_ends_and_says_so(limit: dict[str, Any], time: float, tmp_path: Path) -> None:
     run = ran(on_and_off(tmp_path, **limit), tmp_path / "run")
     assert run.summary["stopped"] == "0 devices came back from the exchange, too few for 2 groups"
@@ -410,7 +351,7 @@ def test_without_an_exchange_the_run_ends_and_says_so(limit: dict[str, Any], tim
 
 
 def test_who_is_late_in_the_exchange_is_placed_like_a_newcomer(tmp_path: Path) -> None:
-    scenario = rotated_digits(24, **LOCAL, exchange_deadline="100 s") | {"stop": {"rounds": 12}}
+    scenario = rotated_digits(24, moment=LOCAL["moment"] | {"deadline": "100 s"}) | {"stop": {"rounds": 12}}
     scenario["population"]["speed"] = {"kind": "lognormal", "median": "40 samples/s", "spread": 3.0}
     run = ran(scenario, tmp_path / "run")
     late = sorted(set(range(24)) - set(clustering_of(run)["devices"]))
@@ -425,7 +366,7 @@ def test_who_is_late_in_the_exchange_is_placed_like_a_newcomer(tmp_path: Path) -
 def test_newcomers_join_the_cluster_that_fits_them(tmp_path: Path) -> None:
     """One comes in the warm-up and is drawn; one when the clusters begin, all at the same model: it must wait for the first
     round before it can tell them apart. Those who come after the warm-up receive four models each, once."""
-    scenario = rotated_digits(24, warmup_rounds=3) | {"stop": {"rounds": 12}}
+    scenario = rotated_digits(24, moment={"rounds": 3}) | {"stop": {"rounds": 12}}
     scenario["population"] |= {"speed": "100 samples/s", "arrivals": {"kind": "schedule"}}
     scenario["population"]["arrivals"] |= {"times": ["3 s", "36 s", "60 s", "60 s"], "devices": [3, 7, 8, 9]}
     run = ran(scenario, tmp_path / "run")
@@ -439,16 +380,6 @@ def test_newcomers_join_the_cluster_that_fits_them(tmp_path: Path) -> None:
     assert (purposes["cold-start"], purposes["id"]) == (3 * 4 * 650 * 4.0, 3 * 4.0)
 
 
-def test_without_learning_groups_are_drawn_and_nearly_equal(tmp_path: Path) -> None:
-    scenario = off(20, 4, warmup_rounds=2)
-    scenario["population"]["arrivals"] = {"kind": "schedule", "times": ["20 s"], "devices": [5]}
-    run = ran(scenario | {"stop": {"rounds": 12}}, tmp_path / "run")
-    found = clustering_of(run)
-    assert sorted(np.bincount(found["groups"]).tolist()) == [6, 6, 7]
-    assert "distance" not in found
-    assert all(0 <= row["group"] < 3 for row in run.devices)
-
-
 def test_a_warm_up_that_diverges_is_named() -> None:
     scenario = rotated_digits(8, **LOCAL)
     scenario["training"] |= {"lr": 1e6, "weight_decay": 1e6}
@@ -460,13 +391,15 @@ def test_a_warm_up_that_diverges_is_named() -> None:
     ("strategy", "message"),
     [
         ({"groups": 25}, "strategy.groups is 25, more than the population's 24 devices; allowed are 1 to 24"),
-        ({"groups": 1, "clustering": "dbscan"}, "strategy.groups is 1, from which no radius for dbscan follows"),
+        ({"groups": 1, "clusterer": "dbscan"}, "strategy.groups is 1, from which no radius for dbscan follows"),
         (
             {"clients_per_round": 5},
             "strategy has the key 'clients_per_round', which it does not take; allowed is 'participation'",
         ),
         ({"over_selection": 1.5}, "unknown key 'over_selection'"),
-        ({"sweep": True}, "unknown key 'sweep'"),
+        ({"warmup": "local"}, "strategy has the key 'warmup', which it does not take; allowed is 'moment'"),
+        ({"start": "heuristic"}, "strategy has the key 'start', which it does not take; allowed is 'clusterer.start'"),
+        ({"moment": "pre-training"}, "strategy.moment.kind is 'pre-training'; allowed are rounds, local"),
         ({"aggregation": "frst"}, "strategy.aggregation.kind is 'frst'; allowed are weighted, mean, first"),
         ({"participation": 0.0}, "strategy.participation is 0.0"),
     ],
@@ -474,39 +407,3 @@ def test_a_warm_up_that_diverges_is_named() -> None:
 def test_what_cannot_work_is_refused(strategy: dict[str, Any], message: str) -> None:
     with pytest.raises(fedsim.ScenarioError, match=message):
         fedsim.Scenario(**rotated_digits(24, **strategy))
-
-
-@pytest.mark.long
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    seed=st.integers(0, 1000),
-    network=networks,
-    availability=availabilities,
-    options=st.fixed_dictionaries(
-        {
-            "warmup": st.sampled_from(["federated", "local"]),
-            "metric": st.sampled_from(["lcfl", "diff-norm"]),
-            "warmup_participation": st.sampled_from([0.3, 1.0]),
-            "participation": st.sampled_from([0.3, 1.0]),
-            "exchange_attempts": st.integers(1, 3),
-        }
-    ),
-    limit=st.sampled_from([None, "20 s", "5 min"]),
-    arriving=st.booleans(),
-    leaving=st.booleans(),
-)
-def test_devices_that_come_and_go_leave_no_trace_of_disorder(
-    seed: int, network: Any, availability: Any, options: dict[str, Any], limit: str | None, arriving: bool, leaving: bool
-) -> None:
-    deadline = {"exchange_deadline": limit} if limit else {}
-    scenario = off(12, 8, warmup_rounds=2, **options, **deadline) | {"seed": seed, "network": network}
-    scenario["population"] |= {"availability": availability}
-    scenario["population"] |= {"arrivals": {"kind": "poisson", "rate": "2 /min"}} if arriving else {}
-    scenario["population"] |= {"departures": {"kind": "exponential", "mean_stay": "3 min"}} if leaving else {}
-    scenario["stop"] |= {"simulated_time": "1 h"}
-    with tempfile.TemporaryDirectory() as folder:
-        run = ran(scenario, Path(folder) / "run")
-        groups = {event["device"]: event["group"] for event in run.events if event["kind"] == "assign"}
-        for event in run.events:
-            if event["kind"] == "task-start" and event["round"] is not None and event["round"] >= 2:
-                assert event["group"] == groups[event["device"]]

@@ -12,17 +12,6 @@ from tests.strategies.clustered import PAIRED, Sections, of_kind, ran, world
 from tests.test_runs import STRATEGIES
 
 EARLY, LATE, GONE = [1, 3, 5], [7, 9], [0, 2, 4]
-every_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["kind"].split(":")[-1])
-
-
-def changing(small: Sections, strategy: Sections, **population: Any) -> Sections:
-    """The world ``small``; three devices join in the first minutes, two later, and three leave in between."""
-    small["population"] |= {
-        "availability": {"kind": "always"},
-        "arrivals": {"kind": "schedule", "times": ["20 s", "40 s", "1 min", "4 min", "5 min"], "devices": [*EARLY, *LATE]},
-        "departures": {"kind": "schedule", "times": ["90 s", "100 s", "110 s"], "devices": GONE},
-    } | population
-    return small | {"strategy": strategy, "stop": {"rounds": 400, "simulated_time": "7 min"}}
 
 
 def starts(run: RunFolder) -> list[list[dict[str, Any]]]:
@@ -34,16 +23,19 @@ def starts(run: RunFolder) -> list[list[dict[str, Any]]]:
     return found
 
 
-@every_strategy
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["kind"].split(":")[-1])
 @pytest.mark.parametrize("learning", ["on", "off"])
 def test_newcomers_take_part_and_who_has_left_does_not(
     small: dict[str, Any], strategy: Sections, learning: str, tmp_path: Path
 ) -> None:
-    sections = changing(small, strategy) | {"learning": learning}
-    if learning == "on":
-        sections["stop"] = {"rounds": 60, "simulated_time": "7 min"}
-        sections["evaluation"] = {"every": 10}
-    run = ran(sections, tmp_path / "run")
+    """Three devices join in the first minutes, two later, and three leave in between."""
+    small["population"] |= {
+        "availability": {"kind": "always"},
+        "arrivals": {"kind": "schedule", "times": ["20 s", "40 s", "1 min", "4 min", "5 min"], "devices": [*EARLY, *LATE]},
+        "departures": {"kind": "schedule", "times": ["90 s", "100 s", "110 s"], "devices": GONE},
+    }
+    small |= {"strategy": strategy, "learning": learning, "evaluation": {"every": 10}}
+    run = ran(small | {"stop": {"rounds": 60 if learning == "on" else 400, "simulated_time": "7 min"}}, tmp_path / "run")
     over = run.events[-1]["time"]
     arrival = {event["device"]: event["time"] for event in of_kind(run, "arrival")}
     departure = {event["device"]: event["time"] for event in of_kind(run, "departure")}
@@ -60,45 +52,6 @@ def test_newcomers_take_part_and_who_has_left_does_not(
         for device in EARLY:
             assert started[device], f"newcomer {device} was never asked anything"
             assert any(event["outcome"] == "done" for event in started[device])
-
-
-@every_strategy
-def test_newcomers_that_are_away_when_they_arrive_and_leavers_that_come_and_go(
-    small: dict[str, Any], strategy: Sections, tmp_path: Path
-) -> None:
-    population = {
-        "availability": {"kind": "renewal", "mean_on": "1 min", "mean_off": "40 s"},
-        "arrivals": {"kind": "poisson", "rate": "6 /min", "newcomers": 10},
-        "departures": {"kind": "exponential", "mean_stay": "4 min", "share": 0.6},
-    }
-    run = ran(changing(small, strategy, **population) | {"learning": "off"}, tmp_path / "run")
-    built = Simulation(fedsim.Scenario(**changing(small, strategy, **population) | {"learning": "off"})).installed
-    for device, own in enumerate(starts(run)):
-        for event in own:
-            assert event["time"] >= built.population.arrival[device]
-            assert event["time"] < built.population.departure[device] or event["outcome"] == "left"
-
-
-@every_strategy
-def test_when_all_have_left_the_run_ends(small: dict[str, Any], strategy: Sections, tmp_path: Path) -> None:
-    population = {
-        "arrivals": {"kind": "poisson", "rate": "1 /s", "newcomers": 5},
-        "departures": {"kind": "exponential", "mean_stay": "1 min"},
-    }
-    sections = changing(small, strategy, **population) | {"learning": "off", "stop": {"rounds": 100_000}}
-    run = ran(sections, tmp_path / "run")
-    assert run.summary["stopped"] != "100000 rounds"
-    assert run.summary["stopped"].startswith(("no device", "no client", "fewer than")), run.summary["stopped"]
-
-
-@every_strategy
-def test_nobody_is_there_before_the_first_newcomer(small: dict[str, Any], strategy: Sections, tmp_path: Path) -> None:
-    population = {"arrivals": {"kind": "poisson", "rate": "1 /s", "newcomers": 20}, "departures": None}
-    sections = changing(small, strategy, **population) | {"learning": "off", "stop": {"rounds": 20, "simulated_time": "2 h"}}
-    run = ran(sections, tmp_path / "run")
-    assert run.summary["stopped"] == "20 rounds"
-    first = min(event["time"] for event in of_kind(run, "arrival"))
-    assert min(event["time"] for event in of_kind(run, "task-start")) >= first > 0
 
 
 class TestIntroductions:
@@ -162,11 +115,11 @@ def test_a_server_does_not_know_who_is_to_come() -> None:
         PAIRED, 20, {"kind": "fedavg"}, 1, population={"arrivals": {"kind": "schedule", "times": ["5 s"], "devices": [4]}}
     )
     run = Simulation(fedsim.Scenario(**sections)).installed
-    assert [device for device in range(20) if not run.server.arrived(device)] == [4]
-    assert run.server.expects_newcomers()
-    assert 4 not in run.server.online()
+    assert [device for device in range(20) if not run.server.clients.arrived(device)] == [4]
+    assert run.server.clients.expects_newcomers()
+    assert 4 not in run.server.clients.online()
     alone = Simulation(fedsim.Scenario(**world(PAIRED, 20, {"kind": "fedavg"}, 1))).installed
-    assert not alone.server.expects_newcomers()
+    assert not alone.server.clients.expects_newcomers()
 
 
 def test_once_the_last_newcomer_has_come_and_gone_nobody_is_waited_for(tmp_path: Path) -> None:

@@ -122,15 +122,6 @@ def test_rounds_are_those_of_the_paper(tmp_path: Path, theta: float, imbalance: 
     assert final(run) == pytest.approx(flat, abs=2e-6)
 
 
-def test_clusters_of_equal_size_take_the_steps_of_fedavg(tmp_path: Path) -> None:
-    data = one_class(tmp_path, [30, 25, 20, 10, 15, 20])
-    reweighted, records = played(world(data, 6, rfedavg(6, **BY_CLASS), 6))
-    assert [event["clusters"] for event in told(records, "reweighting")] == [[2, 2, 2]] * 6
-    assert all(event["weights"] == pytest.approx([1 / 3] * 3) for event in told(records, "reweighting"))
-    fedavg, _ = played(world(data, 6, {"kind": "fedavg", "clients_per_round": 6}, 6, training={"batch_size": 1000}))
-    assert final(reweighted) == pytest.approx(final(fedavg), abs=1e-6)
-
-
 @pytest.mark.parametrize("clustering", ["ccs", "kmeans"])
 def test_weights_by_samples_are_fedavg_whatever_the_clusters(tmp_path: Path, clustering: str) -> None:
     """The same cohorts too: the paper's FedAvg can be run either way."""
@@ -140,21 +131,6 @@ def test_weights_by_samples_are_fedavg_whatever_the_clusters(tmp_path: Path, clu
     reweighted, _ = played(world(data, 8, rfedavg(4), 8))
     assert final(by_data) == pytest.approx(final(fedavg), abs=1e-6)
     assert np.abs(final(reweighted) - final(fedavg)).max() > 1e-3
-
-
-def test_the_same_data_everywhere_are_one_cluster(tmp_path: Path) -> None:
-    x, y = np.random.default_rng(2).normal(size=(12, 4)), [0, 1] * 6
-    alike = world(file_data(tmp_path / "a", [(x, y)] * 5), 5, rfedavg(5, least_loss=1e6), 3)
-    _, records = played(alike)
-    assert [(event["clusters"], event["weights"]) for event in told(records, "reweighting")] == [([5], [1.0])] * 3
-
-
-def test_gradients_at_right_angles_are_all_apart(tmp_path: Path) -> None:
-    shards = [(10 * np.eye(6)[[device] * 4], [0, 1] * 2) for device in range(6)]
-    _, records = played(world(file_data(tmp_path, shards), 6, rfedavg(6), 1))
-    (event,) = told(records, "reweighting")
-    assert event["clusters"] == [1] * 6
-    assert event["weights"] == pytest.approx([1 / 6] * 6)
 
 
 def test_the_optimum_mends_what_samples_get_wrong(tmp_path: Path) -> None:
@@ -174,14 +150,6 @@ def test_the_optimum_mends_what_samples_get_wrong(tmp_path: Path) -> None:
     assert by_data["optimal"] == pytest.approx(1.0)
     assert by_data["uniform-by-data"] == pytest.approx(10.0)
     assert by_data["optimal"] < by_data["rfedavg"] < by_data["uniform-by-data"]
-
-
-def test_a_class_that_is_missing_has_no_ratio(tmp_path: Path) -> None:
-    data = one_class(tmp_path, [20, 20, 20, 20])
-    _, records = played(world(data, 4, rfedavg(1), 2))
-    for event in told(records, "reweighting"):
-        assert event["balance"]["beta"] == [None, None]
-        assert event["balance"]["distance"] == pytest.approx([2 / 3, 2 / 3])
 
 
 def test_the_threshold_follows_the_reported_losses(tmp_path: Path) -> None:
@@ -220,16 +188,6 @@ def test_clusterings_are_recorded_as_rounds_double(tmp_path: Path) -> None:
                 assert (similarity[one, other] >= math.cos(0.3)) == alike == (found["groups"][one] == found["groups"][other])
 
 
-def test_groups_are_the_last_rounds_clusters(tmp_path: Path) -> None:
-    data = {"source": "digits", "partition": {"kind": "class-imbalance", "classes_per_device": 1, "largest": 20}}
-    run = ran(world(data, 20, rfedavg(8, **BY_CLASS), 5), tmp_path)
-    last = of_kind(run, "reweighting")[-1]["data"]["clusters"]
-    groups = [row["group"] for row in run.devices if row["group"] is not None]
-    assert sorted(groups.count(number) for number in set(groups)) == sorted(last)
-    assert all(row["purity"] > 0.8 for row in run.rounds)
-    assert all(event["group"] is None for event in of_kind(run, "task-start"))
-
-
 # Bytes.
 
 
@@ -262,16 +220,6 @@ def test_the_ledger(tmp_path: Path, strategy: Sections, scalars: int, counts: in
 
 
 # Who is late, lost, new or broken.
-
-
-def test_who_is_late_is_not_clustered(tmp_path: Path) -> None:
-    data = one_class(tmp_path / "data", [30, 5, 20, 10, 15, 200])
-    sections = world(data, 6, rfedavg(6, deadline="10 s"), 3, population={"speed": "10 samples/s"})
-    run = ran(sections, tmp_path / "run")
-    for event in of_kind(run, "reweighting"):
-        assert sum(event["data"]["clusters"]) == 5
-        assert sum(event["data"]["weights"]) == pytest.approx(1)
-    assert [row["slow"] for row in run.rounds] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("learning", ["on", "off"])
@@ -327,24 +275,6 @@ def test_when_no_update_is_finite_the_model_stays(tmp_path: Path) -> None:
 # K-means.
 
 
-@pytest.mark.parametrize("dimensions", [3, 50])
-def test_k_means_finds_blobs_in_any_number_of_dimensions(dimensions: int) -> None:
-    draw = np.random.default_rng(dimensions)
-    owner = np.arange(12) % 4
-    centers = 10 * draw.normal(size=(4, dimensions))
-    rows = (centers[owner] + 0.1 * draw.normal(size=(12, dimensions))).astype(np.float32)
-    params = RFedAvgParams(clustering="kmeans")
-    found = cluster_gradients(params, rows, np.eye(12), None, 4, np.random.default_rng(1))
-    assert found == [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]]
-
-
-def test_k_means_makes_as_many_clusters_as_ccs_where_it_is_told_to() -> None:
-    rows = np.repeat(np.eye(4, dtype=np.float32), 3, axis=0)
-    params = RFedAvgParams(clustering="kmeans", kmeans_clusters="ccs")
-    similarity = (rows @ rows.T).astype(np.float64)
-    assert len(cluster_gradients(params, rows, similarity, 0.5, 10, np.random.default_rng(1))) == 4
-
-
 @pytest.mark.parametrize("wanted", [1, 2, 4])
 def test_k_means_makes_as_many_clusters_as_the_scenario_says(wanted: int) -> None:
     """Two pairs of neighbours: N = 2 puts each pair together, N = 4 every device by itself."""
@@ -353,10 +283,3 @@ def test_k_means_makes_as_many_clusters_as_the_scenario_says(wanted: int) -> Non
     assert not params.uses_loss
     found = cluster_gradients(params, rows, np.eye(4), None, 10, np.random.default_rng(1))
     assert sorted(found) == {1: [[0, 1, 2, 3]], 2: [[0, 1], [2, 3]], 4: [[0], [1], [2], [3]]}[wanted]
-
-
-def test_k_means_makes_no_more_clusters_than_there_are_gradients() -> None:
-    rows = np.repeat(np.eye(4, dtype=np.float32), 3, axis=0)
-    params = RFedAvgParams(clustering="kmeans")
-    found = cluster_gradients(params, rows, np.eye(12), None, 10, np.random.default_rng(1))
-    assert found == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]

@@ -28,8 +28,8 @@ BESIDE: dict[str, Sections] = {
     "scaffold": {"option": "I"},
     "scaffold/II": {"option": "II"},
     "feddyn": {"alpha": 0.1},
-    "flexcfl": {"groups": 1, "alpha": 12, "pretrain_iterations": 5},
-    "lcfl": {"groups": 1, "clusters_start": "members", "warmup_rounds": 1, "clients_per_round": None},
+    "flexcfl": {"groups": 1, "moment": {"devices": 12, "steps": 5}},
+    "lcfl": {"groups": 1, "clusters_start": "members", "moment": {"rounds": 1}, "clients_per_round": None},
 }
 """Strategies that make something of what clients send beside their updates, in one group: of few none bears two attackers."""
 
@@ -37,7 +37,7 @@ OTHERS: dict[str, Sections] = {
     "fedat": {"tiers": 1},
     "fedrep": {"head": ["*.bias"]},
     "fedper": {"head": ["*.bias"]},
-    "fl-hc": {"groups": 1, "warmup_rounds": 1, "clients_per_round": None},
+    "fl-hc": {"groups": 1, "moment": {"rounds": 1}, "clients_per_round": None},
     "fedgroup": BESIDE["flexcfl"],
     "tifl": {"tiers": 1},
     "refl": {"stale_weights": "equal"},

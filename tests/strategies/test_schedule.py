@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-import fedsim
 from fedsim.records.reading import RunFolder
 from fedsim.testing import assert_same_run, assert_sound, eventful_world, go_on, quiet_world, run, run_until
 
@@ -74,9 +73,9 @@ def test_with_nobody_to_ask_it_looks_again_and_then_keeps_to_the_schedule(tmp_pa
         {"kind": "fedavg", "clients_per_round": 5, "deadline": "10 s"},
         {"kind": "cata-fed", "clients_per_round": 5, "deadline": "10 s"},
         {"kind": "tifl", "clients_per_round": 5},
-        {"kind": "flexcfl", "clients_per_round": 5, "groups": 2, "alpha": 2},
+        {"kind": "flexcfl", "clients_per_round": 5, "groups": 2, "moment": {"devices": 2}},
         {"kind": "ifca", "clients_per_round": 5, "groups": 2},
-        {"kind": "lcfl", "groups": 2, "warmup_rounds": 1, "warmup_participation": 0.4},
+        {"kind": "lcfl", "groups": 2, "moment": {"rounds": 1, "participation": 0.4}},
     ],
     ids=lambda strategy: strategy["kind"],
 )
@@ -95,18 +94,3 @@ def test_every_synchronous_strategy_keeps_to_it_and_a_run_that_was_stopped_too(
         if run_until(sections, folder, draw.randrange(events // 4, events)) == "interrupted":
             go_on(sections, folder)
         assert_same_run(tmp_path / "whole", folder)
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [("0 s", "above 0 s"), ("inf s", "0.001 s to 1e.10 s"), (1800, "needs its unit"), ("half an hour", "'90 s'")],
-)
-def test_what_is_no_interval_is_refused(value: Any, message: str) -> None:
-    with pytest.raises(fedsim.ScenarioError, match=message) as error:
-        fedsim.Scenario(strategy={"kind": "fedavg", "every": value})
-    assert str(error.value).startswith("strategy.every is")
-
-
-def test_strategies_without_rounds_have_no_schedule() -> None:
-    with pytest.raises(fedsim.ScenarioError, match="unknown key 'every'"):
-        fedsim.Scenario(strategy={"kind": "fedbuff", "every": "1 h"})

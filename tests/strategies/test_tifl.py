@@ -1,23 +1,19 @@
 """TiFL against known answers, and in worlds where devices come and go."""
 
-import asyncio
-import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fedsim
 from fedsim.compare.readings import Reading
 from fedsim.records.reading import RunFolder
-from fedsim.simulation import Simulation
 from fedsim.strategies.tifl import credit_probabilities, equal_width_bins, tier_numbers
 from tests.strategies.clustered import file_data, ran, world
-from tests.test_runs import availabilities, networks
 
 
 def tiers_of(sizes: list[float], tiers: int) -> list[int]:
@@ -241,19 +237,6 @@ def test_where_all_are_too_slow_the_run_ends_and_says_so() -> None:
     assert result.rows == []
 
 
-def test_one_tier_is_fedavg_of_all(small: dict[str, Any], tmp_path: Path) -> None:
-    """With one tier the same clients are drawn as by FedAvg."""
-    small |= {"learning": "off"}
-    small["population"] |= {"availability": {"kind": "always"}}
-    asked = []
-    for strategy in ({"kind": "fedavg"}, {"kind": "tifl", "tiers": 1}):
-        small["strategy"] = strategy | {"clients_per_round": 4}
-        run = ran(small, tmp_path / strategy["kind"])  # type: ignore[operator]
-        starts = [event for event in run.events if event["kind"] == "task-start" and event["round"] is not None]
-        asked.append([(event["round"], event["device"]) for event in starts])
-    assert asked[0] == asked[1]
-
-
 @pytest.mark.parametrize(
     ("strategy", "stop", "message"),
     [
@@ -267,37 +250,6 @@ def test_one_tier_is_fedavg_of_all(small: dict[str, Any], tmp_path: Path) -> Non
 def test_what_cannot_work_is_refused(small: dict[str, Any], strategy: Any, stop: Any, message: str) -> None:
     with pytest.raises(fedsim.ScenarioError, match=message):
         fedsim.run(fedsim.Scenario(**small | {"strategy": {"kind": "tifl"} | strategy, "stop": stop}))
-
-
-@pytest.mark.long
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    seed=st.integers(0, 1000),
-    network=networks,
-    availability=availabilities,
-    tiers_from=st.sampled_from(["size", "latency"]),
-    limit=st.sampled_from([None, "20 s", "5 min"]),
-    mode=st.sampled_from(["uniform", "credits"]),
-)
-def test_devices_that_come_and_go_leave_no_trace_of_disorder(
-    seed: int, network: Any, availability: Any, tiers_from: str, limit: str | None, mode: str
-) -> None:
-    strategy = {"tiers_from": tiers_from, "tiers": 3, "mode": mode, "credits": 3, "clients_per_round": 4, "interval": 2}
-    strategy |= {"profiling_limit": limit} if limit else {}
-    scenario = sections(12, 8, **strategy) | {"seed": seed, "network": network}
-    scenario["population"] |= {"availability": availability}
-    scenario["stop"] |= {"simulated_time": "4 min"}
-    with tempfile.TemporaryDirectory() as folder:
-        ran(scenario, Path(folder) / "run")
-
-
-def test_the_state_counts_everybody_who_may_still_come(small: dict[str, Any]) -> None:
-    small |= {"learning": "off", "strategy": {"kind": "tifl", "tiers": 3, "clients_per_round": 3}, "stop": {"rounds": 200}}
-    simulation = Simulation(fedsim.Scenario(**small))
-    asyncio.run(simulation.run())
-    state = simulation.installed.strategy.state
-    assert state["expected"] == 0
-    assert sorted(device for part in state["members"] for device in part) == list(range(20))
 
 
 def test_a_deadline_shorter_than_a_tier_needs_leaves_its_rounds_without_an_update(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import tomli_w
 
-from fedsim.compare.study import write_tables
+from fedsim.compare.show import write_tables
 from fedsim.study.folder import states, write_study
 from fedsim.study.plan import read_study
 from fedsim.study.worker import Worker
@@ -50,7 +50,7 @@ def finish(study_file: Path, out: Path) -> Path:
     for run, state in zip(study.runs, states(out, study), strict=True):
         if state != "done":
             worker.carry_out({"scenario": run.scenario.to_toml(), "folder": str(out / run.folder), "how": state})
-            assert news[-1]["status"] == "done", news[-1]
+            assert news[-1]["run"]["status"] == "done", news[-1]
     write_tables(out)
     return out
 

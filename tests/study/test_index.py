@@ -42,7 +42,9 @@ def test_values_that_only_toml_has_are_texts(tables: dict[str, Any]) -> None:
     changes = {"a": [math.inf, {"b": datetime.date(2026, 1, 2)}], "c": {"d": math.nan}, "e": [1, 0.5, True, "x"]}
     spec = StudySpec(**tables | {"variants": {"odd": changes}, "baseline": None})
     variant = Variant("odd", (("f", -math.inf),), changes)
-    (odd,) = index_of(Study(spec, (variant,), (), {variant.folder: ()})).variants
+    study = Study(spec)
+    study.variants, study.runs_of = [variant], {variant.folder: []}
+    (odd,) = index_of(study).variants
     assert odd.changes == {"a": ["inf", {"b": "2026-01-02"}], "c.d": "nan", "e": [1, 0.5, True, "x"]}
     assert odd.point == {"f": "-inf"}
     json.dumps(odd.model_dump(), allow_nan=False)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fedsim.compare.lines import read_lines
-from fedsim.compare.published import beside_published, read_published
+from fedsim.compare.published import Published, beside_published
 from fedsim.scenario import Scenario
 from fedsim.study.folder import write_study
 from fedsim.study.plan import Study, read_study
@@ -35,7 +35,7 @@ def scenarios(study: Study, **where: Any) -> dict[str, Scenario]:
 
 @pytest.mark.parametrize("paper", PAPERS)
 def test_every_run_is_valid_and_every_row_is_one_variant(paper: str, tmp_path: Path) -> None:
-    published, shown = read_published(HERE / paper / "published.toml"), set()
+    published, shown = Published.read(HERE / paper / "published.toml"), set()
     for size, runs in RUNS[paper].items():
         study = read(paper, size)
         assert len(study.runs) == runs
@@ -44,7 +44,7 @@ def test_every_run_is_valid_and_every_row_is_one_variant(paper: str, tmp_path: P
         tables = beside_published(read_lines([tmp_path / size]).lines, published)
         shown |= {table.title for table in tables}
         assert {table.notes[0] for table in tables} == {"Its runs have not been made."}
-    assert shown == {table.title for several in published.tables for table in several.apart()}
+    assert shown == {table.title for table in published.apart}
 
 
 @pytest.mark.parametrize("size", ["small", "full"])
@@ -125,7 +125,7 @@ def test_flexcfl() -> None:
         assert (drift.among, drift.quirk) == ("all" if name == "fedavg" else "selected", True)  # as the table was made
     for part, metric in (("swap-all", "sorted_counts"), ("bytes-mnist", "oracle")):
         migrating = [one.strategy.model_dump() for name, one in scenarios(study, part=part).items() if "ifca-mig" in name]
-        assert {params["shift_metric"] for params in migrating} == {metric}
+        assert {params["moment"]["shift"] for params in migrating} == {metric}
     assert {one.strategy.model_dump().get("groups", 5) for one in scenarios(study, part="no-shift-fashion").values()} == {5}
 
 

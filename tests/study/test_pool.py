@@ -5,15 +5,10 @@ from pathlib import Path
 import pytest
 
 import fedsim
-from fedsim.study.pool import Ended, Order, Pool
+from fedsim.output.terminal import Console
+from fedsim.study.pool import Order, Pool
+from fedsim.study.progress import StudyProgress
 from fedsim.testing import quiet_world
-
-
-class Quiet:
-    def begin(self, orders: object, there: int) -> None: ...
-    def progress(self, place: int, share: float) -> None: ...
-    def note(self, place: int, text: str) -> None: ...
-    def ended(self, place: int, run: Ended) -> None: ...
 
 
 @pytest.mark.long
@@ -28,7 +23,8 @@ def test_a_worker_that_has_had_much_memory_is_replaced(most_bytes: int, hired: i
 
     text = fedsim.Scenario(**quiet_world({"kind": "fedavg"}, rounds=1) | {"learning": "off"}).to_toml()
     orders = [Order(str(number), text, tmp_path / str(number), "new") for number in range(2)]
-    pool = Counted(1, Quiet(), most_bytes=most_bytes)
+    pool = Counted(1, StudyProgress(Console(quiet=True)), most_bytes=most_bytes)
+    pool._progress.begin(orders, 0)
     assert [run.status for run in pool.run(orders)] == ["done", "done"]
     pool.close()
     assert len(processes) == hired

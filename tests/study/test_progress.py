@@ -22,10 +22,12 @@ def test_how_far_it_is(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         Order("three", "", Path("three"), "new"),
     ]
     progress.begin(orders, 4)
-    progress.progress(1, 0.5)  # resumed in the middle: what was done before tells nothing of how long the rest takes
+    progress.take(
+        1, {"event": "progress", "share": 0.5}
+    )  # resumed in the middle: what was done before tells nothing of how long the rest takes
     clock[0] += 10
-    progress.progress(1, 0.75)
-    progress.note(0, "begins anew")
+    progress.take(1, {"event": "progress", "share": 0.75})
+    progress.take(0, {"event": "note", "text": "begins anew"})
     progress.ended(0, Ended(orders[0], "done", accuracy=0.5, wall_s=10.0))
     progress.ended(2, Ended(orders[2], "failed", "on purpose"))
     progress.ended(1, Ended(orders[1], "interrupted"))

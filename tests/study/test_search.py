@@ -59,7 +59,7 @@ def test_a_share_of_a_range_is_a_value_of_it(said: dict[str, Any], written: list
 
 def test_whole_numbers_and_choices_are_all_as_likely() -> None:
     shares = [(place + 0.5) / 1200 for place in range(1200)]
-    whole, choice = Range(low=3, high=8), Choice(values=["a", {"kind": "b"}, True])
+    whole, choice = Range(low=3, high=8), Choice(["a", {"kind": "b"}, True])
     assert [sum(whole.at(share) == number for share in shares) for number in range(3, 9)] == [200] * 6
     assert [sum(choice.at(share) == place for share in shares) for place in range(3)] == [400] * 3
 

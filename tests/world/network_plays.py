@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from fedsim.simulation import Simulation
@@ -77,6 +78,9 @@ class StarWorld:
         return caps, caps, np.array(self.latency, dtype=np.float64)
 
 
+Kind = Callable[[StarWorld], Callable[[Simulation], Network]]
+KINDS = pytest.mark.parametrize("kind", [lambda world: world.star, lambda world: world.graph], ids=["star", "graph"])
+
 Watch = Callable[[Network, list[Flow]], None]
 
 
@@ -135,3 +139,13 @@ def play(
     asyncio.run(simulation.run())
     played.flows = [flows[number] for number in range(len(sends))]
     return played
+
+
+def load_of(network: Network) -> dict[str, tuple[float, float]]:
+    """Name of each link that carries something -> (bytes/s in use as of the last solve, capacity in bytes/s)."""
+    found: dict[str, tuple[float, float]] = {}
+    for flow in network._running.values():
+        ended = network._as_of_now(network._rule(flow))[1]
+        for name, capacity in network._links_of(flow) if flow.id not in ended else ():
+            found[name] = (found.get(name, (0.0, 0.0))[0] + network.rate(flow), capacity)
+    return found

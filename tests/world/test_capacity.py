@@ -7,7 +7,7 @@ import pytest
 
 from fedsim.errors import DataError
 from fedsim.streams import Streams
-from fedsim.world.capacity import FedScaleCapacity, read_capacities
+from fedsim.world.device_kinds import FedScaleCapacity, read_capacities
 
 
 def write(folder: Path, text: str) -> None:
@@ -27,11 +27,11 @@ def test_units(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("computation_ms_per_sample,dl_kbps\n1,2\n", "lacks the column 'ul_kbps'"),
-        ("computation_ms_per_sample,dl_kbps,ul_kbps\n1,2,0\n", "line 2.*ul_kbps is '0'"),
-        ("computation_ms_per_sample,dl_kbps,ul_kbps\n1,2,3\n4,x,6\n", "line 3.*dl_kbps is 'x'"),
+        ("computation_ms_per_sample,dl_kbps\n1,2\n", "has no column 'ul_kbps'"),
+        ("computation_ms_per_sample,dl_kbps,ul_kbps\n1,2,0\n", "row 1.*ul_kbps is '0'"),
+        ("computation_ms_per_sample,dl_kbps,ul_kbps\n1,2,3\n4,x,6\n", "row 2.*dl_kbps is 'x'"),
         ("computation_ms_per_sample,dl_kbps,ul_kbps\n", "no rows"),
-        ("computation_ms_per_sample,dl_kbps,ul_kbps\n1,2\n", "ul_kbps is None"),
+        ("computation_ms_per_sample,dl_kbps,ul_kbps\n1,2\n", "Expected 3 columns, got 2"),
     ],
 )
 def test_malformed_files_are_refused(tmp_path: Path, text: str, what: str) -> None:

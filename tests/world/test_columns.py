@@ -93,11 +93,11 @@ def test_a_run_is_the_same_when_only_those_who_were_asked_have_rows(tmp_path: Pa
 def test_who_looks_at_all_of_too_many_is_told_what_that_would_take(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = fedsim.Scenario(**sections() | {"strategy": {"kind": "refl", "clients_per_round": 3}})
     built = Simulation(scenario).installed
-    assert len(built.server.online()) > 1
+    assert len(built.server.clients.online()) > 1
     monkeypatch.setattr(server, "_memory_bytes", lambda: DEVICES * 200 - 1)
     with pytest.raises(SimulationError, match=r"all 60 devices at once, .* allowed are 59 devices, or a strategy that draws"):
-        built.server.online()
-    assert len(built.server.sample(3, "sample")) == 3
+        built.server.clients.online()
+    assert len(built.server.clients.sample(3, "sample")) == 3
 
 
 def test_a_forecast_looks_at_some_of_too_many(monkeypatch: pytest.MonkeyPatch) -> None:

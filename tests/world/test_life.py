@@ -115,64 +115,38 @@ def test_evaluating_takes_a_forward_pass_for_each_model() -> None:
     assert Site().run(Evaluate(("a", "b", "c")), device=1)[0][:3] == ("evaluate", pytest.approx(20.0), "done")
 
 
+DOWN, TRAINED = ("download", 10.0, "done", 1000.0), ("train", 40.0, "done", 3)
+
+
+@pytest.mark.parametrize("outcome", ["lost", "left"])
 @pytest.mark.parametrize(
-    ("off", "expected"),
+    ("when", "expected"),
     [
-        (4.0, [("download", 4.0, "lost", 400.0)]),
-        (25.0, [("download", 10.0, "done", 1000.0), ("train", 25.0, "lost", 1)]),
-        (46.0, [("download", 10.0, "done", 1000.0), ("train", 40.0, "done", 3), ("upload", 46.0, "lost", 300.0)]),
+        (4.0, [("download", 4.0, None, 400.0)]),
+        (10.0, [DOWN, ("train", 10.0, None, 0)]),  # what is complete in that instant counts, and the next step ends at once
+        (25.0, [DOWN, ("train", 25.0, None, 1)]),
+        (40.0, [DOWN, TRAINED, ("upload", 40.0, None, 0.0)]),
+        (46.0, [DOWN, TRAINED, ("upload", 46.0, None, 300.0)]),
+        (52.0, [DOWN, TRAINED, ("upload", 52.0, "done", 600.0)]),
     ],
 )
-def test_a_device_that_vanishes_loses_its_task_and_is_charged_for_what_moved(off: float, expected: list[Any]) -> None:
-    site = Site(off)
-    assert site.run(MODEL, Train(Training("model", 3)), UPDATE) == expected
-    assert site.ended[0].outcome == "lost"
-
-
-@pytest.mark.parametrize("off", [10.0, 40.0])
-def test_what_is_complete_in_the_instant_of_vanishing_counts_and_the_next_step_is_lost_at_once(off: float) -> None:
-    steps = Site(off).run(MODEL, Train(Training("model", 3)), UPDATE)
-    assert steps[-2][1:3] == (off, "done")
-    assert steps[-1][1:3] == (off, "lost")
-
-
-def test_complete_in_the_instant_of_vanishing_is_done() -> None:
-    site = Site(52.0)
-    assert site.run(MODEL, Train(Training("model", 3)), UPDATE)[-1] == ("upload", 52.0, "done", 600.0)
-    assert site.ended[0].outcome == "done"
+def test_who_vanishes_or_leaves_loses_its_task_and_is_charged_for_what_moved(
+    when: float, expected: list[Any], outcome: str
+) -> None:
+    site = Site(when) if outcome == "lost" else Site(lifetime=(0.0, when))
+    steps = site.run(MODEL, Train(Training("model", 3)), UPDATE)
+    assert steps == [(name, end, how or outcome, amount) for name, end, how, amount in expected]
+    assert (site.ended[0].outcome, site.simulation.now) == (steps[-1][2], when)
+    assert not site.tasks.is_idle(0)
+    assert not site.tasks.anyone_ever()
 
 
 def test_lost_in_latency_nothing_has_moved() -> None:
     assert Site(3.0, latency=5.0).run(MODEL) == [("download", 3.0, "lost", 0.0)]
 
 
-@pytest.mark.parametrize(
-    ("departure", "expected"),
-    [
-        (4.0, [("download", 4.0, "left", 400.0)]),
-        (25.0, [("download", 10.0, "done", 1000.0), ("train", 25.0, "left", 1)]),
-        (46.0, [("download", 10.0, "done", 1000.0), ("train", 40.0, "done", 3), ("upload", 46.0, "left", 300.0)]),
-        (40.0, [("download", 10.0, "done", 1000.0), ("train", 40.0, "done", 3), ("upload", 40.0, "left", 0.0)]),
-    ],
-)
-def test_the_task_of_a_device_that_leaves_for_good_has_left_and_is_charged_for_what_moved(
-    departure: float, expected: list[Any]
-) -> None:
-    site = Site(lifetime=(0.0, departure))
-    assert site.run(MODEL, Train(Training("model", 3)), UPDATE) == expected
-    assert (site.ended[0].outcome, site.simulation.now) == ("left", departure)
-    assert not site.tasks.is_idle(0)
-    assert not site.tasks.anyone_ever()
-
-
 def test_an_evaluation_can_be_left_too() -> None:
     assert Site(lifetime=(0.0, 7.0)).run(Evaluate(("a", "b", "c")))[0][:3] == ("evaluate", 7.0, "left")
-
-
-def test_complete_in_the_instant_of_the_departure_is_done() -> None:
-    site = Site(lifetime=(0.0, 52.0))
-    assert site.run(MODEL, Train(Training("model", 3)), UPDATE)[-1] == ("upload", 52.0, "done", 600.0)
-    assert site.ended[0].outcome == "done"
 
 
 @pytest.mark.parametrize(("off", "departure", "outcome"), [(4.0, 5.0, "lost"), (5.0, 5.0, "left"), (6.0, 5.0, "left")])
@@ -307,29 +281,24 @@ def test_what_ends_in_the_instant_of_the_deadline_is_in_time() -> None:
 
 
 class TestBudgets:
-    def epochs(self, train: Train, device: int = 0) -> tuple[float, str, int]:
-        """(end, outcome, epochs) of the training; an epoch takes 10 s on device 0."""
-        return Site().run(train, device=device)[0][1:]
-
-    def test_all_epochs_fit_exactly(self) -> None:
-        assert self.epochs(Train(Training("m", 3), Limit(budget=30.0))) == (30.0, "done", 3)
-
-    def test_a_nanosecond_short_the_last_epoch_does_not_count(self) -> None:
-        assert self.epochs(Train(Training("m", 3), Limit(budget=30.0 - 1e-9))) == (pytest.approx(30.0), "done", 2)
-        assert self.epochs(Train(Training("m", 3), Limit(budget=30.0 - 1e-9, at_least=3)))[1:] == ("late", 2)
-
-    def test_stop_at_is_absolute_and_the_earlier_limit_counts(self) -> None:
-        assert self.epochs(Train(Training("m", 9), Limit(stop_at=25.0))) == (25.0, "done", 2)
-        assert self.epochs(Train(Training("m", 9), Limit(stop_at=25.0, budget=12.0))) == (12.0, "done", 1)
-
-    def test_without_one_epoch_the_task_is_late_unless_none_is_needed(self) -> None:
-        assert self.epochs(Train(Training("m", 9), Limit(budget=9.0))) == (9.0, "late", 0)
-        assert self.epochs(Train(Training("m", 9), Limit(budget=9.0, at_least=0))) == (9.0, "done", 0)
-
-    def test_an_adaptive_device_stops_when_another_epoch_would_not_fit(self) -> None:
-        assert self.epochs(Train(Training("m", 1000), Limit(budget=35.0, adaptive=True))) == (30.0, "done", 3)
-        assert self.epochs(Train(Training("m", 1000), Limit(budget=40.0, adaptive=True))) == (40.0, "done", 4)
-        assert self.epochs(Train(Training("m", 1000), Limit(budget=9.0, adaptive=True, at_least=0))) == (9.0, "done", 0)
+    @pytest.mark.parametrize(
+        ("epochs", "limit", "expected"),
+        [
+            (3, Limit(budget=30.0), (30.0, "done", 3)),  # all fit exactly: an epoch takes 10 s
+            (3, Limit(budget=30.0 - 1e-9), (30.0, "done", 2)),  # a nanosecond short the last does not count
+            (3, Limit(budget=30.0 - 1e-9, at_least=3), (30.0, "late", 2)),
+            (9, Limit(stop_at=25.0), (25.0, "done", 2)),  # absolute
+            (9, Limit(stop_at=25.0, budget=12.0), (12.0, "done", 1)),  # the earlier limit counts
+            (9, Limit(budget=9.0), (9.0, "late", 0)),
+            (9, Limit(budget=9.0, at_least=0), (9.0, "done", 0)),
+            (1000, Limit(budget=35.0, adaptive=True), (30.0, "done", 3)),  # stops when another epoch would not fit
+            (1000, Limit(budget=40.0, adaptive=True), (40.0, "done", 4)),
+            (1000, Limit(budget=9.0, adaptive=True, at_least=0), (9.0, "done", 0)),
+        ],
+    )
+    def test_epochs_within_a_limit(self, epochs: int, limit: Limit, expected: tuple[float, str, int]) -> None:
+        ((_, end, outcome, done),) = Site().run(Train(Training("m", epochs), limit))
+        assert (end, outcome, done) == (pytest.approx(expected[0], abs=2e-9), *expected[1:])
 
     @pytest.mark.parametrize(("at_least", "sent"), [(1, 600.0), (3, 600.0), (4, 100.0)])
     def test_who_goes_on_with_too_few_epochs_sends_what_it_has_instead(self, at_least: int, sent: float) -> None:
@@ -341,7 +310,7 @@ class TestBudgets:
         assert site.ended[0].epochs == (3 if sent == 600.0 else 0)
 
     def test_a_part_of_the_data_takes_its_share_of_the_time(self) -> None:
-        assert self.epochs(Train(Training("m", 2, part=Part(2, 1, 100)))) == (5.0, "done", 2)
+        assert Site().run(Train(Training("m", 2, part=Part(2, 1, 100)))) == [("train", 5.0, "done", 2)]
         assert [Part(1, number, 7).samples for number in (1, 2)] == [4, 3]
 
     def test_time_for_the_upload_is_kept_back(self) -> None:
@@ -356,26 +325,38 @@ def test_an_upload_for_which_time_was_kept_back_arrives_in_time(rate: float, siz
     """Alone on its link, whatever the rate: a device that stops for its upload is never late by the last tick."""
     if latency + size / rate > stop - 100:
         return
-    simulation = Simulation()
-    star = Star(simulation, np.array([1e9]), np.array([rate]), np.array([latency]))
-    population = Population(np.ones(1), np.array([100]), 1.0, np.zeros(1), np.full(1, np.inf))
-    ended: list[Task] = []
-    compute = Compute(Streams(1), 0.0, None, 2)
-    tasks = TaskRunner(simulation, population, Until(math.inf), compute, star, 1, lambda task: (), ended.append)
     stop_at = on_grid(stop)
-    steps = (
-        Train(Training("m", 10**6), Limit(stop_at=stop_at, reserve_upload=float(size))),
-        Upload((Payload("update", size),)),
-    )
-    tasks.start(0, steps, None, None)
+    train = Train(Training("m", 10**6), Limit(stop_at=stop_at, reserve_upload=float(size)))
+    task, _ = alone(1.0, 100, (1e9, rate), latency, (train, Upload((Payload("update", size),))), deadline=stop_at)
+    assert task.outcome == "done"
+
+
+def alone(
+    speed: float,
+    samples: int,
+    rates: tuple[float, float],
+    latency: float,
+    steps: tuple[Step, ...],
+    more: tuple[Step, ...] = (),
+    begin: float = 0.0,
+    deadline: float | None = None,
+) -> tuple[Task, float]:
+    """A task of a single device, which the server ends at a deadline (s); and when the run was over (s)."""
+    simulation, ended = Simulation(), []
+    star = Star(simulation, np.array([rates[0]]), np.array([rates[1]]), np.array([latency]))
+    population = Population(np.array([speed]), np.array([samples]), 1.0, np.zeros(1), np.full(1, np.inf))
+    compute = Compute(Streams(1), 0.0, None, 1)
+    tasks = TaskRunner(simulation, population, Until(math.inf), compute, star, 1, lambda task: more, ended.append)
 
     async def handle(message: Any) -> None:
         tasks.end(0, "late")
 
     simulation.handle = handle
-    simulation.wake(("end", 0), stop_at, lambda: simulation.post("deadline"))
+    simulation.wake(("begin", 0), begin, lambda: tasks.start(0, steps, None, None) and None)
+    if deadline is not None:
+        simulation.wake(("end", 0), deadline, lambda: simulation.post("deadline"))
     asyncio.run(simulation.run())
-    assert ended[0].outcome == "done"
+    return ended[0], simulation.now
 
 
 def test_a_busy_device_and_an_empty_task_are_refused() -> None:
@@ -410,28 +391,15 @@ class TestDeadlineInDecimals:
     def outcome(self, begin: float, parts: tuple[int, int, int], deadline: int, *more: Step, latency: float = 0.0) -> Task:
         """Of a task whose parts take so many tenths of a second, as has the deadline."""
         down, train, up = parts
-        simulation, ended = Simulation(), []
-        star = Star(simulation, np.array([100.0]), np.array([100.0]), np.array([latency]))
-        speed = np.array([1000 / (train / 10)])
-        population = Population(speed, np.array([1000]), 1.0, np.zeros(1), np.full(1, np.inf))
-        compute = Compute(Streams(1), 0.0, None, 1)
-        tasks = TaskRunner(simulation, population, Until(math.inf), compute, star, 1, lambda task: more, ended.append)
         steps = (
             Download((Payload("model", 10 * (down - 10 * latency)),)),
             Train(Training("m", 1)),
             Upload((Payload("update", 10 * (up - 10 * latency)),)),
         )
-        simulation.wake(("begin", 0), on_grid(begin), lambda: tasks.start(0, steps, None, None) and None)
-
-        async def handle(message: Any) -> None:
-            tasks.end(0, "late")
-
-        simulation.handle = handle
         due = on_grid(on_grid(begin) + deadline / 10)
-        simulation.wake(("end", 0), due, lambda: simulation.post("deadline"))
-        asyncio.run(simulation.run())
-        assert simulation.now <= due
-        return ended[0]
+        task, now = alone(1000 / (train / 10), 1000, (100.0, 100.0), latency, steps, more, on_grid(begin), due)
+        assert now <= due
+        return task
 
     TENTHS = st.tuples(st.integers(2, 200), st.integers(1, 500), st.integers(2, 200))
 
@@ -451,18 +419,12 @@ class TestDeadlineInDecimals:
     @given(begin=st.floats(0.0, 1e6), tenths=st.integers(1, 300), epochs=st.integers(1, 7))
     def test_epochs_that_end_with_the_time_for_training_count(self, begin: float, tenths: int, epochs: int) -> None:
         """Of a device that keeps time back for its upload."""
-        simulation, ended = Simulation(), []
-        star = Star(simulation, np.array([100.0]), np.array([100.0]), np.zeros(1))
-        population = Population(np.array([1000 / (tenths / 10)]), np.array([1000]), 1.0, np.zeros(1), np.full(1, np.inf))
-        compute = Compute(Streams(1), 0.0, None, 1)
-        tasks = TaskRunner(simulation, population, Until(math.inf), compute, star, 1, lambda task: (), ended.append)
         stop_at = on_grid(on_grid(begin) + (tenths * epochs + 8) / 10)
         train = Train(Training("m", 9), Limit(stop_at=stop_at, reserve_upload=80.0))
         steps = (train, Upload((Payload("update", 80.0),)))
-        simulation.wake(("begin", 0), on_grid(begin), lambda: tasks.start(0, steps, None, None) and None)
-        asyncio.run(simulation.run())
-        assert ended[0].epochs == epochs
-        assert simulation.now <= stop_at
+        task, now = alone(1000 / (tenths / 10), 1000, (100.0, 100.0), 0.0, steps, begin=on_grid(begin))
+        assert task.epochs == epochs
+        assert now <= stop_at
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before the look", "after it"])

@@ -15,7 +15,7 @@ from fedsim.errors import ScenarioError
 from fedsim.simulation import Record, Simulation, on_grid
 from fedsim.streams import Streams
 from fedsim.world.availability import AlwaysOn, Availability
-from fedsim.world.availability.traces import Traces
+from fedsim.world.availability.recorded import Traces
 from fedsim.world.lifetimes import Bounded, Lifetimes, bounded
 from fedsim.world.phases import Phases
 from fedsim.world.population import Population, PopulationSpec

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
@@ -10,34 +9,64 @@ import pytest
 
 from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation, on_grid, on_grid_after
-from fedsim.world.network import SERVER, Network, star
+from fedsim.world.network import SERVER, star
 from fedsim.world.network.protocol import Fluid
 from fedsim.world.network.star import Half
-from tests.world.network_plays import Send, StarWorld, play
+from tests.world.network_plays import KINDS, Kind, Send, StarWorld, load_of, play
 
-Kind = Callable[[StarWorld], Callable[[Simulation], Network]]
-KINDS = pytest.mark.parametrize("kind", [lambda world: world.star, lambda world: world.graph], ids=["star", "graph"])
+
+def rates_of(half: Half) -> dict[int, float]:
+    return {flow_id: half.rate(flow_id) for flow_id in half._flows}
 
 
 def run(simulation: Simulation) -> None:
     asyncio.run(simulation.run())
 
 
+ANY = math.inf
+TICK = 2**-30
+END = on_grid_after(2 / 3)
+THREE = [Send(0.0, 3000.0, kill=kill) for kill in (None, 4.0, 4.0)]
+TIED = [Send(0.0, 4000.0, kill=8.0), Send(0.0, 4000.0, kill=8.0 - TICK)]
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("world", "sends", "ended", "sent"),
+    [
+        # The first is alone for 2 s, then has half the link: latency loads none.
+        (StarWorld([ANY] * 2, 1e3, [0.0, 2.0]), [Send(0.0, 4000.0)] * 2, [6.0, 8.0], [4000.0] * 2),
+        (StarWorld([ANY] * 2, 1e3, [0.0, 2.0]), [Send(0.0, 4e3), Send(0.0, 4e3, kill=1.0)], [4.0, 1.0], [4000.0, 0.0]),
+        # No bytes take the latency alone; without limit there is no time at all.
+        (StarWorld([1.0], 1.0, [0.1]), [Send(1.0, 0.0)], [1.0 + on_grid(0.1)], [0.0]),
+        (StarWorld([ANY] * 3, ANY, [0.0, 0.0, 0.5]), [Send(1.0, 1e12)] * 3, [1.0, 1.0, 1.5], [1e12] * 3),
+        # Directions share nothing.
+        (StarWorld([1e3], 1e3, [0.0]), [Send(0.0, 4e3, None, 0, "up"), Send(0.0, 4e3, None, 0, "down")], [4.0] * 2, [4e3] * 2),
+        # The share of a cancelled flow is returned at that instant.
+        (StarWorld([ANY] * 3, 900.0, [0.0] * 3), THREE, [6.0, 4.0, 4.0], [3000.0, 1200.0, 1200.0]),
+        # The cancellation comes first in the order of events, and is too late all the same.
+        (StarWorld([500.0] * 2, ANY, [0.0] * 2), TIED, [8.0, 8.0 - TICK], [4000.0, 4000.0 - 500 * TICK]),
+        # An end between two ticks is settled by a cancellation at the tick.
+        (
+            StarWorld([ANY] * 2, 3.0, [0.0] * 2),
+            [Send(0.0, 1.0), Send(0.0, 100.0, kill=END)],
+            [2 / 3, END],
+            [1.0, 3.0 * END - 1],
+        ),
+        (StarWorld([ANY] * 2, 100.0, [0.0] * 2), [Send(1.0, 50.0, kill=1.0), Send(1.0, 100.0)], [1.0, 2.0], [0.0, 100.0]),
+        (StarWorld([100.0], 100.0, [0.0]), [Send(0.0, 100.0, kill=5.0)], [1.0], [100.0]),  # it stays as it ended
+    ],
+)
+def test_ends_by_hand(kind: Kind, world: StarWorld, sends: list[Send], ended: list[float], sent: list[float]) -> None:
+    """Of those that are not cancelled the end is told at the next tick, and once."""
+    played = play(kind(world), sends)
+    assert [flow.ended for flow in played.flows] == pytest.approx(ended, rel=1e-15)
+    assert [flow.sent for flow in played.flows] == pytest.approx(sent, abs=1e-9)
+    done = [(number, on_grid_after(end)) for number, end in enumerate(ended) if played.flows[number].sent == sends[number].size]
+    assert sorted(played.told) == done
+
+
 class TestLatency:
-    @KINDS
-    def test_it_is_paid_first_and_loads_no_link(self, kind: Kind) -> None:
-        world = StarWorld([math.inf] * 2, 1000.0, [0.0, 2.0])
-        first, second = play(kind(world), [Send(0.0, 4000.0), Send(0.0, 4000.0)]).flows
-        assert first.ended == 6.0  # alone for 2 s, then half the link
-        assert second.ended == 8.0
-
-    @KINDS
-    def test_size_zero_takes_the_latency_alone(self, kind: Kind) -> None:
-        world = StarWorld([1.0], 1.0, [0.1])
-        played = play(kind(world), [Send(1.0, 0.0)])
-        assert played.told == [(0, 1.0 + on_grid(0.1))]
-        assert played.flows[0].ended == 1.0 + on_grid(0.1)
-
     @KINDS
     def test_nothing_without_latency_is_told_in_the_same_instant_but_never_from_within_start(self, kind: Kind) -> None:
         simulation = Simulation()
@@ -51,19 +80,6 @@ class TestLatency:
         simulation.wake(("start", 0), 3.0, begin)
         run(simulation)
         assert order == ["started", "told at 3.0"]
-
-    @KINDS
-    def test_links_without_limit_take_no_time(self, kind: Kind) -> None:
-        played = play(kind(StarWorld([math.inf] * 3, math.inf, [0.0, 0.0, 0.5])), [Send(1.0, 1e12)] * 3)
-        assert [flow.ended for flow in played.flows] == [1.0, 1.0, 1.5]
-        assert [flow.sent for flow in played.flows] == [1e12] * 3
-
-    @KINDS
-    def test_cancelled_in_latency_nothing_was_sent(self, kind: Kind) -> None:
-        world = StarWorld([math.inf] * 2, 1000.0, [0.0, 2.0])
-        first, second = play(kind(world), [Send(0.0, 4000.0), Send(0.0, 4000.0, kill=1.0)]).flows
-        assert (second.ended, second.sent) == (1.0, 0.0)
-        assert first.ended == 4.0
 
 
 class TestEnd:
@@ -115,52 +131,8 @@ class TestEnd:
         run(simulation)
         assert ends == [3.0, 3.5]  # 1 ends at 3 s: 1000 bytes until 2 s, 500 more beside the new flow
 
-    @KINDS
-    def test_directions_share_nothing(self, kind: Kind) -> None:
-        world = StarWorld([1000.0], 1000.0, [0.0])
-        played = play(kind(world), [Send(0.0, 4000.0, device=0), Send(0.0, 4000.0, device=0, direction="down")])
-        assert [flow.ended for flow in played.flows] == [4.0, 4.0]
-
 
 class TestCancel:
-    @KINDS
-    def test_the_share_is_returned_at_that_instant(self, kind: Kind) -> None:
-        world = StarWorld([math.inf] * 3, 900.0, [0.0] * 3)
-        first, second, third = play(
-            kind(world), [Send(0.0, 3000.0), Send(0.0, 3000.0, kill=4.0), Send(0.0, 3000.0, kill=4.0)]
-        ).flows
-        assert (second.ended, second.sent, third.sent) == (4.0, 1200.0, 1200.0)
-        assert first.ended == 6.0
-
-    @KINDS
-    def test_in_the_instant_of_the_end_the_end_wins(self, kind: Kind) -> None:
-        """The cancellation comes first in the order of events, and is too late all the same."""
-        sends = [Send(0.0, 4000.0, kill=8.0), Send(0.0, 4000.0, kill=8.0 - 2**-30)]
-        played = play(kind(StarWorld([500.0] * 2, math.inf, [0.0] * 2)), sends)
-        assert (played.flows[0].ended, played.flows[0].sent) == (8.0, 4000.0)
-        assert played.told == [(0, 8.0)]
-        assert played.flows[1].sent == pytest.approx(4000.0 - 500 * 2**-30, abs=1e-9)
-
-    @KINDS
-    def test_an_end_between_two_ticks_is_settled_by_a_cancellation_at_the_tick(self, kind: Kind) -> None:
-        world = StarWorld([math.inf] * 2, 3.0, [0.0] * 2)
-        tick = on_grid_after(2 / 3)
-        played = play(kind(world), [Send(0.0, 1.0), Send(0.0, 100.0, kill=tick)])
-        assert played.flows[0].ended == pytest.approx(2 / 3, rel=1e-15)
-        assert played.flows[1].sent == pytest.approx(1.0 + 3.0 * (tick - 2 / 3), abs=1e-14)
-        assert played.told == [(0, tick)]
-
-    @KINDS
-    def test_in_the_instant_of_the_start(self, kind: Kind) -> None:
-        played = play(kind(StarWorld([math.inf] * 2, 100.0, [0.0] * 2)), [Send(1.0, 50.0, kill=1.0), Send(1.0, 100.0)])
-        assert (played.flows[0].ended, played.flows[0].sent) == (1.0, 0.0)
-        assert played.told == [(1, 2.0)]
-
-    @KINDS
-    def test_an_ended_flow_stays_as_it_ended(self, kind: Kind) -> None:
-        played = play(kind(StarWorld([100.0], 100.0, [0.0])), [Send(0.0, 100.0, kill=5.0)])
-        assert (played.flows[0].ended, played.flows[0].sent, played.told) == (1.0, 100.0, [(0, 1.0)])
-
     @KINDS
     def test_a_device_may_start_again_in_the_instant_of_the_cancellation(self, kind: Kind) -> None:
         simulation = Simulation()
@@ -259,7 +231,7 @@ class TestReading:
         seen: list[tuple[dict[str, tuple[float, float]], list[float], list[float]]] = []
 
         def look() -> None:
-            seen.append((network.load(), [network.rate(f) for f in flows], [network.sent(f) for f in flows]))
+            seen.append((load_of(network), [network.rate(f) for f in flows], [network.sent(f) for f in flows]))
             for flow in flows:
                 network.cancel(flow)
 
@@ -267,10 +239,9 @@ class TestReading:
         run(simulation)
         load = {"device 0 up": (100.0, 100.0), "device 1 up": (900.0, math.inf), "server up": (1000.0, 1000.0)}
         assert seen == [(load, [100.0, 900.0], [1000.0, 9000.0])]
-        assert network.load() == {}
+        assert load_of(network) == {}
         assert network.lone_rate(0, SERVER) == 100.0
         assert network.lone_rate(1, SERVER) == 1000.0
-        assert repr(flows[0]) == "<Flow 0: 1000000 B, 0 -> server, ended 10 s, 1000 sent>"
 
 
 class TestStar:
@@ -293,7 +264,7 @@ class TestStar:
                 half.enter(number, sizes[number], caps[place[number]], now)
                 number += 1
             half.share(now)
-        sent += sum(half.sent(flow_id, now) for flow_id in half.rates())
+        sent += sum(half.sent(flow_id, now) for flow_id in rates_of(half))
         assert now > 1000
         assert sent == pytest.approx(capacity * now, rel=1e-11)
 
@@ -313,7 +284,7 @@ class TestStar:
                 half.enter(one, sizes[one], [math.inf, 1e4, 2e5][one % 3], now)
             half.share(now)
             furthest = max(furthest, half._clock / half._level)
-        sent += sum((Fraction(half.sent(number, now)) for number in half.rates()), Fraction(0))
+        sent += sum((Fraction(half.sent(number, now)) for number in rates_of(half)), Fraction(0))
         assert abs(float(sent / capacity - Fraction(now))) < 1e-9
         assert 4000 < furthest < 2 * 4096
 
@@ -357,13 +328,13 @@ class TestStar:
         for number in range(500):
             half.enter(number, 1e9, 1000.0, 0.0)
         half.share(0.0)
-        assert set(half.rates().values()) == {1000.0}
+        assert set(rates_of(half).values()) == {1000.0}
         half.enter(500, 1e9, 1000.0, 0.0)
         half.share(0.0)
-        assert set(half.rates().values()) == {1000.0 * 500 / 501}
+        assert set(rates_of(half).values()) == {1000.0 * 500 / 501}
         half.leave(3, 0.0)
         half.share(0.0)
-        assert set(half.rates().values()) == {1000.0}
+        assert set(rates_of(half).values()) == {1000.0}
         assert len(half._tiers) == 1
 
 
@@ -376,7 +347,7 @@ def test_a_link_at_rest_carries_nothing_whatever_its_flows_weigh() -> None:
     half.share(0.0)
     half.set_capacity("", 0.0, 1.0)
     half.share(1.0)
-    assert set(half.rates().values()) == {0.0}
+    assert set(rates_of(half).values()) == {0.0}
     assert half.next_end == math.inf
     half.enter(13, 1e5, 3476.25, 2.0, weight=1.3)
     half.set_capacity("", math.inf, 3.0)

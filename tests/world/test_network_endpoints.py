@@ -17,9 +17,10 @@ from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation, on_grid
 from fedsim.streams import Streams
 from fedsim.world.network import SERVER, Flow, Graph, Network, Star, TreeSpec
-from fedsim.world.network.graph import EdgeNodes
+from fedsim.world.network.graph import EdgeServers
 from fedsim.world.network.protocol import Fluid, Protocol, Tcp, Transport
 from fedsim.world.network.star import Place, Tier
+from tests.world.network_plays import load_of
 
 CLASSES = {cls.__name__: cls for cls in (Flow, Place, Tier)}
 
@@ -139,7 +140,7 @@ def draw(seed: int, *, protocols: Sequence[Protocol] = (Fluid(), Fluid(weight_sp
             graph.add_edge(f"n{node}", f"n{rng.integers(node)}", capacity=rate())
         attach = [f"n{node}" for node in rng.integers(1, len(graph), 3)]
         edges, hosts = list(dict.fromkeys(attach)), ["n0", "n1"]
-        at_edges = EdgeNodes(edges, rate(), rate(), edge_latency)
+        at_edges = EdgeServers(edges, rate(), rate(), edge_latency)
         build = lambda simulation: Graph.between(  # noqa: E731
             simulation, *columns, graph, "n0", attach, transport, at_edges, hosts
         )
@@ -311,7 +312,7 @@ def test_a_second_message_over_an_own_link_shares_it() -> None:
     flows = [network.send(0, SERVER, 1000.0, lambda: None)]
     simulation.wake(("second", 0), 1.0, lambda: flows.append(network.send(0, 1, 1000.0, lambda: None)))
     loads: list[dict[str, tuple[float, float]]] = []
-    simulation.wake(("look", 0), 2.0, lambda: loads.append(network.load()))
+    simulation.wake(("look", 0), 2.0, lambda: loads.append(load_of(network)))
     simulation.wake(("limit", 0), 3.0, lambda: network.limit("device 1 down", 100.0))
     asyncio.run(simulation.run())
     assert loads == [{"device 0 up": (500.0, 500.0), "device 1 down": (250.0, 2000.0), "server up": (250.0, math.inf)}]
@@ -345,7 +346,7 @@ def test_hosts_are_endpoints_after_all_others() -> None:
     graph: networkx.Graph[str] = networkx.path_graph(["hub", "cache", "street"])
     networkx.set_edge_attributes(graph, 1000.0, "capacity")
     simulation, free = Simulation(), np.full(2, math.inf)
-    edges = EdgeNodes(["street"], math.inf, math.inf, 0.5)
+    edges = EdgeServers(["street"], math.inf, math.inf, 0.5)
     network = Graph.between(simulation, free, free, np.zeros(2), graph, "hub", ["street"], edges=edges, hosts=["cache"])
     assert (network.hosts, network.endpoints) == ({"cache": 3}, 4)
     assert network.links_between(3, 1) == [("cache -> street", 1000.0)]

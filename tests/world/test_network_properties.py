@@ -12,7 +12,7 @@ from fedsim.simulation import Simulation
 from fedsim.world.network import Direction, Flow, Network
 from fedsim.world.network.protocol import Fluid, Protocol, Tcp
 from fedsim.world.network.spec import TreeSpec
-from tests.world.network_plays import Played, Send, StarWorld, play
+from tests.world.network_plays import Played, Send, StarWorld, load_of, play
 
 QUARTERS = st.integers(0, 20).map(lambda quarters: quarters / 4)  # so that ties are common
 CAPS = st.one_of(st.sampled_from([1e3, 5e3, 1e4, math.inf]), st.floats(1e3, 1e5))
@@ -95,7 +95,7 @@ def assert_max_min(network: Network, flows: list[Flow]) -> None:
 
     (Weights are rounded to 2^-40 by the star.)
     """
-    load = network.load()
+    load = load_of(network)
     for used, capacity in load.values():
         assert used <= capacity * (1 + 1e-12)
     fastest: dict[str, float] = {}
@@ -181,7 +181,7 @@ def test_a_reader_at_every_instant_changes_nothing(kind: Kind, case: tuple[StarW
     world, sends = case
 
     def read(network: Network, flows: list[Flow]) -> None:
-        network.load()
+        load_of(network)
         for flow in flows:
             network.sent(flow)
             network.rate(flow)

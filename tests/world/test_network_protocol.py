@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,11 +16,9 @@ from fedsim.simulation import Simulation
 from fedsim.streams import Streams
 from fedsim.world.network import SERVER, Network, NetworkSpec
 from fedsim.world.network.protocol import Fluid, Protocol, Tcp
-from tests.world.network_plays import Send, StarWorld, play
+from tests.world.network_plays import KINDS, Kind, Send, StarWorld, play
 
 SPEC: TypeAdapter[Any] = TypeAdapter(NetworkSpec)
-Kind = Callable[[StarWorld], Callable[[Simulation], Network]]
-KINDS = pytest.mark.parametrize("kind", [lambda world: world.star, lambda world: world.graph], ids=["star", "graph"])
 
 
 def doubling(**how: Any) -> Protocol:
@@ -46,24 +43,21 @@ class TestHeaders:
 
 class TestSlowStart:
     @KINDS
-    def test_alone_by_hand(self, kind: Kind) -> None:
-        """100, 200 and 400 bytes in a second each, then the link's 500 a second."""
-        (flow,) = play(kind(StarWorld([500.0], math.inf, [0.0], doubling())), [Send(2.0, 1200.0)]).flows
-        assert flow.ended == pytest.approx(2.0 + 3.0 + 1.0, rel=1e-15)
-
-    @KINDS
-    def test_twice_the_latency_is_a_round_trip(self, kind: Kind) -> None:
-        world = StarWorld([500.0], math.inf, [0.5], doubling(round_trip="0 s"))
-        (flow,) = play(kind(world), [Send(0.0, 1200.0)]).flows
-        assert flow.ended == pytest.approx(0.5 + 3.0 + 1.0, rel=1e-15)
-
-    @KINDS
-    def test_it_ends_when_the_fair_share_is_reached(self, kind: Kind) -> None:
-        """Seconds 0 to 7, a gets 100, 200, 400, 800, 800, 600, 500 of 1000; b, from 3 on, 100, 200, 400, 500, and then all."""
-        world = StarWorld([math.inf] * 2, 1000.0, [0.0] * 2, doubling())
-        first, second = play(kind(world), [Send(0.0, 3400.0), Send(3.0, 2200.0)]).flows
-        assert first.ended == pytest.approx(7.0, rel=1e-14)
-        assert second.ended == pytest.approx(8.0, rel=1e-14)
+    @pytest.mark.parametrize(
+        ("world", "sends", "ended"),
+        [
+            # 100, 200 and 400 bytes in a second each, then the link's 500 a second.
+            (StarWorld([500.0], math.inf, [0.0], doubling()), [Send(2.0, 1200.0)], [2.0 + 3.0 + 1.0]),
+            # Twice the latency is a round trip.
+            (StarWorld([500.0], math.inf, [0.5], doubling(round_trip="0 s")), [Send(0.0, 1200.0)], [0.5 + 3.0 + 1.0]),
+            # A link without limit still has a window.
+            (StarWorld([math.inf], math.inf, [0.0], doubling()), [Send(0.0, 500.0)], [2.5]),
+            # Seconds 0 to 7, a gets 100, 200, 400, 800, 800, 600, 500 of 1000; b, from 3 on, 100, 200, 400, 500, and then all.
+            (StarWorld([math.inf] * 2, 1e3, [0.0] * 2, doubling()), [Send(0.0, 3400.0), Send(3.0, 2200.0)], [7.0, 8.0]),
+        ],
+    )
+    def test_by_hand(self, kind: Kind, world: StarWorld, sends: list[Send], ended: list[float]) -> None:
+        assert [flow.ended for flow in play(kind(world), sends).flows] == pytest.approx(ended, rel=1e-14)
 
     @KINDS
     def test_cancelled_on_the_way(self, kind: Kind) -> None:
@@ -72,11 +66,6 @@ class TestSlowStart:
         assert gone.sent == pytest.approx(100 + 200 + 200, rel=1e-14)
         # 100, 200, 400, then 800 (of which 500 would have been the fair share, had the other stayed)
         assert other.ended == pytest.approx(4.0, rel=1e-14)
-
-    @KINDS
-    def test_a_link_without_limit_still_has_a_window(self, kind: Kind) -> None:
-        (flow,) = play(kind(StarWorld([math.inf], math.inf, [0.0], doubling())), [Send(0.0, 500.0)]).flows
-        assert flow.ended == pytest.approx(2.5, rel=1e-15)
 
     @KINDS
     def test_a_link_that_is_limited_meanwhile(self, kind: Kind) -> None:

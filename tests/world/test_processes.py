@@ -27,10 +27,8 @@ from fedsim.simulation import Simulation, on_grid
 from fedsim.testing import assert_same_run, assert_sound, eventful_world, go_on, run, run_until
 from fedsim.world.network import SERVER, Network
 from tests.records.test_audit import events as edited
-from tests.world.network_plays import StarWorld
+from tests.world.network_plays import KINDS, Kind, StarWorld
 
-Kind = Callable[[StarWorld], Callable[[Simulation], Network]]
-KINDS = pytest.mark.parametrize("kind", [lambda world: world.star, lambda world: world.graph], ids=["star", "graph"])
 HERE = __name__
 
 

@@ -1,13 +1,10 @@
-"""Who holds what: one file a recipe."""
+"""Who holds what: the recipes by which samples are dealt to devices."""
 
 from typing import Annotated
 
 from fedsim.data.partitions.base import Partition
-from fedsim.data.partitions.bias import ClassBias, ClassImbalance
-from fedsim.data.partitions.even import Dirichlet, Iid, Shards
-from fedsim.data.partitions.file import PartitionFile
-from fedsim.data.partitions.groups import LabelGroups, Permutations, Rotations
-from fedsim.data.partitions.published import Ditto, Femnist, PowerLaw, SyntheticSizes
+from fedsim.data.partitions.plain import Dirichlet, Iid, LabelGroups, PartitionFile, Permutations, Rotations, Shards
+from fedsim.data.partitions.published import ClassBias, ClassImbalance, Ditto, Femnist, PowerLaw, SyntheticSizes
 from fedsim.language.registry import Registry
 
 PARTITIONS = Registry.of(

@@ -1,4 +1,4 @@
-"""What every partition can do, and the ways of dealing samples that several of them share."""
+"""The base of all partitions, and the ways of dealing samples that several of them share."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -61,28 +61,15 @@ def federated(
 
 
 def require_devices(devices: int, most: int, why: str) -> None:
-    """Refuse more devices than the data can serve.
-
-    Raises:
-        ScenarioError: ``devices`` is above ``most``.
-    """
+    """Refuse more devices than the data can serve, with a ``ScenarioError``."""
     if devices > most:
         raise ScenarioError(f"population.devices is {devices}; {why}, so at most {max(most, 0)} are allowed")
 
 
 def require_classes(key: str, value: int, classes: int, name: str) -> None:
-    """Refuse to give a device more classes than there are.
-
-    Raises:
-        ScenarioError: ``value`` is above ``classes``.
-    """
+    """Refuse to give a device more classes than there are, with a ``ScenarioError``."""
     if value > classes:
         raise ScenarioError(f"data.partition.{key} is {value}; '{name}' has {classes} classes, so 1 to {classes} are allowed")
-
-
-def first_class(devices: int, per_device: int, classes: int) -> NDArray[np.int64] | None:
-    """The true groups where device u holds the classes u, u+1, ... (mod C): u mod C, int64 [devices]; None if all hold all."""
-    return np.arange(devices) % classes if per_device < classes else None
 
 
 def cut(index: Index, counts: NDArray[np.int64]) -> list[Index]:

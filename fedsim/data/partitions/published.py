@@ -1,5 +1,6 @@
-"""The recipes of FedProx and Ditto: a few neighbouring classes a device, and sizes that are far from equal."""
+"""Partitions of published experiments: a few classes make most of a device's data, and sizes are far from equal."""
 
+import math
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -11,13 +12,16 @@ from fedsim.data.federated import FederatedData, Index
 from fedsim.data.partitions.base import (
     Partition,
     cut,
+    deal_evenly,
+    deal_test_alike,
     federated,
-    first_class,
+    gather,
     hold_out_tenths,
     require_classes,
     require_devices,
 )
 from fedsim.errors import ScenarioError
+from fedsim.language.sizes import Sizes, UniformSizes
 from fedsim.streams import Streams
 
 
@@ -45,18 +49,14 @@ class PowerLaw(Partition):
     minimum_per_class: int = Field(default=5, ge=2, le=1_000_000_000)
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        """Pooled samples, none in two devices."""
-        classes = dataset.pool.classes
-        require_classes("classes_per_device", self.classes_per_device, classes, dataset.name)
+        labels, truth = _neighbours(dataset, devices, self.classes_per_device)
         parts = dataset.by_class(dataset.all)
         sizes = np.array([len(part) for part in parts])
-        labels = (np.arange(devices)[:, None] + np.arange(self.classes_per_device)) % classes
-        reserved = self.minimum_per_class * np.bincount(labels.ravel(), minlength=classes)
+        reserved = self.minimum_per_class * np.bincount(labels.ravel(), minlength=len(parts))
         self._require_room(dataset.name, devices, sizes, reserved)
         wanted = self._extras(labels, sizes - reserved, streams.generator("world/data/sizes"))
         amounts = np.stack([np.full_like(wanted, self.minimum_per_class), wanted])
-        truth = first_class(devices, self.classes_per_device, classes)
-        return hold_out_tenths(dataset, _take(parts, labels, amounts), streams, truth)
+        return hold_out_tenths(dataset, _deal(parts, labels, amounts, "skip"), streams, truth)
 
     def _extras(self, labels: NDArray[np.int64], left: NDArray[np.int64], generator: np.random.Generator) -> NDArray[np.int64]:
         """Samples beyond the first few that each device asks for, [devices, classes_per_device]."""
@@ -83,19 +83,6 @@ class PowerLaw(Partition):
             )
 
 
-def _take(parts: list[Index], labels: NDArray[np.int64], amounts: NDArray[np.int64]) -> list[Index]:
-    """What each device gets when all of them take in turn, once for each pass [passes, devices, slots] of ``amounts``."""
-    pieces: list[list[Index]] = [[] for _ in labels]
-    taken = np.zeros(len(parts), dtype=np.int64)
-    for turn, device, slot in np.ndindex(amounts.shape):
-        label, amount = labels[device, slot], amounts[turn, device, slot]
-        end = taken[label] + amount
-        if end <= len(parts[label]):
-            pieces[device].append(parts[label][taken[label] : end])
-            taken[label] = end
-    return [np.concatenate(piece) for piece in pieces]
-
-
 _LEAST_PER_CLASS = 2
 
 
@@ -120,31 +107,25 @@ class Femnist(Partition):
     per_class: int = Field(default=4000, ge=_LEAST_PER_CLASS)
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        """Neighbouring classes in lognormal sizes."""
-        classes = dataset.pool.classes
-        require_classes("classes_per_device", self.classes_per_device, classes, dataset.name)
+        labels, truth = _neighbours(dataset, devices, self.classes_per_device)
         order = streams.generator("world/data/train")
         parts = [order.permutation(part)[: self.per_class] for part in dataset.by_class(dataset.train)]
         sizes = streams.generator("world/data/sizes").lognormal(4.0, 1.0, devices) + 5.0
-        taken = np.zeros(classes, dtype=np.int64)
-        held = []
-        for device, size in enumerate(sizes):
-            amount = max(_LEAST_PER_CLASS, int(size / self.classes_per_device))
-            labels = [(device + slot) % classes for slot in range(self.classes_per_device)]
-            held.append(np.concatenate([self._take(parts[label], taken, label, amount) for label in labels]))
-            if len(held[-1]) < _LEAST_PER_CLASS:
-                raise ScenarioError(
-                    f"population.devices is {devices}; '{dataset.name}' has too few samples for so many with "
-                    f"data.partition.kind 'femnist': the classes of device {device} are used up. Allowed are fewer devices, "
-                    "a larger data.partition.per_class, or data.partition.overlap = true"
-                )
-        return hold_out_tenths(dataset, held, streams, first_class(devices, self.classes_per_device, classes))
-
-    def _take(self, part: Index, taken: NDArray[np.int64], label: int, amount: int) -> Index:
-        """The next ``amount`` samples of a class, or as many as are left."""
-        start = 0 if self.overlap else taken[label]
-        taken[label] += amount
-        return part[start : start + amount]
+        amounts = np.maximum(_LEAST_PER_CLASS, (sizes / self.classes_per_device).astype(np.int64))
+        if self.overlap:
+            held = [
+                np.concatenate([parts[label][:amount] for label in own]) for own, amount in zip(labels, amounts, strict=True)
+            ]
+        else:
+            held = _deal(parts, labels, np.repeat(amounts[None, :, None], self.classes_per_device, axis=2), "rest")
+        poor = next((device for device, mine in enumerate(held) if len(mine) < _LEAST_PER_CLASS), None)
+        if poor is not None:
+            raise ScenarioError(
+                f"population.devices is {devices}; '{dataset.name}' has too few samples for so many with "
+                f"data.partition.kind 'femnist': the classes of device {poor} are used up. Allowed are fewer devices, "
+                "a larger data.partition.per_class, or data.partition.overlap = true"
+            )
+        return hold_out_tenths(dataset, held, streams, truth)
 
 
 class Ditto(Partition):
@@ -169,42 +150,18 @@ class Ditto(Partition):
     classes_per_device: int = Field(default=5, ge=1)
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        """Neighbouring classes in lognormal proportions."""
-        classes, slots = dataset.pool.classes, self.classes_per_device
-        require_classes("classes_per_device", slots, classes, dataset.name)
+        labels, truth = _neighbours(dataset, devices, self.classes_per_device)
         seed = streams.word("world/data/ditto") >> 32 if self.seed == "run" else self.seed
         # A generator of our own, of the one kind that gives the published split.
         legacy = np.random.RandomState(seed)
         sizes = legacy.lognormal(3.0, 1.0, devices) + 10.0
         sizes = dataset.train_size * sizes / sum(sizes)
+        shares = np.array([own / sum(own) for own in legacy.lognormal(1.0, 1.0, labels.shape)])
+        amounts = (shares * sizes[:, None])[None]
         ratio = dataset.train_size / max(1, len(dataset.test))
-        train_pile, test_pile = _Pile(dataset.by_class(dataset.train)), _Pile(dataset.by_class(dataset.test))
-        train, test = [], []
-        for device in range(devices):
-            shares = legacy.lognormal(1.0, 1.0, slots)
-            amounts = shares / sum(shares) * sizes[device]
-            labels = [(device + slot) % classes for slot in range(slots)]
-            train.append(train_pile.take(labels, amounts.astype(np.int64) + 1))
-            test.append(test_pile.take(labels, (amounts / ratio).astype(np.int64) + 1))
-        return federated(dataset, train, test, first_class(devices, slots, classes))
-
-
-class _Pile:
-    """The samples of each class, taken from the front; a class that cannot give as many starts again."""
-
-    def __init__(self, parts: list[Index]) -> None:
-        self._parts = parts
-        self._taken = np.zeros(len(parts), dtype=np.int64)
-
-    def take(self, labels: list[int], amounts: NDArray[np.int64]) -> Index:
-        pieces = []
-        for label, amount in zip(labels, amounts, strict=True):
-            part = self._parts[label]
-            if self._taken[label] + amount > len(part):
-                self._taken[label] = 0
-            pieces.append(part[self._taken[label] : self._taken[label] + amount])
-            self._taken[label] += amount
-        return np.concatenate(pieces)
+        train = _deal(dataset.by_class(dataset.train), labels, amounts.astype(np.int64) + 1, "again")
+        test = _deal(dataset.by_class(dataset.test), labels, (amounts / ratio).astype(np.int64) + 1, "again")
+        return federated(dataset, train, test, truth)
 
 
 class SyntheticSizes(Partition):
@@ -230,5 +187,170 @@ class SyntheticSizes(Partition):
         return draws.astype(np.int64) + self.least
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        """Cut a data set that was drawn in ``sizes``, device after device."""
         return hold_out_tenths(dataset, cut(dataset.all, self.sizes(devices, streams)), streams)
+
+
+_MOST_SAMPLES = 100_000_000  # places of a sample in an index
+
+
+def _neighbours(dataset: Dataset, devices: int, slots: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+    """The classes u, u+1, ... (mod C) of each device u, int64 [devices, slots], and the true groups that they make: u mod C."""
+    classes = dataset.pool.classes
+    require_classes("classes_per_device", slots, classes, dataset.name)
+    labels = (np.arange(devices)[:, None] + np.arange(slots)) % classes
+    return labels, labels[:, 0] if slots < classes else None
+
+
+def _deal(
+    parts: list[Index], labels: NDArray[np.int64], amounts: NDArray[np.int64], at_end: Literal["skip", "rest", "again"]
+) -> list[Index]:
+    """What each device gets when all take in turn from the front of each class.
+
+    Args:
+        parts: the samples of each class.
+        labels: classes of each device, [devices, slots].
+        amounts: how many it asks for, [passes, devices, slots].
+        at_end: when a class has fewer left, it gives nothing, these, or starts again.
+    """
+    pieces: list[list[Index]] = [[] for _ in labels]
+    taken = np.zeros(len(parts), dtype=np.int64)
+    for turn, device, slot in np.ndindex(amounts.shape):
+        label, amount = labels[device, slot], amounts[turn, device, slot]
+        if taken[label] + amount > len(parts[label]):
+            if at_end == "skip":
+                continue
+            if at_end == "again":
+                taken[label] = 0
+        pieces[device].append(parts[label][taken[label] : taken[label] + amount])
+        taken[label] += amount
+    return [np.concatenate(piece) for piece in pieces]
+
+
+class ClassBias(Partition):
+    """A share of each device's data is of a few random classes, the rest of all the others (Jeong and Kim 2022, CATA-Fed).
+
+    Images are drawn from the first ``per_class`` training images of each class: within a device without repetition while
+    they last, among devices with. So each device distorts its images in its own way (``data.augmentation``). Test samples
+    are the published ones, each on one device, following the devices' labels. With one class a device, the devices of a
+    class are a true group.
+
+    Attributes:
+        classes_per_device: H, the number of classes that make the larger part; all of them gives IID data.
+        share: the larger part, in equal amounts of the H classes; the rest is random among the other classes.
+        sizes: training samples of the devices: ``uniform`` (100 to 3,000) or ``long-tail``.
+        per_class: training images of each class that are used.
+    """
+
+    kind: Literal["class-bias"] = "class-bias"
+    usually_augmented: ClassVar[bool] = True
+
+    classes_per_device: int = Field(default=1, ge=1)
+    share: float = Field(default=0.9, gt=0.0, le=1.0)
+    sizes: Sizes = UniformSizes()
+    per_class: int = Field(default=5000, ge=1)
+
+    def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
+        require_classes("classes_per_device", self.classes_per_device, dataset.pool.classes, dataset.name)
+        parts = [part[: self.per_class] for part in dataset.by_class(dataset.train)]
+        empty = next((label for label, part in enumerate(parts) if not len(part)), None)
+        if empty is not None:
+            raise ScenarioError(
+                f"data.partition.kind is 'class-bias'; '{dataset.name}' has no training sample of class {empty}"
+            )
+        sizes = self.sizes.draw(devices, streams.generator("world/data/sizes"))
+        if sizes.sum() > _MOST_SAMPLES:
+            raise ScenarioError(
+                f"data.partition.sizes gives {devices} devices {sizes.sum()} training samples; allowed are at most "
+                f"{_MOST_SAMPLES} in all"
+            )
+        train, first = [], []
+        for device, size in enumerate(sizes.tolist()):
+            generator = streams.generator("world/data/train", device)
+            order = generator.permutation(len(parts))
+            train.append(self._draw(parts, order, size, generator))
+            first.append(order[0])
+        truth = np.array(first) if self.classes_per_device == 1 else None
+        return federated(dataset, train, deal_test_alike(dataset, train, streams), truth)
+
+    def _draw(self, parts: list[Index], order: NDArray[np.int64], size: int, generator: np.random.Generator) -> Index:
+        """One device's training samples; the first classes in ``order`` make the larger part."""
+        biased, others = order[: self.classes_per_device], order[self.classes_per_device :]
+        major = round(self.share * size) if len(others) else size
+        counts = np.zeros(len(parts), dtype=np.int64)
+        counts[biased] = [len(chunk) for chunk in np.array_split(np.arange(major), len(biased))]
+        if len(others):
+            counts[others] = generator.multinomial(size - major, np.full(len(others), 1.0 / len(others)))
+        drawn = [
+            part[generator.choice(len(part), count, replace=bool(count > len(part)))]
+            for part, count in zip(parts, counts, strict=True)
+            if count
+        ]
+        return np.concatenate(drawn)
+
+
+class ClassImbalance(Partition):
+    """Each device's majority class lies near the middle class, so that middle classes dominate globally (Wang et al., CCS).
+
+    The majority class, counted from 1, is Normal(``mean``, ``variance``) rounded, redrawn outside 1..C. B whole numbers
+    uniform in 0..``largest`` are drawn and redrawn while all are 0; the largest is the amount of the majority class, the
+    others go to random other classes. A training image is on two devices only where its class is used up (MNIST nearly
+    suffices for B = 10). The published (balanced) test set is dealt evenly. With one class a device, the devices of a class
+    are a true group.
+
+    Attributes:
+        classes_per_device: B, the number of classes that a device may hold (10, 5, 2, 1 in the paper).
+        mean, variance: of the majority class's number, counted from 1.
+        largest: the most samples that a device can hold of one class.
+    """
+
+    kind: Literal["class-imbalance"] = "class-imbalance"
+    classes_per_device: int = Field(default=2, ge=1)
+    mean: float = 5.0
+    variance: float = Field(default=10.0, gt=0.0, le=1e6)
+    largest: int = Field(default=100, ge=1, le=1_000_000_000)
+
+    def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
+        classes = dataset.pool.classes
+        require_classes("classes_per_device", self.classes_per_device, classes, dataset.name)
+        majority = self._majority_chances(classes)
+        counts = np.array([self._counts(majority, streams.generator("world/data/sizes", device)) for device in range(devices)])
+        generator = streams.generator("world/data/train")
+        parts = [generator.permutation(part) for part in dataset.by_class(dataset.train)]
+        self._require_distinct(dataset.name, counts.max(axis=0), np.array([len(part) for part in parts]))
+        owner = np.concatenate([np.repeat(np.arange(devices), counts[:, label]) for label in range(classes)])
+        index = np.concatenate([np.resize(part, total) for part, total in zip(parts, counts.sum(axis=0), strict=True)])
+        test = deal_evenly(dataset.test, devices, streams.generator("world/data/test"))
+        truth = counts.argmax(axis=1) if self.classes_per_device == 1 else None
+        return federated(dataset, gather(owner, index, devices), test, truth)
+
+    def _majority_chances(self, classes: int) -> NDArray[np.float64]:
+        """The chance of each class to be a device's majority: of the rounded normal, given that it lies in 1..C."""
+        if not 0.5 <= self.mean <= classes + 0.5:
+            raise ScenarioError(f"data.partition.mean is {self.mean}; allowed is a class number from 1 to {classes}")
+        edges = (np.arange(classes + 1) + 0.5 - self.mean) / math.sqrt(2.0 * self.variance)
+        chances: NDArray[np.float64] = np.diff([math.erf(edge) for edge in edges])
+        return np.asarray(chances / chances.sum(), dtype=np.float64)
+
+    def _counts(self, majority: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.int64]:
+        """One device's training samples of each class, int64 [C]."""
+        classes = len(majority)
+        chosen = generator.choice(classes, p=majority)
+        others = generator.choice(np.delete(np.arange(classes), chosen), self.classes_per_device - 1, replace=False)
+        amounts: NDArray[np.int64] = np.zeros(self.classes_per_device, dtype=np.int64)
+        while not amounts.any():
+            amounts = generator.integers(0, self.largest, self.classes_per_device, endpoint=True)
+        most = int(amounts.argmax())
+        amounts[0], amounts[most] = amounts[most], amounts[0]
+        counts = np.zeros(classes, dtype=np.int64)
+        counts[chosen] = amounts[0]
+        counts[others] = amounts[1:]
+        return counts
+
+    def _require_distinct(self, name: str, asked: NDArray[np.int64], there: NDArray[np.int64]) -> None:
+        lacking = np.flatnonzero(asked > there)
+        if len(lacking):
+            label = int(lacking[0])
+            raise ScenarioError(
+                f"data.partition.largest is {self.largest}; '{name}' has {there[label]} training samples of class {label}, "
+                f"so 1 to {there.min()} are allowed"
+            )

@@ -1,4 +1,4 @@
-"""What a solver is given and what it gives."""
+"""The interface of solvers: the work that they are given, the rule of a step, and the outcome."""
 
 import math
 import threading
@@ -40,7 +40,7 @@ class Descent:
     clip: float | None = None
 
     def of(self, begin: int, end: int) -> "Descent":
-        """The rule for the tensor that stands there in a flat model; one that is held makes no steps."""
+        """The rule for the tensor at a place of a flat model; one that is held makes no steps."""
         return replace(self, lr=0.0) if any(first <= begin and end <= last for first, last in self.held) else self
 
     def shrinkage(self, kernel: bool, dimensions: int = 2) -> float:
@@ -56,11 +56,7 @@ def is_penalised(dimensions: int, l2_on: Penalised) -> bool:
 class Step:
     """A parameter (or a stack of them, of which a step may concern the first few) with the state that its rule keeps.
 
-    Args:
-        parameter: where it starts; trained in place.
-        descent: the rule.
-        shrinkage: the factor of the parameter itself in its gradient (``Descent.shrinkage``).
-        constant: its part of ``LocalSolve.constant``, in its shape.
+    It is trained in place; ``shrinkage`` is ``Descent.shrinkage``, ``constant`` its part of ``LocalSolve.constant``.
     """
 
     def __init__(self, parameter: Tensor, descent: Descent, shrinkage: float, constant: Tensor | None) -> None:
@@ -113,8 +109,7 @@ class LocalSolve:
 
     Attributes:
         weights: where it starts, float [d].
-        x: its samples, float32 [n, *shape].
-        y: their labels, int64 [n].
+        x, y: its samples, float32 [n, *shape], and their labels, int64 [n].
         batches: which of them make up each step.
         key: 64 random bits, for dropout.
         anchor: where the proximal term draws to, float [d]; None for the start.
@@ -132,10 +127,7 @@ class LocalSolve:
     previous: Weights | None = None
 
     def constant(self, descent: Descent) -> Weights | None:
-        """What every step adds to the gradient when mu draws to the start: linear + mu (start - anchor), [d]; None for nothing.
-
-        All that a solver must know of both: an anchor that is the start, and a linear term of 0, change nothing but rounding.
-        """
+        """What every step adds to the gradient when mu draws to the start: linear + mu (start - anchor), [d]; None for 0."""
         if self.anchor is None or not descent.mu:
             return self.linear
         with np.errstate(over="ignore", invalid="ignore"):  # a device that has diverged stays so
@@ -150,24 +142,6 @@ class Solved(NamedTuple):
     train_loss: float
 
 
-def sum_of_squares(entries: Weights) -> float:
-    """The sum of squares in float64, the same on any number of threads."""
-    return float(np.square(entries, dtype=np.float64).sum())
-
-
-def kernel_norm(
-    weights: Weights, tensors: Sequence[tuple[str, tuple[int, ...]]], kernels: Collection[str], l2_on: Penalised
-) -> float:
-    """The sum of squares of those tensors of a flat model that are kernels, and penalised."""
-    total, at = 0.0, 0
-    for name, shape in tensors:
-        size = math.prod(shape)
-        if name in kernels and is_penalised(len(shape), l2_on):
-            total += sum_of_squares(weights[at : at + size])
-        at += size
-    return total
-
-
 class BatchHint(NamedTuple):
     """Which solves are best sent to a worker in one batch: those of one ``kind``, at most so many (memory and cache)."""
 
@@ -180,13 +154,15 @@ class Solver(ABC):
 
     Attributes:
         device: where the arithmetic is done.
+        tensors: names and shapes of the tensors of a flat model, in its order.
+        kernels: names of those that are kernels.
         threads: what each thread of this process keeps; it stays here when the solver goes to another process.
     """
 
-    device: torch.device
-
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, tensors: Sequence[tuple[str, tuple[int, ...]]], kernels: Collection[str]) -> None:
         self.device = device
+        self.tensors = tensors
+        self.kernels = kernels
         self.threads = threading.local()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -195,15 +171,9 @@ class Solver(ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, threads=threading.local())
 
-    # What a solver fills in.
-
     @abstractmethod
     def batch_hint(self, samples: int, width: int, steps: int) -> BatchHint:
         """The hint for a solve of so many samples, rows of a batch array, and steps; knows nothing of workers."""
-
-    @abstractmethod
-    def kernel_norm(self, weights: Weights, l2_on: Penalised = "kernels") -> float:
-        """The sum of the squared entries of a model's kernels, which the L2 penalty is on."""
 
     @abstractmethod
     def _solve(self, solve: LocalSolve, descent: Descent) -> Solved:
@@ -217,8 +187,6 @@ class Solver(ABC):
     def _apply(self, model: Any, x: Tensor) -> Tensor:
         """The outputs for samples [n, *shape], some at a time."""
 
-    # What it can do.
-
     @property
     def plain(self) -> "Solver":
         """One that goes by autograd, for a loss that has no closed form."""
@@ -229,7 +197,7 @@ class Solver(ABC):
         return [self._solve(solve, descent) for solve in solves]
 
     def outputs(self, weights: Weights, x: Tensor) -> Tensor:
-        """What the model makes of samples [n, *shape]: [n, classes]."""
+        """The model's outputs for samples [n, *shape]: [n, classes]."""
         model = self._loaded(weights)
         with torch.inference_mode():
             return self._apply(model, x)
@@ -238,18 +206,24 @@ class Solver(ABC):
         """The same for several models, each with its own samples."""
         return [self.outputs(own, x) for own, x in zip(weights, xs, strict=True)]
 
-    def mean_losses(self, weights: Weights, xs: Sequence[Tensor], ys: Sequence[Tensor]) -> list[float]:
-        """The mean loss of one model on each of several sets of samples; NaN for an empty set.
+    def mean_loss(self, weights: Weights, x: Tensor, y: Tensor) -> float:
+        """The mean loss of a model on samples; NaN without any.
 
-        Each is the same, bit for bit, whatever other sets there are. ``xs`` and ``ys`` lie on the solver's device, in memory
-        that torch has allocated (and therefore aligned).
+        ``x`` and ``y`` lie on the solver's device, in memory that torch has allocated (and therefore aligned).
         """
-        model = self._loaded(weights)
+        outputs = self.outputs(weights, x)
         with torch.inference_mode():
-            return [
-                float(self.losses(self._apply(model, x), y).sum(dtype=torch.float64)) / len(y) if len(y) else float("nan")
-                for x, y in zip(xs, ys, strict=True)
-            ]
+            return float(self.losses(outputs, y).sum(dtype=torch.float64)) / len(y) if len(y) else float("nan")
+
+    def kernel_norm(self, weights: Weights, l2_on: Penalised = "kernels") -> float:
+        """The sum of the squared entries of the kernels that the L2 penalty is on; float64, on any number of threads."""
+        total, at = 0.0, 0
+        for name, shape in self.tensors:
+            size = math.prod(shape)
+            if name in self.kernels and is_penalised(len(shape), l2_on):
+                total += float(np.square(weights[at : at + size], dtype=np.float64).sum())
+            at += size
+        return total
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The loss of each sample, [n]: softmax cross-entropy."""
@@ -262,8 +236,7 @@ _threads = threading.local()
 def compute_with_one_thread() -> None:
     """Let torch use one thread in the calling thread, from now on.
 
-    Workers are the parallelism here: two torch threads on small matrices are slower than one, and their results depend on
-    how the work was split.
+    Two torch threads on small matrices are slower than one, and their results depend on how the work was split.
     """
     if not getattr(_threads, "single", False):
         torch.set_num_threads(1)

@@ -34,10 +34,7 @@ class Batches:
 
 
 def width(samples: int, batch_size: int) -> int:
-    """How many rows a batch array has, for a device with so many samples.
-
-    A function of the device alone, never of who trains beside it: otherwise its result would depend on them.
-    """
+    """How many rows a batch array has, for a device with so many samples, whoever trains beside it."""
     return min(batch_size, max(_NARROW, 1 << (samples - 1).bit_length())) if samples else min(batch_size, _NARROW)
 
 
@@ -59,13 +56,8 @@ def shuffled(
 ) -> Batches:
     """Batches from a fresh permutation in each epoch; the last one of an epoch may be partial.
 
-    Args:
-        generator: source of the permutations.
-        samples: number of samples n.
-        batch_size: B.
-        epochs: passes over the samples.
-        iterations: steps, instead of ``epochs``; the last epoch may then be cut short.
-        only: all steps are on the batch of this number; the last epoch is then the last step.
+    With ``iterations`` there are so many steps instead of ``epochs``, and the last epoch may be cut short. With ``only`` all
+    steps are on the batch of this number, and the last epoch is the last step.
     """
     columns = width(samples, batch_size)
     total = steps(samples, batch_size, epochs, iterations)

@@ -72,16 +72,7 @@ def compiled_entry(function: F) -> F:
     What is kept is made again when a file of the function's folder changes, or when it is damaged. It includes all that the
     function calls, which therefore belongs in the same folder.
     """
-    return _kept(function, _OPTIONS)
-
-
-def exact_entry(function: F) -> F:
-    """``compiled_entry`` for arithmetic that is rounded at every operation, in the order written: the bits that numpy gives."""
-    return _kept(function, _OPTIONS | {"fastmath": False})
-
-
-def _kept(function: F, options: dict[str, Any]) -> F:
-    made: Any = _njit(**options)(function)
+    made: Any = _njit(**_OPTIONS)(function)
     with suppress(RuntimeError):  # there is no folder in which it could be kept
         made._cache = _Cache(function)
     kept: F = made

@@ -21,11 +21,10 @@ from torch import Tensor
 from fedsim.learning.architecture import Architecture
 from fedsim.learning.refs import Weights
 from fedsim.learning.solvers import products
-from fedsim.learning.solvers.base import BatchHint, Descent, LocalSolve, Solved, Solver, sum_of_squares
+from fedsim.learning.solvers.base import BatchHint, Descent, LocalSolve, Solved, Solver
 from fedsim.learning.solvers.batches import Batches
 from fedsim.learning.solvers.dense_loops import Entry, Floats, Parameter, Plan, Rule, Scratch, descend
 from fedsim.learning.solvers.reference import Reference, module_of
-from fedsim.training import Penalised
 
 Array = TypeVar("Array", NDArray[np.floating], Tensor)
 
@@ -33,9 +32,7 @@ Array = TypeVar("Array", NDArray[np.floating], Tensor)
 def split(flat: Array, sizes: Sequence[int]) -> Iterator[tuple[Array, Array]]:
     """Kernels [..., outputs, inputs] and biases [..., outputs] within flat models [..., d].
 
-    Args:
-        flat: one model or several.
-        sizes: features, then the outputs of each layer.
+    ``sizes`` are the features, then the outputs of each layer.
     """
     at = 0
     for inputs, outputs in pairwise(sizes):
@@ -62,31 +59,14 @@ def fours(count: int) -> int:
     return -(-count // 4) * 4
 
 
-def _in_fours(kernel: Floats) -> Floats:
-    """A copy of [outputs, inputs], filled up to whole fours of outputs with zeros."""
-    outputs, inputs = kernel.shape
-    filled = np.zeros((fours(outputs), inputs), kernel.dtype)
-    filled[:outputs] = kernel
-    return filled
-
-
 class InWeightSpace:
-    """The samples themselves, and the kernel itself.
-
-    Args:
-        solve: the work.
-        kernel: where the layer starts, [outputs, inputs]; it is left alone until ``write``.
-        descent: the rule.
-        constant: the kernel's part of ``LocalSolve.constant``.
-
-    Attributes:
-        entry: what is trained.
-    """
+    """The samples themselves, and the kernel itself, which is left alone until ``write``; ``entry`` is trained."""
 
     def __init__(self, solve: LocalSolve, kernel: Floats, descent: Descent, constant: Floats | None) -> None:
         self._kernel = kernel
         samples = solve.x.numpy().reshape(len(solve.x), -1).astype(kernel.dtype, copy=False)
-        trained = parameter(_in_fours(kernel), descent, None if constant is None else _in_fours(constant))
+        of_constant = None if constant is None else _stacked([constant], kernel.dtype, in_fours=True)[0]
+        trained = parameter(_stacked([kernel], kernel.dtype, in_fours=True)[0], descent, of_constant)
         nothing = kernel[:0]
         self.entry = Entry(np.ascontiguousarray(samples), trained, nothing[None], nothing, turned=False)
 
@@ -96,16 +76,9 @@ class InWeightSpace:
 
 
 class InSampleSpace:
-    """What the kernel's start makes of each sample, and how far the kernel has moved along each.
+    """Products of the kernel's start with each sample, and how far the kernel has moved along each.
 
-    Args:
-        solve: the work.
-        kernel: where the layer starts, [outputs, inputs], in memory that torch has allocated; it is left alone until ``write``.
-        descent: the rule.
-        constant: the kernel's part of ``LocalSolve.constant``.
-
-    Attributes:
-        entry: what is trained.
+    The kernel lies in memory that torch has allocated, and is left alone until ``write``; ``entry`` is trained.
     """
 
     def __init__(self, solve: LocalSolve, kernel: Floats, descent: Descent, constant: Floats | None) -> None:
@@ -156,43 +129,27 @@ def prepare(dtype: torch.dtype) -> None:
 
 
 def train(flat: Floats, sizes: Sequence[int], solve: LocalSolve, descent: Descent, *, in_sample_space: bool) -> float:
-    """Train a model in place.
+    """Train a flat model [d] in place, in memory that torch has allocated; returns the mean loss over the last epoch.
 
-    Args:
-        flat: the model [d], in memory that torch has allocated.
-        sizes: features, then the outputs of each layer.
-        solve: the work; of at least one step. Its weights are not looked at.
-        descent: the rule.
-        in_sample_space: the form of the first layer.
-
-    Returns:
-        The mean loss over the samples of the last epoch.
+    ``sizes`` are the features, then the outputs of each layer. There is at least one step; ``solve.weights`` is not used.
     """
     constant = solve.constant(descent)
     constant = None if constant is None else constant.astype(flat.dtype, copy=False)
     first, of_first = next(split(flat, sizes))[0], None if constant is None else next(split(constant, sizes))[0]
     form = (InSampleSpace if in_sample_space else InWeightSpace)(solve, first, descent, of_first)
-    loss = _steps(form.entry, flat, constant, sizes, solve, descent)
-    form.write()
-    return loss
-
-
-def _steps(
-    entry: Entry, flat: Floats, constant: Floats | None, sizes: Sequence[int], solve: LocalSolve, descent: Descent
-) -> float:
-    """Carry out all steps, of ``entry`` and of everything in ``flat`` but its first kernel; the mean loss as above."""
     batches, (kernels, biases) = solve.batches, _stacks(flat, sizes)
     of_kernels, of_biases = (None, None) if constant is None else _stacks(constant, sizes)
     rule = (descent.lr, descent.momentum, descent.mu, descent.shrinkage(kernel=True), descent.shrinkage(kernel=False))
     loss = descend(
-        entry,
+        form.entry,
         parameter(kernels, descent, of_kernels),
         parameter(biases, descent, of_biases),
         np.array(sizes[1:]),
         Plan(solve.y.numpy(), batches.rows, batches.counts, batches.last_epoch),
         Rule(*map(flat.dtype.type, rule)),
-        _scratch(batches, sizes, entry),
+        _scratch(batches, sizes, form.entry),
     )
+    form.write()
     for stacked, own in zip((kernels, biases), _rest(flat, sizes), strict=True):
         for trained, array in zip(stacked, own, strict=True):
             array[:] = trained[: array.shape[0], : array.shape[1]]
@@ -200,13 +157,12 @@ def _steps(
 
 
 def _rest(flat: Floats, sizes: Sequence[int]) -> tuple[list[Floats], list[Floats]]:
-    """All but the first kernel of a flat model, in its own memory: the other kernels, and the biases as rows."""
+    """All but the first kernel of a flat model: the other kernels, and the biases as rows."""
     layers = list(split(flat, sizes))
     return [kernel for kernel, _ in layers[1:]], [bias[None] for _, bias in layers]
 
 
 def _stacks(flat: Floats, sizes: Sequence[int]) -> tuple[Floats, Floats]:
-    """Copies of the same in two arrays."""
     kernels, biases = _rest(flat, sizes)
     return _stacked(kernels, flat.dtype, in_fours=True), _stacked(biases, flat.dtype, in_fours=False)
 
@@ -222,7 +178,6 @@ def _stacked(arrays: Sequence[Floats], dtype: np.dtype[np.floating], *, in_fours
 
 
 def _scratch(batches: Batches, sizes: Sequence[int], entry: Entry) -> Scratch:
-    """Working memory for so wide batches."""
     dtype, columns = entry.features.dtype, entry.features.shape[1] if entry.turned else 0
     width, widest = fours(batches.rows.shape[1]), fours(max(sizes[1:]))
     outputs, errors = np.zeros((len(sizes) - 1, width, widest), dtype), np.zeros((2, width, widest), dtype)
@@ -245,17 +200,17 @@ Layer = tuple[Tensor, Tensor]  # a kernel and a bias
 
 
 class Dense(Solver):
-    """Softmax regression and perceptrons with ReLU under softmax cross-entropy.
+    """Softmax regression and perceptrons with ReLU (``architecture.is_dense``) under softmax cross-entropy.
 
     Args:
-        architecture: dense layers (``architecture.is_dense``).
         dtype: float32; float64 for tests of the gradients.
         way: how every device is trained; None: each in whichever way is fastest for it.
     """
 
     def __init__(self, architecture: Architecture, dtype: torch.dtype = torch.float32, *, way: Way | None = None) -> None:
-        layers = [layer.fans for _, layer in architecture.trained()]
-        super().__init__(torch.device("cpu"))
+        layers = [(layer.inputs, layer.outputs) for _, layer in architecture.trained()]
+        tensors = architecture.tensors
+        super().__init__(torch.device("cpu"), tensors, {name for name, shape in tensors if len(shape) == 2})
         self.dtype = dtype
         self.sizes = [layers[0][0], *(outputs for _, outputs in layers)]
         self._always = way
@@ -265,11 +220,10 @@ class Dense(Solver):
 
     @cached_property
     def plain(self) -> Reference:
-        """See ``Solver``."""
         return Reference(module_of(self._architecture), self.device, self.dtype)
 
     def batch_hint(self, samples: int, width: int, steps: int) -> BatchHint:
-        """See ``Solver``. Each is trained by itself; a batch of equal work is large enough to be worth a request."""
+        """Each is trained by itself; a batch of equal work is large enough to be worth a request."""
         magnitude = int(self._costs(samples, width, steps)[self.way(samples, width, steps)]).bit_length()
         return BatchHint(f"2^{magnitude} multiplications", max(1, min(_MOST_AT_ONCE, _WORTH_A_REQUEST >> magnitude)))
 
@@ -306,7 +260,6 @@ class Dense(Solver):
 
     @torch.inference_mode()
     def outputs_each(self, weights: Sequence[Weights], xs: Sequence[Tensor]) -> list[Tensor]:
-        """Logits of several models, each with its own samples; in one batched product a layer."""
         flat = self._flat(weights)
         longest = max(len(x) for x in xs)
         samples = torch.zeros(len(xs), longest, self.sizes[0], dtype=self.dtype)
@@ -317,16 +270,10 @@ class Dense(Solver):
             hidden = torch.baddbmm(bias[:, :, None], kernel, hidden.relu_() if layer else hidden)
         return [logits[:, : len(x)].t() for logits, x in zip(hidden, xs, strict=True)]
 
-    def kernel_norm(self, weights: Weights, l2_on: Penalised = "kernels") -> float:
-        """The sum of the squared kernel entries."""
-        return sum(sum_of_squares(kernel.ravel()) for kernel, _ in split(weights, self.sizes))
-
     def _loaded(self, weights: Weights) -> list[Layer]:
-        """Kernels [outputs, inputs] and biases [outputs, 1] of one model, each in memory of its own."""
         return [(kernel[0].clone(), bias[0, :, None].clone()) for kernel, bias in split(self._flat([weights]), self.sizes)]
 
     def _apply(self, layers: Sequence[Layer], x: Tensor) -> Tensor:
-        """Logits of samples [n, *shape]: [n, classes]."""
         logits = []
         for piece in torch.split(x.reshape(len(x), self.sizes[0]).to(self.dtype), _APPLIED_AT_ONCE):
             hidden = piece.t()  # features before samples: twice as fast for the few outputs of a classifier

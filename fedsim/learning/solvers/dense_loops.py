@@ -1,12 +1,10 @@
 """Local SGD of one device on dense layers, as loops over its own samples: gradients in closed form, weights changed in place.
 
-One device at a time: all that a step touches stays in a core's cache, and a result cannot depend on who else trains. The
-arithmetic is in two loops, ``_add_products`` and ``_inner_products``; the rest says what goes into them. All of it is in one
-file, since compiled code is made again only when its own file changes; and it is written in plain loops, since each of numpy's
-functions would add to the seconds that compilation takes.
+The arithmetic is in two loops, ``_add_products`` and ``_inner_products``; the rest says what goes into them. Plain loops
+compile faster than numpy's functions.
 
-Four samples and four outputs are taken at a time, which is what keeps a processor's registers full. So everything that has
-outputs is filled up to whole fours of them, with zeros; and so is a batch, with a sample that is there, whose error is 0.
+Four samples and four outputs are taken at a time, which keeps a processor's registers full. So everything that has outputs is
+filled up to whole fours of them, with zeros; and so is a batch, with a sample that is there, whose error is 0.
 """
 
 from typing import NamedTuple
@@ -95,19 +93,15 @@ class Scratch(NamedTuple):
 def descend(
     entry: Entry, kernels: Parameter, biases: Parameter, sizes: Positions, plan: Plan, rule: Rule, scratch: Scratch
 ) -> float:
-    """Carry out all steps, in place.
+    """Carry out all steps, in place; returns the summed losses over the samples of the last epoch.
 
     Args:
         entry: the first kernel.
         kernels: of all layers but the first, filled up to one shape, [layers - 1, outputs in whole fours, inputs].
         biases: of all layers, [layers, 1, outputs].
         sizes: outputs of each layer, [layers].
-        plan: the batches.
-        rule: of a step.
+        plan, rule: the batches, and the rule of a step.
         scratch: anything.
-
-    Returns:
-        The summed losses over the samples of the last epoch.
     """
     outputs, errors, batch = scratch.outputs, scratch.errors, scratch.batch
     top, total = len(sizes) - 1, 0.0
@@ -139,13 +133,11 @@ def descend(
 
 @compiled
 def _of(stack: Parameter, layer: int) -> Parameter:
-    """One of several parameters."""
     return Parameter(stack.weight[layer], stack.velocity[layer], stack.start[layer], stack.constant[layer])
 
 
 @compiled
 def _fours(count: int) -> int:
-    """``count`` rounded up to whole fours."""
     return (count + 3) // 4 * 4
 
 
@@ -165,7 +157,7 @@ def _fill(filled: Positions, positions: Positions, count: int) -> int:
 def _enter(
     entry: Entry, step: int, batch: Positions, filled: int, bias: Floats, outputs: int, scratch: Scratch, out: Floats
 ) -> None:
-    """What the first layer makes of a batch."""
+    """Apply the first layer to a batch."""
     features, kernel, given = entry.features, entry.kernel.weight, entry.given
     if not entry.turned:
         _inner_products(features, batch, filled, kernel, bias, outputs, out)
@@ -287,7 +279,6 @@ def _add_products(
 
 @compiled
 def _four(factors: Floats, k: int, row: int, scale: np.floating) -> tuple[np.floating, np.floating, np.floating, np.floating]:
-    """Four factors of a row, scaled."""
     return scale * factors[k, row], scale * factors[k + 1, row], scale * factors[k + 2, row], scale * factors[k + 3, row]
 
 

@@ -12,13 +12,13 @@ _PER_CHANNEL = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _STEP = -7046029254386353131  # the increment of splitmix64 as a signed word
 _MIX1 = -4658895280553007687
 _MIX2 = -7723592293110705685
-WORD = 1 << 64
+_WORD = 1 << 64
 
 
 def signed(word: int) -> int:
     """A 64-bit word as the signed number that torch's int64 holds."""
-    word %= WORD
-    return word - WORD if word >= WORD // 2 else word
+    word %= _WORD
+    return word - _WORD if word >= _WORD // 2 else word
 
 
 def step_key(key: int, step: int) -> int:
@@ -27,14 +27,10 @@ def step_key(key: int, step: int) -> int:
 
 
 class KeyedDropout(nn.Module):
-    """Dropout by a counter hash of the element's position, under a key that is set before each step.
+    """Dropout by a counter hash of the element's position, or channel's, under a key that is set before each step.
 
-    Args:
-        rate: probability of a zero.
-        place: number of this layer within the module, so that two layers have different masks.
-        per_channel: whether whole channels are dropped, as ``nn.Dropout2d`` does.
-
-    The buffer ``key`` (int64, no axes) may be batched by ``torch.func.vmap``.
+    ``place`` numbers the layer within its module, so that two layers have different masks. The buffer ``key`` (int64, no axes)
+    may be batched by ``torch.func.vmap``.
     """
 
     key: Tensor
@@ -46,24 +42,15 @@ class KeyedDropout(nn.Module):
         self.per_channel = per_channel
         self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
 
-    @property
-    def rule(self) -> tuple[int, float]:
-        """Of 2^24 values, the least that keeps an element; and what one that is kept is multiplied with."""
-        return round(self.rate * (1 << 24)), 0.0 if self.rate >= 1.0 else 1.0 / (1.0 - self.rate)
-
     def forward(self, x: Tensor) -> Tensor:
         """``x`` with zeros, the rest scaled up; unchanged in evaluation."""
         if not self.training or self.rate == 0.0:
             return x
         shape = torch.Size((*x.shape[:2], *(1 for _ in x.shape[2:]))) if self.per_channel else x.shape
-        return x * self.factors(shape, x.dtype, x.device)
-
-    def factors(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """What elements are multiplied with: 0, or what makes up for the zeros."""
-        word = torch.arange(1, shape.numel() + 1, device=device).view(shape) * _STEP + (self.key + self.salt)
+        word = torch.arange(1, shape.numel() + 1, device=x.device).view(shape) * _STEP + (self.key + self.salt)
         word = _mixed(_mixed(word) + self.key)
-        least, scale = self.rule
-        return (((word >> 40) & 0xFFFFFF) >= least).to(dtype) * scale
+        kept = ((word >> 40) & 0xFFFFFF) >= round(self.rate * (1 << 24))
+        return x * (kept.to(x.dtype) * (0.0 if self.rate >= 1.0 else 1.0 / (1.0 - self.rate)))
 
 
 def _mixed(word: Tensor) -> Tensor:

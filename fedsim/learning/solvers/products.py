@@ -12,14 +12,7 @@ Layers = list[tuple[Tensor, Tensor]]
 
 
 def train(weights: Tensor, layers: Callable[[Tensor], Layers], solve: LocalSolve, descent: Descent) -> Solved:
-    """Train a perceptron with ReLU under softmax cross-entropy.
-
-    Args:
-        weights: the start, [d]; trained in place.
-        layers: the layers of a flat model.
-        solve: the device's work.
-        descent: the rule of a step.
-    """
+    """Train a perceptron with ReLU under softmax cross-entropy, in place; ``layers`` gives those of a flat model [d]."""
     parameters, constant = layers(weights), solve.constant(descent)
     constants = None if constant is None else layers(torch.tensor(constant))
     steps, at = [], 0

@@ -7,6 +7,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import astuple
 from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
@@ -18,32 +19,24 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedsim.errors import ScenarioError
-from fedsim.learning.architecture import Architecture, Conv2d, Dropout, Flatten, Layer, Linear, MaxPool2d, ReLU
+from fedsim.learning.architecture import Architecture
 from fedsim.learning.factory import numbers
 from fedsim.learning.refs import Weights
-from fedsim.learning.solvers.base import BatchHint, Descent, LocalSolve, Solved, Solver, Step, kernel_norm
+from fedsim.learning.solvers.base import BatchHint, Descent, LocalSolve, Solved, Solver, Step
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key, with_keyed_dropout
-from fedsim.training import Penalised
 
 _APPLIED_AT_ONCE = 1 << 16  # numbers in the samples of one forward pass: activations then stay in the cache
 _ALIGNED = 16  # samples: any number of these begins where a cache line does
 
 
 class Reference(Solver):
-    """Local SGD of a ``nn.Module``.
+    """Local SGD of a ``nn.Module``, which is copied once for each thread that computes with it.
 
-    Args:
-        module: the model; it is copied, once for each thread that computes with it. Its loss is softmax cross-entropy unless
-            it has a method ``loss(outputs, y)`` that returns one loss a sample, [n].
-        device: where to compute.
-        dtype: of the numbers; None: as the module has them, and samples in float32.
-
-    Attributes:
-        tensors: names and shapes of what a flat model holds (``numbers``), in its order.
+    Its loss is softmax cross-entropy unless it has a method ``loss(outputs, y)`` that returns one loss a sample, [n]. ``dtype``
+    is that of the numbers; None: as the module has them, and samples in float32.
     """
 
     def __init__(self, module: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> None:
-        super().__init__(device)
         self._dtype = dtype
         self._template = with_keyed_dropout(copy.deepcopy(module)).to(device, dtype)
         for name, part in batch_norms(self._template):
@@ -52,23 +45,16 @@ class Reference(Solver):
         if self._is_image:
             self._template = self._template.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._own_loss: Callable[[Tensor, Tensor], Tensor] | None = getattr(self._template, "loss", None)
-        self._kernels = kernels(module)
-        trained = numbers(self._template)
-        self.tensors = [(name, tuple(parameter.shape)) for name, parameter in trained.items()]
+        tensors = [(name, tuple(tensor.shape)) for name, tensor in numbers(self._template).items()]
+        super().__init__(device, tensors, kernels(module))
 
     def batch_hint(self, samples: int, width: int, steps: int) -> BatchHint:
-        """See ``Solver``."""
         return BatchHint("module", 1)
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The loss of each sample: the module's own, or softmax cross-entropy."""
         if self._own_loss is not None:
             return self._own_loss(outputs, y)
         return super().losses(outputs, y)
-
-    def kernel_norm(self, weights: Weights, l2_on: Penalised = "kernels") -> float:
-        """The sum of the squared kernel entries."""
-        return kernel_norm(weights, self.tensors, self._kernels, l2_on)
 
     def _solve(self, solve: LocalSolve, descent: Descent) -> Solved:
         if solve.previous is None or not solve.batches.steps:
@@ -93,7 +79,7 @@ class Reference(Solver):
             Step(
                 trained[name],
                 rule,
-                rule.shrinkage(name in self._kernels, trained[name].ndim),
+                rule.shrinkage(name in self.kernels, trained[name].ndim),
                 constants[name][0] if constants else None,
             )
             for name, rule in rules(descent, trained).items()
@@ -127,13 +113,11 @@ class Reference(Solver):
         return Solved(found, total / seen if seen else float("nan"))
 
     def _own_copy(self) -> nn.Module:
-        """This thread's copy of the module."""
         if not hasattr(self.threads, "module"):
             self.threads.module = copy.deepcopy(self._template)
         return self.threads.module  # type: ignore[no-any-return]
 
     def _loaded(self, weights: Weights) -> nn.Module:
-        """This thread's copy of the module, with these weights and without dropout."""
         module = self._own_copy().eval()
         self._load(module, weights)
         return module
@@ -149,7 +133,6 @@ class Reference(Solver):
         return own
 
     def _apply(self, module: nn.Module, x: Tensor) -> Tensor:
-        """The outputs for samples [n, *shape], some at a time."""
         size = _APPLIED_AT_ONCE // max(1, math.prod(x.shape[1:])) // _ALIGNED * _ALIGNED
         pieces = torch.split(x, max(_ALIGNED, size))
         return torch.cat([module(self._laid_out(piece.to(self.device, self._dtype))) for piece in pieces])
@@ -224,26 +207,10 @@ def constants_of(
 
 
 def module_of(architecture: Architecture) -> nn.Module:
-    """The layers as a ``nn.Sequential``; its weights are whatever the memory held."""
+    """The layers, which are named and given as torch's, as a ``nn.Sequential``; its weights are whatever the memory held."""
     with torch.device("meta"):
-        empty = nn.Sequential(*(_layer(layer) for layer in architecture.layers))
+        empty = nn.Sequential(*(getattr(nn, type(layer).__name__)(*astuple(layer)) for layer in architecture.layers))
     return empty.to_empty(device="cpu")
-
-
-def _layer(layer: Layer) -> nn.Module:
-    match layer:
-        case Linear(inputs, outputs):
-            return nn.Linear(inputs, outputs)
-        case Conv2d(inputs, outputs, kernel, stride, padding):
-            return nn.Conv2d(inputs, outputs, kernel, stride, padding)
-        case MaxPool2d(size):
-            return nn.MaxPool2d(size)
-        case Dropout(rate):
-            return nn.Dropout(rate)
-        case ReLU():
-            return nn.ReLU()
-        case Flatten():
-            return nn.Flatten()
 
 
 def flat_weights(parameters: Sequence[torch.Tensor], dtype: DTypeLike = np.float32) -> Weights:

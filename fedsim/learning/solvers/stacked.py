@@ -1,6 +1,7 @@
 """Any ``nn.Module`` on a GPU, which is bound by launches: a whole cohort takes each step at once, stacked under ``vmap``."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import torch
@@ -20,8 +21,7 @@ class Stacked(Reference):
     """The reference, for many devices at once."""
 
     def batch_hint(self, samples: int, width: int, steps: int) -> BatchHint:
-        """See ``Solver``."""
-        stack_bytes = 4 * sum(parameter.numel() for parameter in numbers(self._template).values())
+        stack_bytes = 4 * sum(math.prod(shape) for _, shape in self.tensors)
         return BatchHint("module", max(1, min(_MOST_AT_ONCE, _STACK_BYTES // stack_bytes)))
 
     def solve(self, solves: Sequence[LocalSolve], descent: Descent) -> list[Solved]:
@@ -30,7 +30,7 @@ class Stacked(Reference):
             return super().solve(solves, descent)
         order = sorted(range(len(solves)), key=lambda at: -solves[at].batches.steps)
         ranked = [solves[at] for at in order]
-        stacked = _Stacked(self._own_copy().train(), self.losses, ranked, descent, self._kernels, self.device)
+        stacked = _Stacked(self._own_copy().train(), self.losses, ranked, descent, self.kernels, self.device)
         most = ranked[0].batches.steps
         active = len(ranked)
         for step in range(most):
@@ -50,7 +50,7 @@ class _Stacked:
         losses: Callable[[Tensor, Tensor], Tensor],
         solves: Sequence[LocalSolve],
         descent: Descent,
-        kernel_names: set[str],
+        kernel_names: Collection[str],
         device: torch.device,
     ) -> None:
         self.solves = solves

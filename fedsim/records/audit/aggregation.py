@@ -1,14 +1,12 @@
 """Did every update count, and count once?"""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from fedsim.arrays import Ints
-from fedsim.records.audit.columns import NOTHING, Mask, Sequences
-from fedsim.records.audit.events import Events
-from fedsim.records.audit.evidence import Evidence
+from fedsim.records.audit.evidence import NOTHING, Evidence
 
 _DUE_ALL, _DUE_BEFORE = -2, -3  # else: of one group
 _CONTINUED, _IDLE, _TRAINED, _DONE, _AGGREGATED, _LOST, _ROUND = range(7)
@@ -18,92 +16,48 @@ def aggregated_once(evidence: Evidence) -> Iterator[str]:
     """Tasks named by an aggregation had ended done, before it, and are named once; and no done training is left out.
 
     A training of which no epoch counts has nothing to aggregate, and must not be; one that belongs to no round (profiling), or
-    that only prepared its device for the task that continues it, owes nothing. What was done after the last aggregation may
-    still have been waiting for the next one; so may, without rounds, what was done in the same instant, and what was done for
-    another group than that of which an aggregation is. What a lost edge server took with it is not left out either.
+    that only prepared its device for the task that continues it, owes nothing. Updates that came after the last aggregation may
+    still have been waiting for the next one. Without rounds, so may updates of the same instant, and those of another group
+    than the aggregation's. Updates that were lost with an edge server are not left out either.
     """
-    events = evidence.events
-    rounds = np.flatnonzero(events.are("round"))
-    turns = _turns(evidence)
-    turns = turns.only(_doubtful(turns, rounds))
-    latest = np.searchsorted(events.aggregations.at, rounds) - 1
-    by_rounds = np.concatenate([events.aggregations.rounds, [True]])[latest]  # no aggregation yet is the last, which is True
-    of_group = np.concatenate([events["group"][events.aggregations.at], [NOTHING]])[latest]
-    due = np.where(by_rounds, _DUE_ALL, np.where(of_group == NOTHING, _DUE_BEFORE, of_group))
-    what = np.concatenate([turns.what, np.full(len(rounds), _ROUND)])
-    about = np.concatenate([turns.task, due])
-    at = np.concatenate([turns.at, rounds])
-    order = np.argsort(at, kind="stable")
-    columns = (what[order], events["time"][at[order]], about[order])
-    groups = dict(zip(turns.task.tolist(), events["group"][turns.at].tolist(), strict=True)) if (due >= 0).any() else {}
-    yield from _follow(zip(*(column.tolist() for column in columns), strict=True), groups)
+    events, named = evidence.events, evidence.said("aggregate")
+    rounds = np.flatnonzero(events["kind"] == "round")
+    place = np.searchsorted(named.index, rounds) - 1
+    by_rounds = np.append(named["rounds"].to_numpy(), True)[place]  # at place -1 True: no aggregation yet
+    group = np.append(events["group"].to_numpy()[named.index], NOTHING)[place]
+    due = np.where(by_rounds, _DUE_ALL, np.where(group == NOTHING, _DUE_BEFORE, group))
+    turns = pd.concat([*_turns(evidence), _turn(_ROUND, due, rounds)]).sort_values("at", kind="stable")
+    groups = dict(zip(turns["task"], events["group"].to_numpy()[turns["at"]], strict=True)) if (due >= 0).any() else {}
+    times = events["time"].to_numpy()[turns["at"]]
+    yield from _follow(zip(turns["what"].tolist(), times.tolist(), turns["task"].tolist(), strict=True), groups)
 
 
-class _Turns(NamedTuple):
-    """What happened to tasks that matters here, those of a task in a row and in order.
-
-    Attributes:
-        task, what, at: of which task, which of the above, in which record; int64 [n].
-    """
-
-    task: Ints
-    what: Ints
-    at: Ints
-
-    def only(self, wanted: Mask) -> "_Turns":
-        """Some of them, as they happened."""
-        return _Turns(*(column[wanted] for column in self))
+def _turn(what: int, task: "Ints | pd.Series[int]", at: "Ints | pd.Index[int]") -> pd.DataFrame:
+    return pd.DataFrame({"task": np.asarray(task, dtype=np.int64), "what": what, "at": np.asarray(at)})
 
 
-def _turns(evidence: Evidence) -> _Turns:
-    events, words, named = evidence.events, evidence.words, evidence.events.aggregations
-    trained = events.are("step-end") & (events["step"] == words["train"])
+def _turns(evidence: Evidence) -> Iterator[pd.DataFrame]:
+    """What happened (``what``) to which task in which record (``at``)."""
+    events, idle = evidence.events, evidence.idle
+    trained = ((events["kind"] == "step-end") & (events["step"] == "train")).to_numpy()
+    tasks = evidence.said("aggregate")["tasks"].explode().dropna()
     told = {
-        _IDLE: trained & events.idle,
-        _TRAINED: trained & ~events.idle & (events["round"] != NOTHING),
-        _DONE: events.are("task-end") & (events["outcome"] == words["done"]),
+        _IDLE: events["task"][trained & idle],
+        _TRAINED: events["task"][trained & ~idle & (events["round"] != NOTHING)],
+        _DONE: events["task"][(events["kind"] == "task-end") & (events["outcome"] == "done")],
+        _CONTINUED: _continued(evidence),
+        _AGGREGATED: tasks,
+        _LOST: evidence.lost_updates,
     }
-    parts = [(events["task"][mask], np.full(np.count_nonzero(mask), what), np.flatnonzero(mask)) for what, mask in told.items()]
-    continued, by = _continued(events)
-    parts.append((continued, np.full(len(continued), _CONTINUED), by))
-    parts.append((named.tasks, np.full(len(named.tasks), _AGGREGATED), np.repeat(named.at, np.diff(named.begin))))
-    lost, by = events.lost_updates
-    parts.append((lost, np.full(len(lost), _LOST), by))
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    order = np.lexsort((columns[2], columns[0]))
-    return _Turns(*(column[order] for column in columns))
+    return (_turn(what, task, task.index) for what, task in told.items())
 
 
-def _continued(events: Events) -> tuple[Ints, Ints]:
-    """Tasks that others went on with: those that their devices had before; and in which record. Two int64 [n]."""
-    if not events.continues.any():
-        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    rows = np.flatnonzero(events.are("task-start"))
-    days = Sequences(events["device"][rows])
-    rows = rows[days.order]
-    latest = days.latest_before(np.ones(len(rows), dtype=bool))
-    continuing = events.continues[rows] & (latest >= 0)
-    return events["task"][rows[latest[continuing]]].astype(np.int64), rows[continuing]
-
-
-def _doubtful(turns: _Turns, rounds: Ints) -> Mask:
-    """What must be followed record by record; bool [n]. A task is in order for certain if it
-
-    - trained, was done once and then aggregated once, before the next record of a round, or
-    - is in no aggregation, and was never done or never trained for a round.
-    """
-    tasks = Sequences(turns.task)
-    count = [np.bincount(tasks.number, weights=turns.what == what) for what in range(_ROUND)]
-    end, use = (_at(tasks, turns, what) for what in (_DONE, _AGGREGATED))
-    used = (count[_IDLE] == 0) & (count[_DONE] == 1) & (count[_AGGREGATED] == 1) & (end < use)
-    used &= np.searchsorted(rounds, end) == np.searchsorted(rounds, use)
-    unused = (count[_AGGREGATED] == 0) & ((count[_DONE] == 0) | (count[_TRAINED] == 0))
-    return ~(used | unused)[tasks.number]  # type: ignore[no-any-return]
-
-
-def _at(tasks: Sequences, turns: _Turns, what: int) -> Ints:
-    """In which record it happened to each task, of those to which it happened once; int64 [tasks]."""
-    return np.bincount(tasks.number, weights=turns.at * (turns.what == what)).astype(np.int64)
+def _continued(evidence: Evidence) -> "pd.Series[int]":
+    """Tasks that another went on with, the one before of the same device; by the record that says so."""
+    events = evidence.events
+    starts = events[events["kind"] == "task-start"]
+    before = starts.groupby("device")["task"].shift()
+    return before[evidence.continues[starts.index]].dropna().astype(np.int64)
 
 
 def _is_due(due: int, group: int | None, before: bool) -> bool:
@@ -111,11 +65,11 @@ def _is_due(due: int, group: int | None, before: bool) -> bool:
 
 
 def _follow(turns: Iterable[tuple[int, float, int]], groups: Mapping[int, int]) -> Iterator[str]:
-    """What is wrong with the tasks of some turns.
+    """Problems of the tasks of some turns.
 
     Args:
-        turns: in order: what it is, when it was (s), and of which task; of a record of a round what must be aggregated by then:
-            all that is done, what was done before this instant, or that of the tasks of one group alone (its number).
+        turns: in order: what it is, when it was (s), and of which task. Of a record of a round it is instead which updates must
+            be aggregated by then: all (``_DUE_ALL``), those from before this instant (``_DUE_BEFORE``), or those of one group.
         groups: the group of each task, where some round is of one group.
     """
     trained: set[int] = set()

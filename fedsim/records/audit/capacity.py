@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.arrays import Floats
-from fedsim.records.audit.columns import grain_s
+from fedsim.records.audit.evidence import grain_s
 
 SLACK = 1 + 1e-9  # what rounding may add to a rate
 
@@ -46,6 +46,10 @@ class Rate(NamedTuple):
 
     since: Floats
     values: Floats
+
+    def after(self, built: float) -> "Rate":
+        """The same with another rate from 0 on, before the first change."""
+        return Rate(np.append(0.0, self.since), np.append(built, self.values))
 
     def carried(self, until: Floats) -> Floats:
         """The most bytes from 0 to each of some times (s), those of times of infinite rate left out; float64 [times]."""

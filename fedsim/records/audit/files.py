@@ -4,9 +4,10 @@ import json
 from collections.abc import Iterator
 
 from fedsim.records import folder as names
-from fedsim.records.audit.chain import chain_of
 from fedsim.records.audit.evidence import Evidence
-from fedsim.records.digest import models_digest
+from fedsim.records.digest import EventChain, models_digest
+from fedsim.records.reading import as_list
+from fedsim.records.schema import EVENTS
 
 _STATUSES = ("done", "interrupted", "failed")
 
@@ -17,14 +18,18 @@ def sealed(evidence: Evidence) -> Iterator[str]:
 
 
 def records_intact(evidence: Evidence) -> Iterator[str]:
-    """Chain and count of the records are the summary's; the last one's time is the simulated time."""
-    summary, times = evidence.run.summary, evidence.events["time"]
+    """Chain and count of the records are the summary's; the last one's time is the simulated time; each has readable data."""
+    summary, times = evidence.run.summary, evidence.events["time"].tolist()
     if len(times) != summary["events"]:
         yield f"there are {len(times)} records, the summary says {summary['events']}"
-    if chain_of(evidence.run, names.EVENTS) != summary["events_sha256"]:
+    chain = EventChain()
+    for table in evidence.run.batches(names.EVENTS, EVENTS):
+        chain.extend(zip(*map(as_list, table.columns), strict=True))
+    if chain.hexdigest() != summary["events_sha256"]:
         yield "the records' chain is not the summary's events_sha256"
     if len(times) and times[-1] != summary["simulated_s"]:
-        yield f"the last record is at {times.item(-1)!r} s, the summary says {summary['simulated_s']!r} s"
+        yield f"the last record is at {times[-1]!r} s, the summary says {summary['simulated_s']!r} s"
+    evidence.parse_others()
 
 
 def ended_so(evidence: Evidence) -> Iterator[str]:
@@ -32,7 +37,7 @@ def ended_so(evidence: Evidence) -> Iterator[str]:
     status, stopped = evidence.run.summary["status"], evidence.run.summary["stopped"]
     if status not in _STATUSES:
         yield f"status is {json.dumps(status)} in the summary; there are only {', '.join(_STATUSES)}"
-    for reason in evidence.events.reasons:
+    for reason in evidence.said("run-end")["reason"]:
         if stopped != reason:
             yield f"stopped is {json.dumps(stopped)} in the summary and {json.dumps(reason)} in the records"
         if status != "failed" and (status == "interrupted") != (reason == "interrupted"):

@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.arrays import Ints
 from fedsim.language.stop import StopSpec
-from fedsim.records.audit.columns import NOTHING
-from fedsim.records.audit.evidence import Evidence
+from fedsim.records.audit.evidence import NOTHING, Evidence
 
 _WIDTHS: Mapping[str, tuple[int, ...]] = {
     "logistic": (),
@@ -49,7 +47,7 @@ def limits_kept(evidence: Evidence) -> Iterator[str]:
         yield f"there were {rounds} rounds, the scenario allows {stop.rounds}"
     if stop.simulated_time is not None and time > stop.simulated_time:
         yield f"the run went on to {time!r} s, the scenario allows {stop.simulated_time!r} s"
-    reached = evidence.rounds["accuracy"] >= (math.inf if stop.accuracy is None else stop.accuracy)
+    reached = (evidence.rounds["accuracy"] >= (math.inf if stop.accuracy is None else stop.accuracy)).to_numpy()
     if reached[:-1].any():
         yield f"the accuracy at which the run was to stop, {stop.accuracy!r}, was reached in round {int(reached.argmax())}"
     wanted = {"simulated time": time == stop.simulated_time}
@@ -64,36 +62,29 @@ def limits_kept(evidence: Evidence) -> Iterator[str]:
 
 
 def _clients(evidence: Evidence, said: Mapping[str, Any], devices: int) -> Iterator[str]:
-    events = evidence.events
-    asked = events.are("task-start") & (events["round"] != NOTHING)
     if ":" in said["kind"]:
-        return  # what its parameters mean is its own
+        return  # its parameters have a meaning of its own
+    events = evidence.events
+    starts = events[(events["kind"] == "task-start") & (events["round"] != NOTHING)]
     most = _cohort(said, devices)
     if most is not None:
-        pairs = np.unique(np.stack([events["round"][asked], events["device"][asked]]), axis=1)
-        rounds, counts = np.unique(pairs[0], return_counts=True)
-        for number, count in zip(rounds[counts > most].tolist(), counts[counts > most].tolist(), strict=True):
+        asked = starts.groupby("round")["device"].nunique()
+        for number, count in asked[asked > most].items():
             yield f"round {number} asked {count} clients, the scenario allows {most}"
     if "concurrency" in said:
-        change = asked.astype(np.int64) - np.isin(np.arange(events.count), _ends(evidence, asked))
+        ends = events[(events["kind"] == "task-end") & events["task"].isin(starts["task"])]
+        change = events.index.isin(starts.index).astype(int) - events.index.isin(ends.index)
         at_work = np.cumsum(change)
         if len(at_work) and at_work.max() > said["concurrency"]:
-            when = events["time"].item(int(at_work.argmax()))
+            when = events["time"].tolist()[int(at_work.argmax())]
             yield f"{at_work.max()} clients were at work at {when!r} s, the scenario allows {said['concurrency']}"
-
-
-def _ends(evidence: Evidence, asked: Any) -> Ints:
-    """The records of the ends of the tasks that begin with those ``asked``."""
-    events = evidence.events
-    ends = np.flatnonzero(events.are("task-end"))
-    return ends[np.isin(events["task"][ends], events["task"][asked])]
 
 
 def _cohort(said: Mapping[str, Any], devices: int) -> int | None:
     """How many clients a round asks at most; None where the scenario sets no limit."""
-    shares = [said[key] for key in ("participation", "warmup_participation") if key in said]
-    if shares:
-        return int(round(max(shares) * devices) + said.get("groups", 0))
+    if "participation" in said:
+        share = max(said["participation"], said["moment"].get("participation", 0.0))
+        return int(round(share * devices) + said.get("groups", 0))
     if said.get("clients_per_round") is None:
         return None
     tiers = said["tiers"] if said["kind"] == "fedat" else 1
@@ -108,7 +99,7 @@ def models_as_said(evidence: Evidence) -> Iterator[str]:
     wanted = _FILES.get(strategy, set()) if learns else set()
     if strategy in ("lcfl", "fl-hc") and "global" in models and "group" not in models:  # the run has ended in its warm-up
         wanted = {"global"}
-    if not evidence.events.aggregations.tasks.size:  # nobody has a model of its own or of a group yet
+    if not evidence.said("aggregate")["tasks"].map(len).any():  # nobody has a model of its own or of a group yet
         wanted = wanted - {"device", "group"}
     for name in sorted(wanted - models.keys()):
         yield f"there is no models/{name}.safetensors, which the strategy {strategy!r} leaves"

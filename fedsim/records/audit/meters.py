@@ -5,15 +5,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from pydantic import TypeAdapter
 
 from fedsim.errors import ScenarioError
+from fedsim.files import flat
 from fedsim.meters.base import Meter, MeterContext, Meters
 from fedsim.meters.costs import CostsSpec
 from fedsim.meters.spec import METERS
 from fedsim.records import folder as files
-from fedsim.records.audit.columns import Columns
-from fedsim.records.audit.evidence import Evidence
+from fedsim.records.audit.evidence import Evidence, findings
 from fedsim.records.schema import DEVICES, OF_TASKS, ROUNDS, with_columns
 from fedsim.simulation import Record
 from fedsim.streams import Streams
@@ -40,12 +41,12 @@ def meters_agree(evidence: Evidence) -> Iterator[str]:
     meters.close(evidence.run.summary["simulated_s"])
     found = {name: np.array([row[name] for row in rounds], dtype=float) for name in meters.names("round")}
     yield from _differing(evidence, files.ROUNDS, with_columns(ROUNDS, meters.columns("round")), found)
-    devices = meters.of_devices(evidence.devices["device"].astype(np.int64))
+    devices = meters.of_devices(evidence.devices["device"].to_numpy(np.int64))
     yield from _differing(evidence, files.DEVICES, with_columns(DEVICES, meters.columns("device")), devices)
-    for name, entry in _flat(meters.summary()):
-        told = dict(_flat(evidence.run.summary)).get(name)
-        if not _close(told, entry):
-            yield f"{name} is {told!r} in the summary, the records say {entry!r}"
+    told = flat(evidence.run.summary)
+    for name, entry in flat(meters.summary()).items():
+        if not _close(told.get(name), entry):
+            yield f"{name} is {told.get(name)!r} in the summary, the records say {entry!r}"
 
 
 def _meters(evidence: Evidence) -> Meters:
@@ -77,25 +78,14 @@ def _records(evidence: Evidence) -> Iterator[Record]:
 
 
 def _differing(evidence: Evidence, file: str, schema: Any, found: Mapping[str, Any]) -> Iterator[str]:
-    if not found:
-        return
-    table = Columns(evidence.run, file, schema, tuple(found), evidence.words)
+    table = evidence.frame(file, schema, tuple(found))
     for name, values in found.items():
-        told = table[name]
-        same = np.isclose(told, values, rtol=1e-9, atol=1e-9, equal_nan=True) if len(told) == len(values) else np.zeros(1)
-        for row in np.flatnonzero(~same.astype(bool)).tolist():
-            if len(told) != len(values):
-                yield f"{file} has {len(told)} rows, the records say {len(values)}"
-                return
-            yield f"{name} is {told.item(row)!r} in row {row} of {file}, the records say {values.item(row)!r}"
-
-
-def _flat(told: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(told, Mapping):
-        for key, value in told.items():
-            yield from _flat(value, f"{name}.{key}" if name else str(key))
-    else:
-        yield name, told
+        if len(table) != len(values):
+            yield f"{file} has {len(table)} rows, the records say {len(values)}"
+            return
+        told = pd.DataFrame({"name": name, "told": table[name], "file": file, "found": values})
+        wrong = ~np.isclose(told["told"], told["found"], rtol=1e-9, atol=1e-9, equal_nan=True)
+        yield from findings("{name} is {told!r} in row {row} of {file}, the records say {found!r}", told, wrong)
 
 
 def _close(told: Any, found: Any) -> bool:

@@ -1,13 +1,44 @@
-"""Did devices work only while they could be reached?"""
+"""Do the devices' rows say what the records say, and did devices work only while they could be reached?"""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from fedsim.arrays import Floats, Ints
-from fedsim.records.audit.columns import NOTHING, Columns, Mask, Numbers, Sequences
-from fedsim.records.audit.evidence import Evidence
-from fedsim.records.audit.transfers import numbered
+from fedsim.arrays import Flags, Ints
+from fedsim.records.audit.evidence import NOTHING, Evidence, at_places, findings, latest, numbered
+
+
+def devices_agree(evidence: Evidence) -> Iterator[str]:
+    """One row a device, selected for a round as often as the records say, and at work only while it was there.
+
+    Of very many devices there is one for each that was ever asked.
+    """
+    events, devices, stated = evidence.events, evidence.devices, evidence.run.scenario["population"]["devices"]
+    starts = events["kind"] == "task-start"
+    number = np.arange(len(devices))
+    if evidence.run.has_all_devices:
+        if len(devices) != stated:
+            yield f"there are {len(devices)} devices, the scenario says {stated}"
+    else:
+        number, asked = devices["device"].to_numpy(), np.unique(events["device"][starts])
+        if not np.array_equal(asked, number) or not (asked < stated).all():
+            yield f"there are rows of {len(devices)} devices; the records ask others, or {len(asked)} of the {stated}"
+    yield from findings("row {row} is device {device}", devices, devices["device"] != number)
+    of_round = starts & (events["round"] != NOTHING) & ~evidence.continues
+    asked = evidence.row_of(events["device"][of_round])
+    times = np.bincount(asked[asked >= 0], minlength=len(devices))
+    text = "device {number} was selected {selected} times, the records say {times}"
+    yield from findings(text, devices.assign(number=number, times=times), devices["selected"] != times)
+    ends = events["kind"] == "task-end"
+    # A server may ask a device of whose leaving it has not heard: that task ends at once.
+    gone = events["task"].isin(events["task"][ends & (events["outcome"] == "left")])
+    told = events[(ends | starts) & (events["device"] != NOTHING) & ~gone]
+    row = evidence.row_of(told["device"])
+    yield from findings("task {task} is on device {device}, which does not exist", told, row < 0)
+    there = (at_places(devices["arrival"], row) <= told["time"]) & (told["time"] <= at_places(devices["departure"], row))
+    yield from findings("device {device} works at {time!r} s, when it is not there", told, (row >= 0) & ~there)
 
 
 def reachable(evidence: Evidence) -> Iterator[str]:
@@ -15,115 +46,68 @@ def reachable(evidence: Evidence) -> Iterator[str]:
 
     Devices of which the table says nothing are left out.
     """
-    if not evidence.has_availability:
+    if evidence.availability is None:
         return
     table, end = evidence.availability, evidence.run.summary["simulated_s"]
-    device, time, on = (table[name] for name in ("device", "time", "on"))
-    first = np.ones(table.count, dtype=bool)
-    first[1:] = device[1:] != device[:-1]
-    after = ~first[1:]
-    wrong = np.zeros(table.count, dtype=bool)
-    wrong[1:] = (device[1:] < device[:-1]) | (after & ((time[1:] <= time[:-1]) | (on[1:] == on[:-1])))
-    wrong |= (first & (time != 0)) | ~(time <= end) | (device < 0) | (device >= evidence.run.population)
-    for row in np.flatnonzero(wrong).tolist():
-        at = f"device {device.item(row)} at {time.item(row)!r} s"
-        yield f"row {row} of the availability, {at}, is no change after the row before"
-    if not wrong.any() and table.count:
-        yield from _steps(evidence)
-        yield from _losses(evidence)
-        yield from _messages(evidence)
+    before, device, time = table.shift(), table["device"], table["time"]
+    first = device != before["device"]
+    wrong = (device < before["device"]) | (first & (time != 0)) | ~(time <= end)
+    wrong |= ~first & ((time <= before["time"]) | (table["on"] == before["on"]))
+    wrong |= (device < 0) | (device >= evidence.run.population)
+    text = "row {row} of the availability, device {device} at {time!r} s, is no change after the row before"
+    yield from findings(text, table, wrong)
+    if wrong.any() or table.empty:
+        return
+    steps = evidence.steps
+    steps = steps[(steps["device"] != NOTHING) & (steps["begun"] >= 0)]
+    text = "task {task} has a step from {start!r} s to {time!r} s, while its device was away"
+    yield from findings(text, steps, _away(table, steps["device"], steps["start"], steps["time"]))
+    yield from _losses(evidence, table)
+    messages = evidence.said("message").join(evidence.events["time"])
+    text = "device {device} sends or receives a message from {start!r} s to {time!r} s, while it was away"
+    for end in ("sender", "receiver"):
+        told = messages.assign(device=numbered(messages[end], "device"))
+        yield from findings(text, told, _away(table, told["device"], told["start"], told["time"]))
 
 
-def _steps(evidence: Evidence) -> Iterator[str]:
-    events, table = evidence.events, evidence.availability
-    rows = np.flatnonzero(events.are_any(("step-start", "step-end")) & (events["device"] != NOTHING))
-    lives = Sequences(events["task"][rows])
-    rows = rows[lives.order]
-    ends = events.are("step-end")[rows]
-    begun = lives.latest_before(~ends)
-    ends &= begun >= 0
-    start, end = rows[begun[ends]], rows[ends]
-    state = _states(evidence, start)
-    until = _until(table)
-    known = state >= 0
-    took = events["time"][end] > events["time"][start]
-    off = known & took & ~(table["on"][state] & (events["time"][end] <= until[state]))
-    for place in np.flatnonzero(off).tolist():
-        task, when = events.shown("task", start[place]), events["time"].item(start[place])
-        yield f"task {task} has a step from {when!r} s to {events['time'].item(end[place])!r} s, while its device was away"
+def _losses(evidence: Evidence, table: pd.DataFrame) -> Iterator[str]:
+    ends = evidence.tasks
+    ends = ends[ends["outcome"].isin(("lost", "battery")) & (ends["device"] != NOTHING)]
+    on = at_places(table["on"], _state(table, ends["device"], ends["time"])) == 1
+    excused = _switched_off(evidence)[ends.index] | _edge_lost(evidence, ends)
+    yield from findings("task {task} was lost at {time!r} s, when its device was there", ends, on & ~excused)
 
 
-def _messages(evidence: Evidence) -> Iterator[str]:
-    """What devices send each other takes time only while both can be reached."""
-    events, table, messages = evidence.events, evidence.availability, evidence.events.messages
-    of_peers = events.are("message")[messages.at] & (events["time"][messages.at] > messages.start)
-    until = _until(table)
-    start, end = messages.start[of_peers], events["time"][messages.at[of_peers]]
-    for names in (messages.sender[of_peers], messages.receiver[of_peers]):
-        device = numbered(evidence.words, names, "device")
-        state = _state_at(evidence, device, start)
-        for row in np.flatnonzero((state >= 0) & ~(table["on"][state] & (end <= until[state]))).tolist():
-            when = f"from {start.item(row)!r} s to {end.item(row)!r} s"
-            yield f"device {device.item(row)} sends or receives a message {when}, while it was away"
+def _away(table: pd.DataFrame, device: Any, start: Any, end: Any) -> Any:
+    """Whether each device was off at some time from ``start`` to ``end`` (s), if that takes time; bool, as many."""
+    state = _state(table, device, start)
+    until = table["time"].shift(-1).where(table["device"] == table["device"].shift(-1), np.inf)
+    there = (at_places(table["on"], state) == 1) & (end <= at_places(until, state))
+    return (state >= 0) & (end > start) & ~there
 
 
-def _losses(evidence: Evidence) -> Iterator[str]:
-    events, table = evidence.events, evidence.availability
-    gone = np.isin(events["outcome"], [evidence.words["lost"], evidence.words["battery"]])
-    ends = np.flatnonzero(events.are("task-end") & gone & (events["device"] != NOTHING))
-    state = _states(evidence, ends)
-    there = (state >= 0) & (table["on"][state] != 0) & ~_switched_off(evidence, ends) & ~_edge_lost(evidence, ends)
-    for place in np.flatnonzero(there).tolist():
-        task, when = events.shown("task", ends[place]), events["time"].item(ends[place])
-        yield f"task {task} was lost at {when!r} s, when its device was there"
+def _state(table: pd.DataFrame, device: Any, time: Any) -> Ints:
+    """The row of the availability that holds for each device at a time (s); -1 where there is none; int64, as many."""
+    asked = pd.DataFrame({"device": np.asarray(device, dtype=np.int64), "time": np.asarray(time)})
+    changes = table[["device", "time"]].assign(device=table["device"].astype(np.int64), row=table.index)
+    found = pd.merge_asof(asked.reset_index().sort_values("time"), changes.sort_values("time"), on="time", by="device")
+    return found.set_index("index")["row"].sort_index().fillna(-1).to_numpy(np.int64)
 
 
-def _states(evidence: Evidence, rows: Ints) -> Ints:
-    """The row of the availability that holds for each record's device at its time; -1 where there is none; int64 [rows]."""
-    return _state_at(evidence, evidence.events["device"][rows], evidence.events["time"][rows])
+def _switched_off(evidence: Evidence) -> Flags:
+    """Whether a process had switched each record's device off, or did so at that instant; bool [records]."""
+    events, device = evidence.events, evidence.events["device"]
+    off = (events["kind"] == "switch-off").to_numpy()
+    act = latest(off | (events["kind"] == "switch-on"), device)
+    just_now = at_places(events["time"], latest(off, device)) == events["time"].to_numpy()
+    return np.asarray(np.append(off, False)[act] | just_now)
 
 
-def _until(table: Columns) -> Floats:
-    """When the state that each row of the availability says ends (s); one more, for -1; float64 [rows + 1]."""
-    until = np.full(table.count + 1, np.inf)
-    until[: table.count - 1] = np.where(table["device"][1:] == table["device"][:-1], table["time"][1:], np.inf)
-    return until
-
-
-def _state_at(evidence: Evidence, device: Numbers, time: Floats) -> Ints:
-    """The row of the availability that holds for each device at a time (s); -1 where there is none; int64 [n]."""
-    table = evidence.availability
-    times = np.concatenate([table["time"], time])
-    _, rank = np.unique(times, return_inverse=True)
-    base = len(times)
-    keys = table["device"].astype(np.int64) * base + rank[: table.count]
-    found = np.searchsorted(keys, device.astype(np.int64) * base + rank[table.count :], side="right") - 1
-    known = (found >= 0) & (table["device"][found] == device)
-    return np.where(known, found, -1)
-
-
-def _switched_off(evidence: Evidence, rows: Ints) -> Mask:
-    """Whether a process of the world has switched off each record's device, or did so at that instant; bool [rows]."""
-    events = evidence.events
-    acts = np.flatnonzero(events.are_any(("switch-off", "switch-on")))
-    both = np.concatenate([acts, rows])
-    order = np.argsort(both, kind="stable")
-    sequences = Sequences(events["device"][both[order]])
-    order = order[sequences.order]
-    times, off = events["time"][both[order]], events.are("switch-off")[both[order]]
-    latest, switched = sequences.latest_before(order < len(acts)), sequences.latest_before(off)
-    result = np.zeros(len(both), dtype=bool)
-    result[order] = ((latest >= 0) & off[latest]) | ((switched >= 0) & (times[switched] == times))
-    return result[len(acts) :]
-
-
-def _edge_lost(evidence: Evidence, rows: Ints) -> Mask:
-    """Whether the edge server of each record's device was lost at that instant; bool [rows]."""
-    lost, layout = evidence.events.lost_edges, evidence.network
-    result = np.zeros(len(rows), dtype=bool)
-    if lost and layout is not None and "edges" in layout:
-        of = np.array(layout["edges"]["of"])
-        edge = of[evidence.events["device"][rows] % len(of)]
-        for time, one in lost:
-            result |= (edge == one) & (evidence.events["time"][rows] == time)
-    return result
+def _edge_lost(evidence: Evidence, ends: pd.DataFrame) -> Flags:
+    """Whether the edge server of each record's device was lost at that instant; bool [ends]."""
+    lost, layout = evidence.said("edge-off"), evidence.network
+    if not len(lost) or layout is None or "edges" not in layout:
+        return np.zeros(len(ends), dtype=bool)
+    of = np.array(layout["edges"]["of"])
+    where = pd.MultiIndex.from_arrays([of[ends["device"] % len(of)], ends["time"]])
+    return where.isin(pd.MultiIndex.from_arrays([lost["edge"], evidence.events["time"][lost.index]]))

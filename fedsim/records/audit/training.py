@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from fedsim.arrays import Floats, Ints
+from fedsim.arrays import Flags
 from fedsim.language.units import TICK_S
-from fedsim.records.audit.columns import Mask, Sequences
-from fedsim.records.audit.evidence import Evidence
+from fedsim.records.audit.evidence import Evidence, at_places, findings
 from fedsim.streams import Streams
 
 _TICKS_PER_SECOND = 1 << 30
@@ -19,11 +20,9 @@ _ROUNDING = 1e-6
 
 def epochs_agree(evidence: Evidence) -> Iterator[str]:
     """As many epochs as ends of epochs, or none that counts; in order, and within the training."""
-    told = evidence.events.trainings
-    for place in np.flatnonzero(~_plausible(evidence)).tolist():
-        task = evidence.events.shown("task", told.at[place])
-        ends, count = told.ends(place).tolist(), told.epochs.item(place)
-        yield f"task {task} trained {count:g} of {told.asked.item(place):g} epochs, which are said to end at {ends}"
+    text = "task {task} trained {epochs:g} of {asked:g} epochs, which are said to end at {ends}"
+    told = _trainings(evidence)
+    yield from findings(text, told, ~_plausible(told))
 
 
 def durations_agree(evidence: Evidence) -> Iterator[str]:
@@ -33,75 +32,55 @@ def durations_agree(evidence: Evidence) -> Iterator[str]:
     jitter = population["jitter"]
     if "device" in population or strategy in _OF_STEPS or ":" in strategy or jitter["kind"] != "constant":
         return
-    table = evidence.devices
-    rows = _last_of_device(evidence)
-    told, events = evidence.events.trainings, evidence.events
-    start, device = _starts(evidence)[rows], events["device"][told.at[rows]]
-    row = evidence.row_of(device)
-    undisturbed = table["samples"][row] / table["speed"][row]
     streams, sigma = Streams(scenario["seed"]), math.sqrt(math.log1p(jitter["value"] ** 2))
     slow = population.get("slow_phases", {"factor": 1.0})["factor"]
-    ratio = np.full(len(rows), np.nan)
-    for place, (one, begin, epoch_s) in enumerate(zip(rows.tolist(), start.tolist(), undisturbed.tolist(), strict=True)):
-        begins = [begin, *told.ends(one).tolist()]
-        seconds = begins[-1] - begin
-        drawn = (
-            [_jitter(streams, sigma, int(device[place]), time) for time in begins[:-1]] if sigma else [1.0] * (len(begins) - 1)
-        )
-        if 0 < epoch_s < math.inf and seconds > 1e4 * TICK_S * len(drawn):
-            ratio[place] = seconds / (epoch_s * math.fsum(drawn))
-    known = ~np.isnan(ratio)
+    told = _last_of_device(evidence)
+    row = evidence.row_of(told["device"])
+    epoch_s = at_places(evidence.devices["samples"] / evidence.devices["speed"], row)
+
+    def ratio(training: Any, epoch_s: float) -> float:
+        begins = [training.start, *training.ends]
+        seconds = begins[-1] - begins[0]
+        if not 0 < epoch_s < math.inf or not seconds > 1e4 * TICK_S * len(training.ends):
+            return math.nan
+        drawn = [_jitter(streams, sigma, training.device, time) if sigma else 1.0 for time in begins[:-1]]
+        return float(seconds / (epoch_s * math.fsum(drawn)))
+
+    ratios = np.array([ratio(one, seconds) for one, seconds in zip(told.itertuples(), epoch_s, strict=True)], dtype=np.float64)
     usual = 1.0
     if "reference_flops" in population or strategy in _ASKS_OTHERS:
-        usual = float(np.median(ratio[known])) if known.any() and slow == 1.0 else math.nan
+        usual = float(np.nanmedian(ratios)) if slow == 1.0 and not np.isnan(ratios).all() else math.nan
+    if math.isnan(usual):
+        return
     slack = _ROUNDING if usual == 1.0 else 1e-4
-    wrong = known & ~((ratio >= usual * (1 - slack)) & (ratio <= usual / slow * (1 + slack))) & (not math.isnan(usual))
-    for place in np.flatnonzero(wrong).tolist():
-        took = f"its last training took {ratio.item(place) / usual:.6g} times as long as its samples over its speed"
-        yield f"device {device[place]}: {took}"
+    wrong = (ratios < usual * (1 - slack)) | (ratios > usual / slow * (1 + slack))
+    text = "device {device}: its last training took {ratio:.6g} times as long as its samples over its speed"
+    yield from findings(text, told.assign(ratio=ratios / usual), wrong)
 
 
 def _jitter(streams: Streams, sigma: float, device: int, begin: float) -> float:
     return math.exp(sigma * streams.normal("world/jitter", device, int(begin * _TICKS_PER_SECOND)) - sigma**2 / 2)
 
 
-def _starts(evidence: Evidence) -> Floats:
-    """When each training began (s); float64 [trainings]."""
-    events, told = evidence.events, evidence.events.trainings
-    begins = events.are("step-start")
-    rows = np.sort(np.concatenate([np.flatnonzero(begins), told.at]))
-    lives = Sequences(events["task"][rows])
-    rows = rows[lives.order]
-    latest = lives.latest_before(begins[rows])
-    start = np.full(events.count, np.nan)
-    start[rows] = np.where(latest >= 0, events["time"][rows[latest]], np.nan)
-    return start[told.at]
+def _trainings(evidence: Evidence) -> pd.DataFrame:
+    """Ends of trainings, with their ``data``."""
+    trainings = evidence.said("step-end of train")
+    return evidence.steps.loc[trainings.index].join(trainings)
 
 
-def _plausible(evidence: Evidence) -> Mask:
-    events, told = evidence.events, evidence.events.trainings
-    count = np.diff(told.begin)
-    right = ((told.epochs == count) | (told.epochs == 0)) & (count <= told.asked) & (told.epochs >= 0)
-    of = np.repeat(np.arange(len(told.at)), count)
-    begin = np.concatenate([[np.nan], told.all_ends])[:-1]
-    first = told.begin[:-1][count > 0]
-    begin[first] = _starts(evidence)[count > 0]
-    wrong = ~((begin <= told.all_ends) & (told.all_ends <= events["time"][told.at][of]))
-    right[of[wrong]] = False
-    return right  # type: ignore[no-any-return]
+def _plausible(told: pd.DataFrame) -> Flags:
+    count, epochs = told["ends"].map(len), told["epochs"]
+    ends = told["ends"].explode().dropna().astype(np.float64)
+    before = ends.groupby(level=0).shift().fillna(told["start"])
+    late = ~((before <= ends) & (ends <= told["time"].reindex(ends.index)))
+    right = ((epochs == count) | (epochs == 0)) & (count <= told["asked"]) & (epochs >= 0)
+    return right.to_numpy() & ~told.index.isin(ends.index[late])
 
 
-def _last_of_device(evidence: Evidence) -> Ints:
+def _last_of_device(evidence: Evidence) -> pd.DataFrame:
     """The last training of each device of which an epoch has ended, on all its samples as it has them at the end."""
-    events, told = evidence.events, evidence.events.trainings
-    usable = (np.diff(told.begin) > 0) & ~told.in_part
-    rows = np.flatnonzero(usable)
-    device = events["device"][told.at[rows]]
-    lives = Sequences(device)
-    last = rows[lives.order][lives.last]
-    changed = np.flatnonzero(events.are("shift"))
-    held_since = np.full(max(events["device"].max(initial=0), 0) + 1, -1.0)
-    held_since[events["device"][changed]] = events["time"][changed]  # of several the last
-    owner = events["device"][told.at[last]]
-    kept = _starts(evidence)[last] > held_since[owner]
-    return last[kept & ~np.isin(owner, events["device"][events.are("pace")])]  # type: ignore[no-any-return]
+    events, told = evidence.events, _trainings(evidence)
+    last = told[told["ends"].map(bool) & ~told["in_part"]].drop_duplicates("device", keep="last").sort_values("device")
+    changed = events[events["kind"] == "shift"].groupby("device")["time"].last().reindex(last["device"]).fillna(-1.0)
+    paced = last["device"].isin(events["device"][events["kind"] == "pace"])
+    return last[(last["start"].to_numpy() > changed.to_numpy()) & ~paced.to_numpy()]

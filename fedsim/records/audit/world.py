@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import pandas as pd
 from pydantic import TypeAdapter
 
 from fedsim.arrays import Floats
@@ -17,24 +17,31 @@ from fedsim.language import units
 from fedsim.language.sizes import Sizes
 from fedsim.meters.energy import DAY_S, SETTING, TABLE
 from fedsim.records import folder as files
-from fedsim.records.audit.columns import Columns
-from fedsim.records.audit.evidence import Evidence
+from fedsim.records.audit.evidence import Evidence, findings
 from fedsim.records.schema import DEVICES, OF_METERS
 from fedsim.streams import Streams
 
 Table = Mapping[str, Any]
 
-_LINKS = {"link_down": "down", "link_up": "up", "latency": "latency"}
-_POWERS = {"idle_w": "idle", "compute_w": "compute", "receive_w": "receive", "send_w": "send", "tail_w": "tail"}
-_BYTES = {"receive_j_byte": "receive_byte", "send_j_byte": "send_byte"}
+_LINKS = {
+    "link_down": ("down", "link-down", units.BytesPerSecond),
+    "link_up": ("up", "link-up", units.BytesPerSecond),
+    "latency": ("latency", "latency", units.Seconds),
+}
 _BATTERY = {"capacity_j": ("capacity", units.Joules), "initial_j": ("initial", float), "charge_w": ("charge", units.Watts)}
+_POWERS = {
+    **{f"{key}_w": (key, units.Watts, "0 W") for key in ("idle", "compute", "receive", "send", "tail")},
+    **{f"{way}_j_byte": (f"{way}_byte", units.JoulesPerByte, "0 J/B") for way in ("receive", "send")},
+    "tail_s": ("tail_lasts", units.Seconds, None),
+}
+"""Each column's key and unit, and its value where neither the key nor a preset is there."""
 
 
 def devices_as_drawn(evidence: Evidence) -> Iterator[str]:
     """The devices' speeds, links and sample counts are those that the scenario's distributions and seed give."""
     if evidence.run.has_all_devices:
         names = ("speed", "samples", *_LINKS)
-        yield from _differing(Columns(evidence.run, files.DEVICES, DEVICES, names, evidence.words), _of_devices(evidence), "")
+        yield from _differing(evidence.frame(files.DEVICES, DEVICES, names), _of_devices(evidence), "")
 
 
 def energy_as_said(evidence: Evidence) -> Iterator[str]:
@@ -47,71 +54,59 @@ def energy_as_said(evidence: Evidence) -> Iterator[str]:
         if not _alike(setting[key], value):
             yield f"{key} is {setting[key]!r} in {SETTING}, the scenario says {value!r}"
     drawn = _of_energy(evidence, said)
-    yield from _differing(Columns(evidence.run, TABLE, OF_METERS[TABLE], tuple(drawn), evidence.words), drawn, "energy: ")
+    yield from _differing(evidence.frame(TABLE, OF_METERS[TABLE], tuple(drawn)), drawn, "energy: ")
 
 
-def _differing(table: Columns, drawn: Mapping[str, Floats], where: str) -> Iterator[str]:
+def _differing(table: pd.DataFrame, drawn: Mapping[str, Floats], where: str) -> Iterator[str]:
     for name, values in drawn.items():
-        told = table[name]
+        text = f"{where}{name} of device {{row}} is {{{name}!r}}; by the scenario and its seed "
+        if len(table) != len(values):
+            yield from findings(text + "another number of devices", table)
+            continue
         slack = units.TICK_S if name in ("latency", "tail_s") else 0.0
-        same = len(told) == len(values) and np.isclose(told, values, rtol=1e-9, atol=slack)
-        for device in np.flatnonzero(~np.broadcast_to(same, len(told))).tolist():
-            wanted = values[device].item() if len(told) == len(values) else "another number of devices"
-            yield f"{where}{name} of device {device} is {told.item(device)!r}; by the scenario and its seed {wanted!r}"
+        wrong = ~np.isclose(table[name], values, rtol=1e-9, atol=slack) & ~np.isnan(values)
+        yield from findings(text + "{wanted!r}", table.assign(wanted=values), wrong)
 
 
 def _of_devices(evidence: Evidence) -> dict[str, Floats]:
     scenario = evidence.run.scenario
-    population, links = scenario["population"], scenario["network"].get("device", {})
-    draw = _Draw(scenario)
-    columns = {}
-    if "speed" in population:
-        columns["speed"] = draw(population["speed"], "world/speed", units.SamplesPerSecond)
-        if columns["speed"] is not None and "stragglers" in population:
-            columns["speed"] = draw.slowed(columns["speed"], population["stragglers"])
-    if "samples" in population and population["samples"]["kind"] in ("uniform", "long-tail"):
+    population, network, draw = scenario["population"], scenario["network"], _Draw(scenario)
+    columns = {"speed": draw(population.get("speed"), "world/speed", units.SamplesPerSecond)}
+    if "stragglers" in population:
+        columns["speed"] *= draw.slowing(population["stragglers"])
+    if population.get("samples", {}).get("kind") in ("uniform", "long-tail"):
         sizes = TypeAdapter[Any](Sizes).validate_python(population["samples"])
         columns["samples"] = sizes.draw(draw.devices, draw.streams.generator("world/samples")).astype(np.float64)
     if "capacity" not in population and "device" not in population:
-        for name, key in _LINKS.items():
-            kind = units.Seconds if key == "latency" else units.BytesPerSecond
-            if key in links and not (key == "latency" and "edge" in scenario["network"]):
-                columns[name] = draw(links[key], f"world/{key if key == 'latency' else f'link-{key}'}", kind)
-    return {name: values for name, values in columns.items() if values is not None}
+        for name, (key, purpose, unit) in _LINKS.items():
+            if not (key == "latency" and "edge" in network):
+                columns[name] = draw(network.get("device", {}).get(key), f"world/{purpose}", unit)
+    return columns
 
 
 def _of_energy(evidence: Evidence, said: Table) -> dict[str, Floats]:
-    draw, columns = _Draw(evidence.run.scenario), dict[str, Floats | None]()
-    battery = said.get("battery", {})
-    for name, (key, kind) in _BATTERY.items():
-        if key in battery:
-            columns[name] = draw(battery[key], f"world/battery/{key}", kind)
-    capacity, share = columns.get("capacity_j"), columns.get("initial_j")
-    columns["initial_j"] = None if capacity is None or share is None else np.where(share > 0, capacity, 0.0) * share
+    draw, battery = _Draw(evidence.run.scenario), said.get("battery", {})
+    columns = {name: draw(battery.get(key), f"world/battery/{key}", unit) for name, (key, unit) in _BATTERY.items()}
+    columns["initial_j"] *= np.where(columns["initial_j"] > 0, columns["capacity_j"], 0.0)
+    overhead = math.nan if evidence.has_own_protocol else evidence.overhead
+    factors = {"compute_w": said["utilisation"], "receive_j_byte": overhead, "send_j_byte": overhead}
     free = "preset" not in said and "device" not in evidence.run.scenario["population"]
-    for name, key in _POWERS.items():
-        if key in said or free:
-            drawn = draw(said.get(key, {"kind": "constant", "value": "0 W"}), f"world/energy/{key}", units.Watts)
-            columns[name] = None if drawn is None else drawn * (said["utilisation"] if key == "compute" else 1.0)
-    for name, key in _BYTES.items():
-        if (key in said or free) and not evidence.has_own_protocol:
-            drawn = draw(said.get(key, {"kind": "constant", "value": "0 J/B"}), f"world/energy/{key}", units.JoulesPerByte)
-            columns[name] = None if drawn is None else drawn * evidence.overhead
-    if "tail_lasts" in said:
-        columns["tail_s"] = draw(said["tail_lasts"], "world/energy/tail_lasts", units.Seconds)
-    return {name: values for name, values in columns.items() if values is not None}
+    for name, (key, unit, zero) in _POWERS.items():
+        usual = {"kind": "constant", "value": zero} if free and zero else None
+        columns[name] = draw(said.get(key, usual), f"world/energy/{key}", unit) * factors.get(name, 1.0)
+    return columns
 
 
 def _setting(evidence: Evidence, said: Table) -> dict[str, Any]:
     """What ``energy.json`` is to say, as far as the scenario does."""
 
     def place(told: Table | None, count: int) -> dict[str, float]:
-        told = told or {}
-        watts, joules, a_byte = (told.get(key) for key in ("idle", "update", "byte"))
+        given = {key: value for key, value in (told or {}).items() if value is not None}
+        given = {"idle": "0 W", "update": "0 J", "byte": "0 J/B"} | given
         return {
-            "idle_w": count * (0.0 if watts is None else _read(units.Watts, watts)),
-            "update_j": 0.0 if joules is None else _read(units.Joules, joules),
-            "j_byte": 0.0 if a_byte is None else _read(units.JoulesPerByte, a_byte),
+            "idle_w": count * _read(units.Watts, given["idle"]),
+            "update_j": _read(units.Joules, given["update"]),
+            "j_byte": _read(units.JoulesPerByte, given["byte"]),
         }
 
     setting = {
@@ -150,40 +145,34 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 class _Draw:
-    """Draws a quantity of every device from its distribution as the scenario writes it; None where a file has the values."""
+    """Draws a quantity of every device from its distribution in the scenario; NaN where the scenario does not tell it."""
 
     def __init__(self, scenario: Table) -> None:
         self.devices, self.streams = scenario["population"]["devices"], Streams(scenario["seed"])
 
-    def __call__(self, said: Table, purpose: str, kind: Any) -> Floats | None:
-        generator = self.streams.generator(purpose)
+    def __call__(self, said: Table | None, purpose: str, unit: Any) -> Floats:
+        said, generator = said or {"kind": "unknown"}, self.streams.generator(purpose)
 
-        def value(key: str) -> float:
-            return float(_read(kind, said[key]))
+        def value(key: str) -> Any:
+            return _read(unit, said[key])
 
         match said["kind"]:
             case "constant":
-                return np.full(self.devices, value("value"))
+                return np.full(self.devices, value("value"), dtype=np.float64)
             case "uniform":
                 return np.asarray(generator.uniform(value("low"), value("high"), self.devices))
             case "lognormal":
                 normal = generator.standard_normal(self.devices)
-                return value("median") * np.exp(normal * math.log(said["spread"]))  # type: ignore[no-any-return]
+                return np.asarray(value("median") * np.exp(normal * math.log(said["spread"])))
             case "choice":
-                shares = said.get("shares")
-                weights = None if shares is None else np.array(shares) / sum(shares)
-                return np.asarray(generator.choice(np.array(_read(list[kind], said["values"])), self.devices, p=weights))
+                weights = np.array(said["shares"]) / sum(said["shares"]) if said.get("shares") else None
+                return np.asarray(generator.choice(np.array(_read(list[unit], said["values"])), self.devices, p=weights))
             case "list":
-                return np.array(_read(list[kind], said["values"]), dtype=np.float64)
-        return None
+                return np.array(_read(list[unit], said["values"]), dtype=np.float64)
+        return np.full(self.devices, np.nan)
 
-    def slowed(self, speed: Floats, said: Table) -> Floats | None:
-        """Speeds with those of stragglers."""
+    def slowing(self, said: Table) -> Floats:
+        """The factors of the devices' speeds, below 1 for stragglers."""
         factor = self(said["factor"], "world/stragglers/factor", float)
-        if factor is None:
-            return None
-        slow: NDArray[np.int64] = self.streams.generator("world/stragglers").permutation(self.devices)
-        slow = slow[: round(said["share"] * self.devices)]
-        speed = speed.copy()
-        speed[slow] *= factor[slow]
-        return speed
+        order = self.streams.generator("world/stragglers").permutation(self.devices)
+        return np.where(np.isin(np.arange(self.devices), order[: round(said["share"] * self.devices)]), factor, 1.0)

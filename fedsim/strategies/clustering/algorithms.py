@@ -30,11 +30,7 @@ def members(labels: Labels) -> list[list[int]]:
 
 
 def require_groups(groups: int, devices: int, method: str) -> None:
-    """There are devices for every group.
-
-    Raises:
-        SimulationError: there are not, or there is no group.
-    """
+    """Refuse more groups than devices, and no group, by a ``SimulationError``."""
     if not 1 <= groups <= devices:
         raise SimulationError(f"{method} into {groups} groups of {devices} devices; allowed are 1 to {devices} groups")
 
@@ -42,20 +38,10 @@ def require_groups(groups: int, devices: int, method: str) -> None:
 _SAME = 1e-9  # rows nearer than this share of the largest value are one point
 
 
-def kmeans(
-    features: NDArray[np.floating], groups: int, generator: np.random.Generator, max_iter: int = 20, restarts: int = 10
-) -> Labels:
-    """The best of some runs of Lloyd's algorithm from k-means++ starts (the defaults are those of FlexCFL's code).
+def kmeans(features: NDArray[np.floating], groups: int, generator: np.random.Generator) -> Labels:
+    """The best of ten runs of Lloyd's algorithm (20 iterations, as FlexCFL's code has them) from k-means++ starts.
 
-    Args:
-        features: [n, k].
-        groups: how many groups; each gets at least one member.
-        generator: for the starts.
-        max_iter: of Lloyd's iterations in each run.
-        restarts: runs.
-
-    Returns:
-        int64 [n], groups numbered by their first member.
+    ``features`` are [n, k]; returns int64 [n], groups numbered by their first member, each with a member.
 
     Raises:
         SimulationError: there are fewer distinct rows than groups.
@@ -66,8 +52,7 @@ def kmeans(
 
     rows = np.ascontiguousarray(features, dtype=np.float64)
     _require_distinct(rows, groups)
-    seed = int(generator.integers(2**32))
-    model = KMeans(groups, init="k-means++", n_init=restarts, max_iter=max_iter, random_state=seed)
+    model = KMeans(groups, init="k-means++", n_init=10, max_iter=20, random_state=int(generator.integers(2**32)))
     # Several threads would add up the centres in the order in which they happen to finish.
     with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer groups than asked for: mended below
@@ -87,7 +72,7 @@ def with_all_groups(rows: NDArray[np.float64], labels: Labels, groups: int) -> L
 
 
 def _require_distinct(rows: NDArray[np.float64], groups: int) -> None:
-    """Refuse what has fewer distinct rows than groups; rows that differ by rounding alone count as one."""
+    """Refuse fewer distinct rows than groups; rows that differ by rounding alone count as one."""
     require_groups(groups, len(rows), "k-means")
     require_finite(np.abs(rows).max(axis=1, initial=0.0))
     same = _SAME * float(np.abs(rows).max(initial=0.0))
@@ -104,17 +89,12 @@ def _require_distinct(rows: NDArray[np.float64], groups: int) -> None:
 Start = Literal["build", "heuristic", "k-medoids++"]
 
 
-def k_medoids(distance: Matrix, groups: int, start: Start, generator: np.random.Generator, max_iter: int = 300) -> Labels:
+def k_medoids(distance: Matrix, groups: int, start: Start, generator: np.random.Generator) -> Labels:
     """Alternate between the nearest medoid for each device and the best medoid for each cluster, until neither changes.
 
-    Args:
-        distance: symmetric [n, n], zero on the diagonal; it need not be a metric.
-        groups: how many clusters; each gets at least its medoid.
-        start: the first medoids. ``build``: one after the other, each that lowers the sum of distances most.
-            ``heuristic``: those with the smallest sums of distances to all (as LCFL's code does); several may lie in one
-            cluster. ``k-medoids++``: drawn one after the other in proportion to the squared distance from those before.
-        generator: for ``k-medoids++``; the others draw nothing.
-        max_iter: the most iterations.
+    ``distance`` [n, n] need not be a metric. The first medoids (``start``) are, one after the other, each that lowers the sum
+    of distances most (``build``); those with the smallest sums of distances to all, as LCFL's code has it (``heuristic``); or
+    drawn in proportion to the squared distance from those before (``k-medoids++``, which alone draws from ``generator``).
 
     Returns:
         int64 [n], clusters numbered by their first member. Ties go to the smaller number, but a medoid stays one unless
@@ -127,7 +107,7 @@ def k_medoids(distance: Matrix, groups: int, start: Start, generator: np.random.
     require_groups(groups, len(distance), "k-medoids")
     medoids = _start(distance, groups, start, generator)
     labels = _nearest(distance, medoids)
-    for _ in range(max_iter):
+    for _ in range(300):
         moved = np.array([_best(distance, np.flatnonzero(labels == group), medoids[group]) for group in range(groups)])
         if np.array_equal(moved, medoids):
             break
@@ -151,10 +131,8 @@ def _best(distance: Matrix, cluster: NDArray[np.int64], medoid: np.int64) -> np.
 def _start(distance: Matrix, groups: int, start: Start, generator: np.random.Generator) -> NDArray[np.int64]:
     if start == "heuristic":
         return np.argsort(distance.sum(axis=1), kind="stable")[:groups]
-    return _build(distance, groups) if start == "build" else plus_plus(distance, groups, generator)
-
-
-def _build(distance: Matrix, groups: int) -> NDArray[np.int64]:
+    if start == "k-medoids++":
+        return plus_plus(distance, groups, generator)
     medoids: list[int] = []
     nearest = np.full(len(distance), np.inf)
     for _ in range(groups):
@@ -180,77 +158,60 @@ def plus_plus(distance: Matrix, groups: int, generator: np.random.Generator) -> 
     return np.array(medoids)
 
 
-class Bipartition(NamedTuple):
-    """Two clusters out of one.
-
-    Attributes:
-        first: members of the one that has device 0, ascending.
-        second: the others, ascending.
-        cross: the largest similarity between a member of the first and one of the second.
-    """
-
-    first: list[int]
-    second: list[int]
-    cross: float
-
-
 Linkage = Literal["single", "complete", "average", "ward"]
 
 
 def agglomerative(distance: Matrix, groups: int, method: Linkage) -> Labels:
     """Merge the two nearest clusters until ``groups`` are left.
 
-    Args:
-        distance: symmetric [n, n].
-        groups: how many clusters to leave.
-        method: the distance of two clusters is the least, the largest or the mean distance of their members, or
-            sqrt(2 a b / (a + b)) times that of their means, for Euclidean distances and clusters of a and b (``ward``).
+    The distance of two clusters is the least, the largest or the mean distance of their members, or sqrt(2 a b / (a + b)) times
+    that of their means, for Euclidean distances and clusters of a and b (``ward``).
 
     Returns:
-        int64 [n], clusters numbered by their first member.
+        int64 [n], clusters numbered by their first member; exactly ``groups`` even where distances tie.
 
     Raises:
         SimulationError: there are fewer devices than groups, or a distance is not finite.
     """
     require_square(distance, "distance")
-    n = len(distance)
-    require_groups(groups, n, f"{method} linkage")
-    if n == 1:
+    require_groups(groups, len(distance), f"{method} linkage")
+    if len(distance) == 1:
         return np.zeros(1, dtype=np.int64)
-    from scipy.cluster.hierarchy import linkage
+    from scipy.cluster.hierarchy import cut_tree
 
-    merges = linkage(distance[np.triu_indices(n, 1)], method)
-    clusters = {device: [device] for device in range(n)}
-    # Counting merges leaves exactly as many clusters as asked for; a threshold on their height would not where heights tie.
-    for step, (one, other) in enumerate(merges[: n - groups, :2].astype(np.int64).tolist()):
-        clusters[n + step] = clusters.pop(one) + clusters.pop(other)
-    labels = np.empty(n, dtype=np.int64)
-    for number, cluster in clusters.items():
-        labels[cluster] = number
-    return canonical(labels)
+    return canonical(cut_tree(_merges(distance, method), groups)[:, 0])
 
 
 def clusters_below(distance: Matrix, threshold: float, method: Linkage) -> Labels:
     """Merge the two nearest clusters as long as they are not farther apart than ``threshold``; see ``agglomerative``."""
     require_square(distance, "distance")
-    n = len(distance)
-    if n == 1:
+    if len(distance) == 1:
         return np.zeros(1, dtype=np.int64)
+    from scipy.cluster.hierarchy import fcluster
+
+    return canonical(fcluster(_merges(distance, method), threshold, "distance"))
+
+
+def _merges(distance: Matrix, method: Linkage) -> Matrix:
     from scipy.cluster.hierarchy import linkage
 
-    heights = linkage(distance[np.triu_indices(n, 1)], method)[:, 2]
-    return agglomerative(distance, n - int(np.count_nonzero(heights <= threshold)), method)
+    merges: Matrix = linkage(distance[np.triu_indices(len(distance), 1)], method)
+    return merges
+
+
+class Bipartition(NamedTuple):
+    """Two clusters out of one, the first with device 0, and the largest similarity across (``cross``)."""
+
+    first: list[int]
+    second: list[int]
+    cross: float
 
 
 def bipartition(similarity: Matrix, method: Literal["single", "complete"] = "single") -> Bipartition:
-    """Split a cluster in two so that the largest similarity across is the least possible (CFL, Eq. 6).
+    """Split a cluster in two so that the largest similarity [n, n] across is the least possible (CFL, Eq. 6).
 
     Single linkage does just that: as long as more than two clusters are left, the two most similar devices in different ones
     must stay together, else the split is worse. ``complete`` linkage, which published code uses, need not.
-
-    Args:
-        similarity: symmetric [n, n], n >= 2.
-        method: the linkage.
 
     Raises:
         SimulationError: there is a single device, or a similarity is not finite.
@@ -279,13 +240,8 @@ def radius(distance: Matrix, groups: int) -> float:
 def dbscan(distance: Matrix, eps: float, min_samples: int = 5) -> Labels:
     """Clusters of devices linked by dense neighbourhoods (Ester et al., 1996), noise being one cluster of its own.
 
-    Args:
-        distance: symmetric [n, n], zero on the diagonal.
-        eps: two at this distance or less are neighbours.
-        min_samples: a neighbourhood of as many, the device itself included, is dense.
-
-    Returns:
-        int64 [n], clusters numbered by their first member.
+    Two at the distance ``eps`` or less are neighbours; ``min_samples`` of them, the device itself included, are dense. Returns
+    int64 [n], clusters numbered by their first member.
     """
     require_square(distance, "distance")
     from sklearn.cluster import DBSCAN
@@ -297,13 +253,8 @@ def dbscan(distance: Matrix, eps: float, min_samples: int = 5) -> Labels:
 def threshold(loss: float, first_loss: float, least_loss: float = 0.0, theta: float = math.pi / 36) -> float:
     """The similarity that gradients need in order to be clustered (CCS, Eq. 7): cos(theta) at first, 0 in the end.
 
-    Progress, (l_0 - l_t) / (l_0 - l_*), is limited to [0, 1]; it is 0 if there is nothing to gain from l_0 on.
-
-    Args:
-        loss: l_t, the present loss.
-        first_loss: l_0, that of the first round.
-        least_loss: l_*, the least that can be reached.
-        theta: the angle (radians) that is allowed at first.
+    Progress, (l_0 - l_t) / (l_0 - l_*), is limited to [0, 1]; it is 0 if there is nothing to gain from l_0 on. ``loss`` is
+    l_t, ``first_loss`` l_0, ``least_loss`` l_*, and ``theta`` the angle (radians) that is allowed at first.
 
     Raises:
         SimulationError: a loss is not finite.
@@ -318,17 +269,10 @@ def threshold(loss: float, first_loss: float, least_loss: float = 0.0, theta: fl
 
 
 def greedy_clusters(similarity: Matrix, eps: float) -> list[list[int]]:
-    """Take the largest neighbourhood among those left, again and again (CCS, Algorithm 1).
+    """Take the largest neighbourhood among those left, again and again (CCS, Algorithm 1); clusters in the order found.
 
     A neighbourhood is a device and all that are at least ``eps`` similar to it; its other members need not be similar to each
     other. Of equally large ones the first is taken.
-
-    Args:
-        similarity: symmetric [n, n].
-        eps: the threshold.
-
-    Returns:
-        The clusters as they were found, each in ascending order.
     """
     require_square(similarity, "similarity")
     near = similarity >= eps

@@ -12,20 +12,13 @@ _DEPTH = 4  # powers of the Gram matrix in the Krylov space, beyond the start
 
 
 def edc_features(updates: Rows, groups: int, generator: np.random.Generator) -> Matrix:
-    """The features whose Euclidean distance is EDC (FlexCFL, Eq. 7), up to the constant 1/m.
+    """The features float64 [n, m] whose Euclidean distance is EDC (FlexCFL, Eq. 7), up to the constant 1/m.
 
-    Feature (i, k) is the cosine of update i with the k-th left singular vector of ``updates``^T (not centred), k < m. The sign
-    of each column, which no distance sees, is fixed. Up to 256 updates the decomposition is exact (in float64, from the Gram
-    matrix, O(n^2 d)); beyond, it is a randomised truncated one, O(n d m).
-
-    Args:
-        updates: flattened updates, [n, d].
-        groups: m, the number of directions.
-        generator: where the randomised decomposition begins.
-
-    Returns:
-        float64 [n, m]. A row's norm is at most 1, and 1 if the update lies in the span of the directions; an update of zeros
-        has zeros, and so has a direction that does not exist because the updates span fewer than m.
+    Feature (i, k) is the cosine of update i of ``updates`` [n, d] with the k-th left singular vector of ``updates``^T (not
+    centred), k < m = ``groups``. Signs of columns, which no distance sees, are fixed. Up to 256 updates the decomposition is
+    exact (in float64, from the Gram matrix, O(n^2 d)); beyond, it is a randomised truncated one, O(n d m), from ``generator``.
+    A row's norm is 1 if the update lies in the span of the directions, less otherwise; an update of zeros has zeros, and so
+    has a direction that does not exist because the updates span fewer than m.
 
     Raises:
         SimulationError: there are fewer updates than groups, or one is not finite.
@@ -49,7 +42,7 @@ def randomised(updates: Rows, groups: int, generator: np.random.Generator) -> Ma
     The directions are the best within the span of G X, G^2 X, ... for random X, where G is the Gram matrix, never formed.
     """
     n, dtype = len(updates), updates.dtype
-    with np.errstate(all="ignore"):  # what is not finite is named below
+    with np.errstate(all="ignore"):  # values that are not finite are named below
         norms = np.sqrt(np.einsum("ij,ij->i", updates, updates, dtype=np.float64))
     require_finite(norms)
     unit = float(norms.max()) or 1.0  # squares of very small (or large) updates may lie outside their precision
@@ -77,8 +70,7 @@ def _orthonormal(columns: Rows) -> Matrix:
 
 def _significant(values: NDArray[np.float64], relative: float) -> NDArray[np.float64]:
     """Descending eigenvalues, with 0 for those that are nothing but rounding."""
-    kept: NDArray[np.float64] = np.where(values > relative * values[0], values, 0.0)
-    return kept
+    return np.where(values > relative * values[0], values, 0.0)
 
 
 def _divided(rows: Matrix, norms: NDArray[np.float64]) -> Matrix:

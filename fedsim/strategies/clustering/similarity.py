@@ -27,7 +27,7 @@ def gram_matrix(rows: Rows) -> Matrix:
     n, d = rows.shape
     width = max(1, _BLOCK_BYTES // (8 * n))
     gram = np.zeros((n, n))
-    with np.errstate(all="ignore"):  # what is not finite is named below
+    with np.errstate(all="ignore"):  # values that are not finite are named below
         for start in range(0, d, width):
             block = np.ascontiguousarray(rows[:, start : start + width], dtype=np.float64)
             gram += block @ block.T
@@ -36,26 +36,18 @@ def gram_matrix(rows: Rows) -> Matrix:
 
 
 def require_finite(norms: NDArray[np.floating]) -> None:
-    """Every row's norm (or its square) is a finite number.
-
-    Raises:
-        SimulationError: the first that is not.
-    """
+    """Refuse rows whose norm (or its square) is not finite, by a ``SimulationError``."""
     broken = np.flatnonzero(~np.isfinite(norms))
     if len(broken):
         raise SimulationError(f"row {broken[0]} of {len(norms)} is not finite; leave diverged devices out before clustering")
 
 
 def require_square(matrix: NDArray[np.float64], what: str) -> None:
-    """A similarity or a distance of every two devices, all finite.
-
-    Raises:
-        SimulationError: it is empty, of another shape, or a value is not a finite number.
-    """
+    """Refuse a similarity or distance that is not [n, n], n >= 1, or has a value that is not finite (``SimulationError``)."""
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix):
         raise SimulationError(f"the {what} has shape {matrix.shape}; allowed is [n, n] with n >= 1")
     if not np.isfinite(matrix).all():
-        row, column = (int(index) for index in np.argwhere(~np.isfinite(matrix))[0])
+        row, column = np.argwhere(~np.isfinite(matrix))[0].tolist()
         raise SimulationError(f"the {what} of devices {row} and {column} is {matrix[row, column]}, no finite number")
 
 
@@ -80,29 +72,27 @@ def length(update: NDArray[np.floating]) -> float:
 def most_alike(updates: Sequence[NDArray[np.floating]], directions: Sequence[NDArray[np.floating]]) -> list[int]:
     """For each update the position of the direction that has the largest cosine with it, the first of equals.
 
-    The cosine is 0 where one of the two is 0 or not finite. All are [d]. Sums are in float64, one pair after the other, so what
-    is found for an update does not depend on those beside it.
+    The cosine is 0 where one of the two is 0 or not finite. All are [d]. Sums are in float64, one pair after the other, so an
+    update's direction does not depend on the updates beside it.
     """
-    with np.errstate(all="ignore"):  # what is not finite is seen in ``_cosine``
+    with np.errstate(all="ignore"):
         lengths = [length(direction) for direction in directions]
         found = []
         for update in updates:
             own, wide = length(update), update.astype(np.float64)
-            products = [float((wide * direction).sum()) for direction in directions]
-            cosines = [_cosine(product, own * other) for product, other in zip(products, lengths, strict=True)]
-            found.append(int(np.argmax(cosines)))
+            cosines = np.array(
+                [(wide * direction).sum() / (own * other) for direction, other in zip(directions, lengths, strict=True)]
+            )
+            told = [0 < own * other < np.inf for other in lengths] & np.isfinite(cosines)
+            found.append(int(np.argmax(np.where(told, cosines, 0.0))))
     return found
-
-
-def _cosine(product: float, lengths: float) -> float:
-    return product / lengths if 0 < lengths < np.inf and np.isfinite(product) else 0.0
 
 
 _LOST = 1e-10  # relative square of a distance below which subtracting inner products leaves too few digits
 
 
 def madc(similarity: Matrix) -> Matrix:
-    """Mean absolute difference of pairwise cosines (FlexCFL, Eq. 6): how differently two devices resemble the others.
+    """Mean absolute difference of pairwise cosines [n, n] (FlexCFL, Eq. 6): how differently two devices resemble the others.
 
     Two devices alone have no others to compare with: 0.
     """
@@ -138,13 +128,10 @@ def gradient_cosine(gradients: Rows) -> Matrix:
 
 
 def loss_distance(losses: Matrix) -> Matrix:
-    """How much worse two devices' models do on each other's data (LCFL, Eq. 2).
+    """How much worse two models do on each other's data (LCFL, Eq. 2): |L_i(w_j) - L_i(w_i)| + |L_j(w_i) - L_j(w_j)|.
 
-    Args:
-        losses: L_i(w_j), the loss on the data of device i (row) of the model of device j (column), [n, n].
-
-    Returns:
-        |L_i(w_j) - L_i(w_i)| + |L_j(w_i) - L_j(w_j)|; no metric, as the triangle inequality may fail.
+    ``losses`` [n, n] is L_i(w_j), the loss on the data of device i (row) of the model of device j (column). No metric: the
+    triangle inequality may fail.
     """
     require_square(losses, "loss")
     excess = np.abs(losses - losses.diagonal()[:, None])
@@ -152,13 +139,9 @@ def loss_distance(losses: Matrix) -> Matrix:
 
 
 def loss_gap(losses: Matrix) -> Matrix:
-    """How differently two devices judge each of their two models (LCFL, Eq. 6).
+    """How differently two devices judge each of their two models (LCFL, Eq. 6), from ``losses`` as for ``loss_distance``.
 
-    Args:
-        losses: L_i(w_j), [n, n], as for ``loss_distance``.
-
-    Returns:
-        |L_i(w_i) - L_j(w_i)| + |L_i(w_j) - L_j(w_j)|.
+    It is |L_i(w_i) - L_j(w_i)| + |L_i(w_j) - L_j(w_j)|.
     """
     require_square(losses, "loss")
     gap = np.abs(losses - losses.diagonal()[None, :])
@@ -168,12 +151,10 @@ def loss_gap(losses: Matrix) -> Matrix:
 MOST_SHOWN = 200
 """Devices of which every pair is recorded; a record of more would be hundreds of kilobytes."""
 
-_DIGITS = 6
-
 
 def rounded(figures: NDArray[np.floating]) -> list[Any]:
     """An array as nested lists, to six digits after the point."""
-    shown: list[Any] = np.round(figures, _DIGITS).tolist()
+    shown: list[Any] = np.round(figures, 6).tolist()
     return shown
 
 

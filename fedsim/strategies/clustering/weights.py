@@ -1,35 +1,27 @@
 """How much groups and clusters count: FlexCFL's inter-group aggregation, and RFedAvg's reweighting."""
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.errors import SimulationError
 
+Counts = NDArray[np.int64]
+Vector = NDArray[np.float64]
 
-def inter_group_coefficients(
-    norms: NDArray[np.float64], eta: float, form: Literal["normalised", "literal"] = "normalised"
-) -> NDArray[np.float64]:
-    """Row j has the coefficients of all groups' models in group j's next model, float64 [m, m].
 
-    ``literal`` is w_j + eta sum of w_l / ||w_l|| over l != j (FlexCFL, Algorithm 2): each round adds up to eta (m - 1) to the
-    norm. ``normalised`` divides that by 1 + sum of eta / ||w_l|| (FlexCFL's code), so that no norm grows beyond the largest.
-    A model of zeros has no direction to give.
+def inter_group_coefficients(norms: Vector, eta: float, *, literal: bool = False) -> Vector:
+    """Row j has the coefficients of all groups' models in group j's next model, float64 [m, m]; ``norms`` [m] are ||w_l||.
 
-    Args:
-        norms: ||w_l|| of each group, [m].
-        eta: how strong the influence is; 0: none.
-        form: which of the two.
+    Literally it is w_j + eta sum of w_l / ||w_l|| over l != j (FlexCFL, Algorithm 2): each round adds up to eta (m - 1) to the
+    norm. Else that is divided by 1 + sum of eta / ||w_l|| (FlexCFL's code), so that no norm grows beyond the largest. A model
+    of zeros has no direction to give.
     """
     coefficients = np.tile(np.divide(eta, norms, out=np.zeros(len(norms)), where=norms > 0), (len(norms), 1))
     np.fill_diagonal(coefficients, 1.0)
-    return coefficients if form == "literal" else coefficients / coefficients.sum(axis=1, keepdims=True)
+    return coefficients if literal else coefficients / coefficients.sum(axis=1, keepdims=True)
 
-
-Counts = NDArray[np.int64]
-Vector = NDArray[np.float64]
 
 _LEAST = 1.0  # sample: the imbalance of a cluster that has no more to gain
 _SAME = 1e-10  # relative singular value below which mixtures of clusters are taken to be the same
@@ -38,11 +30,9 @@ _SLACK = 1e-12  # how far below 0 a weight may be where rounding would leave non
 
 
 def class_imbalance(counts: Counts, samples: int | None = None) -> Vector:
-    """I_k = sum over the M classes of |D/M - D_k^m| (Eq. 17), float64 [n].
+    """I_k = sum over the M classes of |D/M - D_k^m| (Eq. 17), float64 [n], from the ``counts`` D_k^m [n, M].
 
-    Args:
-        counts: samples of each class on each device, [n, M].
-        samples: D, those of all devices together, as the equation has it; None: each device's own number.
+    ``samples`` is D, those of all devices together, as the equation has it; None: each device's own number.
     """
     totals = counts.sum(axis=1, keepdims=True) if samples is None else samples
     imbalance: Vector = np.abs(totals / counts.shape[1] - counts).sum(axis=1)
@@ -50,14 +40,10 @@ def class_imbalance(counts: Counts, samples: int | None = None) -> Vector:
 
 
 def cluster_imbalance(imbalance: Vector, sizes: Counts, clusters: Sequence[Sequence[int]]) -> Vector:
-    """I_C of each cluster: the largest I_k among its members, less the samples of all the others (steps 1 and 2).
+    """I_C of each cluster: the largest I_k (``imbalance`` [n]) among its members, less the samples of all others.
 
-    It is at least 1 sample: with I_k from a device's own number of samples it could become negative.
-
-    Args:
-        imbalance: I_k of each device, [n].
-        sizes: D_k, samples of each device, [n].
-        clusters: devices of each cluster, none empty.
+    Steps 1 and 2 of the paper; ``sizes`` [n] are D_k. At least 1 sample: with I_k from a device's own number of samples it
+    could become negative.
     """
     values = []
     for cluster in clusters:
@@ -98,13 +84,8 @@ def balance_ratio(shares: Vector) -> float:
 def optimal_weights(shares: Vector) -> Vector:
     """The weights that bring the mixture of clusters nearest to equal class shares (the paper's benchmark "Optimal").
 
-    The minimiser of ||B p - 1/M||^2 over p >= 0 with sum 1; of several, the one of least norm.
-
-    Args:
-        shares: B, [M, N], each column a cluster's class shares.
-
-    Returns:
-        p, float64 [N].
+    The minimiser float64 [N] of ||B p - 1/M||^2 over p >= 0 with sum 1, where B [M, N] are ``shares``, a cluster's class
+    shares in each column; of several, the one of least norm.
     """
     classes, clusters = shares.shape
     system = np.vstack((shares - 1.0 / classes, np.ones(clusters)))
@@ -112,10 +93,19 @@ def optimal_weights(shares: Vector) -> Vector:
     # All minimisers have the same mixture, so that they differ by what changes neither it nor the sum.
     _, values, axes = np.linalg.svd(system)
     rank = int((values > _SAME * values[0]).sum())
-    weights = _least_norm(axes[:rank].T @ (axes[:rank] @ nearest), axes[rank:].T)
-    weights = _refined(system, weights)
+    weights = _refined(system, _least_norm(axes[:rank].T @ (axes[:rank] @ nearest), axes[rank:].T))
     scaled: Vector = weights / weights.sum()
     return scaled
+
+
+def _unit_nnls(system: Vector) -> Vector:
+    """u >= 0 that minimises ||system u - (0, ..., 0, 1)||."""
+    from scipy.optimize import nnls
+
+    target = np.zeros(len(system))
+    target[-1] = 1.0
+    u: Vector = nnls(system, target, maxiter=100 * system.shape[1])[0]
+    return u
 
 
 def _nearest_mixture(system: Vector) -> Vector:
@@ -124,11 +114,7 @@ def _nearest_mixture(system: Vector) -> Vector:
     min ||C u||^2 + (sum u - 1)^2 over u >= 0 has the same answer but for its length: for a given direction of u, the best
     length leaves v^2 / (1 + v^2), where v is ||C p||, and that grows with v.
     """
-    from scipy.optimize import nnls
-
-    target = np.zeros(len(system))
-    target[-1] = 1.0
-    u, _ = nnls(system, target, maxiter=100 * system.shape[1])
+    u = _unit_nnls(system)
     p: Vector = u / u.sum()
     return p
 
@@ -138,15 +124,11 @@ def _least_norm(fixed: Vector, free: Vector) -> Vector:
 
     Least distance programming as non-negative least squares (Lawson and Hanson, 1974, chapter 23).
     """
-    from scipy.optimize import nnls
-
     if not free.shape[1]:
         return np.maximum(fixed, 0.0)
-    target = np.zeros(free.shape[1] + 1)
-    target[-1] = 1.0
     system = np.vstack((free.T, -fixed - _SLACK))
-    u, _ = nnls(system, target, maxiter=100 * len(fixed))
-    residual = system @ u - target
+    residual = system @ _unit_nnls(system)
+    residual[-1] -= 1.0
     p: Vector = np.maximum(fixed - free @ (residual[:-1] / residual[-1]), 0.0)
     return p
 

@@ -45,12 +45,15 @@ class Fixed(Deadline):
     kind: Literal["fixed"] = "fixed"
     time: PositiveSeconds
 
+    @classmethod
+    def of(cls, time: float) -> "Fixed":
+        """From a number (s), which a scenario may not give without its unit."""
+        return cls.model_construct(kind="fixed", time=time)
+
     def least_s(self) -> float:
-        """``time``."""
         return self.time
 
     def limit_s(self, state: dict[str, Any], number: int) -> float | None:
-        """``time``."""
         return self.time
 
 
@@ -70,11 +73,9 @@ class Quantile(Deadline):
     most: PositiveSeconds
 
     def least_s(self) -> float:
-        """What the first rounds have."""
         return self.most
 
     def limit_s(self, state: dict[str, Any], number: int) -> float | None:
-        """From what was heard so far."""
         took = state.get("took", [])
         in_time: list[float] = sorted(time for time in took if time is not None)
         wanted = math.ceil(self.share * self.over)
@@ -83,7 +84,6 @@ class Quantile(Deadline):
         return min(self.most, self.slack * in_time[wanted - 1])
 
     def heard(self, state: dict[str, Any], took_s: float, in_time: bool) -> None:
-        """Remember it, and forget the oldest."""
         took = state.setdefault("took", [])
         took.append(took_s if in_time else None)
         del took[: -self.over]

@@ -13,13 +13,14 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from fedsim.errors import ScenarioError
-from fedsim.federation.client import Client, Instruction, LocalResult
+from fedsim.federation.client import Instruction, LocalResult
 from fedsim.federation.contents import Contents, Header, Opaque, payloads
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
 from fedsim.language.spec import Spec
 from fedsim.language.units import Bytes, BytesPerSecond, PositiveSeconds
+from fedsim.strategies.parts import PartClient
 from fedsim.world.task import Computation
 
 Phase = Literal["secure-keys", "secure-shares", "secure-unmask"]
@@ -39,9 +40,8 @@ class SecureAggregation(Spec):
     update came sends one share a neighbour: of the key of one that has dropped out meanwhile, of the seed of another. The
     server takes the masks off: one for each update, and one for each pair of a client that dropped out and a neighbour whose
     update came. Over a whole round a client moves (2 k + 2) keys and 5 k shares besides its model and update. Where of some
-    client fewer than ``threshold`` of its neighbours' shares come, the sum cannot be read: the round changes no model.
-
-    What devices compute for it takes no time, and what is said in headers (who is whose neighbour) has no bytes.
+    client fewer than ``threshold`` of its neighbours' shares come, the sum cannot be read: the round changes no model. Its
+    computations on devices take no time.
 
     Attributes:
         neighbours: k, even; the graph is a ring in random order, each joined to the k nearest. None: all clients of the round.
@@ -74,11 +74,6 @@ class SecureAggregation(Spec):
         return rate
 
     def check(self, clients: int) -> None:
-        """A client cannot have more neighbours than there are others.
-
-        Raises:
-            ScenarioError: names the key and what is allowed.
-        """
         if self.neighbours is not None and self.neighbours >= clients:
             raise ScenarioError(
                 f"strategy.secure_aggregation.neighbours is {self.neighbours}, and a round has {clients} clients; allowed are "
@@ -94,13 +89,7 @@ class SecureAggregation(Spec):
         return {client: [clients[(at + step) % count] for step in steps] for at, client in enumerate(clients)}
 
     def can_be_read(self, graph: Graph, masked: Collection[int], answered: Collection[int]) -> bool:
-        """Whether enough shares of each client's secret came.
-
-        Args:
-            graph: all that sent keys.
-            masked: those that sent shares: of these a secret is needed.
-            answered: those that sent shares of others' in the end.
-        """
+        """Whether enough clients ``answered`` in the end to read the secret of each that sent shares (``masked``)."""
         holders, there = set(masked), set(answered)
         for client in masked:
             own = [other for other in graph[client] if other in holders]
@@ -109,24 +98,15 @@ class SecureAggregation(Spec):
         return True
 
     def recovery_s(self, graph: Graph, masked: Collection[int], summed: Collection[int], numbers: float) -> float:
-        """How long the server makes masks (s).
-
-        Args:
-            graph, masked: as for ``can_be_read``.
-            summed: those whose updates came.
-            numbers: how many numbers each of them has sent.
-        """
+        """How long the server makes masks (s), where updates of so many ``numbers`` came from the clients ``summed``."""
         came = set(summed)
         masks = len(came) + sum(other in came for client in masked if client not in came for other in graph[client])
         return masks * 4 * numbers / self.mask_rate if self.mask_rate else 0.0
 
     def sends(self, phase: Phase, neighbours: int) -> Contents:
         """What a client with so many neighbours sends in a phase."""
-        size = {
-            "secure-keys": 2 * self.key,
-            "secure-shares": 2 * neighbours * self.share,
-            "secure-unmask": neighbours * self.share,
-        }[phase]
+        shares = {"secure-keys": 0, "secure-shares": 2, "secure-unmask": 1}[phase] * neighbours
+        size = shares * self.share if shares or phase != "secure-keys" else 2 * self.key
         return {phase: Opaque(None, size) if size else Header(None)}
 
     def receives(self, phase: Phase, neighbours: int) -> Contents:
@@ -150,13 +130,12 @@ class _Float32:
 
 
 class SecurePhases:
-    """The server half's part in it: phases before and after the training, each over when all have answered or are too late.
+    """Phases before and after the training, each over when all have answered or are too late.
 
-    State, in that of the strategy in rounds:
-        phase: the one that runs; ``phase_open``: its tasks that have not ended, task -> device; ``phase_there``: who answered.
-        graph: the neighbours of each client; ``masked``: those who have shared their secrets.
-        unread: whether the sum of the round's updates cannot be read.
-        take_back: devices whose last sum could not be read, and who do not know it yet.
+    State, in that of the strategy: ``phase``, the one that runs; ``phase_open``, its tasks that have not ended, task -> device;
+    ``phase_there``, who answered; ``graph``, the neighbours of each client; ``masked``, those that have shared their secrets;
+    ``unread``, whether the sum of the updates cannot be read; ``take_back``, devices whose last sum could not be read, and that
+    do not know it yet.
     """
 
     def __init__(self, costs: SecureAggregation, server: Server, state: dict[str, Any]) -> None:
@@ -166,7 +145,7 @@ class SecurePhases:
         """Ask those of the devices that are idle for what belongs to a phase."""
         state, server = self._state, self._server
         state |= {"phase": phase, "phase_open": {}, "phase_there": []}
-        for device in filter(server.idle, devices):
+        for device in filter(server.clients.idle, devices):
             near = self._near(device, phase)
             if not near and phase != "secure-keys":  # it is alone, and has nothing to say
                 state["phase_there"].append(device)
@@ -182,7 +161,6 @@ class SecurePhases:
         return len(near) if phase == "secure-shares" else sum(other in self._state["masked"] for other in near)
 
     def shares(self, device: int) -> Contents:
-        """What a client receives with the model."""
         return self._costs.receives("secure-shares", self._near(device, "secure-unmask"))
 
     def ended(self, message: TaskEnd) -> None:
@@ -197,9 +175,9 @@ class SecurePhases:
             self._server.timer("phase", self._server.now)
 
     def on_timer(self) -> bool:
-        """Timer ``phase``: who has not answered is late; if all have, the next phase begins.
+        """Timer ``phase``: who has not answered is late; if all have, the next phase begins, or timer ``close`` is set.
 
-        Before the training this says when the cohort, which is then known, is to be asked; after it timer ``close`` is set.
+        True: the cohort, which is now known, is to be asked to train.
         """
         state, server = self._state, self._server
         if state["phase_open"]:
@@ -214,7 +192,7 @@ class SecurePhases:
                 self.begin("secure-shares", there)
             case "secure-shares":
                 state["masked"] = there
-                state["cohort"] = [device for device in there if server.idle(device)]
+                state["cohort"] = [device for device in there if server.clients.idle(device)]
                 return True
             case "secure-unmask":
                 summed = [entry["device"] for entry in state["received"]]
@@ -227,56 +205,35 @@ class SecurePhases:
         return False
 
 
-class SecureClient(Client[Any]):
-    """A strategy's client half that takes part in secure aggregation.
+class SecureClient(PartClient):
+    """Takes part in secure aggregation; where the server could not read the sum, takes back what came of the last answer.
 
-    When the server says that it could not read the sum, the device takes back what it made of its last answer.
-
-    State: ``before_sum``, all that it remembered before its last answer.
-
-    Args:
-        own: the strategy's, or what has been made of it.
-        secure: what is sent.
+    State: ``before_sum``, all that the device remembered before its last answer.
     """
 
-    def __init__(self, own: Client[Any], secure: SecureAggregation) -> None:
-        super().__init__(own.params, own.setting)
-        self._own = own
-        self._secure = secure
+    jobs = PHASES
 
-    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
-        """What the strategy says."""
-        if order.job not in PHASES:
-            return self._own.work(device, order)
-        if "take-back" in order.contents and "before_sum" in device.state:
+    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+        if instruction.job in PHASES and "take-back" in instruction.contents and "before_sum" in device.state:
             before = device.state["before_sum"]
             device.state.clear()
             device.state.update(before)
-        return ()
+        return super().work(device, instruction)
 
-    def computed(self, device: Device, order: Instruction, done: LocalResult) -> LocalResult:
-        """What the strategy makes of an update."""
-        return done if order.job in PHASES else self._own.computed(device, order, done)
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
+        if instruction.job in PHASES:
+            contents: Contents = self._part.sends(instruction.job, instruction["neighbours"])
+            return contents
+        reply = super().reply(device, instruction, result)
+        if reply is None or "update" not in reply:
+            return reply
+        numbers = sum(part.bytes for part in payloads(reply, _Float32(self.setting.parameters))) / 4
+        return {**reply, "masked-numbers": Header(numbers)}
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        """What belongs to the phase, or what the strategy says."""
-        if order.job not in PHASES:
-            reply = self._own.reply(device, order, done)
-            if reply is None or "update" not in reply:
-                return reply
-            numbers = sum(part.bytes for part in payloads(reply, _Float32(self.setting.parameters))) / 4
-            return {**reply, "masked-numbers": Header(numbers)}
-        return self._secure.sends(order.job, order["neighbours"])
-
-    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
-        """The strategy's answers concern the strategy."""
-        if order.job in PHASES:
+    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
+        if instruction.job in PHASES:
             return
         before = {name: value for name, value in device.state.items() if name != "before_sum"}
-        self._own.sent(device, order, reply)
+        super().sent(device, instruction, reply)
         if "update" in reply:
             device.state["before_sum"] = before
-
-    def on_shift(self, device: Device) -> Contents | None:
-        """What the strategy says."""
-        return self._own.on_shift(device)

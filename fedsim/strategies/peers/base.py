@@ -39,7 +39,6 @@ class PeerParams(StrategyParams):
     deadline: PositiveSeconds | None = None
 
     def check_population(self, population: PopulationSpec) -> None:
-        """Whoever has gone is not to be waited for without end."""
         goes = population.availability.kind != "always" or population.arrivals is not None or population.departures is not None
         if goes and self.deadline is None:
             raise ScenarioError(
@@ -96,24 +95,22 @@ class PeerHalf(Generic[P]):
 class _Trainer(Client[PeerParams]):
     """Trains, and keeps what comes of it: no byte moves."""
 
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
-        return {"update": Header(done.update), "samples": Header(done.samples), "start": Header(done.start)}
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
+        return {"update": Header(result.update), "samples": Header(result.samples), "start": Header(result.start)}
 
 
 class Peers(Strategy[P]):
     """A strategy without a server. An algorithm fills in ``Half``.
 
-    Each device keeps its own model; its score is the mean of the devices' accuracies, each with its own model on its own test
-    samples. Rounds also tell ``mean_accuracy`` and ``consensus``.
+    Its score is the mean of the devices' accuracies, each with its own model on its own test samples. Rounds also have
+    ``mean_accuracy`` and ``consensus``.
 
     State:
-        round: the round of the run that is not over, from 0.
-        rounds: how many rounds each device has finished.
-        steps: how many all have finished together.
+        round: the round of the run that is not over, from 0; ``over``, whether the last round is.
+        rounds: how many rounds each device has finished; ``steps``, how many all have finished together.
         own: each device's model, of those that have begun.
-        updates: trainings since the last round was over: what they gave, samples, the model from which they began, device.
+        updates: trainings since the last round was over: update, samples, the model from which it began, device.
         away: devices that could not be reached when something was to be done; their halves are called when they return.
-        over: whether the last round is over.
     """
 
     Client = _Trainer
@@ -131,28 +128,22 @@ class Peers(Strategy[P]):
             return False
         return bool(max(rounds.values(), default=0) > number)
 
-    # The handlers of the halves.
-
     async def on_start(self) -> None:
-        """Every device that has arrived begins."""
         self.state |= {"round": 0, "steps": 0, "rounds": {}, "own": {}, "updates": [], "away": [], "over": False}
         self.server.begin_round(0)
         for device in range(self.server.devices):
-            if self.server.arrived(device):
+            if self.server.clients.arrived(device):
                 await self._call(device, "on_return")
 
     async def on_arrival(self, device: int) -> None:
-        """A newcomer begins."""
         await self._call(device, "on_return")
 
     async def on_return(self, device: int) -> None:
-        """A device that was away goes on."""
         if device in self.state["away"]:
             self.state["away"].remove(device)
         await self._call(device, "on_return")
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        """A device has trained."""
         update, device = message.contents.get("update"), message.device
         if message.outcome == "done" and update is not None:
             self.server.emit("aggregate", round=message.round, tasks=[message.task], weights=[1.0], staleness=[0])
@@ -169,7 +160,6 @@ class Peers(Strategy[P]):
             await self._call(destination, "on_lost", source)
 
     async def on_timer(self, name: str) -> None:
-        """The timer of a device."""
         await self._call(int(name.partition("/")[2]), "on_timer")
 
     async def _call(self, number: int, handler: str, *told: Any) -> None:
@@ -178,9 +168,9 @@ class Peers(Strategy[P]):
         if state["over"]:
             return
         if not device.online:
-            if number not in state["away"] and self.server.await_return(number):
+            if number not in state["away"] and self.server.clients.await_return(number):
                 state["away"].append(number)
-            elif not self.server.anyone_ever():
+            elif not self.server.clients.anyone_ever():
                 self.server.stop("no device will ever be there again")
         elif number not in state["own"]:
             if handler == "on_return":
@@ -188,7 +178,7 @@ class Peers(Strategy[P]):
                 device.state["round"], state["own"][number] = 0, device.state["model"]
                 self._half.on_start(device)
         elif handler == "on_return":
-            if self.server.idle(number):
+            if self.server.clients.idle(number):
                 device.cancel_timer()
                 self._half.on_return(device)
         elif number not in state["away"]:
@@ -205,7 +195,7 @@ class Peers(Strategy[P]):
     async def _finish_round(self) -> None:
         state, server = self.state, self.server
         number, models = state["round"], self.models()
-        figures = await server.agreement(number, [model for model, _ in models.values()])
+        figures = await server.models.agreement(number, [model for model, _ in models.values()])
         updates = [Measured(update, float(samples), start, None, one) for update, samples, start, one in state["updates"]]
         state["over"] = not await server.finish_round(number, models, updates=updates, **figures)
         state["updates"], state["round"] = [], number + 1
@@ -213,5 +203,4 @@ class Peers(Strategy[P]):
             server.begin_round(number + 1)
 
     def models(self) -> ModelAssignment:
-        """A model a device."""
         return {f"device/{device}": (model, [device]) for device, model in sorted(self.state["own"].items())}

@@ -1,15 +1,13 @@
 """Pairwise gossip (AD-PSGD): nobody waits for all; a device that has trained averages its model with one neighbour's."""
 
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from fedsim.federation.client import RunInfo
 from fedsim.federation.contents import Contents
 from fedsim.federation.peer import Peer
 from fedsim.learning.refs import Ref
-from fedsim.strategies.base import StrategyParams
 from fedsim.strategies.peers.base import PeerHalf, Peers
-from fedsim.strategies.peers.d_psgd import GraphParams
-from fedsim.strategies.peers.topology import Graphs
+from fedsim.strategies.peers.topology import GraphParams, Graphs
 
 
 class GossipParams(GraphParams):
@@ -33,7 +31,6 @@ class GossipHalf(PeerHalf[GossipParams]):
         self._graphs = Graphs(params.topology, setting.devices)
 
     def on_start(self, device: Peer) -> None:
-        """Train."""
         device.state.update({"partner": None, "asking": [], "from": device.state["model"]})
         self.train(device, device.state["model"])
 
@@ -55,7 +52,6 @@ class GossipHalf(PeerHalf[GossipParams]):
             device.timer(self.params.deadline)
 
     def on_message(self, device: Peer, sender: int, contents: Contents) -> None:
-        """Answer who asks, and average with the model that came; or take in the answer."""
         state, number = device.state, device.state["round"]
         if "ask" in contents and state["partner"] is None:
             self._answer(device, sender, contents["ask"])
@@ -69,12 +65,10 @@ class GossipHalf(PeerHalf[GossipParams]):
             self._next(device)
 
     def on_lost(self, device: Peer, other: int) -> None:
-        """Whoever was asked is not there."""
         if other == device.state["partner"]:
             self._next(device)
 
     def on_timer(self, device: Peer) -> None:
-        """The answer takes too long."""
         if device.state["partner"] is not None:
             self._next(device)
 
@@ -104,9 +98,8 @@ class Gossip(Peers[GossipParams]):
     may have averaged meanwhile. A round of the run is over when as many steps were made as there are devices.
     """
 
-    Params: ClassVar[type[StrategyParams]] = GossipParams
-    Half: ClassVar[type[PeerHalf[Any]]] = GossipHalf
+    Params = GossipParams
+    Half = GossipHalf
 
     def is_over(self) -> bool:
-        """By the number of steps."""
         return bool(self.state["steps"] >= (self.state["round"] + 1) * self.server.devices)

@@ -1,12 +1,20 @@
-"""The loop in rounds without a server: train, send to some devices, wait for those that send, and average."""
+"""Strategies in rounds without a server: train, send to some devices, wait for those that send, and average.
+
+``RoundHalf`` is the loop; D-PSGD sends to the neighbours in a graph, epidemic learning to devices drawn anew.
+"""
 
 from collections.abc import Sequence
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
+from pydantic import Field
+
+from fedsim.errors import ScenarioError
+from fedsim.federation.client import RunInfo
 from fedsim.federation.contents import Contents, Header
 from fedsim.federation.peer import Peer
 from fedsim.learning.refs import Ref
-from fedsim.strategies.peers.base import PeerHalf, PeerParams
+from fedsim.strategies.peers.base import PeerHalf, PeerParams, Peers
+from fedsim.strategies.peers.topology import GraphParams, Graphs, Neighbours, keep, mixing_weight
 
 R = TypeVar("R", bound=PeerParams)
 
@@ -36,15 +44,11 @@ class RoundHalf(PeerHalf[R]):
         """The weight of a sender's model in the average, where so many were received; the rest is that of its own."""
         raise NotImplementedError
 
-    # The round of a device.
-
     def on_start(self, device: Peer) -> None:
-        """Begin the first round."""
         device.state.update({"inbox": {}, "newest": {}})
         self._begin(device)
 
     def on_return(self, device: Peer) -> None:
-        """Begin the round again, or the last of which it has heard."""
         self._go_to(device, max([device.state["round"], *device.state["inbox"]]))
 
     def _begin(self, device: Peer) -> None:
@@ -55,7 +59,6 @@ class RoundHalf(PeerHalf[R]):
         self.train(device, state["model"])
 
     def on_trained(self, device: Peer, update: Ref | None) -> None:
-        """Keep what is finite of it, send it, and wait."""
         state = device.state
         state |= {"trained": True, "update": update}
         if not self.sends_first:
@@ -79,17 +82,14 @@ class RoundHalf(PeerHalf[R]):
         self._look(device)
 
     def on_lost(self, device: Peer, other: int) -> None:
-        """Do not wait for it in this round."""
         device.state["lost"].append(other)
         self._look(device)
 
     def on_timer(self, device: Peer) -> None:
-        """Go on with what is there."""
         device.state["late"] = True
         self._look(device)
 
     def _look(self, device: Peer) -> None:
-        """Finish the round if it has trained and nobody is to be waited for."""
         state = device.state
         number = state["round"]
         there, newest = state["inbox"].get(number, {}), state["newest"]
@@ -116,3 +116,99 @@ class RoundHalf(PeerHalf[R]):
         state["inbox"] = {later: models for later, models in state["inbox"].items() if later >= number}
         if self.setting.planned_rounds is None or number < self.setting.planned_rounds:
             self._begin(device)
+
+
+class DPSGDParams(GraphParams):
+    """What D-PSGD takes."""
+
+    kind: Literal["d-psgd"] = "d-psgd"
+
+
+class DPSGDHalf(RoundHalf[DPSGDParams]):
+    """Sends its model to its neighbours, and trains meanwhile."""
+
+    sends_first = True
+
+    def __init__(self, params: DPSGDParams, setting: RunInfo) -> None:
+        super().__init__(params, setting)
+        self._graphs = Graphs(params.topology, setting.devices)
+
+    def _neighbours(self, device: Peer, number: int) -> Neighbours:
+        return self._graphs.in_round(number, device.rng)
+
+    def receivers(self, device: Peer, number: int) -> Sequence[int]:
+        return self._neighbours(device, number)[device.number]
+
+    senders = receivers
+
+    def weight(self, device: Peer, number: int, sender: int, received: int) -> float:
+        return mixing_weight(self._neighbours(device, number), device.number, sender)
+
+
+class DPSGD(Peers[DPSGDParams]):
+    """Lian et al. 2017 (D-PSGD), Algorithm 1, with local epochs in place of one gradient.
+
+    In round k device i sends its model x_i to its neighbours (d parameters each, ``model``) and trains from it meanwhile. When
+    it has theirs, x_i becomes the sum of W_ij x_j, plus what the training changed. W has Metropolis-Hastings weights; what is
+    not received stays with its own model.
+    """
+
+    Params = DPSGDParams
+    Half = DPSGDHalf
+
+
+class EpidemicParams(PeerParams):
+    """What epidemic learning takes.
+
+    Attributes:
+        sample_size: s, to how many others a device sends in a round.
+    """
+
+    kind: Literal["epidemic"] = "epidemic"
+    sample_size: int = Field(default=2, ge=1)
+
+    def check(self, devices: int) -> None:
+        if self.sample_size >= devices:
+            allowed = f"with {devices} devices allowed are 1 to {devices - 1}"
+            raise ScenarioError(f"strategy.sample_size is {self.sample_size}; {allowed}")
+
+
+class EpidemicHalf(RoundHalf[EpidemicParams]):
+    """Trains, sends to s others, and takes the mean of what it has and receives."""
+
+    def __init__(self, params: EpidemicParams, setting: RunInfo) -> None:
+        super().__init__(params, setting)
+        self._drawn: dict[int, tuple[list[list[int]], list[list[int]]]] = {}
+
+    def _draw(self, device: Peer, number: int) -> tuple[list[list[int]], list[list[int]]]:
+        if number not in self._drawn:
+            rng, devices = device.rng("epidemic", number), self.setting.devices
+            draws = [rng.choice(devices - 1, self.params.sample_size, replace=False) for _ in range(devices)]
+            receivers = [sorted((draw + (draw >= one)).tolist()) for one, draw in enumerate(draws)]
+            senders: list[list[int]] = [[] for _ in range(devices)]
+            for one, drawn in enumerate(receivers):
+                for other in drawn:
+                    senders[other].append(one)
+            keep(self._drawn, number, (receivers, senders))
+        return self._drawn[number]
+
+    def receivers(self, device: Peer, number: int) -> Sequence[int]:
+        return self._draw(device, number)[0][device.number]
+
+    def senders(self, device: Peer, number: int) -> Sequence[int]:
+        """Those that have drawn it; it knows from the common seed, as in EL-Oracle."""
+        return self._draw(device, number)[1][device.number]
+
+    def weight(self, device: Peer, number: int, sender: int, received: int) -> float:
+        return 1.0 / (1.0 + received)
+
+
+class Epidemic(Peers[EpidemicParams]):
+    """De Vos et al. 2023 (Epidemic Learning), Algorithm 1, EL-Local's draws.
+
+    In each round a device trains, sends the result to s others that it draws (d parameters each, ``model``), and takes the mean
+    of its own and all that it receives. All draw from one seed, so that a device knows for whom to wait.
+    """
+
+    Params = EpidemicParams
+    Half = EpidemicHalf

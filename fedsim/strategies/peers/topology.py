@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import networkx
 import numpy as np
@@ -10,13 +10,22 @@ from pydantic import Field, model_validator
 
 from fedsim.errors import ScenarioError, nearest
 from fedsim.language.spec import Spec
+from fedsim.strategies.peers.base import PeerParams
 
 Neighbours = tuple[tuple[int, ...], ...]
 
-_KEPT = 8  # graphs; devices are in few rounds at a time
-
 _SHORT = {"ring": "cycle_graph", "random-regular": "random_regular_graph", "torus": "grid_2d_graph"}
 _USUAL: Mapping[str, Mapping[str, Any]] = {"random_regular_graph": {"d": 3}, "grid_2d_graph": {"periodic": True}}
+
+
+T = TypeVar("T")
+
+
+def keep(drawn: dict[int, T], number: int, value: T) -> None:
+    """Keep what was drawn for a round, and for the last seven before it: devices are in few rounds at a time."""
+    if len(drawn) >= 8:
+        drawn.pop(next(iter(drawn)))
+    drawn[number] = value
 
 
 class Topology(Spec):
@@ -55,20 +64,8 @@ class Topology(Spec):
             )
         return found
 
-    def check(self, devices: int) -> None:
-        """Refuse what makes no undirected graph of so many devices.
-
-        Raises:
-            ScenarioError: says why.
-        """
-        self.graph(devices, 0)
-
     def graph(self, devices: int, seed: int) -> "networkx.Graph[int]":
-        """The graph, with nodes from 0.
-
-        Raises:
-            ScenarioError: the generator refuses, or makes something else.
-        """
+        """The graph, with nodes from 0; ``ScenarioError`` where the generator refuses, or makes something else."""
         generator = self._generator()
         takes, given = inspect.signature(generator).parameters, dict(_USUAL.get(generator.__name__, {}))
         given |= self.parameters
@@ -99,12 +96,23 @@ class Graphs:
         count = 0 if self._topology.every is None else number // self._topology.every
         if count not in self._drawn:
             graph = self._topology.graph(self._devices, int(rng("topology", count).integers(1 << 31)))
-            if len(self._drawn) >= _KEPT:
-                self._drawn.pop(next(iter(self._drawn)))
-            self._drawn[count] = tuple(tuple(sorted(graph.neighbors(device))) for device in range(self._devices))
+            keep(self._drawn, count, tuple(tuple(sorted(graph.neighbors(device))) for device in range(self._devices)))
         return self._drawn[count]
 
 
 def mixing_weight(neighbours: Neighbours, device: int, other: int) -> float:
     """Metropolis-Hastings weight of a neighbour's model: 1 / (1 + the larger degree). The matrix is doubly stochastic."""
     return 1.0 / (1.0 + max(len(neighbours[device]), len(neighbours[other])))
+
+
+class GraphParams(PeerParams):
+    """What a strategy on a graph takes.
+
+    Attributes:
+        topology: who is whose neighbour.
+    """
+
+    topology: Topology = Topology()
+
+    def check(self, devices: int) -> None:
+        self.topology.graph(devices, 0)

@@ -3,12 +3,9 @@
 from typing import Annotated
 
 from fedsim.language.registry import Registry
-from fedsim.world.availability.always import AlwaysOn
-from fedsim.world.availability.base import Availability, AvailabilityModel
+from fedsim.world.availability.base import AlwaysOn, Availability, AvailabilityModel, Renewal
 from fedsim.world.availability.diurnal import Diurnal
-from fedsim.world.availability.flash import Flash
-from fedsim.world.availability.intervals import Intervals
-from fedsim.world.availability.renewal import Renewal
+from fedsim.world.availability.recorded import Flash, Intervals
 
 __all__ = ["AlwaysOn", "Availability", "AvailabilityModel", "AvailabilitySpec", "Diurnal", "Flash", "Intervals", "Renewal"]
 

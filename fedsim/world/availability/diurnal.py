@@ -57,24 +57,17 @@ class Diurnal(AvailabilityModel):
         return self
 
     def build_on(self, streams: Streams, devices: int, root: Path | None, calendar: Calendar) -> "Tides":
-        """The population's paths; draws from ``world/availability`` and ``world/availability/first``."""
         peak_s = seconds_of_day(TimeOfDay.fromisoformat(self.peak))
         peaks = each(lambda day_s: peak_s - day_s, calendar.day_s())
         return Tides(streams, self.least, self.most, peaks, self.lasts)
 
 
 class Tides:
-    """The paths of ``Diurnal``.
+    """The paths of ``Diurnal``; ``peak`` is a time at which the share is highest, for each device (s), float64 [devices].
 
     Time is cut into pieces of one length, at places of each device's own. In a piece a device has one draw u, uniform from 0 to
     1, and is on while the share s(t) is above it: P(on at t) = P(u < s(t)) = s(t), exactly. As s is a sinusoid, that is one
     window a day around the peak. Any instant can be looked at alone.
-
-    Args:
-        streams: the run's streams.
-        least, most: of the share.
-        peak: a time at which it is highest, for each device (s), float64 [devices].
-        lasts: the length of a piece (s).
     """
 
     def __init__(self, streams: Streams, least: float, most: float, peak: NDArray[np.float64], lasts: float) -> None:
@@ -85,7 +78,6 @@ class Tides:
         self._found: dict[int, Span] = {}  # the phase that each device was last found in, as a cache
 
     def span(self, device: int, time: float) -> Span:
-        """The phase that ``device`` is in at ``time`` (s)."""
         last = self._found.get(device)
         if last is not None and last.start <= time < last.end:
             return last
@@ -106,12 +98,10 @@ class Tides:
         return found
 
     def next_on(self, device: int, time: float) -> float:
-        """The first time at or after ``time`` at which ``device`` is on."""
         span = self.span(device, time)
         return time if span.on else span.end
 
     def on(self, devices: NDArray[np.int64], time: float) -> NDArray[np.bool_]:
-        """Which of ``devices`` are on at ``time`` (s); bool, as many."""
         piece = (time + self._into(devices)) // self._lasts
         draws = self._streams.uniforms("world/availability", devices, piece.astype(np.int64))
         half = np.fromiter(map(self._half_window, draws.tolist()), dtype=np.float64, count=len(draws))

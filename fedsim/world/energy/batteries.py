@@ -11,60 +11,27 @@ does not.
 """
 
 import math
+from array import array
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from fedsim.language.spec import Spec
+from fedsim.meters.energy import COMPUTING
 from fedsim.simulation import TICK_S, Alarm, Simulation, on_grid
-from fedsim.streams import Streams
 from fedsim.world.availability import Availability
-from fedsim.world.distributions import Constant, Distribution
-from fedsim.world.energy.charging import Charging, ChargingSpec, Never
-from fedsim.world.energy.quantities import EnergyDistribution, PowerDistribution, Share, ShareDistribution
+from fedsim.world.energy.charging import Charging
 from fedsim.world.phases import Span
 from fedsim.world.task import Step
 
-_DRAWS = {"download": "receive", "upload": "send"} | dict.fromkeys(
-    ("train", "evaluate", "compute", "decode", "encode"), "compute"
-)
-_MOVING = ("receive", "send")
+_MOVING = {"download": "receive", "upload": "send"}
+_DRAWS = _MOVING | dict.fromkeys(COMPUTING, "compute")
+_NONE = array("d")
 _NO_SPAN = Span(False, 0.0, 0.0)
 _LOOK_S = 3_600.0  # nobody looks further ahead while a transfer goes on, whose end is not known
-
-
-class BatterySpec(Spec):
-    """``[energy.battery]``.
-
-    Attributes:
-        capacity: when full; ``inf J`` for one that is never flat.
-        initial: how full it is when the device joins, 0 to 1.
-        charge: what a charger gives, to the battery and to the device.
-        charging: when it is plugged in.
-        restart: how full a battery that was flat must be for its device to go on.
-    """
-
-    capacity: EnergyDistribution
-    initial: ShareDistribution = Constant[Share](value=1.0)
-    charge: PowerDistribution | None = None
-    charging: ChargingSpec = Never()
-    restart: float = Field(default=0.1, ge=0.001, le=1.0)
-
-    def draw(self, streams: Streams, devices: int, root: Path | None) -> dict[str, NDArray[np.float64]]:
-        """``capacity_j``, ``initial_j``, ``charge_w`` of all devices, float64 [devices] each; draws from ``world/battery``."""
-
-        def drawn(name: str, said: Distribution) -> NDArray[Any]:
-            return said.by_device(f"energy.battery.{name}", streams.generator(f"world/battery/{name}"), devices, root)
-
-        capacity, share = drawn("capacity", self.capacity), drawn("initial", self.initial)
-        charge = np.zeros(devices) if self.charge is None else drawn("charge", self.charge)
-        return {"capacity_j": capacity, "initial_j": np.where(share > 0, capacity, 0.0) * share, "charge_w": charge}
 
 
 @dataclass(slots=True)
@@ -74,8 +41,7 @@ class Load:
     Attributes:
         watts: by time, beyond idle.
         moves: whether that is a transfer.
-        byte: joules of each of its bytes.
-        moved: bytes of it that are paid for.
+        byte, moved: joules of each of its bytes, and how many of them are paid for.
         scarce: whether the battery may not last for the rest of it, so that its rate matters.
         rate: that rate (bytes/s); 0 where it does not matter.
     """
@@ -108,7 +74,7 @@ class _Point:
 
 @dataclass(slots=True)
 class _Line:
-    """How a battery goes on from a point: until when (s), by how much (W) and why, up to which level, and which ends it."""
+    """How a battery goes on from a point: until when (s), by how much (W) and why, up to which level (J), and which ends it."""
 
     end: float
     net: float
@@ -142,10 +108,8 @@ class Batteries:
         charging: Charging,
         arrival: NDArray[np.float64],
     ) -> None:
-        self._simulation = simulation
-        self._columns = columns
-        self._restart = restart
-        self._charging = charging
+        self._simulation, self._columns = simulation, columns
+        self._restart, self._charging = restart, charging
         # As of each one's last breakpoint.
         self._at = arrival.copy()
         self._level = columns["initial_j"].copy()
@@ -153,8 +117,8 @@ class Batteries:
         self._charged, self._idled, self._drawn = (np.zeros(len(arrival)) for _ in range(3))
         self._loads: dict[int, Load] = {}  # of those that work
         self._tails: dict[int, float] = {}  # until when the radio of a device stays awake (s)
-        self._turns: dict[int, list[float]] = {}  # when each that ever was ran flat, or went on again, in turn (s)
-        self._paths: dict[int, list[list[float]]] = {}  # of those that were ever asked
+        self._turns: dict[int, array[float]] = {}  # when each that ever was ran flat, or went on again, in turn (s)
+        self._paths: dict[int, array[float]] = {}  # of those that were ever asked: time and level of each breakpoint
         self._alarms: dict[int, Alarm] = {}
         self._spans: dict[int, Span] = {}  # in which each was last found, plugged in or not: a cache
 
@@ -188,17 +152,11 @@ class Batteries:
             self._follow(point, line, line.end)
         return max(time, point.at)
 
-    def level(self, device: int) -> float:
-        """What the device's battery holds now (J). Reading it changes nothing."""
-        point = self._point(device)
-        self._reach(device, point, self._simulation.now, self._loads.get(device, Load()).total)
-        return point.level
-
     def past(self, device: int, time: float) -> Span:
         """The phase that the battery was in at ``time`` (s), which is over: on while it was not flat."""
         if device not in self._loads:
             self._go(device, self._point(device), self._simulation.now, keep=True)
-        turns = self._turns.get(device, [])
+        turns = self._turns.get(device, _NONE)
         place = bisect_right(turns, time)
         up = (self._columns["initial_j"].item(device) > 0) != bool(place % 2)
         return Span(up, turns[place - 1] if place else 0.0, turns[place] if place < len(turns) else math.inf)
@@ -206,21 +164,20 @@ class Batteries:
     # What a device does.
 
     def start(self, device: int) -> None:
-        """A task begins."""
         if self.has(device):
             if (alarm := self._alarms.pop(device, None)) is not None:
                 alarm.cancel()
-            self._paths.setdefault(device, [])
+            self._paths.setdefault(device, array("d"))
             self._settle(device)
             self._report(device)
             self._loads[device] = Load()
 
     def begin(self, device: int, step: Step) -> None:
-        """A step begins."""
         if self.has(device):
             self._settle(device)
             phase = _DRAWS.get(step.name)
-            load = self._loads[device] = Load(0.0 if phase is None else self._draws(device, f"{phase}_w"), phase in _MOVING)
+            watts = 0.0 if phase is None else self._draws(device, f"{phase}_w")
+            load = self._loads[device] = Load(watts, step.name in _MOVING)
             if load.moves:
                 load.byte = self._draws(device, f"{phase}_j_byte")
                 self._tails.pop(device, None)
@@ -274,7 +231,6 @@ class Batteries:
             self._tails[device] = self._simulation.now + self._draws(device, "tail_s")
 
     def stop(self, device: int) -> None:
-        """A task has ended."""
         if not self.has(device):
             return
         del self._loads[device]
@@ -311,7 +267,7 @@ class Batteries:
 
     def _keep(self, device: int, point: _Point) -> None:
         if point.flat != self._flat.item(device):
-            self._turns.setdefault(device, []).append(point.at)
+            self._turns.setdefault(device, array("d")).append(point.at)
         self._at[device], self._level[device], self._flat[device] = point.at, point.level, point.flat
         self._charged[device], self._idled[device], self._drawn[device] = point.charged, point.idled, point.drawn
         if not point.tail:
@@ -328,7 +284,7 @@ class Batteries:
                 span = self._spans[device] = self._charging.span(device, point.at)
             charge, end = charge if span.on else 0.0, span.end
         if point.flat:
-            line = _Line(end, charge, charge, 0.0, 0.0, capacity, self._restart * capacity)
+            net, idle, watts, target = charge, 0.0, 0.0, self._restart * capacity
         else:
             idle = self._draws(device, "idle_w")
             if point.at < point.tail:
@@ -336,18 +292,15 @@ class Batteries:
             net = charge - idle - watts
             if net >= 0 and point.level >= capacity:
                 return _Line(end, 0.0, idle + watts, idle, watts, capacity)
-            line = _Line(end, net, charge, idle, watts, capacity, capacity if net > 0 else 0.0)
-        if line.net and line.target is not None:
-            there = max(on_grid(point.at + (line.target - point.level) / line.net), point.at + TICK_S)
+            target = capacity if net > 0 else 0.0
+        if net:
+            there = max(on_grid(point.at + (target - point.level) / net), point.at + TICK_S)
             if there <= end:
-                line.end = there
-                return line
-        line.target = None
-        return line
+                return _Line(there, net, charge, idle, watts, capacity, target)
+        return _Line(end, net, charge, idle, watts, capacity)
 
     @staticmethod
     def _follow(point: _Point, line: _Line, to: float) -> None:
-        """Go along a line, to its end or to a time before (s)."""
         seconds = to - point.at
         point.charged += line.charge * seconds
         point.idled += line.idle * seconds
@@ -365,14 +318,13 @@ class Batteries:
         point: _Point,
         until: float,
         watts: float = 0.0,
+        reserve: float = 0.0,
         *,
         to_flat: bool = False,
-        reserve: float = 0.0,
         keep: bool = False,
     ) -> _Line:
-        """Go through all breakpoints up to ``until`` (s), or ``to_flat``, up to where the battery is flat; returns the line on.
-
-        ``keep`` them for good.
+        """Go through all breakpoints up to ``until`` (s), or up to where the battery is flat, and ``keep`` them; returns the
+        line on.
         """
         point.level -= reserve
         while True:
@@ -383,10 +335,9 @@ class Batteries:
             if keep:
                 self._keep(device, point)
                 if device in self._paths:
-                    self._paths[device].append([point.at, point.level])
+                    self._paths[device].extend((point.at, point.level))
 
     def _reach(self, device: int, point: _Point, time: float, watts: float, *, keep: bool = False) -> None:
-        """Go to ``time`` (s)."""
         line = self._go(device, point, time, watts, keep=keep)
         if time > point.at:
             self._follow(point, line, time)
@@ -410,49 +361,38 @@ class Batteries:
         self._keep(device, point)
 
     def _report(self, device: int) -> None:
-        path, self._paths[device] = self._paths[device], []
+        path, self._paths[device] = np.array(self._paths[device]).reshape(-1, 2).tolist(), array("d")
         point = self._point(device)
-        self._simulation.emit(
-            "battery",
-            device=device,
-            level=point.level,
-            charged=point.charged,
-            idle=point.idled,
-            drawn=point.drawn,
-            flat=point.flat,
-            path=path,
-        )
+        books = {"charged": point.charged, "idle": point.idled, "drawn": point.drawn}
+        self._simulation.emit("battery", device=device, level=point.level, **books, flat=point.flat, path=path)
 
     # Snapshots, between two instants.
 
-    _STATE = ("_at", "_level", "_flat", "_charged", "_idled", "_drawn", "_loads", "_tails", "_turns", "_paths")
+    _STATE = ("_at", "_level", "_flat", "_charged", "_idled", "_drawn", "_loads", "_tails")
 
     def snapshot(self) -> dict[str, Any]:
         """All that must be remembered; ``restore`` takes it back. Alarms follow by ``rearm``."""
-        return {name: getattr(self, name) for name in self._STATE}
+        state = {name: getattr(self, name) for name in self._STATE}
+        for name in ("_turns", "_paths"):
+            state[name] = {device: times.tolist() for device, times in getattr(self, name).items()}
+        return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``snapshot`` gave."""
-        for name in self._STATE:
-            setattr(self, name, state[name])
+        vars(self).update({name: state[name] for name in self._STATE})
+        for name in ("_turns", "_paths"):
+            setattr(self, name, {device: array("d", times) for device, times in state[name].items()})
 
 
 class Powered:
     """Paths of availability cut to the times at which batteries are not flat.
 
     An on phase ends here when the device goes out of reach: whether it runs flat before depends on what it is asked to do.
-
-    Args:
-        within: the paths of devices that are never flat.
-        batteries: which are.
     """
 
     def __init__(self, within: Availability, batteries: Batteries) -> None:
-        self._within = within
-        self._batteries = batteries
+        self._within, self._batteries = within, batteries
 
     def span(self, device: int, time: float) -> Span:
-        """The phase that ``device`` is in at ``time`` (s)."""
         on, start, end = self._within.span(device, time)
         up = self._batteries.next_up(device, time)
         return Span(on, start, end) if not on or up <= time else Span(False, time, up)
@@ -463,9 +403,7 @@ class Powered:
         return Span(within.on and battery.on, max(within.start, battery.start), min(within.end, battery.end))
 
     def next_on(self, device: int, time: float) -> float:
-        """The first time at or after ``time`` at which ``device`` is on and not flat, if it is asked nothing; ``inf`` for
-        never.
-        """
+        """See ``Availability.next_on``; if the device is asked nothing meanwhile."""
         while time < math.inf and (when := self._within.next_on(device, time)) < math.inf:
             time = self._batteries.next_up(device, when)
             if time == when:
@@ -473,7 +411,6 @@ class Powered:
         return math.inf
 
     def on(self, devices: NDArray[np.int64], time: float) -> NDArray[np.bool_]:
-        """Which of ``devices`` are on and not flat at ``time`` (s); bool, as many."""
         on = self._within.on(devices, time)
         on[on] = self._batteries.up(devices[on], time)
         return on

@@ -1,6 +1,5 @@
 """The carbon of a grid: grams of CO2 an energy, by zone and by the hour of the day."""
 
-import csv
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,14 +8,13 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from fedsim.errors import DataError, shown
-from fedsim.files import regular, sought
+from fedsim.errors import DataError
+from fedsim.files import sought
 from fedsim.language.spec import Spec
 from fedsim.language.units import GramsPerJoule, Seconds
 from fedsim.streams import Streams
-
-DAY_S = 86_400.0
-
+from fedsim.world.calendar import DAY_S
+from fedsim.world.device_table import DeviceTable
 
 _INTENSITY = TypeAdapter[float](GramsPerJoule)
 
@@ -60,11 +58,7 @@ class ZoneSpec(Spec):
         return self
 
     def profile(self, place: int, root: Path | None, starts: float) -> dict[str, Any]:
-        """Its ``name``, its ``hours`` (g/J), and the time of its day when the run begins, ``offset_s``.
-
-        Raises:
-            DataError: its file is missing or malformed.
-        """
+        """Its ``name``, its ``hours`` (g/J), and the time of its day when the run begins, ``offset_s``."""
         hours = read_hours(sought(self.file, root), place) if self.file is not None else self.intensity
         return {"name": self.name or f"zone {place}", "hours": hours, "offset_s": (starts + self.ahead) % DAY_S}
 
@@ -108,28 +102,9 @@ Carbon = Annotated[CarbonSpec, BeforeValidator(_spelled_out, json_schema_input_t
 
 
 def read_hours(path: Path, place: int) -> list[float]:
-    """The 24 intensities of a CSV file (g/J).
-
-    Raises:
-        DataError: it is missing or malformed; names the zone by its ``place``.
-    """
-    where = f"energy.carbon.zones.{place}.file {str(path)!r}"
-    try:
-        with regular(path).open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            if "intensity" not in (reader.fieldnames or ()):
-                raise DataError(f"{where} lacks the column 'intensity'")
-            texts = [row["intensity"] for row in reader]
-    except FileNotFoundError:
-        raise DataError(f"{where} is not there; put a CSV file there, or give 'intensity' instead") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{where} cannot be read: {error}") from None
-    if len(texts) != 24:
-        raise DataError(f"{where} has {len(texts)} rows; allowed are 24, one for each hour of the day")
-    hours = []
-    for hour, text in enumerate(texts):
-        try:
-            hours.append(_INTENSITY.validate_python(text))
-        except ValidationError as error:
-            raise DataError(f"{where}: hour {hour} is {shown(text)}: {error.errors()[0]['msg']}") from None
-    return hours
+    """The 24 intensities of a CSV file (g/J); ``DataError`` names the zone by its ``place``."""
+    where = f"energy.carbon.zones.{place}.file"
+    table = DeviceTable(where, path, ("intensity",))
+    if table.rows != 24:
+        raise DataError(f"{where} {str(path)!r} has {table.rows} rows; allowed are 24, one for each hour of the day")
+    return table.values("intensity", GramsPerJoule)

@@ -16,13 +16,12 @@ from fedsim.language.spec import Spec
 from fedsim.language.units import PositiveSeconds
 from fedsim.simulation import TICK_S, on_grid
 from fedsim.streams import Streams
+from fedsim.world.calendar import DAY_S
 from fedsim.world.distributions import Distribution, TimeDistribution
 from fedsim.world.phases import Phases, Span
 
 if TYPE_CHECKING:
     from fedsim.world.availability import Availability
-
-DAY_S = 86_400.0
 
 
 class Charging(Protocol):
@@ -37,17 +36,9 @@ class ChargingModel(Spec):
 
     def build(self, streams: Streams, devices: int, starts: float, availability: "Availability", root: Path | None) -> Charging:
         """The paths of so many devices in a run that begins at ``starts``, a time of the day (s); draws from
-        ``world/charging``.
+        ``world/charging``. By default the spec is its own path.
         """
-        raise NotImplementedError
-
-
-class _Constant:
-    def __init__(self, on: bool) -> None:
-        self._span = Span(on, 0.0, math.inf)
-
-    def span(self, device: int, time: float) -> Span:
-        return self._span
+        return self  # type: ignore[return-value]
 
 
 class Never(ChargingModel):
@@ -55,9 +46,8 @@ class Never(ChargingModel):
 
     kind: Literal["never"] = "never"
 
-    def build(self, streams: Streams, devices: int, starts: float, availability: "Availability", root: Path | None) -> Charging:
-        """One phase without end."""
-        return _Constant(False)
+    def span(self, device: int, time: float) -> Span:
+        return Span(False, 0.0, math.inf)
 
 
 class Always(ChargingModel):
@@ -65,9 +55,8 @@ class Always(ChargingModel):
 
     kind: Literal["always"] = "always"
 
-    def build(self, streams: Streams, devices: int, starts: float, availability: "Availability", root: Path | None) -> Charging:
-        """One phase without end."""
-        return _Constant(True)
+    def span(self, device: int, time: float) -> Span:
+        return Span(True, 0.0, math.inf)
 
 
 class WhenReached(ChargingModel):
@@ -76,7 +65,6 @@ class WhenReached(ChargingModel):
     kind: Literal["reached"] = "reached"
 
     def build(self, streams: Streams, devices: int, starts: float, availability: "Availability", root: Path | None) -> Charging:
-        """The paths of ``availability``."""
         return availability
 
 
@@ -88,7 +76,6 @@ class Renewal(ChargingModel):
     mean_off: PositiveSeconds
 
     def build(self, streams: Streams, devices: int, starts: float, availability: "Availability", root: Path | None) -> Charging:
-        """The population's paths."""
         return Phases(streams, "world/charging", self.mean_on, self.mean_off, devices)
 
 
@@ -107,7 +94,6 @@ class Daily(ChargingModel):
     chance: float = Field(default=1.0, ge=0.0, le=1.0)
 
     def build(self, streams: Streams, devices: int, starts: float, availability: "Availability", root: Path | None) -> Charging:
-        """The population's paths."""
 
         def drawn(name: str, said: Distribution) -> NDArray[Any]:
             key = f"energy.battery.charging.{name}"

@@ -12,8 +12,7 @@ Idle is what a device draws by being on, its screen dark; all else comes on top 
 What is a kind of device as well draws what ``device_kinds.toml`` says of it, with sources there.
 """
 
-from fedsim.world.capacity import KIND_POWERS
-from fedsim.world.device_kinds import find_kind
+from fedsim.world.device_kinds import KIND_POWERS, find_kind
 
 _WIFI = {
     "receive_w": 0.13286,

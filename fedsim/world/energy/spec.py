@@ -15,11 +15,12 @@ from fedsim.meters.base import Meter, MeterContext
 from fedsim.meters.energy import EnergyMeter
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
-from fedsim.world.distributions import Distribution, TimeDistribution
-from fedsim.world.energy.batteries import Batteries, BatterySpec
-from fedsim.world.energy.carbon import DAY_S, Carbon
+from fedsim.world.calendar import DAY_S
+from fedsim.world.distributions import Choice, Constant, Distribution, LogNormal, TimeDistribution, Uniform, by_device
+from fedsim.world.energy.batteries import Batteries
+from fedsim.world.energy.carbon import Carbon
+from fedsim.world.energy.charging import ChargingSpec, Never
 from fedsim.world.energy.presets import TITLES, coefficients
-from fedsim.world.energy.quantities import ByteEnergyDistribution, PowerDistribution
 
 if TYPE_CHECKING:
     from fedsim.world.availability import Availability
@@ -35,6 +36,13 @@ _KEYS = {
     "tail_lasts": "tail_s",
 }
 """The keys of a scenario, and the coefficients that they are for."""
+
+
+_Share = Annotated[float, Field(ge=0.0, le=1.0)]
+PowerDistribution = Annotated[Distribution, by_device(Watts, Constant, Uniform, LogNormal, Choice)]
+EnergyDistribution = Annotated[Distribution, by_device(Joules, Constant, Uniform, LogNormal, Choice)]
+ByteEnergyDistribution = Annotated[Distribution, by_device(JoulesPerByte, Constant, Uniform, LogNormal, Choice)]
+ShareDistribution = Annotated[Distribution, by_device(_Share, Constant, Uniform, Choice)]
 
 
 class PlaceSpec(Spec):
@@ -61,6 +69,34 @@ class ServerSpec(PlaceSpec):
 
 class EdgeSpec(PlaceSpec):
     """What stands at each cell of a tree, or at each node of a graph to which devices are attached: edge servers, say."""
+
+
+class BatterySpec(Spec):
+    """``[energy.battery]``.
+
+    Attributes:
+        capacity: when full; ``inf J`` for one that is never flat.
+        initial: how full it is when the device joins, 0 to 1.
+        charge: what a charger gives, to the battery and to the device.
+        charging: when it is plugged in.
+        restart: how full a battery that was flat must be for its device to go on.
+    """
+
+    capacity: EnergyDistribution
+    initial: ShareDistribution = Constant[_Share](value=1.0)
+    charge: PowerDistribution | None = None
+    charging: ChargingSpec = Never()
+    restart: float = Field(default=0.1, ge=0.001, le=1.0)
+
+    def draw(self, streams: Streams, devices: int, root: Path | None) -> dict[str, NDArray[np.float64]]:
+        """``capacity_j``, ``initial_j``, ``charge_w`` of all devices, float64 [devices] each; draws from ``world/battery``."""
+
+        def drawn(name: str, said: Distribution) -> NDArray[Any]:
+            return said.by_device(f"energy.battery.{name}", streams.generator(f"world/battery/{name}"), devices, root)
+
+        capacity, share = drawn("capacity", self.capacity), drawn("initial", self.initial)
+        charge = np.zeros(devices) if self.charge is None else drawn("charge", self.charge)
+        return {"capacity_j": capacity, "initial_j": np.where(share > 0, capacity, 0.0) * share, "charge_w": charge}
 
 
 def _preset(value: Any) -> Any:
@@ -128,10 +164,7 @@ class EnergySpec(Spec):
         """What is drawn in a world, by device and at the server's side. Draws from ``world/energy/...``.
 
         The powers of the devices' kinds stand where there is no preset. Joules a byte are counted by payload from here on.
-
-        Raises:
-            ScenarioError: there are no cells for ``edge``.
-            DataError: a file is missing or malformed.
+        ``ScenarioError``: there are no cells for ``edge``. ``DataError``: a file is missing or malformed.
         """
         streams, devices, cells, root = context.streams, context.devices, context.places, context.folder
         if self.edge is not None and cells is None:

@@ -5,7 +5,7 @@ two such points all is linear, and the next end is known exactly as a real numbe
 network wakes at the first tick at or after that end; it then carries out the ends that lie before now one after another, each
 at its exact time, and tells of them. So ``Flow.ended`` is exact, and news of it comes less than a nanosecond later.
 
-All starts, ends and cancellations of one instant are one ``solve``. Reading (``sent``, ``rate``, ``load``) changes nothing.
+All starts, ends and cancellations of one instant are one ``solve``. Reading (``sent``, ``rate``) changes nothing.
 
 Flows share links by weighted max-min fairness. As long as no device's own link carries two flows at once, and no flow takes two
 own links, an own link is no more than a cap of its flow's rate, which makes sharing cheap (a star's O(log n) rests on it). The
@@ -40,9 +40,8 @@ class Network(Endpoints):
 
     A flow's size, and what of it was sent, are bytes of payload; rates, capacities and loads are bytes on the wire. In slow
     start a flow's window is a further cap of its rate, which doubles every round trip, and is gone when it has not limited one.
-
-    Two things that fall on the same instant are told apart so: a flow whose exact end is not after now has ended, and
-    cancelling it then is too late, whichever of the two the world's order of events brings first.
+    A flow whose exact end is not after now has ended, and cancelling it then is too late, whichever of the two the world's
+    order of events brings first.
 
     Args:
         simulation: the clock.
@@ -51,12 +50,9 @@ class Network(Endpoints):
 
     Attributes:
         limits: name -> rate of each link that carries something else now than what it was built with, bytes/s. All that is
-            said of rates and capacities, but for ``rate`` and ``load``, is of the links as they were built.
+            said of rates and capacities, but for ``rate``, is of the links as they were built.
         overhead: bytes on the wire for a byte of payload.
         on_shared: called when the links have been shared again, if anybody wants to know.
-
-    Raises:
-        SimulationError: a rate is not above 0, a latency is negative or not finite, or the arrays differ in length.
     """
 
     def __init__(
@@ -74,7 +70,7 @@ class Network(Endpoints):
         sharing: Callable[[], Sharing] = Filling,
     ) -> None:
         super().__init__(links, down, up, latency, transport, edge_latency, edges, hosts)
-        self._simulation = simulation
+        self._simulation, self._env = simulation, simulation.env
         self._sharing = sharing
         self._rules = [sharing()]
         self._general = False
@@ -124,7 +120,9 @@ class Network(Endpoints):
 
     def _cap(self, flow: Flow) -> float:
         """The most that a flow can have now, besides what the links of the sharing rule let through (bytes/s)."""
-        window = self._windows.get(flow.id, math.inf) if self._windows else math.inf
+        if not self._windows:
+            return math.inf if self._general else self._own_rate(flow)
+        window = self._windows.get(flow.id, math.inf)
         return window if self._general else min(window, self._own_rate(flow))
 
     def _is_unlimited(self, flow: Flow) -> bool:
@@ -135,10 +133,8 @@ class Network(Endpoints):
     def send(self, source: int, destination: int, size: float, done: Callable[[], None]) -> Flow:
         """Send ``size`` bytes; ``done`` is called when the last one is there, from a wake-up and never from within this call.
 
-        Latency is paid first. A flow of size 0, or one that no link limits, takes the latency alone.
-
-        Raises:
-            SimulationError: the endpoints are the same, one does not exist, or size is negative or not finite.
+        Latency is paid first. A flow of size 0, or one that no link limits, takes the latency alone. ``SimulationError``: the
+        endpoints are the same, one does not exist, or size is negative or not finite.
         """
         if source == destination or not (SERVER <= source < self.endpoints > destination >= SERVER):
             raise self._no_way(source, destination)
@@ -146,22 +142,20 @@ class Network(Endpoints):
             raise SimulationError(f"a transfer of {size!r} bytes: the size must be finite and not negative")
         now = self._simulation.now
         wire, weight = size * self.overhead, self._weight(source, destination) if self._weighs else 1.0
-        flow = Flow(self._started, source, destination, size, now, done, wire=wire, weight=weight)
+        flow = self._flows[self._started] = Flow(self._started, source, destination, size, now, done, wire, weight)
         self._started += 1
-        self._flows[flow.id] = flow
         if not self._general:
-            self._take(flow)
+            self._take(source, destination)
         latency = self.latency_s(source, destination)
         if latency > 0:
-            self._in_latency[flow.id] = self._simulation.wake(("latency", flow.id), now + latency, partial(self._admit, flow))
+            self._in_latency[flow.id] = self._env.at(("latency", flow.id), now + latency, partial(self._admit, flow))
         else:
             self._entering[flow.id] = flow
             self._unsettle()
         return flow
 
-    def _take(self, flow: Flow) -> None:
+    def _take(self, source: int, destination: int) -> None:
         """Note which own links are taken until the flow ends: it may be one too many."""
-        source, destination = flow.source, flow.destination
         sends, receives = 0 <= source < self.devices, 0 <= destination < self.devices
         if (sends and (receives or source in self._sending)) or (receives and destination in self._receiving):
             self._crowded = True
@@ -317,19 +311,10 @@ class Network(Endpoints):
 
     def rate(self, flow: Flow) -> float:
         """Bytes/s with which a flow is sent now, as of the last solve; 0 when it is not."""
-        return self._as_of_now(self._rule(flow))[0].rates().get(flow.id, 0.0) if flow.id in self._running else 0.0
-
-    def load(self) -> dict[str, tuple[float, float]]:
-        """Name of each link that carries something -> (bytes/s in use as of the last solve, capacity in bytes/s)."""
-        rates: dict[int, float] = {}
-        for rule in self._rules:
-            rates |= self._as_of_now(rule)[0].rates()
-        found: dict[str, tuple[float, float]] = {}
-        for flow in self._running.values():
-            if flow.id in rates:
-                for name, capacity in self._links_of(flow):
-                    found[name] = (found.get(name, (0.0, 0.0))[0] + rates[flow.id], capacity)
-        return found
+        if flow.id not in self._running:
+            return 0.0
+        rule, ended = self._as_of_now(self._rule(flow))
+        return 0.0 if flow.id in ended else rule.rate(flow.id)
 
     def _as_of_now(self, rule: Sharing) -> tuple[Sharing, set[int]]:
         """The rule with all ends up to now carried out, and which flows these ended: on a copy if there are any."""
@@ -398,23 +383,18 @@ class Network(Endpoints):
         self._in_latency = {}
         if not self._general:
             for flow in self._flows.values():
-                self._take(flow)
+                self._take(flow.source, flow.destination)
 
     def rearm(self, kind: str, number: int, when: float) -> None:
         """Set an alarm that was there when the snapshot was taken: ``network``, or the ``latency`` of a flow."""
         if kind == "network":
-            self._wakeup = self._simulation.wake((kind, number), when, self._tell)
-            return
-        self._in_latency[number] = self._simulation.wake((kind, number), when, partial(self._admit, self._flows[number]))
+            self._wakeup = self._env.at((kind, number), when, self._tell)
+        else:
+            self._in_latency[number] = self._env.at((kind, number), when, partial(self._admit, self._flows[number]))
 
     def _set_alarm(self, now: float) -> None:
         """Keep exactly one wake-up: at the next end or wider window, or in this instant if someone is still to be told."""
-        when = now
-        if not self._arrived:
-            when = math.inf
-            for rule in self._rules:
-                when = rule.next_end if rule.next_end < when else when
-            when = on_grid_after(when)
+        when = now if self._arrived else on_grid_after(min([rule.next_end for rule in self._rules]))
         if self._round_trips:
             while self._round_trips and self._round_trips[0][1] not in self._windows:
                 heappop(self._round_trips)
@@ -423,7 +403,7 @@ class Network(Endpoints):
             if self._wakeup.when == when:
                 return
             self._wakeup.cancel()
-        self._wakeup = None if when == math.inf else self._simulation.wake(("network", 0), when, self._tell)
+        self._wakeup = None if when == math.inf else self._env.at(("network", 0), when, self._tell)
 
     def _tell(self) -> None:
         """Tell of all flows that have ended by now, in the order of their starts."""

@@ -20,10 +20,9 @@ class Endpoints(ABC):
     """Who sends and receives in a network, and over which links.
 
     Endpoints are numbers: the devices from 0, then the edge servers, then the hosts, and ``SERVER``. A device has a link of its
-    own each way, which all that it sends, or receives, takes; the others have none but those on their routes.
-
-    A flow's latency is the sum of both ends' own. To it come that of the edge server of either end (its own, if it is one),
-    unless both ends have the same.
+    own each way, which all that it sends, or receives, takes; the others have none but those on their routes. A flow's latency
+    is the sum of both ends' own. To it come that of the edge server of either end (its own, if it is one), unless both ends
+    have the same.
 
     Args:
         links: name -> capacity of each link that endpoints share, bytes/s, infinity allowed.
@@ -35,10 +34,8 @@ class Endpoints(ABC):
         hosts: names of further endpoints, which have no latency.
 
     Attributes:
-        links, edges: as given.
-        devices: how many there are.
+        devices, endpoints: how many there are, and how many endpoints besides the server.
         hosts: name -> number of each.
-        endpoints: how many there are besides the server.
 
     Raises:
         SimulationError: a rate is not above 0, a latency is negative or not finite, or the arrays differ in length.
@@ -85,11 +82,7 @@ class Endpoints(ABC):
         return next(name for name, host in self.hosts.items() if host == endpoint) if edge is None else f"edge {edge}"
 
     def endpoint(self, name: str) -> int:
-        """The number of the endpoint that records call ``name``.
-
-        Raises:
-            SimulationError: there is none.
-        """
+        """The number of the endpoint that records call ``name``; ``SimulationError`` if there is none."""
         edges = len(self._edge_latency)
         found = re.fullmatch(r"(device|edge) (\d{1,9})", name)
         if name == "server" or name in self.hosts:
@@ -106,11 +99,7 @@ class Endpoints(ABC):
         return None
 
     def devices_at(self, place: int) -> list[int]:
-        """The devices of a cell, or of the place of that number in ``attach``.
-
-        Raises:
-            SimulationError: there is no such place.
-        """
+        """The devices of a cell, or of the place of that number in ``attach``; ``SimulationError`` if there is none."""
         raise SimulationError(f"there is no cell {place}: the network has none")
 
     def latency_s(self, source: int, destination: int) -> float:
@@ -151,16 +140,9 @@ class Endpoints(ABC):
     def all_alone_s(
         self, direction: Direction, size: float, *, near: bool = False, devices: slice = ALL
     ) -> NDArray[np.float64]:
-        """How long a message of ``size`` bytes between each device and the server takes that shares its way with no other.
+        """How long a message of ``size`` bytes between each device and the server takes that shares its way with no other (s).
 
-        Args:
-            direction: whether devices receive or send it.
-            size: bytes.
-            near: between each device and its edge server, over its own link alone.
-            devices: which.
-
-        Returns:
-            s, float64 [devices].
+        ``near``: between each device and its edge server, over its own link alone. Float64 [devices].
         """
         latency = each(_in_ticks, self._own_latency[devices]) if near else self.latencies_s()[devices]
         rates = self.access_rates(direction)[devices] if near else self.lone_rates(direction, devices)
@@ -206,11 +188,7 @@ class Endpoints(ABC):
         return found
 
     def built_rate(self, link: str) -> float:
-        """What a link was built to carry (bytes/s): a shared one by its name, or ``device 7 up``.
-
-        Raises:
-            SimulationError: there is no such link.
-        """
+        """What a link was built to carry (bytes/s), or ``SimulationError``: a shared one by its name, or ``device 7 up``."""
         if link in self.links:
             return self.links[link]
         device, direction = self._owner(link)

@@ -12,7 +12,7 @@ _ROUNDING = 4  # ends that differ by so many last bits of a float64 are one
 def max_min(
     capacity: NDArray[np.float64], routes: NDArray[np.int64], caps: NDArray[np.float64], weights: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """The weighted max-min fair rates of flows over shared links.
+    """The weighted max-min fair rates of flows over shared links (bytes/s), float64 [flows].
 
     Each round offers every flow the least of its links' shares a unit of weight. Shares only rise as flows are settled below
     them, so a flow whose cap is within its offer keeps its cap, and where all flows of a link have that link's share as their
@@ -25,9 +25,6 @@ def max_min(
         routes: numbers of the links of each flow, padded; int64 [flows, hops].
         caps: most that each flow can take, bytes/s, infinity allowed where a link is finite; float64 [flows].
         weights: of the flows, above 0; float64 [flows].
-
-    Returns:
-        bytes/s, float64 [flows].
     """
     links, hops = len(capacity), routes.shape[1]
     room = capacity.copy()
@@ -72,7 +69,6 @@ class Filling:
         sent: float = 0.0,
         route: Iterable[tuple[str, float]] = (),
     ) -> None:
-        """Let a flow in."""
         numbers = []
         for name, capacity in route:
             number = self._links.setdefault(name, len(self._capacity))
@@ -84,23 +80,19 @@ class Filling:
         self.changed = True
 
     def leave(self, flow_id: int, now: float) -> None:
-        """Take a flow out at the next ``share``."""
         self._leaving.append(flow_id)
         self.changed = True
 
     def recap(self, flow_id: int, size: float, cap: float, now: float) -> None:
-        """Give a flow another cap at the next ``share``."""
         self._cap[self._id == flow_id] = cap
         self.changed = True
 
     def set_capacity(self, link: str, capacity: float, now: float) -> None:
-        """Give a link another capacity at the next ``share``."""
         if link in self._links:
             self._capacity[self._links[link]] = capacity
             self.changed = True
 
     def share(self, now: float) -> None:
-        """Share the links again."""
         self.changed = False
         self._move(now)
         if self._leaving:
@@ -119,7 +111,6 @@ class Filling:
         self._fill()
 
     def advance(self, until: float) -> list[tuple[float, int]]:
-        """Carry out all ends up to ``until`` (s); returns (end, flow id) of each."""
         ended: list[tuple[float, int]] = []
         while self.next_end <= until:
             now = self.next_end
@@ -131,17 +122,11 @@ class Filling:
         return ended
 
     def sent(self, flow_id: int, at: float) -> float:
-        """Bytes that a running flow has sent ``at`` a time (s) between the last change and the next end."""
         row = int(np.flatnonzero(self._id == flow_id)[0])
         return self._sent.item(row) + self._rate.item(row) * (at - self._since)
 
     def rate(self, flow_id: int) -> float:
-        """Bytes/s of a running flow."""
         return self._rate.item(int(np.flatnonzero(self._id == flow_id)[0]))
-
-    def rates(self) -> dict[int, float]:
-        """Flow id -> bytes/s of all running flows."""
-        return dict(zip(self._id.tolist(), self._rate.tolist(), strict=True))
 
     def _move(self, now: float) -> None:
         self._sent += self._rate * (now - self._since)

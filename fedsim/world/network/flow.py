@@ -1,6 +1,7 @@
 """Endpoints, a flow between two of them, and what a rule that shares links among flows must offer."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 Direction = Literal["down", "up"]  # down: to a device, up: from it
@@ -14,14 +15,13 @@ def ends(device: int, direction: Direction, at: int = SERVER) -> tuple[int, int]
     return (at, device) if direction == "down" else (device, at)
 
 
+@dataclass(slots=True, eq=False)
 class Flow:
     """A transfer between two endpoints, running or ended.
 
     Attributes:
         id: the order of its start among all flows of the network.
-        source, destination: the numbers of the endpoints; ``SERVER`` for the server.
-        size: bytes to send.
-        wire: bytes that they are on the links, headers included.
+        size, wire: bytes to send, and what they are on the links, headers included.
         weight: how much of a link it gets beside others.
         started: when ``Network.send`` was called (s).
         ended: when the last byte came, or when it was cancelled (s); exact, not on the clock's grid; None until then.
@@ -29,35 +29,16 @@ class Flow:
         done: what is called when the last byte is there.
     """
 
-    __slots__ = ("destination", "done", "ended", "id", "sent", "size", "source", "started", "weight", "wire")
-
-    def __init__(
-        self,
-        flow_id: int,
-        source: int,
-        destination: int,
-        size: float,
-        started: float,
-        done: Callable[[], None],
-        *,
-        wire: float,
-        weight: float,
-    ) -> None:
-        self.id = flow_id
-        self.source = source
-        self.destination = destination
-        self.size = size
-        self.wire = wire
-        self.weight = weight
-        self.started = started
-        self.ended: float | None = None
-        self.sent = 0.0
-        self.done = done
-
-    def __repr__(self) -> str:
-        source, destination = ("server" if end == SERVER else str(end) for end in (self.source, self.destination))
-        state = "running" if self.ended is None else f"ended {self.ended:.9g} s, {self.sent:.0f} sent"
-        return f"<Flow {self.id}: {self.size:.0f} B, {source} -> {destination}, {state}>"
+    id: int
+    source: int
+    destination: int
+    size: float
+    started: float
+    done: Callable[[], None]
+    wire: float
+    weight: float
+    ended: float | None = None
+    sent: float = 0.0
 
 
 class Sharing(Protocol):
@@ -82,14 +63,11 @@ class Sharing(Protocol):
         sent: float = 0.0,
         route: Iterable[tuple[str, float]] = (),
     ) -> None:
-        """Let a flow in. The next ``share`` finds its rate.
+        """Let a flow of ``size`` bytes in, of which ``sent`` were sent before. The next ``share`` finds its rate.
 
         Args:
-            flow_id: its number.
-            size: bytes.
+            flow_id, size, now, weight: of the flow (bytes, s); a weight is above 0.
             cap: the most that it can have, bytes/s; infinite only if a link of its route is not.
-            now: the time (s).
-            weight: of it, above 0.
             sent: bytes of it that were sent before.
             route: its links: the name, and what it carries now (bytes/s).
         """
@@ -114,6 +92,3 @@ class Sharing(Protocol):
 
     def rate(self, flow_id: int) -> float:
         """Bytes/s of a running flow."""
-
-    def rates(self) -> dict[int, float]:
-        """Flow id -> bytes/s of all running flows."""

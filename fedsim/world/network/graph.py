@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -29,35 +29,26 @@ class EdgeServers:
 
     Attributes:
         nodes: where they stand.
-        of: which is each place's; int64 [places].
+        of: which is each place's, int64 [places]; None: the first on the way from there to the server.
         receive, send: rates of their own links (bytes/s): all that comes to one takes the first, all that leaves it the other.
         latency: what passes before the first byte between an edge server and the server (s).
     """
 
     nodes: Sequence[Hashable]
-    of: NDArray[np.int64]
     receive: float
     send: float
     latency: float
+    of: NDArray[np.int64] | None = None
 
 
 class Graph(Network):
     """Endpoints at nodes. Device i is at place i modulo the number of places; each place is a node.
 
     Args:
-        simulation: the clock.
-        down, up: rates of the devices' own links, bytes/s, infinity allowed; float64 [devices].
-        latency: of each device, s; float64 [devices].
-        links: name -> capacity of each shared link, bytes/s, infinity allowed.
+        simulation, down, up, latency, links, transport: as ``Network`` says.
         path: the shared links between two nodes.
-        places: the node of each place.
-        server: the server's node.
-        transport: the protocol.
+        places, server, hosts: the nodes of each place, the server, and further endpoints.
         edges: the edge servers, if there are any.
-        hosts: the nodes of further endpoints.
-
-    Raises:
-        SimulationError: a rate is not above 0, or a latency is negative or not finite.
     """
 
     def __init__(
@@ -82,6 +73,7 @@ class Graph(Network):
             own = {"receive": edges.receive, "send": edges.send}
             links = {**links, **{f"edge {edge} {way}": own[way] for edge in range(len(edges.nodes)) for way in own}}
             kept["edge_latency"] = np.full(len(edges.nodes), edges.latency)
+            assert edges.of is not None
             kept["edges"] = edges.of[self._place_of(len(down), ALL)]
         super().__init__(simulation, links, down, up, latency, transport, **kept)
 
@@ -96,24 +88,15 @@ class Graph(Network):
         server: Hashable,
         attach: Sequence[Hashable],
         transport: Transport = PLAIN,
-        edges: "EdgeNodes | None" = None,
+        edges: EdgeServers | None = None,
         hosts: Sequence[Hashable] = (),
     ) -> "Graph":
-        """The network of a networkx graph: device i sits at node ``attach[i mod len(attach)]``.
+        """The network of a networkx graph, each edge with a ``capacity`` in bytes/s; ``attach`` has the nodes of the places.
 
         Routes have the fewest hops. Among equals a route to or from the server is the one through the nodes that come first by
         name, seen from the server. Of two other nodes one may lie on the other's way to or from the server: then the route is
         that part of the way. Otherwise it is found as if the one that comes first by name were the server. An undirected edge
         carries its capacity each way at the same time.
-
-        Args:
-            simulation, down, up, latency: as above.
-            graph: a ``Graph`` or ``DiGraph`` whose edges have a ``capacity`` in bytes/s.
-            server: the server's node.
-            attach: the nodes that devices are dealt over in turn.
-            transport: the protocol.
-            edges: the edge servers, if there are any.
-            hosts: the nodes of further endpoints.
 
         Raises:
             SimulationError: an unknown node, an edge without capacity, parallel edges, or no way between a node and the server
@@ -133,7 +116,7 @@ class Graph(Network):
         for node in (*attach, *hosts):
             walks.between(server, node)
             walks.between(node, server)
-        built = None if edges is None else _at_nodes(edges, walks, server, attach)
+        built = None if edges is None else replace(edges, of=_edges_of(edges.nodes, walks, server, attach))
         network = cls(simulation, down, up, latency, links, walks.links, attach, server, transport, built, hosts)
         network._has_layout = True
         return network
@@ -149,7 +132,7 @@ class Graph(Network):
         finite = {name: None if math.isinf(capacity) else capacity for name, capacity in self.links.items()}
         places = range(len(self._places))
         told: dict[str, Any] = {"links": finite, "routes": self._told([(place, SERVER) for place in places])}
-        if self._edges is not None:
+        if self._edges is not None and self._edges.of is not None:
             of = self._edges.of.tolist()
             below = self._told([(place, self.devices + of[place]) for place in places])
             above = self._told([(self.devices + edge, SERVER) for edge in range(len(self._edges.nodes))])
@@ -176,7 +159,6 @@ class Graph(Network):
         return self._server if endpoint == SERVER else self._places[endpoint % len(self._places)]
 
     def lone_rates(self, direction: Direction, devices: slice = ALL) -> NDArray[np.float64]:
-        """What each device could have if it were the only one (bytes/s), float64 [devices]."""
         routes = [self.route(*ends(place, direction)) for place in range(min(len(self._places), self.devices))]
         narrowest = np.array([min((self.links[name] for name in route), default=math.inf) for route in routes])
         narrowest_of: NDArray[np.float64] = narrowest[self._place_of(self.devices, devices)]
@@ -188,31 +170,14 @@ class Graph(Network):
         return places
 
     def devices_at(self, place: int) -> list[int]:
-        """The devices of a cell, or of the place of that number in ``attach``."""
         if not 0 <= place < len(self._places):
             raise SimulationError(f"there is no cell {place}; allowed are 0 to {len(self._places) - 1}")
         return list(range(place, self.devices, len(self._places)))
 
 
-@dataclass(frozen=True)
-class EdgeNodes:
-    """Edge servers at nodes of a graph.
-
-    Attributes:
-        nodes: where they stand; that of a place is the first on the way from there to the server.
-        receive, send: rates of their own links (bytes/s).
-        latency: between them and the server (s).
-    """
-
-    nodes: Sequence[Hashable]
-    receive: float
-    send: float
-    latency: float
-
-
-def _at_nodes(edges: EdgeNodes, walks: "_Walks", server: Hashable, attach: Sequence[Hashable]) -> EdgeServers:
-    """Find the edge server of each place."""
-    number = {node: edge for edge, node in enumerate(edges.nodes)}
+def _edges_of(nodes: Sequence[Hashable], walks: "_Walks", server: Hashable, attach: Sequence[Hashable]) -> NDArray[np.int64]:
+    """The edge server of each place; int64 [places]."""
+    number = {node: edge for edge, node in enumerate(nodes)}
     of = []
     for place in attach:
         found = next((node for node in walks.between(place, server)[:-1] if node in number), None)
@@ -222,19 +187,11 @@ def _at_nodes(edges: EdgeNodes, walks: "_Walks", server: Hashable, attach: Seque
             way = f"what the server {server!r} sends to node {place!r}"
             raise SimulationError(f"{way} does not come by its edge server {found!r}")
         of.append(number[found])
-    return EdgeServers(edges.nodes, np.array(of, dtype=np.int64), edges.receive, edges.send, edges.latency)
+    return np.array(of, dtype=np.int64)
 
 
 class _Walks:
-    """The shortest walks of a graph, found from one of their two ends.
-
-    Args:
-        graph: any but a multigraph.
-        server: the node that comes before all others.
-
-    Attributes:
-        graph: with an edge each way for each undirected one.
-    """
+    """The shortest walks of a graph, found from one of their two ends; ``server`` comes before all other nodes."""
 
     def __init__(self, graph: "networkx.Graph[Any]", server: Hashable) -> None:
         self.graph = graph.to_directed()
@@ -242,7 +199,6 @@ class _Walks:
         self._steps: dict[tuple[Hashable, bool], dict[Hashable, Hashable]] = {}
 
     def links(self, tail: Hashable, head: Hashable) -> list[str]:
-        """The names of the links on the way."""
         return [_link(*pair) for pair in pairwise(self.between(tail, head))]
 
     def between(self, tail: Hashable, head: Hashable) -> list[Hashable]:

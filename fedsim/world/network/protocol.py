@@ -95,14 +95,10 @@ class Protocol(Spec):
         return by_chance * by_distance
 
     def sending_s(self, size: float, rate: Floats, round_trip: Floats) -> Floats:
-        """How long flows that have their links for themselves send ``size`` bytes (s), [flows].
+        """How long flows that have their links for themselves send ``size`` bytes of payload (s), [flows].
 
         Round trip k (from 0) carries w 2^k bytes, w the first window, until that is the rate: n of them if w 2^n / R >= rate.
-
-        Args:
-            size: bytes of payload.
-            rate: bytes/s, infinity allowed; [flows].
-            round_trip: R, s; [flows].
+        Rates are in bytes/s, infinity allowed, and round trips R in s; both [flows].
         """
         wire, window = size * self.overhead, self.window
         if wire == 0 or window == math.inf:
@@ -136,12 +132,7 @@ ProtocolSpec = Annotated[Protocol, PROTOCOLS]
 
 @dataclass(frozen=True)
 class Transport:
-    """A protocol at work in one run.
-
-    Attributes:
-        protocol: which.
-        streams: what its weights are drawn from.
-    """
+    """A protocol at work in one run, and the streams that its weights are drawn from."""
 
     protocol: Protocol
     streams: Streams

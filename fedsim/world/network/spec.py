@@ -45,11 +45,8 @@ class ServerLinks(Spec):
     up: LinkRate = math.inf
 
 
-class CellLinks(Spec):
+class CellLinks(ServerLinks):
     """What connects a cell to the server: ``down`` to its devices, ``up`` from them."""
-
-    down: LinkRate = math.inf
-    up: LinkRate = math.inf
 
 
 class EdgeLinks(Spec):
@@ -164,7 +161,6 @@ class StarSpec(NetworkModel):
     def build(
         self, simulation: Simulation, streams: Streams, devices: int, rates: DeviceRates | None = None, root: Path | None = None
     ) -> Network:
-        """The network of ``devices`` devices; ``rates``, if given, instead of those of ``device``."""
         from fedsim.world.network.star import Star
 
         columns = self.columns(streams, devices, rates, root)
@@ -182,18 +178,15 @@ class TreeSpec(NetworkModel):
 
     @property
     def places(self) -> int:
-        """The cells."""
         return self.cells
 
     @property
     def edge_servers(self) -> int:
-        """One in each cell, if there are any."""
         return 0 if self.edge is None else self.cells
 
     def build(
         self, simulation: Simulation, streams: Streams, devices: int, rates: DeviceRates | None = None, root: Path | None = None
     ) -> Network:
-        """The network of ``devices`` devices; ``rates``, if given, instead of those of ``device``."""
         from fedsim.world.network.graph import EdgeServers, Graph
 
         links = {"server down": self.server.down, "server up": self.server.up}
@@ -201,7 +194,7 @@ class TreeSpec(NetworkModel):
             links |= {f"cell {cell} down": self.cell.down, f"cell {cell} up": self.cell.up}
         columns, transport = self.columns(streams, devices, rates, root), Transport(self.protocol, streams)
         cells, own = range(self.cells), self.edge
-        edges = None if own is None else EdgeServers(cells, np.arange(self.cells), own.receive, own.send, own.latency)
+        edges = None if own is None else EdgeServers(cells, own.receive, own.send, own.latency, np.arange(self.cells))
         return Graph(simulation, *columns, links, _between_cells, cells, SERVER, transport, edges)
 
 
@@ -236,7 +229,6 @@ class GraphSpec(NetworkModel):
 
     @property
     def places(self) -> int:
-        """The nodes to which devices are attached."""
         return len(set(self.attach))
 
     @property
@@ -246,19 +238,14 @@ class GraphSpec(NetworkModel):
 
     @property
     def edge_servers(self) -> int:
-        """One at each of their nodes."""
         return len(self.edge_nodes)
 
     def build(
         self, simulation: Simulation, streams: Streams, devices: int, rates: DeviceRates | None = None, root: Path | None = None
     ) -> Network:
-        """The network of ``devices`` devices; ``rates``, if given, instead of those of ``device``.
-
-        Raises:
-            ScenarioError: the file is missing or malformed, or a node is unknown or cannot be reached.
-        """
+        """See ``NetworkModel.build``; ``ScenarioError`` for a bad file, and a node that is unknown or cannot be reached."""
         from fedsim.errors import SimulationError
-        from fedsim.world.network.graph import EdgeNodes, Graph
+        from fedsim.world.network.graph import EdgeServers, Graph
 
         graph = read_graph(sought(self.file, root))
         named = [("server", self.server), *((f"attach.{place}", name) for place, name in enumerate(self.attach))]
@@ -269,7 +256,7 @@ class GraphSpec(NetworkModel):
                 raise ScenarioError(f"network.{key} is {node!r}, which is no node of {self.file!r}{nearest(node, graph)}")
         columns, transport = self.columns(streams, devices, rates, root), Transport(self.protocol, streams)
         edge = self.edge
-        edges = None if edge is None else EdgeNodes(self.edge_nodes, edge.receive, edge.send, edge.latency)
+        edges = None if edge is None else EdgeServers(self.edge_nodes, edge.receive, edge.send, edge.latency)
         try:
             return Graph.between(simulation, *columns, graph, self.server, self.attach, transport, edges, self.hosts or ())
         except SimulationError as error:
@@ -279,8 +266,7 @@ class GraphSpec(NetworkModel):
 def read_graph(path: Path) -> "networkx.Graph[str]":
     """A network from a JSON node-link file; nodes are named by text, edges have their ``capacity`` in bytes/s.
 
-    Raises:
-        ScenarioError: the file is missing, is no node-link JSON, or an edge's capacity is missing, no data rate, or 0.
+    ``ScenarioError``: the file is missing, is no node-link JSON, or an edge's capacity is missing, no data rate, or 0.
     """
     import networkx
 

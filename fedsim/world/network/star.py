@@ -14,13 +14,13 @@ unit of weight, so that sums of both are exact and no flow can hover between the
 such a number to the last bit; a smaller one is moved by less than 10^-12 bytes/s.
 
 The virtual clock restarts from 0 whenever no flow is free, and when it has run for an hour: all clocks are then set back by
-what they read, so that no bits are lost on a link that is busy for weeks. Nor does the rounding of times add up there: where an
-end falls between two float64s, V is what it is at the one that stands for it.
+what they read, so that no bits are lost on a link that is busy for weeks. Nor do roundings of times add up there: where an end
+falls between two float64s, V is what it is at the one that stands for it.
 """
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 import numpy as np
@@ -52,6 +52,7 @@ def _duration(size: float, rate: float) -> float:
     return size / rate if rate else math.inf
 
 
+@dataclass(slots=True, eq=False)
 class Tier:
     """The flows of one cap. Its clock counts the bytes that each of them has been sent, a unit of weight, since the tier began.
 
@@ -60,23 +61,19 @@ class Tier:
     Attributes:
         cap, rate: the cap in units, and in bytes/s, both a unit of weight.
         flows: heap of (end on the tier's clock, flow id); those of flows that have left may still be in it, not at its top.
-        count: flows that are there.
-        weight: of all of them, in units.
+        count, weight: of the flows that are there, weights in units.
         end: when the first will end, on V while free, in real time while capped.
     """
 
-    __slots__ = ("cap", "clock", "count", "end", "flows", "free", "rate", "since", "weight")
-
-    def __init__(self, cap: Units, rate: float, free: bool, clock: float, since: float) -> None:
-        self.cap = cap
-        self.rate = rate
-        self.free = free
-        self.clock = clock
-        self.since = since
-        self.flows: list[tuple[float, int]] = []
-        self.count = 0
-        self.weight = 0
-        self.end = math.inf
+    cap: Units
+    rate: float
+    free: bool
+    clock: float
+    since: float
+    flows: list[tuple[float, int]] = field(default_factory=list)
+    count: int = 0
+    weight: int = 0
+    end: float = math.inf
 
     def reading(self, at: float, clock: float) -> float:
         """What its clock reads ``at`` a time (s) at which V is ``clock``."""
@@ -85,14 +82,7 @@ class Tier:
 
 @dataclass(slots=True)
 class Place:
-    """Where a flow is.
-
-    Attributes:
-        tier: with which others.
-        start, end: what the tier's clock reads when it has sent nothing, and all.
-        weight: of the flow.
-        units: the same in units.
-    """
+    """A flow's tier, what the tier's clock reads when the flow has sent nothing, and all, and its weight, in units too."""
 
     tier: Tier
     start: float
@@ -102,12 +92,7 @@ class Place:
 
 
 class Half:
-    """One direction of a star: flows with caps over one shared link.
-
-    Args:
-        capacity: of the shared link, bytes/s, infinity allowed.
-        link: its name.
-    """
+    """One direction of a star: flows with caps over one shared link of so many bytes/s, infinity allowed."""
 
     def __init__(self, capacity: float, link: str = "") -> None:
         self._link = link
@@ -141,20 +126,22 @@ class Half:
         route: Iterable[tuple[str, float]] = (),
     ) -> None:
         """Let a flow of ``size`` bytes in, whose own link carries ``rate`` bytes/s; of them ``sent`` were sent before."""
-        self._move(now)
+        if now > self._since:
+            self._move(now)
         self.changed = True
         units = max(1, round(weight * _WEIGHTS))
         weight = units / _WEIGHTS
         rate /= weight
         cap = _in_units(rate)
-        tier = self._tiers.get(cap)
-        if tier is None:
-            tier = self._new_tier(cap, rate, units)
-        start = tier.reading(now, self._clock) - sent / weight
+        tier = self._tiers.get(cap) or self._new_tier(cap, rate, units)
         if tier.free:
+            start = self._clock + tier.clock
             self._free += units
         else:
+            start = tier.clock + tier.rate * (now - tier.since)
             self._room -= cap * units
+        if sent:
+            start -= sent / weight
         tier.count += 1
         tier.weight += units
         end = start + size / weight
@@ -165,8 +152,8 @@ class Half:
             self._schedule(tier)
 
     def leave(self, flow_id: int, now: float) -> None:
-        """Take a flow out before its end."""
-        self._move(now)
+        if now > self._since:
+            self._move(now)
         self.changed = True
         tier = self._drop(flow_id)
         if tier.count:
@@ -183,16 +170,15 @@ class Half:
         self.enter(flow_id, size, rate, now, weight, sent)
 
     def set_capacity(self, link: str, capacity: float, now: float) -> None:
-        """Give the shared link another capacity."""
         if link != self._link:
             return
-        self._move(now)
+        if now > self._since:
+            self._move(now)
         self.changed = True
         taken = sum(tier.cap * tier.weight for tier in self._tiers.values() if not tier.free)
         self._room = _in_units(capacity) * _WEIGHTS - taken
 
     def advance(self, until: float) -> list[tuple[float, int]]:
-        """Carry out all ends up to ``until`` (s); returns (end, flow id) of each."""
         ended: list[tuple[float, int]] = []
         while self.next_end <= until:
             now = self.next_end
@@ -202,7 +188,7 @@ class Half:
                 lasts = _duration(end - self._clock, self._level)
                 rounded = lasts - (now - self._since) if now > _LATE_S else 0.0
                 self._clock, self._since = end - self._level * rounded, now
-            else:
+            elif now > self._since:
                 self._move(now)
             tier = self._tiers[cap]
             flows = tier.flows
@@ -249,11 +235,10 @@ class Half:
     # The two clocks.
 
     def _move(self, now: float) -> None:
-        """Bring the virtual clock to ``now``."""
-        if now > self._since:
-            if self._free:
-                self._clock += self._level * (now - self._since)
-            self._since = now
+        """Bring the virtual clock to ``now``, which is later."""
+        if self._free:
+            self._clock += self._level * (now - self._since)
+        self._since = now
 
     def _schedule_first(self, tier: Tier) -> None:
         """Make the first flow that is still there the tier's next end."""
@@ -276,9 +261,9 @@ class Half:
     # The water level.
 
     def share(self, now: float) -> None:
-        """Share the link again."""
         self.changed = False
-        self._move(now)
+        if now > self._since:
+            self._move(now)
         self._find_level()
 
     def _find_level(self) -> None:
@@ -369,36 +354,20 @@ class Half:
     # Readings.
 
     def sent(self, flow_id: int, at: float) -> float:
-        """Bytes that a running flow has sent ``at`` a time (s) between the last change and the next end."""
         place = self._flows[flow_id]
         clock = self._clock + self._level * (at - self._since) if place.tier.free else 0.0
         return place.weight * (place.tier.reading(at, clock) - place.start)
 
     def rate(self, flow_id: int) -> float:
-        """Bytes/s of a running flow."""
         place = self._flows[flow_id]
         return place.weight * (self._level if place.tier.free else place.tier.rate)
 
-    def rates(self) -> dict[int, float]:
-        """Flow id -> bytes/s of all running flows."""
-        return {flow_id: self.rate(flow_id) for flow_id in self._flows}
-
 
 class Star(Network):
-    """One server link each way, and each device behind a link of its own.
+    """One server link each way, and each device behind a link of its own, bytes/s, infinity allowed.
 
     What two devices send each other takes their own links alone. While no two flows share an own link, nor any flow takes two,
     the server's links are shared in O(log n) an event; from the first that does on all are shared as in any network.
-
-    Args:
-        simulation: the clock.
-        down, up: rates of the devices' own links, bytes/s, infinity allowed; float64 [devices].
-        latency: of each device, s; float64 [devices].
-        server_down, server_up: rates of the server's link to and from the devices, bytes/s, infinity allowed.
-        transport: the protocol.
-
-    Raises:
-        SimulationError: a rate is not above 0, or a latency is negative or not finite.
     """
 
     def __init__(
@@ -420,14 +389,13 @@ class Star(Network):
         return ("server down",) if source == SERVER else ("server up",) if destination == SERVER else ()
 
     def lone_rates(self, direction: Direction, devices: slice = ALL) -> NDArray[np.float64]:
-        """What each device could have if it were the only one (bytes/s), float64 [devices]."""
         return np.minimum(self.access_rates(direction)[devices], self.links[f"server {direction}"])
 
     def _enter(self, flow: Flow, cap: float, now: float, sent: float = 0.0) -> None:
         if self._general:
             super()._enter(flow, cap, now, sent)
         else:
-            self._rule(flow).enter(flow.id, flow.wire, cap, now, flow.weight)
+            self._rules[flow.source != SERVER].enter(flow.id, flow.wire, cap, now, flow.weight)
 
     def _rule(self, flow: Flow) -> Sharing:
         return self._rules[0 if self._general or flow.source == SERVER else 1]

@@ -10,7 +10,6 @@ import simpy
 from fedsim.environment import CUT, NORMAL, Alarm, Environment
 from fedsim.simulation import on_grid
 from fedsim.world.messages import Message, Messages
-from fedsim.world.network.base import Network
 from fedsim.world.task import Outcome
 
 Call = tuple[Any, ...]
@@ -21,14 +20,10 @@ class DeviceFacts(NamedTuple):
     """What a device is like.
 
     Attributes:
-        speed: training speed (samples/s); infinite if nothing says how fast it is.
-        flops: FLOP/s that it reaches; None if nothing says so.
-        down, up: the rates of its own link (bytes/s).
-        latency: what passes before the first byte of a message between it and the server leaves (s).
-        samples: training samples that it holds.
-        kind: the name of its kind; None if it has none.
-        arrival, departure: when it joins and when it leaves for good (s).
-        present: whether it has joined and not left.
+        speed, flops: training speed (samples/s), infinite if nothing says how fast it is, and FLOP/s; None if nothing says so.
+        down, up, latency: of its own link (bytes/s), and what passes before the first byte of a message to the server leaves
+        (s). samples: training samples that it holds. kind: the name of its kind; None if it has none. arrival, departure,
+        present: when it joins and leaves for good (s), and whether it has joined and not left.
     """
 
     speed: float
@@ -92,7 +87,7 @@ class Activity(simpy.Event):
             self.cancel()
 
     def end(self, outcome: Outcome) -> None:
-        """It has ended."""
+        """Note that it has ended, and fire."""
         self.outcome = outcome
         if outcome in ("done", "lost"):
             self.succeed(self)
@@ -105,26 +100,13 @@ class Activity(simpy.Event):
 
 
 class Sending(Activity):
-    """A message under way, see ``World.send``.
-
-    Args:
-        env, call: as for every activity.
-        network, messages: what carries it.
-        message: the message.
-        on_end: told of its end.
-    """
+    """A message under way, see ``World.send``; ``on_end`` is told of its end."""
 
     def __init__(
-        self,
-        env: Environment,
-        call: Call,
-        network: Network,
-        messages: Messages,
-        message: Message,
-        on_end: Callable[["Sending"], object],
+        self, env: Environment, call: Call, messages: Messages, message: Message, on_end: Callable[["Sending"], object]
     ) -> None:
         super().__init__(env, call)
-        self._network, self._messages, self.message, self._on_end = network, messages, message, on_end
+        self._messages, self.message, self._on_end = messages, message, on_end
         message.on_end = self._told
 
     def _told(self, _: Message, outcome: Outcome) -> None:
@@ -133,28 +115,18 @@ class Sending(Activity):
 
     @property
     def left(self) -> float:
-        """Bytes that have not arrived."""
-        flow = self.message.flow
-        return self.call[3] - (0.0 if flow is None else self._network.sent(flow))  # type: ignore[no-any-return]
+        return self.call[3] - self._messages.delivered(self.message)  # type: ignore[no-any-return]
 
     def cancel(self) -> None:
-        """Send no more. What has arrived was sent."""
         if self.outcome is None:
             self._messages.cut(self.message, "cancelled")
 
 
 class Computing(Activity):
-    """A computation under way, see ``World.compute``.
+    """A computation of a device under way, see ``World.compute``; ``on_end`` is told of its end.
 
-    Args:
-        env, call: as for every activity.
-        number: counts computations.
-        device: who computes.
-        began: since when (s).
-        ends: when it will be done (s).
-        until: when the device cannot be reached any more (s); now if it cannot be.
-        pace: at which factor of its speed the device computes.
-        on_end: told of its end.
+    It has a ``number``, ``began`` then and will be done at ``ends`` (s); from ``until`` (s) on the device cannot be reached.
+    The device computes at ``pace``, a factor of its speed.
     """
 
     def __init__(
@@ -176,7 +148,6 @@ class Computing(Activity):
         self._alarm: Alarm | None = None
 
     def arm(self) -> None:
-        """Set the alarm for its end."""
         if self._alarm is not None:
             self._alarm.cancel()
         done, now = self.ends <= self.until, self._environment.now
@@ -188,23 +159,16 @@ class Computing(Activity):
 
     @property
     def left(self) -> float:
-        """Seconds at the device's own speed."""
         return self._left if self.outcome is not None else (self.ends - self._environment.now) * self._pace
 
     def set_pace(self, pace: float) -> None:
-        """The device computes at another factor of its speed from now on."""
         self.ends, self._pace = on_grid(self._environment.now + self.left / pace), pace
         self.arm()
 
-    def cancel(self) -> None:
-        """Compute no more."""
+    def cancel(self, outcome: Outcome = "cancelled") -> None:
+        """Compute no more; ``lost`` if the device cannot be reached from now on."""
         if self._environment.now < self.ends:
-            self.finish("cancelled")
-
-    def cut(self) -> None:
-        """The device cannot be reached from now on."""
-        if self._environment.now < self.ends:
-            self.finish("lost")
+            self.finish(outcome)
 
     def finish(self, outcome: Outcome) -> None:
         """End it now, if it has not ended."""

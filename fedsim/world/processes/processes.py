@@ -14,14 +14,13 @@ from fedsim.environment import ProcessGenerator
 from fedsim.errors import CheckpointError, FedsimError, ScenarioError, SimulationError
 from fedsim.simulation import Simulation, on_grid
 from fedsim.streams import Streams
-from fedsim.world.capacity import Capacity
 from fedsim.world.compute import Compute
-from fedsim.world.edges import Edges
+from fedsim.world.device_kinds import Capacity
 from fedsim.world.life import TaskRunner
+from fedsim.world.messages import Edges
 from fedsim.world.network.base import Network
-from fedsim.world.network.flow import SERVER, Direction
 from fedsim.world.population import Population
-from fedsim.world.processes.activity import Call, Computing, DeviceFacts, Sending
+from fedsim.world.processes.activity import Call, Computing, Sending
 from fedsim.world.processes.world import Hold, World
 from fedsim.world.task import Payload, Work
 
@@ -32,18 +31,10 @@ _OF_PROCESSES = {"process", "compute", "network", "latency", "cut"}  # alarms, w
 
 
 class Processes:
-    """Starts the processes of a run, and knows what they hold.
-
-    Args:
-        specs: what they are.
-        simulation, streams, capacity, population, compute, network, tasks, edges: the world.
-        on_switched_on: told of each device that is switched on again.
+    """Starts the processes of a run, and knows what they hold; ``ScenarioError`` if one does not fit this world.
 
     Attributes:
         world: the face of the world for processes that are started from Python.
-
-    Raises:
-        ScenarioError: a process does not fit this world.
     """
 
     def __init__(
@@ -60,8 +51,8 @@ class Processes:
         on_switched_on: Callable[[int], None],
     ) -> None:
         self.simulation, self.streams, self.network, self.edges = simulation, streams, network, edges
-        self._capacity, self._population, self._compute = capacity, population, compute
-        self._specs, self._tasks, self._on_switched_on = specs, tasks, on_switched_on
+        self.capacity, self.population, self.tasks, self._compute = capacity, population, tasks, compute
+        self._specs, self._on_switched_on = specs, on_switched_on
         self._held: dict[tuple[str, str | int], list[float]] = {}
         self._begun: dict[tuple[int, Call], list[Any]] = {}  # while processes are restored: what they had begun
         self._asleep: dict[tuple[int, float], list[simpy.Event]] = {}  # while processes are restored: until when they wait
@@ -69,8 +60,7 @@ class Processes:
         self._computing: dict[int, tuple[Computing, int]] = {}
         self._computed = 0
         self._switched_on: dict[int, simpy.Event] = {}
-        self._restoring = False
-        self._silent = False  # while processes are restored, and when the run is over
+        self._restoring = self._silent = False  # silent: while processes are restored, and when the run is over
         *self._worlds, self.world = [World(self, number, network.devices) for number in range(len(specs) + 1)]
         for number, (spec, world) in enumerate(zip(specs, self._worlds, strict=True)):
             try:
@@ -101,8 +91,8 @@ class Processes:
 
     def _nothing_left(self) -> bool:
         """Whether nobody works, nobody is held off, and nothing is to come but what processes do: the run is over then."""
-        gone = self._tasks.off or self.edges.off
-        busy = self._tasks.running or len(self.edges.messages.under_way) > len(self._sending)
+        gone = self.tasks.off or self.edges.off
+        busy = self.tasks.running or len(self.edges.messages.under_way) > len(self._sending)
         return not busy and not gone and set(self.simulation.expected()) <= _OF_PROCESSES
 
     def _end(self) -> None:
@@ -123,10 +113,7 @@ class Processes:
         return event
 
     def _wake(self, number: int, when: float, event: simpy.Event) -> None:
-        def ring() -> None:
-            event.succeed()
-
-        self.simulation.wake(("process", number), when, ring)
+        self.simulation.wake(("process", number), when, partial(_succeed, event))
 
     def send(self, number: int, source: int, destination: int, size: float, purpose: str) -> Sending:
         """Send a message for the process of that number, or take up the one that it had begun when it was saved."""
@@ -134,7 +121,7 @@ class Processes:
         message = self._taken_up(number, call)
         if message is None:
             message = self.edges.messages.send(source, destination, (Payload(purpose, size),), None, _nobody)
-        sending = Sending(self.simulation.env, call, self.network, self.edges.messages, message, self._sending.pop)
+        sending = Sending(self.simulation.env, call, self.edges.messages, message, self._sending.pop)
         self._sending[sending] = number
         return sending
 
@@ -145,8 +132,8 @@ class Processes:
         if begun is not None:
             computing: Computing = begun
             return computing
-        now, pace, until = self.simulation.now, self._tasks.computing.paces.get(device, 1.0), self.reachable_until(device)
-        lasts = self._population.working_s(device, work) / pace
+        now, pace = self.simulation.now, self.tasks.steps.paces.get(device, 1.0)
+        until, lasts = self.tasks.reachable_until(device), self.population.working_s(device, work) / pace
         away = until <= now
         (ends,) = [on_grid(now + lasts)] if away else self._compute.epoch_ends(device, now, lasts, 1, math.inf, until)
         computing = self._computing_of(number, call, self._computed, device, now, ends, until, pace)
@@ -162,14 +149,12 @@ class Processes:
 
     def _computed_by(self, ended: Computing) -> None:
         del self._computing[ended.number]
-        facts: dict[str, Any] = {"device": ended.device, "start": ended.began, "how": ended.outcome}
-        self.emit("process:compute", **facts)
+        self.emit("process:compute", device=ended.device, start=ended.began, how=ended.outcome)
 
     def _taken_up(self, number: int, call: Call) -> Any:
         """What a process that is restored had begun by this call; None if it is not restored.
 
-        Raises:
-            CheckpointError: it had not begun that.
+        ``CheckpointError``: it had not begun that.
         """
         if not self._restoring:
             return None
@@ -180,48 +165,19 @@ class Processes:
             )
         return begun.pop(0)
 
-    def reachable_until(self, device: int) -> float:
-        """Until when a device can be reached (s); now if it cannot be."""
-        return self._tasks.reachable_until(device)
-
     def wait_for(self, number: int, device: int) -> ProcessGenerator:
         """End when a device can be reached."""
-        while self.reachable_until(device) <= self.simulation.now:
-            if device in self._tasks.off:
+        while self.tasks.reachable_until(device) <= self.simulation.now:
+            if device in self.tasks.off:
                 yield self._switched_on.setdefault(device, self.simulation.env.event())
-            elif (when := self._tasks.next_on(device, self.simulation.now)) < math.inf:
+            elif (when := self.tasks.next_on(device, self.simulation.now)) < math.inf:
                 yield self.sleep(number, when)
             else:
                 yield self.simulation.env.event()
 
-    def facts(self, device: int) -> DeviceFacts:
-        """See ``World.device``."""
-        population, network, now = self._population, self.network, self.simulation.now
-        arrival, departure = population.arrival.item(device), population.departure.item(device)
-        return DeviceFacts(
-            population.speed.item(device),
-            None if population.flops is None else population.flops.item(device),
-            network.access_rate(device, "down"),
-            network.access_rate(device, "up"),
-            network.latency_s(SERVER, device),
-            population.samples.item(device),
-            self._capacity.name(device),
-            arrival,
-            departure,
-            arrival <= now < departure,
-        )
-
     def emit(self, kind: str, **fields: Any) -> None:
-        """Record that something happened."""
         if not self._silent:
             self.simulation.emit(kind, **fields)
-
-    def queue(self, direction: Direction, slots: simpy.Resource) -> None:
-        """See ``World.queue``."""
-        if not isinstance(slots, simpy.Resource) or isinstance(slots, simpy.PreemptiveResource):
-            raise SimulationError(f"messages queue for a simpy.Resource, or a PriorityResource; {slots!r} is none")
-        self._tasks.queue(direction, slots)
-        self.emit("queue", direction=direction, slots=slots.capacity)
 
     def hold(self, what: str, keys: Sequence[str | int], value: float) -> Hold:
         """Do something to links or devices, until the end of what is returned."""
@@ -250,8 +206,8 @@ class Processes:
                 now = self.network.built_rate(link) if rate is None else rate
                 self.emit("link-rate", link=link, rate=None if now == math.inf else now)
         elif what == "pace":
-            if self._tasks.computing.paces.get(device, 1.0) != (pace := math.prod(wanted)):
-                self._tasks.set_pace(device, pace)
+            if self.tasks.steps.paces.get(device, 1.0) != (pace := math.prod(wanted)):
+                self.tasks.set_pace(device, pace)
                 self.emit("pace", device=device, factor=pace)
                 for computing in self._computing_on(device):
                     computing.set_pace(pace)
@@ -259,18 +215,18 @@ class Processes:
             if wanted and device not in self.edges.off:
                 self.emit("edge-off", edge=device)
                 self.edges.switch_off(device)
-                self._tasks.lose_edge(device)
+                self.tasks.lose_edge(device)
             elif not wanted:
                 self.emit("edge-on", edge=device)
                 self.edges.switch_on(device)
-        elif wanted and device not in self._tasks.off:
+        elif wanted and device not in self.tasks.off:
             self.emit("switch-off", device=device)
-            self._tasks.switch_off(device)
+            self.tasks.switch_off(device)
             for computing in self._computing_on(device):
-                computing.cut()
+                computing.cancel("lost")
         elif not wanted:
             self.emit("switch-on", device=device)
-            self._tasks.switch_on(device)
+            self.tasks.switch_on(device)
             self._on_switched_on(device)
             if device in self._switched_on:
                 self._switched_on.pop(device).succeed()
@@ -292,8 +248,7 @@ class Processes:
     def restore(self, state: Mapping[str, Any], alarms: Sequence[tuple[str, int, float]]) -> None:
         """Bring each process to where it was, when all else is: what it had begun it takes up. Alarms follow by ``rearm``.
 
-        Raises:
-            CheckpointError: a process does not come to hold what was held, or to wait for what it waited for.
+        ``CheckpointError``: a process does not come to hold what was held, or to wait for what it waited for.
         """
         for world, saved in zip(self._worlds, state["states"], strict=True):
             world.state = dict(saved)
@@ -318,12 +273,8 @@ class Processes:
             value = min(values) if what == "link" else math.prod(values)
             if what != "pace" or value != 1.0:
                 held[what][key] = value
-        there = {
-            "link": self.network.limits,
-            "pace": self._tasks.computing.paces,
-            "off": dict.fromkeys(self._tasks.off, 1.0),
-        }
-        there["edge"] = dict.fromkeys(self.edges.off, 1.0)
+        there = {"link": self.network.limits, "pace": self.tasks.steps.paces}
+        there |= {"off": dict.fromkeys(self.tasks.off, 1.0), "edge": dict.fromkeys(self.edges.off, 1.0)}
         if held != there:
             raise CheckpointError(f"the processes of the world do not come to where they were: they held {there}, now {held}")
 
@@ -334,6 +285,10 @@ class Processes:
         else:
             waiting = self._asleep.get((number, when))
             self._wake(number, when, waiting.pop(0) if waiting else self.simulation.env.event())
+
+
+def _succeed(event: simpy.Event) -> None:
+    event.succeed()
 
 
 def _nobody(*_: object) -> None:

@@ -7,8 +7,8 @@ device's speed are multiplied, and a device is off while any of them holds it of
 import json
 import math
 from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import simpy
@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from fedsim.errors import SimulationError
 from fedsim.language.units import Bytes, Flops, Seconds
 from fedsim.simulation import Environment
-from fedsim.world.network.flow import Direction
+from fedsim.world.network.flow import SERVER, Direction
 from fedsim.world.processes.activity import Activity, DeviceFacts
 from fedsim.world.task import Work
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _COLUMNS = ("kind", "device", "round", "group", "task", "step", "outcome")  # of every record; a process may say a device
 
 
-class Hold:
+class Hold(AbstractContextManager["Hold"]):
     """Something that a process does to the world until ``end()``, or to the end of a ``with``."""
 
     def __init__(self, end: Callable[[], None]) -> None:
@@ -39,10 +39,7 @@ class Hold:
         if end is not None:
             end()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
 
@@ -59,8 +56,7 @@ class World:
     """
 
     def __init__(self, processes: "Processes", number: int, devices: int) -> None:
-        self._processes = processes
-        self._number = number
+        self._processes, self._number = processes, number
         self.simulation = processes.simulation
         self.env: Environment = self.simulation.env
         self.devices = devices
@@ -103,18 +99,29 @@ class World:
 
     def device(self, device: int | str) -> DeviceFacts:
         """What a device is like."""
-        number = self._device(device)
-        return self._processes.facts(number)
+        number, processes = self._device(device), self._processes
+        population, network = processes.population, processes.network
+        arrival, departure = population.arrival.item(number), population.departure.item(number)
+        return DeviceFacts(
+            population.speed.item(number),
+            None if population.flops is None else population.flops.item(number),
+            network.access_rate(number, "down"),
+            network.access_rate(number, "up"),
+            network.latency_s(SERVER, number),
+            population.samples.item(number),
+            processes.capacity.name(number),
+            arrival,
+            departure,
+            arrival <= self.now < departure,
+        )
 
     def available(self, device: int | str) -> bool:
         """Whether a device can be reached now, whether it works or not."""
-        number = self._device(device)
-        return self._processes.reachable_until(number) > self.now
+        return self._processes.tasks.reachable_until(self._device(device)) > self.now
 
     def until_available(self, device: int | str) -> simpy.Event:
         """An event that fires when a device can be reached; at once if that is now."""
-        number = self._device(device)
-        return self.env.process(self._processes.wait_for(self._number, number))
+        return self.env.process(self._processes.wait_for(self._number, self._device(device)))
 
     def rng(self, purpose: str, *ids: int) -> np.random.Generator:
         """A random stream of this process's own; the same for the same purpose and ids, whatever the strategy does."""
@@ -157,7 +164,10 @@ class World:
 
     def queue(self, direction: Direction, slots: simpy.Resource) -> None:
         """From now on each upload (``up``) or download (``down``) requests a slot before it begins, and releases it after."""
-        self._processes.queue(direction, slots)
+        if not isinstance(slots, simpy.Resource) or isinstance(slots, simpy.PreemptiveResource):
+            raise SimulationError(f"messages queue for a simpy.Resource, or a PriorityResource; {slots!r} is none")
+        self._processes.tasks.queue(direction, slots)
+        self._processes.emit("queue", direction=direction, slots=slots.capacity)
 
     def emit(self, kind: str, **data: Any) -> None:
         """Record that something happened, as an event of the kind ``process:KIND``; ``device`` may be one of the data."""
@@ -185,11 +195,7 @@ class World:
 
 
 def quantity(value: float | str, kind: Any, what: str) -> float:
-    """A number in the base unit, or text with a unit, as a number.
-
-    Raises:
-        SimulationError: it is no such quantity.
-    """
+    """A number in the base unit, or text with a unit, as a number; ``SimulationError`` if it is no such quantity."""
     try:
         number = TypeAdapter[float](kind).validate_python(value) if isinstance(value, str) else float(value)
     except ValidationError as error:

@@ -7,15 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedsim.errors import SimulationError
-from fedsim.strategies.clustering.algorithms import agglomerative
 from fedsim.strategies.clustering.similarity import cosine_matrix, diff_norm, gradient_cosine, loss_distance, loss_gap, madc
 
 VECTORS = arrays(np.float64, st.tuples(st.integers(1, 6), st.just(3)), elements=st.integers(-4, 4).map(float))
-
-
-def test_madc_of_two_blocks_is_0_inside_and_1_across() -> None:
-    block = np.kron(np.eye(2), np.ones((2, 2)))
-    assert madc(block).tolist() == (1 - block).tolist()
 
 
 @given(VECTORS)
@@ -30,13 +24,6 @@ def test_madc_is_its_definition(rows: np.ndarray) -> None:
     found = madc(cosines)
     assert found == pytest.approx(expected, abs=1e-14)
     assert np.array_equal(found, found.T)
-
-
-def test_madc_with_complete_linkage_finds_three_kinds_of_updates() -> None:
-    generator = np.random.default_rng(5)
-    truth = np.arange(30) % 3
-    updates = generator.standard_normal((3, 2000))[truth] + generator.standard_normal((30, 2000))
-    assert agglomerative(madc(cosine_matrix(updates)), 3, "complete").tolist() == truth.tolist()
 
 
 @given(VECTORS)
@@ -60,19 +47,6 @@ def test_a_shift_of_all_logits_is_seen_by_diff_norm_alone() -> None:
     assert loss_distance(losses) == pytest.approx(np.zeros((2, 2)), abs=1e-12)
     distance = diff_norm(np.stack([model.ravel() for model in models]))
     assert distance[0, 1] == pytest.approx(np.sqrt(3) * np.linalg.norm(shift))
-
-
-@given(arrays(np.float64, (5, 5), elements=st.floats(0, 10)))
-def test_the_loss_distance_is_symmetric_with_a_zero_diagonal(losses: np.ndarray) -> None:
-    distance = loss_distance(losses)
-    assert np.array_equal(distance, distance.T)
-    assert not distance.diagonal().any()
-    assert (distance >= 0).all()
-
-
-def test_the_loss_distance_is_no_metric() -> None:
-    losses = np.array([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
-    assert loss_distance(losses).tolist() == [[0, 0, 1], [0, 0, 0], [1, 0, 0]]
 
 
 def test_the_loss_distance_of_linear_models() -> None:

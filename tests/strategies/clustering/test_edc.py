@@ -66,11 +66,6 @@ def test_both_forms_are_the_singular_value_decomposition(form: Form) -> None:
     assert found.dtype == np.float64
 
 
-def test_exact_features_of_float32_updates_are_those_of_float64() -> None:
-    updates = mixture(30, 500, 3, 1.0).astype(np.float32)
-    assert features(updates, 3) == pytest.approx(features(updates.astype(np.float64), 3), abs=1e-13)
-
-
 def test_many_float32_updates() -> None:
     updates = mixture(400, 2000, 5, 3.0).astype(np.float32)
     found, expected = randomised(updates, 5), exact(updates, 5)
@@ -80,12 +75,6 @@ def test_many_float32_updates() -> None:
     assert features(updates, 5, seed=2) == pytest.approx(features(updates, 5), abs=1e-5)
     labels = kmeans(features(updates, 5), 5, np.random.default_rng(1))
     assert labels.tolist() == (np.arange(400) % 5).tolist()
-
-
-@pytest.mark.parametrize("scale", [1e-30, 1e30])
-def test_the_size_of_all_updates_does_not_matter(scale: float) -> None:
-    updates = mixture(300, 50, 3, 0.2).astype(np.float32)
-    assert features((updates * scale).astype(np.float32), 3) == pytest.approx(features(updates, 3), abs=1e-5)
 
 
 @pytest.mark.parametrize("devices", [20, 300])
@@ -103,10 +92,6 @@ def test_updates_of_zeros_and_missing_directions_give_zeros(form: Form) -> None:
     updates = np.array([[2.0, 0, 0], [0, 0, 0], [1.0, 0, 0], [-1.0, 0, 0]])
     assert np.abs(form(updates, 3)).tolist() == pytest.approx(np.array([[1, 0, 0], [0, 0, 0], [1, 0, 0], [1, 0, 0]]), abs=1e-12)
     assert not form(np.zeros((4, 3)), 2).any()
-
-
-def test_a_single_device() -> None:
-    assert features(np.array([[3.0, 4.0]]), 1).tolist() == [[pytest.approx(1.0)]]
 
 
 @pytest.mark.parametrize("devices", [10, 300])

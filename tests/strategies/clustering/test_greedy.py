@@ -39,13 +39,6 @@ def test_the_threshold_needs_losses(losses: tuple[float, float]) -> None:
         threshold(*losses)
 
 
-def test_identical_gradients_are_one_cluster_and_orthogonal_ones_are_alone_until_the_end() -> None:
-    assert greedy_clusters(cosine_matrix(np.ones((30, 5), dtype=np.float32)), threshold(1, 1)) == [list(range(30))]
-    orthogonal = cosine_matrix(np.eye(30, dtype=np.float32))
-    assert greedy_clusters(orthogonal, 1e-6) == [[device] for device in range(30)]
-    assert greedy_clusters(orthogonal, threshold(0, 1)) == [list(range(30))]
-
-
 def test_the_largest_neighbourhood_goes_first_and_the_first_of_equals() -> None:
     near = np.eye(6)
     for one, other in [(0, 1), (2, 3), (3, 4)]:
@@ -53,20 +46,6 @@ def test_the_largest_neighbourhood_goes_first_and_the_first_of_equals() -> None:
     # 3 is near to 2 and 4, which are not near to each other; then come 0 with 1, then 5.
     assert greedy_clusters(near, 0.5) == [[2, 3, 4], [0, 1], [5]]
     assert greedy_clusters(near, 0.50001) == [[device] for device in range(6)]
-
-
-def test_a_neighbour_taken_is_no_neighbour_any_more() -> None:
-    near = np.eye(7)
-    for one, other in [(0, 1), (0, 2), (3, 4), (3, 5), (3, 6), (2, 4)]:
-        near[one, other] = near[other, one] = 1.0
-    assert greedy_clusters(near, 0.9) == [[3, 4, 5, 6], [0, 1, 2]]
-    near[5, 1] = near[1, 5] = 1.0
-    assert greedy_clusters(near, 0.9) == [[3, 4, 5, 6], [0, 1, 2]]
-
-
-def test_a_gradient_of_zeros_is_alone() -> None:
-    rows = np.array([[1.0, 0.0], [0.0, 0.0], [2.0, 0.0]])
-    assert greedy_clusters(cosine_matrix(rows), 0.1) == [[0, 2], [1]]
 
 
 def as_written(similarity: np.ndarray, eps: float) -> list[list[int]]:

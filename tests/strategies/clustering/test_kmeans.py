@@ -19,16 +19,6 @@ def test_separate_heaps_are_found_and_numbered_by_their_first_member(seed: int) 
     assert labels_of([[9, 0], [0, 0], [0, 1], [9, 1], [0, 50]], 3, seed) == [0, 1, 1, 0, 2]
 
 
-def test_the_same_generator_gives_the_same_groups() -> None:
-    rows = np.random.default_rng(1).standard_normal((2000, 5))
-    assert labels_of(rows, 8) == labels_of(rows, 8)
-
-
-def test_float32_rows_in_any_layout() -> None:
-    rows = np.asfortranarray(np.array([[0, 1], [0, 2], [7, 7]], dtype=np.float32))
-    assert kmeans(rows, 2, np.random.default_rng(0)).tolist() == [0, 0, 1]
-
-
 @given(arrays(np.int64, st.tuples(st.integers(1, 12), st.just(2)), elements=st.integers(0, 2)), st.integers(1, 5))
 def test_no_group_is_empty_and_equal_rows_stay_together(rows: np.ndarray, groups: int) -> None:
     distinct = len(np.unique(rows, axis=0))

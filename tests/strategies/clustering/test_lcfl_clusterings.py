@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedsim.errors import SimulationError
-from fedsim.strategies.clustering.algorithms import agglomerative, dbscan, k_medoids, members, plus_plus, radius
-from fedsim.strategies.clustering.similarity import loss_distance
+from fedsim.strategies.clustering.algorithms import dbscan, k_medoids, members, plus_plus, radius
 
 STARTS = ["build", "heuristic", "k-medoids++"]
 
@@ -23,38 +22,6 @@ def apart(points: list[float]) -> np.ndarray:
 
 def by_medoids(distance: np.ndarray, groups: int, start: Any = "build", seed: int = 0) -> np.ndarray:
     return k_medoids(distance, groups, start, np.random.default_rng(seed))
-
-
-def two_rotations(devices: int) -> tuple[np.ndarray, np.ndarray]:
-    """Distances between linear models that each device fitted to its own samples; the odd devices' inputs are rotated."""
-    generator = np.random.default_rng(6)
-    truth = np.arange(devices) % 2
-    slope = np.array([3.0, -1.0])
-    data = []
-    for device in range(devices):
-        inputs = generator.standard_normal((60, 2))
-        targets = inputs @ slope + 0.1 * generator.standard_normal(60)
-        data.append((-inputs if truth[device] else inputs, targets))
-    models = [np.linalg.lstsq(x, y)[0] for x, y in data]
-    losses = np.array([[np.mean((x @ w - y) ** 2) for w in models] for x, y in data])
-    return loss_distance(losses), truth
-
-
-def test_all_three_find_two_rotations() -> None:
-    distance, truth = two_rotations(16)
-    assert distance[truth[:, None] != truth].min() > 100 * distance[truth[:, None] == truth].max()
-    for start in STARTS:
-        assert by_medoids(distance, 2, start).tolist() == truth.tolist()
-    assert agglomerative(distance, 2, "average").tolist() == truth.tolist()
-    assert dbscan(distance, 1.0).tolist() == truth.tolist()
-    assert dbscan(distance, radius(distance, 4)).tolist() == truth.tolist()
-
-
-def test_the_published_radius_is_too_wide_for_as_many_groups_as_there_are() -> None:
-    """100 / (k - 1) per cent is more than the 100 / k per cent of all pairs that lie inside k equal clusters."""
-    distance, _ = two_rotations(16)
-    assert radius(distance, 2) == distance.max()
-    assert set(dbscan(distance, radius(distance, 2)).tolist()) == {0}
 
 
 def test_radius_counts_the_diagonal() -> None:

@@ -24,10 +24,6 @@ def test_imbalance_is_what_the_device_lacks_while_no_class_is_above_the_global_m
     assert class_imbalance(counts, 150).tolist() == [50 + 50 + 50, 30 + 20 + 0, 150]
 
 
-def test_imbalance_from_the_devices_own_number_of_samples() -> None:
-    assert class_imbalance(np.array([[9, 0, 0], [4, 4, 4]])).tolist() == [12, 0]
-
-
 def test_weights_of_three_clusters() -> None:
     """D = 5000 and clusters of 300, 200 and 100 samples: p in proportion to 1 / (D - D_C)."""
     counts = np.zeros((6, 10), dtype=np.int64)
@@ -49,14 +45,6 @@ def test_a_cluster_lacks_what_it_does_not_have(rows: list[list[int]], parts: int
     found = cluster_imbalance(class_imbalance(counts, total), counts.sum(axis=1), clusters)
     assert found == pytest.approx([max(total - int(counts[cluster].sum()), 1) for cluster in clusters])
     assert inverse_weights(found).sum() == pytest.approx(1.0)
-
-
-def test_clusters_of_equal_size_count_as_much_as_in_fedavg() -> None:
-    counts = np.array([[30, 0], [0, 10], [10, 10], [15, 15]])
-    sizes = counts.sum(axis=1)
-    clusters = [[0], [1, 2], [3]]
-    weights = inverse_weights(cluster_imbalance(class_imbalance(counts, 500), sizes, clusters))
-    assert weights == pytest.approx([sizes[cluster].sum() / sizes.sum() for cluster in clusters], abs=1e-15)
 
 
 def test_imbalance_is_at_least_one_sample() -> None:
@@ -103,12 +91,6 @@ def test_class_shares_and_how_balanced_they_are() -> None:
 def test_optimal_weights(columns: list[tuple[float, ...]], expected: list[float]) -> None:
     weights = optimal_weights(np.array(columns).T)
     assert weights == pytest.approx(expected, abs=1e-12)
-
-
-def test_the_objective_of_clusters_of_distinct_classes() -> None:
-    shares = np.eye(10)[:, :6]
-    weights = optimal_weights(shares)
-    assert ((shares @ weights - 0.1) ** 2).sum() == pytest.approx(1 / 6 - 1 / 10, abs=1e-14)
 
 
 def mixtures_alike(shares: np.ndarray, weights: np.ndarray) -> list[np.ndarray]:

@@ -25,18 +25,10 @@ class TestClustering:
         assert scaled == groups
         assert np.array(again["features"]) == pytest.approx(np.array(record["features"]), abs=1e-6)
 
-    def test_two_blocks_by_madc(self) -> None:
-        updates = np.zeros((4, 5), dtype=np.float32)
-        updates[[0, 1, 2, 3], [2, 4, 2, 4]] = [1.0, 3.0, 0.5, 2.0]
-        groups, record = cluster_updates(updates, 2, "madc", np.random.default_rng(1))
-        assert groups == [0, 1, 0, 1]
-        assert record["similarity"] == [[1, 0, 1, 0], [0, 1, 0, 1], [1, 0, 1, 0], [0, 1, 0, 1]]
-        assert "features" not in record
-
-    @pytest.mark.parametrize("cold_start", ["edc", "madc"])
-    def test_the_groups_of_rotated_and_of_paired_digits_are_found(self, tmp_path: Path, cold_start: str) -> None:
+    @pytest.mark.parametrize("measure", ["edc", "madc"])
+    def test_the_groups_of_rotated_and_of_paired_digits_are_found(self, tmp_path: Path, measure: str) -> None:
         for number, (data, kinds) in enumerate([(ROTATED, 4), (PAIRED, 5)]):
-            strategy = flexcfl(kinds, 5, cold_start=cold_start)
+            strategy = flexcfl(kinds, 5, measure=measure)
             run = ran(world(data, 6 * kinds, strategy, 2), tmp_path / str(number))
             assert run.rounds[-1]["ari"] == run.rounds[-1]["nmi"] == run.rounds[-1]["purity"] == 1.0
 
@@ -70,7 +62,7 @@ class TestTheGroupColdStart:
     def test_with_fewer_than_groups_it_is_repeated(self, tmp_path: Path) -> None:
         """Five are asked for five groups and one leaves: four are too few, so five of the others are asked again."""
         population = self.schedule(*range(0, 20, 2))
-        strategy = flexcfl(5, 4, alpha=1, retry="2 s")
+        strategy = flexcfl(5, 4, moment={"devices": 1}, retry="2 s")
         run = ran(world(PAIRED, 20, strategy, 3, population=population), tmp_path / "run")
         asked = [event for event in of_kind(run, "task-start") if event["round"] is None]
         assert len({event["time"] for event in asked}) == 2
@@ -97,6 +89,19 @@ class TestTheGroupColdStart:
             fedsim.ScenarioError, match=r"strategy.groups is 21, more than the 20 devices .* allowed are 1 to 20"
         ):
             fedsim.Scenario(**world(PAIRED, 20, flexcfl(21, 4), 3))
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"measure": "madc", "clusterer": "k-means"}, "'measure' is 'madc', allowed is 'edc'"),
+            ({"clusterer": {"kind": "hierarchical", "threshold": 0.3}}, "allowed is 'groups' alone"),
+            ({"alpha": 3}, "has the key 'alpha', which it does not take; allowed is 'moment.devices'"),
+            ({"inter_group": "literal"}, "allowed is 'as'"),
+        ],
+    )
+    def test_parts_that_do_not_fit_are_refused(self, options: Sections, message: str) -> None:
+        with pytest.raises(fedsim.ScenarioError, match=message):
+            fedsim.Scenario(**world(PAIRED, 20, flexcfl(3, 4, **options), 3))
 
     def test_devices_that_all_do_the_same_make_no_groups(self, tmp_path: Path) -> None:
         one = (np.tile(np.random.default_rng(1).normal(size=4), (6, 1)), [1] * 6)  # in whatever order they come, sums are equal

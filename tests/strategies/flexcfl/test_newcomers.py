@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.strategies.clustered import PAIRED, ROTATED, file_data, groups_of, homes, moves, of_kind, ran, world
+from tests.strategies.clustered import PAIRED, file_data, groups_of, moves, of_kind, ran, world
 from tests.strategies.flexcfl.common import FULL, flexcfl
 
 
@@ -18,7 +18,7 @@ class TestNewcomers:
         population = {
             "arrivals": {"kind": "schedule", "times": [f"{at} s" for at in range(1, 10)], "devices": list(range(3, 12))}
         }
-        strategy = flexcfl(3, 3, cold_start="random-centers")
+        strategy = flexcfl(3, 3, clusterer="random")
         run = ran(world(data, 12, strategy, 400, population=population, training=FULL), tmp_path / "run")
         found = groups_of(run)
         assert sorted(found[:3]) == [0, 1, 2]  # type: ignore[type-var]
@@ -28,46 +28,32 @@ class TestNewcomers:
     def test_random_groups_for_newcomers_where_there_are_none_is_flexcfl(self, tmp_path: Path) -> None:
         """alpha m = n: RAC is undefined in the paper's Table III for this very reason."""
         runs = [
-            ran(world(PAIRED, 10, flexcfl(5, 4, alpha=2, newcomers=newcomers), 4), tmp_path / newcomers)
-            for newcomers in ("cosine", "random")
+            ran(world(PAIRED, 10, flexcfl(5, 4, moment={"devices": 2, "newcomers": newcomers}), 4), tmp_path / newcomers)
+            for newcomers in ("arrival", "random")
         ]
         assert runs[0].summary["models_sha256"] == runs[1].summary["models_sha256"]
         assert [row["time"] for row in runs[0].rounds] == [row["time"] for row in runs[1].rounds]
         assert runs[1].summary["bytes"]["by_purpose"].keys() == {"model", "update", "pre-training"}
 
     def test_random_groups_for_newcomers_spread_them(self, tmp_path: Path) -> None:
-        run = ran(world(PAIRED, 60, flexcfl(5, 12, alpha=2, newcomers="random", sweep=True), 5), tmp_path / "run")
+        run = ran(world(PAIRED, 60, flexcfl(5, 12, moment={"devices": 2, "newcomers": "random"}), 5), tmp_path / "run")
         assert {event["group"] for event in moves(run, "cold-start")} == set(range(5))
         assert run.rounds[-1]["ari"] < 0.3
 
-    def test_of_two_hundred_with_twenty_samples_each_nearly_all_join_their_rotation(self, tmp_path: Path) -> None:
-        times = [f"{5000 + 50 * number} ms" for number in range(200)]  # the groups are made in the first three seconds
-        population = {"speed": "200 samples/s", "arrivals": {"kind": "schedule", "times": times}}
-        strategy = flexcfl(4, 5, local_epochs=10, sweep=False)
-        run = ran(world(ROTATED, 280, strategy, 30, population=population, training={"lr": 0.05}), tmp_path / "run")
-        arrived = [event["device"] for event in of_kind(run, "arrival")]
-        assert (len(arrived), min(row["samples"] for row in run.devices)) == (200, 20)
-        old = [device for device in range(280) if device not in arrived]
-        home = homes([device % 4 for device in old], [groups_of(run)[device] for device in old])
-        assert len(set(home.values())) == 4
-        joined = {event["device"]: event["group"] for event in moves(run, "cold-start")}
-        right = sum(joined[device] == home[device % 4] for device in arrived)
-        assert right >= 190  # 95 %
-
     def test_who_does_not_look_on_arrival_does_when_selected(self, tmp_path: Path) -> None:
         population = {"arrivals": {"kind": "schedule", "times": ["2 s", "3 s"], "devices": [4, 7]}}
-        for on_arrival in (True, False):
-            strategy = flexcfl(5, 2, on_arrival=on_arrival)
-            run = ran(world(PAIRED, 20, strategy, 40, population=population), tmp_path / str(on_arrival))
+        for newcomers in ("arrival", "selection"):
+            strategy = flexcfl(5, 2, moment={"newcomers": newcomers})
+            run = ran(world(PAIRED, 20, strategy, 40, population=population), tmp_path / newcomers)
             tasks = {event["task"]: event["round"] for event in of_kind(run, "task-start") if event["device"] in (4, 7)}
             asides = [task for task, number in tasks.items() if number is None]
-            assert len(asides) == (2 if on_arrival else 0)
+            assert len(asides) == (2 if newcomers == "arrival" else 0)
             assert groups_of(run)[4] is not None
 
     def test_epochs_after_a_cold_start(self, tmp_path: Path) -> None:
-        for epochs, first in (("full", 3), ("less", 2)):
-            strategy = flexcfl(5, 4, local_epochs=3, alpha=1, sweep=True, epochs_after_cold_start=epochs)
-            run = ran(world(PAIRED, 20, strategy, 10), tmp_path / epochs)
+        for source, first in (("published-code", 3), ("paper", 2)):
+            strategy = flexcfl(5, 4, local_epochs=3, moment={"devices": 1, "steps": 50}) | {"as": source}
+            run = ran(world(PAIRED, 20, strategy, 60), tmp_path / source)
             continued = {event["task"] for event in of_kind(run, "task-start") if "continues" in event["data"]}
             assert len(continued) == 15
             for event in of_kind(run, "step-end"):

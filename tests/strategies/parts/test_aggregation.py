@@ -74,12 +74,12 @@ def combined(spec: dict[str, Any], points: Floats) -> Floats:
     padded = np.zeros((len(points), server.setting.parameters))
     padded[:, : points.shape[1]] = points
     how: Aggregation = AGGREGATIONS.spec(spec["kind"])(**spec)  # type: ignore[assignment]
-    entries = [{"update": server.model(point), "task": at, "samples": 7 * at} for at, point in enumerate(padded)]
+    entries = [{"update": server.models.given(point), "task": at, "samples": 7 * at} for at, point in enumerate(padded)]
 
     async def found_by() -> NDArray[np.float32]:
         weights = await how.weigh(server, entries, how.weights(entries))
         assert math.fsum(weights) == pytest.approx(0 if how.told(len(entries)) else 1)
-        return await server.value(how.combine(server, {}, entries, weights, server.zero()))
+        return await server.models.value(how.combine(server, {}, entries, weights, server.models.zero()))
 
     found = asyncio.run(found_by())
     return found[: points.shape[1]].astype(np.float64)
@@ -145,7 +145,7 @@ def test_the_record_says_who_was_taken(strategy: dict[str, Any], taken: int) -> 
         assert weights[2] == weights[7] == 0.0
 
 
-GROUPED: dict[str, Any] = {"kind": "ifca", "groups": 2, "clients_per_round": 12, "local_epochs": 1, "sweep": False}
+GROUPED: dict[str, Any] = {"kind": "ifca", "groups": 2, "clients_per_round": 12, "local_epochs": 1, "as": "paper"}
 
 
 def test_a_group_with_too_few_updates_keeps_its_model_and_the_record_says_so() -> None:
@@ -157,29 +157,3 @@ def test_a_group_with_too_few_updates_keeps_its_model_and_the_record_says_so() -
     for fields in aggregates:
         assert ("bears" in fields) == (len(fields["tasks"]) < 5)
         assert sum(fields["weights"]) == pytest.approx(0.0 if "bears" in fields else 1.0)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "message"),
-    [
-        (
-            {"clients_per_round": 6, "aggregation": {"kind": "krum", "malicious": 2}},
-            r"strategy.aggregation.malicious is 2; 'krum' then needs at least 7 updates at a time \(2 f \+ 3\), and there "
-            r"are 6; allowed are at most 1",
-        ),
-        ({"clients_per_round": 6, "aggregation": "bulyan"}, r"needs at least 7 updates.*allowed are at most 0"),
-        (
-            {"kind": "ifca", "clients_per_round": 6, "aggregation": {"kind": "multi-krum", "malicious": 2}},
-            r"'multi-krum' then needs at least 7",
-        ),
-        ({"kind": "flexcfl", "alpha": 4, "aggregation": "krum"}, r"'krum' then needs at least 5 updates .* there are 4"),
-        ({"selection": {"kind": "flanp", "accuracy": 1.0}, "aggregation": "bulyan"}, r"'bulyan' .* 7 updates .* there are 2"),
-        ({"kind": "cfl", "aggregation": {"kind": "krum", "malicious": 60}}, r"'krum' then needs at least 123 updates"),
-        ({"kind": "lcfl", "groups": 2, "aggregation": {"kind": "krum", "malicious": 60}}, r"'krum' then needs at least 123"),
-        ({"aggregation": {"kind": "trimmed-mean", "share": 0.5}}, r"strategy.aggregation.share is 0.5"),
-        ({"aggregation": "trimed-mean"}, r"did you mean 'trimmed-mean'"),
-    ],
-)
-def test_what_cannot_be_is_refused_by_name(strategy: dict[str, Any], message: str) -> None:
-    with pytest.raises(fedsim.ScenarioError, match=message):
-        fedsim.Scenario(strategy={"kind": "fedavg"} | strategy)

@@ -8,11 +8,9 @@ import pytest
 import torch
 from sklearn.decomposition import PCA
 
-import fedsim
 from fedsim.strategies.parts.selection.favor import FAVOR, along, learnt, new_agent, principal_axes, q_values, told, weights
-from fedsim.testing import assert_sound, eventful_world, run
+from fedsim.testing import assert_sound, run
 from tests.strategies.clustered import file_data, played, world
-from tests.test_runs import STRATEGIES
 
 SIZES = {"hidden": 5, "actions": 4}
 
@@ -124,22 +122,3 @@ def test_profiling_has_bytes_and_takes_time(tmp_path: Path) -> None:
     assert_sound(tmp_path / "run")
     purposes = summary["bytes"]["by_purpose"]
     assert purposes == {"profile": 6 * 40, "local-model": 6 * 40, "model": 4 * 40, "update": 4 * 40}
-
-
-@pytest.mark.parametrize("kind", ["cfl", "ifca-mig"])  # which make something special of it
-def test_with_strategies_of_every_family(kind: str, tmp_path: Path) -> None:
-    (strategy,) = (entry for entry in STRATEGIES if entry["kind"] == kind)
-    selection = {"kind": "favor", "target": 0.9, "components": 3, "hidden": 8}
-    few = {"clients_per_round": 6} if kind == "cfl" else {}  # CFL asks all otherwise, and takes no selection then
-    assert run(eventful_world(strategy | few | {"selection": selection}, rounds=3), tmp_path / "run")["rounds"] == 3
-    assert_sound(tmp_path / "run")
-
-
-def test_it_is_refused_where_it_could_not_see_updates() -> None:
-    for strategy, why in (
-        ({"kind": "fedasync"}, r"strategy\.selection is 'favor', which asks candidates before a round begins"),
-        ({"kind": "local"}, r"strategy\.selection is 'favor'.*local training has none"),
-        ({"kind": "hierfavg"}, "'selection' is 'favor', which goes by what clients send with their updates"),
-    ):
-        with pytest.raises(fedsim.ScenarioError, match=why):
-            run(eventful_world(strategy | {"selection": {"kind": "favor", "target": 0.9}}))

@@ -15,8 +15,7 @@ import fedsim
 from fedsim.plugin import Server
 from fedsim.simulation import Simulation
 from fedsim.strategies.parts.aggregation import private
-from fedsim.strategies.parts.aggregation.epsilon import epsilon
-from fedsim.strategies.parts.aggregation.private import Private
+from fedsim.strategies.parts.aggregation.private import Private, epsilon
 from fedsim.testing import StrategyContract
 from tests.strategies.clustered import played, ran, world
 
@@ -41,16 +40,16 @@ def server() -> Server:
 def rounds(server: Server, how: Private, changes: list[list[Floats]]) -> Iterator[tuple[Floats, float]]:
     """The change of the model in each round, of updates that differ from a model by ``changes``; and the clip after it."""
     state: dict[str, Any] = {}
-    model = server.initial()
-    before = asyncio.run(server.value(model)).astype(np.float64)
+    model = server.models.initial()
+    before = asyncio.run(server.models.value(model)).astype(np.float64)
     for number, of_round in enumerate(changes):
         entries = [
-            {"update": server.model(before + change), "start": model, "task": 100 * number + at}
+            {"update": server.models.given(before + change), "start": model, "task": 100 * number + at}
             for at, change in enumerate(of_round)
         ]
         found = how.combine(server, state, entries, how.weights(entries), model)
-        clip = float(asyncio.run(server.value(state["clip"]))[0]) if "clip" in state else how.clip
-        yield asyncio.run(server.value(found)) - before, clip
+        clip = float(asyncio.run(server.models.value(state["clip"]))[0]) if "clip" in state else how.clip
+        yield asyncio.run(server.models.value(found)) - before, clip
 
 
 def drawn(count: int, length: float, seed: int = 1) -> list[Floats]:
@@ -60,9 +59,7 @@ def drawn(count: int, length: float, seed: int = 1) -> list[Floats]:
 
 
 def test_what_is_too_long_is_cut_to_the_clip_and_nothing_else() -> None:
-    change = np.array([3.0, 4.0])
-    assert private.clipped(change, 5.0).tolist() == [3.0, 4.0]
-    assert private.clipped(change, 1.0) == pytest.approx([0.6, 0.8], abs=1e-15)
+    assert private.clipped(np.array([3.0, 4.0]), 1.0) == pytest.approx([0.6, 0.8], abs=1e-15)
     for length in (1e-3, 0.99, 1.0, 1.01, 1e20):
         (one,) = drawn(1, length)
         found = private.clipped(one.astype(np.float32), 1.0)
@@ -74,10 +71,9 @@ def test_what_is_too_long_is_cut_to_the_clip_and_nothing_else() -> None:
 def test_without_noise_it_is_the_mean_of_clipped_changes(server: Server) -> None:
     changes = [*drawn(2, 0.5), *drawn(2, 4.0, seed=2)]
     expected = (changes[0] + changes[1] + (changes[2] + changes[3]) / 4) / 4
-    ((found, _),) = rounds(server, Private(noise=0.0, account=False), [changes])
-    assert found == pytest.approx(expected, abs=1e-6)
-    ((found, _),) = rounds(server, Private(noise=0.0, divide_by=8, account=False), [changes])
-    assert found == pytest.approx(expected / 2, abs=1e-6)
+    for divide_by, share in ((None, 1.0), (8, 0.5)):
+        ((found, _),) = rounds(server, Private(noise=0.0, divide_by=divide_by, account=False), [changes])
+        assert found == pytest.approx(expected * share, abs=1e-6)
 
 
 def test_an_update_that_is_not_finite_is_left_out(server: Server) -> None:
@@ -125,13 +121,10 @@ def test_the_clip_follows_the_quantile_by_hand(server: Server) -> None:
     assert 0.15 < clip < 0.45
 
 
-def test_noise_for_the_count_is_paid_by_that_of_the_sum() -> None:
+def test_the_count_has_noise_which_is_paid_by_that_of_the_sum() -> None:
     how = Private(noise=1.0, adaptive={"count_noise": 2.0}, account=False)
     assert how.noise_of_sum**-2 + (2 * 2.0) ** -2 == pytest.approx(1.0**-2)
     assert Private(noise=1.0, account=False).noise_of_sum == 1.0
-
-
-def test_the_count_has_noise() -> None:
     draw, changes = np.random.default_rng(1), [np.zeros(3, np.float32)] * 10
     clips = [private.adapted_clip(changes, 1.0, 0.5, 1.0, 2.0, None, draw)[0] for _ in range(20_000)]
     noise = (0.5 - np.log(clips) - 1) * 10  # all ten are short
@@ -168,7 +161,7 @@ def present(folder: Path, devices: int) -> dict[str, Any]:
     return {"availability": {"kind": "intervals", "file": str(folder / "there.csv"), "unit": "s"}}
 
 
-HALF_SWEPT = {"kind": "ifca", "groups": 1, "sweep": True, "local_epochs": 1}
+HALF_SWEPT = {"kind": "ifca", "groups": 1, "local_epochs": 1}
 
 
 @needs_accounting
@@ -199,32 +192,6 @@ def test_epsilon_counts_how_clients_were_really_drawn(
     else:
         assert told[-1] == pytest.approx(2.227 if uniform_rounds else 7.271, abs=1e-3)
     assert sorted(set(told)) == told
-
-
-@needs_accounting
-@pytest.mark.parametrize(
-    ("strategy", "why"),
-    [
-        (FEDAVG | {"selection": "power-of-choice"}, "goes by what clients find in their data"),
-        (FEDAVG | {"selection": {"kind": "power-of-choice", "losses": "reported"}}, "goes by what clients find in their data"),
-        (FEDAVG | {"selection": {"kind": "oort", "pacer_step": "5 s"}}, "goes by what clients find in their data"),
-        (FEDAVG | {"selection": {"kind": "favor", "target": 0.9}}, "goes by what clients find in their data"),
-        (FEDAVG | {"selection": {"kind": "flanp", "accuracy": 1.0}}, "goes by what clients find in their data"),
-        ({"kind": "tifl", "mode": "credits", "credits": 9}, "tiers are chosen by the accuracy"),
-        ({"kind": "cfl"}, "clusters are made of updates that are not clipped"),
-        ({"kind": "lcfl"}, "clusters are made of updates that are not clipped"),
-        ({"kind": "fl-hc"}, "clusters are made of updates that are not clipped"),
-        ({"kind": "fedat"}, "tiers have rounds of their own"),
-        ({"kind": "hierfavg"}, "edge servers have rounds of their own"),
-    ],
-    ids=str,
-)
-def test_what_no_account_counts_has_none(strategy: dict[str, Any], why: str) -> None:
-    edges: dict[str, Any] = {"kind": "tree", "cells": 2, "edge": {}}
-    with pytest.raises(fedsim.ScenarioError, match=rf"'aggregation.account' is true, but .*{why}.*; allowed is false"):
-        fedsim.Scenario(network=edges, strategy=strategy | {"aggregation": "private"})
-    fedsim.Scenario(network=edges, strategy=strategy | {"aggregation": {"kind": "private", "account": False}})
-    fedsim.Scenario(network=edges, strategy=strategy | {"aggregation": {"kind": "private", "noise": 0.0}})
 
 
 def test_how_many_answer_does_not_change_what_one_counts(tmp_path: Path, server: Server) -> None:
@@ -276,11 +243,6 @@ def test_local_noise_is_accounted_between_any_two_updates() -> None:
     assert how.spent({(10, 100): 1}, 100) == how.spent({(50, 50): 1}, 50)
 
 
-def test_without_an_account_there_is_no_epsilon(tmp_path: Path) -> None:
-    run = ran(world(IID, 12, fedavg(), 2), tmp_path / "run")
-    assert [row["epsilon"] for row in run.rounds] == [None, None]
-
-
 CONTRACTS: list[dict[str, Any]] = [
     fedavg(adaptive={"count_noise": 0.6}, noise=0.5) | {"deadline": "30 s"},
     {"kind": "ifca", "groups": 2, "clients_per_round": 6, "local_epochs": 1}
@@ -297,25 +259,8 @@ class TestPrivate(StrategyContract):
         self.strategy = strategy
 
 
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
-        (
-            {"where": "local", "adaptive": {"count_noise": 1.0}},
-            r"strategy.aggregation.*'adaptive' is given and 'where' is 'local'",
-        ),
-        ({"adaptive": {"count_noise": 0.5}}, r"'adaptive.count_noise' is 0.5; with noise 1 allowed is more than 0.5"),
-        ({"adaptive": {}}, r"strategy.aggregation.adaptive.count_noise is missing"),
-        ({"clip": 0.0}, r"strategy.aggregation.clip is 0.0"),
-    ],
-)
-def test_what_cannot_be_is_refused_by_name(how: dict[str, Any], message: str) -> None:
-    with pytest.raises(fedsim.ScenarioError, match=message):
-        fedsim.Scenario(strategy=fedavg(**how))
-
-
 def test_without_the_package_an_account_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsim.strategies.parts.aggregation.epsilon.find_spec", lambda name: None)
+    monkeypatch.setattr("fedsim.strategies.parts.aggregation.private.find_spec", lambda name: None)
     with pytest.raises(
         fedsim.ScenarioError, match=r"strategy.aggregation: .account. is true, which needs the package dp-accounting"
     ):

@@ -5,7 +5,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-import fedsim
 from fedsim.strategies.parts.secure import SecureAggregation
 from fedsim.testing import StrategyContract
 from tests.strategies.clustered import ROTATED, of_kind, played, ran, weights, world
@@ -81,18 +80,21 @@ def test_a_sum_is_read_with_enough_shares_of_every_secret() -> None:
     assert not SecureAggregation(neighbours=2).can_be_read(graph, everybody, [5, 8])  # of 5 and 8 none
 
 
-def test_a_round_that_cannot_be_read_changes_no_model(tmp_path: Path) -> None:
+def unread(strategy: dict[str, Any], devices: int, rounds: int, slow: float) -> dict[str, Any]:
     """Devices that are slow come too late for the last phase: their shares are missing."""
     secure = SECURE | {"threshold": 1.0, "patience": "1 s", "share": "20 B"}
+    speed = {"kind": "choice", "values": ["1000 samples/s", "10 samples/s"], "shares": [1 - slow, slow]}
     network = {"kind": "star", "server": {"up": "1 Mbit/s"}, "device": {"up": "8 kbit/s"}}
-    slow = {"speed": {"kind": "choice", "values": ["1000 samples/s", "10 samples/s"], "shares": [0.5, 0.5]}}
-    deadline = fedavg(secure_aggregation=secure, deadline="6 s")
-    sections = world(ROTATED, 8, deadline, 2, population=slow) | {"network": network}
-    run, records = played(sections)
+    strategy = strategy | {"secure_aggregation": secure}
+    return world(ROTATED, devices, strategy, rounds, population={"speed": speed}, network=network)
+
+
+def test_a_round_that_cannot_be_read_changes_no_model() -> None:
+    run, records = played(unread({"kind": "fedavg", "clients_per_round": 8, "deadline": "6 s"}, 8, 2, slow=0.5))
     assert next(record.fields["valid"] for record in records if record.kind == "round") < 8
     aggregates = [record for record in records if record.kind == "aggregate"]
     assert {weight for record in aggregates for weight in record.fields["weights"]} == {0.0}
-    initial, now = weights(run, [run.server.initial(), run.strategy.state["model"]])
+    initial, now = weights(run, [run.server.models.initial(), run.strategy.state["model"]])
     assert (initial == now).all()
 
 
@@ -113,11 +115,7 @@ def test_masks_are_made_for_all_numbers_that_are_sent(tmp_path: Path, kind: str,
 @pytest.mark.parametrize(("kind", "state"), [("scaffold", "control"), ("feddyn", "moved")])
 def test_devices_take_back_what_the_server_could_not_read(kind: str, state: str) -> None:
     """The server's c (s) is the sum of the devices' c_i (s_k) over N, where some sums were read and others were not."""
-    secure = SECURE | {"threshold": 1.0, "patience": "1 s", "share": "20 B"}
-    network = {"kind": "star", "server": {"up": "1 Mbit/s"}, "device": {"up": "8 kbit/s"}}
-    slow = {"speed": {"kind": "choice", "values": ["1000 samples/s", "10 samples/s"], "shares": [0.9, 0.1]}}
-    strategy = {"kind": kind, "clients_per_round": 5, "secure_aggregation": secure, "deadline": "9 s"}
-    run, records = played(world(ROTATED, 12, strategy, 8, population=slow) | {"network": network})
+    run, records = played(unread({"kind": kind, "clients_per_round": 5, "deadline": "9 s"}, 12, 8, slow=0.1))
     read = [any(record.fields["weights"]) for record in records if record.kind == "aggregate"]
     assert set(read) == {True, False}
     own = []
@@ -128,24 +126,6 @@ def test_devices_take_back_what_the_server_could_not_read(kind: str, state: str)
     server, *devices = weights(run, [run.strategy.state[state], *own])
     assert sum(devices) / 12 == pytest.approx(server, abs=1e-5)
     assert abs(server).max() > 1e-3
-
-
-@pytest.mark.parametrize(
-    ("strategy", "others", "message"),
-    [
-        (fedavg(aggregation="median"), {}, r"'secure_aggregation' is given.*'median' compares single updates"),
-        (fedavg(aggregation={"kind": "private", "account": False}), {}, r"clip each update; allowed is where = 'local'"),
-        ({"kind": "ifca", "secure_aggregation": SECURE}, {}, r"strategies with groups look at single updates"),
-        ({"kind": "refl", "secure_aggregation": SECURE}, {}, r"REFL compares late updates"),
-        ({"kind": "fedbuff", "secure_aggregation": SECURE}, {}, r"secure_aggregation"),
-        (fedavg(), {"messages": {"up": "top-k"}}, r"messages\.up is 'top-k'.*allowed is 'plain'"),
-        (fedavg(clients_per_round=4), {}, r"neighbours is 4, and a round has 4 clients; allowed are at most 3"),
-        (fedavg(secure_aggregation={"neighbours": 3}), {}, r"'neighbours' is 3; allowed are even numbers"),
-    ],
-)
-def test_what_it_does_not_go_with_is_refused(strategy: dict[str, Any], others: dict[str, Any], message: str) -> None:
-    with pytest.raises(fedsim.ScenarioError, match=message):
-        fedsim.Scenario(**world(ROTATED, 12, strategy, 1), **others)
 
 
 class TestContract(StrategyContract):

@@ -106,28 +106,3 @@ def test_graphs_change_when_they_are_said_to() -> None:
     assert mixing_weight(drawn[0], 0, drawn[0][0][0]) == 1 / 4
     torus = Topology(kind="torus", parameters={"m": 3, "n": 4}).graph(12, 0)
     assert networkx.is_isomorphic(torus, networkx.grid_2d_graph(3, 4, True))
-
-
-@pytest.mark.parametrize(
-    ("strategy", "sections", "says"),
-    [
-        ({"kind": "d-psgd", "topology": "rinf"}, {}, "'rinf'; allowed are ring, .*did you mean"),
-        ({"kind": "d-psgd", "topology": {"kind": "hypercube", "parameters": {"n": 2}}}, {}, "of 4 nodes; allowed is .* of 6"),
-        ({"kind": "d-psgd", "server": "adam"}, {}, "unknown key 'server'"),
-        ({"kind": "gossip", "selection": "oort"}, {}, "unknown key 'selection'"),
-        ({"kind": "epidemic", "sample_size": 6}, {}, "sample_size is 6; with 6 devices allowed are 1 to 5"),
-        ({"kind": "epidemic"}, {"energy": {}}, "energy is given"),
-        ({"kind": "epidemic"}, {"messages": {"down": "float16"}}, "messages.down is given"),
-        ({"kind": "d-psgd"}, {"messages": {"up": "top-k"}}, "messages.up is given, which writes changes"),
-        ({"kind": "gossip"}, {"messages": {"up": {"kind": "qsgd", "error_feedback": True}}}, "messages.up is given"),
-        ({"kind": "epidemic"}, {"server": {"patience": "5 s"}}, "server is given"),
-        (
-            {"kind": "gossip"},
-            {"population": {"devices": 6, "departures": {"kind": "exponential", "mean_stay": "60 s"}}},
-            "strategy.deadline is missing",
-        ),
-    ],
-)
-def test_what_does_not_go_with_peers_is_refused(strategy: dict[str, Any], sections: dict[str, Any], says: str) -> None:
-    with pytest.raises(fedsim.ScenarioError, match=says):
-        fedsim.Scenario(**peers(strategy, 6, 2, **sections))

@@ -5,8 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fedsim.errors import ScenarioError
 from fedsim.streams import Streams
@@ -50,29 +48,6 @@ def test_many_at_once_are_what_each_is_alone() -> None:
     path, devices = paths(300), np.arange(300)
     for time in np.linspace(0, 5 * DAY, 67).tolist():
         assert path.on(devices, time).tolist() == [path.span(device, time).on for device in range(300)]
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 9), st.lists(st.floats(0, 2e6), min_size=1, max_size=15), st.sampled_from(["10 min", "7 h", "3 day"]))
-def test_any_order_of_questions_gives_the_same_answers(device: int, times: list[float], lasts: str) -> None:
-    forwards, fresh = paths(10, lasts=lasts), paths(10, lasts=lasts)
-    answers = {time: forwards.span(device, time) for time in times}
-    for time in reversed(times):
-        assert fresh.span(device, time) == answers[time]
-        assert answers[time].start <= time < answers[time].end
-
-
-@pytest.mark.parametrize("lasts", ["10 min", "7 h", "3 day"])
-def test_phases_alternate_without_gaps(lasts: str) -> None:
-    path = paths(10, lasts=lasts)
-    last = path.span(4, 0.0)
-    for _ in range(300):
-        following = path.span(4, last.end)
-        assert (following.start, following.on) == (last.end, not last.on)
-        middle = (following.start + following.end) / 2
-        assert path.span(4, middle) == following
-        assert path.next_on(4, middle) == (middle if following.on else following.end)
-        last = following
 
 
 def test_habits() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from hypothesis import strategies as st
 
 from fedsim.errors import DataError
 from fedsim.streams import Streams
-from fedsim.world.availability import AlwaysOn, Flash, Renewal
-from fedsim.world.availability.traces import Traces
+from fedsim.world.availability import AlwaysOn, Availability, Diurnal, Flash, Renewal
+from fedsim.world.availability.recorded import Traces
 from fedsim.world.calendar import Calendar, CalendarSpec
 from fedsim.world.phases import Phases
 
@@ -30,25 +31,38 @@ def test_asked_every_second_or_once_at_the_end_the_path_is_the_same() -> None:
     assert len(set(seen)) > 10
 
 
-@settings(max_examples=60)
-@given(st.integers(0, 9), st.lists(st.floats(0, 1e6, allow_nan=False), min_size=1, max_size=20))
-def test_any_order_of_questions_gives_the_same_answers(device: int, times: list[float]) -> None:
-    forwards, fresh = build(), build()
+def tides(lasts: str) -> Callable[[], Availability]:
+    spec = Diurnal.model_validate({"most": 0.5, "least": 0.1, "lasts": lasts})
+    return lambda: spec.build_on(Streams(3), 10, None, Calendar.assumed(10))
+
+
+PATHS = pytest.mark.parametrize("path", [build, tides("10 min"), tides("7 h"), tides("3 day")])
+
+
+@PATHS
+@settings(max_examples=60, deadline=None)
+@given(device=st.integers(0, 9), times=st.lists(st.floats(0, 2e6), min_size=1, max_size=20))
+def test_any_order_of_questions_gives_the_same_answers(
+    path: Callable[[], Availability], device: int, times: list[float]
+) -> None:
+    forwards, fresh = path(), path()
     answers = {time: forwards.span(device, time) for time in times}
     for time in reversed(times):
         assert fresh.span(device, time) == answers[time]
         assert answers[time].start <= time < answers[time].end
 
 
-def test_phases_alternate_without_gaps() -> None:
-    path, time = build(), 0.0
-    last = path.span(0, 0.0)
-    for _ in range(200):
-        following = path.span(0, last.end)
-        assert following.start == last.end
-        assert following.on != last.on
-        last, time = following, following.end
-    assert time > 0
+@PATHS
+def test_phases_alternate_without_gaps(path: Callable[[], Availability]) -> None:
+    walked = path()
+    last = walked.span(4, 0.0)
+    for _ in range(300):
+        following = walked.span(4, last.end)
+        assert (following.start, following.on) == (last.end, not last.on)
+        middle = (following.start + following.end) / 2
+        assert walked.span(4, middle) == following
+        assert walked.next_on(4, middle) == (middle if following.on else following.end)
+        last = following
 
 
 def test_shares_and_means_are_as_stated() -> None:
@@ -56,13 +70,6 @@ def test_shares_and_means_are_as_stated() -> None:
     for time in (0.0, 40_000.0):
         share = sum(path.span(device, time).on for device in range(4000)) / 4000
         assert share == pytest.approx(0.8, abs=0.025)
-
-
-def test_next_on_is_now_or_the_end_of_the_off_phase() -> None:
-    path = build()
-    for second in range(0, 20_000, 97):
-        span = path.span(5, float(second))
-        assert path.next_on(5, float(second)) == (second if span.on else span.end)
 
 
 def test_always_on() -> None:

@@ -1,29 +1,30 @@
-"""Aggregation: how the updates of a cohort (or of a group of it) become one."""
+"""Aggregation: how the updates of a cohort (or of a group of it) become one.
+
+Here are the base and the means; ``robust`` has those that tolerate malicious updates, ``private`` differential privacy.
+"""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from fedsim.federation.devices import Device
 from fedsim.federation.server import Server
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
-
-if TYPE_CHECKING:
-    from fedsim.learning import Ref
+from fedsim.learning.refs import Ref
 
 _HERE = "fedsim.strategies.parts.aggregation"
 AGGREGATIONS = Registry(
     "aggregation",
     f"{_HERE}:Aggregation",
     {
-        "weighted": (f"{_HERE}.means:Weighted", "the mean, weighted by training samples"),
-        "mean": (f"{_HERE}.means:Mean", "the plain mean"),
-        "first": (f"{_HERE}.means:First", "the update of the client that was asked first, alone"),
-        "median": (f"{_HERE}.median:Median", "the median of each coordinate"),
-        "trimmed-mean": (f"{_HERE}.trimmed:TrimmedMean", "the mean of each coordinate without its smallest and largest values"),
-        "krum": (f"{_HERE}.krum:Krum", "the one update that is nearest to its nearest others"),
-        "multi-krum": (f"{_HERE}.krum:MultiKrum", "the mean of the updates with the best scores of Krum"),
-        "bulyan": (f"{_HERE}.krum:Bulyan", "updates picked by Krum, then the mean of each coordinate around its median"),
+        "weighted": (f"{_HERE}:Weighted", "the mean, weighted by training samples"),
+        "mean": (f"{_HERE}:Mean", "the plain mean"),
+        "first": (f"{_HERE}:First", "the update of the client that was asked first, alone"),
+        "median": (f"{_HERE}.robust:Median", "the median of each coordinate"),
+        "trimmed-mean": (f"{_HERE}.robust:TrimmedMean", "the mean of each coordinate without its smallest and largest values"),
+        "krum": (f"{_HERE}.robust:Krum", "the one update that is nearest to its nearest others"),
+        "multi-krum": (f"{_HERE}.robust:MultiKrum", "the mean of the updates with the best scores of Krum"),
+        "bulyan": (f"{_HERE}.robust:Bulyan", "updates picked by Krum, then the mean of each coordinate around its median"),
         "private": (f"{_HERE}.private:Private", "the mean of clipped changes with noise (DP-FedAvg), and its epsilon"),
     },
     usual="weighted",
@@ -31,7 +32,6 @@ AGGREGATIONS = Registry(
 
 Entry = dict[str, Any]
 """An update that came: ``task``, ``device``, ``group``, ``update`` (a ref), ``samples``, ``start`` (a ref), ``contents``."""
-
 
 Protection = Literal["private", "robust"]
 
@@ -45,8 +45,13 @@ Draws = Mapping[tuple[int, int], int]
 """(clients drawn, devices from which) -> how many rounds."""
 
 
+def changes(server: Server, entries: Sequence[Entry]) -> list[Ref]:
+    """How far each update has moved from the model that it began with; not finite if the update is not."""
+    return [server.models.mix([(entry["update"], 1.0), (entry["start"], -1.0)]) for entry in entries]
+
+
 class Aggregation(Spec):
-    """The base of every aggregation. By default a weighted sum of the updates."""
+    """The base of every aggregation. By default the plain mean of the updates."""
 
     protection: ClassVar[Protection | None] = None
     """What it protects from; then a strategy that uses updates beside it is refused (``StrategyParams.unprotected``)."""
@@ -71,27 +76,23 @@ class Aggregation(Spec):
         return self
 
     def check(self, clients: int) -> None:
-        """Refuse what cannot work where a round asks so many clients.
-
-        Raises:
-            ScenarioError: names the key, the value and what is allowed.
-        """
+        """Refuse, by a ``ScenarioError``, what cannot work where a round asks so many clients."""
 
     def weights(self, entries: Sequence[Entry]) -> list[float]:
         """How much each update counts, as far as their values do not matter; they sum to 1. There is at least one."""
-        raise NotImplementedError
+        return [1 / len(entries)] * len(entries)
 
     async def weigh(self, server: Server, entries: Sequence[Entry], weights: Sequence[float]) -> Sequence[float]:
-        """How much each update counts, where only their values tell: 0 for who is left out. By default as given."""
+        """How much each update counts, where only their values tell: 0 for one that is left out. By default as given."""
         return weights
 
-    def on_device(self, device: Device, update: "Ref", start: "Ref") -> "Ref":
+    def on_device(self, device: Device, update: Ref, start: Ref) -> Ref:
         """What a client makes of its update, trained from ``start``, before it answers; by default it stays as it is."""
         return update
 
     def combine(
-        self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: "Ref"
-    ) -> "Ref":
+        self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: Ref
+    ) -> Ref:
         """What the updates become.
 
         Args:
@@ -102,9 +103,9 @@ class Aggregation(Spec):
             otherwise: the model as it was; it stands in where no update is left.
         """
         updates = [entry["update"] for entry in entries]
-        return server.mix(list(zip(updates, weights, strict=True)), otherwise=otherwise)
+        return server.models.mix(list(zip(updates, weights, strict=True)), otherwise=otherwise)
 
-    async def total(self, server: Server, models: Sequence["Ref"], share: float) -> "list[tuple[Ref, float]]":
+    async def total(self, server: Server, models: Sequence[Ref], share: float) -> list[tuple[Ref, float]]:
         """The sum over ``share`` times each model that clients sent beside their updates, as the parts of a linear combination.
 
         An aggregation that tolerates malicious updates gives their number times its own result instead.
@@ -118,12 +119,41 @@ class Aggregation(Spec):
     def spent(self, draws: Draws, devices: int) -> dict[str, float]:
         """What the record of a round says beside all else, after all rounds so far.
 
-        Args:
-            draws: these rounds, by how many clients were drawn and from how many; equal numbers where they were not drawn
-                uniformly at random.
-            devices: how many there are.
+        ``draws`` has equal numbers for rounds in which clients were not drawn uniformly at random.
         """
         return {}
 
 
 AggregationSpec = Annotated[Aggregation, AGGREGATIONS]
+
+
+class Weighted(Aggregation):
+    """The mean weighted by training samples (McMahan et al., 2017); the plain mean where nobody has any."""
+
+    kind: Literal["weighted"] = "weighted"
+
+    def weights(self, entries: Sequence[Entry]) -> list[float]:
+        total = sum(entry["samples"] for entry in entries)
+        return [entry["samples"] / total for entry in entries] if total else super().weights(entries)
+
+
+class Mean(Aggregation):
+    """The plain mean."""
+
+    kind: Literal["mean"] = "mean"
+
+
+class First(Aggregation):
+    """The update of the client that was asked first (what the published code of FlexCFL does for its IFCA and FeSEM)."""
+
+    uses_weights: ClassVar[bool] = False
+
+    kind: Literal["first"] = "first"
+
+    @property
+    def looks_at_each(self) -> str | None:
+        return "the aggregation 'first' takes a single update; allowed are 'weighted' and 'mean'"
+
+    def weights(self, entries: Sequence[Entry]) -> list[float]:
+        first = min(entry["task"] for entry in entries)
+        return [float(entry["task"] == first) for entry in entries]

@@ -1,11 +1,13 @@
-"""Differentially private averaging: DP-FedAvg, with clipping that is fixed or adapts.
+"""Differentially private averaging: DP-FedAvg, with clipping that is fixed or adapts, and its epsilon by ``dp-accounting``.
 
 Sources: McMahan et al., "Learning differentially private recurrent language models" (ICLR 2018), Algorithm 1; Andrew et al.,
 "Differentially private learning with adaptive clipping" (NeurIPS 2021), Algorithm 1.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, reduce
+from importlib.util import find_spec
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +18,13 @@ from fedsim.federation.devices import Device
 from fedsim.federation.server import Server
 from fedsim.language.spec import Spec
 from fedsim.learning.functions import pure
-from fedsim.strategies.parts.aggregation import Aggregation, Draws, Entry, Protection
-from fedsim.strategies.parts.aggregation.epsilon import Accountant, Sampling, can_be_told, epsilon
+from fedsim.learning.refs import Ref
+from fedsim.strategies.parts.aggregation import Aggregation, Draws, Entry, Protection, changes
 
-if TYPE_CHECKING:
-    from fedsim.learning import Ref
+Sampling = Literal["poisson", "without-replacement", "none"]
+Accountant = Literal["rdp", "pld"]
+
+_INTERVAL = 1e-3  # between the losses that a distribution keeps; rounded up, so that epsilon is never too small
 
 Models = list[NDArray[np.float32]]
 
@@ -29,8 +33,7 @@ def clipped(change: NDArray[np.floating], clip: float) -> Floats:
     """min(1, C / ||change||) change, float64 [d]."""
     exact = change.astype(np.float64)
     length = float(np.sqrt(exact @ exact))
-    scaled: Floats = exact if length <= clip else exact * (clip / length)
-    return scaled
+    return exact if length <= clip else exact * (clip / length)
 
 
 @pure
@@ -39,24 +42,18 @@ def private_mean(
 ) -> Floats:
     """w + (sum of clipped changes + noise) / n of [w, change, ...], or of [w, C, change, ...] where C is ``adapted``; [d].
 
-    Args:
-        models: see above.
-        clip: C, where it is not adapted; None: nothing is clipped.
-        noise: standard deviation of the noise of the sum over C.
-        divide_by: n; None: the number of changes.
-        adapted: see above.
-        rng: what the noise is drawn from.
+    ``clip``: C where it is not adapted; None clips nothing. ``noise`` is in units of C. ``divide_by``: n; None: all changes.
     """
-    weights, changes = models[0].astype(np.float64), models[2:] if adapted else models[1:]
+    weights, moves = models[0].astype(np.float64), models[2:] if adapted else models[1:]
     limit = float(models[1][0]) if adapted else clip
-    if not changes:
+    if not moves:
         return weights
     total = np.zeros(len(weights))
-    for change in changes:
-        total += change if limit is None else clipped(change, limit)
+    for move in moves:
+        total += move if limit is None else clipped(move, limit)
     if noise:
         total += rng.normal(scale=noise * (limit or 0.0), size=len(total))
-    return weights + total / (divide_by or len(changes))
+    return weights + total / (divide_by or len(moves))
 
 
 @pure
@@ -73,8 +70,8 @@ def adapted_clip(
 
     b is the share of finite changes that are not longer than C, with noise: (sum (b_i - 1/2) + N(0, noise^2)) / n + 1/2.
     """
-    limit, changes = (float(models[0][0]), models[1:]) if clip is None else (clip, models)
-    lengths = [float(np.linalg.norm(change.astype(np.float64))) for change in changes if np.isfinite(change).all()]
+    limit, moves = (float(models[0][0]), models[1:]) if clip is None else (clip, models)
+    lengths = [float(np.linalg.norm(move.astype(np.float64))) for move in moves if np.isfinite(move).all()]
     if not lengths:
         return np.array([limit])
     within = sum((length <= limit) - 0.5 for length in lengths)
@@ -87,6 +84,63 @@ def clipped_and_noised(models: Models, clip: float, noise: float, rng: np.random
     """start + clipped change + noise of [update, start], [d]."""
     start = models[1].astype(np.float64)
     return start + clipped(models[0] - start, clip) + rng.normal(scale=noise * clip, size=len(start))
+
+
+@lru_cache(maxsize=256)
+def _divergence(noise: float, sampling: Sampling, asked: int, there: int) -> tuple[Any, Any]:
+    """Orders, and the Renyi divergence of one round at each."""
+    import dp_accounting as dp
+    from absl import logging
+    from dp_accounting.rdp import RdpAccountant
+
+    relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
+    event: Any = dp.GaussianDpEvent(noise)
+    if sampling == "poisson":
+        event = dp.PoissonSampledDpEvent(asked / there, event)
+    elif sampling == "without-replacement":
+        relation = dp.NeighboringRelation.REPLACE_ONE
+        event = dp.GaussianDpEvent(noise / 2)  # 2 C apart at most
+        event = dp.SampledWithoutReplacementDpEvent(there, asked, event) if asked < there else event
+    accountant = RdpAccountant(neighboring_relation=relation)
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)  # it warns of each order that it leaves out, which is harmless
+    accountant.compose(event)
+    logging.set_verbosity(verbosity)
+    return accountant.orders, accountant.rdp
+
+
+@lru_cache(maxsize=8)
+def _losses(noise: float, rate: float, rounds: int) -> Any:
+    """The distribution of the privacy loss of so many rounds."""
+    from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
+
+    one = from_gaussian_mechanism(noise, sampling_prob=rate, value_discretization_interval=_INTERVAL)
+    return one if rounds == 1 else one.self_compose(rounds)
+
+
+def epsilon(
+    noise: float, sampling: Sampling, draws: Mapping[tuple[int, int], int], delta: float, accountant: Accountant = "rdp"
+) -> float:
+    """Epsilon of rounds, which need not hold with probability ``delta``.
+
+    Args:
+        noise: the noise's standard deviation over the longest that an update can be.
+        sampling: ``poisson``: each client is drawn by itself, one device more or less. ``without-replacement``: so many
+            exactly, one device's updates replaced by others. ``none``: all are in every round.
+        draws: (clients drawn, devices from which) -> how many rounds.
+        delta, accountant: see ``Private``.
+    """
+    from dp_accounting.rdp import compute_epsilon
+
+    if sampling == "none":
+        draws = {(1, 1): sum(draws.values())}
+    if accountant == "pld":
+        rates = [(asked / there, rounds) for (asked, there), rounds in sorted(draws.items())]
+        compose: Callable[[Any, Any], Any] = lambda one, other: one.compose(other)  # noqa: E731
+        return float(reduce(compose, [_losses(noise, *rate) for rate in rates]).get_epsilon_for_delta(delta))
+    found = [(_divergence(noise, sampling, *drawn), rounds) for drawn, rounds in sorted(draws.items())]
+    total = np.sum([np.multiply(rounds, divergence) for (_, divergence), rounds in found], axis=0)
+    return float(compute_epsilon(found[0][0][0], total, delta)[0])
 
 
 class AdaptiveClip(Spec):
@@ -106,22 +160,17 @@ class AdaptiveClip(Spec):
 class Private(Aggregation):
     """The mean of changes that are cut to the length C (L2), with noise: w + (sum clip(u_i - w_i) + N(0, (z C)^2)) / n.
 
-    All updates count alike, whatever their samples. The server clips what comes and adds the noise once to the sum
-    (``central``), or each client clips its change and adds N(0, (z C)^2) to it before it answers (``local``).
+    All updates count alike. The server clips what comes and adds the noise once to the sum (``central``), or each client clips
+    its change and adds N(0, (z C)^2) to it before it answers (``local``). With adaptive clipping the count of short changes has
+    its own noise; that of the sum grows to (z^-2 - (2 sigma_b)^-2)^(-1/2) times C, so that both together cost what z says
+    (Theorem 1). A client that drops out changes nothing of central noise: epsilon stays, and the step gets shorter. With local
+    noise n is the number of updates that came; each is protected by its own noise alone.
 
-    With adaptive clipping the count of short changes has its own noise; that of the sum grows to (z^-2 - (2 sigma_b)^-2)^(-1/2)
-    times C, so that both together cost what z says (Theorem 1).
-
-    A client that drops out changes nothing of the noise that the server adds: epsilon stays, and the step gets shorter.
-    With local noise each client brings its own, and n is the number of updates that came: the sum of fewer updates has less
-    noise, and protects those in it as before, each by its own noise alone.
-
-    Each record of a round tells the epsilon that was spent until then, between a run and one in which the updates of one device
-    are 0. It is that of the aggregates alone: what else clients tell (their group, their number of samples) is not in it.
-    Groups are disjoint, so a round is one release for each device. A round to which nobody's update came counts too. Drawing
-    clients at random makes epsilon smaller only in rounds in which all are drawn uniformly from those who are there: q is the
-    clients drawn over those who were there to draw from. In all other rounds q is 1 (another selection, a sweep, late updates).
-    Where updates or losses are looked at before they are clipped, the account is refused.
+    Each record of a round has the epsilon that was spent until then, between a run and one in which the updates of one device
+    are 0. It is that of the aggregates alone, without what else clients send (group, number of samples). Groups are disjoint,
+    so a round is one release for each device, even if no update came. Where all clients of a round are drawn uniformly from
+    those who are there, q is the clients drawn over those; in all other rounds (another selection, a sweep, late updates) q is
+    1. Where updates or losses are looked at before they are clipped, the account is refused.
 
     State: ``clip``, a ref, where it adapts.
 
@@ -157,7 +206,7 @@ class Private(Aggregation):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if self.account and self.noise and not can_be_told():
+        if self.account and self.noise and find_spec("dp_accounting") is None:
             raise ValueError(
                 "'account' is true, which needs the package dp-accounting; allowed is false, or install 'fedsim-des[privacy]'"
             )
@@ -176,16 +225,11 @@ class Private(Aggregation):
 
     @property
     def looks_at_each(self) -> str | None:
-        """The server clips each."""
-        return (
-            "the aggregation 'private' has the server clip each update; allowed is where = 'local'"
-            if self.where == "central"
-            else None
-        )
+        why = "the aggregation 'private' has the server clip each update; allowed is where = 'local'"
+        return why if self.where == "central" else None
 
     @property
     def accounts(self) -> bool:
-        """With noise, unless it is not to."""
         return self.account and self.noise > 0
 
     def for_rounds_of(self, updates: int) -> Aggregation:
@@ -200,40 +244,32 @@ class Private(Aggregation):
             return self.noise
         return float((self.noise**-2 - (2 * self.adaptive.count_noise) ** -2) ** -0.5)
 
-    def weights(self, entries: Sequence[Entry]) -> list[float]:
-        """All alike."""
-        return [1 / len(entries)] * len(entries)
-
-    def on_device(self, device: Device, update: "Ref", start: "Ref") -> "Ref":
-        """With local noise: the change clipped, and noise."""
+    def on_device(self, device: Device, update: Ref, start: Ref) -> Ref:
         if self.where == "central":
             return update
         stream = ("strategy/local-noise", update.serial)
         return device.apply(clipped_and_noised, [update, start], clip=self.clip, noise=self.noise, stream=stream)
 
     def combine(
-        self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: "Ref"
-    ) -> "Ref":
-        """The mean of changes."""
-        # An update that is not finite takes its start out with it.
-        changes = [server.mix([(entry["update"], 1.0), (entry["start"], -1.0)]) for entry in entries]
+        self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: Ref
+    ) -> Ref:
+        moves = changes(server, entries)
         release = entries[0]["task"]  # names the draws: it is in one aggregation only
         central = self.where == "central"
         how: dict[str, Any] = {"noise": self.noise_of_sum if central else 0.0, "divide_by": self.divide_by}
         how |= {"clip": self.clip if central else None, "adapted": False}
-        models = [otherwise, *changes]
+        models = [otherwise, *moves]
         if self.adaptive is not None:
             rule: dict[str, Any] = {"quantile": self.adaptive.quantile, "lr": self.adaptive.lr}
             rule |= {"noise": self.adaptive.count_noise, "divide_by": self.divide_by, "size": 1, "stream": ("clip", release)}
             if "clip" in state:
-                models, how["adapted"] = [otherwise, state["clip"], *changes], True
-                state["clip"] = server.apply(adapted_clip, [state["clip"], *changes], clip=None, **rule)
+                models, how["adapted"] = [otherwise, state["clip"], *moves], True
+                state["clip"] = server.models.apply(adapted_clip, [state["clip"], *moves], clip=None, **rule)
             else:
-                state["clip"] = server.apply(adapted_clip, changes, clip=self.clip, **rule)
-        return server.apply(private_mean, models, stream=("noise", release), otherwise=otherwise, leave_out=True, **how)
+                state["clip"] = server.models.apply(adapted_clip, moves, clip=self.clip, **rule)
+        return server.models.apply(private_mean, models, stream=("noise", release), otherwise=otherwise, leave_out=True, **how)
 
     def spent(self, draws: Draws, devices: int) -> dict[str, float]:
-        """``epsilon``."""
         if not self.accounts:
             return {}
         delta = self.delta if self.delta is not None else min(0.5, devices**-1.1)

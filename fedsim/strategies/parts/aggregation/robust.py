@@ -1,54 +1,263 @@
-"""What the aggregations share that bear with malicious updates: each is a pure function of the updates that are finite."""
+"""Aggregations that tolerate malicious updates: median, trimmed mean, Krum, Multi-Krum, Bulyan.
 
+Each is a pure function of the updates that are finite, or equal weights of some of these; samples make no difference, since
+a malicious client could say any number.
+"""
+
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fedsim.arrays import Floats
+from fedsim.errors import ScenarioError
 from fedsim.federation.server import Server
-from fedsim.learning.functions import Function
+from fedsim.learning.functions import Function, pure
+from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import Aggregation, Entry, Protection
 
-if TYPE_CHECKING:
-    from fedsim.learning import Ref
+Models = list[NDArray[np.float32]]
 
 
-class Comparing(Aggregation):
-    """Samples make no difference: a malicious client could say any number."""
+class Robust(Aggregation):
+    """The base: by default ``combine`` is by a ``rule``."""
 
     protection: ClassVar[Protection | None] = "robust"
     uses_weights: ClassVar[bool] = False
 
     @property
     def looks_at_each(self) -> str | None:
-        """It compares them."""
         return f"the aggregation {self.kind!r} compares single updates; allowed are 'weighted' and 'mean'"
 
-    def weights(self, entries: Sequence[Entry]) -> list[float]:
-        """All alike, before anybody looks at them."""
-        return [1 / len(entries)] * len(entries)
-
     def told(self, updates: int) -> dict[str, int]:
-        """``bears``: how many malicious updates it bears, where that is less than was asked for: with one or two none."""
+        """``bears``: the number of malicious updates that it tolerates, where that is less than was asked for."""
         return {"bears": 0} if updates <= 2 else {}
 
-    async def total(self, server: Server, models: Sequence["Ref"], share: float) -> "list[tuple[Ref, float]]":
-        """Their number times what the rule makes of them."""
+    async def total(self, server: Server, models: Sequence[Ref], share: float) -> list[tuple[Ref, float]]:
         entries: list[Entry] = [{"update": model} for model in models]
         if not entries:
             return []
         weights = await self.weigh(server, entries, self.weights(entries))
-        return [(self.combine(server, {}, entries, weights, server.zero()), share * len(entries))]
+        return [(self.combine(server, {}, entries, weights, server.models.zero()), share * len(entries))]
 
-
-class Robust(Comparing):
-    """One whose algorithm says its ``rule``."""
-
-    def rule(self) -> tuple[Function, dict[str, Any]]:
-        """The pure function of the finite updates, in order of arrival, and its constants."""
-        raise NotImplementedError
+    def rule(self) -> tuple[Function, dict[str, Any]] | None:
+        """The pure function of the finite updates, in order of arrival, and its constants; None: their weighted mean."""
+        return None
 
     def combine(
-        self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: "Ref"
-    ) -> "Ref":
-        """What the rule makes of the updates."""
-        function, constants = self.rule()
-        return server.apply(function, [entry["update"] for entry in entries], otherwise=otherwise, leave_out=True, **constants)
+        self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: Ref
+    ) -> Ref:
+        rule = self.rule()
+        if rule is None:
+            return super().combine(server, state, entries, weights, otherwise)
+        function, constants = rule
+        return server.models.apply(
+            function, [entry["update"] for entry in entries], otherwise=otherwise, leave_out=True, **constants
+        )
+
+
+# By coordinate.
+
+
+@pure
+def median(models: Models) -> NDArray[np.floating]:
+    """The median of each coordinate, float32 [d]; the mean of the two in the middle where the number is even."""
+    return np.asarray(np.median(np.stack(models), axis=0))
+
+
+class Median(Robust):
+    """The median of each coordinate, over the updates that are finite.
+
+    Source: Yin et al., "Byzantine-robust distributed learning" (ICML 2018), Algorithm 1, option I.
+    """
+
+    kind: Literal["median"] = "median"
+
+    def rule(self) -> tuple[Function, dict[str, Any]]:
+        return median, {}
+
+
+def cut_off(share: float, updates: int) -> int:
+    """How many of n updates are cut off at either end: floor(share n), but one at least where three or more came."""
+    return max(math.floor(share * updates + 1e-9), int(share > 0 and updates > 2))
+
+
+@pure
+def trimmed_mean(models: Models, share: float) -> NDArray[np.floating]:
+    """The mean of each coordinate without the smallest and the largest of n values, ``cut_off`` at either end, [d]."""
+    cut = cut_off(share, len(models))
+    kept = np.sort(np.stack(models), axis=0)[cut : len(models) - cut]
+    return np.asarray(kept.mean(axis=0, dtype=np.float64))
+
+
+class TrimmedMean(Robust):
+    """The mean of each coordinate without its smallest and its largest values.
+
+    Source: Yin et al., "Byzantine-robust distributed learning" (ICML 2018), Algorithm 1, option II. A cohort of which ``share``
+    is not one update is refused. Where fewer come in a round, or to a group, one is cut off at either end, of one or two
+    updates none.
+
+    Attributes:
+        share: beta, the part of the updates that is cut off at either end, rounded down to whole updates; 0: the plain mean.
+    """
+
+    kind: Literal["trimmed-mean"] = "trimmed-mean"
+    share: float = Field(default=0.1, ge=0.0, lt=0.5)
+
+    def check(self, clients: int) -> None:
+        if self.share and math.floor(self.share * clients + 1e-9) == 0:
+            raise ScenarioError(
+                f"strategy.aggregation.share is {self.share:g}, which is less than one of {clients} clients a round, so that "
+                f"nothing would be cut off; allowed are shares from {math.ceil(1000 / clients) / 1000:g} to below 0.5, and at "
+                "least 3 clients"
+            )
+
+    def rule(self) -> tuple[Function, dict[str, Any]]:
+        return trimmed_mean, {"share": self.share}
+
+
+# By distances.
+
+
+def squared_distances(models: Models) -> Floats:
+    """||u_i - u_j||^2 of all pairs, float64 [n, n]."""
+    found = np.zeros((len(models), len(models)))
+    for at, one in enumerate(models):
+        for other in range(at):
+            difference = np.subtract(one, models[other], dtype=np.float64)
+            found[at, other] = found[other, at] = difference @ difference
+    return found
+
+
+def scores(distances: Floats, malicious: int) -> Floats:
+    """Krum's score of each update: the sum of the squared distances to its n - f - 2 nearest others, float64 [n].
+
+    With so few updates that this is less than 1 the nearest alone counts; f is the number of the malicious.
+    """
+    near = max(1, len(distances) - malicious - 2)
+    others = np.where(np.eye(len(distances), dtype=np.bool_), np.inf, distances)
+    return np.asarray(np.sort(others, axis=1)[:, :near].sum(axis=1))
+
+
+def tolerated(updates: int, malicious: int, least: tuple[int, int]) -> int:
+    """f, or the most for which n updates are enough: n >= a f + b with (a, b) = ``least``; 0 where they never are."""
+    return max(0, min(malicious, (updates - least[1]) // least[0]))
+
+
+def picked(models: Models, malicious: int) -> list[int]:
+    """Which updates Bulyan takes: Krum picks n - 2 f, one by one."""
+    f, left = tolerated(len(models), malicious, Bulyan.least), list(range(len(models)))
+    distances, found = squared_distances(models), []
+    for _ in range(len(models) - 2 * f):
+        found.append(left.pop(int(scores(distances[np.ix_(left, left)], f).argmin())))
+    return found
+
+
+@pure
+def bulyan(models: Models, malicious: int) -> NDArray[np.floating]:
+    """Of the updates that are ``picked``: the mean of each coordinate over n - 4 f values around its median, [d]."""
+    f, taken = tolerated(len(models), malicious, Bulyan.least), picked(models, malicious)
+    values = np.sort(np.stack([models[at] for at in taken]), axis=0).astype(np.float64)
+    far = np.argsort(np.abs(values - np.median(values, axis=0)), axis=0, kind="stable")
+    around = np.take_along_axis(values, far[: len(taken) - 2 * f], axis=0)
+    return np.asarray(around.mean(axis=0))
+
+
+class _ByDistance(Robust):
+    """Where fewer updates than ``least`` come in a round, or to a group, the model stays: no update could be trusted."""
+
+    least: ClassVar[tuple[int, int]] = (2, 3)
+    """(a, b): of n updates f may be malicious if n >= a f + b."""
+
+    malicious: int = Field(default=1, ge=0, le=1_000_000)
+
+    def taken(self, models: Models) -> list[int]:
+        """Which of the finite updates, at least one, are taken."""
+        raise NotImplementedError
+
+    async def weigh(self, server: Server, entries: Sequence[Entry], weights: Sequence[float]) -> Sequence[float]:
+        """Equal weights of the taken updates, 0 for the others; too few updates for f all get 0. Equal without learning."""
+        if not server.models.learns:
+            return weights
+        if self.told(len(entries)):
+            return [0.0] * len(entries)
+        models = await server.models.values([entry["update"] for entry in entries])
+        finite = [at for at, model in enumerate(models) if np.isfinite(model).all()]
+        server.compute("distances", len(finite), server.setting.parameters, len(finite))
+        taken = {finite[at] for at in self.taken([models[at] for at in finite])} if finite else set()
+        return [1 / len(taken) if at in taken else 0.0 for at in range(len(entries))]
+
+    def combine(
+        self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: Ref
+    ) -> Ref:
+        return otherwise if self.told(len(entries)) else super().combine(server, state, entries, weights, otherwise)
+
+    def told(self, updates: int) -> dict[str, int]:
+        f = tolerated(updates, self.malicious, self.least)
+        return {"bears": f} if f < self.malicious else {}
+
+    def check(self, clients: int) -> None:
+        a, b = self.least
+        if clients < a * self.malicious + b:
+            raise ScenarioError(
+                f"strategy.aggregation.malicious is {self.malicious}; {self.kind!r} then needs at least "
+                f"{a * self.malicious + b} updates at a time ({a} f + {b}), and there are {clients}; allowed are at most "
+                f"{tolerated(clients, self.malicious, self.least)}, or more clients"
+            )
+
+
+class MultiKrum(_ByDistance):
+    """The mean of the updates with the best scores of Krum, which see.
+
+    Attributes:
+        malicious: f.
+        best: how many; None: n - f.
+    """
+
+    kind: Literal["multi-krum"] = "multi-krum"
+    best: int | None = Field(default=None, ge=1)
+
+    def taken(self, models: Models) -> list[int]:
+        f = tolerated(len(models), self.malicious, self.least)
+        order = np.argsort(scores(squared_distances(models), f), kind="stable")  # of equals the first
+        return [int(at) for at in order[: len(models) - f if self.best is None else self.best]]
+
+
+class Krum(_ByDistance):
+    """The one update that is nearest to its n - f - 2 nearest others.
+
+    Source: Blanchard et al., "Machine learning with adversaries: Byzantine tolerant gradient descent" (NeurIPS 2017), section
+    4. It tolerates f malicious updates of n >= 2 f + 3. Where fewer come in a round, or to a group, the model stays as it was,
+    and the record ``aggregate`` says how many they would tolerate (``bears``).
+
+    Attributes:
+        malicious: f.
+    """
+
+    kind: Literal["krum"] = "krum"
+
+    def taken(self, models: Models) -> list[int]:
+        return MultiKrum(malicious=self.malicious, best=1).taken(models)
+
+
+class Bulyan(_ByDistance):
+    """Krum picks n - 2 f updates; of these each coordinate is the mean of the values around its median.
+
+    Source: El Mhamdi, Guerraoui and Rouault, "The hidden vulnerability of distributed learning in Byzantium" (ICML 2018),
+    section 4. It tolerates f malicious updates of n >= 4 f + 3. With fewer it is as Krum.
+
+    Attributes:
+        malicious: f.
+    """
+
+    least: ClassVar[tuple[int, int]] = (4, 3)
+    kind: Literal["bulyan"] = "bulyan"
+
+    def rule(self) -> tuple[Function, dict[str, Any]]:
+        return bulyan, {"malicious": self.malicious}
+
+    def taken(self, models: Models) -> list[int]:
+        return picked(models, self.malicious)

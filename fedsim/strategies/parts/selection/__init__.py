@@ -1,10 +1,17 @@
-"""Client selection: whom a round asks."""
+"""Client selection: whom a round asks.
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+Here are the base and the simplest; ``power_of_choice``, ``oort`` and ``favor`` have files of their own, and ``fastest`` has
+FedCS and FLANP, which go by what devices say of their speed.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fedsim.evaluation.evaluator import ModelAssignment
-from fedsim.federation.client import Client, Instruction, LocalResult
+from fedsim.federation.client import Instruction, LocalResult
 from fedsim.federation.contents import Contents
 from fedsim.federation.devices import Device
 from fedsim.federation.messages import TaskEnd
@@ -12,6 +19,7 @@ from fedsim.federation.server import Server
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.learning.refs import Ref
+from fedsim.strategies.parts import PartClient
 from fedsim.world.task import Computation
 
 _HERE = "fedsim.strategies.parts.selection"
@@ -19,31 +27,55 @@ SELECTIONS = Registry(
     "selection",
     f"{_HERE}:Selection",
     {
-        "random": (f"{_HERE}.random:Random", "clients uniformly at random"),
-        "least-asked": (
-            "fedsim.strategies.parts.selection.least_asked:LeastAsked",
-            "clients that were asked least often first",
-        ),
+        "random": (f"{_HERE}:Random", "clients uniformly at random"),
+        "least-asked": (f"{_HERE}:LeastAsked", "clients that were asked least often first"),
         "power-of-choice": (f"{_HERE}.power_of_choice:PowerOfChoice", "of some candidates those with the highest loss"),
         "oort": (f"{_HERE}.oort:Oort", "clients whose losses are high and who are fast, and some that are new"),
-        "fedcs": (f"{_HERE}.fedcs:FedCS", "as many clients as can be through by a deadline"),
+        "fedcs": (f"{_HERE}.fastest:FedCS", "as many clients as can be through by a deadline"),
         "favor": (f"{_HERE}.favor:FAVOR", "clients from whom an agent has learnt to expect most (double deep Q-learning)"),
-        "flanp": (f"{_HERE}.flanp:FLANP", "the fastest clients, and twice as many once these have learnt what they can"),
-        "least-available": (f"{_HERE}.least_available:LeastAvailable", "clients that were there least often first (REFL)"),
+        "flanp": (f"{_HERE}.fastest:FLANP", "the fastest clients, and twice as many once these have learnt what they can"),
+        "least-available": (f"{_HERE}:LeastAvailable", "clients that were there least often first (REFL)"),
     },
     usual="random",
 )
 
+Ids = tuple[int, ...]
+"""They name a stream: the round (or draw) from 0, and more where one round selects several times."""
+
+Among = list[int] | None
+"""Devices to choose from; None for all."""
+
+Answers = Mapping[int, Mapping[str, Any]]
+"""Device -> contents, in the order in which they were asked."""
+
+Updates = Sequence[dict[str, Any]]
+"""As ``Synchronous.entry`` makes them."""
+
 QUESTION = "question"
 """The job of a candidate who is asked for what a selection wants to know before it chooses."""
+
+
+def lowest(devices: Iterable[int], count: int, key: Callable[[int], float]) -> list[int]:
+    """The ``count`` devices of lowest ``key``; of equals those that come first."""
+    return sorted(devices, key=key)[:count]
+
+
+def drawn(weights: NDArray[np.float64], count: int, variates: NDArray[np.float64]) -> list[int]:
+    """``count`` places, drawn without replacement with probabilities proportional to ``weights`` [n].
+
+    The first of exponential ages with these rates are the same as places drawn one after another; ``variates`` [n] are standard
+    exponential.
+    """
+    found: list[int] = np.argsort(variates / np.maximum(weights, 1e-9), kind="stable")[:count].tolist()
+    return found
 
 
 class Selection(Spec):
     """The base of every client selection. What it must remember is in ``state``, one dict for the whole run.
 
     Most selections need ``select`` alone. One that goes by what it has seen takes that in by ``heard`` and ``learn``; what
-    clients say for it in their answers is its ``report``. One that must know something before it chooses ``asks``: then those
-    whom ``select`` gives are candidates, each gets a ``question``, and ``choose`` takes some of those who have answered.
+    clients say for it in their answers is its ``report``. One that must know something before it chooses has a ``question``:
+    then those whom ``select`` gives are candidates, and ``choose`` takes some of those who have answered.
     """
 
     kind: str
@@ -62,14 +94,8 @@ class Selection(Spec):
 
     @property
     def asks(self) -> bool:
-        """Whether it asks candidates before it chooses; refused where there are no rounds."""
-        return False
-
-    @property
-    def question_limit(self) -> float | None:
-        """How long candidates have to answer (s), its ``patience`` if it has one; None: as long as they need."""
-        limit: float | None = getattr(self, "patience", None)
-        return limit
+        """Whether it asks candidates before it chooses, by default if it has a question; refused where there are no rounds."""
+        return type(self).question is not Selection.question
 
     @property
     def needs_model(self) -> bool:
@@ -87,21 +113,11 @@ class Selection(Spec):
         """The smallest cohort that it selects on purpose where a round may ask ``count`` clients."""
         return count
 
-    def select(
-        self, server: Server, state: dict[str, Any], count: int, ids: tuple[int, ...], among: list[int] | None = None
-    ) -> list[int]:
-        """Whom to ask in a round: at most ``count`` devices that are there and idle (``Server.sample``, ``Server.online``).
+    def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
+        """Whom to ask in a round: at most ``count`` devices that are there and idle (``Clients.sample``, ``Clients.online``).
 
         Called when a round opens; again, with the same number, if there was nobody. If it ``asks``, it gives the candidates,
-        however many.
-
-        Args:
-            server: what the server half may call.
-            state: what it remembers.
-            count: how many are wanted.
-            ids: the number of the round (without rounds of the draw), from 0, and more where one round selects several times:
-                they name the stream.
-            among: devices to choose from; None for all.
+        however many. ``state`` is what it remembers.
         """
         raise NotImplementedError
 
@@ -112,91 +128,113 @@ class Selection(Spec):
     def heard(self, server: Server, state: dict[str, Any], message: TaskEnd) -> None:
         """A task of the round has ended, in whatever way; called before its update is used."""
 
-    async def closed(
-        self, server: Server, state: dict[str, Any], received: Sequence[dict[str, Any]], models: ModelAssignment
-    ) -> None:
-        """A round has been closed, before ``learn``; never called where there are no rounds.
-
-        Args:
-            server, state: as for ``select``.
-            received: the round's updates (``Synchronous``).
-            models: the server's models now, with the devices that each is for.
-        """
+    async def closed(self, server: Server, state: dict[str, Any], received: Updates, models: ModelAssignment) -> None:
+        """A round has been closed, before ``learn``; the server's ``models`` are new. Not called where there are no rounds."""
 
     async def learn(self, server: Server, state: dict[str, Any]) -> None:
-        """A round has been closed, or a version made: take in what was reported in it, all together (``Server.numbers``)."""
+        """A round has been closed, or a version made: take in all its reports together (``ServerModels.numbers``)."""
 
     def question(self, models: Sequence[Ref]) -> Contents:
-        """What a candidate is sent.
-
-        Args:
-            models: the present model, as the device would get it; several where it has to find out which is its own.
-        """
+        """What a candidate is sent; ``models``: the present one that it would get, or several of which one is its own."""
         raise NotImplementedError
 
-    async def choose(
-        self, server: Server, state: dict[str, Any], count: int, answers: Mapping[int, Mapping[str, Any]]
-    ) -> list[int]:
-        """At most ``count`` of the candidates who have answered, and are still there; in their order.
-
-        Args:
-            server, state: as for ``select``.
-            count: how many are wanted besides those who are chosen already.
-            answers: device -> what it has said, in the order of ``select``.
-        """
+    async def choose(self, server: Server, state: dict[str, Any], count: int, answers: Answers) -> list[int]:
+        """At most ``count`` of those who have answered and are still there, besides those who are chosen already."""
         raise NotImplementedError
 
     # On the devices.
 
-    def look(self, device: Device, order: Instruction) -> Sequence[Computation]:
+    def look(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         """What a candidate computes to answer the question; by default nothing."""
         return ()
 
-    def answer(self, device: Device, order: Instruction, done: LocalResult, params: Spec) -> Contents:
+    def answer(self, device: Device, instruction: Instruction, result: LocalResult, params: Spec) -> Contents:
         """What a candidate answers; ``params`` are the strategy's."""
         raise NotImplementedError
 
-    def report(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
+    def report(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
         """What a client that sends an update says besides; by default nothing."""
         return {}
 
 
-class SelectionClient(Client[Any]):
-    """A strategy's client half that answers the selection's questions too.
+class SelectionClient(PartClient):
+    """Answers the selection's questions, and reports with updates."""
 
-    Args:
-        own: the strategy's.
-        selection: what is asked.
-    """
+    jobs = (QUESTION,)
 
-    def __init__(self, own: Client[Any], selection: Selection) -> None:
-        super().__init__(own.params, own.setting)
-        self._own = own
-        self._selection = selection
+    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+        selection: Selection = self._part
+        return selection.look(device, instruction) if instruction.job == QUESTION else super().work(device, instruction)
 
-    def work(self, device: Device, order: Instruction) -> Sequence[Computation]:
-        """What the question takes, or what the strategy says."""
-        return (self._selection.look if order.job == QUESTION else self._own.work)(device, order)
-
-    def computed(self, device: Device, order: Instruction, done: LocalResult) -> LocalResult:
-        """What the strategy makes of an update; a question is about none."""
-        return done if order.job == QUESTION else self._own.computed(device, order, done)
-
-    def reply(self, device: Device, order: Instruction, done: LocalResult) -> Contents | None:
-        """The answer to the question, or what the strategy says and, with an update, the report."""
-        if order.job == QUESTION:
-            return self._selection.answer(device, order, done, self.params)
-        reply = self._own.reply(device, order, done)
-        return reply if reply is None or "update" not in reply else {**reply, **self._selection.report(device, order, done)}
-
-    def sent(self, device: Device, order: Instruction, reply: Contents) -> None:
-        """The strategy's answers concern the strategy."""
-        if order.job != QUESTION:
-            self._own.sent(device, order, reply)
-
-    def on_shift(self, device: Device) -> Contents | None:
-        """What the strategy says."""
-        return self._own.on_shift(device)
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
+        selection: Selection = self._part
+        if instruction.job == QUESTION:
+            return selection.answer(device, instruction, result, self.params)
+        reply = super().reply(device, instruction, result)
+        return reply if reply is None or "update" not in reply else {**reply, **selection.report(device, instruction, result)}
 
 
 SelectionSpec = Annotated[Selection, SELECTIONS]
+
+
+class Random(Selection):
+    """Clients uniformly at random (McMahan et al., 2017), without replacement, out of those that can be had."""
+
+    uniform: ClassVar[bool] = True
+
+    kind: Literal["random"] = "random"
+
+    def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
+        return server.clients.sample(count, "select", *ids, among=among)
+
+
+class LeastAsked(Selection):
+    """Clients that were asked least often, ties at random. Looks at every device that is there: O(population).
+
+    State: ``asked``, device -> how often it was asked.
+    """
+
+    kind: Literal["least-asked"] = "least-asked"
+
+    def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
+        asked = state.setdefault("asked", {})
+        there = server.clients.sample(server.devices, "select", *ids, among=among)
+        chosen = lowest(there, count, lambda device: asked.get(device, 0))
+        for device in chosen:
+            asked[device] = asked.get(device, 0) + 1
+        return chosen
+
+
+class LeastAvailable(Selection):
+    """Clients that are there least often come first, ties at random: rare ones are used while they are there.
+
+    Source: Abdelmoniem et al., "REFL: resource-efficient federated learning" (EuroSys 2023), section 4.1. There a device
+    forecasts, by a model of its own habits, how likely it is to be there in a round's time; here the server goes by what it has
+    seen: in what share of the rounds that it opened since the device was first there it was there, or at work. Looks at every
+    device: O(population).
+
+    State: ``seen``, device -> the round in which it was there first and in how many since; ``at_work``, devices that were asked
+    and have not answered; ``looked``, the last round that was counted.
+    """
+
+    kind: Literal["least-available"] = "least-available"
+
+    def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
+        number, seen, at_work = ids[0], state.setdefault("seen", {}), state.setdefault("at_work", [])
+        if state.get("looked") != number:
+            state["looked"] = number
+            for device in (*server.clients.online(), *at_work):
+                first, times = seen.get(device, (number, 0))
+                seen[device] = (first, times + 1)
+
+        def share(device: int) -> float:
+            first, times = seen.get(device, (number, 1))  # if unseen, it has come back since the round was first looked at
+            return float(times / (number - first + 1))
+
+        chosen = lowest(server.clients.sample(server.devices, "select", *ids, among=among), count, share)
+        at_work += chosen
+        return chosen
+
+    def heard(self, server: Server, state: dict[str, Any], message: TaskEnd) -> None:
+        if message.device in state.get("at_work", []):
+            state["at_work"].remove(message.device)

@@ -1,7 +1,7 @@
 """FAVOR (Wang, Kaplan, Niu and Li, "Optimizing federated learning on non-IID data with reinforcement learning", 2020)."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -17,7 +17,7 @@ from fedsim.language.spec import Spec
 from fedsim.language.units import PositiveSeconds
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
-from fedsim.strategies.parts.selection import Selection
+from fedsim.strategies.parts.selection import Among, Answers, Ids, Selection, Updates
 from fedsim.training import Training
 from fedsim.world.task import Computation, Train
 
@@ -31,26 +31,22 @@ class FAVOR(Selection):
     """Those clients from whom an agent expects most, which it learns by double deep Q-learning.
 
     Sections III and IV (by a summary of them). At first each device receives the model (d parameters; ``profile``), trains for
-    an epoch, and sends what that gives (d parameters; ``local-model``). The leading principal axes of these models are kept.
-    The state of a round is the model, and the last known one of each device, along these axes. A round's reward is
-    ``base``^(accuracy - ``target``) - 1, by the server's own test (``Server.test``). The agent, a perceptron with one hidden
-    layer, tells from a state what choosing each device brings. The next round asks those for whom it tells most, but each place
-    in the cohort goes to a device at random with probability epsilon, which falls by ``decay`` a round to
-    ``least_exploration``.
+    an epoch, and sends the result (d parameters; ``local-model``). The leading principal axes of these models are kept. The
+    state of a round is the model, and the last known one of each device, along these axes. A round's reward is
+    ``base``^(accuracy - ``target``) - 1, by the server's test (``ServerModels.test``). The agent, a perceptron with one hidden
+    layer, values the choice of each device in a state. The next round asks those of the highest values, but each place in the
+    cohort goes to a device at random with probability epsilon, which falls by ``decay`` a round to ``least_exploration``.
 
     Each client of a round is an action. With Q the agent, and Q' the agent as it was up to ``refresh`` rounds ago, the value of
     an action is r + ``discount`` Q'(s', argmax_a Q(s', a)). After a round the agent makes ``steps`` steps of Adam at ``lr`` on
     the squared errors of ``batch`` actions drawn from the last ``memory``. In the paper it is trained in many runs, by one
-    device a round, and then used; here it learns in the run, and its learning takes no simulated time. The discount,
-    and how it explores and learns, are our choice.
-
-    A device that has not been profiled (it was away, or is a newcomer) is when it is there next; until then the first model
-    stands for its own. In strategies with groups the model is the mean of the groups', by their devices. Without learning
-    clients are random.
+    device a round; here it learns in the run, in no simulated time. The discount, and how it explores and learns, are our
+    choice. A device that was away, or is a newcomer, is profiled when it is there; until then the first model stands for its
+    own. In strategies with groups the model is the mean of the groups'. Without learning clients are random.
 
     State: ``first``, the first model; ``local``, device -> model; ``axes``, their mean and the axes, as one array; ``model``,
-    the present one; ``state``, s; ``values``, what the agent tells; ``agent``, its weights, Adam's two moments and count, as
-    one array, and ``older``, Q'; ``replay``, lists of s, device, reward and s'; ``round``.
+    the present one; ``state``, s; ``values``, Q(s, a); ``agent``, its weights, Adam's two moments and count, as one array, and
+    ``older``, Q'; ``replay``, lists of s, device, reward and s'; ``round``.
 
     Attributes:
         target: Omega, the accuracy that is aimed at.
@@ -58,9 +54,7 @@ class FAVOR(Selection):
         discount: gamma, what the next state's value counts.
         components: principal axes; at most one a device.
         hidden: units of the agent's hidden layer.
-        exploration: epsilon in the first round.
-        decay: factor of epsilon from round to round.
-        least_exploration: epsilon falls no further.
+        exploration, decay, least_exploration: epsilon in the first round, its factor from round to round, and the least.
         memory: actions that are remembered.
         batch: actions in a step of the agent.
         steps: of the agent after each round.
@@ -88,33 +82,21 @@ class FAVOR(Selection):
     patience: PositiveSeconds | None = None
 
     @property
-    def asks(self) -> bool:
-        """Each device once."""
-        return True
-
-    @property
     def needs_model(self) -> bool:
-        """As it profiles by the present model."""
         return True
 
     def epsilon(self, number: int) -> float:
-        """The share of a round, from 0, that explores."""
         return max(self.exploration * self.decay**number, min(self.least_exploration, self.exploration))
 
-    # A round.
-
-    def select(
-        self, server: Server, state: dict[str, Any], count: int, ids: tuple[int, ...], among: list[int] | None = None
-    ) -> list[int]:
-        """Those who are chosen, and those who are to be profiled."""
+    def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
         state["round"] = ids[0]
         local = state.setdefault("local", {})
-        there = server.sample(server.devices, "select", *ids, among=among)
+        there = server.clients.sample(server.devices, "select", *ids, among=among)
         chosen = self._chosen(server, state, count, [device for device in there if device in local])
         return chosen + [device for device in there if device not in local]
 
     def _chosen(self, server: Server, state: dict[str, Any], count: int, there: list[int]) -> list[int]:
-        """So many of those who are there, in an order drawn at random: the best, or others with probability epsilon."""
+        """So many of those ``there``, which are in an order drawn at random."""
         values, number, chosen = state.get("values"), state["round"], list[int]()
         explored = server.rng("explore", number, len(there)).random(count) < self.epsilon(number)
         for explores in explored[: len(there)].tolist():
@@ -123,30 +105,23 @@ class FAVOR(Selection):
         return chosen
 
     def asked_first(self, state: dict[str, Any], chosen: list[int]) -> list[int]:
-        """Who has not been profiled."""
         return [device for device in chosen if device not in state["local"]]
 
     def question(self, models: Sequence[Ref]) -> Contents:
-        """The present model; of several the first."""
         return {"profile": models[0]}
 
-    def look(self, device: Device, order: Instruction) -> Sequence[Computation]:
-        """Train it for an epoch."""
-        return (Train(Training(order["profile"])),)
+    def look(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+        return (Train(Training(instruction["profile"])),)
 
-    def answer(self, device: Device, order: Instruction, done: LocalResult, params: Spec) -> Contents:
-        """What that gave."""
-        return {"local-model": done.update, "profiled-from": Header(order["profile"])}
+    def answer(self, device: Device, instruction: Instruction, result: LocalResult, params: Spec) -> Contents:
+        return {"local-model": result.update, "profiled-from": Header(instruction["profile"])}
 
-    async def choose(
-        self, server: Server, state: dict[str, Any], count: int, answers: Mapping[int, Mapping[str, Any]]
-    ) -> list[int]:
-        """The best of those who have been profiled, for whom there is room."""
+    async def choose(self, server: Server, state: dict[str, Any], count: int, answers: Answers) -> list[int]:
         local = state["local"]
         for device, answer in answers.items():
             state.setdefault("first", answer["profiled-from"])
-            local[device] = server.mix([(answer["local-model"], 1.0)], otherwise=state["first"])
-        if answers and server.learns:
+            local[device] = server.models.mix([(answer["local-model"], 1.0)], otherwise=state["first"])
+        if answers and server.models.learns:
             if "axes" not in state:
                 self._begin(server, state)
             self._look(server, state)
@@ -154,42 +129,32 @@ class FAVOR(Selection):
         return self._chosen(server, state, count, list(answers))
 
     def _begin(self, server: Server, state: dict[str, Any]) -> None:
-        """The axes of the models that there are, and an agent who knows nothing."""
-        size = (self._axes(server) + 1) * server.setting.parameters
-        state["axes"] = server.apply(principal_axes, list(state["local"].values()), size=size, count=self._axes(server))
+        count = min(self.components, server.devices)
+        size = (count + 1) * server.setting.parameters
+        state["axes"] = server.models.apply(principal_axes, list(state["local"].values()), size=size, count=count)
         sizes: dict[str, Any] = {"inputs": self._inputs(server), "hidden": self.hidden, "actions": server.devices}
-        agent = server.apply(new_agent, [state["first"]], stream=("agent",), size=3 * weights(**sizes) + 1, **sizes)
+        agent = server.models.apply(new_agent, [state["first"]], stream=("agent",), size=3 * weights(**sizes) + 1, **sizes)
         state |= {"agent": agent, "older": agent, "replay": [], "model": state["first"]}
 
-    def _axes(self, server: Server) -> int:
-        """How many axes there are."""
-        return min(self.components, server.devices)
-
     def _inputs(self, server: Server) -> int:
-        """How long a state is."""
-        return self._axes(server) * (server.devices + 1)
+        return min(self.components, server.devices) * (server.devices + 1)
 
     def _look(self, server: Server, state: dict[str, Any]) -> None:
-        """The state of the run now."""
         models = [state["model"], *(state["local"].get(device, state["first"]) for device in range(server.devices))]
-        state["state"] = server.apply(along, [state["axes"], *models], size=self._inputs(server))
+        state["state"] = server.models.apply(along, [state["axes"], *models], size=self._inputs(server))
 
     async def _ask_agent(self, server: Server, state: dict[str, Any]) -> None:
-        """What the agent tells of that."""
         seen, actions = [state["agent"], state["state"]], server.devices
-        found = await server.value(server.apply(told, seen, size=actions, hidden=self.hidden, actions=actions))
+        found = await server.models.value(server.models.apply(told, seen, size=actions, hidden=self.hidden, actions=actions))
         state["values"] = found.tolist()
 
-    async def closed(
-        self, server: Server, state: dict[str, Any], received: Sequence[dict[str, Any]], models: ModelAssignment
-    ) -> None:
-        """The reward of the round; the agent sees what has become of the models, and learns."""
+    async def closed(self, server: Server, state: dict[str, Any], received: Updates, models: ModelAssignment) -> None:
         if "axes" not in state or not received:
             return
         before, local, reward = state["state"], state["local"], await self._reward(server, state, models)
         for entry in received:
             device = entry["device"]
-            local[device] = server.mix([(entry["update"], 1.0)], otherwise=local.get(device, state["first"]))
+            local[device] = server.models.mix([(entry["update"], 1.0)], otherwise=local.get(device, state["first"]))
         self._look(server, state)
         state["replay"] += [[before, entry["device"], reward, state["state"]] for entry in received]
         del state["replay"][: -self.memory]
@@ -197,18 +162,17 @@ class FAVOR(Selection):
         await self._ask_agent(server, state)
 
     async def _reward(self, server: Server, state: dict[str, Any], models: ModelAssignment) -> float:
-        """What the models now are worth, by the accuracy of the devices that they are for; they become the present one."""
+        """By the accuracy of the models on the devices that they are for; their mean becomes the present one."""
         sizes = [server.devices if devices is None else len(devices) for _, devices in models.values()]
         served = [(*entry, size) for entry, size in zip(models.values(), sizes, strict=True) if size]
         total = sum(size for *_, size in served)
         accuracy = 0.0
         for model, devices, size in served:
-            accuracy += (await server.test(model, devices) or 0.0) * size / total
-        state["model"] = server.mix([(model, size / total) for model, _, size in served], otherwise=state["model"])
+            accuracy += (await server.models.test(model, devices) or 0.0) * size / total
+        state["model"] = server.models.mix([(model, size / total) for model, _, size in served], otherwise=state["model"])
         return float(self.base ** (accuracy - self.target) - 1.0)
 
     def _learn(self, server: Server, state: dict[str, Any]) -> None:
-        """Some steps of the agent."""
         replay, number = state["replay"], state["round"]
         if number % self.refresh == 0:
             state["older"] = state["agent"]
@@ -219,7 +183,7 @@ class FAVOR(Selection):
             models = [state["agent"], state["older"], *befores, *afters]
             size = 3 * weights(self._inputs(server), self.hidden, server.devices) + 1
             constants |= {"chosen": list(actions), "rewards": list(rewards)}
-            state["agent"] = server.apply(learnt, models, size=size, **constants)
+            state["agent"] = server.models.apply(learnt, models, size=size, **constants)
 
 
 # The agent: [weights, Adam's first and second moments, steps made], of a perceptron inputs - hidden - actions.
@@ -266,12 +230,7 @@ def learnt(
 ) -> NDArray[np.floating]:
     """An agent after a step of Adam on the mean squared error of some actions.
 
-    Args:
-        models: the agent, the older one, then the states before each action and the states after each.
-        hidden, actions: sizes.
-        discount: gamma.
-        lr: of Adam.
-        chosen, rewards: of each action.
+    ``models``: the agent, the older one, then the states before each action and the states after each.
     """
     import torch
 

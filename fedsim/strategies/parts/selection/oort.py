@@ -15,7 +15,7 @@ from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
 from fedsim.language.spec import OnlyWith
 from fedsim.language.units import PositiveSeconds
-from fedsim.strategies.parts.selection import Selection
+from fedsim.strategies.parts.selection import Among, Ids, Selection, drawn
 
 Vector = NDArray[np.float64]
 
@@ -32,23 +32,21 @@ class Oort(Selection):
         Util = (min(U, the ``clip`` quantile of all) + sqrt(0.1 ln R / L)) (T / D)^penalty, the last factor where D > T.
 
     (1 - epsilon) of those wanted are drawn, with probabilities proportional to Util, from all whose Util is at least ``cutoff``
-    times that of the last who would be among the best. The others are of those never heard, the fastest first as far as the
-    server has seen: at random from those never asked, then those that were late, after the shortest time. epsilon falls from
-    ``exploration`` by ``decay`` a round to ``least_exploration``. The pacer: T begins at ``pacer_step`` and grows by it in each
-    round in which the utility of the last ``window`` rounds is less than that of the ``window`` rounds before. With ``pacer =
-    "published-code"`` T is a percentile of the times D of all clients that were heard: it begins at the 30th, and after each
-    ``window`` rounds is raised by 5 where the utility of the window is within 10 % of that before, and lowered by 5 where it
-    differs by five times and more; from 100 on no client is too slow. Who was asked ``most_times`` is asked only where there is
-    nobody else.
+    times that of the last who would be among the best. The others are of those never heard: at random from those never asked,
+    then those that were late, after the shortest time. epsilon falls from ``exploration`` by ``decay`` a round to
+    ``least_exploration``. A client that was asked ``most_times`` is asked only where there is nobody else. The pacer: T begins
+    at ``pacer_step`` and grows by it in each round in which the utility of the last ``window`` rounds is less than that of the
+    ``window`` rounds before. With ``pacer = "published-code"`` T is a percentile of the times D of all clients that were heard:
+    it begins at the 30th, and after each ``window`` rounds is raised by 5 where the utility of the window is within 10 % of
+    that before, and lowered by 5 where it differs by five times and more; from 100 on no client is too slow.
 
     A client that is late has taken at least so long: its D is known, but it is not heard. Nothing is learnt of clients whom a
-    strategy has chosen by itself (in a sweep). Without learning all losses are 1.
+    strategy has chosen by itself (in a sweep). Without learning all losses are 1. Without rounds R counts the draws of clients,
+    and the pacer versions.
 
     State: ``known``, device -> U, L, D (s; U and L are 0 until it is heard); ``asked``, how often; ``begun``, when those at
     work were asked (s); ``round``, R; ``preferred``, T (s); ``harvest``, the utility of each round; ``reports``, those of the
     open round.
-
-    Without rounds R counts the draws of clients, and the pacer versions.
 
     Attributes:
         pacer_step: Delta (s); the published code has none.
@@ -82,13 +80,10 @@ class Oort(Selection):
             raise ValueError("'pacer_step' is missing; allowed is a time, such as '10 s', or pacer = 'published-code'")
         return self
 
-    def select(
-        self, server: Server, state: dict[str, Any], count: int, ids: tuple[int, ...], among: list[int] | None = None
-    ) -> list[int]:
-        """Those who were heard by their utility, and others."""
+    def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
         state["round"] = ids[0] + 1
         known, asked = state.setdefault("known", {}), state.setdefault("asked", {})
-        there = server.sample(server.devices, "select", *ids, among=among)
+        there = server.clients.sample(server.devices, "select", *ids, among=among)
         tired = [device for device in there if self.most_times is not None and asked.get(device, 0) >= self.most_times]
         fresh = [device for device in there if device not in set(tired)]
         heard = [device for device in fresh if device in known and known[device][1]]
@@ -109,35 +104,25 @@ class Oort(Selection):
         return max(self.exploration * self.decay ** (number - 1), min(self.least_exploration, self.exploration))
 
     def utilities(self, entries: Sequence[Sequence[float]], number: int, preferred: float) -> Vector:
-        """Util of clients in a round, float64 [n].
-
-        Args:
-            entries: U, L and D (s) of each; at least one.
-            number: R, from 1.
-            preferred: T (s).
-        """
+        """Util of clients with U, L, D (s) of ``entries`` in round ``number`` with T = ``preferred`` (s); float64 [n]."""
         utility, last, took = np.array(entries, dtype=np.float64).T
         utility = np.minimum(utility, np.quantile(utility, self.clip, method="lower"))
         if self.scale == "unit":
             utility = (utility - utility.min()) / max(float(np.ptp(utility)), 1e-4)
         factor = np.where(took > preferred, preferred / np.maximum(took, 1e-9), 1.0) ** self.penalty
-        found: Vector = (utility + np.sqrt(0.1 * math.log(number) / last)) * factor
-        return found
+        return np.asarray((utility + np.sqrt(0.1 * math.log(number) / last)) * factor)
 
     def _best(self, server: Server, state: dict[str, Any], wanted: int, heard: list[int], ids: tuple[int, ...]) -> list[int]:
-        """So many of those who were heard."""
         if not wanted:
             return []
         known, preferred = state["known"], self.preferred(state)
         utility = self.utilities([known[device] for device in heard], state["round"], preferred)
         order = np.argsort(-utility, kind="stable")
         able = order[utility[order] >= self.cutoff * utility[order[wanted - 1]]]
-        # The smallest of exponential variates with these rates: the same as drawing one after another without replacement.
-        ages = server.rng("exploit", *ids).standard_exponential(len(able)) / np.maximum(utility[able], 1e-9)
-        return [heard[place] for place in able[np.argsort(ages, kind="stable")[:wanted]].tolist()]
+        variates = server.rng("exploit", *ids).standard_exponential(len(able))
+        return [heard[place] for place in able[drawn(utility[able], wanted, variates)].tolist()]
 
     def heard(self, server: Server, state: dict[str, Any], message: TaskEnd) -> None:
-        """How long it took, and its loss; nothing of one that another has chosen."""
         if message.device not in state.get("begun", {}):
             return
         took = server.now - state["begun"].pop(message.device)
@@ -149,11 +134,10 @@ class Oort(Selection):
             state.setdefault("reports", {})[message.device] = (message["trained-on"], message["training-loss"])
 
     async def learn(self, server: Server, state: dict[str, Any]) -> None:
-        """The utilities of those who have reported; and T."""
         reports = state.pop("reports", {})
         losses = [1.0] * len(reports)
-        if server.learns:
-            losses = [float(found[0]) for found in await server.numbers([loss for _, loss in reports.values()])]
+        if server.models.learns:
+            losses = [float(found[0]) for found in await server.models.numbers([loss for _, loss in reports.values()])]
         harvest = 0.0
         for (device, (samples, _)), loss in zip(reports.items(), losses, strict=True):
             utility = samples * loss if math.isfinite(loss) else 0.0
@@ -166,7 +150,6 @@ class Oort(Selection):
             state["percentile"] = self.percentile(history, harvest, state.get("percentile", _FIRST))
 
     def preferred(self, state: dict[str, Any]) -> float:
-        """T (s)."""
         if self.pacer_step is not None:
             return float(state.setdefault("preferred", self.pacer_step))
         times = sorted(took for _, last, took in state["known"].values() if last)
@@ -191,6 +174,9 @@ class Oort(Selection):
         poorer = len(history) == 2 * self.window and sum(history[: self.window]) > sum(history[self.window :])
         return preferred + (self.pacer_step or 0.0) if poorer else preferred
 
-    def report(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
-        """The loss of its last epoch, and how many samples that is of."""
-        return {} if done.trained is None else {"trained-on": Header(done.samples), "training-loss": Lazy("loss", done.trained)}
+    def report(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
+        return (
+            {}
+            if result.trained is None
+            else {"trained-on": Header(result.samples), "training-loss": Lazy("loss", result.trained)}
+        )

@@ -1,7 +1,7 @@
 """Power-of-choice (Cho, Wang and Joshi, "Towards understanding biased client selection", AISTATS 2022)."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -15,7 +15,7 @@ from fedsim.federation.server import Server
 from fedsim.language.spec import OnlyWith, Spec
 from fedsim.language.units import PositiveSeconds
 from fedsim.learning.refs import Ref
-from fedsim.strategies.parts.selection import Selection
+from fedsim.strategies.parts.selection import Among, Answers, Ids, Selection, drawn, lowest
 from fedsim.world.task import Computation, Evaluate
 
 
@@ -25,12 +25,12 @@ class PowerOfChoice(Selection):
     Section 3, pi_pow-d: each candidate receives the present model (d parameters; ``loss-query``), tests it on its own training
     data, which takes a forward pass over them, and answers with its loss (4 bytes; ``loss``). In a strategy with groups it is
     asked about its group's model, without a group about all of them, and the least loss counts. With ``samples`` it estimates
-    the loss on so many samples, drawn anew each time (section 5, pi_cpow-d). With ``losses = "reported"``
-    (section 5, pi_rpow-d) nobody is asked: what counts is the loss of the last local epoch that a client has sent with its
-    update (4 bytes), for one that never did infinity.
+    the loss on so many samples, drawn anew each time (section 5, pi_cpow-d). With ``losses = "reported"`` (section 5,
+    pi_rpow-d) nobody is asked: the loss of the last local epoch counts that a client has sent with its update (4 bytes),
+    infinity for one that never did.
 
-    Samples are what the server was told with updates; who has sent none counts as the mean of the others. Without learning
-    there are no losses: the candidates drawn first are taken. Looks at every device that is there: O(population).
+    Sample counts are those sent with updates; a client that has sent none counts as the mean of the others. Without learning
+    the candidates drawn first are taken. Looks at every device that is there: O(population).
 
     State: ``samples``; with reports ``losses``, both by device, and ``reports``, those of the open round.
 
@@ -49,72 +49,57 @@ class PowerOfChoice(Selection):
 
     @property
     def asks(self) -> bool:
-        """With losses that are asked for."""
         return self.losses == "asked"
 
     @property
     def needs_model(self) -> bool:
-        """As it asks about the present model."""
         return self.asks
 
-    def select(
-        self, server: Server, state: dict[str, Any], count: int, ids: tuple[int, ...], among: list[int] | None = None
-    ) -> list[int]:
-        """The candidates; those with the highest reported losses where nobody is asked."""
-        there = server.online() if among is None else [device for device in among if server.idle(device)]
+    def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
+        there = server.clients.online() if among is None else [device for device in among if server.clients.idle(device)]
         told = state.setdefault("samples", {})
         usual = sum(told.values()) / len(told) if told else 1.0
         weights = np.array([told.get(device, usual) for device in there], dtype=np.float64)
-        # The smallest of exponential variates with these rates: the same as drawing one after another without replacement.
-        ages = server.rng("select", *ids).standard_exponential(server.devices)[there] / np.maximum(weights, 1e-9)
-        drawn = [there[place] for place in np.argsort(ages, kind="stable")[: max(self.candidates, count)].tolist()]
+        variates = server.rng("select", *ids).standard_exponential(server.devices)[there]
+        candidates = [there[place] for place in drawn(weights, max(self.candidates, count), variates)]
         if self.asks:
-            return drawn
+            return candidates
         losses = state.setdefault("losses", {})
-        return sorted(drawn, key=lambda device: -losses.get(device, math.inf))[:count]
+        return lowest(candidates, count, lambda device: -losses.get(device, math.inf))
 
     def heard(self, server: Server, state: dict[str, Any], message: TaskEnd) -> None:
-        """How many samples it has, and its loss if that was reported."""
         if "trained-on" in message.contents:
             state.setdefault("samples", {})[message.device] = message["trained-on"]
             if not self.asks:
                 state.setdefault("reports", {})[message.device] = message["training-loss"]
 
     async def learn(self, server: Server, state: dict[str, Any]) -> None:
-        """The losses that were reported."""
         reports = state.pop("reports", {})
-        if server.learns:
-            found = await server.numbers(list(reports.values()))
+        if server.models.learns:
+            found = await server.models.numbers(list(reports.values()))
             state.setdefault("losses", {}).update(zip(reports, (_known(numbers) for numbers in found), strict=True))
 
     def question(self, models: Sequence[Ref]) -> Contents:
-        """The present model."""
         return {"loss-query": list(models)}
 
-    async def choose(
-        self, server: Server, state: dict[str, Any], count: int, answers: Mapping[int, Mapping[str, Any]]
-    ) -> list[int]:
-        """The highest losses; of equals who was drawn first."""
+    async def choose(self, server: Server, state: dict[str, Any], count: int, answers: Answers) -> list[int]:
         candidates = list(answers)
-        if not server.learns:
+        if not server.models.learns:
             return candidates[:count]
-        found = await server.numbers([answers[device]["loss"] for device in candidates])
+        found = await server.models.numbers([answers[device]["loss"] for device in candidates])
         losses = dict(zip(candidates, (_known(numbers) for numbers in found), strict=True))
-        return sorted(candidates, key=lambda device: -losses[device])[:count]
+        return lowest(candidates, count, lambda device: -losses[device])
 
-    def look(self, device: Device, order: Instruction) -> Sequence[Computation]:
-        """Test the model, on ``samples`` samples if so many are given."""
-        return (Evaluate(tuple(order["loss-query"]), samples=self.samples),)
+    def look(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+        return (Evaluate(tuple(instruction["loss-query"]), samples=self.samples),)
 
-    def answer(self, device: Device, order: Instruction, done: LocalResult, params: Spec) -> Contents:
-        """The loss."""
-        assert done.tested is not None
-        return {"loss": Lazy("losses", done.tested)}
+    def answer(self, device: Device, instruction: Instruction, result: LocalResult, params: Spec) -> Contents:
+        assert result.tested is not None
+        return {"loss": Lazy("losses", result.tested)}
 
-    def report(self, device: Device, order: Instruction, done: LocalResult) -> Contents:
-        """How many samples it has trained on, and the loss in the last epoch if nobody asks."""
-        loss = {} if self.asks or done.trained is None else {"training-loss": Lazy("loss", done.trained)}
-        return {"trained-on": Header(done.samples), **loss}
+    def report(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
+        loss = {} if self.asks or result.trained is None else {"training-loss": Lazy("loss", result.trained)}
+        return {"trained-on": Header(result.samples), **loss}
 
 
 def _known(losses: "np.ndarray[Any, np.dtype[np.float64]]") -> float:

@@ -1,0 +1,355 @@
+"""Partitions that deal all samples out: evenly, by shards or Dirichlet shares, from a file, or to groups that are the truth."""
+
+import heapq
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, field_validator
+
+from fedsim.data.dataset import Dataset
+from fedsim.data.federated import FederatedData, Index, Shard
+from fedsim.data.partitions.base import Partition, deal_evenly, deal_test_alike, federated, gather, require_devices
+from fedsim.data.sources.own import read_arrays
+from fedsim.errors import DataError, ScenarioError
+from fedsim.files import SOUGHT, read_json, sought
+from fedsim.streams import Streams
+
+
+class Iid(Partition):
+    """Training and test samples are shuffled and dealt evenly: sizes differ by at most one, labels by chance only."""
+
+    kind: Literal["iid"] = "iid"
+
+    def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
+        require_devices(devices, dataset.train_size, f"'{dataset.name}' has {dataset.train_size} training samples")
+        train = deal_evenly(dataset.train, devices, streams.generator("world/data/train"))
+        return federated(dataset, train, deal_evenly(dataset.test, devices, streams.generator("world/data/test")))
+
+
+class Shards(Partition):
+    """Samples sorted by class are cut into even shards, and each device gets some at random (McMahan et al. 2017, non-IID).
+
+    All training samples are dealt, each to one device. Test samples follow each device's own labels.
+
+    Attributes:
+        per_device: shards of a device: 2 as in the source, 1 as in Karimireddy et al. 2020 (SCAFFOLD).
+        similarity: the share of the samples that is dealt at random instead, as in Karimireddy et al. 2020; 1 gives IID data.
+    """
+
+    kind: Literal["shards"] = "shards"
+    per_device: int = Field(default=2, ge=1, le=1_000_000)
+    similarity: float = Field(default=0.0, ge=0.0, le=1.0)
+
+    def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
+        size, each = dataset.train_size, self.per_device
+        require_devices(
+            devices, size // each, f"'{dataset.name}' has {size} training samples and each device gets {each} shards"
+        )
+        generator = streams.generator("world/data/train")
+        even, others = np.split(generator.permutation(dataset.train), [round(self.similarity * size)])
+        ordered = others[np.argsort(dataset.pool.y[others], kind="stable")]
+        shards = np.array_split(ordered, devices * each)
+        dealt = generator.permutation(len(shards)).reshape(devices, each)
+        parts = zip(np.array_split(even, devices), dealt.tolist(), strict=True)
+        train = [np.concatenate([mine, *(shards[shard] for shard in own)]) for mine, own in parts]
+        return federated(dataset, train, deal_test_alike(dataset, train, streams))
+
+
+class Dirichlet(Partition):
+    """Each class is cut among the devices in shares drawn from Dirichlet(alpha, ..., alpha) (Yurochkin et al. 2019).
+
+    All training samples are dealt, each to one device; labels and sizes are both skewed. Test samples follow each device's
+    own labels.
+
+    Attributes:
+        alpha: the smaller, the fewer classes a device holds; 100 is nearly IID.
+        minimum: training samples that each device has at least. A device below it gets random ones from whoever holds most.
+    """
+
+    kind: Literal["dirichlet"] = "dirichlet"
+    alpha: float = Field(default=0.5, ge=0.001, le=1e6)
+    minimum: int = Field(default=2, ge=1)
+
+    def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
+        most = dataset.train_size // self.minimum
+        require_devices(
+            devices, most, f"'{dataset.name}' has {dataset.train_size} training samples and each device needs {self.minimum}"
+        )
+        generator = streams.generator("world/data/train")
+        parts = [generator.permutation(part) for part in dataset.by_class(dataset.train)]
+        owners = [self._owners(len(part), devices, generator) for part in parts]
+        train = gather(np.concatenate(owners), np.concatenate(parts), devices)
+        self._fill_up(train, generator)
+        return federated(dataset, train, deal_test_alike(dataset, train, streams))
+
+    def _owners(self, size: int, devices: int, generator: np.random.Generator) -> NDArray[np.int64]:
+        """The owner of each of a class's ``size`` samples, ascending."""
+        shares = generator.dirichlet(np.full(devices, self.alpha))
+        edges = np.floor(np.cumsum(shares) * size + 0.5).astype(np.int64).clip(0, size)
+        edges[-1] = size
+        return np.repeat(np.arange(devices), np.diff(edges, prepend=0))
+
+    def _fill_up(self, held: list[Index], generator: np.random.Generator) -> None:
+        """Move samples from the largest devices to those below the minimum, in place."""
+        largest = [(-len(index), device) for device, index in enumerate(held)]
+        heapq.heapify(largest)
+        for device in range(len(held)):
+            while len(held[device]) < self.minimum:
+                size, donor = heapq.heappop(largest)
+                position = int(generator.integers(-size))
+                held[device] = np.append(held[device], held[donor][position])
+                held[donor] = np.delete(held[donor], position)
+                heapq.heappush(largest, (size + 1, donor))
+
+
+_EXAMPLE = '{"0": {"train": [3, 14], "test": [1]}, "1": {"train": [15]}}'
+
+
+class PartitionFile(Partition):
+    """Who holds what is written in a file.
+
+    JSON: an object with one entry a device, in the order of the devices; an entry is a list of training indices, or an
+    object with ``train`` and perhaps ``test``. NPZ: arrays ``train_0``, ``train_1``, ... and perhaps ``test_0``, ... Indices
+    count from 0 within the published training and test sets. If no device has test indices, test samples follow the
+    devices' labels. A sample may be on several devices.
+
+    Attributes:
+        path: the file; a relative path starts from ``data.root``, else the working directory, else ``$FEDSIM_DATA``.
+    """
+
+    kind: Literal["file"] = "file"
+    path: str
+
+    def under(self, root: Path | None) -> Self:
+        return self.model_copy(update={"path": str(sought(self.path, root))})
+
+    def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
+        path = Path(self.path)
+        entries = _read_npz(path) if path.suffix == ".npz" else _read_json(path)
+        if len(entries) != devices:
+            raise ScenarioError(f"population.devices is {devices}; the partition file '{path}' has {len(entries)} devices")
+        train = [_index(path, f"{name}, train", entry["train"], dataset.train) for name, entry in entries.items()]
+        if any("test" in entry for entry in entries.values()):
+            test = [_index(path, f"{name}, test", entry.get("test", []), dataset.test) for name, entry in entries.items()]
+        else:
+            test = deal_test_alike(dataset, train, streams)
+        return federated(dataset, train, test)
+
+
+def _read_json(path: Path) -> dict[str, dict[str, Any]]:
+    try:
+        content = read_json(path)
+    except FileNotFoundError:
+        raise DataError(f"data.partition.path names '{path}', which does not exist; {SOUGHT}") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"'{path}' cannot be read as JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise DataError(f"'{path}' is not an object of devices, such as {_EXAMPLE}")
+    entries = {name: {"train": entry} if isinstance(entry, list) else entry for name, entry in content.items()}
+    for name, entry in entries.items():
+        if not isinstance(entry, dict) or "train" not in entry or not entry.keys() <= {"train", "test"}:
+            raise DataError(f"'{path}': device {name} is neither a list nor an object of 'train' and 'test', as in {_EXAMPLE}")
+    return entries
+
+
+def _read_npz(path: Path) -> dict[str, dict[str, Any]]:
+    arrays = read_arrays(path, "data.partition.path")
+    devices = sum(name.startswith("train_") for name in arrays)
+    known = {f"{part}_{device}" for part in ("train", "test") for device in range(devices)}
+    strange = [name for name in arrays if name not in known]
+    if strange or not devices:
+        raise DataError(
+            f"'{path}' holds {', '.join(strange) or 'no arrays'}; allowed are train_0, train_1, ... and test_0, test_1, ..."
+        )
+    return {
+        str(device): {part: arrays[f"{part}_{device}"] for part in ("train", "test") if f"{part}_{device}" in arrays}
+        for device in range(devices)
+    }
+
+
+def _index(path: Path, what: str, entry: Any, samples: Index) -> Index:
+    """Pool indices for the indices that a device's entry gives within ``samples``."""
+    try:
+        numbers: NDArray[Any] = np.asarray(entry)
+    except ValueError:  # lists within a list
+        raise DataError(f"'{path}': device {what} is not a list of whole numbers") from None
+    if numbers.size == 0:
+        return samples[:0]
+    if numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer):
+        raise DataError(f"'{path}': device {what} is not a list of whole numbers")
+    outside = numbers[(numbers < 0) | (numbers >= len(samples))]
+    if len(outside):
+        raise DataError(f"'{path}': device {what} has the index {outside[0]}; allowed are 0 to {len(samples) - 1}")
+    return np.take(samples, numbers)
+
+
+def _require_members(groups: int, devices: int) -> None:
+    if devices < groups:
+        raise ScenarioError(
+            f"data.partition.groups is {groups}; with population.devices = {devices}, 1 to {devices} are allowed"
+        )
+
+
+class LabelGroups(Partition):
+    """Each group of devices has its own classes: the clearest grouping that label skew can give.
+
+    Device d belongs to group d mod ``groups``, which is its true group. Group g has the classes g C/groups up to the next
+    group's. Within a group the training samples are dealt at random, to all devices equally many: what the group with the
+    fewest samples for a device allows; the few left over are unused. Published test samples are dealt evenly, each to a
+    device whose group has its class.
+
+    Attributes:
+        groups: number of groups; divides the number of classes.
+    """
+
+    kind: Literal["label-groups"] = "label-groups"
+    groups: int = Field(default=5, ge=1)
+
+    def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
+        self._require_fit(dataset, devices)
+        members = [len(range(group, devices, self.groups)) for group in range(self.groups)]
+        held, tested = self._of_groups(dataset, dataset.train), self._of_groups(dataset, dataset.test)
+        size = min(len(samples) // count for samples, count in zip(held, members, strict=True))
+        train = [
+            streams.generator("world/data/train", group).permutation(held[group])[: size * count].reshape(count, size)
+            for group, count in enumerate(members)
+        ]
+        test = [
+            deal_evenly(tested[group], count, streams.generator("world/data/test", group))
+            for group, count in enumerate(members)
+        ]
+        place = [divmod(device, self.groups) for device in range(devices)]
+        return federated(
+            dataset,
+            [train[group][position] for position, group in place],
+            [test[group][position] for position, group in place],
+            truth=np.arange(devices) % self.groups,
+        )
+
+    def _of_groups(self, dataset: Dataset, index: Index) -> list[Index]:
+        """The samples of each group's classes."""
+        group = dataset.pool.y[index] // (dataset.pool.classes // self.groups)
+        return gather(group, index, self.groups)
+
+    def _require_fit(self, dataset: Dataset, devices: int) -> None:
+        groups, classes = self.groups, dataset.pool.classes
+        if classes % groups:
+            allowed = ", ".join(str(number) for number in range(1, classes + 1) if classes % number == 0)
+            raise ScenarioError(
+                f"data.partition.groups is {groups}; '{dataset.name}' has {classes} classes, so {allowed} are allowed"
+            )
+        _require_members(groups, devices)
+        fewest = min(map(len, self._of_groups(dataset, dataset.train)))
+        require_devices(devices, groups * fewest, f"'{dataset.name}' has {fewest} training samples for a group")
+
+
+_TRIES = 10_000
+
+
+class Permutations(Partition):
+    """IID shards whose labels each group of devices permutes in its own way (Sattler et al. 2020, CFL).
+
+    Device d belongs to group d mod ``groups``, which is its true group. The first group keeps the published labels. The
+    permutation holds for training and test labels alike.
+
+    Attributes:
+        groups: number of permutations.
+        agree: labels on which two permutations agree at most; two never agree on all.
+        test: ``whole``: every device is tested on the whole published test set; ``share``: on its even share of it.
+    """
+
+    kind: Literal["permutations"] = "permutations"
+    groups: int = Field(default=4, ge=1)
+    agree: int = Field(default=2, ge=0)
+    test: Literal["whole", "share"] = "whole"
+
+    def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
+        require_devices(devices, dataset.train_size, f"'{dataset.name}' has {dataset.train_size} training samples")
+        _require_members(self.groups, devices)
+        maps = self.draw(dataset.pool.classes, streams.generator("world/data/permutations"))
+        train = deal_evenly(dataset.train, devices, streams.generator("world/data/train"))
+        if self.test == "whole":
+            test = [dataset.test] * devices  # one array for all
+        else:
+            test = deal_evenly(dataset.test, devices, streams.generator("world/data/test"))
+        truth = np.arange(devices) % self.groups
+        shards = [
+            Shard(mine, tested, label_map=maps[group] if group else None)
+            for mine, tested, group in zip(train, test, truth, strict=True)
+        ]
+        return FederatedData(dataset.pool, shards, truth=truth)
+
+    def draw(self, classes: int, generator: np.random.Generator) -> list[NDArray[np.int64]]:
+        """Permutations of 0..C-1, int64 [C] each, the first of them the identity.
+
+        Raises:
+            ScenarioError: so many that agree so little were not found.
+        """
+        agree = min(self.agree, classes - 2)  # C - 1 is impossible, and C would be the same permutation twice
+        found = [np.arange(classes)]
+        for _ in range(_TRIES):
+            if len(found) == self.groups:
+                break
+            candidate = generator.permutation(classes)
+            if all(np.count_nonzero(candidate == other) <= agree for other in found):
+                found.append(candidate)
+        if len(found) < self.groups:
+            raise ScenarioError(
+                f"data.partition.groups is {self.groups}; only {len(found)} permutations of {classes} labels that agree on at "
+                f"most {agree} were found: lower it, or raise data.partition.agree"
+            )
+        return found
+
+
+class Rotations(Partition):
+    """Each rotation has the complete training and test sets, shared out among its own devices (Ghosh et al. 2020, IFCA).
+
+    Device d belongs to rotation d mod k, which is its true group. Training samples are shuffled again for each rotation and
+    dealt evenly among its devices; test samples are dealt in order.
+
+    Attributes:
+        degrees: the k rotations, counter-clockwise, multiples of 90: four for MNIST, ``[0, 180]`` for CIFAR-10.
+        most_samples: training samples of a device, of its even share, at most: as many as in a publication with more devices.
+    """
+
+    kind: Literal["rotations"] = "rotations"
+    degrees: list[int] = Field(default=[0, 90, 180, 270], min_length=1)
+    most_samples: int | None = Field(default=None, ge=1)
+
+    @field_validator("degrees")
+    @classmethod
+    def _quarter_turns(cls, degrees: list[int]) -> list[int]:
+        if any(turn not in (0, 90, 180, 270) for turn in degrees) or len(set(degrees)) < len(degrees):
+            raise ValueError(f"{degrees} are not different rotations out of 0, 90, 180 and 270")
+        return degrees
+
+    def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
+        self._require_images(dataset)
+        groups = len(self.degrees)
+        if devices < groups:
+            raise ScenarioError(f"population.devices is {devices}; {groups} rotations need at least {groups}")
+        require_devices(
+            devices,
+            groups * dataset.train_size,
+            f"'{dataset.name}' has {dataset.train_size} training samples for each rotation",
+        )
+        truth = np.arange(devices) % groups
+        shards: dict[int, Shard] = {}
+        for group, degrees in enumerate(self.degrees):
+            members = np.flatnonzero(truth == group)
+            train = deal_evenly(dataset.train, len(members), streams.generator("world/data/train", group))
+            test = np.array_split(dataset.test, len(members))
+            for member, mine, tested in zip(members, train, test, strict=True):
+                shards[int(member)] = Shard(mine[: self.most_samples], tested, quarter_turns=degrees // 90)
+        return FederatedData(dataset.pool, [shards[device] for device in range(devices)], truth=truth)
+
+    def _require_images(self, dataset: Dataset) -> None:
+        shape = dataset.pool.shape
+        sideways = any(degrees % 180 for degrees in self.degrees)
+        if len(shape) != 3 or (sideways and shape[1] != shape[2]):
+            raise ScenarioError(
+                f"data.partition.kind is 'rotations'; the samples of '{dataset.name}' have the shape {shape}, and only "
+                "square images can be turned (oblong ones by 180 degrees)"
+            )

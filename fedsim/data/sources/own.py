@@ -1,0 +1,198 @@
+"""The user's own data: numpy archives, and folders as Hugging Face's ``datasets`` saves them, read without that library."""
+
+import io
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+from zipfile import is_zipfile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.data.dataset import Raw, Samples
+from fedsim.data.sources.base import Source, checked_labels, every_fifth
+from fedsim.errors import DataError, nearest
+from fedsim.files import SOUGHT, read_json, regular, sought
+
+_MOST_CLASSES = 100_000  # labels index tables a class wide: of each device's samples, of outputs
+
+
+class Npz(Source):
+    """Arrays of the user's own in one ``.npz`` file.
+
+    Attributes:
+        path: the file; a relative path starts from ``data.root``, else the working directory, else ``$FEDSIM_DATA``. It holds
+            ``x_train``, ``y_train``, ``x_test`` and ``y_test``, or ``x`` and ``y``, of which every fifth sample of each class
+            becomes a test sample.
+            Samples are uint8 or floats: vectors [n, features], grey images [n, h, w] or images [n, c, h, w]; labels are
+            integers from 0.
+    """
+
+    published: ClassVar[bool] = False
+    kind: Literal["npz"] = "npz"
+    path: str
+
+    def load(self, root: Path | None) -> Raw:
+        path = sought(self.path, root)
+        return raw_of(path, read_arrays(path, "data.source.path"))
+
+
+def raw_of(path: Path, arrays: dict[str, NDArray[np.generic]]) -> Raw:
+    """The data set of a file's arrays, which are named as in ``Npz``.
+
+    Raises:
+        DataError: says which array is missing, or not as it must be.
+    """
+    if "x_train" in arrays or "x" not in arrays:
+        x_train, y_train = _pair(path, arrays, "x_train", "y_train")
+        x_test, y_test = _pair(path, arrays, "x_test", "y_test")
+    else:
+        x, y = _pair(path, arrays, "x", "y")
+        test = every_fifth(y)
+        x_train, y_train, x_test, y_test = x[~test], y[~test], x[test], y[test]
+    if x_train.shape[1:] != x_test.shape[1:] or x_train.dtype != x_test.dtype:
+        raise DataError(
+            f"'{path}': x_train holds samples of shape {x_train.shape[1:]} and type {x_train.dtype}, "
+            f"but x_test of {x_test.shape[1:]} and {x_test.dtype}"
+        )
+    classes = int(max(y_train.max(), y_test.max(initial=0))) + 1
+    peak = 255.0 if x_train.dtype == np.uint8 else 1.0
+    return Raw(path.stem, x_train, y_train, x_test, y_test, classes, peak)
+
+
+def read_arrays(path: Path, key: str) -> dict[str, NDArray[np.generic]]:
+    """The arrays of an ``.npz`` file that the scenario names at ``key``.
+
+    Raises:
+        DataError: there is no such file, or it is none of plain arrays.
+    """
+    try:
+        if not is_zipfile(regular(path)):
+            raise ValueError("it is no zip file")
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except FileNotFoundError:
+        raise DataError(f"{key} names '{path}', which does not exist; {SOUGHT}") from None
+    except Exception as error:  # numpy and zipfile raise many kinds for a damaged archive
+        raise DataError(f"'{path}' cannot be read as an .npz archive of plain arrays: {error}") from None
+
+
+def _pair(path: Path, arrays: dict[str, NDArray[np.generic]], x_name: str, y_name: str) -> tuple[Samples, NDArray[np.int64]]:
+    for name in (x_name, y_name):
+        if name not in arrays:
+            raise DataError(
+                f"'{path}' has no array '{name}'; it has {', '.join(arrays) or 'none'}, "
+                "and needs x_train, y_train, x_test and y_test, or x and y"
+            )
+    x, y = arrays[x_name], arrays[y_name]
+    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
+        raise DataError(f"'{path}': '{y_name}' is of shape {y.shape} and type {y.dtype}; labels are integers of shape (n,)")
+    if not 2 <= x.ndim <= 4:
+        raise DataError(f"'{path}': '{x_name}' is of shape {x.shape}; allowed are (n, features), (n, h, w) and (n, c, h, w)")
+    if len(x) != len(y) or not len(x):
+        raise DataError(
+            f"'{path}': '{x_name}' has {len(x)} samples and '{y_name}' {len(y)} labels; they must match and not be empty"
+        )
+    return _samples(path, x_name, x), checked_labels(path, y.astype(np.int64), _MOST_CLASSES)
+
+
+def _samples(path: Path, name: str, x: NDArray[np.generic]) -> Samples:
+    if 0 in x.shape:
+        raise DataError(f"'{path}': '{name}' is of shape {x.shape}; each sample needs one number at least")
+    if x.ndim == 3:
+        x = x[:, None]
+    if x.dtype == np.uint8:
+        return np.asarray(x, dtype=np.uint8)
+    if not np.issubdtype(x.dtype, np.floating):
+        raise DataError(f"'{path}': '{name}' is of type {x.dtype}; allowed are uint8 and floats")
+    with np.errstate(over="ignore"):
+        numbers = x.astype(np.float32)
+    if not np.isfinite(numbers).all():
+        raise DataError(f"'{path}': '{name}' has values that are not finite")
+    return numbers
+
+
+class HuggingFace(Source):
+    """A folder that ``save_to_disk`` has written: of one data set, or of its splits ``train`` and ``test``.
+
+    Without splits every fifth sample of each class becomes a test sample.
+
+    Attributes:
+        path: the folder; a relative path starts from ``data.root``, else the working directory, else ``$FEDSIM_DATA``.
+        x: the column of the samples: images (Pillow decodes them), or numbers in lists of one length, as ``Array2D`` has them.
+        y: the column of the labels.
+    """
+
+    published: ClassVar[bool] = False
+    kind: Literal["huggingface"] = "huggingface"
+    path: str
+    x: str = "image"
+    y: str = "label"
+
+    def load(self, root: Path | None) -> Raw:
+        folder = sought(self.path, root)
+        parts = ["train", "test"] if (folder / "dataset_dict.json").is_file() else [""]
+        arrays = {}
+        for part in parts:
+            columns = _read(folder / part, [self.x, self.y])
+            for name, column in zip("xy", columns, strict=True):
+                arrays[f"{name}_{part}" if part else name] = column
+        return raw_of(folder, arrays)
+
+
+def _read(folder: Path, names: list[str]) -> list[NDArray[Any]]:
+    import pyarrow as pa
+
+    try:
+        files = [folder / each["filename"] for each in read_json(folder / "state.json")["_data_files"]]
+        tables = [pa.ipc.open_stream(regular(file).read_bytes()).read_all() for file in files]
+    except FileNotFoundError as error:
+        raise DataError(
+            f"data.source.path: there is no '{error.filename}'; give a folder that datasets' save_to_disk has written"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"'{folder}' cannot be read as a Hugging Face data set: {error}") from None
+    table = pa.concat_tables(tables)
+    for name in names:
+        if name not in table.column_names:
+            known = f"{', '.join(table.column_names)}{nearest(name, table.column_names)}"
+            raise DataError(f"data.source: '{folder}' has no column '{name}'; it has {known}")
+    return [_array(folder, name, table[name].combine_chunks()) for name in names]
+
+
+def _array(folder: Path, name: str, column: Any) -> NDArray[Any]:
+    """A column's values: of one number each, of lists of lists of one length, or of images, [n, c, h, w] or [n, h, w]."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if column.null_count:
+        raise DataError(f"'{folder}': column '{name}' has no value at {column.null_count} places")
+    if pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
+        images = [_image(folder, name, value) for value in column.field("bytes").to_pylist()]
+        if len({image.shape for image in images}) != 1:
+            raise DataError(f"'{folder}': the images of column '{name}' are not all of one shape")
+        stacked = np.stack(images)
+        return stacked.transpose(0, 3, 1, 2) if stacked.ndim == 4 else stacked
+    column = column.storage if isinstance(column, pa.ExtensionArray) else column
+    shape = [len(column)]
+    while pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type) or pa.types.is_large_list(column.type):
+        lengths = pc.list_value_length(column).unique().to_pylist()
+        if len(lengths) != 1:
+            raise DataError(f"'{folder}': the lists of column '{name}' are not all of one length")
+        shape.append(lengths[0])
+        column = column.flatten()
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        raise DataError(
+            f"'{folder}': column '{name}' is of type {column.type}; allowed are images, numbers and lists of numbers"
+        )
+    return column.to_numpy(zero_copy_only=False).reshape(shape)  # type: ignore[no-any-return]
+
+
+def _image(folder: Path, name: str, data: bytes | None) -> NDArray[np.uint8]:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise DataError(f"data.source: images need Pillow, which cannot be imported ({error}); pip install pillow") from error
+    try:
+        return np.asarray(Image.open(io.BytesIO(data or b"")), dtype=np.uint8)
+    except OSError as error:
+        raise DataError(f"'{folder}': column '{name}' has an image that cannot be read: {error}") from None

@@ -1,0 +1,184 @@
+"""Test samples, and models applied to them.
+
+A test image that many devices hold (in the same orientation) is computed once for all of them. Which devices a model is tested
+on may change from test to test. A result does not depend on what was tested before: a model always meets its images in an
+order of their own, in blocks.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim.data.federated import FederatedData, Shard
+from fedsim.learning.evaluation import Evaluation
+from fedsim.learning.refs import Weights
+from fedsim.learning.solvers.base import Solver, compute_with_one_thread
+
+_BLOCK_NUMBERS = 1 << 20  # numbers in the samples of one block of work
+_KEPT_BYTES = 1 << 30  # of the lists of who holds which, and of their images
+
+Judged = tuple[NDArray[np.float32], NDArray[np.bool_]]
+"""The loss of each sample under a model, and whether its answer is right."""
+
+
+class Block:
+    """Some test images by ascending number, which is quarter turns x pool size + index.
+
+    Called on a worker, it gives them as float32 [block, *shape]: made at the first call in a process and then, unless the list
+    is too long, kept.
+    """
+
+    def __init__(self, samples: FederatedData, device: torch.device, numbers: NDArray[np.int64], keep: bool) -> None:
+        self._parts = samples, device, numbers, keep
+        self._images: Tensor | None = None
+
+    def __reduce__(self) -> Any:
+        return Block, self._parts  # no image is sent to another process
+
+    def __call__(self) -> Tensor:
+        """The images, in memory of torch's: aligned, whatever numpy's was."""
+        if self._images is not None:
+            return self._images
+        samples, device, numbers, keep = self._parts
+        turns, index = np.divmod(numbers, len(samples.pool.y))
+        images = torch.empty(len(numbers), *samples.pool.shape, device=device)
+        nothing = np.empty(0, dtype=np.int32)
+        for turn in np.unique(turns).tolist():
+            x, _ = samples.test_samples(Shard(nothing, index[turns == turn].astype(np.int32), turn))
+            begin = int(np.searchsorted(turns, turn))
+            images[begin : begin + len(x)] = torch.from_numpy(x)
+        self._images = images if keep else None
+        return images
+
+
+@dataclass(frozen=True)
+class TestSamples:
+    """The test samples of some devices.
+
+    Attributes:
+        devices: whose.
+        owner: position of each sample's device in ``devices``, int64 [samples]; samples stand device by device.
+        order: the samples by image, int64 [samples].
+        blocks: the distinct images, each with the samples of it in that order: which image within it, and the label.
+        bytes: memory that all of it takes.
+    """
+
+    devices: list[int]
+    owner: NDArray[np.int64]
+    order: NDArray[np.int64]
+    blocks: list[tuple[Block, NDArray[np.int64], NDArray[np.int64]]]
+    bytes: int
+
+
+class TestSets:
+    """Every device's test samples in its current version; ``samples`` is ``data`` without shards, which workers get."""
+
+    def __init__(self, data: FederatedData, samples: FederatedData, device: torch.device) -> None:
+        self._data = data
+        self._samples = samples
+        self._device = device
+        self._versions = np.zeros(len(data.shards), dtype=np.int64)
+        self._lists: dict[tuple[int, ...] | None, TestSamples] = {}
+        self._list_bytes = 0
+
+    def shift(self, device: int, version: int) -> None:
+        """From now on ``device`` is tested on another version of its data."""
+        self._versions[device] = version
+        self._lists.clear()
+        self._list_bytes = 0
+
+    def of(self, devices: Sequence[int] | None) -> TestSamples:
+        """The samples of some devices, or of all; kept while there is room, the latest longest."""
+        key = None if devices is None else tuple(devices)
+        samples = self._lists.pop(key, None)
+        if samples is None:
+            samples = self._gather(range(len(self._versions)) if devices is None else devices)
+            self._list_bytes += samples.bytes
+            while self._lists and self._list_bytes > _KEPT_BYTES:
+                self._list_bytes -= self._lists.pop(next(iter(self._lists))).bytes
+        self._lists[key] = samples
+        return samples
+
+    def own(self, device: int) -> tuple[Callable[[], Tensor], NDArray[np.int64]]:
+        """One device's samples as they are: a function that makes x, float32 [n, *shape], and y, int64 [n]."""
+        shard = self._shard(device)
+        return partial(_own, self._samples, shard), self._data.test_labels(shard)
+
+    def _shard(self, device: int) -> Shard:
+        return self._data.shard(device, int(self._versions[device]))
+
+    def _gather(self, devices: Sequence[int]) -> TestSamples:
+        pool = self._data.pool
+        shards = [self._shard(device) for device in devices]
+        sizes = np.array([len(shard.test) for shard in shards], dtype=np.int64)
+        turns = np.array([shard.quarter_turns % 4 for shard in shards], dtype=np.int64)
+        owner = np.repeat(np.arange(len(shards)), sizes)
+        index = np.concatenate([np.empty(0, np.int64), *(shard.test for shard in shards)])
+        y = pool.y[index]
+        maps = {at: shard.label_map for at, shard in enumerate(shards) if shard.label_map is not None}
+        if maps:
+            table = np.tile(np.arange(pool.classes), (len(shards), 1))
+            table[list(maps)] = list(maps.values())
+            y = table[owner, y]
+        images, image = np.unique(index + turns[owner] * len(pool.y), return_inverse=True)
+        order = np.argsort(image, kind="stable")
+        image, numbers = image[order], int(np.prod(pool.shape))
+        image_bytes, size = 4 * numbers * len(images), max(1, _BLOCK_NUMBERS // numbers)
+        starts = range(0, len(images), size)
+        keep = image_bytes <= _KEPT_BYTES
+        blocks = [Block(self._samples, self._device, images[at : at + size], keep) for at in starts]
+        ends = np.searchsorted(image, starts[1:])
+        work = list(zip(blocks, np.split(image % size, ends), np.split(y[order], ends), strict=False))
+        list_bytes = 8 * (len(devices) + len(images) + 4 * len(y))
+        return TestSamples(list(devices), owner, order, work, list_bytes + keep * image_bytes)
+
+
+def _own(samples: FederatedData, shard: Shard) -> Tensor:
+    """A device's test samples, float32 [n, *shape], in memory of torch's: aligned, whatever numpy's was."""
+    return torch.tensor(samples.test_samples(shard)[0])
+
+
+def judge(
+    solver: Solver, weights: Weights, block: Callable[[], Tensor], image: NDArray[np.int64], y: NDArray[np.int64]
+) -> Judged:
+    """Apply a model to the samples of a block, given which image each is, and its label; runs on a worker."""
+    compute_with_one_thread()
+    return _judged(solver, solver.outputs(weights, block())[torch.from_numpy(image).to(solver.device)], y)
+
+
+def judge_each(
+    solver: Solver, weights: Sequence[Weights], blocks: Sequence[Callable[[], Tensor]], ys: Sequence[NDArray[np.int64]]
+) -> Judged:
+    """Apply several models, each to samples of its own, one model after the other; runs on a worker."""
+    compute_with_one_thread()
+    return _judged(solver, torch.cat(solver.outputs_each(weights, [block() for block in blocks])), np.concatenate(ys))
+
+
+def _judged(solver: Solver, outputs: Tensor, y: NDArray[np.int64]) -> Judged:
+    labels = torch.from_numpy(y).to(outputs.device)
+    return solver.losses(outputs, labels).cpu().numpy(), (outputs.argmax(dim=1) == labels).cpu().numpy()
+
+
+def counted(
+    devices: list[int], owner: NDArray[np.int64], judged: Sequence[Judged], order: NDArray[np.int64] | None = None
+) -> Evaluation:
+    """The evaluation of samples that were judged in parts, device by device.
+
+    Args:
+        devices: whose they are.
+        owner: position of each sample's device among them.
+        judged: the parts.
+        order: which sample each entry of the parts is; None: they stand as in ``owner``. Losses are summed as in ``owner``.
+    """
+    place = slice(None) if order is None else order
+    losses, right = np.zeros(len(owner)), np.zeros(len(owner), np.bool_)
+    if judged:
+        losses[place], right[place] = (np.concatenate(parts) for parts in zip(*judged, strict=True))
+    loss_sum, correct = (np.bincount(owner, each, len(devices)).astype(np.float64) for each in (losses, right))
+    return Evaluation(devices, correct.astype(np.int64), np.bincount(owner, minlength=len(devices)), loss_sum)

@@ -1,0 +1,203 @@
+"""Server optimisers: what the server makes of an aggregated update, instead of taking it for the new model.
+
+``SGD`` (FedAvgM); ``Adagrad``, ``Adam`` and ``Yogi``, which are ``Adaptive``.
+"""
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from fedsim.arrays import Floats
+from fedsim.federation.server import Server
+from fedsim.language.registry import Registry
+from fedsim.language.spec import Spec
+from fedsim.learning.functions import Function, pure
+from fedsim.learning.refs import Ref
+
+_HERE = "fedsim.strategies.parts.server"
+OPTIMISERS = Registry(
+    "server optimiser",
+    f"{_HERE}:ServerOptimiser",
+    {
+        "sgd": (f"{_HERE}:SGD", "a step along the pseudo-gradient, with momentum (FedAvgM)"),
+        "adagrad": (f"{_HERE}:Adagrad", "steps scaled by the sum of all squared pseudo-gradients (FedAdagrad)"),
+        "adam": (f"{_HERE}:Adam", "steps scaled by both moments of the pseudo-gradient (FedAdam)"),
+        "yogi": (f"{_HERE}:Yogi", "as adam, with a second moment that changes in small steps alone (FedYogi)"),
+    },
+    usual="sgd",
+)
+
+
+class ServerOptimiser(Spec):
+    """The base of every server optimiser. What it must remember is in ``state``: JSON-able values and refs, one a model."""
+
+    kind: str
+
+    def step(self, server: Server, state: dict[str, Any], model: Ref, aggregated: Ref) -> Ref:
+        """The next model; ``aggregated`` is what the updates have become, ``model`` that from which they began."""
+        raise NotImplementedError
+
+
+ServerOptimiserSpec = Annotated[ServerOptimiser, OPTIMISERS]
+
+
+class SGD(ServerOptimiser):
+    """v <- momentum v + (aggregated - w); w <- w + lr v. With lr = 1 and no momentum the aggregated update, up to rounding.
+
+    Source: Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution" (2019): FedAvgM.
+
+    State: ``velocity``.
+
+    Attributes:
+        lr: the server's learning rate.
+        momentum: of its velocity.
+        nesterov: w <- w + lr (momentum v + (aggregated - w)) instead, with the new v (Sutskever et al., 2013).
+    """
+
+    kind: Literal["sgd"] = "sgd"
+    lr: float = Field(default=1.0, gt=0.0, le=1e6)
+    momentum: float = Field(default=0.0, ge=0.0, lt=1.0)
+    nesterov: bool = False
+
+    @model_validator(mode="after")
+    def _has_momentum(self) -> Self:
+        if self.nesterov and not self.momentum:
+            raise ValueError("'nesterov' needs a 'momentum' above 0")
+        return self
+
+    def step(self, server: Server, state: dict[str, Any], model: Ref, aggregated: Ref) -> Ref:
+        delta = [(aggregated, 1.0), (model, -1.0)]
+        known = [(state["velocity"], self.momentum)] if "velocity" in state else []
+        velocity = server.models.mix([*delta, *known], rescale=False)
+        if self.momentum:
+            state["velocity"] = velocity
+        along = server.models.mix([*delta, (velocity, self.momentum)], rescale=False) if self.nesterov else velocity
+        return server.models.mix([(model, 1.0), (along, self.lr)], otherwise=model, rescale=False)
+
+
+@pure
+def adaptive_step(models: list[NDArray[np.float32]], lr: float, tau: float, mean_scale: float, square_scale: float) -> Floats:
+    """w + lr m / (sqrt(v) + tau) of [w, m, v], both moments scaled."""
+    weights, mean, square = (array.astype(np.float64) for array in models)  # changed in place: new arrays cost more than sums
+    mean *= mean_scale
+    mean *= lr
+    square *= square_scale
+    np.sqrt(square, out=square)
+    square += tau
+    mean /= square
+    weights += mean
+    return weights
+
+
+class Adaptive(ServerOptimiser):
+    """With delta = aggregated - w: m <- beta1 m + (1 - beta1) delta, v by a ``rule``, w <- w + lr m / (sqrt(v) + tau).
+
+    Source: Reddi et al., "Adaptive federated optimization" (ICLR 2021), Algorithm 2: v begins at tau^2 and m at 0, and neither
+    is corrected. With ``bias_correction`` v begins at 0 too, and a moment that is a decaying mean is divided by 1 - beta^t, as
+    in Adam (Kingma and Ba, 2015).
+
+    State: ``mean`` and ``square`` (refs), ``steps``.
+
+    Attributes:
+        lr: the server's learning rate, eta.
+        beta1: how long the first moment remembers.
+        tau: how adaptive it is; the smaller the more.
+        bias_correction: see above.
+    """
+
+    lr: float = Field(default=0.01, gt=0.0, le=1e6)
+    beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
+    tau: float = Field(default=1e-3, ge=1e-12, le=1e6)
+    bias_correction: bool = False
+
+    rule: ClassVar[Function]
+    """The pure function of [delta, v] for v; with ``beta2`` it is a decaying mean."""
+
+    def step(self, server: Server, state: dict[str, Any], model: Ref, aggregated: Ref) -> Ref:
+        count = state["steps"] = state.get("steps", 0) + 1
+        delta = server.models.mix([(aggregated, 1.0), (model, -1.0)], rescale=False)
+        known = [(state["mean"], self.beta1)] if "mean" in state else []
+        state["mean"] = server.models.mix([*known, (delta, 1 - self.beta1)], rescale=False)
+        squares = [delta, state["square"]] if "square" in state else [delta]
+        beta2 = getattr(self, "beta2", 0.0)
+        how: dict[str, Any] = {"at_first": 0.0 if self.bias_correction else self.tau**2} | ({"beta": beta2} if beta2 else {})
+        state["square"] = server.models.apply(type(self).rule, squares, **how)
+        scales = [1 / (1 - beta**count) if self.bias_correction else 1.0 for beta in (self.beta1, beta2)]
+        moments = [model, state["mean"], state["square"]]
+        how = {"lr": self.lr, "tau": self.tau, "mean_scale": scales[0], "square_scale": scales[1]}
+        return server.models.apply(adaptive_step, moments, otherwise=model, **how)
+
+
+def _delta_and_square(models: list[NDArray[np.float32]], at_first: float) -> tuple[Floats, NDArray[np.float32] | float]:
+    """Of [delta, v] both, delta as float64 [d]; of [delta] alone with a v that is ``at_first`` everywhere."""
+    return models[0].astype(np.float64), models[1] if len(models) > 1 else at_first
+
+
+def _bounded(square: Floats) -> Floats:
+    """A second moment that stays finite: one huge update must not last for ever."""
+    return np.minimum(square, np.finfo(np.float32).max, out=square)
+
+
+@pure
+def adagrad(models: list[NDArray[np.float32]], at_first: float) -> Floats:
+    """v <- v + delta^2."""
+    delta, square = _delta_and_square(models, at_first)
+    return _bounded(square + delta**2)
+
+
+class Adagrad(Adaptive):
+    """``Adaptive`` with v <- v + delta^2, which forgets nothing and is never corrected (FedAdagrad).
+
+    Attributes:
+        beta1: 0 by default, as in the paper's experiments.
+    """
+
+    rule: ClassVar[Function] = adagrad
+
+    kind: Literal["adagrad"] = "adagrad"
+    beta1: float = Field(default=0.0, ge=0.0, lt=1.0)
+
+
+@pure
+def adam(models: list[NDArray[np.float32]], at_first: float, beta: float = 0.0) -> Floats:
+    """v <- beta v + (1 - beta) delta^2."""
+    delta, square = _delta_and_square(models, at_first)
+    delta *= delta
+    delta *= 1 - beta
+    delta += beta * square
+    return _bounded(delta)
+
+
+class Adam(Adaptive):
+    """``Adaptive`` with v <- beta2 v + (1 - beta2) delta^2 (FedAdam).
+
+    Attributes:
+        beta2: how long the second moment remembers.
+    """
+
+    rule: ClassVar[Function] = adam
+
+    kind: Literal["adam"] = "adam"
+    beta2: float = Field(default=0.99, ge=0.0, lt=1.0)
+
+
+@pure
+def yogi(models: list[NDArray[np.float32]], at_first: float, beta: float = 0.0) -> Floats:
+    """v <- v - (1 - beta) delta^2 sign(v - delta^2)."""
+    delta, square = _delta_and_square(models, at_first)
+    return _bounded(square - (1 - beta) * delta**2 * np.sign(square - delta**2))
+
+
+class Yogi(Adaptive):
+    """``Adaptive`` with v <- v - (1 - beta2) delta^2 sign(v - delta^2): v forgets a large change slowly (FedYogi).
+
+    Attributes:
+        beta2: how slowly the second moment follows.
+    """
+
+    rule: ClassVar[Function] = yogi
+
+    kind: Literal["yogi"] = "yogi"
+    beta2: float = Field(default=0.99, ge=0.0, lt=1.0)

@@ -1,0 +1,219 @@
+"""Parameters of strategies in rounds, by what they leave open: selection, over-selection, aggregation."""
+
+import math
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from fedsim.errors import ScenarioError
+from fedsim.language.spec import Epochs, OnlyWith
+from fedsim.language.units import PositiveSeconds, show_seconds
+from fedsim.strategies.base import StrategyParams
+from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
+from fedsim.strategies.parts.deadline import Deadline, DeadlineSpec, Fixed
+from fedsim.strategies.parts.secure import SecureAggregation
+from fedsim.strategies.parts.selection import Random, SelectionSpec
+from fedsim.strategies.parts.server import ServerOptimiserSpec
+from fedsim.world.population import DeadlineBase
+
+
+class RoundParams(StrategyParams):
+    """What every strategy in rounds takes.
+
+    Attributes:
+        clients_per_round: K, the updates wanted in a round.
+        local_epochs: E, passes over its own data that a client makes.
+        deadline: clients have so long (s); unfinished clients are late. None: the round waits for all. A table with a
+            ``kind`` is a rule that may give each round another one (``parts/deadline``).
+        relative_deadline: the same in units of the mean time of ``reference_epochs`` epochs over all devices, undisturbed
+            (CATA-Fed's T, section 5.2). At most one of the two is given.
+        reference_epochs: the epochs in that unit.
+        deadline_base: in a population with tentative stragglers, whether that mean is the one without them (``unslowed``) or
+            over the devices as they are (``all``).
+        retry: with nobody to ask, look again after this time (s).
+        every: rounds begin on a schedule: each at the first multiple of this time (s) at which the one before has closed. None:
+            a round begins as soon as the one before has closed.
+    """
+
+    late_goes_on: ClassVar[bool] = False
+    """Whether the deadline closes the round only: it ends no task, and the record of the round names it as no task's."""
+
+    clients_per_round: int = Field(default=10, ge=1)
+    local_epochs: Epochs = 1
+    deadline: Annotated[
+        Annotated[PositiveSeconds | None, Tag("~time")] | Annotated[DeadlineSpec, Tag("~rule")],
+        Discriminator(lambda value: "~rule" if isinstance(value, Deadline | dict) else "~time"),
+    ] = None
+    relative_deadline: float | None = Field(default=None, gt=0.0, le=1e9)
+    reference_epochs: Annotated[Epochs, OnlyWith("relative_deadline")] = 5
+    deadline_base: Annotated[DeadlineBase, OnlyWith("relative_deadline")] = "unslowed"
+    retry: PositiveSeconds = 60.0
+    every: PositiveSeconds | None = None
+
+    @model_validator(mode="after")
+    def _one_deadline(self) -> Self:
+        if self.deadline is not None and self.relative_deadline is not None:
+            raise ValueError("'deadline' and 'relative_deadline' both say how long clients have; give one of them")
+        if isinstance(self.deadline, Deadline) and self.bounds_training:
+            raise ValueError("'deadline' is a rule, which counts from the begin of the round; 'deadline_from' must be 'round'")
+        return self
+
+    def refuse_budget(self, why: str) -> None:
+        """Refuse a deadline that bounds one training, where a client trains twice."""
+        if self.bounds_training and (self.deadline is not None or self.relative_deadline is not None):
+            raise ValueError(f"'deadline_from' is 'download', which bounds one training, but {why}; allowed is 'round'")
+
+    @property
+    def mean_epoch_over(self) -> DeadlineBase:
+        return self.deadline_base
+
+    @property
+    def bounds_training(self) -> bool:
+        """Whether the deadline, if there is one, counts from the end of each client's download."""
+        return self.relative_deadline is not None
+
+    def deadline_rule(self, mean_epoch_s: float) -> Deadline | None:
+        """The deadline, in whichever way it is given, where a mean epoch takes so many seconds; None without one."""
+        if self.relative_deadline is None:
+            given = self.deadline
+            return given if given is None or isinstance(given, Deadline) else Fixed.of(given)
+        if not 0 < mean_epoch_s < math.inf:
+            raise ScenarioError(
+                f"strategy.relative_deadline is {self.relative_deadline:g} in units of the mean training time, which is "
+                f"{mean_epoch_s:g} s in this population; give 'population.speed' values above 0 and finite, or 'deadline'"
+            )
+        return Fixed.of(self.relative_deadline * self.reference_epochs * mean_epoch_s)
+
+    def deadline_s(self, mean_epoch_s: float) -> float | None:
+        """How long clients have at first (s); see ``deadline_rule``."""
+        rule = self.deadline_rule(mean_epoch_s)
+        return None if rule is None else rule.least_s()
+
+    @property
+    def asked_per_round(self) -> int:
+        """How many clients a round asks; 0 stands for all."""
+        return self.clients_per_round or 0
+
+    @property
+    def turns(self) -> int:
+        """How often a client trains in a round."""
+        return 1
+
+    @property
+    def enough(self) -> float:
+        """With so many updates a round closes, whoever is still at work."""
+        return math.inf
+
+    def cohort_size(self, devices: int) -> int:
+        """The clients that a round asks if all of so many devices are available."""
+        return min(self.asked_per_round or devices, devices)
+
+    def combined_at_once(self, devices: int) -> int:
+        """The fewest updates that one aggregation combines when no client drops out."""
+        return self.cohort_size(devices)
+
+    def check(self, devices: int) -> None:
+        if self.asked_per_round > devices:
+            raise ScenarioError(
+                f"strategy.clients_per_round is {self.clients_per_round}, more than the population's {devices} devices; "
+                f"allowed are 1 to {devices}"
+            )
+
+    def check_deadline(self, fastest_download_s: float) -> None:
+        least = None if self.bounds_training or self.deadline is None else self.deadline_s(math.nan)
+        if least is not None and least <= fastest_download_s:
+            raise ScenarioError(
+                f"strategy.deadline is {show_seconds(least)}, but the fastest device needs "
+                f"{show_seconds(fastest_download_s)} for its download alone; allowed is more than that"
+            )
+
+
+class SelectingParams(RoundParams):
+    """What strategies in rounds take whose clients may be chosen in several ways.
+
+    Attributes:
+        deadline_from: ``round``: a deadline counts from the begin of the round, for a whole task, and then ends what is open.
+            ``download``: it counts from the end of each client's own download and bounds its training alone; the round
+            closes when the last upload has come (CATA-Fed's reading). By default ``download`` for a relative deadline, else
+            ``round``.
+        selection: whom a round asks (``parts/selection``).
+    """
+
+    deadline_from: Annotated[Literal["round", "download"] | None, OnlyWith("deadline", "relative_deadline")] = None
+    selection: SelectionSpec = Random()
+
+    @property
+    def bounds_training(self) -> bool:
+        return super().bounds_training if self.deadline_from is None else self.deadline_from == "download"
+
+
+class SynchronousParams(SelectingParams):
+    """What strategies in rounds take that ask for a number of updates.
+
+    Attributes:
+        over_selection: ask this times K clients and close the round when K updates are there (1: ask K).
+    """
+
+    over_selection: float = Field(default=1.0, ge=1.0, le=1_000_000)
+
+    @property
+    def asked_per_round(self) -> int:
+        return math.ceil(super().asked_per_round * self.over_selection - 1e-9)
+
+    @property
+    def enough(self) -> float:
+        return self.clients_per_round if self.over_selection > 1 else math.inf
+
+    def combined_at_once(self, devices: int) -> int:
+        return self.selection.fewest(self.cohort_size(devices))
+
+    def check(self, devices: int) -> None:
+        if self.over_selection > 1 and self.asked_per_round > devices:
+            raise ScenarioError(
+                f"strategy.clients_per_round is {self.clients_per_round}, with over_selection {self.over_selection:g} asks "
+                f"{self.asked_per_round}, more than the population's {devices} devices; "
+                f"allowed are both where their product is at most {devices}"
+            )
+        super().check(devices)
+
+
+class CombiningParams(RoundParams):
+    """What strategies in rounds take in which updates become models in several ways.
+
+    Attributes:
+        aggregation: how a cohort's updates (or a group's) become one (``parts/aggregation``).
+        server: what the server makes of that (``parts/server``); None: it is the new model.
+    """
+
+    aggregation: AggregationSpec = Weighted()
+    server: ServerOptimiserSpec | None = None
+
+    def check(self, devices: int) -> None:
+        super().check(devices)
+        self.aggregation.check(self.combined_at_once(devices))
+
+
+class AggregatingParams(SynchronousParams, CombiningParams):
+    """What a strategy in rounds takes that leaves all its parts open.
+
+    Attributes:
+        secure_aggregation: what it costs that the server learns the sum of the updates alone (``parts/secure``); None: it sees
+            each of them. Not where something is made of single updates.
+    """
+
+    looks_at_each: ClassVar[str | None] = None
+    """What the strategy makes of single updates, where it does; then their sum is not enough."""
+
+    secure_aggregation: SecureAggregation | None = None
+
+    @model_validator(mode="after")
+    def _a_sum_is_enough(self) -> Self:
+        looks = self.looks_at_each or self.aggregation.looks_at_each or self.selection.looks_at_each
+        if self.secure_aggregation is not None and looks:
+            raise ValueError(f"'secure_aggregation' is given, by which the server learns the sum of updates alone, but {looks}")
+        return self
+
+    def check(self, devices: int) -> None:
+        super().check(devices)
+        if self.secure_aggregation is not None:
+            self.secure_aggregation.check(self.cohort_size(devices))

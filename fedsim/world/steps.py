@@ -1,0 +1,390 @@
+"""The steps of tasks: what a device computes, and the messages that it sends and receives.
+
+A computation has one alarm, at its end, if the device does not disconnect before; others on the way if that is far away. A
+message is a flow. Where messages queue, one takes a slot before its first byte leaves.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import simpy
+
+from fedsim.environment import CUT
+from fedsim.errors import SimulationError
+from fedsim.simulation import TICK_S, Simulation, on_grid, on_grid_after, tie_s
+from fedsim.training import NO_LIMIT, Limit, Training
+from fedsim.world.compute import Compute
+from fedsim.world.network.base import Network
+from fedsim.world.network.flow import SERVER, Direction
+from fedsim.world.task import Cause, Code, Download, Ending, Evaluate, Queue, Step, Task, Train, Upload, Work
+
+if TYPE_CHECKING:
+    from fedsim.world.energy.batteries import Batteries
+    from fedsim.world.population import Population
+
+_DISCONNECTED = ("lost", "left", "battery")
+
+
+class Steps:
+    """Begins and ends the steps of tasks; see ``TaskRunner``. ``cut`` interrupts a task whose battery is flat.
+
+    Attributes:
+        ways: what begins a step of each type, and what ends it.
+        paces: device -> factor of its own speed at which it computes now, of those for which that is not 1.
+        queues: direction -> what each message of that direction holds while it is under way. They wait for it in order.
+        scarce: the tasks whose batteries may not last for what they send or receive.
+        nominal_s: how long a message takes if the device's own link is the only limit (s); what a device can know of it.
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        population: "Population",
+        compute: Compute,
+        network: Network,
+        batch_size: int,
+        cut: Callable[[Task], None],
+        batteries: "Batteries | None",
+    ) -> None:
+        self._simulation, self._cut, self._batteries = simulation, cut, batteries
+        self._population, self._compute, self._network = population, compute, network
+        self._batch_size = batch_size
+        self.nominal_s = network.nominal_s
+        self.ways: dict[type[Step], tuple[Callable[[Task, Any], None], Callable[[Task, Any, Cause | None], Ending]]] = {
+            Download: (self.send, self.sent),
+            Upload: (self.send, self.sent),
+            Queue: (self.stand, self.stood),
+            Train: (self.train, self.trained),
+            Evaluate: (self.test, self.tested),
+            Work: (self.work, self.worked),
+            Code: (self.code, self.coded),
+        }
+        self.paces: dict[int, float] = {}
+        self._known_ends: dict[int, list[float]] = {}  # where the pace has changed: task -> ends up to the running one
+        self._spent: dict[int, float] = {}  # how long devices have computed of a budget, which a task that goes on keeps to
+        self.scarce: dict[int, Task] = {}
+        if batteries is not None:
+            network.on_shared = self._look_at_scarce
+        self.queues: dict[Direction, simpy.Resource] = {}
+        self._queued: dict[Direction, list[int]] = {}  # as a snapshot said: tasks with a slot, and then those that wait
+
+    def note_task(self, task: Task) -> None:
+        """A task begins: what its device holds, and what is left of a budget."""
+        if self._spent:
+            spent_s = self._spent.pop(task.device, 0.0)
+            task.spent_s = spent_s if task.continues else 0.0
+        self._note_data(task)
+
+    def _note_data(self, task: Task) -> None:
+        """Data may change while a device works: what counts is what it holds when it begins to compute."""
+        task.samples = self._population.samples.item(task.device)
+        task.version = self._population.version.item(task.device)
+
+    # Computations begin.
+
+    def train(self, task: Task, step: Train) -> None:
+        self._note_data(task)
+        if step.training.part is not None:
+            task.samples = step.training.part.samples
+        self._begin(task, step.training)
+
+    def test(self, task: Task, step: Evaluate) -> None:
+        self._note_data(task)
+        if step.samples is not None:
+            task.samples = min(task.samples, step.samples)
+        self._begin(task, None)
+
+    def work(self, task: Task, step: Work) -> None:
+        self._note_data(task)
+        self.look_ahead(task)
+
+    def code(self, task: Task, step: Code) -> None:
+        self._arm(task, on_grid(self._simulation.now + step.seconds))
+
+    def _begin(self, task: Task, training: Training | None) -> None:
+        if task.budget_from is None:
+            task.budget_from = self._simulation.now - task.spent_s
+        task.fails = False
+        failing_s = self._population.failing_s(task.device, training, task.samples)
+        if failing_s is None:
+            self.look_ahead(task)
+        else:
+            task.epoch_ends, task.fails = [], True
+            self._arm(task, on_grid_after(self._simulation.now + failing_s))
+
+    def look_ahead(self, task: Task) -> None:
+        """Find out when the running computation ends; if that is far away, only that it does not end for long.
+
+        Most of what is far away never happens: a deadline comes before. If it does not, a look later goes twice as far.
+        """
+        now, step, start = self._simulation.now, task.steps[task.position], task.step_start
+        limit, epochs, adaptive, draw = math.inf, 1, False, None
+        if isinstance(step, Train):
+            epochs, adaptive = step.training.epochs, step.limit.adaptive
+            if step.limit is not NO_LIMIT:
+                limit = self._limit(task, step.limit)
+            epoch_s = self._population.training_s(task.device, step.training, task.samples, self._batch_size)
+        elif isinstance(step, Work):
+            draw = task.count
+            epoch_s = self._population.working_s(task.device, step)
+        else:
+            assert isinstance(step, Evaluate)
+            limit = self._limit(task, step.limit)
+            epoch_s = self._population.testing_s(task.device, task.samples) * len(step.models)
+        if self.paces:
+            epoch_s /= self.paces.get(task.device, 1.0)
+        last = max(start, min(task.off, self._simulation.end))  # then the device has vanished, or the run is over
+        reach = self._compute.reach_s
+        reach = reach if reach == math.inf else on_grid(start + max(reach, 2 * (now - start)))
+        known = self._known_ends.get(task.id, []) if self._known_ends else []
+        begin = known[-1] if known else start
+        horizon, left = min(last, reach), epochs - len(known)
+        ends = known + self._compute.epoch_ends(task.device, begin, epoch_s, left, limit, horizon, draw)
+        far = reach < last and bool(ends) and reach < min(ends[-1], limit)
+        if isinstance(step, Train) and step.limit.reserve_upload and ends and limit < ends[-1] <= limit + tie_s(limit):
+            ends[-1] = limit  # the time that is kept back was rounded up
+        if adaptive and not far:
+            ends = self._compute.adapt(start, ends, limit)
+        task.epoch_ends = ends
+        if far and self._runs_dry(task, reach):
+            self._arm(task, math.inf)
+            return
+        if far:
+            task.alarm = self._simulation.wake(("look-ahead", task.id), reach, partial(self.look_ahead, task))
+            return
+        all_fit = bool(ends) and ends[-1] <= limit and (adaptive or len(ends) == epochs or limit == math.inf)
+        self._arm(task, ends[-1] if all_fit else max(limit, now))
+
+    def _limit(self, task: Task, limit: Limit) -> float:
+        """When the running computation must be over (s)."""
+        until = math.inf if limit.stop_at is None else limit.stop_at
+        if limit.budget is not None and task.budget_from is not None:
+            until = min(until, task.budget_from + limit.budget)
+        if until == math.inf:
+            return math.inf
+        reserve = 0.0
+        if limit.reserve_upload:
+            alone_s = self._network.nominal_s(task.device, "up", limit.reserve_upload, near=task.edge is not None)
+            # News of the last byte comes on a tick: between two of them on the next one, or on that after it by rounding.
+            reserve = alone_s if on_grid(alone_s) == alone_s else on_grid_after(alone_s) + TICK_S
+        if limit.reserve_s:
+            reserve += on_grid_after(limit.reserve_s) + TICK_S
+        return on_grid(until) - reserve
+
+    def _arm(self, task: Task, end: float) -> None:
+        """Set the alarm for the ``end`` of the computation, or for the instant at which the battery is flat before.
+
+        There is none where the device disconnects before: then that ends it.
+        """
+        off = max(task.off, self._simulation.now)
+        if self._batteries is not None and self._runs_dry(task, min(end, off)) and task.dry < end:
+            task.battery = self._simulation.wake(("battery", task.id), task.dry, partial(self._cut, task), CUT)
+        elif end <= off:
+            task.alarm = self._simulation.env.at(("step", task.id), end, task.carried_out)
+
+    def _runs_dry(self, task: Task, until: float) -> bool:
+        """Whether the device's battery is flat at ``until`` (s), by what it does now."""
+        if self._batteries is None:
+            return False
+        task.dry = self._batteries.dry(task.device, until)
+        return task.dry < math.inf
+
+    # Computations end.
+
+    def is_due(self, task: Task) -> bool:
+        """Whether the running computation ought to be over now, but for the rounding of times; it then is."""
+        now, alarm, ends = self._simulation.now, task.alarm, task.epoch_ends
+        if alarm is None or alarm.name[0] != "step" or task.fails or alarm.when > now + tie_s(now):
+            return False
+        if ends:
+            ends[-1] = min(ends[-1], now)
+        return True
+
+    def trained(self, task: Task, step: Train, cause: Cause | None) -> Ending:
+        training, limit = step.training, step.limit
+        self._note_end(task, limit)
+        ends = task.epoch_ends or []
+        done = bisect_right(ends, self._simulation.now)
+        task.epochs = done
+        cut = limit.cut_undoes and done < len(ends)
+        if cause is None and (cut or done < limit.at_least):  # a slow straggler
+            if limit.go_on:
+                task.epochs = 0
+            else:
+                cause = "late"
+        task.trained = (*task.trained, task.epochs)
+        facts: dict[str, Any] = {"epochs": task.epochs, "asked": training.epochs, "epoch_ends": ends[:done]}
+        if training.part is not None:
+            facts["part"] = [training.part.number, 2**training.part.splits, training.part.samples]
+        return cause, facts
+
+    def tested(self, task: Task, step: Evaluate, cause: Cause | None) -> Ending:
+        self._note_end(task, step.limit)
+        if cause is None and not bisect_right(task.epoch_ends or [], self._simulation.now):
+            cause = "late"
+        part = {} if step.samples is None else {"samples": task.samples}
+        return cause, {"models": len(step.models), **part}
+
+    def worked(self, task: Task, step: Work, cause: Cause | None) -> Ending:
+        self._known_ends.pop(task.id, None)
+        return cause, step.facts
+
+    def coded(self, task: Task, step: Code, cause: Cause | None) -> Ending:
+        return cause, {}
+
+    def _note_end(self, task: Task, limit: Limit) -> None:
+        if self._known_ends:
+            self._known_ends.pop(task.id, None)
+        if limit.budget is not None and task.budget_from is not None:
+            self._spent[task.device] = self._simulation.now - task.budget_from
+
+    # What processes of the world do.
+
+    def set_pace(self, device: int, pace: float, task: Task | None) -> None:
+        """From now on the device computes at a factor of its own speed; ``task``: whose computation runs, if one does.
+
+        What is left of a running epoch or evaluation takes as much longer or shorter; later epochs are those of the new speed.
+        """
+        before = self.paces.pop(device, 1.0)
+        if pace != 1.0:
+            self.paces[device] = pace
+        if task is None or task.epoch_ends is None or task.fails:
+            return
+        now, done = self._simulation.now, bisect_right(task.epoch_ends, self._simulation.now)
+        if done == len(task.epoch_ends):
+            return
+        end = on_grid(now + (task.epoch_ends[done] - now) * (before / pace))
+        for alarm in (task.alarm, task.battery):
+            if alarm is not None:
+                alarm.cancel()
+        self._known_ends[task.id] = [*task.epoch_ends[:done], end]
+        self.look_ahead(task)
+
+    # Slots.
+
+    def queue(self, direction: Direction, slots: simpy.Resource, running: Mapping[int, Task]) -> None:
+        """From now on a message of that direction takes a slot before its first byte leaves, and gives it back at its end.
+
+        ``SimulationError``: messages of that direction queue for something else already.
+        """
+        if direction in self.queues:
+            raise SimulationError(
+                f"messages {direction} queue for {self.queues[direction].capacity} slots already; a direction has one queue"
+            )
+        self.queues[direction] = slots
+        for task_id in self._queued.pop(direction, ()):
+            self._take_slot(running[task_id], slots)
+
+    def has_to_queue(self, task: Task, step: Download | Upload) -> bool:
+        """Whether a message has to wait for a slot; otherwise it has taken one, if there are any."""
+        if task.slot is not None or task.edge is not None or step.direction not in self.queues:
+            return False
+        return not self._take_slot(task, self.queues[step.direction])
+
+    @staticmethod
+    def _take_slot(task: Task, slots: simpy.Resource) -> bool:
+        """Ask for a slot; returns whether there was one. If not, the running step ends when there is."""
+        task.slot = slots.request()
+        if not task.slot.triggered:
+            task.slot.callbacks.append(lambda _: task.carried_out())
+        return task.slot.triggered
+
+    @staticmethod
+    def _leave_slot(task: Task) -> None:
+        slot, task.slot = task.slot, None
+        if slot is not None and slot.triggered:
+            slot.resource.release(slot)
+        elif slot is not None:
+            slot.cancel()
+
+    # Messages begin.
+
+    def send(self, task: Task, step: Download | Upload) -> None:
+        parts = step.payloads
+        size = float(parts[0].bytes if len(parts) == 1 else sum([part.bytes for part in parts]))
+        at, device = SERVER if task.edge is None else self._network.devices + task.edge, task.device
+        source, destination = (at, device) if step.direction == "down" else (device, at)
+        task.flow = self._network.send(source, destination, size, task.carried_out)
+        if self._batteries is not None:
+            self._look(self._batteries, task)
+
+    def stand(self, task: Task, step: Queue) -> None:
+        if self._batteries is not None:
+            self._look(self._batteries, task)
+
+    # The battery while a message moves or waits.
+
+    def _look(self, batteries: "Batteries", task: Task) -> None:
+        """Set the alarm for when the battery is flat, or until when it surely lasts, whatever becomes of the message's rate."""
+        flow, device = task.flow, task.device
+        left, rate = (0.0, 0.0) if flow is None else (flow.size - self._network.sent(flow), self._network.rate(flow))
+        rate /= self._network.overhead  # batteries count bytes of payload, as ``left`` is
+        when, is_dry = batteries.look(device, left, rate)
+        task.dry = when if is_dry else math.inf
+        if batteries.is_scarce(device):
+            self.scarce[task.id] = task
+        if when < task.off:
+            name, ring = ("battery", task.id), partial(self.look_at_battery, task)
+            task.battery = self._simulation.wake(name, max(when, self._simulation.now), ring, CUT)
+
+    def look_at_battery(self, task: Task) -> None:
+        """The battery is flat, or must be looked at again."""
+        if self._simulation.now >= task.dry:
+            self._cut(task)
+        else:
+            self._look_again(task)
+
+    def _look_at_scarce(self) -> None:
+        """Links were shared again: batteries that may not last for their messages last for longer now, or shorter."""
+        for task in list(self.scarce.values()):
+            if task.waits and task.flow is not None and task.flow.ended is None:
+                self._look_again(task)
+
+    def _look_again(self, task: Task) -> None:
+        assert self._batteries is not None
+        self._batteries.note(task.device, 0.0 if task.flow is None else self._network.sent(task.flow))
+        if task.battery is not None:
+            task.battery.cancel()
+        self._look(self._batteries, task)
+
+    # Messages end.
+
+    def sent(self, task: Task, step: Download | Upload, cause: Cause | None) -> Ending:
+        """A message has come, or was cut short; one whose last byte is there has come."""
+        flow, task.flow = task.flow, None
+        assert flow is not None
+        if task.slot is not None:
+            self._leave_slot(task)
+        if cause is not None:
+            self._network.cancel(flow)
+            if cause in _DISCONNECTED and flow.sent == flow.size and self._simulation.now > task.step_start:
+                cause = None
+        facts: dict[str, Any] = {"bytes": flow.size, "delivered": flow.sent, "payloads": step.payloads}
+        if self._network.overhead != 1:
+            facts["wire_bytes"] = flow.sent * self._network.overhead
+        if task.edge is not None:
+            facts["receiver" if step.direction == "up" else "sender"] = self._network.name(self._network.devices + task.edge)
+        return cause, facts
+
+    def stood(self, task: Task, step: Queue, cause: Cause | None) -> Ending:
+        if cause is not None:
+            self._leave_slot(task)
+        return cause, {}
+
+    # Snapshots, between two instants.
+
+    def snapshot(self, running: Mapping[int, Task]) -> dict[str, Any]:
+        """What must be remembered besides the tasks and flows; ``restore`` takes it back."""
+        tasks = {id(task.slot): task_id for task_id, task in running.items() if task.slot is not None}
+        queued = {way: [tasks[id(slot)] for slot in (*queue.users, *queue.queue)] for way, queue in self.queues.items()}
+        kept = {"paces": self.paces, "known_ends": self._known_ends, "spent": self._spent}
+        return kept | {"queued": queued, "scarce": list(self.scarce)}
+
+    def restore(self, state: Mapping[str, Any], running: Mapping[int, Task]) -> None:
+        """Take up what ``snapshot`` gave, when the tasks are there. Alarms follow, and ``queue``."""
+        self.paces, self._known_ends, self._spent = state["paces"], state["known_ends"], state["spent"]
+        self._queued = state["queued"]
+        self.scarce = {task_id: running[task_id] for task_id in state["scarce"]}

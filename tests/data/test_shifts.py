@@ -1,0 +1,309 @@
+"""What every rule of data shift promises, and rules by which devices change alone."""
+
+from copy import deepcopy
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from fedsim.data.dataset import Dataset
+from fedsim.data.federated import NO_GROUP, FederatedData, Pool, Shard
+from fedsim.data.partitions import Iid, LabelGroups, Permutations, Rotations
+from fedsim.data.partitions.base import Partition
+from fedsim.data.shifts import Incremental, LabelPermutation, Rotation, Shift, ShiftSpec, SwapAll, SwapPart
+from fedsim.errors import ScenarioError
+from fedsim.streams import Streams
+from tests.data.small import all_samples, everyone, one_class_each, plain, populations, samples
+
+RULES = [SwapAll(probability=0.5), SwapPart(probability=0.5), Incremental(), LabelPermutation(probability=0.5), Rotation()]
+each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind)
+chancy = pytest.mark.parametrize("rule", [SwapAll, SwapPart, LabelPermutation, Rotation], ids=lambda rule: rule.__name__)
+
+
+def frozen(data: FederatedData) -> list[tuple[object, ...]]:
+    """Version 0, to the last bit."""
+    return [
+        (s.train.tobytes(), s.test.tobytes(), s.quarter_turns, None if s.label_map is None else s.label_map.tobytes())
+        for s in data.shards
+    ]
+
+
+def same(one: Shard, other: Shard) -> bool:
+    return (
+        np.array_equal(one.train, other.train)
+        and np.array_equal(one.test, other.test)
+        and one.quarter_turns == other.quarter_turns
+        and np.array_equal(one.label_map, other.label_map)  # type: ignore[arg-type]
+        and one.augment_seed == other.augment_seed
+    )
+
+
+@each_rule
+@given(st.data(), st.integers(0, 2**30), st.integers(0, 3))
+def test_a_shift_is_a_function_of_seed_occasion_and_who_may(rule: Shift, draw: st.DataObject, seed: int, occasion: int) -> None:
+    data = draw.draw(populations(alike=rule.kind == "swap-part"))
+    twin, before = deepcopy(data), frozen(data)
+    may = np.array(draw.draw(st.lists(st.sampled_from(range(len(data.shards))), unique=True)), dtype=np.int64)
+    changes = rule.apply(data, occasion, may, Streams(seed))
+    assert rule.apply(twin, occasion, np.sort(may), Streams(seed)) == changes, "the order of the candidates is of no account"
+    for device in range(len(data.shards)):
+        assert same(data.current(device), twin.current(device))
+    assert data.truth is not None
+    assert twin.truth is not None
+    assert np.array_equal(data.truth, twin.truth)
+
+    devices = [change.device for change in changes]
+    assert len(set(devices)) == len(devices)
+    assert set(devices) <= set(may.tolist())
+    assert frozen(data) == before, "old versions stay"
+    for device in range(len(data.shards)):
+        assert data.version(device) == (device in devices)
+        assert len(data.current(device).train) >= 1
+    for change in changes:
+        assert data.shard(change.device, change.version) is data.current(change.device)
+    assert np.array_equal(np.delete(data.truth, devices), np.delete(data.initial_truth, devices))
+
+
+@each_rule
+def test_occasions_differ_and_nobody_is_no_error(rule: Shift) -> None:
+    data = [one_class_each(40) for _ in range(3)]
+    first, again, second = (rule.apply(d, k, everyone(d), Streams(1)) for d, k in zip(data, (0, 0, 1), strict=True))
+    if rule.kind != "incremental":  # its devices have one sample each, and keep it
+        assert first == again != second
+    assert rule.apply(data[0], 2, np.empty(0, dtype=np.int64), Streams(1)) == []
+
+
+@chancy
+def test_probability(rule: type[SwapAll]) -> None:
+    data = one_class_each(40)
+    assert rule(probability=0.0).apply(data, 0, everyone(data), Streams(1)) == []
+    changed = [change.device for change in rule(probability=1.0).apply(data, 0, everyone(data), Streams(1))]
+    if rule is SwapPart:  # a pair of the same class has nothing to exchange
+        assert 20 <= len(changed) < 40
+    else:
+        assert sorted(changed) == list(range(40))
+    for wrong in (-0.1, 1.1):
+        with pytest.raises(ValidationError):
+            rule(probability=wrong)
+
+
+@pytest.mark.parametrize("rule", [LabelPermutation(probability=0.5), Rotation(probability=0.5)], ids=lambda rule: rule.kind)
+def test_what_one_device_meets_is_not_for_others_to_decide(rule: Shift) -> None:
+    among_all, alone = one_class_each(30), one_class_each(30)
+    rule.apply(among_all, 3, everyone(among_all), Streams(2))
+    for device in range(30):
+        rule.apply(alone, 3, np.array([device]), Streams(2))
+    assert all(same(among_all.current(device), alone.current(device)) for device in range(30))
+
+
+@given(populations(), st.integers(0, 2**30))
+def test_a_swap_of_everything_loses_and_makes_no_sample(data: FederatedData, seed: int) -> None:
+    before = all_samples(data)
+    for occasion in range(3):
+        SwapAll(probability=0.7).apply(data, occasion, everyone(data), Streams(seed))
+    assert all_samples(data) == before
+
+
+@given(populations(alike=True), st.integers(0, 2**30), st.booleans())
+def test_nor_does_a_swap_of_a_part(data: FederatedData, seed: int, quirk: bool) -> None:
+    before = all_samples(data)
+    for occasion in range(3):
+        SwapPart(probability=0.7, quirk=quirk).apply(data, occasion, everyone(data), Streams(seed))
+    assert all_samples(data) == before, "training samples stay training samples, test samples test samples"
+
+
+@given(populations(alike=True), st.integers(0, 2**30))
+def test_two_same_swaps_restore_everything(data: FederatedData, seed: int) -> None:
+    before = [samples(data, shard) for shard in data.shards]
+    for rule in (SwapAll(probability=0.7), SwapAll(probability=0.7)):
+        rule.apply(data, 5, everyone(data), Streams(seed))
+    assert [samples(data, data.current(device)) for device in range(len(data.shards))] == before
+    assert np.array_equal(data.truth, data.initial_truth)  # type: ignore[arg-type]
+
+
+def test_a_name_is_short_for_a_table() -> None:
+    spec: TypeAdapter[Shift] = TypeAdapter(ShiftSpec)
+    assert spec.validate_python("swap-all") == SwapAll(probability=0.05)
+    assert spec.validate_python({"kind": "incremental", "as_published": True}) == Incremental(as_published=True)
+    for rule in RULES:
+        assert spec.validate_python(rule.model_dump()) == rule
+    with pytest.raises(ValidationError, match="swap-some"):
+        spec.validate_python("swap-some")
+    with pytest.raises(ValidationError, match="unknown key 'chance'"):
+        spec.validate_python({"kind": "rotation", "chance": 0.5})
+
+
+def test_quarter_by_quarter() -> None:
+    data = plain((list(range(40)), [50, 51]), ([41, 42, 43, 44, 45, 46, 47, 48], []), truth=[3, 4])
+    held: list[list[int]] = []
+    for occasion in range(6):
+        changes = Incremental().apply(data, occasion, everyone(data), Streams(1))
+        assert [change.device for change in changes] == ([0, 1] if occasion < 4 else [])
+        held.append(data.current(0).train.tolist())
+    assert [len(samples) for samples in held] == [10, 20, 30, 40, 40, 40]
+    assert all(more[: len(less)] == less for less, more in pairwise(held)), "what is there stays"
+    assert held[3] != list(range(40)) == sorted(held[3])
+    assert data.current(0).test is data.shards[0].test
+    assert data.truth is not None
+    assert data.truth.tolist() == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("samples", "sizes"),
+    [(32, [8, 4, 3, 3]), (21, [6, 3, 3, 3]), (9, [3, 2, 2, 2]), (1, [1, 1, 1, 1])],  # by hand: 21/4 -> 6, 6/2, 9/4 -> 3
+    ids=str,
+)
+def test_as_published_data_vanish(samples: int, sizes: list[int]) -> None:
+    data = plain((list(range(samples)), []))
+    found = []
+    for occasion in range(4):
+        Incremental(as_published=True).apply(data, occasion, everyone(data), Streams(1))
+        found.append(len(data.current(0).train))
+    assert found == sizes
+
+
+def test_each_device_has_an_order_of_its_own() -> None:
+    data = plain(*[(list(range(20)), [])] * 3)
+    Incremental(shares=[0.5]).apply(data, 0, everyone(data), Streams(1))
+    assert len({tuple(data.current(device).train.tolist()) for device in range(3)}) == 3
+
+
+def test_a_share_that_binary_fractions_miss() -> None:
+    assert 0.07 * 100 > 7
+    assert Incremental(shares=[0.07]).released(100, 0) == 7
+
+
+@given(st.integers(1, 50_000), st.lists(st.integers(1, 100), min_size=1, max_size=5))
+def test_shares_are_rounded_up(samples: int, percent: list[int]) -> None:
+    percent.sort()
+    rule = Incremental(shares=[share / 100 for share in percent])
+    assert [rule.released(samples, k) for k in range(len(percent))] == [-(-samples * share // 100) for share in percent]
+
+
+def test_who_comes_late_holds_what_the_occasion_says() -> None:
+    data = plain((list(range(40)), []), (list(range(20)), []))
+    for occasion, may in enumerate(([0], [0], [0, 1])):
+        Incremental().apply(data, occasion, np.array(may), Streams(1))
+    assert [len(data.current(device).train) for device in range(2)] == [30, 15]
+    assert [data.version(device) for device in range(2)] == [3, 1]
+
+
+def test_nothing_new_is_no_change() -> None:
+    data = plain(([7], []), (list(range(40)), []))
+    rule = Incremental(shares=[0.5, 0.5, 1.0])
+    changed = [[c.device for c in rule.apply(data, k, everyone(data), Streams(1))] for k in range(4)]
+    assert changed == [[1], [], [1], []]
+
+
+@pytest.mark.parametrize("shares", [[], [0.0], [0.5, 1.5], [0.5, 0.25]], ids=str)
+def test_impossible_shares_are_refused(shares: list[float]) -> None:
+    with pytest.raises(ValidationError, match="shares"):
+        Incremental(shares=shares)
+
+
+PERMUTED = LabelPermutation(probability=1.0)
+
+
+def test_labels_are_permuted_further_each_time() -> None:
+    data = plain((list(range(5)), list(range(5, 10))), truth=[2])
+    PERMUTED.apply(data, 0, everyone(data), Streams(1))
+    first = data.train_labels(data.current(0))
+    assert sorted(first.tolist()) == list(range(5)) != first.tolist()
+    assert np.array_equal(data.test_labels(data.current(0)), first)
+    assert data.current(0).train is data.shards[0].train
+    assert data.truth is not None
+    assert data.truth.tolist() == [NO_GROUP]
+
+    fresh = plain((list(range(5)), []))
+    PERMUTED.apply(fresh, 1, everyone(fresh), Streams(1))
+    step = fresh.train_labels(fresh.current(0))
+    PERMUTED.apply(data, 1, everyone(data), Streams(1))
+    assert np.array_equal(data.train_labels(data.current(0)), step[first]), "on top of the labels as they are"
+    assert np.array_equal(data.train_labels(data.shard(0, 1)), first)
+
+
+def test_two_classes_always_change_places() -> None:
+    pool = Pool(np.zeros((4, 3), np.uint8), np.array([0, 1, 0, 1]), 2)
+    data = FederatedData(pool, [Shard(np.array([0, 1], np.int32), np.array([], np.int32))])
+    for occasion in range(8):
+        PERMUTED.apply(data, occasion, everyone(data), Streams(1))
+        assert data.train_labels(data.current(0)).tolist() == ([1, 0] if occasion % 2 == 0 else [0, 1])
+
+
+def test_one_class_has_no_permutation() -> None:
+    pool = Pool(np.zeros((4, 3), np.uint8), np.zeros(4, np.int64), 1)
+    data = FederatedData(pool, [Shard(np.array([0], np.int32), np.array([], np.int32))])
+    with pytest.raises(ScenarioError, match=r"drift.kind is 'label-permutation'; the data have 1 class"):
+        PERMUTED.check(data)
+    with pytest.raises(ScenarioError, match=r"drift.kind is 'label-permutation'"):
+        PERMUTED.apply(data, 0, everyone(data), Streams(1))
+
+
+def test_as_many_as_the_probability_says() -> None:
+    data = plain(*[([d], []) for d in range(50)])
+    fired = sum(len(LabelPermutation(probability=0.2).apply(data, k, everyone(data), Streams(3))) for k in range(40))
+    assert abs(fired - 400) < 4 * (2000 * 0.2 * 0.8) ** 0.5
+
+
+TURNED = Rotation(probability=1.0)
+
+
+def test_images_turn_by_one_to_three_quarters_more(small: Dataset) -> None:
+    data = Rotations().split(small, 24, Streams(1))
+    before = [shard.quarter_turns for shard in data.shards]
+    TURNED.apply(data, 0, everyone(data), Streams(1))
+    after = [data.current(device).quarter_turns for device in range(24)]
+    assert {(new - old) % 4 for old, new in zip(before, after, strict=True)} == {1, 2, 3}
+    assert max(after) < 4
+    turned = (after[0] - before[0]) % 4
+    raw = data.train_samples(data.shards[0])[0]
+    assert np.array_equal(data.train_samples(data.current(0))[0], np.rot90(raw, turned, axes=(2, 3)))
+    assert data.current(0).test is data.shards[0].test
+
+
+def test_four_rotations_keep_their_groups(small: Dataset) -> None:
+    data = Rotations().split(small, 24, Streams(1))
+    for occasion in range(5):
+        Rotation(probability=0.5).apply(data, occasion, everyone(data), Streams(1))
+        assert data.truth is not None
+        assert data.truth.tolist() == [data.current(device).quarter_turns for device in range(24)]
+
+
+def test_a_rotation_that_no_group_has(small: Dataset) -> None:
+    data = Rotations(degrees=[180, 0]).split(small, 24, Streams(1))
+    for occasion in range(3):
+        TURNED.apply(data, occasion, everyone(data), Streams(1))
+        assert data.truth is not None
+        group = {2: 0, 0: 1}
+        assert data.truth.tolist() == [group.get(data.current(d).quarter_turns, NO_GROUP) for d in range(24)]
+
+
+@pytest.mark.parametrize("partition", [LabelGroups(), Permutations()], ids=lambda partition: partition.kind)
+def test_groups_that_differ_in_something_else_are_left(partition: Partition, small: Dataset) -> None:
+    data = partition.split(small, 20, Streams(1))
+    for occasion in range(2):
+        changed = [change.device for change in Rotation(probability=0.5).apply(data, occasion, everyone(data), Streams(1))]
+        assert data.truth is not None
+        assert set(data.truth[changed]) == {NO_GROUP}
+    untouched = [device for device in range(20) if data.version(device) == 0]
+    assert untouched
+    assert data.truth[untouched].tolist() == [partition.groups and d % partition.groups for d in untouched]  # type: ignore[attr-defined]
+
+
+def test_no_truth_stays_none(small: Dataset) -> None:
+    data = Iid().split(small, 4, Streams(1))
+    TURNED.apply(data, 0, everyone(data), Streams(1))
+    assert data.truth is None
+
+
+@pytest.mark.parametrize("shape", [(3,), (1, 2, 3)], ids=str)
+def test_only_square_images_turn(shape: tuple[int, ...]) -> None:
+    pool = Pool(np.zeros((4, *shape), np.uint8), np.zeros(4, np.int64), 1)
+    data = FederatedData(pool, [Shard(np.array([0], np.int32), np.array([], np.int32))])
+    with pytest.raises(ScenarioError, match=r"drift.kind is 'rotation'; .* only square images can be turned"):
+        TURNED.check(data)
+    with pytest.raises(ScenarioError, match=r"drift.kind is 'rotation'"):
+        TURNED.apply(data, 0, everyone(data), Streams(1))

@@ -1,0 +1,362 @@
+"""Published files, archives and folders of the user's own: what was written is read, what is damaged is refused."""
+
+import gzip
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from sklearn.datasets import load_digits
+
+from fedsim.data.dataset import Raw
+from fedsim.data.fetch import write_cifar10, write_mnist
+from fedsim.data.sources import Cifar10, Digits, Emnist, Fashion, Mnist, Npz, Synthetic
+from fedsim.data.sources.base import Source, every_fifth
+from fedsim.data.sources.embedded import _rows
+from fedsim.data.sources.images import EMNIST_FILES, read_idx, write_idx, write_whole
+from fedsim.data.sources.own import HuggingFace
+from fedsim.data.spec import DataSpec
+from fedsim.errors import DataError
+from fedsim.streams import Streams
+
+
+def refusal(source: Source, root: Path | None) -> str:
+    with pytest.raises(DataError) as caught:
+        source.load(root)
+    return str(caught.value)
+
+
+def test_digits_need_no_files() -> None:
+    raw = Digits().load(None)
+    assert (raw.x_train.shape, raw.x_test.shape) == ((1442, 1, 8, 8), (355, 1, 8, 8))
+    assert (raw.x_train.dtype, int(raw.x_train.max()), raw.peak) == (np.uint8, 16, 16.0)
+    shares = np.bincount(raw.y_test) / (np.bincount(raw.y_train) + np.bincount(raw.y_test))
+    assert shares == pytest.approx(0.2, abs=0.006)
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_digits_are_those_of_scikit_learn_wherever_it_keeps_them(found: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not found:
+        monkeypatch.setattr("fedsim.data.sources.embedded.find_spec", lambda name: None)
+    monkeypatch.setattr("fedsim.data.sources.embedded._rows", _rows.__wrapped__)  # not what was read before
+    raw = Digits().load(None)
+    pixels, labels = load_digits(return_X_y=True)
+    test = every_fifth(labels)
+    for images, own, part in ((raw.x_train, raw.y_train, ~test), (raw.x_test, raw.y_test, test)):
+        assert np.array_equal(images.reshape(-1, 64), pixels[part])
+        assert np.array_equal(own, labels[part])
+
+
+def test_mnist_as_published(mnist_raw: Raw) -> None:
+    assert (mnist_raw.x_train.shape, mnist_raw.x_test.shape) == ((60_000, 1, 28, 28), (10_000, 1, 28, 28))
+    assert mnist_raw.y_train[:6].tolist() == [5, 0, 4, 1, 9, 2]
+    assert np.bincount(mnist_raw.y_test).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    assert mnist_raw.x_train.mean() / 255 == pytest.approx(0.1307, abs=1e-4)
+
+
+@pytest.mark.parametrize("source", [Mnist(), Fashion(), Cifar10(), Emnist()])
+def test_missing_files_are_named_with_their_folder(source: Source, tmp_path: Path) -> None:
+    name = str(source.model_dump()["kind"])
+    message = refusal(source, tmp_path)
+    assert f"data.source is '{name}'" in message
+    assert f"'{tmp_path}/" in message
+    assert f"`fedsim data fetch {name} --root {tmp_path}`" in message
+    nowhere = refusal(source, None)
+    assert "$FEDSIM_DATA" in nowhere
+    assert f"`fedsim data fetch {name} --root data` and then set data.root to 'data'" in nowhere
+
+
+def test_only_what_is_missing_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "mnist").mkdir()
+    write_idx(tmp_path / "mnist" / "train-images-idx3-ubyte.gz", np.zeros((1, 28, 28), dtype=np.uint8))
+    message = refusal(Mnist(), tmp_path)
+    assert "train-images" not in message
+    assert "put train-labels-idx1-ubyte, t10k-images-idx3-ubyte, t10k-labels-idx1-ubyte (plain or .gz)" in message
+
+
+def mnist_like(folder: Path, **changed: np.ndarray) -> None:
+    folder.mkdir(exist_ok=True)
+    rng = np.random.default_rng(0)
+    arrays = {
+        "train-images-idx3-ubyte": rng.integers(0, 256, (20, 28, 28), dtype=np.uint8),
+        "train-labels-idx1-ubyte": np.arange(20, dtype=np.uint8) % 10,
+        "t10k-images-idx3-ubyte": rng.integers(0, 256, (10, 28, 28), dtype=np.uint8),
+        "t10k-labels-idx1-ubyte": np.arange(10, dtype=np.uint8),
+    }
+    for name, array in {**arrays, **changed}.items():
+        write_idx(folder / name, array)
+
+
+def test_labels_and_counts_of_idx_files_are_checked(tmp_path: Path) -> None:
+    folder = tmp_path / "fashion-mnist"
+    mnist_like(folder, **{"t10k-labels-idx1-ubyte": np.full(10, 11, dtype=np.uint8)})
+    assert "t10k-labels-idx1-ubyte' has the label 11; allowed are 0 to 9" in refusal(Fashion(), tmp_path)
+    mnist_like(folder, **{"train-labels-idx1-ubyte": np.zeros(19, dtype=np.uint8)})
+    assert "has 20 images, but" in refusal(Fashion(), tmp_path)
+    mnist_like(folder, **{"train-images-idx3-ubyte": np.zeros((20, 8, 8), dtype=np.uint8)})
+    assert "8x8 pixels; 28x28 are expected" in refusal(Fashion(), tmp_path)
+    mnist_like(folder)
+    assert Fashion().load(tmp_path).x_train.shape == (20, 1, 28, 28)
+
+
+def test_cifar_batches(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar-10-batches-bin"
+    folder.mkdir()
+    x = np.random.default_rng(0).integers(0, 256, (60, 3, 32, 32), dtype=np.uint8)
+    y = (np.arange(60) % 10).astype(np.uint8)
+    write_cifar10(folder, x, y, train_size=50)
+    raw = Cifar10().load(tmp_path)
+    assert np.array_equal(raw.x_train, x[:50])
+    assert np.array_equal(raw.y_test, y[50:])
+    batch = folder / "data_batch_3.bin"
+    content = batch.read_bytes()
+    batch.write_bytes(content[:-100])
+    assert "10 records of 3073 bytes are 30730 bytes, 30630 are there" in refusal(Cifar10(), tmp_path)
+    batch.write_bytes(b"")
+    assert "0 are there" in refusal(Cifar10(), tmp_path)
+    batch.write_bytes(b"\x0a" + content[1:])
+    assert "data_batch_3.bin' has the label 10" in refusal(Cifar10(), tmp_path)
+
+
+def test_emnist_is_put_upright_and_cut_to_its_ten_letters(tmp_path: Path) -> None:
+    upright = np.random.default_rng(0).integers(0, 256, (124, 28, 28), dtype=np.uint8)
+    labels = (np.arange(124) % 62).astype(np.uint8)
+    (tmp_path / "emnist" / "gzip").mkdir(parents=True)
+    arrays = (upright.swapaxes(1, 2), labels, upright[:62].swapaxes(1, 2), labels[:62])
+    for name, array in zip(EMNIST_FILES, arrays, strict=True):
+        write_idx(tmp_path / "emnist" / "gzip" / f"{name}.gz", array)
+    everything, letters = Emnist().load(tmp_path), Emnist(letters="a-j").load(tmp_path)
+    assert np.array_equal(everything.x_train[:, 0], upright)
+    assert everything.classes == 62
+    assert letters.y_train.tolist() == [*range(10), *range(10)]
+    assert np.array_equal(letters.x_test[:, 0], upright[36:46])
+    assert letters.classes == 10
+
+
+@pytest.mark.parametrize("shape", [(40, 7), (40, 6, 6), (40, 3, 6, 6)])
+def test_npz_of_two_arrays_is_split(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    np.savez(tmp_path / "mine.npz", x=np.ones(shape), y=np.arange(40) % 4)
+    raw = Npz(path="mine.npz").load(tmp_path)
+    assert (len(raw.y_train), np.bincount(raw.y_test).tolist(), raw.classes) == (32, [2, 2, 2, 2], 4)
+    assert (raw.x_train.dtype, raw.x_train.ndim, raw.peak) == (np.float32, 2 if len(shape) == 2 else 4, 1.0)
+
+
+def test_npz_of_four_arrays_is_taken_as_it_is(tmp_path: Path) -> None:
+    x = np.arange(24, dtype=np.uint8).reshape(6, 4)
+    np.savez(tmp_path / "mine.npz", x_train=x, y_train=[0, 1, 2, 0, 1, 2], x_test=x[:2], y_test=[2, 3])
+    raw = Npz(path=str(tmp_path / "mine.npz")).load(None)
+    assert np.array_equal(raw.x_train, x)
+    assert (raw.classes, raw.peak, raw.y_test.dtype) == (4, 255.0, np.int64)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ({"x": np.ones((3, 2))}, "has no array 'y'; it has x"),
+        ({"images": np.ones((3, 2))}, "has no array 'x_train'; it has images"),
+        ({"x": np.ones((3, 2)), "y": np.ones(3)}, "'y' is of shape (3,) and type float64"),
+        ({"x": np.ones((3, 2)), "y": np.arange(4)}, "'x' has 3 samples and 'y' 4 labels"),
+        ({"x": np.ones((0, 2)), "y": np.arange(0)}, "must match and not be empty"),
+        ({"x": np.ones((3, 2)), "y": np.array([0, -1, 1])}, "has the label -1"),
+        ({"x": np.ones(3), "y": np.arange(3)}, "'x' is of shape (3,)"),
+        ({"x": np.ones((3, 2), dtype=complex), "y": np.arange(3)}, "type complex128; allowed are uint8 and floats"),
+        ({"x": np.full((3, 2), np.nan), "y": np.arange(3)}, "not finite"),
+        ({"x": np.array([[{}]] * 3), "y": np.arange(3)}, "cannot be read as an .npz archive"),
+        (
+            {"x_train": np.ones((3, 2)), "y_train": np.arange(3), "x_test": np.ones((3, 5)), "y_test": np.arange(3)},
+            "but x_test of (5,)",
+        ),
+    ],
+)
+def test_malformed_npz(tmp_path: Path, arrays: dict[str, np.ndarray], says: str) -> None:
+    np.savez(tmp_path / "mine.npz", **arrays)
+    assert says in refusal(Npz(path="mine.npz"), tmp_path)
+
+
+def test_a_relative_npz_means_one_place_whatever_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    places = {"here": 3, "said": 4, "elsewhere": 5}
+    for place, features in places.items():
+        (tmp_path / place).mkdir()
+        np.savez(tmp_path / place / "mine.npz", x=np.ones((40, features)), y=np.arange(40) % 4)
+    monkeypatch.chdir(tmp_path / "here")
+
+    def features(**data: str) -> int:
+        return int(DataSpec(source={"kind": "npz", "path": "mine.npz"}, **data).shape_and_classes()[0][0])
+
+    for environment in ("", str(tmp_path / "elsewhere")):
+        monkeypatch.setenv("FEDSIM_DATA", environment)
+        assert (features(), features(root=str(tmp_path / "said"))) == (3, 4)
+
+
+def test_npz_that_is_none(tmp_path: Path) -> None:
+    assert f"names '{tmp_path}/absent.npz', which does not exist" in refusal(Npz(path="absent.npz"), tmp_path)
+    (tmp_path / "text.npz").write_text("hello")
+    assert refusal(Npz(path="text.npz"), tmp_path).endswith(
+        "cannot be read as an .npz archive of plain arrays: it is no zip file"
+    )
+
+
+def test_synthetic_devices_are_unlike_and_do_not_depend_on_each_other() -> None:
+    sizes = np.array([400, 300, 500])
+    few, many = (Synthetic().draw(chosen, Streams(4)) for chosen in (sizes[:2], sizes))
+    assert np.array_equal(few.pool.x, many.pool.x[:700])
+    assert np.array_equal(few.pool.y, many.pool.y[:700])
+    assert many.pool.shape == (60,)
+    first = many.pool.x[:400]
+    assert first[:, 0].std() == pytest.approx(1.0, abs=0.15)
+    assert first[:, 59].std() == pytest.approx(60**-0.6, rel=0.15)
+    assert not np.array_equal(Synthetic().draw(sizes, Streams(5)).pool.x, many.pool.x)
+
+
+def test_synthetic_devices_spread_with_beta() -> None:
+    sizes = np.full(200, 50)
+
+    def spread(beta: float) -> float:
+        dataset = Synthetic(alpha=0.0, beta=beta).draw(sizes, Streams(1))
+        return float(dataset.pool.x.reshape(200, 50, 60).mean(axis=(1, 2)).std())
+
+    assert spread(0.0) == pytest.approx(1 / np.sqrt(60), rel=0.25)
+    assert spread(3.0) == pytest.approx(3.0, rel=0.2)
+
+
+@pytest.mark.parametrize("source", [Digits(), Mnist(), Fashion()])
+def test_shapes_are_known_without_files(source: Source, request: pytest.FixtureRequest) -> None:
+    root = None if isinstance(source, Digits) else request.getfixturevalue("data_root")
+    raw = source.load(root)
+    assert source.shape_and_classes(None) == (raw.x_train.shape[1:], raw.classes)
+
+
+def test_mnist_files_written_by_fetch_are_read_back(tmp_path: Path) -> None:
+    (tmp_path / "mnist").mkdir()
+    x = np.random.default_rng(0).integers(0, 256, (50, 1, 28, 28), dtype=np.uint8)
+    y = (np.arange(50) % 10).astype(np.uint8)
+    write_mnist(tmp_path / "mnist", x, y, train_size=40)
+    raw = Mnist().load(tmp_path)
+    assert np.array_equal(raw.x_train, x[:40])
+    assert np.array_equal(raw.x_test, x[40:])
+    assert np.array_equal(raw.y_test, y[40:])
+
+
+IMAGES = np.arange(3 * 4 * 5, dtype=np.uint8).reshape(3, 4, 5)
+
+
+@pytest.mark.parametrize("name", ["images-idx3-ubyte", "images-idx3-ubyte.gz"])
+def test_round_trip(tmp_path: Path, name: str) -> None:
+    write_idx(tmp_path / name, IMAGES)
+    assert np.array_equal(read_idx(tmp_path / name, 3), IMAGES)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_the_header_is_the_published_one(tmp_path: Path) -> None:
+    write_idx(tmp_path / "i", IMAGES)
+    assert (tmp_path / "i").read_bytes()[:16].hex() == "00000803" + "00000003" + "00000004" + "00000005"
+
+
+def idx_refusal(path: Path, content: bytes, dimensions: int = 3) -> str:
+    path.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        read_idx(path, dimensions)
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    write_idx(tmp_path / "whole", IMAGES)
+    content = (tmp_path / "whole").read_bytes()
+    path = tmp_path / "broken"
+    assert "promises 60 bytes of data, 55 are there" in idx_refusal(path, content[:-5])
+    assert "promises 60 bytes of data, and more are there" in idx_refusal(path, content + b"!")
+    assert "begins with 00000d03, not 00000803" in idx_refusal(path, b"\x00\x00\x0d\x03" + content[4:])
+    assert "begins with 00000803, not 00000801" in idx_refusal(path, content, dimensions=1)
+    assert "header takes 16 bytes, 9 are there" in idx_refusal(path, content[:9])
+    assert "header takes 16 bytes, 0 are there" in idx_refusal(path, b"")
+    assert "begins with 3c68746d" in idx_refusal(path, b"<html>not found</html>")
+
+
+def test_damaged_gzip_files_are_refused(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (40, 30, 30), dtype=np.uint8)
+    write_idx(tmp_path / "whole.gz", noise)
+    content = (tmp_path / "whole.gz").read_bytes()
+    path = tmp_path / "broken.gz"
+    assert "truncated: its header promises 36000 bytes of data, " in idx_refusal(path, content[:20_000])
+    assert "damaged gzip" in idx_refusal(path, content[:5_000] + b"\xff" * 100 + content[5_100:])
+    wrong_checksum = content[:-8] + bytes([content[-8] ^ 1]) + content[-7:]
+    assert "damaged gzip" in idx_refusal(path, wrong_checksum)
+    assert "header takes 16 bytes, 3 are there" in idx_refusal(path, gzip.compress(b"\x00\x00\x08"))
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot be read"):
+        read_idx(tmp_path, 3)
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    with pytest.raises(OSError, match="target"):
+        write_whole(tmp_path / "target", b"content")
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
+
+
+X = np.arange(240, dtype=np.float32).reshape(20, 4, 3)
+Y = np.arange(20) % 2
+
+
+def save(folder: Path, columns: dict[str, Any], files: int = 2) -> None:
+    """What ``save_to_disk`` writes of one data set."""
+    folder.mkdir(parents=True)
+    table = pa.table(columns)
+    names = [f"data-{number:05d}-of-{files:05d}.arrow" for number in range(files)]
+    for number, name in enumerate(names):
+        size = len(table) // files
+        with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table.slice(number * size, size))
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.list_(pa.float32())), pa.list_(pa.list_(pa.float32(), 3), 4)], ids=str)
+def test_lists_of_numbers_of_which_every_fifth_is_for_tests(kind: pa.DataType, tmp_path: Path) -> None:
+    save(tmp_path / "set", {"x": pa.array(X.tolist(), kind), "label": Y})
+    raw = HuggingFace(path="set", x="x").load(tmp_path)
+    assert (raw.x_train.shape, raw.x_test.shape, raw.classes, raw.peak) == ((16, 1, 4, 3), (4, 1, 4, 3), 2, 1.0)
+    both = np.concatenate([raw.x_train, raw.x_test])[:, 0]
+    assert np.array_equal(both[np.argsort(both[:, 0, 0])], X)
+
+
+def test_images_in_two_splits(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 6, 5, 3), dtype=np.uint8)
+
+    def written(values: Any) -> dict[str, Any]:
+        file = io.BytesIO()
+        image.fromarray(values).save(file, "PNG")
+        return {"bytes": file.getvalue(), "path": None}
+
+    for part, last in (("train", 20), ("test", 4)):
+        save(tmp_path / "set" / part, {"image": [written(each) for each in pixels[:last]], "label": Y[:last]})
+    (tmp_path / "set" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    raw = HuggingFace(path="set").load(tmp_path)
+    assert np.array_equal(raw.x_train, pixels.transpose(0, 3, 1, 2))
+    assert np.array_equal(raw.x_test, raw.x_train[:4])
+    assert (raw.y_train.tolist(), raw.peak) == (Y.tolist(), 255.0)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (None, "there is no '.*state.json'; give a folder that datasets' save_to_disk has written"),
+        ({"img": X.tolist(), "label": Y}, "has no column 'image'; it has img, label"),
+        ({"image": [[1.0], [1.0, 2.0]], "label": [0, 1]}, "lists of column 'image' are not all of one length"),
+        ({"image": ["a", "b"], "label": [0, 1]}, "column 'image' is of type string; allowed are images, numbers"),
+        ({"image": [[1.0], None], "label": [0, 1]}, "column 'image' has no value at 1 places"),
+        ({"image": [{"bytes": b"a"}, {"bytes": b"b"}], "label": [0, 1]}, "has an image that cannot be read"),
+    ],
+)
+def test_mistakes_are_named(columns: dict[str, Any] | None, message: str, tmp_path: Path) -> None:
+    if columns is not None:
+        save(tmp_path / "set", columns)
+    with pytest.raises(DataError, match=message):
+        HuggingFace(path="set").load(tmp_path)

@@ -1,0 +1,208 @@
+"""SCAFFOLD, FedDyn, FedDR and FedNova against known answers, on a convex problem whose optimum is known."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedsim
+from fedsim.strategies.fednova import reach
+from tests.strategies.clustered import ROTATED, played, ran, weights, world
+from tests.strategies.curved import OPTIMUM, PULLS, curved, model_after
+
+CENTER, STRENGTH = PULLS.T
+UNEQUAL = (1, 2, 3, 4)
+FEDAVG: dict[str, Any] = {"kind": "fedavg", "aggregation": "mean"}
+FEDDYN: dict[str, Any] = {"kind": "feddyn", "alpha": 0.5}
+FEDNOVA: dict[str, Any] = {"kind": "fednova", "aggregation": "mean"}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rounds", "epochs", "steps", "near"),
+    [
+        ({"kind": "scaffold"}, 150, 5, (1, 1, 1, 1), 1e-6),
+        ({"kind": "scaffold"}, 100, 2, UNEQUAL, 1e-6),
+        ({"kind": "scaffold", "option": "I"}, 100, 2, UNEQUAL, 1e-6),
+        ({"kind": "scaffold", "clients_per_round": 2}, 600, 5, (1, 1, 1, 1), 1e-6),
+        (FEDDYN, 100, 2, UNEQUAL, 1e-6),
+        (FEDDYN | {"clients_per_round": 2}, 300, 2, UNEQUAL, 1e-6),
+        ({"kind": "feddr", "clients_per_round": 2, "eta": 1.0}, 50, 25, (1, 2, 1, 2), 0.03),  # with exact proximal points
+    ],
+    ids=str,
+)
+def test_it_reaches_the_optimum_of_all(
+    strategy: dict[str, Any], rounds: int, epochs: int, steps: tuple[int, ...], near: float, tmp_path: Path
+) -> None:
+    assert model_after(curved(tmp_path, strategy, rounds, epochs, steps))[0] == pytest.approx(OPTIMUM, abs=near)
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(5, (1, 1, 1, 1)), (2, UNEQUAL), (25, (1, 1, 1, 1))])
+def test_where_fedavg_stays_away(epochs: int, steps: tuple[int, ...], tmp_path: Path) -> None:
+    found = model_after(curved(tmp_path, FEDAVG, 100, epochs, steps))[0]
+    progress = 1 - (1 - 0.1 * STRENGTH) ** (epochs * np.array(steps))  # how far its steps bring a device to its own optimum
+    assert found == pytest.approx((CENTER * progress).sum() / progress.sum(), abs=1e-5)
+    assert abs(found - OPTIMUM) > 0.01
+
+
+def test_with_alpha_by_samples_feddyn_reaches_the_optimum_of_the_weighted_losses(tmp_path: Path) -> None:
+    found = model_after(curved(tmp_path, FEDDYN | {"alpha_samples": 25}, 100, 2, UNEQUAL))
+    share = np.array(UNEQUAL) * STRENGTH
+    assert found[0] == pytest.approx((share * CENTER).sum() / share.sum(), abs=1e-6)
+
+
+def test_scaffolds_control_variates_of_option_one_are_the_gradients(tmp_path: Path) -> None:
+    run, _ = played(curved(tmp_path, {"kind": "scaffold", "option": "I"}, 100, 2, UNEQUAL))
+    own = weights(run, [run.dispatch.devices.states[device]["control"] for device in range(4)])
+    assert [value[0] for value in own] == pytest.approx(STRENGTH * (OPTIMUM - CENTER), abs=1e-5)
+
+
+@pytest.mark.parametrize(("option", "passes"), [("I", 3), ("II", 2)])
+def test_option_one_goes_through_the_data_once_more(option: str, passes: int, tmp_path: Path) -> None:
+    run = ran(digits({"kind": "scaffold", "option": option}) | {"stop": {"rounds": 1}}, tmp_path / option)
+    ends = [event for event in run.events if event["kind"] == "task-end"]
+    assert [event["time"] * 100 / run.devices[event["device"]]["samples"] for event in ends] == pytest.approx([passes] * 3)
+
+
+def test_two_rounds_of_scaffold_by_hand(tmp_path: Path) -> None:
+    run, _ = played(curved(tmp_path, {"kind": "scaffold"}, 2, epochs=3))
+    model, control, own = 5.0, 0.0, np.zeros(4)
+    for _ in range(2):
+        ends = np.full(4, model)
+        for _ in range(3):
+            ends = ends - 0.1 * (STRENGTH * (ends - CENTER) + control - own)
+        changes = (model - ends) / 0.3 - control
+        own += changes
+        model, control = float(ends.mean()), control + changes.sum() / 4
+    found = weights(run, [run.strategy.state["model"], run.strategy.state["control"]])
+    assert [value[0] for value in found] == pytest.approx([model, control], abs=1e-6)
+
+
+def test_two_rounds_of_feddyn_by_hand(tmp_path: Path) -> None:
+    """As in the paper: with the gradients of all devices, and h."""
+    run, _ = played(curved(tmp_path, FEDDYN, 2, epochs=3))
+    model, alpha, h, gradients = 5.0, 0.5, 0.0, np.zeros(4)
+    for _ in range(2):
+        ends = np.full(4, model)
+        for _ in range(3):
+            ends -= 0.1 * (STRENGTH * (ends - CENTER) - gradients + alpha * (ends - model))
+        gradients -= alpha * (ends - model)
+        h -= alpha * (ends - model).sum() / 4
+        model = float(ends.mean() - h / alpha)
+    found = weights(run, [run.strategy.state["model"], run.strategy.state["moved"]])
+    assert [value[0] for value in found] == pytest.approx([model, -h / alpha], abs=1e-6)
+
+
+@pytest.mark.parametrize("start", ["center", "own"])
+def test_three_rounds_of_feddr_by_hand(start: str, tmp_path: Path) -> None:
+    run, _ = played(curved(tmp_path, {"kind": "feddr", "eta": 2.0, "alpha": 1.5, "start": start}, 3, 4))
+    w, x, y, reflected = 5.0, np.full(4, 5.0), np.full(4, 5.0), np.full(4, 5.0)
+    for _ in range(3):
+        y = y + 1.5 * (w - x)
+        x = y.copy() if start == "center" else x
+        for _ in range(4):
+            x = x - 0.1 * (STRENGTH * (x - CENTER) + (x - y) / 2.0)
+        w += float((2 * x - y - reflected).mean())
+        reflected = 2 * x - y
+    assert weights(run, [run.strategy.state["model"]])[0][0] == pytest.approx(w, abs=1e-5)
+    own = weights(run, [run.dispatch.devices.states[device]["x"] for device in range(4)])
+    assert np.array(own)[:, 0] == pytest.approx(x, abs=1e-5)
+
+
+def digits(strategy: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "seed": 2,
+        "population": {"devices": 8, "speed": "100 samples/s"},
+        "strategy": {"clients_per_round": 3, "local_epochs": 2} | strategy,
+        "stop": {"rounds": 3},
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "sent"), [("scaffold", {"control-variate": 18}), ("feddyn", {}), ("feddr", {}), ("ditto", {}), ("fednova", {})]
+)
+def test_what_it_sends(kind: str, sent: dict[str, int], tmp_path: Path) -> None:
+    """So many models, each way together for a control variate."""
+    purposes = ran(digits({"kind": kind}), tmp_path / "run").summary["bytes"]["by_purpose"]
+    assert purposes == {name: count * 650 * 4 for name, count in ({"model": 9, "update": 9} | sent).items()}
+
+
+@pytest.mark.parametrize(("kind", "state"), [("scaffold", "control"), ("feddyn", "moved"), ("feddr", None)])
+def test_a_cut_off_answer_changes_neither_side(kind: str, state: str | None) -> None:
+    sections = digits({"kind": kind, "deadline": "3 s"}) | {"network": {"kind": "star", "device": {"up": "10 kbit/s"}}}
+    run, records = played(sections)
+    assert {record.fields["outcome"] for record in records if record.kind == "task-end"} == {"late"}
+    assert not any(run.dispatch.devices.states.values())
+    before, after = weights(run, [run.server.models.initial(), run.strategy.state["model"]])
+    assert (before == after).all()
+    assert state is None or not weights(run, [run.strategy.state[state]])[0].any()
+
+
+def test_the_first_round_of_scaffold_is_fedavgs(tmp_path: Path) -> None:
+    assert model_after(curved(tmp_path, {"kind": "scaffold"}, 1)) == model_after(curved(tmp_path, FEDAVG, 1))
+
+
+# FedNova.
+
+
+def test_reach_is_the_papers_norm() -> None:
+    assert reach(7) == 7
+    rho, pull, tau = 0.9, 0.05, 6
+    assert reach(tau, rho) == pytest.approx((tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho))  # its section 4.1
+    assert reach(tau, 0.0, pull) == pytest.approx((1 - (1 - pull) ** tau) / pull)
+
+
+def test_fednovas_distance_from_the_optimum_falls_with_the_learning_rate_where_fedavg_keeps_its_bias(tmp_path: Path) -> None:
+    def steady(lr: float, strategy: dict[str, Any]) -> float:
+        sections = curved(tmp_path, strategy, round(10 / lr), 1, UNEQUAL, training={"lr": lr, "batch_size": 10})
+        return float(model_after(sections)[0])
+
+    rates, share = (0.08, 0.04), np.array(UNEQUAL) * STRENGTH
+    nova = [abs(steady(lr, FEDNOVA) - OPTIMUM) for lr in rates]
+    biased = (share * CENTER).sum() / share.sum()  # the optimum of the losses weighted by steps: Theorem 1 of the paper
+    avg = [abs(steady(lr, FEDAVG) - biased) for lr in rates]
+    assert [nova[0] / nova[1], avg[0] / avg[1]] == pytest.approx([2, 2], rel=0.15)
+    assert abs(biased - OPTIMUM) > 5 * nova[0]
+
+
+@pytest.mark.parametrize("effective", ["reach", "steps"])
+def test_a_round_of_fednova_by_hand_with_momentum_and_a_proximal_term(effective: str, tmp_path: Path) -> None:
+    training = {"lr": 0.1, "batch_size": 10, "momentum": 0.5}
+    fednova = {"kind": "fednova", "mu": 0.3, "effective": effective}
+    found = model_after(curved(tmp_path, fednova, 1, 2, UNEQUAL, training=training))
+    ends, norms = [], []
+    for (center, strength), an_epoch in zip(PULLS, UNEQUAL, strict=True):
+        here, velocity, gone, speed = 5.0, 0.0, 0.0, 0.0
+        for _ in range(2 * an_epoch):
+            velocity = 0.5 * velocity + strength * (here - center) + 0.3 * (here - 5.0)
+            here -= 0.1 * velocity
+            speed = 0.5 * speed + 1 - 0.1 * 0.3 * gone
+            gone += speed
+        ends.append(here)
+        norms.append(gone)
+    share = np.array(UNEQUAL) / sum(UNEQUAL)  # of the samples
+    tau = share @ norms if effective == "reach" else share @ np.array(UNEQUAL) * 2
+    step = tau * (share * (np.array(ends) - 5.0) / norms).sum()
+    assert found[0] == pytest.approx(5.0 + step, abs=1e-5)
+
+
+def test_partial_work_counts_by_its_own_steps(tmp_path: Path) -> None:
+    unequal = {"devices": 4, "speed": {"kind": "lognormal", "median": "30 samples/s", "spread": 2.0}}
+    run, records = played(curved(tmp_path, FEDNOVA | {"deadline": "1 s"}, 1, 4, population=unequal))
+    told = [record.fields for record in records if record.kind == "step-end" and record.fields["step"] == "train"]
+    taken = np.array([fields["epochs"] for fields in sorted(told, key=lambda fields: fields["device"])])
+    assert min(taken) > 0
+    assert len(set(taken)) > 2
+    moved = (CENTER - 5) * (1 - (1 - 0.1 * STRENGTH) ** taken)
+    (model,) = weights(run, [run.strategy.state["model"]])
+    assert model[0] == pytest.approx(5 + taken.mean() * (moved / taken).mean(), abs=1e-5)
+
+
+def test_with_equal_steps_fednova_is_fedavg(tmp_path: Path) -> None:
+    assert model_after(curved(tmp_path, FEDNOVA, 3)) == pytest.approx(model_after(curved(tmp_path, FEDAVG, 3)), abs=1e-6)
+
+
+def test_a_proximal_term_whose_steps_cannot_be_counted_is_refused() -> None:
+    scenario = fedsim.Scenario(**world(ROTATED, 4, {"kind": "fednova", "clients_per_round": 2, "mu": 20}, 1))
+    with pytest.raises(fedsim.ScenarioError, match=r"strategy\.mu is 20.*allowed is less than 10"):
+        fedsim.run(scenario)

@@ -1,0 +1,211 @@
+"""What a strategy or one of its parts cannot do is refused by name, with the value and what is allowed."""
+
+from typing import Any
+
+import pytest
+
+import fedsim
+from tests.strategies.clustered import ROTATED, Sections
+
+KRUM: Sections = {"kind": "krum", "malicious": 2}
+DIGITS: Sections = {"source": "digits"}
+MLP: Sections = {"model": {"kind": "mlp", "hidden": [13]}, "data": DIGITS}
+TREE: Sections = {"network": {"kind": "tree", "cells": 3, "edge": {}}}
+OORT: Sections = {"kind": "oort", "pacer_step": "20 s"}
+SECURE: Sections = {"neighbours": 4}
+FROM_DOWNLOAD: Sections = {"deadline": "9 s", "deadline_from": "download"}
+PEERS: Sections = {"population": {"devices": 6}}
+BY_DATA = "goes by what clients find in their data"
+ASKS_FIRST = "which asks candidates before a round begins"
+
+
+def private(**how: Any) -> Sections:
+    return {"aggregation": {"kind": "private", "account": False} | how}
+
+
+def chosen_by(kind: str, **keys: Any) -> Sections:
+    return {"selection": {"kind": kind} | keys}
+
+
+Case = tuple[Sections, Sections, str]
+
+PARAMETERS: list[Case] = [
+    # Without rounds.
+    ({"kind": "fedasync", "concurrency": 21}, {"population": {"devices": 20}}, "concurrency is 21, more than the .*20 devices"),
+    ({"kind": "fedasync", "alpha": 1.5}, {}, "strategy.alpha is 1.5"),
+    ({"kind": "fedbuff", "buffer": 0}, {}, "strategy.buffer is 0"),
+    ({"kind": "fedbuff", "retry": "0 s"}, {}, "strategy.retry"),
+    ({"kind": "fedbuff", "deadline": "3 s"}, {}, "strategy has the key 'deadline', which says when a round ends"),
+    ({"kind": "fedasync", "relative_deadline": 1.0}, {}, "'relative_deadline', which .* without rounds nobody waits"),
+    ({"kind": "fedbuff", "every": "1 h"}, {}, "unknown key 'every'"),
+    *(({"kind": "fedasync", "alpha_decay_at": at}, {}, r"strategy\.alpha_decay_at") for at in ([4, 2], [3, 3], [0])),
+    ({"kind": "fedat", "tiers": 9}, {"population": {"devices": 8}}, "tiers is 9, more than the population's 8 devices"),
+    (
+        {"kind": "fedat", "tiers": 2, "clients_per_round": 2, "aggregation": {"kind": "krum", "malicious": 1}},
+        {"population": {"devices": 8}},
+        r"strategy\.aggregation\.malicious is 1.*there are 2",
+    ),
+    # Deadlines and schedules.
+    *(({"relative_deadline": value}, {}, f"strategy.relative_deadline is {value}") for value in (0.0, -1.0, float("inf"))),
+    ({"relative_deadline": 1.0, "deadline": "3 s"}, {}, "'deadline' and 'relative_deadline' both say"),
+    ({"relative_deadline": 1.0, "deadline_base": "slowed"}, {}, "deadline_base is 'slowed'; allowed are unslowed, all"),
+    ({"deadline_from": "upload"}, {}, "strategy.deadline_from is 'upload'; allowed are round, download"),
+    ({"deadline": "0 s"}, {}, "strategy.deadline is .*: a time here must be above 0 s"),
+    ({"kind": "ditto"} | FROM_DOWNLOAD, {}, "'deadline_from' is 'download'.*trains its own model too"),
+    ({"kind": "fedrep"} | FROM_DOWNLOAD, {}, "'deadline_from' is 'download'.*trains its head too"),
+    ({"kind": "scaffold", "option": "I", "relative_deadline": 1.0}, {}, "'deadline_from' is 'download'.*allowed is 'round'"),
+    ({"every": "0 s"}, {}, "^strategy.every is.*above 0 s"),
+    ({"every": "inf s"}, {}, "^strategy.every is.*0.001 s to 1e.10 s"),
+    ({"every": 1800}, {}, "^strategy.every is.*needs its unit"),
+    ({"every": "half an hour"}, {}, "^strategy.every is.*'90 s'"),
+    ({"kind": "pfedme", "local_epochs": 3}, {}, "'local_epochs' is 3, but pFedMe's clients train for 'local_rounds'"),
+    ({}, {"population": {"devices": 20, "stragglers": {"share": 1.2}}}, "population.stragglers.share is 1.2"),
+    ({}, {"population": {"devices": 20, "stragglers": {"share": 0.2, "factor": 0.0}}}, "population.stragglers.factor is 0.0"),
+    ({}, {"population": {"devices": 20, "samples": {"low": 30, "high": 20}}}, "population.samples.*'low' is above 'high'"),
+    ({}, {"population": {"devices": 20, "samples": "longtail"}}, "samples.kind is 'longtail'; allowed are uniform, long-tail"),
+    # Aggregations and server optimisers.
+    (
+        {"clients_per_round": 6, "aggregation": KRUM},
+        {},
+        r"strategy.aggregation.malicious is 2; 'krum' then needs at least 7 updates at a time \(2 f \+ 3\), and there "
+        r"are 6; allowed are at most 1",
+    ),
+    ({"clients_per_round": 6, "aggregation": "bulyan"}, {}, r"needs at least 7 updates.*allowed are at most 0"),
+    ({"kind": "ifca", "clients_per_round": 6, "aggregation": KRUM}, {}, r"'krum' then needs at least 7"),
+    (
+        {"kind": "flexcfl", "moment": {"devices": 4}, "aggregation": "krum"},
+        {},
+        r"'krum' then needs at least 5 updates .* there are 4",
+    ),
+    (chosen_by("flanp", accuracy=1.0) | {"aggregation": "bulyan"}, {}, r"'bulyan' .* 7 updates .* there are 2"),
+    ({"kind": "cfl", "aggregation": KRUM | {"malicious": 60}}, {}, r"'krum' then needs at least 123 updates"),
+    ({"kind": "lcfl", "groups": 2, "aggregation": KRUM | {"malicious": 60}}, {}, r"'krum' then needs at least 123"),
+    ({"aggregation": {"kind": "trimmed-mean", "share": 0.5}}, {}, r"strategy.aggregation.share is 0.5"),
+    ({"aggregation": "trimed-mean"}, {}, r"did you mean 'trimmed-mean'"),
+    ({"server": {"kind": "sgd", "nesterov": True}}, {}, "strategy.server.*'nesterov' needs a 'momentum' above 0"),
+    (
+        private(where="local", adaptive={"count_noise": 1.0}),
+        {},
+        "strategy.aggregation.*'adaptive' is given and 'where' is 'local'",
+    ),
+    (private(adaptive={"count_noise": 0.5}), {}, "'adaptive.count_noise' is 0.5; with noise 1 allowed is more than 0.5"),
+    (private(adaptive={}), {}, "strategy.aggregation.adaptive.count_noise is missing"),
+    (private(clip=0.0), {}, "strategy.aggregation.clip is 0.0"),
+    # Secure aggregation.
+    (
+        {"secure_aggregation": SECURE, "aggregation": "median"},
+        {},
+        "'secure_aggregation' is given.*'median' compares single updates",
+    ),
+    ({"secure_aggregation": SECURE} | private(), {}, "clip each update; allowed is where = 'local'"),
+    ({"kind": "ifca", "secure_aggregation": SECURE}, {}, "unknown key 'secure_aggregation'"),
+    ({"kind": "refl", "secure_aggregation": SECURE}, {}, "REFL compares late updates"),
+    ({"kind": "fedbuff", "secure_aggregation": SECURE}, {}, "secure_aggregation"),
+    ({"secure_aggregation": SECURE}, {"messages": {"up": "top-k"}}, r"messages\.up is 'top-k'.*allowed is 'plain'"),
+    (
+        {"secure_aggregation": SECURE, "clients_per_round": 4},
+        {},
+        "neighbours is 4.* 4 clients; allowed are at most 3",
+    ),
+    ({"secure_aggregation": {"neighbours": 3}}, {}, "'neighbours' is 3; allowed are even numbers"),
+    (
+        {"secure_aggregation": {}} | chosen_by("flanp", accuracy=1.0),
+        {},
+        "'flanp' makes a gradient of single updates",
+    ),
+    # Selections.
+    ({"kind": "fedbuff"} | chosen_by("flanp", accuracy=1.0), {}, rf"strategy\.selection is 'flanp', {ASKS_FIRST}"),
+    ({"kind": "fedasync"} | chosen_by("favor", target=0.9), {}, rf"strategy\.selection is 'favor', {ASKS_FIRST}"),
+    ({"kind": "local"} | chosen_by("favor", target=0.9), {}, r"strategy\.selection is 'favor'.*local training has none"),
+    (chosen_by("oort"), {}, "'pacer_step' is missing"),
+    # Edge servers.
+    ({"kind": "hierfavg"}, {"network": {"kind": "star"}}, "'hierfavg', which needs edge servers, and the network has none"),
+    ({"kind": "hierfavg"}, {"network": {"kind": "tree", "cells": 2}}, "network.edge"),
+    *(
+        ({"kind": "hierfavg", "selection": how}, TREE, f"'selection' is '{how['kind']}', which goes by what clients send")
+        for how in (OORT, {"kind": "flanp", "accuracy": 1.0}, {"kind": "favor", "target": 0.9})
+    ),
+    ({"kind": "hierfavg", "cloud_aggregation": private()["aggregation"]}, TREE, "'cloud_aggregation' is"),
+    ({"kind": "hierfavg", "kappa1": 5, "local_epochs": 2}, TREE, "'kappa1' and 'local_epochs' both say"),
+    ({"kind": "hierfavg", "over_selection": 1.5}, TREE, "over_selection"),
+    # Without a server.
+    ({"kind": "d-psgd", "topology": "rinf"}, PEERS, "'rinf'; allowed are ring, .*did you mean"),
+    ({"kind": "d-psgd", "topology": {"kind": "hypercube", "parameters": {"n": 2}}}, PEERS, "of 4 nodes; allowed is .* of 6"),
+    ({"kind": "d-psgd", "server": "adam"}, PEERS, "unknown key 'server'"),
+    ({"kind": "gossip", "selection": "oort"}, PEERS, "unknown key 'selection'"),
+    ({"kind": "epidemic", "sample_size": 6}, PEERS, "sample_size is 6; with 6 devices allowed are 1 to 5"),
+    ({"kind": "epidemic"}, PEERS | {"energy": {}}, "energy is given"),
+    ({"kind": "epidemic"}, PEERS | {"messages": {"down": "float16"}}, "messages.down is given"),
+    ({"kind": "d-psgd"}, PEERS | {"messages": {"up": "top-k"}}, "messages.up is given, which writes changes"),
+    ({"kind": "gossip"}, PEERS | {"messages": {"up": {"kind": "qsgd", "error_feedback": True}}}, "messages.up is given"),
+    ({"kind": "epidemic"}, PEERS | {"server": {"patience": "5 s"}}, "server is given"),
+    (
+        {"kind": "gossip"},
+        {"population": {"devices": 6, "departures": {"kind": "exponential", "mean_stay": "60 s"}}},
+        "strategy.deadline is missing",
+    ),
+]
+
+ACCOUNTS: list[tuple[Sections, str]] = [
+    *((chosen_by("power-of-choice", losses=losses), BY_DATA) for losses in ("asked", "reported")),
+    ({"selection": OORT}, BY_DATA),
+    (chosen_by("favor", target=0.9), BY_DATA),
+    (chosen_by("flanp", accuracy=1.0), BY_DATA),
+    ({"kind": "tifl", "mode": "credits", "credits": 9}, "tiers are chosen by the accuracy"),
+    *(({"kind": kind}, "clusters are made of updates that are not clipped") for kind in ("cfl", "lcfl", "fl-hc")),
+    ({"kind": "fedat"}, "tiers have rounds of their own"),
+    ({"kind": "hierfavg"}, "edge servers have rounds of their own"),
+]
+
+WHEN_IT_RUNS: list[Case] = [
+    (
+        {"relative_deadline": 1.0},
+        {"learning": "off", "population": {"devices": 20, "speed": "inf samples/s"}},
+        "which is 0 s in this population; give 'population.speed'",
+    ),
+    ({"kind": "fednova", "mu": 20}, {"training": {"lr": 0.1}}, r"strategy\.mu is 20.*allowed is less than 10"),
+    ({"kind": "moon"}, {"model": {"kind": "logistic"}}, r"its layers are Linear; allowed are models with a torch\.nn\.Linear"),
+    ({"kind": "fedper", "head": ["4.bias"]}, MLP, r"strategy\.head has '4\.bias'.*it has 1\.weight, 1\.bias, 3\.weight"),
+    ({"kind": "fedper"}, {"data": ROTATED}, r"every tensor of the model stays on its device: 1\.weight, 1\.bias"),
+    (
+        {"kind": "fedrep"},
+        {"learning": "off", "model": {"kind": "size", "bytes": "1 MB"}},
+        r"'fedrep', which tells the tensors.*model.kind is 'size'",
+    ),
+    ({"kind": "fedbn"}, MLP, "no normalisation layer, only Linear; allowed"),
+    ({"kind": "fedbn", "keeps": "statistics"}, MLP, "no layer of the model has running statistics; allowed is 'layers'"),
+    (
+        {"kind": "fedbn"},
+        {"training": {"batch_size": 1}, "data": DIGITS}
+        | {"model": {"kind": "module", "factory": "tests.strategies.test_layers:normed", "args": {"norm": "batch"}}},
+        r"the part '2' is a BatchNorm1d.*two samples.*allowed is a training",
+    ),
+    (
+        {"kind": "hierfavg"},
+        TREE | {"world": {"processes": [{"kind": "edge-outage", "edge": 3, "every": "1 s", "lasts": "1 s"}]}},
+        "there is no link 'edge 3 receive'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("strategy", "sections", "says"), PARAMETERS, ids=lambda value: str(value)[:70])
+def test_parameters(strategy: Sections, sections: Sections, says: str) -> None:
+    with pytest.raises(fedsim.ScenarioError, match=says):
+        fedsim.Scenario(**sections, strategy={"kind": "fedavg"} | strategy)
+
+
+@pytest.mark.parametrize(("strategy", "sections", "says"), WHEN_IT_RUNS, ids=lambda value: str(value)[:70])
+def test_what_is_known_when_a_run_is_built(strategy: Sections, sections: Sections, says: str) -> None:
+    scenario = fedsim.Scenario(**sections, strategy={"kind": "fedavg"} | strategy, stop={"rounds": 1})
+    with pytest.raises(fedsim.ScenarioError, match=says):
+        fedsim.run(scenario, executor="inline")
+
+
+@pytest.mark.parametrize(("strategy", "why"), ACCOUNTS, ids=str)
+def test_an_account_of_what_is_not_counted(strategy: Sections, why: str) -> None:
+    pytest.importorskip("dp_accounting")
+    strategy = {"kind": "fedavg", "clients_per_round": 6, "local_epochs": 1} | strategy if "kind" not in strategy else strategy
+    with pytest.raises(fedsim.ScenarioError, match=rf"'aggregation.account' is true, but .*{why}.*; allowed is false"):
+        fedsim.Scenario(**TREE, strategy=strategy | {"aggregation": "private"})
+    fedsim.Scenario(**TREE, strategy=strategy | private())
+    fedsim.Scenario(**TREE, strategy=strategy | {"aggregation": {"kind": "private", "noise": 0.0}})
