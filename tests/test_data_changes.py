@@ -127,29 +127,20 @@ def stopped(world: tuple[dict[str, Any], Path], tmp_path: Path) -> tuple[dict[st
 
 class TestResume:
     @pytest.mark.parametrize(
-        ("name", "section"),
+        ("what", "section"),
         [
             ("speeds.csv", "population.capacity"),
             ("phones.json", "population.availability"),
             ("network.json", "network"),
             ("devices.csv", "network.device.latency"),
+            *((what, "data") for what in ("a pixel", "a label", "a sample's device", "two devices")),
         ],
     )
-    def test_other_traces_are_refused(
-        self, stopped: tuple[dict[str, Any], Path, Path], tmp_path: Path, name: str, section: str
+    def test_other_files_are_refused(
+        self, stopped: tuple[dict[str, Any], Path, Path], tmp_path: Path, what: str, section: str
     ) -> None:
         sections, files, cut = stopped
-        replaced(files / name)
-        refused((sections, cut), rf"files of \[{section}\] .* changed since the checkpoint")
-        shutil.copy(tmp_path / "kept" / name, files / name)
-        go_on(sections, cut)
-        assert_same_run(tmp_path / "whole", cut)
-
-    @pytest.mark.parametrize("what", ["a pixel", "a label", "a sample's device", "two devices"])
-    def test_other_data_are_refused(self, stopped: tuple[dict[str, Any], Path, Path], tmp_path: Path, what: str) -> None:
-        sections, files, cut = stopped
-        arrays = dict(np.load(files / "data.npz"))
-        who = json.loads((files / "who.json").read_text())
+        arrays, who = dict(np.load(files / "data.npz")), json.loads((files / "who.json").read_text())
         match what:
             case "a pixel":
                 arrays["x_test"][3, 1] += 2.0**-10
@@ -157,13 +148,14 @@ class TestResume:
                 arrays["y_train"][5] = 1 - arrays["y_train"][5]
             case "a sample's device":
                 who["1"]["train"].append(who["2"]["train"].pop())
-            case _:
+            case "two devices":
                 who["3"], who["4"] = who["4"], who["3"]
+            case _:
+                replaced(files / what)
         np.savez(files / "data.npz", **arrays)
         (files / "who.json").write_text(json.dumps(who))
-        refused((sections, cut), r"files of \[data\] .* put the old files back to resume it")
-        for name in ("data.npz", "who.json"):
-            shutil.copy(tmp_path / "kept" / name, files / name)
+        refused((sections, cut), rf"files of \[{section}\] .* changed since the checkpoint.* put the old files back")
+        shutil.copytree(tmp_path / "kept", files, dirs_exist_ok=True)
         go_on(sections, cut)
         assert_same_run(tmp_path / "whole", cut)
 

@@ -208,11 +208,3 @@ def test_files_verbs_and_names_that_it_names_are_there(page: Path) -> None:
     for link in re.findall(r"\]\(((?!http|#)[^)#\s]+)", text):
         there = (ROOT / "docs" / link[1:]) if link.startswith("/") else page.parent / link
         assert there.exists() or GENERATED in there.parents, f"{page.name}: {link}"
-
-
-def test_the_readme_is_short_and_shows_pictures() -> None:
-    text = PAGES[0].read_text()
-    assert len(text.splitlines()) < 150
-    pictures = re.findall(r"!\[[^\]]{20,}\]\((docs/pictures/[\w-]+\.\w+)\)", text)
-    assert len(pictures) == 2
-    assert sum((ROOT / picture).stat().st_size for picture in pictures) < 400_000

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -25,13 +24,6 @@ def test_a_name_means_the_file_that_comes_with_fedsim(tmp_path: Path, monkeypatc
     assert read_study("communication").spec.name == "bytes to accuracy"
     (tmp_path / "quickstart").write_text("seed = 7\n")  # what is here comes first
     assert fedsim.load("quickstart").seed == 7
-
-
-def test_each_is_listed_with_its_title() -> None:
-    scenarios, studies = (CliRunner().invoke(main, ["list", title]).output for title in ("scenarios", "studies"))
-    assert re.search(r"^  quickstart +Fifty unequal devices train", scenarios, re.MULTILINE)
-    assert re.search(r"^  communication +Bytes to accuracy", studies, re.MULTILINE)
-    assert all((f"  {name} " in scenarios) != (f"  {name} " in studies) for name in shipped())
 
 
 @pytest.mark.parametrize("name", shipped())

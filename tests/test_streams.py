@@ -11,6 +11,7 @@ from fedsim.world.departures import ExponentialStays
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fedsim
 from fedsim.language.units import SamplesPerSecond
 from fedsim.streams import Shuffle, Streams
 from fedsim.world.distributions import LogNormal
@@ -83,7 +84,8 @@ def test_exponential_and_normal_have_their_moments() -> None:
 def drawn() -> list[float]:
     """Speeds, and when devices leave (s): enough that some would have other last bits."""
     speeds = LogNormal[SamplesPerSecond](median="40 samples/s", spread=2.0).draw(np.random.default_rng(1), 70_000)
-    stays = ExponentialStays(mean_stay="1000 h").draw(Streams(2), np.zeros(2_000), None)
+    leaving = fedsim.Scenario(population={"departures": {"kind": "exponential", "mean_stay": "1000 h"}}).population.departures
+    stays = leaving.draw(Streams(2), np.zeros(2_000), None)
     return [*speeds.tolist(), *stays.tolist()]
 
 

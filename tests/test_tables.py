@@ -55,13 +55,6 @@ def test_what_is_no_change_is_refused(changes: dict[str, object], says: str) -> 
         spread_out(changes)
 
 
-def test_a_strategy_that_is_none_is_refused_with_the_nearest() -> None:
-    with pytest.raises(ScenarioError, match="did you mean 'flexcfl'"):
-        changed(BASE, {"strategy": {"kind": "flexfcl"}})
-    with pytest.raises(ScenarioError, match="must be a name"):
-        changed(BASE, {"strategy": {"kind": 3}})
-
-
 def test_the_first_difference_is_named() -> None:
     assert first_difference(BASE, changed(BASE, {"training": {"lr": 0.2}})) == "training.lr was 0.1, and is 0.2 now"
     assert first_difference({"a": 1}, {"a": 1, "b": {"c": 2}}) == "b.c was not given, and is 2 now"

@@ -64,7 +64,7 @@ class SamplesTime(_Time):
         return Work(samples=examples * factor, what=kind) if examples * factor else None
 
     def passes_over(self, config: Mapping[str, Any]) -> tuple[float, str]:
-        """How often training passes over the examples, and what says so."""
+        """How often training passes over the examples, and the key that says so."""
         if self.passes is not None:
             return self.passes, "strategy.time.passes"
         for name in _EPOCHS:
@@ -130,7 +130,7 @@ class FlopsTime(_Time):
 
 
 class Cost(Spec):
-    """What a message costs: what is said of it adds up."""
+    """The cost of a message: its entries add up."""
 
     samples: float = Field(default=0.0, ge=0.0, le=1e15)
     flops: float = Field(default=0.0, ge=0.0, le=1e30)
@@ -138,7 +138,7 @@ class Cost(Spec):
 
 
 class StatedTime(_Time):
-    """What the scenario says, whatever a device really does.
+    """As long as the scenario says, whatever a device really does.
 
     Attributes:
         train, evaluate, query: the cost of messages of that category.
@@ -170,7 +170,7 @@ TimeSpec = Annotated[SamplesTime | FlopsTime | StatedTime, Registry.of("time", S
 
 
 class FlowerParams(StrategyParams):
-    """What a Flower app takes.
+    """Parameters of a Flower app.
 
     Attributes:
         app: its folder, with a ``pyproject.toml`` as ``flwr run`` reads it.
@@ -213,7 +213,7 @@ class FlowerParams(StrategyParams):
                 raise ScenarioError(f"{wrong}; allowed are one value for all devices, or a list with one for each")
 
     def node_config_of(self, device: int, devices: int) -> dict[str, Value]:
-        """What a device is told of itself."""
+        """The node config of a device."""
         own = {key: value[device] if isinstance(value, list) else value for key, value in self.node_config.items()}
         return {"partition-id": device, "num-partitions": devices} | own
 

@@ -36,12 +36,8 @@ def test_digits_of_other_scripts_are_none(text: str) -> None:
         TIME.validate_python(text)
 
 
-@pytest.mark.parametrize(("text", "rate"), [("40 Mbit/s", 5e6), ("1 Gbit/s", 1.25e8), ("3 kB/s", 3000.0)])
-def test_rates(text: str, rate: float) -> None:
-    assert RATE.validate_python(text) == rate
-
-
 def test_other_units() -> None:
+    assert [RATE.validate_python(text) for text in ("40 Mbit/s", "1 Gbit/s", "3 kB/s")] == [5e6, 1.25e8, 3000.0]
     assert TypeAdapter(SamplesPerSecond).validate_python("400 samples/s") == 400
     assert TypeAdapter(PerSecond).validate_python("30 /h") == pytest.approx(30 / 3600)
 
@@ -80,13 +76,10 @@ def test_written_back_it_reads_the_same(value: float) -> None:
     ("kind", "text", "meant"),
     [
         (BytesPerSecond, "1 mbps", "Mbit/s"),
-        (BytesPerSecond, "1 Gbps", "Gbit/s"),
         (BytesPerSecond, "1 MBps", "MB/s"),
-        (BytesPerSecond, "1 mbit/s", "Mbit/s"),
         (BytesPerSecond, "1 KB/s", "kB/s"),
         (Seconds, "3 sec", "s"),
         (Seconds, "3 hours", "h"),
-        (Seconds, "3 mins", "min"),
     ],
 )
 def test_a_unit_as_others_write_it_is_answered_with_ours(kind: Any, text: str, meant: str) -> None:
