@@ -299,10 +299,6 @@ class Meters:
             for name, content in meter.files().items():
                 yield name, content, meter.tables.get(name, {})
 
-    @property
-    def file_names(self) -> list[str]:
-        return [name for name, _, _ in self.files()]
-
     def snapshot(self) -> dict[str, Any]:
         return {"starts": self._starts, "told": self._told, "meters": {of: one.snapshot() for of, one in self._all.items()}}
 

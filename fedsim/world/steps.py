@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _DISCONNECTED = ("lost", "left", "battery")
 
 
-class Steps:
+class StepRunner:
     """Begins and ends the steps of tasks; see ``TaskRunner``. ``cut`` interrupts a task whose battery is flat.
 
     Attributes:
