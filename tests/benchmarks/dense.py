@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from fedsim.learning.architecture import Architecture, dense
-from fedsim.learning.solvers.base import Descent, LocalSolve, compute_with_one_thread
-from fedsim.learning.solvers.batches import shuffled
+from fedsim.learning.solvers.base import Descent, LocalSolve, compute_with_one_thread, shuffled
 from fedsim.learning.solvers.dense import Dense, Way
 
 MODELS = [(784, (10,)), (784, (128, 10)), (784, (512, 10)), (64, (10,)), (64, (32, 10))]

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsim.data.dataset import Dataset, Raw, pooled
-from fedsim.data.federated import FederatedData, Shard, stratified_part
+from fedsim.data.federated import Dataset, FederatedData, Raw, Shard, pooled, stratified_part
 from fedsim.data.transforms import Augmentation, augment, rotate
 from fedsim.training import Part
 from tests.data.conftest import grey_images, held_out

@@ -8,8 +8,7 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.data.dataset import Dataset, Normalise
-from fedsim.data.federated import FederatedData, Index, Shard
+from fedsim.data.federated import Dataset, FederatedData, Index, Normalise, Shard
 from fedsim.errors import ScenarioError
 from fedsim.language.spec import Spec
 from fedsim.streams import Streams

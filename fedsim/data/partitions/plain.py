@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
-from fedsim.data.dataset import Dataset
-from fedsim.data.federated import FederatedData, Index, Shard
+from fedsim.data.federated import Dataset, FederatedData, Index, Shard
 from fedsim.data.partitions.base import Partition, deal_evenly, deal_test_alike, federated, gather, require_devices
 from fedsim.data.sources.own import read_arrays
 from fedsim.errors import DataError, ScenarioError

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedsim.data.dataset import Dataset, Raw
-from fedsim.data.federated import Pool
+from fedsim.data.federated import Dataset, Pool, Raw
 from fedsim.data.sources.base import Source, every_fifth
 from fedsim.errors import ScenarioError
 from fedsim.language.spec import Spec

@@ -17,7 +17,7 @@ from typing import IO, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.data.dataset import Raw, Samples
+from fedsim.data.federated import Raw, Samples
 from fedsim.data.sources.base import Source, checked_labels
 from fedsim.durable import replacing
 from fedsim.errors import DataError

@@ -8,7 +8,7 @@ from zipfile import is_zipfile
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.data.dataset import Raw, Samples
+from fedsim.data.federated import Raw, Samples
 from fedsim.data.sources.base import Source, checked_labels, every_fifth
 from fedsim.errors import DataError, nearest
 from fedsim.files import SOUGHT, read_json, regular, sought

@@ -21,8 +21,7 @@ from torch import Tensor
 from fedsim.learning.architecture import Architecture
 from fedsim.learning.refs import Weights
 from fedsim.learning.solvers import products
-from fedsim.learning.solvers.base import BatchHint, Descent, LocalSolve, Solved, Solver
-from fedsim.learning.solvers.batches import Batches
+from fedsim.learning.solvers.base import Batches, BatchHint, Descent, LocalSolve, Solved, Solver
 from fedsim.learning.solvers.dense_loops import Entry, Floats, Parameter, Plan, Rule, Scratch, descend
 from fedsim.learning.solvers.reference import Reference, module_of
 
