@@ -147,11 +147,6 @@ def test_another_split_halves_each_part(y: np.ndarray, splits: int) -> None:
         assert sorted(np.concatenate(halves)) == sorted(stratified_part(y, splits, number))
 
 
-@pytest.mark.parametrize(("splits", "number", "size"), [(0, 1, 1000), (3, 8, 125), (1, 2, 500), (2, 1, 250)])
-def test_sizes_need_no_labels(splits: int, number: int, size: int) -> None:
-    assert Part(splits, number, 1000).samples == size
-
-
 STILL = {"max_degrees": 0.0, "flip": 0.0, "shift": 0.0}
 
 

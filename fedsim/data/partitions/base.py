@@ -47,8 +47,7 @@ def federated(
 ) -> FederatedData:
     """Plain shards: device d trains on ``train[d]``, is tested on ``test[d]``, and its true group is ``truth[d]``.
 
-    Raises:
-        ScenarioError: a device would have nothing to train on.
+    A device without training samples raises ``ScenarioError``.
     """
     empty = next((device for device, mine in enumerate(train) if not len(mine)), None)
     if empty is not None:
