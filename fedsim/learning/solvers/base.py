@@ -247,12 +247,8 @@ class Solver(ABC):
         """Train one device."""
 
     @abstractmethod
-    def _loaded(self, weights: Weights) -> Any:
-        """A model with these weights, ready to be applied; by this thread alone."""
-
-    @abstractmethod
-    def _apply(self, model: Any, x: Tensor) -> Tensor:
-        """The outputs for samples [n, *shape], some at a time."""
+    def outputs(self, weights: Weights, x: Tensor) -> Tensor:
+        """The model's outputs for samples [n, *shape]: [n, classes]."""
 
     @property
     def plain(self) -> "Solver":
@@ -262,12 +258,6 @@ class Solver(ABC):
     def solve(self, solves: Sequence[LocalSolve], descent: Descent) -> list[Solved]:
         """Train all; the batches of all have one width. Each result is the same, bit for bit, whoever else is among them."""
         return [self._solve(solve, descent) for solve in solves]
-
-    def outputs(self, weights: Weights, x: Tensor) -> Tensor:
-        """The model's outputs for samples [n, *shape]: [n, classes]."""
-        model = self._loaded(weights)
-        with torch.inference_mode():
-            return self._apply(model, x)
 
     def outputs_each(self, weights: Sequence[Weights], xs: Sequence[Tensor]) -> list[Tensor]:
         """The same for several models, each with its own samples."""
