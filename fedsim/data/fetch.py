@@ -92,11 +92,7 @@ def _from_openml(name: str, download: Download, root: Path) -> tuple[Bytes, Byte
 
 
 def as_images(name: str, data: NDArray[Any], target: NDArray[Any], shape: tuple[int, ...]) -> tuple[Bytes, Bytes]:
-    """OpenML's table (numbers [n, features], labels [n] as text) as images uint8 [n, *shape] and labels uint8 [n].
-
-    Raises:
-        DataError: the table is not of that shape, or holds something else than bytes.
-    """
+    """OpenML's table (numbers [n, features], labels [n] as text) as images uint8 [n, *shape] and labels uint8 [n]."""
     if data.shape != (len(target), math.prod(shape)) or data.min() < 0 or data.max() > 255:
         raise DataError(f"{name}: OpenML sent a table of shape {data.shape}, not rows of {math.prod(shape)} bytes")
     return data.astype(np.uint8).reshape(-1, *shape), target.astype(np.int64).astype(np.uint8)

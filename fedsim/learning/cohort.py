@@ -11,8 +11,17 @@ from numpy.typing import NDArray
 
 from fedsim.data.federated import FederatedData, Shard, stratified_part
 from fedsim.learning.refs import Best, Ref, Trained, Weights, parents
-from fedsim.learning.solvers import batches
-from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, Solver, compute_with_one_thread
+from fedsim.learning.solvers.base import (
+    WHOLE,
+    Descent,
+    LocalSolve,
+    Solved,
+    Solver,
+    batch_width,
+    compute_with_one_thread,
+    sgd_steps,
+    shuffled,
+)
 from fedsim.learning.spec import TrainingSpec
 from fedsim.streams import Streams
 from fedsim.training import Places, Training
@@ -53,13 +62,13 @@ class Job:
     @property
     def width(self) -> int:
         """Rows of its batch arrays."""
-        return batches.width(self.count, self.batch_size)
+        return batch_width(self.count, self.batch_size)
 
     @property
     def steps(self) -> int:
         """SGD steps that it takes."""
         training = self.recipe.training
-        return batches.steps(self.count, self.batch_size, training.epochs, training.steps)
+        return sgd_steps(self.count, self.batch_size, training.epochs, training.steps)
 
 
 class Trainer:
@@ -85,7 +94,7 @@ class Trainer:
             None if model is None else model.value for model in (training.anchor, training.linear, previous)
         )
         lr = self.training.lr_in(recipe.round) if training.lr is None else training.lr
-        batch_size = batches.WHOLE if training.full_batch else self.training.batch_size
+        batch_size = WHOLE if training.full_batch else self.training.batch_size
         part = training.part
         samples = None if part is None else stratified_part(data.train_labels(shard), part.splits, part.number)
         return Job(recipe, lr, batch_size, training.start.value, anchor, linear, previous, shard, samples)
@@ -131,7 +140,7 @@ class Trainer:
             x, y = x[job.samples], y[job.samples]
         generator = self.streams.generator("learning/shuffle", recipe.device, recipe.key)
         training = recipe.training
-        order = batches.shuffled(generator, len(y), job.batch_size, training.epochs, training.steps, only=training.only_batch)
+        order = shuffled(generator, len(y), job.batch_size, training.epochs, training.steps, only=training.only_batch)
         key = self.streams.word("learning/dropout", recipe.device, recipe.key)
         return LocalSolve(
             job.weights, torch.from_numpy(x), torch.from_numpy(y), order, key, job.anchor, job.linear, job.previous

@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedsim.data.dataset import Dataset, Normalise
-from fedsim.data.federated import FederatedData, Index
+from fedsim.data.federated import Dataset, FederatedData, Index, Normalise
 from fedsim.data.partitions.base import (
     Partition,
     cut,

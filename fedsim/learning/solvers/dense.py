@@ -21,8 +21,7 @@ from torch import Tensor
 from fedsim.learning.architecture import Architecture
 from fedsim.learning.refs import Weights
 from fedsim.learning.solvers import products
-from fedsim.learning.solvers.base import BatchHint, Descent, LocalSolve, Solved, Solver
-from fedsim.learning.solvers.batches import Batches
+from fedsim.learning.solvers.base import Batches, BatchHint, Descent, LocalSolve, Solved, Solver
 from fedsim.learning.solvers.dense_loops import Entry, Floats, Parameter, Plan, Rule, Scratch, descend
 from fedsim.learning.solvers.reference import Reference, module_of
 
@@ -196,8 +195,6 @@ _CHANGED, _CHANGED_THERE = 2, 20  # multiplications in whose time a number of a 
 _SET_UP, _CALLED, _COPIED = 1_000_000, 2_000_000, 48  # the same: to set up sample space, a step of products, to copy a number
 _APPLIED_AT_ONCE = 256  # samples in one product when a model is applied; whole cache lines of any width
 
-Layer = tuple[Tensor, Tensor]  # a kernel and a bias
-
 
 class Dense(Solver):
     """Softmax regression and perceptrons with ReLU (``architecture.is_dense``) under softmax cross-entropy.
@@ -270,10 +267,9 @@ class Dense(Solver):
             hidden = torch.baddbmm(bias[:, :, None], kernel, hidden.relu_() if layer else hidden)
         return [logits[:, : len(x)].t() for logits, x in zip(hidden, xs, strict=True)]
 
-    def _loaded(self, weights: Weights) -> list[Layer]:
-        return [(kernel[0].clone(), bias[0, :, None].clone()) for kernel, bias in split(self._flat([weights]), self.sizes)]
-
-    def _apply(self, layers: Sequence[Layer], x: Tensor) -> Tensor:
+    @torch.inference_mode()
+    def outputs(self, weights: Weights, x: Tensor) -> Tensor:
+        layers = [(kernel[0].clone(), bias[0, :, None].clone()) for kernel, bias in split(self._flat([weights]), self.sizes)]
         logits = []
         for piece in torch.split(x.reshape(len(x), self.sizes[0]).to(self.dtype), _APPLIED_AT_ONCE):
             hidden = piece.t()  # features before samples: twice as fast for the few outputs of a classifier

@@ -56,6 +56,11 @@ class Reference(Solver):
             return self._own_loss(outputs, y)
         return super().losses(outputs, y)
 
+    def outputs(self, weights: Weights, x: Tensor) -> Tensor:
+        module = self._loaded(weights)
+        with torch.inference_mode():
+            return self._apply(module, x)
+
     def _solve(self, solve: LocalSolve, descent: Descent) -> Solved:
         if solve.previous is None or not solve.batches.steps:
             return self._descend(solve, descent, None)
