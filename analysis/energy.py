@@ -96,7 +96,8 @@ def draw_batteries(run: RunFolder) -> Figure:
         panel.set_ylabel(f"device {device}\n{show_joules(capacity[device])}", rotation=0, ha="right", va="center", fontsize=10)
     panels[-1].set_xlabel(f"simulated time ({unit.name})")
     panels[-1].set_xlim(0, max(run.summary["simulated_s"], 1e-9) / unit.size)
-    level, work = Line2D([], [], color=style.BLUE, label="level"), Patch(facecolor=style.GREEN, label="works on a task")
+    level = Line2D([], [], color=style.BLUE, label="level of the battery")
+    work = Patch(facecolor=style.GREEN, label="works on a task")
     return style.finished(figure, [run], [level, work, Line2D([], [], label="flat", **_FLAT)], "how full batteries were (%)")
 
 
