@@ -331,8 +331,8 @@ class Evidence:
 def _values(column: Any) -> Any:
     if pa.types.is_dictionary(column.type):
         names = column.unify_dictionaries().combine_chunks()
-        known = dict.fromkeys([*names.dictionary.to_pylist(), ""])
-        return pd.Categorical.from_codes(names.indices.fill_null([*known].index("")), pd.Index(known, dtype=object))
+        known = list(dict.fromkeys([*names.dictionary.to_pylist(), ""]))
+        return pd.Categorical.from_codes(names.indices.fill_null(known.index("")), pd.Index(known, dtype=object))
     if pa.types.is_integer(column.type):
         return column.fill_null(NOTHING).to_numpy()
     return (column.fill_null(False) if pa.types.is_boolean(column.type) else column).to_numpy()
