@@ -7,7 +7,6 @@ import sys
 
 import numpy as np
 import pytest
-from fedsim.world.departures import ExponentialStays
 from hypothesis import given
 from hypothesis import strategies as st
 
