@@ -48,7 +48,7 @@ LogTable: TypeAlias = Any
 
 
 class LogDefaults(NamedTuple):
-    """What is known of a log that it does not hold.
+    """Facts about a log that it does not hold.
 
     Attributes:
         bytes, samples, epochs: of every message or training, where there is no such column.
