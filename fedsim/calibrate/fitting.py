@@ -47,7 +47,7 @@ class Fitted(NamedTuple):
 
 
 class Presence(NamedTuple):
-    """How long clients are there and away (s) on the mean, and the share of the time that each is there, [clients]."""
+    """Mean durations for which clients are there and away (s), and the share of the time that each is there, [clients]."""
 
     mean_on: float
     mean_off: float
@@ -188,7 +188,7 @@ def _latencies(tasks: Tasks, clients: int, protocol: Protocol) -> Floats | None:
 
 
 def _bisected(is_low: Callable[[Floats], Flags], low: Floats, high: Floats) -> Floats:
-    """Where values from ``low`` to ``high`` are low no more."""
+    """The boundaries between ``low`` and ``high`` from which values are no longer low."""
     for _ in range(60):
         middle = (low + high) / 2
         below = is_low(middle)
@@ -213,7 +213,7 @@ def _links(tasks: Tasks, way: Direction, latency: Floats, protocol: Protocol) ->
 
 
 def _sending_s(protocol: Protocol, sizes: Floats, rates: Floats, latency: Floats) -> Floats:
-    """How long messages of these sizes take over links of their own, beside latencies (s), [messages]."""
+    """Duration of messages of these sizes over links of their own, without latencies (s), [messages]."""
     seconds, round_trip = np.empty(len(sizes)), 2 * latency + protocol.round_trip
     for size in np.unique(sizes).tolist():
         own = sizes == size
@@ -293,7 +293,7 @@ class _Search:
         return rates, took
 
     def _error(self, capacity: float, most: int) -> float:
-        """How far single transfers are off on the mean, and how far the ends of busy times are."""
+        """Mean log error of single transfers, plus the weighted one of the ends of busy times."""
         steps, (_, took) = self._steps.at(slice(most)), self.settled(capacity, most)
         alone = np.abs(np.log(np.maximum(took, 1e-9) / np.maximum(steps.took, 1e-9))).mean()
         begins = self._begins(most)
@@ -304,7 +304,7 @@ class _Search:
         return np.concatenate(([0], 1 + np.flatnonzero(self._steps.start[1:most] >= self._over[: most - 1])))
 
     def _least(self, most: int) -> float:
-        """What a server's link must carry at least, bytes/s: what went over it whole in the busiest stretches."""
+        """Lower bound of the server's link (bytes/s): the rate of whole transfers in the busiest stretches."""
         found = []
         for first, last in pairwise([*self._begins(most).tolist(), most]):
             steps = self._steps.at(slice(first, last))

@@ -75,7 +75,7 @@ class _Replay:
 
 
 def transfers(links: Links, way: Direction, steps: Steps, client: Ints) -> Floats:
-    """How long the downloads or uploads of a log would take if each began when it did (s), [steps].
+    """Durations of the downloads or uploads of a log if each began when it did (s), [steps].
 
     One that would begin before the one before it of the same client is over waits for that.
     """
@@ -124,7 +124,7 @@ class _Play(_Replay):
 
 
 def rounds(world: World, tasks: Tasks, cohorts: Sequence[Ints], seed: int = 0) -> Floats:
-    """How long rounds take in which the clients of all tasks of a cohort begin at once (s), [cohorts]."""
+    """Durations of rounds in which the clients of all tasks of a cohort begin at once (s), [cohorts]."""
     play = _Play(world, tasks, seed)
     env, over = play.env, [0.0]
 
@@ -139,7 +139,7 @@ def rounds(world: World, tasks: Tasks, cohorts: Sequence[Ints], seed: int = 0) -
 
 
 def updates_per_s(world: World, tasks: Tasks, at_work: int, seed: int = 0) -> float:
-    """How many updates a second come from so many clients at work; the next of those that are idle is drawn.
+    """Updates a second from so many clients at work; the next client is drawn from those that are idle.
 
     Updates are counted when three times as many as are at work have gone by. ``tasks``: one of each client, in their order.
     """
@@ -196,7 +196,7 @@ class Prediction(NamedTuple):
 
 
 def held_out(log: Log, how: HoldOut) -> Flags:
-    """Which rounds nothing is to be fitted to, [rounds]."""
+    """Rounds that are held out of the fit, bool [rounds]."""
     count = len(log.rounds.number)
     held = np.zeros(count, dtype=bool)
     if how == "none":

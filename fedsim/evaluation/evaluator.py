@@ -53,7 +53,7 @@ class EvaluationSpec(Spec):
     fine_tune_epochs: int = Field(default=0, ge=0, le=100_000)
 
     def tests(self, rounds: int) -> int:
-        """How often a run of so many rounds is tested."""
+        """The number of tests in a run of so many rounds."""
         regular = max(0, rounds // self.every - self.from_round // self.every)
         return regular + bool(rounds and (rounds % self.every or rounds <= self.from_round))  # the last one is, in any case
 
@@ -78,7 +78,7 @@ class Measured(NamedTuple):
 
 
 class World(NamedTuple):
-    """What the evaluator sees of the world, and no strategy does.
+    """The evaluator's view of the world, hidden from strategies.
 
     Attributes:
         present: who has arrived and not left, bool [devices]; None when that is everybody, always.
@@ -215,7 +215,7 @@ class Evaluator:
         return {kind: np.round([own.min(), own.mean(), own.max()], 6).tolist() for kind, own in told.items() if len(own)}
 
     async def agreement(self, number: int, models: Sequence[Ref]) -> dict[str, float]:
-        """How well the models of all devices agree, where there is no server; nothing where no test is due.
+        """Agreement of the models of all devices, where there is no server; nothing where no test is due.
 
         ``mean_accuracy`` is that of the mean of all finite models on the pooled test samples of all devices, ``consensus`` the
         root of the mean squared Euclidean distance of the models from that mean (Kong et al. 2021).
@@ -237,7 +237,7 @@ class Evaluator:
         return np.array([-1 if group is None else group for group in found], dtype=np.int64)
 
     def _agreement(self, strategy: "Strategy") -> Row:
-        """How well the strategy's groups agree with the true ones, over the present devices for which both are known."""
+        """Agreement of the strategy's groups with the true ones, over the present devices for which both are known."""
         truth = self._world.truth()
         if truth is None:
             return {}

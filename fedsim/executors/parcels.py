@@ -20,7 +20,7 @@ import numpy as np
 _SHARED_BYTES = 1 << 15  # a smaller array costs less in the parcel than in the store
 
 Reference = Any
-"""What names a thing in the store: a ``ray.ObjectRef``."""
+"""Name of a thing in the store: a ``ray.ObjectRef``."""
 
 
 @dataclass
@@ -54,12 +54,12 @@ class Packer:
         return parcel
 
     def placed(self, thing: Any) -> Reference | None:
-        """Where ``thing`` was placed, if it was."""
+        """The reference of ``thing``, or None if it was not placed."""
         held, reference = self._placed.get(id(thing), (None, None))
         return reference if held is thing else None
 
     def shared(self, array: np.ndarray[Any, Any]) -> Reference:
-        """Where ``array`` lies, which is put there if it does not yet."""
+        """The reference of ``array``, which is put into the store if it is not there yet."""
         known, reference = self._shared.get(id(array), (None, None))
         if known is None or known() is not array:
             reference, key = self._put(array), id(array)
@@ -75,7 +75,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._packer, self._parcel = packer, parcel
 
     def persistent_id(self, thing: Any) -> tuple[str, int] | None:
-        """How ``thing`` is referred to, or None for what goes into the pickle."""
+        """The kind and position of the reference to ``thing``, or None if ``thing`` goes into the pickle."""
         if type(thing) is np.ndarray and not thing.flags.writeable and thing.nbytes >= _SHARED_BYTES:
             return "shared", _number(self._parcel.shared, self._packer.shared(thing))
         reference = self._packer.placed(thing)
@@ -97,7 +97,7 @@ class Opener:
         self._kept: dict[Reference, Any] = {}
 
     def open(self, parcel: Parcel, shared: Sequence[Any] | None = None) -> Any:
-        """What is in the parcel; ``shared`` are the shared arrays, where they have been fetched already."""
+        """The content of the parcel; ``shared`` are the shared arrays, if they have been fetched already."""
         arrays = self._fetch(parcel.shared) if shared is None else shared
         things = {"placed": [self._placed(reference) for reference in parcel.placed], "shared": arrays}
         return _Unpickler(io.BytesIO(parcel.content), things, parcel.buffers).load()

@@ -17,7 +17,7 @@ _ITEMS = ("hours", "gigabytes", "requests", "tasks")
 
 
 class Rates(Spec):
-    """What an endpoint of a kind costs, in the currency of the bill.
+    """Rates of an endpoint of a kind, in the currency of the bill.
 
     Attributes:
         per_hour: an hour of its work: of a device from the begin of a task to its end, of others from the start of the run.
@@ -31,7 +31,7 @@ class Rates(Spec):
 
 
 class DeviceRates(Rates):
-    """What a device costs.
+    """Rates of a device.
 
     Attributes:
         per_task: each task, however it ends.
@@ -63,7 +63,7 @@ class CostsSpec(Spec):
 
 
 class Bill(Meter):
-    """What a run costs, booked when a task or a message is over; hours of the server's side as they pass."""
+    """The costs of a run, booked when a task or a message is over; hours of the server's side as they pass."""
 
     round_columns = (Column("cost", "the currency of [costs]", "booked since the round before ended"),)
     device_columns = (Column("cost", "the currency of [costs]", "of the device: its tasks, hours, messages and bytes"),)

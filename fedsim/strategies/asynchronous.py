@@ -21,7 +21,7 @@ from fedsim.strategies.parts.selection import Random, SelectionSpec
 
 
 class AsynchronousParams(StrategyParams):
-    """What every asynchronous strategy takes.
+    """Parameters of every asynchronous strategy.
 
     Attributes:
         concurrency: how many clients work at any time, if so many can be had.

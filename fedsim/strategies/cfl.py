@@ -23,7 +23,7 @@ from fedsim.training import Training
 
 
 class CFLParams(GroupedParams):
-    """What CFL takes, besides ``SynchronousParams``.
+    """Parameters of CFL, in addition to ``SynchronousParams``.
 
     Attributes:
         clients_per_round: how many clients a round asks; None for all that can be had, as the paper has it.
@@ -116,7 +116,7 @@ Entries = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Cluster:
-    """What came from a cluster in a round: finite updates, where they were looked at.
+    """Finite updates of one cluster in a round; unchecked where nothing is learnt.
 
     Attributes:
         group: which.
@@ -224,7 +224,7 @@ class CFL(Grouped[CFLParams]):
         return self.server.clients.online() if among is None else among
 
     async def before_asking(self) -> None:
-        """Who is new joins the root while it is whole."""
+        """Newcomers join the root while it is a leaf."""
         for device in self.state["cohort"]:
             if self.state["group"][device] < 0 and self._is_leaf(self._node(device)):
                 self._join(device, self._node(device), "start")
@@ -289,7 +289,7 @@ class CFL(Grouped[CFLParams]):
         return clusters
 
     def _from(self, group: int) -> Entries:
-        """What came from a cluster, in order of the devices' numbers."""
+        """Updates received from a cluster, sorted by device number."""
         return sorted((entry for entry in self.state["received"] if entry["group"] == group), key=lambda entry: entry["device"])
 
     @property
@@ -377,7 +377,7 @@ class CFL(Grouped[CFLParams]):
         return {device: pulls[place][0] for device, place in zip(trained, most_alike(own, told), strict=True)}
 
     async def _changes(self, trained: Sequence[Pull]) -> list[NDArray[np.float32]]:
-        """What training has changed, float32 [d] each."""
+        """Update minus starting model of each training, float32 [d] each."""
         known = await self.server.models.values([ref for pair in trained for ref in pair])
         with np.errstate(invalid="ignore"):  # of a device that has diverged
             return [update - start for update, start in zip(known[::2], known[1::2], strict=True)]
@@ -386,7 +386,7 @@ class CFL(Grouped[CFLParams]):
         return self.state["children"][node] is None
 
     def _node(self, device: int) -> int:
-        """Where in the tree a device without a cluster stands."""
+        """Current node in the tree of a device without a cluster."""
         return int(self.state["down"].get(device, 0))
 
     def _join(self, device: int, leaf: int, why: str) -> None:

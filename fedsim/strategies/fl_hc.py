@@ -13,7 +13,7 @@ from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
 
 
 class FLHCParams(LCFLParams):
-    """What FL+HC takes: see ``LCFLParams``.
+    """Parameters of FL+HC; see ``LCFLParams``.
 
     Attributes:
         measure: how far apart two updates are: by the sum of absolute differences (``l1``), by their distance (``l2``), or 1
@@ -41,7 +41,7 @@ class FLHCParams(LCFLParams):
 
 
 def update_distances(updates: Rows, measure: Literal["l1", "l2", "cosine"]) -> Matrix:
-    """How far apart ``updates`` [n, d] are, float64 [n, n]."""
+    """Pairwise distances of ``updates`` [n, d], float64 [n, n]."""
     if measure == "l1":
         from scipy.spatial.distance import pdist, squareform
 

@@ -29,7 +29,7 @@ Preset = Literal["paper", "published-code"]
 
 
 class ClusteredParams(SelectingParams, CombiningParams):
-    """What every strategy with groups takes, besides ``SelectingParams`` and ``CombiningParams``.
+    """Parameters of every strategy with groups, in addition to ``SelectingParams`` and ``CombiningParams``.
 
     Attributes:
         groups: m, how many groups there are.
@@ -69,7 +69,7 @@ class PlainDeadline(SelectingParams):
 
 
 class GroupedParams(ClusteredParams, SynchronousParams):
-    """What a strategy takes that asks a number of clients, whatever their groups, besides ``ClusteredParams``."""
+    """Parameters of strategies that ask a number of clients across all groups, in addition to ``ClusteredParams``."""
 
     instead: ClassVar[Mapping[str, str]] = {"sweep": "as"}
 
@@ -106,7 +106,7 @@ class Grouped(Synchronous[G]):
         """Give devices that have been prepared their groups (``move``)."""
 
     def contents_after_preparation(self, device: int) -> Contents:
-        """What is sent, in the same round, to a device that had to be prepared in it; by default what is sent to all."""
+        """Message to a device that was prepared in the same round; by default the same as for all."""
         return self.contents(device)
 
     async def after_aggregation(self) -> None:
@@ -271,7 +271,7 @@ Counts = NDArray[np.int64]
 
 
 def distance(counts: Counts, reference: Counts, metric: ShiftTest) -> float:
-    """How far a device's label counts [C] are from its reference, per class.
+    """Distance of a device's label counts [C] from its reference, per class.
 
     ``aligned_l1`` compares label by label. ``sorted_counts`` is the Wasserstein distance of the two count vectors taken as
     samples, as the published code computes it: it does not see labels that change places. For ``oracle`` any distance is far.
@@ -289,7 +289,7 @@ def threshold(first: Counts, share: float) -> float:
 
 
 class MigratingParams(GroupedParams):
-    """What every strategy with migration takes, besides ``GroupedParams``.
+    """Parameters of every strategy with migration, in addition to ``GroupedParams``.
 
     Attributes:
         moment: when devices choose their group: in each round, and when their data have shifted.
@@ -307,7 +307,7 @@ class MigratingParams(GroupedParams):
 
     @property
     def shift(self) -> ShiftTest:
-        """How devices test themselves for a shift of their data."""
+        """The test by which devices detect a shift of their data."""
         return self.moment.shift or self.usual_shift
 
 

@@ -33,7 +33,7 @@ from fedsim.world.task import Computation
 
 
 class RFedAvgParams(SynchronousParams):
-    """What RFedAvg takes, besides ``SynchronousParams``.
+    """Parameters of RFedAvg, in addition to ``SynchronousParams``.
 
     Attributes:
         local_epochs: gradient steps on all of its data that a client makes; 1 in the paper.
@@ -110,7 +110,7 @@ def by_samples(clusters: Clusters, sizes: NDArray[np.int64]) -> Vector:
 
 
 def client_weights(clusters: Clusters, weights: Vector, sizes: NDArray[np.int64]) -> list[float]:
-    """How much each client counts: its cluster's weight, times its share of the cluster's samples (Eq. 4)."""
+    """The weight of each client: its cluster's weight, times its share of the cluster's samples (Eq. 4)."""
     each = np.zeros(len(sizes))
     for cluster, weight in zip(clusters, weights, strict=True):
         each[cluster] = weight * (sizes[cluster] / sizes[cluster].sum())
@@ -119,7 +119,7 @@ def client_weights(clusters: Clusters, weights: Vector, sizes: NDArray[np.int64]
 
 
 def balance(counts: NDArray[np.int64], clusters: Clusters, weights: Sequence[Vector]) -> dict[str, list[float | None]]:
-    """How balanced the classes are in mixtures of clusters, one entry for each vector of weights.
+    """Balance of the classes in mixtures of clusters, one entry for each vector of weights.
 
     ``beta`` is the largest class share by the smallest (Eq. 3), None where a class is missing; ``distance`` the squared
     distance of the class shares from equal ones (Theorem 1, Q1).
@@ -282,7 +282,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         self.record_aggregate(received, weights)
 
     async def _weights(self, received: list[dict[str, Any]]) -> list[float]:
-        """How much each update counts; 0 for one that is left out."""
+        """The weight of each update; 0 for one that is left out."""
         weights = [0.0] * len(received)
         held = [at for at, entry in enumerate(received) if entry["samples"]]
         held.sort(key=lambda at: received[at]["device"])  # who came first decides nothing, not even between equals

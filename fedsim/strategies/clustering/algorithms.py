@@ -24,7 +24,7 @@ def canonical(labels: Sequence[int] | NDArray[np.integer]) -> Labels:
 
 
 def members(labels: Labels) -> list[list[int]]:
-    """Who is in each group 0, 1, ..., in ascending order."""
+    """The members of each group 0, 1, ..., in ascending order."""
     count = int(labels.max(initial=-1)) + 1
     return [np.flatnonzero(labels == group).tolist() for group in range(count)]
 

@@ -128,7 +128,7 @@ def gradient_cosine(gradients: Rows) -> Matrix:
 
 
 def loss_distance(losses: Matrix) -> Matrix:
-    """How much worse two models do on each other's data (LCFL, Eq. 2): |L_i(w_j) - L_i(w_i)| + |L_j(w_i) - L_j(w_j)|.
+    """Excess loss of two models on each other's data (LCFL, Eq. 2): |L_i(w_j) - L_i(w_i)| + |L_j(w_i) - L_j(w_j)|.
 
     ``losses`` [n, n] is L_i(w_j), the loss on the data of device i (row) of the model of device j (column). No metric: the
     triangle inequality may fail.
@@ -139,7 +139,7 @@ def loss_distance(losses: Matrix) -> Matrix:
 
 
 def loss_gap(losses: Matrix) -> Matrix:
-    """How differently two devices judge each of their two models (LCFL, Eq. 6), from ``losses`` as for ``loss_distance``.
+    """Difference of two devices' losses on each of their two models (LCFL, Eq. 6); ``losses`` as in ``loss_distance``.
 
     It is |L_i(w_i) - L_j(w_i)| + |L_i(w_j) - L_j(w_j)|.
     """

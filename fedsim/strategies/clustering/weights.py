@@ -1,4 +1,4 @@
-"""How much groups and clusters count: FlexCFL's inter-group aggregation, and RFedAvg's reweighting."""
+"""Weights of groups and clusters: FlexCFL's inter-group aggregation, and RFedAvg's reweighting."""
 
 from collections.abc import Sequence
 
@@ -62,7 +62,7 @@ def inverse_weights(imbalance: Vector) -> Vector:
 
 
 def class_shares(counts: Counts, clusters: Sequence[Sequence[int]]) -> Vector:
-    """Which share of each cluster's samples is of which class, float64 [M, N]; each column has sum 1.
+    """Class shares of each cluster's samples, float64 [M, N]; each column has sum 1.
 
     Raises:
         SimulationError: a cluster has no sample.
