@@ -18,7 +18,7 @@ from fedsim.records.reading import RunFolder
 
 _COLOURS = {"idle": "#A9BFCC", "compute": style.GREEN, "receive": style.SKY, "send": style.BLUE, "tail": style.ORANGE}
 _COLOURS |= {"server": "#332288", "edge": "#AA8866"}
-_UNITS = ((3.6e9, style.Unit(3.6e9, "MWh")), (1e6, style.Unit(3.6e6, "kWh")), (1e3, style.Unit(1e3, "kJ")))
+_UNITS = ((3.6e9, style.AxisUnit(3.6e9, "MWh")), (1e6, style.AxisUnit(3.6e6, "kWh")), (1e3, style.AxisUnit(1e3, "kJ")))
 _MOST_BATTERIES = 6
 _FLAT: dict[str, Any] = {"marker": "s", "color": style.OUTCOMES["battery"], "linestyle": "", "markersize": 5}
 
@@ -43,7 +43,7 @@ def draw_energy(runs: Sequence[RunFolder], series: Sequence[Series] | None = Non
     panels = figure.subplots(1, len(views), sharey=True, squeeze=False)[0]
     for panel, (what, phases) in zip(panels, views.items(), strict=True):
         most = max(float(table[[*phases]].sum(axis=1).max()) for table in tables)
-        unit = next((unit for least, unit in _UNITS if most >= least), style.Unit(1.0, "J"))  # as ``show_joules`` counts
+        unit = next((unit for least, unit in _UNITS if most >= least), style.AxisUnit(1.0, "J"))  # as ``show_joules`` counts
         for place, (table, own) in enumerate(zip(tables, books, strict=True)):
             words = show_joules(float(table[[*phases]].mean().sum())) + (_wasted(own) if phases == PHASES else "")
             if "grams" in own[0] and panel is panels[-1]:

@@ -105,7 +105,7 @@ def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
         raise style.NothingToDrawError("no round had a selection, so there is no fairness to draw")
     clock: Clock = "round" if max(rounds) <= _UNLIKE * max(1, min(rounds)) else "time"
     longest = max(float(run.summary["simulated_s"]) for run in runs)
-    unit = style.Unit(1.0, "rounds") if clock == "round" else style.time_unit(longest)
+    unit = style.AxisUnit(1.0, "rounds") if clock == "round" else style.time_unit(longest)
 
     figure = Figure(figsize=(style.WIDTH_IN, 8.2))
     grid = figure.add_gridspec(2, 1)
@@ -121,7 +121,7 @@ def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
     return style.finished(figure, runs, [*lines, age, failed])
 
 
-def _draw_over_rounds(panels: Sequence[Axes], series: Sequence[Series], clock: Clock, unit: style.Unit) -> None:
+def _draw_over_rounds(panels: Sequence[Axes], series: Sequence[Series], clock: Clock, unit: style.AxisUnit) -> None:
     jain, mean, tenth, longest = panels
     end = max(float(one.runs[0].summary["rounds" if clock == "round" else "simulated_s"]) for one in series)
     for one in series:

@@ -20,7 +20,7 @@ from fedsim.arrays import Ints
 from fedsim.errors import nearest
 
 ORDERS = ("speed", "first", "number")
-Span = tuple[float, float]
+TimeSpan = tuple[float, float]
 
 MOST_LANES = 1500  # more would be thinner than a pixel
 _GAPPED_LANES = 150
@@ -49,7 +49,7 @@ class View:
         NothingToDrawError: nobody worked within the span.
     """
 
-    def __init__(self, history: History, span: Span | None = None, most: int = MOST_LANES, order: str = "speed") -> None:
+    def __init__(self, history: History, span: TimeSpan | None = None, most: int = MOST_LANES, order: str = "speed") -> None:
         if order not in ORDERS:
             raise PictureError(f"the order is {order!r}; allowed are {', '.join(ORDERS)}{nearest(order, ORDERS)}")
         if most < 1:
@@ -75,7 +75,7 @@ class View:
         self.away = on_lanes(history.away, lane) if len(history.known) else None
 
 
-def span_of_rounds(history: History, first: int, stop: int) -> Span:
+def span_of_rounds(history: History, first: int, stop: int) -> TimeSpan:
     """The simulated time of rounds ``first`` to ``stop - 1``, numbered from 0; ``PictureError`` if there are none."""
     numbers, ends = history.rounds["round"], history.rounds["end"]
     inside = ends[(numbers >= first) & (numbers < stop)]

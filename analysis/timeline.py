@@ -17,7 +17,7 @@ from fedsim.analysis.lanes import (
     MANY_BARS,
     MOST_LANES,
     ORDERS,
-    Span,
+    TimeSpan,
     View,
     draw_lanes,
     label_lanes,
@@ -36,7 +36,12 @@ _STRIPS_IN, _FRAME_IN = (0.8, 1.0, 1.0), 2.3  # the strips below; title, axis la
 _MOST_LINES, _MOST_NUMBERS = 45, 24  # more vertical lines hide the lanes; more round numbers run into one another
 _BINS = 625  # over a timeline's width: two pixels each
 _FAR_MORE = 10  # times as many devices as work would flatten those that work
-_RATES = (style.Unit(125e6, "Gbit/s"), style.Unit(125e3, "Mbit/s"), style.Unit(125.0, "kbit/s"), style.Unit(0.125, "bit/s"))
+_RATES = (
+    style.AxisUnit(125e6, "Gbit/s"),
+    style.AxisUnit(125e3, "Mbit/s"),
+    style.AxisUnit(125.0, "kbit/s"),
+    style.AxisUnit(0.125, "bit/s"),
+)
 _CAPACITY: dict[str, Any] = {"color": style.BLACK, "linewidth": 0.8, "linestyle": ":"}
 _DEADLINE: dict[str, Any] = {"color": style.VERMILLION, "linewidth": 1.2, "linestyle": (0, (4, 3))}
 _ACT: dict[str, Any] = {"color": style.PURPLE, "linewidth": 0.8, "linestyle": (0, (1, 2))}
@@ -49,7 +54,7 @@ def draw_timeline(
     run: RunFolder,
     *,
     rounds: tuple[int, int] | None = None,
-    window: Span | None = None,
+    window: TimeSpan | None = None,
     devices: int = MOST_LANES,
     order: str = "speed",
 ) -> Figure:

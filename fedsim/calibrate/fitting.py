@@ -10,7 +10,7 @@ from scipy.stats import theilslopes
 
 from fedsim.arrays import Flags, Floats, Ints
 from fedsim.calibrate.log import Log, Steps, Tasks
-from fedsim.calibrate.replay import Links, World, transfers
+from fedsim.calibrate.replay import FittedWorld, Links, transfers
 from fedsim.world.network import Direction
 from fedsim.world.network.protocol import Fluid, Protocol
 
@@ -40,7 +40,7 @@ class Fitted(NamedTuple):
         seen: how many tasks each client was fitted to, [clients].
     """
 
-    world: World
+    world: FittedWorld
     overhead: Floats
     latency_is_known: bool
     seen: Ints
@@ -74,7 +74,7 @@ def fit(tasks: Tasks, clients: int, latency: float | None = None, protocol: Prot
     links = Links(_usual(rates["down"]), _usual(rates["up"]), latencies, server, protocol)
     overhead: Floats = _lines(tasks.train, tasks.client, clients)[0]
     seen = np.bincount(tasks.client, minlength=clients)
-    return Fitted(World(_usual(speed), jitter, links), overhead, found is not None, seen)
+    return Fitted(FittedWorld(_usual(speed), jitter, links), overhead, found is not None, seen)
 
 
 def presence(log: Log) -> Presence | None:
@@ -207,7 +207,7 @@ def _links(tasks: Tasks, way: Direction, latency: Floats, protocol: Protocol) ->
     order = np.argsort(steps.start, kind="stable")
     if not len(client):
         return np.full(clients, math.nan), math.inf
-    search = _Search(way, steps.at(order), client[order], latency, protocol)
+    search = _LinkSearch(way, steps.at(order), client[order], latency, protocol)
     capacity = search.capacity()
     return search.settled(capacity, len(client))[0], capacity
 
@@ -236,7 +236,7 @@ def _rates(protocol: Protocol, sizes: Floats, sending: Floats, latency: Floats) 
     return np.where(told, low, math.nan)
 
 
-class _Search:
+class _LinkSearch:
     """The links of one direction behind which a log's transfers would take as long as they did.
 
     Whether the server's link limits them is asked of the simulator: for each capacity that is tried, clients' rates are found

@@ -106,16 +106,16 @@ class Tasks(NamedTuple):
         return Tasks(*columns, *(steps.at(tasks) for steps in (self.down, self.train, self.up)))
 
 
-class Rounds(NamedTuple):
+class LoggedRounds(NamedTuple):
     """The rounds of a log, [rounds] each: their numbers, and when each began and ended (s)."""
 
     number: Ints
     start: Floats
     end: Floats
 
-    def at(self, rounds: Any) -> "Rounds":
+    def at(self, rounds: Any) -> "LoggedRounds":
         """Some of the rounds."""
-        return Rounds(*(column[rounds] for column in self))
+        return LoggedRounds(*(column[rounds] for column in self))
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Log:
 
     clients: tuple[str, ...]
     tasks: Tasks
-    rounds: Rounds
+    rounds: LoggedRounds
     synchronous: bool
     on: tuple[tuple[int, float, float], ...]
     aggregate_s: Floats
@@ -376,20 +376,20 @@ def _tasks(tasks: list[_Task], numbers: dict[str, int], zero: float) -> Tasks:
     return Tasks(client, number, passes, *steps)
 
 
-def _rounds(rows: Any, tasks: Tasks, zero: float) -> Rounds:
+def _rounds(rows: Any, tasks: Tasks, zero: float) -> LoggedRounds:
     """As the server's own rows say; where there are none, from the first start of a round's tasks to their last end."""
     if len(rows):
         rows = rows.sort_values(["start", "end", "round"], kind="stable")
-        return Rounds(*(rows[name].to_numpy() - by for name, by in (("round", 0), ("start", zero), ("end", zero))))
+        return LoggedRounds(*(rows[name].to_numpy() - by for name, by in (("round", 0), ("start", zero), ("end", zero))))
     rounds = _spans(tasks)
     return rounds.at(np.argsort(rounds.start, kind="stable"))
 
 
-def _spans(tasks: Tasks) -> Rounds:
+def _spans(tasks: Tasks) -> LoggedRounds:
     """When the first task of each round begins and the last one ends, in order of the rounds' numbers."""
     order = np.argsort(tasks.round, kind="stable")
     numbers, first = np.unique(tasks.round[order], return_index=True)
-    return Rounds(numbers, np.minimum.reduceat(tasks.start[order], first), np.maximum.reduceat(tasks.end[order], first))
+    return LoggedRounds(numbers, np.minimum.reduceat(tasks.start[order], first), np.maximum.reduceat(tasks.end[order], first))
 
 
 def _is_synchronous(tasks: Tasks) -> bool:

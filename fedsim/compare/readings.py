@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from fedsim.compare.measures import measure, measures
 from fedsim.errors import RunFolderError, nearest
 from fedsim.language.spec import Spec
-from fedsim.records.ledger import Preset
+from fedsim.records.ledger import LedgerPreset
 from fedsim.records.reading import RunFolder
 
 Take = Literal[
@@ -77,7 +77,7 @@ class Reading(Spec):
     event: str | None = None
     number: int = Field(default=1, ge=1)
     figure: str | None = None
-    ledger: Preset = "strict"
+    ledger: LedgerPreset = "strict"
     over: dict[str, Any] = Field(default={})
     minus: dict[str, Any] = Field(default={})
     tolerance: float | None = Field(default=None, ge=0)

@@ -22,14 +22,14 @@ _FORWARD_SHARE = 1 / 3  # of a training step: forward, and backward at twice tha
 _EPOCHS = ("local-epochs", "local_epochs", "epochs")  # the last word of a dotted key
 _FAR = 1.5  # a factor between the samples that count and those that a model was given
 
-Counts = Literal["flops", "samples"]
+CountedBy = Literal["flops", "samples"]
 """Counted while a ClientApp works: torch's operations, or the samples that its model is given."""
 
 
 class _Time(Spec):
     """A way to tell the time."""
 
-    counts: ClassVar[Counts | None] = None
+    counts: ClassVar[CountedBy | None] = None
 
     def check(self, population: PopulationSpec) -> None:
         """Refuse devices whose speed is in other units, with a ``ScenarioError``."""
@@ -50,7 +50,7 @@ class SamplesTime(_Time):
 
     kind: Literal["samples"] = "samples"
     passes: float | None = Field(default=None, ge=0.0, le=1e6)
-    counts: ClassVar[Counts | None] = "samples"
+    counts: ClassVar[CountedBy | None] = "samples"
 
     def check(self, population: PopulationSpec) -> None:
         """See ``_Time``."""
@@ -116,7 +116,7 @@ class FlopsTime(_Time):
     """As long as torch's operations take at the device's FLOP/s: counted in the first message of a kind, then by examples."""
 
     kind: Literal["flops"] = "flops"
-    counts: ClassVar[Counts | None] = "flops"
+    counts: ClassVar[CountedBy | None] = "flops"
 
     def check(self, population: PopulationSpec) -> None:
         """See ``_Time``."""
@@ -129,7 +129,7 @@ class FlopsTime(_Time):
         return Work(flops=flops * max(examples, 1.0), what=kind) if flops else None
 
 
-class Cost(Spec):
+class MessageCost(Spec):
     """The cost of a message: its entries add up."""
 
     samples: float = Field(default=0.0, ge=0.0, le=1e15)
@@ -145,9 +145,9 @@ class StatedTime(_Time):
     """
 
     kind: Literal["stated"] = "stated"
-    train: Cost = Cost()
-    evaluate: Cost = Cost()
-    query: Cost = Cost()
+    train: MessageCost = MessageCost()
+    evaluate: MessageCost = MessageCost()
+    query: MessageCost = MessageCost()
 
     def check(self, population: PopulationSpec) -> None:
         """See ``_Time``."""

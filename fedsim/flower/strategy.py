@@ -41,12 +41,12 @@ class FlowerClient(Client[FlowerParams]):
         """The ClientApp's work."""
         from flwr.app import RecordDict
 
-        from fedsim.flower.client_side import Job, carry_out
+        from fedsim.flower.client_side import AppJob, carry_out
 
         counts, first = self.params.time.counts, (device.number, instruction.job) not in self._counted
         self._counted.add((device.number, instruction.job))
         due = instruction.job not in self._flops if counts == "flops" else first
-        job = Job(
+        job = AppJob(
             app=self._app,
             run=self._run,
             device=device.number,

@@ -31,7 +31,7 @@ _MOST_ROWS = 1 << 12  # samples in one step of a stack, unless one device alone 
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """One device's training, with its start known.
 
     Attributes:
@@ -83,7 +83,7 @@ class Trainer:
         self.samples = samples
         self.streams = streams
 
-    def job(self, ref: Ref, data: FederatedData) -> Job:
+    def job(self, ref: Ref, data: FederatedData) -> TrainingJob:
         """The job that computes ``ref``, whose start is known."""
         recipe = ref.recipe
         if not isinstance(recipe, Trained) or any(parent.value is None for parent in parents(recipe)):
@@ -97,9 +97,9 @@ class Trainer:
         batch_size = WHOLE if training.full_batch else self.training.batch_size
         part = training.part
         samples = None if part is None else stratified_part(data.train_labels(shard), part.splits, part.number)
-        return Job(recipe, lr, batch_size, training.start.value, anchor, linear, previous, shard, samples)
+        return TrainingJob(recipe, lr, batch_size, training.start.value, anchor, linear, previous, shard, samples)
 
-    def split(self, jobs: Sequence[Job]) -> list[list[int]]:
+    def split(self, jobs: Sequence[TrainingJob]) -> list[list[int]]:
         """Positions of the jobs that are done together; those with the most steps in all come first, so that none is left last.
 
         Looks at the jobs alone, never at the number of workers. Together are jobs with one learning rate, one proximal and one
@@ -124,7 +124,7 @@ class Trainer:
                 rest = rest[len(long) :]
         return sorted(chunks, key=lambda chunk: (-sum(steps[at] for at in chunk), chunk[0]))
 
-    def train(self, jobs: Sequence[Job]) -> list[Solved]:
+    def train(self, jobs: Sequence[TrainingJob]) -> list[Solved]:
         """Carry out jobs that ``split`` put together; the results in the order given."""
         compute_with_one_thread()
         first, training, local = jobs[0], self.training, jobs[0].recipe.training
@@ -133,7 +133,7 @@ class Trainer:
         solver = self.solver if local.contrast is None and training.clip is None else self.solver.plain
         return solver.solve([self._local_solve(job) for job in jobs], descent)
 
-    def _local_solve(self, job: Job) -> LocalSolve:
+    def _local_solve(self, job: TrainingJob) -> LocalSolve:
         recipe = job.recipe
         x, y = self.samples.train_samples(job.shard)
         if job.samples is not None:

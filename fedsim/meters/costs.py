@@ -16,7 +16,7 @@ _HOUR_S, _GB = 3600.0, 1e9
 _ITEMS = ("hours", "gigabytes", "requests", "tasks")
 
 
-class Rates(Spec):
+class Prices(Spec):
     """Rates of an endpoint of a kind, in the currency of the bill.
 
     Attributes:
@@ -30,7 +30,7 @@ class Rates(Spec):
     per_request: Price = 0.0
 
 
-class DeviceRates(Rates):
+class DevicePrices(Prices):
     """Rates of a device.
 
     Attributes:
@@ -51,9 +51,9 @@ class CostsSpec(Spec):
     """
 
     currency: str = Field(default="USD", min_length=1, max_length=20)
-    device: DeviceRates = DeviceRates()
-    edge: Rates | None = None
-    server: Rates = Rates()
+    device: DevicePrices = DevicePrices()
+    edge: Prices | None = None
+    server: Prices = Prices()
 
     def build(self, context: MeterContext) -> "Bill":
         """The bill of a run; ``ScenarioError`` if there are no edge servers or cells for ``edge``."""
@@ -71,7 +71,7 @@ class Bill(Meter):
 
     def __init__(self, context: MeterContext, prices: CostsSpec) -> None:
         self._prices = prices
-        self._rates = {"device": prices.device, "edge": prices.edge or Rates(), "server": prices.server}
+        self._rates = {"device": prices.device, "edge": prices.edge or Prices(), "server": prices.server}
         self._places = {"edge": context.places or 0, "server": 1}
         self._booked = {kind: dict.fromkeys(_ITEMS, 0.0) for kind in self._rates}
         self._devices = np.zeros(context.devices)

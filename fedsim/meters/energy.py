@@ -31,7 +31,7 @@ COMPUTING = ("train", "evaluate", "compute", "decode", "encode")
 
 _MOVING = {"download": "receive", "upload": "send"}
 
-Columns = Mapping[str, NDArray[Any]]
+DeviceColumns = Mapping[str, NDArray[Any]]
 
 
 class Zone:
@@ -89,7 +89,7 @@ class EnergyMeter(Meter):
     }
     fixed = ("columns", "setting", "_zones", "_while_there", "_by_battery")
 
-    def __init__(self, columns: Columns, setting: Mapping[str, Any]) -> None:
+    def __init__(self, columns: DeviceColumns, setting: Mapping[str, Any]) -> None:
         self.columns, self.setting = columns, setting
         self._zones = [Zone(zone["hours"], zone["offset_s"]) for zone in setting["zones"]]
         devices = len(columns["zone"])

@@ -111,11 +111,11 @@ def is_incongruent(found: Lengths, eps1: float, eps2: float) -> bool:
     return found.mean < eps1 and found.longest >= eps2
 
 
-Entries = list[dict[str, Any]]
+ReceivedUpdates = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Cluster:
+class ClusterUpdates:
     """Finite updates of one cluster in a round; unchecked where nothing is learnt.
 
     Attributes:
@@ -126,7 +126,7 @@ class Cluster:
     """
 
     group: int
-    entries: Entries
+    entries: ReceivedUpdates
     updates: list[NDArray[np.float32]] = field(default_factory=list)
     lengths: Lengths | None = None
 
@@ -145,7 +145,7 @@ class Cut(NamedTuple):
         similarity: the largest cosine across the cut, and the cosines of all pairs [k, k]; None with ``learning = "off"``.
     """
 
-    cluster: Cluster
+    cluster: ClusterUpdates
     sides: tuple[list[int], list[int]]
     similarity: tuple[float, NDArray[np.float64]] | None = None
 
@@ -266,7 +266,7 @@ class CFL(Grouped[CFLParams]):
         state["scheduled"] += 0 if schedule is None else len(found)
         return [self._bisect(cluster) for cluster in found]
 
-    def _bisect(self, cluster: Cluster) -> Cut:
+    def _bisect(self, cluster: ClusterUpdates) -> Cut:
         """Cut between the updates that are least alike."""
         self.server.compute("products", len(cluster.updates), self.setting.parameters)
         self.server.compute("linkage", len(cluster.updates))
@@ -274,7 +274,7 @@ class CFL(Grouped[CFLParams]):
         first, second, cross = bipartition(cosines, self.params.split)
         return Cut(cluster, (first, second), (cross, cosines))
 
-    async def _clusters(self) -> list[Cluster]:
+    async def _clusters(self) -> list[ClusterUpdates]:
         """The clusters from which finite updates came, with these."""
         received = self.state["received"]
         self.server.compute("distances", len(received), self.setting.parameters)
@@ -285,10 +285,10 @@ class CFL(Grouped[CFLParams]):
             entries = [entry for entry in self._from(group) if np.isfinite(updates[entry["task"]]).all()]
             if entries:
                 own = [updates[entry["task"]] for entry in entries]
-                clusters.append(Cluster(group, entries, own, lengths(own, self.params.aggregation.weights(entries))))
+                clusters.append(ClusterUpdates(group, entries, own, lengths(own, self.params.aggregation.weights(entries))))
         return clusters
 
-    def _from(self, group: int) -> Entries:
+    def _from(self, group: int) -> ReceivedUpdates:
         """Updates received from a cluster, sorted by device number."""
         return sorted((entry for entry in self.state["received"] if entry["group"] == group), key=lambda entry: entry["device"])
 
@@ -299,7 +299,7 @@ class CFL(Grouped[CFLParams]):
         eps1 = params.eps1_relative * self.state["scale"] if params.eps1 is None else params.eps1
         return eps1, params.eps2_ratio * eps1 if params.eps2 is None else params.eps2
 
-    def _to_split(self, clusters: Sequence[Cluster]) -> list[Cluster]:
+    def _to_split(self, clusters: Sequence[ClusterUpdates]) -> list[ClusterUpdates]:
         """The clusters that the criteria, or the schedule, split now."""
         able = [cluster for cluster in clusters if len(cluster.entries) >= self.params.min_cluster_size]
         if self.params.split_rounds is None:
@@ -318,7 +318,7 @@ class CFL(Grouped[CFLParams]):
         order = generator.permutation(len(entries)).tolist()
         half = len(order) // 2
         self.state["scheduled"] += 1
-        return [Cut(Cluster(group, entries), (sorted(order[:half]), sorted(order[half:])))]
+        return [Cut(ClusterUpdates(group, entries), (sorted(order[:half]), sorted(order[half:])))]
 
     async def _split(self, cut: Cut) -> None:
         """Two leaves instead of one, and a place in them for all clients of the cluster."""

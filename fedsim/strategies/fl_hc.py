@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from fedsim.language.registry import Registry
 from fedsim.strategies.clustering.parts import AfterRounds, Hierarchical
-from fedsim.strategies.clustering.similarity import Matrix, Rows, diff_norm, gradient_cosine
+from fedsim.strategies.clustering.similarity import Matrix, RowVectors, diff_norm, gradient_cosine
 from fedsim.strategies.lcfl import LCFL, Found, LCFLParams, by_rows
 from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
 
@@ -40,7 +40,7 @@ class FLHCParams(LCFLParams):
         return self
 
 
-def update_distances(updates: Rows, measure: Literal["l1", "l2", "cosine"]) -> Matrix:
+def update_distances(updates: RowVectors, measure: Literal["l1", "l2", "cosine"]) -> Matrix:
     """Pairwise distances of ``updates`` [n, d], float64 [n, n]."""
     if measure == "l1":
         from scipy.spatial.distance import pdist, squareform

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from fedsim.arrays import Ints
 from fedsim.evaluation.evaluator import ModelAssignment
 from fedsim.federation.client import Instruction
 from fedsim.federation.contents import Contents, Header
@@ -267,10 +267,7 @@ class Grouped(Synchronous[G]):
             self.server.timer("deadline", self.server.now)  # enough have come: nobody who goes on only now is needed
 
 
-Counts = NDArray[np.int64]
-
-
-def distance(counts: Counts, reference: Counts, metric: ShiftTest) -> float:
+def distance(counts: Ints, reference: Ints, metric: ShiftTest) -> float:
     """Distance of a device's label counts [C] from its reference, per class.
 
     ``aligned_l1`` compares label by label. ``sorted_counts`` is the Wasserstein distance of the two count vectors taken as
@@ -283,7 +280,7 @@ def distance(counts: Counts, reference: Counts, metric: ShiftTest) -> float:
     return float(np.abs(counts - reference).sum() / len(counts))
 
 
-def threshold(first: Counts, share: float) -> float:
+def threshold(first: Ints, share: float) -> float:
     """tau_i = share n_i / C, from the label counts [C] of the device's first data."""
     return share * float(first.sum()) / len(first)
 

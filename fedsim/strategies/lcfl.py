@@ -33,8 +33,8 @@ class AverageLinkage(Hierarchical):
     linkage: Linkage = "average"
 
 
-_Clusterer = Registry.of("clusterer", KMedoids, AverageLinkage, Dbscan, usual="k-medoids")
-_Moment = Registry.of("moment", AfterRounds, AfterLocalTraining, usual="rounds")
+_CLUSTERERS = Registry.of("clusterer", KMedoids, AverageLinkage, Dbscan, usual="k-medoids")
+_MOMENTS = Registry.of("moment", AfterRounds, AfterLocalTraining, usual="rounds")
 
 
 class LCFLParams(PlainDeadline, ClusteredParams):
@@ -78,8 +78,8 @@ class LCFLParams(PlainDeadline, ClusteredParams):
     participation: float = Field(default=1.0, gt=0.0, le=1.0)
     aggregation: AggregationSpec = Mean()
     measure: Literal["lcfl", "loss-gap", "diff-norm", "grad-cos", "update-cos"] = "lcfl"
-    clusterer: Annotated[Clusterer, _Clusterer] = KMedoids()
-    moment: Annotated[AfterRounds | AfterLocalTraining, _Moment] = AfterRounds()
+    clusterer: Annotated[Clusterer, _CLUSTERERS] = KMedoids()
+    moment: Annotated[AfterRounds | AfterLocalTraining, _MOMENTS] = AfterRounds()
     clusters_start: Literal["global", "members"] = "global"
     __annotations__["as"] = Annotated[Preset, Field(default="paper")]
 

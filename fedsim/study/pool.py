@@ -15,14 +15,14 @@ from contextlib import suppress
 from typing import TypeAlias
 
 from fedsim.executors.isolated import start
-from fedsim.study.progress import Ended, News, Order, StudyProgress
+from fedsim.study.progress import Ended, News, RunOrder, StudyProgress
 
 _Process: TypeAlias = "subprocess.Popen[str]"
 
 _GRACE_S = 30.0  # a worker without work that does not end within this time is killed
 
 
-class Pool:
+class WorkerPool:
     """Carries out orders, with the same processes each time, until it is closed.
 
     Args:
@@ -46,7 +46,7 @@ class Pool:
         for worker in self._workers.copy():
             worker.send_signal(number)
 
-    def run(self, orders: Sequence[Order]) -> list[Ended]:
+    def run(self, orders: Sequence[RunOrder]) -> list[Ended]:
         """Carry out the orders; returns how each run ended, in their order. Those never begun count as interrupted."""
         runs = [self._threads.submit(self._carry_out, place, order) for place, order in enumerate(orders)]
         return [run.result() for run in runs]
@@ -61,7 +61,7 @@ class Pool:
         for worker in self._workers.copy():
             self._dismiss(worker)
 
-    def _carry_out(self, place: int, order: Order) -> Ended:
+    def _carry_out(self, place: int, order: RunOrder) -> Ended:
         if self._interrupted:
             return Ended(order, "interrupted")
         with self._lock:
@@ -82,7 +82,7 @@ class Pool:
             self._idle.append(worker)
         return ended
 
-    def _watch(self, worker: _Process, place: int, order: Order) -> News | None:
+    def _watch(self, worker: _Process, place: int, order: RunOrder) -> News | None:
         """Let a worker carry out an order; returns its last news, None if it dies before."""
         assert worker.stdin is not None
         assert worker.stdout is not None

@@ -22,7 +22,7 @@ _LONGEST = 1000  # characters of a line
 
 
 @dataclass(frozen=True)
-class Order:
+class RunOrder:
     """A run to carry out; its scenario is TOML, and its label for people.
 
     ``how``: ``new`` where there is no folder, ``anew`` to remove the folder first, ``resume`` from its checkpoint.
@@ -38,7 +38,7 @@ class Order:
 class Ended:
     """How a run has ended: ``failed`` with an error, or else with its best accuracy (0..1), if any, and duration (s)."""
 
-    order: Order
+    order: RunOrder
     status: Status
     error: str = ""
     accuracy: float | None = None
@@ -55,7 +55,7 @@ class StudyProgress:
         self._console = console
         self._live: Progress | None = None
 
-    def begin(self, orders: Sequence[Order], there: int) -> None:
+    def begin(self, orders: Sequence[RunOrder], there: int) -> None:
         """These orders are to be carried out; ``there`` runs of the study are done already."""
         self.close()
         self._orders, self._shares, self._ended = orders, [0.0] * len(orders), 0

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from fedsim.compare.lines import short_key, shown
 from fedsim.compare.measures import BEST, measure
-from fedsim.compare.table import Cell, Table
+from fedsim.compare.table import Cell, ComparedTable
 from fedsim.compare.text import to_csv
 from fedsim.errors import ScenarioError
 from fedsim.language.units import show_bytes, show_seconds
@@ -23,7 +23,7 @@ from fedsim.study.plan import PlannedRun, Study, Variant, planned, searched
 from fedsim.study.search import METRICS, Search, TrialResult
 from fedsim.study.spec import TRIAL
 
-State = Literal["open", "done", "pruned", "failed", "refused"]
+TrialState = Literal["open", "done", "pruned", "failed", "refused"]
 Rank = tuple[float, ...]
 
 _ENDED_WELL = {"done": 0, "pruned": 1, "failed": 2, "refused": 2, "open": 2}
@@ -47,7 +47,7 @@ class Trial:
     variant: Variant
     number: int
     values: Mapping[str, Any]
-    state: State = "open"
+    state: TrialState = "open"
     figures: list[float | None] = field(default_factory=list)
     nearest: list[float] = field(default_factory=list)
     error: str = ""
@@ -71,7 +71,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Line:
+class SearchedVariant:
     """A variant at a point of the grid, without values of the keys that are searched over, and its trials in their order."""
 
     variant: Variant
@@ -94,7 +94,7 @@ class Trials:
         spec = study.spec
         self._metric = METRICS[search.metric]
         self._figure = self._metric.of(spec.target)
-        self.lines = [Line(variant) for variant in searched(spec)]
+        self.lines = [SearchedVariant(variant) for variant in searched(spec)]
         self._rungs = [[seed] for seed in spec.seeds] if search.prune else [spec.seeds]
         self._rung = 0
         self._batch: list[Trial] = []
@@ -180,7 +180,7 @@ class Trials:
                 if trial.state == "open" and len(ranks) > _FEW and ranks[trial.number] > middle:
                     trial.state = "pruned"
 
-    def best(self, line: Line) -> Trial | None:
+    def best(self, line: SearchedVariant) -> Trial | None:
         """The first of a line's best trials, of those that came to their end and have the figure."""
         there = [trial for trial in line.trials if trial.state == "done" and trial.value is not None]
         return min(there, key=lambda trial: trial.rank(self._metric.most), default=None)
@@ -194,14 +194,14 @@ class Trials:
             if best is not None:
                 files.write_text(path / name, self.study.runs_of[best.variant.folder][0].scenario.to_toml())
 
-    def table(self, most: int | None = None) -> Table:
+    def table(self, most: int | None = None) -> ComparedTable:
         """The trials of each line, the best first, and so many at ``most``; errors are in the last column."""
         rows = [row for line in self.lines for row in [*self._rows(line)][:most]]
         heads = sorted(dict.fromkeys(head for row in rows for head in row), key=lambda head: head == _ERROR)
         is_wrong = any(row[_ERROR] for row in rows)
-        return Table.of([head for head in heads if head != _ERROR or is_wrong], rows)
+        return ComparedTable.of([head for head in heads if head != _ERROR or is_wrong], rows)
 
-    def _rows(self, line: Line) -> Iterator[dict[str, Cell]]:
+    def _rows(self, line: SearchedVariant) -> Iterator[dict[str, Cell]]:
         for trial in sorted(line.trials, key=lambda trial: (trial.rank(self._metric.most), trial.number)):
             yield {
                 "variant": line.variant.name,
@@ -218,7 +218,7 @@ class Trials:
         """The results for people, one text for each line."""
         return list(map(self._text_of, self.lines))
 
-    def _text_of(self, line: Line) -> str:
+    def _text_of(self, line: SearchedVariant) -> str:
         states = [trial.state for trial in line.trials]
         others = [f"{states.count(state)} {state}" for state in ("pruned", "failed", "refused") if state in states]
         counted = f"{len(states)} trials" + (f", {', '.join(others)}" if others else "")

@@ -28,7 +28,7 @@ from fedsim.world.messages import Edges
 from fedsim.world.network.base import Network
 from fedsim.world.network.flow import Direction
 from fedsim.world.steps import StepRunner
-from fedsim.world.task import Cause, Download, Evaluate, Queue, Step, Task, Train, Upload, Work
+from fedsim.world.task import Cause, Download, Evaluate, Queue, Task, TaskStep, Train, Upload, Work
 
 if TYPE_CHECKING:
     from fedsim.world.energy.batteries import Batteries
@@ -62,7 +62,7 @@ class TaskRunner:
         compute: Compute,
         network: Network,
         batch_size: int,
-        next_steps: Callable[[Task], tuple[Step, ...]],
+        next_steps: Callable[[Task], tuple[TaskStep, ...]],
         on_end: Callable[[Task], None],
         batteries: "Batteries | None" = None,
         edges: Edges | None = None,
@@ -206,7 +206,7 @@ class TaskRunner:
     def start(
         self,
         device: int,
-        steps: tuple[Step, ...],
+        steps: tuple[TaskStep, ...],
         round: int | None,  # noqa: A002
         group: int | None,
         *,

@@ -120,7 +120,7 @@ def is_penalised(dimensions: int, l2_on: Penalised) -> bool:
     return l2_on == "kernels" or dimensions == 2
 
 
-class Step:
+class ParameterStep:
     """A parameter (or a stack of them, of which a step may concern the first few) with the state that its rule keeps.
 
     It is trained in place; ``shrinkage`` is ``Descent.shrinkage``, ``constant`` its part of ``LocalSolve.constant``.

@@ -28,7 +28,7 @@ Phase = Literal["secure-keys", "secure-shares", "secure-unmask"]
 
 PHASES: tuple[Phase, ...] = ("secure-keys", "secure-shares", "secure-unmask")
 
-Graph = Mapping[int, Sequence[int]]
+NeighbourLists = Mapping[int, Sequence[int]]
 """The neighbours of each client."""
 
 
@@ -88,7 +88,7 @@ class SecureAggregation(Spec):
         steps = [step for step in range(-half, half + 1) if step]
         return {client: [clients[(at + step) % count] for step in steps] for at, client in enumerate(clients)}
 
-    def can_be_read(self, graph: Graph, masked: Collection[int], answered: Collection[int]) -> bool:
+    def can_be_read(self, graph: NeighbourLists, masked: Collection[int], answered: Collection[int]) -> bool:
         """Whether enough clients ``answered`` in the end to read the secret of each that sent shares (``masked``)."""
         holders, there = set(masked), set(answered)
         for client in masked:
@@ -97,7 +97,7 @@ class SecureAggregation(Spec):
                 return False
         return True
 
-    def recovery_s(self, graph: Graph, masked: Collection[int], summed: Collection[int], numbers: float) -> float:
+    def recovery_s(self, graph: NeighbourLists, masked: Collection[int], summed: Collection[int], numbers: float) -> float:
         """The server's time to make masks (s), if updates of so many ``numbers`` came from the clients ``summed``."""
         came = set(summed)
         masks = len(came) + sum(other in came for client in masked if client not in came for other in graph[client])
