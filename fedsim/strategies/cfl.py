@@ -224,7 +224,6 @@ class CFL(Grouped[CFLParams]):
         return self.server.clients.online() if among is None else among
 
     async def before_asking(self) -> None:
-        """Newcomers join the root while it is a leaf."""
         for device in self.state["cohort"]:
             if self.state["group"][device] < 0 and self._is_leaf(self._node(device)):
                 self._join(device, self._node(device), "start")

@@ -102,7 +102,6 @@ class FPFC(Synchronous[FPFCParams]):
         await super().on_start()
 
     def contents(self, device: int) -> Contents:
-        """z_i; the first model for one that has never answered."""
         own, pairs = self.state["own"], self.state["pairs"]
         if device not in own:
             return {"model": self.state["first"]}

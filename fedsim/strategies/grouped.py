@@ -146,7 +146,6 @@ class Grouped(Synchronous[G]):
         return {f"group/{group}": (model, served[group]) for group, model in enumerate(self.state["models"])}
 
     def select(self) -> list[int]:
-        """Clients in turn while the sweep lasts, then at random."""
         number, wanted = self.state["round"], self.params.asked_per_round
         chosen: list[int] = []
         if self.params.sweeps and number * wanted < self.server.devices:

@@ -341,7 +341,6 @@ class Synchronous(Strategy[S]):
             self.server.end(task, "late")
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        """Note what came back; the last one closes the round."""
         state = self.state
         if message.job == QUESTION:
             await self._answered(message)

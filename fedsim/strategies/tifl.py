@@ -283,7 +283,6 @@ class TiFL(FedAvg[TiFLParams]):
             server.stop("no device can be put into a tier")
 
     def select(self) -> list[int]:
-        """A tier, then K of its members that can be had."""
         state, number = self.state, self.state["round"]
         weights, generator = self._weights(), self.server.rng("tier", number)
         while weights.any():
