@@ -72,9 +72,8 @@ def test_a_full_disk_is_named_and_the_run_goes_on_once_there_is_room(tmp_path: P
     """On a disk of 200 kB, which a name space of its own has to mount."""
     run = f"{sys.executable} -m fedsim run quickstart --set learning=off --set checkpoint.rounds=1 --set evaluation.every=100"
     run += f" --out {tmp_path}/run"
-    script = (
-        f"mount -t tmpfs -o size=200k none {tmp_path} && {run} && exit; mount -o remount,size=9M {tmp_path}; {run} --resume -q"
-    )
+    script = f"mount -t tmpfs -o size=200k none {tmp_path} && {run} && exit"
+    script += f"; mount -o remount,size=9M {tmp_path}; {run} --resume --quiet"
     try:
         done = subprocess.run(["unshare", "-rm", "sh", "-c", script], capture_output=True, text=True, check=False)
     except FileNotFoundError:
