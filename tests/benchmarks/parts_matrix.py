@@ -45,7 +45,7 @@ def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4), nn.ReLU(), nn.Linear(4, 3))
 
 
-_GROUPED: Sections = {"groups": 2, "clients_per_round": COHORT, "local_epochs": 1}
+_GROUPED: Sections = {"groups": 2, "clients_per_round": COHORT, "local_epochs": 1, "as": "paper"}  # without a sweep
 _SHARES: Sections = {"groups": 2, "local_epochs": 1, "participation": 0.6, "moment": {"rounds": 1, "participation": 0.6}}
 OWN: dict[str, Sections] = {
     "cfl": {},
@@ -62,7 +62,8 @@ OWN: dict[str, Sections] = {
     "ifca/gradients": {"groups": 2, "clients_per_round": COHORT, "as": "paper", "averaging": "gradients"},
     "lcfl/members": _SHARES | {"clusters_start": "members"},
     "scaffold/I": {"clients_per_round": COHORT, "option": "I"},
-} | dict.fromkeys(("fesem", "fesem-mig", "hypcluster", "ifca", "ifca-mig"), _GROUPED)
+} | dict.fromkeys(("hypcluster", "ifca", "ifca-mig"), _GROUPED)
+OWN |= {kind: {"groups": 2, "clients_per_round": 6, "local_epochs": 1} for kind in ("fesem", "fesem-mig")}  # sweep two rounds
 """The parameters of each strategy, and of those with a mode of their own; all others have a cohort alone."""
 
 KINDS = sorted({*STRATEGIES.kinds, *OWN} - {"flower", "d-psgd", "epidemic", "gossip"})  # peers aggregate at no server
