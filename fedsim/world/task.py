@@ -94,6 +94,7 @@ class Work:
 
     @property
     def facts(self) -> dict[str, Any]:
+        """The amounts that are given, by name."""
         told = {"samples": self.samples, "flops": self.flops, "seconds": self.seconds, "what": self.what}
         return {name: value for name, value in told.items() if value}
 

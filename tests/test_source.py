@@ -1,0 +1,68 @@
+"""The source as its readers meet it: names with one meaning, docstrings that begin with their subject, short files."""
+
+import ast
+import inspect
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import fedsim
+import fedsim.plugin
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = sorted(
+    path for folder in ("fedsim", "analysis") for path in (ROOT / folder).rglob("*.py") if "scenarios" not in path.parts
+)
+RIDDLE = re.compile(r"(What|Who|Whose|Whom|How|Where|Those|Which|Whatever|Whoever)\b")
+_DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def trees() -> dict[str, ast.Module]:
+    return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in SOURCES}
+
+
+def test_no_file_has_more_than_500_lines() -> None:
+    paths = [*SOURCES, *(ROOT / "tests").rglob("*.py")]
+    assert [path.name for path in paths if len(path.read_text().splitlines()) > 500] == []
+
+
+def test_docstrings_begin_with_their_subject() -> None:
+    """Not with "What" or "How", to name a thing by a question."""
+    found = [
+        f"{name}: {text.splitlines()[0]}"
+        for name, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, _DOCUMENTED) and (text := ast.get_docstring(node)) and RIDDLE.match(text)
+    ]
+    assert found == []
+
+
+def test_a_type_has_a_name_of_its_own() -> None:
+    """Classes and aliases of types at the top of a module; a leading underscore makes no other name."""
+    places = defaultdict(list)
+    for name, tree in trees().items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                places[node.name.lstrip("_")].append(name)
+            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and _is_type(node.value):
+                places[node.targets[0].id.lstrip("_")].append(name)
+    twice = {name: found for name, found in places.items() if len(found) > 1 and name[:1].isupper() and not name.isupper()}
+    assert twice == {}
+
+
+def _is_type(value: ast.expr) -> bool:
+    return not isinstance(value, ast.Constant | ast.Tuple | ast.List | ast.Dict | ast.Set)
+
+
+def test_what_authors_of_plugins_meet_is_explained() -> None:
+    """A public method of the public face has a docstring, or overrides one that has."""
+    faces = [getattr(face, name) for face in (fedsim, fedsim.plugin) for name in face.__all__]
+    missing = [
+        f"{cls.__name__}.{name}"
+        for cls in faces
+        if inspect.isclass(cls) and cls.__module__.startswith("fedsim.")
+        for name, method in vars(cls).items()
+        if not name.startswith("_") and (inspect.isfunction(method) or isinstance(method, property))
+        if not inspect.getdoc(getattr(cls, name))
+    ]
+    assert missing == []
