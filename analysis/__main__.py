@@ -20,7 +20,7 @@ _LONG, _CLOSE_UP = 15, 5  # a run of more rounds than this also gets a picture o
 
 KINDS = (*OF_ONE, "accuracy", "costs", "fairness", "energy")
 
-Draw = Callable[[], Figure]
+DrawFigure = Callable[[], Figure]
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -53,7 +53,7 @@ def main(
 
 def _pictures(
     runs: Sequence[RunFolder], rounds: tuple[int, int] | None, devices: int, order: str
-) -> Iterator[tuple[str, str, Draw]]:
+) -> Iterator[tuple[str, str, DrawFigure]]:
     """Each picture's kind (one of ``KINDS``), its name, and what draws it."""
     names = (
         [""] if len(runs) == 1 else [f"-{place}-{as_file_name(name)}" for place, name in enumerate(run_names(runs), start=1)]

@@ -63,7 +63,7 @@ def draw_accuracy(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
         figure.set_label("Test accuracy against simulated time, with which the rounds and the bytes moved grow in step.")
     panels = list(figure.subplots(1, len(axes), sharey=True, squeeze=False)[0])
     for panel, axis in zip(panels, axes, strict=True):
-        _plot(panel, series, curves, axis, _UNLIKE if axis.column == "rounds" else np.inf)
+        _plot(panel, series, curves, axis, _UNLIKE if axis.column == "rounds" else math.inf)
     cut = f"; the axis begins at {low:.2g}" if (low := panels[0].get_ylim()[0]) > _CUT else ""
     panels[0].set_ylabel(f"test accuracy (0 to 1{cut})")
     if len(runs) == 1:
@@ -149,7 +149,7 @@ def _plot(panel: Axes, series: Sequence[Series], curves: Sequence[Sequence[pd.Da
     bands = [band(own, axis.column) for own in curves]
     for one, own, drawn in zip(series, curves, bands, strict=True):
         _draw_band(panel, drawn, one.number, axis.unit, len(own) > 1)
-    ends = [drawn.at[-1] for drawn in bands if len(drawn.at)]
+    ends = [float(drawn.at[-1]) for drawn in bands if len(drawn.at)]
     is_log = max(ends, default=0.0) > unlike * min(ends, default=1.0)
     panel.set_xlabel(f"{axis.label}, log scale" if is_log else axis.label)
     panel.grid(color=style.PALE, linewidth=1)

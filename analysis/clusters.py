@@ -19,7 +19,7 @@ from fedsim.records.reading import RunFolder, as_list
 
 
 @dataclass(frozen=True)
-class Grouping:
+class ReportedGrouping:
     """A ``cluster`` or ``tiers`` record, with what each device had reported by then.
 
     Attributes:
@@ -60,7 +60,7 @@ class Grouping:
         return (self.sizes < self.low) | (self.sizes > self.high)
 
 
-def read_groupings(run: RunFolder) -> list[Grouping]:
+def read_groupings(run: RunFolder) -> list[ReportedGrouping]:
     """Every grouping of the run by data size, in order; tiers of latency are none.
 
     A device has reported all its samples when a task outside of any round has ended well, its largest part when it has split
@@ -84,13 +84,13 @@ def read_groupings(run: RunFolder) -> list[Grouping]:
     return groupings
 
 
-def _grouping(number: int, reported: Mapping[int, int], samples: Mapping[int, int], data: dict[str, Any]) -> Grouping:
+def _grouping(number: int, reported: Mapping[int, int], samples: Mapping[int, int], data: dict[str, Any]) -> ReportedGrouping:
     members = tuple(int(count) for count in data["members"])
     word = "cluster" if "bounds" in data else "tier"
     low, high = data["bounds"] if word == "cluster" else (data["bins"][0], data["bins"][0] + data["bins"][1] * len(members))
     sizes = np.array(list(reported.values()), dtype=np.int64)
     held = np.array([samples[device] for device in reported], dtype=np.int64)
-    return Grouping(word, number, float(low), float(high), members, sizes, sizes < held)
+    return ReportedGrouping(word, number, float(low), float(high), members, sizes, sizes < held)
 
 
 _BARS, _MOST_BARS = 48, 240  # of the histogram: within the borders, and in all with the outliers
@@ -131,13 +131,13 @@ def draw_clusters(run: RunFolder) -> Figure:
     return style.finished(figure, [run], _handles(first, last, changed))
 
 
-def _title(grouping: Grouping, when: str) -> str:
+def _title(grouping: ReportedGrouping, when: str) -> str:
     outliers, groups = int(grouping.outliers.sum()), style.counted(len(grouping.members), grouping.word)
     what = f"{style.counted(len(grouping.sizes), 'device')} in {groups}, {style.counted(outliers, 'outlier')}"
     return f"{when}, for round {grouping.round}: {what}" if when else what
 
 
-def _bar_edges(first: Grouping, last: Grouping) -> Floats:
+def _bar_edges(first: ReportedGrouping, last: ReportedGrouping) -> Floats:
     """Borders of the histogram's bars (samples): every cluster of the first grouping begins and ends with a bar."""
     sizes = np.concatenate([first.sizes, last.sizes])
     least, most, count = float(sizes.min()), float(sizes.max()), len(first.members)
@@ -150,7 +150,7 @@ def _bar_edges(first: Grouping, last: Grouping) -> Floats:
     return np.asarray(first.low + width * np.arange(-below, above + 1), dtype=np.float64)
 
 
-def _count(grouping: Grouping, bars: Floats, chosen: Any = True) -> Floats:
+def _count(grouping: ReportedGrouping, bars: Floats, chosen: Any = True) -> Floats:
     """How many of the chosen sizes each bar has; the largest that is no outlier stands before its border, not behind it."""
     last = grouping.high - 0.5 * (grouping.high > grouping.low)
     inside = np.where(grouping.sizes == grouping.high, last, grouping.sizes)
@@ -158,7 +158,7 @@ def _count(grouping: Grouping, bars: Floats, chosen: Any = True) -> Floats:
     return counts.astype(np.float64)
 
 
-def _draw_sizes(panel: Axes, grouping: Grouping, bars: Floats, top: float) -> None:
+def _draw_sizes(panel: Axes, grouping: ReportedGrouping, bars: Floats, top: float) -> None:
     """Bars stacked by cluster, those who have split their data on top; ``top`` is the axis's end."""
     base = np.zeros(len(bars) - 1)
     for is_split in (False, True):
@@ -184,7 +184,7 @@ def _draw_sizes(panel: Axes, grouping: Grouping, bars: Floats, top: float) -> No
     _name_groups(panel, grouping)
 
 
-def _name_groups(panel: Axes, grouping: Grouping) -> None:
+def _name_groups(panel: Axes, grouping: ReportedGrouping) -> None:
     """Over each cluster its number and its members."""
     middles = (grouping.edges[:-1] + grouping.edges[1:]) / 2
     shown = range(len(middles)) if grouping.high > grouping.low else [len(middles) - 1]
@@ -200,7 +200,7 @@ def _colour(group: int) -> str:
     return _PALETTE[group % len(_PALETTE)]
 
 
-def _draw_members(panel: Axes, groupings: list[Grouping], rounds: int) -> None:
+def _draw_members(panel: Axes, groupings: list[ReportedGrouping], rounds: int) -> None:
     """Each cluster's members from one clustering to the next, its number at the end of its line."""
     times = [grouping.round for grouping in groupings]
     members = np.array([grouping.members for grouping in groupings])
@@ -219,11 +219,10 @@ def _draw_members(panel: Axes, groupings: list[Grouping], rounds: int) -> None:
     panel.grid(color=style.PALE, linewidth=1)
 
 
-def _handles(first: Grouping, last: Grouping, changed: bool) -> list[Artist]:
+def _handles(first: ReportedGrouping, last: ReportedGrouping, changed: bool) -> list[Artist]:
     handles: list[Artist] = [Line2D([], [], label=f"{first.word}s' borders", **_BORDER)]
     if first.outliers.any() or last.outliers.any():
         handles.append(Line2D([], [], label=f"outliers: in the first or last {first.word}", **_OUTLIER))
     if last.split.any():
-        look: dict[str, Any] = {"facecolor": style.PALE, "edgecolor": style.GREY, "hatch": "//////"}
-        handles.append(Patch(label="devices that have split their data", **look))
+        handles.append(Patch(label="devices that have split their data", **style.HATCHED))
     return [*handles, Line2D([], [], label="as it was at first", **_BEFORE)] if changed else handles

@@ -18,7 +18,7 @@ from fedsim.records.reading import RunFolder
 
 _COLOURS = {"idle": "#A9BFCC", "compute": style.GREEN, "receive": style.SKY, "send": style.BLUE, "tail": style.ORANGE}
 _COLOURS |= {"server": "#332288", "edge": "#AA8866"}
-_UNITS = ((3.6e9, style.Unit(3.6e9, "MWh")), (1e6, style.Unit(3.6e6, "kWh")), (1e3, style.Unit(1e3, "kJ")))
+_UNITS = ((3.6e9, style.AxisUnit(3.6e9, "MWh")), (1e6, style.AxisUnit(3.6e6, "kWh")), (1e3, style.AxisUnit(1e3, "kJ")))
 _MOST_BATTERIES = 6
 _FLAT: dict[str, Any] = {"marker": "s", "color": style.OUTCOMES["battery"], "linestyle": "", "markersize": 5}
 
@@ -43,13 +43,14 @@ def draw_energy(runs: Sequence[RunFolder], series: Sequence[Series] | None = Non
     panels = figure.subplots(1, len(views), sharey=True, squeeze=False)[0]
     for panel, (what, phases) in zip(panels, views.items(), strict=True):
         most = max(float(table[[*phases]].sum(axis=1).max()) for table in tables)
-        unit = next((unit for least, unit in _UNITS if most >= least), style.Unit(1.0, "J"))  # as ``show_joules`` counts
+        unit = next((unit for least, unit in _UNITS if most >= least), style.AxisUnit(1.0, "J"))  # as ``show_joules`` counts
         for place, (table, own) in enumerate(zip(tables, books, strict=True)):
             words = show_joules(float(table[[*phases]].mean().sum())) + (_wasted(own) if phases == PHASES else "")
             if "grams" in own[0] and panel is panels[-1]:
                 grams = float(np.mean([book["grams"] for book in own]))
                 words += f", {grams / 1000:.3g} kg CO2" if grams >= 1000 else f", {grams:.3g} g CO2"
-            draw_mean_bar(panel, place, table[[*phases]] / unit.size, _COLOURS, words)
+            looks = {phase: {"color": colour} for phase, colour in _COLOURS.items()}
+            draw_mean_bar(panel, place, table[[*phases]] / unit.size, looks, words)
         room = 1.6 if phases == PHASES else 1.45  # for what is written beside the bars
         panel.set_xlim(0, max(most / unit.size, 1e-9) * room)
         panel.set_xlabel(f"{what} ({unit.name})")
@@ -95,7 +96,8 @@ def draw_batteries(run: RunFolder) -> Figure:
         panel.set_ylabel(f"device {device}\n{show_joules(capacity[device])}", rotation=0, ha="right", va="center", fontsize=10)
     panels[-1].set_xlabel(f"simulated time ({unit.name})")
     panels[-1].set_xlim(0, max(run.summary["simulated_s"], 1e-9) / unit.size)
-    level, work = Line2D([], [], color=style.BLUE, label="level"), Patch(facecolor=style.GREEN, label="works on a task")
+    level = Line2D([], [], color=style.BLUE, label="level of the battery")
+    work = Patch(facecolor=style.GREEN, label="works on a task")
     return style.finished(figure, [run], [level, work, Line2D([], [], label="flat", **_FLAT)], "how full batteries were (%)")
 
 

@@ -45,18 +45,19 @@ def read_waiting(run: RunFolder, clock: Clock) -> Waiting:
     there = np.nan_to_num(population.column("arrival").to_numpy().astype(float)) <= 0
     shown = set(style.evenly(run.summary["rounds"], _MOST).tolist())
     ended, moments = 0, []
+    tick = int(clock == "round")
     for time, kind, device, number in run.events_of(kinds, columns):
+        now = ended if clock == "round" else time
         if kind == "task-start" and number is not None:
-            last[device] = ended if clock == "round" else time
+            last[device] = now
         elif kind == "arrival":
-            there[device], last[device] = True, ended - 1 if clock == "round" else time
+            there[device], last[device] = True, now - tick
         elif kind == "departure":
             there[device] = False
         elif kind == "round":
             if ended in shown and there.any():
-                waited = ((ended if clock == "round" else time) - last)[there]
-                at = ended + 1 if clock == "round" else time
-                moments.append((at, waited.mean(), np.percentile(waited, 90), waited.max()))
+                waited = (now - last)[there]
+                moments.append((now + tick, waited.mean(), np.percentile(waited, 90), waited.max()))
             ended += 1
     return Waiting(*np.array(moments, dtype=float).reshape(-1, 4).T)
 
@@ -104,38 +105,35 @@ def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
         raise style.NothingToDrawError("no round had a selection, so there is no fairness to draw")
     clock: Clock = "round" if max(rounds) <= _UNLIKE * max(1, min(rounds)) else "time"
     longest = max(float(run.summary["simulated_s"]) for run in runs)
-    unit = style.Unit(1.0, "rounds") if clock == "round" else style.time_unit(longest)
+    unit = style.AxisUnit(1.0, "rounds") if clock == "round" else style.time_unit(longest)
 
     figure = Figure(figsize=(style.WIDTH_IN, 8.2))
     grid = figure.add_gridspec(2, 1)
     above, below = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
-    _draw_over_rounds(above.subplots(1, 4, sharex=True), runs, looks, clock, unit)
+    _draw_over_rounds(above.subplots(1, 4, sharex=True), series, clock, unit)
     devices, groups = below.subplots(1, 2)
     _draw_devices(devices, counts, looks)
     _draw_groups(groups, runs, looks)
     named = series if len(series) > 1 else ()
     lines = [Line2D([], [], label=one.name, **style.line_of(one.number, _WIDTH)) for one in named]
     age = Line2D([], [], label="the run's age: never selected", **_AGE)
-    hatched: dict[str, Any] = {"facecolor": style.PALE, "edgecolor": style.GREY, "hatch": "//////"}
-    return style.finished(figure, runs, [*lines, age, Patch(label="not valid: slow, late, lost or cut off", **hatched)])
+    failed = Patch(label="not valid: slow, late, lost or cut off", **style.HATCHED)
+    return style.finished(figure, runs, [*lines, age, failed])
 
 
-def _draw_over_rounds(
-    panels: Sequence[Axes], runs: Sequence[RunFolder], looks: Sequence[int], clock: Clock, unit: style.Unit
-) -> None:
+def _draw_over_rounds(panels: Sequence[Axes], series: Sequence[Series], clock: Clock, unit: style.AxisUnit) -> None:
     jain, mean, tenth, longest = panels
-    since = 1.0 if clock == "round" else unit.size
-    end = max(float(run.summary["rounds" if clock == "round" else "simulated_s"]) for run in runs)
-    for number, run in zip(looks, runs, strict=True):
-        look, waiting = style.line_of(number, _WIDTH), read_waiting(run, clock)
-        at, index = read_jain(run, clock)
+    end = max(float(one.runs[0].summary["rounds" if clock == "round" else "simulated_s"]) for one in series)
+    for one in series:
+        look, waiting = style.line_of(one.number, _WIDTH), read_waiting(one.runs[0], clock)
+        at, index = read_jain(one.runs[0], clock)
         jain.plot(at / unit.size, index, **look)
         for panel, values in ((mean, waiting.mean), (tenth, waiting.tenth), (longest, waiting.longest)):
-            panel.plot(waiting.at / unit.size, values / since, **look)
+            panel.plot(waiting.at / unit.size, values / unit.size, **look)
     jain.set(title="Jain's index", ylim=(0, 1.02))
     for panel, title in ((mean, "mean"), (tenth, "90th percentile"), (longest, "maximum")):
         panel.set(title=f"waiting time: {title}", ylim=(0, panel.get_ylim()[1]))
-        panel.plot([0, end / unit.size], [0, end / since], scaley=False, zorder=1, **_AGE)
+        panel.plot([0, end / unit.size], [0, end / unit.size], scaley=False, zorder=1, **_AGE)
     jain.set_ylabel("fairness of selections so far (0 to 1)")
     mean.set_ylabel(f"since the last selection ({unit.name})")
     for panel in panels:

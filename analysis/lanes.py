@@ -3,7 +3,7 @@
 Bars of one kind are one collection, and many bars become pixels inside the SVG: it stays small, and takes seconds.
 """
 
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,9 +19,8 @@ from fedsim.analysis.style import NothingToDrawError, PictureError, evenly, time
 from fedsim.arrays import Ints
 from fedsim.errors import nearest
 
-Order = Literal["speed", "first", "number"]
-ORDERS: tuple[str, ...] = get_args(Order)
-Span = tuple[float, float]
+ORDERS = ("speed", "first", "number")
+TimeSpan = tuple[float, float]
 
 MOST_LANES = 1500  # more would be thinner than a pixel
 _GAPPED_LANES = 150
@@ -46,10 +45,11 @@ class View:
         unit: of the time axis.
 
     Raises:
-        PictureError: there is no such order, span or number of devices; ``NothingToDrawError``: nobody worked within the span.
+        PictureError: there is no such order, span or number of devices.
+        NothingToDrawError: nobody worked within the span.
     """
 
-    def __init__(self, history: History, span: Span | None = None, most: int = MOST_LANES, order: str = "speed") -> None:
+    def __init__(self, history: History, span: TimeSpan | None = None, most: int = MOST_LANES, order: str = "speed") -> None:
         if order not in ORDERS:
             raise PictureError(f"the order is {order!r}; allowed are {', '.join(ORDERS)}{nearest(order, ORDERS)}")
         if most < 1:
@@ -75,7 +75,7 @@ class View:
         self.away = on_lanes(history.away, lane) if len(history.known) else None
 
 
-def span_of_rounds(history: History, first: int, stop: int) -> Span:
+def span_of_rounds(history: History, first: int, stop: int) -> TimeSpan:
     """The simulated time of rounds ``first`` to ``stop - 1``, numbered from 0; ``PictureError`` if there are none."""
     numbers, ends = history.rounds["round"], history.rounds["end"]
     inside = ends[(numbers >= first) & (numbers < stop)]

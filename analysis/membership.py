@@ -82,10 +82,8 @@ def draw_membership(run: RunFolder, *, devices: int = MOST_LANES) -> Figure:
 def _counts(history: History, shown: int, counts: "pd.Series[int]", splits: int) -> str:
     final = history.final
     words = [f"{len(final):,} devices" if shown == len(final) else f"{shown:,} of {len(final):,} devices"]
-    words += [
-        style.counted(len(history.groups), "group"),
-        style.counted(int((history.migrations["why"] != "split").sum()), "move") + " between them",
-    ]
+    moves = style.counted(int((history.migrations["why"] != "split").sum()), "move")
+    words += [style.counted(len(history.groups), "group"), f"{moves} between them"]
     names = {"shift": "data shift", "arrival": "newcomer", "departure": "departure"}
     words += [style.counted(counts[kind], word) for kind, word in names.items() if kind in counts]
     words += [style.counted(splits, "split")] if splits else []

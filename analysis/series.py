@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -78,14 +79,14 @@ def _names(firsts: Sequence[RunFolder]) -> list[str]:
     return [f"{folder}: {name}" if repeated[name] > 1 else name for name, folder in zip(names, folders, strict=True)]
 
 
-def draw_mean_bar(panel: Axes, place: int, seeds: pd.DataFrame, colours: Mapping[str, str], words: str) -> None:
+def draw_mean_bar(panel: Axes, place: int, seeds: pd.DataFrame, looks: Mapping[str, dict[str, Any]], words: str) -> None:
     """Draw a stacked bar of means over seeds, a line from the least to the largest total, and words beside it.
 
     ``seeds`` has a row a run and a column a part, in units of the axis.
     """
     base = 0.0
     for part, mean in seeds.mean().items():
-        panel.barh(place, mean, left=base, height=0.6, color=colours[str(part)], gid=str(part))
+        panel.barh(place, mean, left=base, height=0.6, gid=str(part), **looks[str(part)])
         base += mean
     totals = seeds.sum(axis=1)
     if totals.min() < totals.max():

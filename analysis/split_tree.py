@@ -20,7 +20,7 @@ from fedsim.records.reading import RunFolder
 
 
 @dataclass
-class Cluster:
+class TreeCluster:
     """A cluster from its making to its split or to the run's end.
 
     Attributes:
@@ -37,22 +37,22 @@ class Cluster:
     members: int
     split_round: int | None = None
     told: str = ""
-    children: list["Cluster"] = field(default_factory=list)
+    children: list["TreeCluster"] = field(default_factory=list)
 
-    def below(self) -> list["Cluster"]:
+    def below(self) -> list["TreeCluster"]:
         """Itself and all below it; the first child and all below it come before the second."""
         return [self, *(cluster for child in self.children for cluster in child.below())]
 
 
-def read_splits(history: History) -> list[Cluster]:
+def read_splits(history: History) -> list[TreeCluster]:
     """The clusters from which the splits begin; none where no cluster was split."""
-    roots: list[Cluster] = []
-    known: dict[int, Cluster] = {}
+    roots: list[TreeCluster] = []
+    known: dict[int, TreeCluster] = {}
     for row in history.data("cluster-split"):
         group, data, number = int(row["group"]), row["data"], int(row["round"])
         counts = [len(part) for part in data["members"]]
         if group not in known:
-            roots.append(Cluster(group, 0, sum(counts)))
+            roots.append(TreeCluster(group, 0, sum(counts)))
         parent = known.get(group, roots[-1])
         if parent.children:
             raise RunFolderError(f"{EVENTS} of {str(history.run.path)!r} is damaged: group {group} is split twice")
@@ -60,7 +60,7 @@ def read_splits(history: History) -> list[Cluster]:
         words = [f"{word} {norm:.3g}" for word, norm in norms if norm is not None]
         parent.told = ", ".join([f"round {number} ({show_seconds(row['time'])})", *words])
         parent.split_round = number + 1
-        parent.children = [Cluster(int(at), number + 1, count) for at, count in zip(data["children"], counts, strict=True)]
+        parent.children = [TreeCluster(int(at), number + 1, count) for at, count in zip(data["children"], counts, strict=True)]
         known |= {cluster.group: cluster for cluster in (parent, *parent.children)}
     return roots
 
@@ -121,7 +121,7 @@ def _draw_accuracy(panel: Axes, curve: pd.DataFrame, splits: list[int | None]) -
     style.across([panel], sorted(set(splits)), gid="splits", **_SPLIT)
 
 
-def _number_splits(tree: Axes, words: Axes, splits: list[Cluster]) -> None:
+def _number_splits(tree: Axes, words: Axes, splits: list[TreeCluster]) -> None:
     """Each split's number in its dot, as there is no room for words beside it; its words in columns below."""
     dots = {line.get_label(): line for line in tree.lines if line.get_gid() == "split"}
     words.set_axis_off()
@@ -140,7 +140,7 @@ def _number_splits(tree: Axes, words: Axes, splits: list[Cluster]) -> None:
 class _Tree:
     """Draws clusters as lines, the leaves one below the other."""
 
-    def __init__(self, panel: Axes, roots: list[Cluster], leaves: list[Cluster], rounds: int) -> None:
+    def __init__(self, panel: Axes, roots: list[TreeCluster], leaves: list[TreeCluster], rounds: int) -> None:
         self._panel, self._roots, self._leaves, self._rounds = panel, roots, leaves, rounds
         self._most = max(root.members for root in roots)
         self._places = {id(leaf): float(place) for place, leaf in enumerate(leaves)}
@@ -162,7 +162,7 @@ class _Tree:
             text = f"group {leaf.group}: {style.counted(len(own), 'device')}{chr(10) if size > 8 else ', '}{told}"
             style.write_beside(panel, self._places[id(leaf)], text, 10, fontsize=size, gid="leaf")
 
-    def _draw(self, cluster: Cluster) -> float:
+    def _draw(self, cluster: TreeCluster) -> float:
         """Draw a cluster and all below it; returns where it lies, in leaves from the top."""
         if not cluster.children:
             y = self._places[id(cluster)]
@@ -178,7 +178,7 @@ class _Tree:
         self._panel.plot([end], [y], zorder=4, gid="split", label=f"split of {cluster.group}", **dot)
         return y
 
-    def _draw_line(self, cluster: Cluster, y: float, end: float, colour: str) -> None:
+    def _draw_line(self, cluster: TreeCluster, y: float, end: float, colour: str) -> None:
         width = self._width(cluster)
         line: dict[str, Any] = {"color": colour, "linewidth": width, "solid_capstyle": "butt", "zorder": 2}
         self._panel.plot([cluster.born, end], [y, y], gid=f"cluster-{cluster.group}", **line)
@@ -187,5 +187,5 @@ class _Tree:
         look: dict[str, Any] = {"va": "top", "fontsize": 9, "path_effects": _OUTLINE, "gid": "members"}
         self._panel.annotate(text, (cluster.born, y), (4, -width / 2 - 3), textcoords="offset points", **look)
 
-    def _width(self, cluster: Cluster) -> float:
+    def _width(self, cluster: TreeCluster) -> float:
         return 1.5 + 12.5 * cluster.members / self._most

@@ -321,11 +321,10 @@ def _name_axes(grid: Any, shown: int, order: str, unit: str, many: bool) -> None
 
 
 def _handles(attempts: pd.DataFrame) -> list[Artist]:
-    hatched: dict[str, Any] = {"facecolor": style.PALE, "edgecolor": style.GREY, "hatch": "//////"}
     no_download = Line2D([], [], label="ended during its download", **_NO_DOWNLOAD | {"markeredgecolor": style.BLACK})
     cut = Patch(label="upload that was cut short", **_hatched(style.STEPS["upload"], style.GREY))
     phases = [
-        (attempts["train_end"] > attempts["done"], Patch(label="epoch begun, not finished", **hatched)),
+        (attempts["train_end"] > attempts["done"], Patch(label="epoch begun, not finished", **style.HATCHED)),
         (attempts["train_end"].isna(), no_download),
         (attempts["begun"] > 0, Patch(facecolor=style.STEPS["download"], label="download")),
         (attempts["answered"].notna(), Patch(facecolor=style.STEPS["upload"], label="upload")),

@@ -34,6 +34,7 @@ from fedsim.records.reading import RunFolder
 BLACK, ORANGE, SKY, GREEN, YELLOW = "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILLION, PURPLE, GREY, PALE = "#0072B2", "#D55E00", "#CC79A7", "#767676", "#EFEFEF"
 AWAY = "#BFBFBF"
+HATCHED: dict[str, Any] = {"facecolor": PALE, "edgecolor": GREY, "hatch": "//////"}  # in legends
 
 STEPS = {"download": SKY, "train": GREEN, "evaluate": YELLOW, "upload": BLUE, "queue": ORANGE}
 STEPS |= {"decode": "#88CCEE", "encode": "#332288", "compute": "#117733"}  # from Tol's muted
@@ -78,23 +79,23 @@ class NothingToDrawError(PictureError):
     """A run holds nothing that this picture could show."""
 
 
-class Unit(NamedTuple):
+class AxisUnit(NamedTuple):
     """A unit that suits an axis: divide by ``size``, and write ``name``."""
 
     size: float
     name: str
 
 
-def time_unit(span_s: float) -> Unit:
+def time_unit(span_s: float) -> AxisUnit:
     """The unit of simulated time for an axis that spans ``span_s`` seconds."""
-    steps = ((2 * 86400.0, Unit(86400.0, "days")), (2 * 3600.0, Unit(3600.0, "h")), (180.0, Unit(60.0, "min")))
-    return next((unit for least, unit in steps if span_s >= least), Unit(1.0, "s"))
+    steps = ((2 * 86400.0, AxisUnit(86400.0, "days")), (2 * 3600.0, AxisUnit(3600.0, "h")), (180.0, AxisUnit(60.0, "min")))
+    return next((unit for least, unit in steps if span_s >= least), AxisUnit(1.0, "s"))
 
 
-def bytes_unit(most: float) -> Unit:
+def bytes_unit(most: float) -> AxisUnit:
     """The unit for an axis of bytes that reaches ``most``."""
-    steps = (Unit(1e12, "TB"), Unit(1e9, "GB"), Unit(1e6, "MB"), Unit(1e3, "kB"))
-    return next((unit for unit in steps if most >= unit.size), Unit(1.0, "B"))
+    steps = (AxisUnit(1e12, "TB"), AxisUnit(1e9, "GB"), AxisUnit(1e6, "MB"), AxisUnit(1e3, "kB"))
+    return next((unit for unit in steps if most >= unit.size), AxisUnit(1.0, "B"))
 
 
 def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:

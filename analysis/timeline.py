@@ -1,4 +1,4 @@
-"""The timeline: lanes of devices; under them how many were at work, what the server's link carried, and how tasks ended."""
+"""Timelines of devices and of edge servers: who did what when, and what all did together."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from fedsim.analysis.lanes import (
     MANY_BARS,
     MOST_LANES,
     ORDERS,
-    Span,
+    TimeSpan,
     View,
     draw_lanes,
     label_lanes,
@@ -27,6 +27,7 @@ from fedsim.analysis.lanes import (
 )
 from fedsim.arrays import Floats
 from fedsim.language.units import show_seconds
+from fedsim.records.folder import TRANSFERS
 from fedsim.records.link_load import Curve, link_load, means, summed
 from fedsim.records.reading import RunFolder
 
@@ -35,11 +36,16 @@ _STRIPS_IN, _FRAME_IN = (0.8, 1.0, 1.0), 2.3  # the strips below; title, axis la
 _MOST_LINES, _MOST_NUMBERS = 45, 24  # more vertical lines hide the lanes; more round numbers run into one another
 _BINS = 625  # over a timeline's width: two pixels each
 _FAR_MORE = 10  # times as many devices as work would flatten those that work
-_RATES = (style.Unit(125e6, "Gbit/s"), style.Unit(125e3, "Mbit/s"), style.Unit(125.0, "kbit/s"), style.Unit(0.125, "bit/s"))
+_RATES = (
+    style.AxisUnit(125e6, "Gbit/s"),
+    style.AxisUnit(125e3, "Mbit/s"),
+    style.AxisUnit(125.0, "kbit/s"),
+    style.AxisUnit(0.125, "bit/s"),
+)
 _CAPACITY: dict[str, Any] = {"color": style.BLACK, "linewidth": 0.8, "linestyle": ":"}
 _DEADLINE: dict[str, Any] = {"color": style.VERMILLION, "linewidth": 1.2, "linestyle": (0, (4, 3))}
 _ACT: dict[str, Any] = {"color": style.PURPLE, "linewidth": 0.8, "linestyle": (0, (1, 2))}
-ROUND_END: dict[str, Any] = {"color": "#404040", "linewidth": 0.8, "linestyle": "-"}
+_ROUND_END: dict[str, Any] = {"color": "#404040", "linewidth": 0.8, "linestyle": "-"}
 _ORDER_WORDS = dict(zip(ORDERS, ("fastest on top", "first at work on top", "by number"), strict=True))
 
 
@@ -48,7 +54,7 @@ def draw_timeline(
     run: RunFolder,
     *,
     rounds: tuple[int, int] | None = None,
-    window: Span | None = None,
+    window: TimeSpan | None = None,
     devices: int = MOST_LANES,
     order: str = "speed",
 ) -> Figure:
@@ -190,10 +196,10 @@ def _draw_lines(panels: tuple[Axes, ...], view: View) -> list[Artist]:
     A round that closed before its deadline has no deadline line: it would fall into the next round.
     """
     rounds = view.rounds.assign(deadline=view.rounds["deadline"].where(view.rounds["deadline"] <= view.rounds["end"]))
-    which, some = every_so_many(len(rounds))
+    which, some = _every_so_many(len(rounds))
     shade = 0.5 if which else 1.0
     handles: list[Artist] = []
-    for column, look, label in (("end", ROUND_END, "round's end"), ("deadline", _DEADLINE, "deadline")):
+    for column, look, label in (("end", _ROUND_END, "round's end"), ("deadline", _DEADLINE, "deadline")):
         times = rounds[column][rounds["round"] % some == 0].dropna().to_numpy() / view.unit.size
         if len(times):
             style.across(panels, times, zorder=2, alpha=shade, gid=column, **look)
@@ -205,7 +211,7 @@ def _draw_lines(panels: tuple[Axes, ...], view: View) -> list[Artist]:
     return handles
 
 
-def every_so_many(rounds: int) -> tuple[str, int]:
+def _every_so_many(rounds: int) -> tuple[str, int]:
     """Of so many rounds every how many-th has a line, and words that say so."""
     every = style.step_for(rounds, _MOST_LINES)
     return "" if every == 1 else f" (of every {style.ordinal(every)} round)", every
@@ -269,3 +275,88 @@ def _write_counts(words: Axes, view: View) -> None:
         y = 0.55 - 0.2 * place
         words.text(0.02, y, "■", color=colour, transform=words.transAxes, va="center")
         words.text(0.2, y, f"{outcome} {counts[outcome]:,}", transform=words.transAxes, va="center", fontsize=9)
+
+
+# Edge servers: a lane each.
+
+_MOST_EDGES = 60
+_EDGE_IN, _EDGES_FRAME_IN = 0.34, 2.4
+_LEAST_SHARE = 1 / 1250  # of the time axis: a message, however short, is drawn a pixel wide
+_WAYS = {"down": ("download", "from the server"), "up": ("upload", "to the server")}
+_LOST: dict[str, Any] = {"facecolor": "white", "edgecolor": style.VERMILLION, "hatch": "//////", "linewidth": 0.8}
+
+
+@style.styled
+def draw_edges(run: RunFolder) -> Figure:
+    """A lane an edge server: what came from the server and went to it, how many of its devices worked for it, its losses."""
+    messages = read_messages(run)
+    if messages.empty:
+        raise style.NothingToDrawError("no edge server had a message, so there is nothing to draw of edge servers")
+    history = History(run)
+    edges = np.unique(messages["edge"])
+    shown = edges[style.evenly(len(edges), _MOST_EDGES)]
+    lane = pd.Series(np.arange(len(shown), dtype=float), index=shown)
+    unit = style.time_unit(history.end)
+    figure = Figure(figsize=(style.WIDTH_IN, max(len(shown), 4) * _EDGE_IN + _EDGES_FRAME_IN))
+    panel = figure.subplots()
+    panel.set_xlim(0, history.end / unit.size)
+    panel.set_ylim(len(shown) - 0.5, -0.5)
+    panel.set_yticks(range(len(shown)), [f"edge {edge}" for edge in shown])
+    panel.tick_params(axis="y", length=0)
+    panel.set_xlabel(f"simulated time ({unit.name})")
+    handles = _draw_edges_work(panel, history.steps, lane, unit.size)
+    for way, (step, label) in _WAYS.items():
+        own = messages[(messages["direction"] == way) & messages["edge"].isin(shown)]
+        start, end = own["start"].to_numpy(float), own["end"].to_numpy(float)
+        end = np.maximum(end, start + history.end * _LEAST_SHARE)
+        look = {"facecolor": style.STEPS[step], "gid": way}
+        style.bars(panel, start / unit.size, end / unit.size, own["edge"].map(lane), 0.4, **look)
+        handles.append(Patch(facecolor=style.STEPS[step], label=label))
+    handles += _draw_losses(panel, history, lane, unit.size)
+    ends = history.rounds["end"].to_numpy() / unit.size
+    which, every = _every_so_many(len(ends))
+    style.across([panel], ends[::every], **_ROUND_END)
+    handles.append(Line2D([], [], label=f"round's end{which}", **_ROUND_END))
+    part = "" if len(shown) == len(edges) else f"{len(shown)} of "
+    return style.finished(figure, [run], handles, part + style.counted(len(edges), "edge server"))
+
+
+def read_messages(run: RunFolder) -> pd.DataFrame:
+    """One row a message between an edge server and the server: ``edge``, ``direction``, ``start``, ``end`` (s), ``outcome``."""
+    rows: pd.DataFrame = run.table(TRANSFERS).to_pandas()
+    rows = rows[rows["device"].isna() & (rows["direction"] != "peer")]
+    names = rows["receiver"].astype(str).where(rows["direction"] == "down", rows["sender"].astype(str))
+    rows = rows.assign(edge=names.astype(str).str.extract(r"^edge ([0-9]+)$")[0]).dropna(subset="edge")
+    rows = rows[["edge", "direction", "start", "end", "outcome"]]
+    return rows.astype({"edge": int, "direction": str, "outcome": str}).reset_index(drop=True)
+
+
+def _draw_edges_work(panel: Axes, steps: pd.DataFrame, lane: "pd.Series[float]", unit: float) -> list[Artist]:
+    """How many devices work for each edge server: those of its group."""
+    curves = {edge: counted(own) for edge, own in steps[steps["group"].isin(lane.index)].groupby("group")}
+    most = max([1.0, *(float(curve.values.max(initial=0.0)) for curve in curves.values())])
+    for edge, curve in curves.items():
+        working = np.flatnonzero(curve.values[:-1] > 0)
+        colours = [style.lighten(style.STEPS["train"], 0.85 - 0.6 * value) for value in curve.values[working] / most]
+        start, end = curve.times[working] / unit, curve.times[working + 1] / unit
+        style.bars(panel, start, end, lane[edge], 0.4, facecolor=colours)
+    label = f"its devices at work (darkest: {most:.0f})"
+    return [Patch(facecolor=style.lighten(style.STEPS["train"], 0.4), label=label)] if curves else []
+
+
+def _draw_losses(panel: Axes, history: History, lane: "pd.Series[float]", unit: float) -> list[Artist]:
+    """When edge servers were lost."""
+    since: dict[int, float] = {}
+    lost: list[tuple[float, float, float]] = []
+    for row in history.data("edge-off", "edge-on"):
+        edge = row["data"]["edge"]
+        if row["kind"] == "edge-off":
+            since[edge] = row["time"]
+        elif edge in lane.index:
+            lost.append((lane[edge], since.pop(edge, row["time"]), row["time"]))
+    lost += [(lane[edge], start, history.end) for edge, start in since.items() if edge in lane.index]
+    if not lost:
+        return []
+    place, start, end = np.array(lost).T
+    style.bars(panel, start / unit, end / unit, place, 0.45, gid="lost", **_LOST)
+    return [Patch(**_LOST, label="lost")]

@@ -28,8 +28,6 @@ from fedsim.records.folder import TRANSFERS
 from fedsim.records.ledger import NOT_IN_PAPER, split_by_purpose
 from fedsim.records.reading import RunFolder
 
-Kind = tuple[str, str]  # of traffic: direction and purpose
-
 _HUES = {
     "down": (style.SKY, style.PURPLE, style.YELLOW, "#882255"),
     "up": (style.BLUE, style.GREEN, style.ORANGE, "#999933"),
@@ -75,18 +73,11 @@ def draw_traffic_compared(runs: Sequence[RunFolder], series: Sequence[Series] | 
     ways = [way for way in _HUES if any((parts["direction"] == way).any() for parts in ledgers)]
     figure = Figure(figsize=(style.WIDTH_IN, 2.0 + 0.55 * len(runs)))
     panel = figure.subplots()
+    looks: dict[str, dict[str, Any]] = {way: {"color": _HUES[way][0]} for way in ways} | {"wasted": _WASTED}
     for place, (parts, total) in enumerate(zip(ledgers, totals, strict=True)):
-        useful = parts[~parts["wasted"]].groupby("direction")["bytes"].sum()
-        wasted = float(parts.loc[parts["wasted"], "bytes"].sum())
-        base = 0.0
-        for way in ways:
-            moved = float(useful.get(way, 0.0)) / unit.size
-            panel.barh(place, moved, left=base, color=_HUES[way][0], height=0.6)
-            base += moved
-        if wasted:
-            panel.barh(place, wasted / unit.size, left=base, height=0.6, **_WASTED)
-        beside: dict[str, Any] = {"textcoords": "offset points", "va": "center"}
-        panel.annotate(_amount(total, wasted), (total / unit.size, place), (6, 0), **beside)
+        sums = parts["bytes"].groupby(parts["direction"].where(~parts["wasted"], "wasted")).sum().reindex(list(looks)).dropna()
+        words = _amount(total, float(sums.get("wasted", 0.0)))
+        draw_mean_bar(panel, place, sums.to_frame().T / unit.size, looks, words)
     name_bars(panel, style.run_names(runs) if series is None else [one.name for one in series])
     panel.set_xlim(0, max(totals) / unit.size * 1.2)  # room for what is written beside the bars
     panel.set_xlabel(f"moved in total ({unit.name})")
@@ -112,7 +103,7 @@ def read_parts(run: RunFolder) -> pd.DataFrame:
     return pd.DataFrame(parts, columns=["end", "direction", "purpose", "bytes", "wasted"]).astype({"wasted": bool})
 
 
-def _colours(parts: pd.DataFrame) -> dict[Kind, str]:
+def _colours(parts: pd.DataFrame) -> dict[tuple[str, str], str]:
     """A colour a kind of traffic: those down first, the largest first."""
     sums = parts.groupby(["direction", "purpose"])["bytes"].sum().sort_values(ascending=False, kind="stable")
     kinds = [(str(direction), str(purpose)) for direction, purpose in sums.index]
@@ -131,7 +122,7 @@ def _way(direction: str) -> str:
     return f"{_ARROWS[direction]} {'within the server' if direction == 'server' else direction}"
 
 
-def _plot_over_time(panel: Axes, parts: pd.DataFrame, colours: dict[Kind, str]) -> None:
+def _plot_over_time(panel: Axes, parts: pd.DataFrame, colours: dict[tuple[str, str], str]) -> None:
     """Stacked areas: what counted, a kind on the other, and what was wasted on top, so that the top edge is everything."""
     end = float(parts["end"].max())
     time, size = style.time_unit(end), style.bytes_unit(float(parts["bytes"].sum()))
@@ -163,7 +154,7 @@ def _moved_by(moments: Floats, parts: pd.DataFrame) -> Floats:
     return sums[np.searchsorted(ordered["end"].to_numpy(), moments, side="right")]
 
 
-def _plot_totals(panel: Axes, parts: pd.DataFrame, colours: dict[Kind, str]) -> None:
+def _plot_totals(panel: Axes, parts: pd.DataFrame, colours: dict[tuple[str, str], str]) -> None:
     sums = parts.groupby(["direction", "purpose", "wasted"])["bytes"].sum()
     amounts = {kind: (float(sums.get((*kind, False), 0.0)), float(sums.get((*kind, True), 0.0))) for kind in colours}
     unit = style.bytes_unit(max(map(sum, amounts.values())))
@@ -215,7 +206,8 @@ def draw_purposes_compared(runs: Sequence[RunFolder], series: Sequence[Series] |
         kept = [purpose for purpose in colours if view == "strict" or purpose not in NOT_IN_PAPER]
         for place, seeds in enumerate(table):
             own = seeds.reindex(columns=kept, fill_value=0.0)
-            draw_mean_bar(panel, place, own / unit.size, colours, show_bytes(float(own.mean().sum())))
+            looks = {purpose: {"color": colour} for purpose, colour in colours.items()}
+            draw_mean_bar(panel, place, own / unit.size, looks, show_bytes(float(own.mean().sum())))
         panel.set_title(_VIEWS[view], fontsize=11)
         panel.set_xlabel(f"moved in total, down and up ({unit.name})")
         panel.xaxis.set_major_locator(MaxNLocator(nbins=7))

@@ -22,7 +22,7 @@ from fedsim.world.processes import World, WorldSpec
 from fedsim.world.processes.processes import Processes
 
 
-class _Sections(Spec):
+class _WorldSections(Spec):
     seed: int = Field(default=1, ge=0)
     population: PopulationSpec = PopulationSpec()
     network: NetworkSpec = StarSpec()
@@ -48,7 +48,7 @@ def build_world(
     given: dict[str, Any] = {"population": population or {}, "network": network or {}, "seed": seed}
     given["world"] = {"processes": [*processes]}
     try:
-        sections = _Sections(**given)
+        sections = _WorldSections(**given)
     except ValidationError as error:
         raise ScenarioError(explain(error, given, "the world")) from None
     simulation, streams, spec = Simulation(), Streams(seed), sections.population

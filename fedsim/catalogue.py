@@ -39,7 +39,7 @@ from fedsim.world.network.spec import NETWORKS
 from fedsim.world.population import SAMPLE_COUNTS
 from fedsim.world.processes import PROCESSES
 
-Entries = list[tuple[str, str]]
+TitledNames = list[tuple[str, str]]
 
 
 class Key(NamedTuple):
@@ -91,7 +91,7 @@ _FILES: dict[str, type[Spec]] = {"scenario": Scenario, "study": StudySpec}
 
 
 @cache
-def catalogue() -> dict[str, Entries]:
+def catalogue() -> dict[str, TitledNames]:
     """Title -> (name, one line) of everything with a ``kind``."""
     return {
         **{title: [*registry.titles.items()] for title, registry in _REGISTRIES.items()},
@@ -140,7 +140,7 @@ def about(name: str) -> list[str]:
     return lines
 
 
-def entry_lines(title: str, entries: Entries) -> list[str]:
+def entry_lines(title: str, entries: TitledNames) -> list[str]:
     """Names and titles, for people."""
     width = max(len(name) for name, _ in entries)
     return [f"{title}:", *(f"  {name:<{width}}  {line}" for name, line in entries)]

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-    from fedsim.analysis.pictures import Kind
+    from fedsim.analysis.pictures import PictureKind
     from fedsim.compare.lines import Lines
-    from fedsim.compare.table import Comparison, Table
+    from fedsim.compare.table import ComparedTable, Comparison
     from fedsim.running.runner import Result
 
 
@@ -323,14 +323,14 @@ class LoadedStudy:
         return Comparison(self._lines)
 
 
-def _drawing(known: "Mapping[str, Kind]", kind: str) -> "Callable[..., Figure]":
+def _drawing(known: "Mapping[str, PictureKind]", kind: str) -> "Callable[..., Figure]":
     """The function that draws a kind of picture."""
     if kind not in known:
         raise FedsimError(f"there is no figure {kind!r}; allowed are {', '.join(known)}{nearest(kind, known)}")
     return known[kind].draw
 
 
-def _to_frame(table: "Table") -> "pd.DataFrame":
+def _to_frame(table: "ComparedTable") -> "pd.DataFrame":
     import pandas as pd
 
     from fedsim.compare.text import in_full

@@ -4,7 +4,7 @@ A strategy is a server half (``Strategy``, or one of its loops) and a client hal
 alone. What each is called with, and when, stands in its docstring.
 """
 
-from fedsim.data.dataset import Raw
+from fedsim.data.federated import Raw
 from fedsim.data.partitions.base import Partition, federated
 from fedsim.data.shifts import Change, Shift
 from fedsim.data.sources.base import Source

@@ -63,7 +63,7 @@ Sink = Callable[[Record], None]
 _make_record = tuple.__new__  # half the time of the constructor that NamedTuple writes
 
 
-class Solver(Protocol):
+class Settler(Protocol):
     """Something shared by many processes, whose changes within one instant are settled together (a network)."""
 
     def solve(self) -> None:
@@ -175,7 +175,7 @@ class Simulation:
         """Call ``callback`` in this instant, after all that is due in it already, or ``first``, before that."""
         self.env.call(callback, URGENT if first else NORMAL)
 
-    def unsettle(self, solver: Solver) -> None:
+    def unsettle(self, solver: Settler) -> None:
         """Ask for one ``solver.solve()`` when the world's events of this instant are through. Ask once an instant."""
         self.env.call(solver.solve, SETTLE)
 
@@ -385,8 +385,8 @@ __all__ = [
     "Environment",
     "Join",
     "Record",
+    "Settler",
     "Simulation",
-    "Solver",
     "on_grid",
     "on_grid_after",
     "tie_s",

@@ -23,7 +23,7 @@ Tables = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Change:
+class SetChange:
     """A change given by ``--set``.
 
     Attributes:
@@ -91,7 +91,7 @@ def read_toml(path: str | Path, what: str, of: Sequence[Path] = ()) -> Tables:
 
 def apply_changes(
     scenarios: Sequence[Tables], changes: Sequence[str], root: type[Spec], tell: Callable[[str], object] = lambda _: None
-) -> list[Change]:
+) -> list[SetChange]:
     """Carry out changes on the tables of scenarios; the order of the changes does not matter.
 
     Whole tables come before keys in them, and a ``kind`` before the other keys of its table. What a change gives is never
@@ -128,12 +128,12 @@ def apply_changes(
     return read
 
 
-def _read(text: str) -> Change:
+def _read(text: str) -> SetChange:
     path, equals, value = text.partition("=")
     keys = tuple(key.strip() for key in path.split("."))
     if not equals or not all(keys):
         raise ScenarioError(f"--set {text!r} is not of the form key.path=value, such as training.lr=0.01")
-    return Change(text, keys, _value(value.strip(), text) if value.strip() else None)
+    return SetChange(text, keys, _value(value.strip(), text) if value.strip() else None)
 
 
 def _value(text: str, change: str) -> Any:
@@ -147,7 +147,7 @@ def _value(text: str, change: str) -> Any:
         raise ScenarioError(f"--set {shown(change)} is nested too deeply") from None
 
 
-def _set(sections: Tables, change: Change) -> None:
+def _set(sections: Tables, change: SetChange) -> None:
     table, keys = sections, change.keys
     for depth, key in enumerate(keys[:-1]):
         if keys[depth + 1 :] == ("kind",) and isinstance(table.get(key), str):

@@ -35,7 +35,7 @@ from fedsim.records.audit import audit
 from fedsim.records.reading import RunFolder
 from fedsim.running.runner import Job
 
-Sections = dict[str, Any]
+ScenarioTables = dict[str, Any]
 
 TABLES = ("events.parquet", "transfers.parquet", "rounds.parquet", "devices.parquet", "availability.parquet", "scenario.toml")
 """Files of a run folder that two equal runs have alike, byte for byte."""
@@ -50,7 +50,7 @@ _STAR = {
 }
 
 
-def quiet_world(strategy: Mapping[str, Any], *, seed: int = 3, rounds: int = 5) -> Sections:
+def quiet_world(strategy: Mapping[str, Any], *, seed: int = 3, rounds: int = 5) -> ScenarioTables:
     """A scenario's sections: 24 devices of unequal speed that are always there, four rotations of digits."""
     return {
         "seed": seed,
@@ -63,7 +63,7 @@ def quiet_world(strategy: Mapping[str, Any], *, seed: int = 3, rounds: int = 5) 
     }
 
 
-def eventful_world(strategy: Mapping[str, Any], *, seed: int = 3, rounds: int = 8) -> Sections:
+def eventful_world(strategy: Mapping[str, Any], *, seed: int = 3, rounds: int = 8) -> ScenarioTables:
     """The same with all that can happen: lost devices, newcomers, leavers, shifts of data, jitter, checkpoints."""
     sections = quiet_world(strategy, seed=seed, rounds=rounds)
     sections["population"] |= {
@@ -105,13 +105,13 @@ class Delayed:
         self._inner.close()
 
 
-def run(sections: Sections, folder: Path | None = None, executor: Executor | None = None) -> dict[str, Any]:
+def run(sections: ScenarioTables, folder: Path | None = None, executor: Executor | None = None) -> dict[str, Any]:
     """Run a scenario to its end; its summary."""
     job = Job(fedsim.Scenario(**sections), folder, Inline() if executor is None else executor)
     return asyncio.run(job.execute()).summary
 
 
-def run_until(sections: Sections, folder: Path, records: int, *, resume: bool = False) -> str:
+def run_until(sections: ScenarioTables, folder: Path, records: int, *, resume: bool = False) -> str:
     """Run a scenario, or go on with it, and interrupt it after so many records; its status."""
     job = Job(fedsim.Scenario(**sections), folder, Inline(), resume=resume)
     seen = 0
@@ -127,7 +127,7 @@ def run_until(sections: Sections, folder: Path, records: int, *, resume: bool = 
     return status
 
 
-def go_on(sections: Sections, folder: Path) -> dict[str, Any]:
+def go_on(sections: ScenarioTables, folder: Path) -> dict[str, Any]:
     """Resume a run and let it come to its end; its summary."""
     return asyncio.run(Job(fedsim.Scenario(**sections), folder, Inline(), resume=True).execute()).summary
 
@@ -167,11 +167,11 @@ class StrategyContract:
     sections: Mapping[str, Any] = {}
     goes_by_tests: bool = False
 
-    def quiet(self, **how: Any) -> Sections:
+    def quiet(self, **how: Any) -> ScenarioTables:
         """``quiet_world`` with this strategy and these sections."""
         return quiet_world(self.strategy, **how) | copy.deepcopy(dict(self.sections))
 
-    def eventful(self, **how: Any) -> Sections:
+    def eventful(self, **how: Any) -> ScenarioTables:
         """``eventful_world`` with this strategy and these sections."""
         return eventful_world(self.strategy, **how) | copy.deepcopy(dict(self.sections))
 

@@ -124,14 +124,14 @@ class Silent(FedAvg[AggregatingParams]):
 class Restless(FedAvg[AggregatingParams]):
     """Looks for clients for ever."""
 
-    def wait(self) -> None:
+    def _wait(self) -> None:
         self.server.timer("retry", self.server.now + 600.0)
 
 
 class Impatient(FedAvg[AggregatingParams]):
     """Ends the run when there is nobody to ask."""
 
-    def wait(self) -> None:
+    def _wait(self) -> None:
         self.server.stop("nobody is there")
 
 

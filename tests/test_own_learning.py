@@ -11,7 +11,7 @@ from pydantic import Field
 
 import fedsim
 from fedsim.errors import ScenarioError, SimulationError
-from fedsim.executors.processes import Processes
+from fedsim.executors.processes import WorkerProcesses
 from fedsim.executors.threads import Threads
 from fedsim.plugin import Client, Device, Instruction, LocalResult, Opaque, Real, Strategy, StrategyParams, TaskEnd, Work
 from fedsim.records.reading import RunFolder
@@ -161,7 +161,7 @@ class OddError(Exception):
 
 
 def test_processes_tell_of_what_goes_wrong() -> None:
-    pool = Processes(1)
+    pool = WorkerProcesses(1)
     try:
         assert pool.submit(doubled, np.ones(1)).result()[1] != os.getpid()
         with pytest.raises(SimulationError, match="OddError: odd"):

@@ -12,7 +12,7 @@ from fedsim.errors import RunFolderError
 from fedsim.records.reading import RunFolder
 
 if TYPE_CHECKING:
-    from fedsim.compare.lines import Line, Lines
+    from fedsim.compare.lines import ComparedLine, Lines
     from fedsim.compare.table import Comparison
 
 MOST_SHOWN = 60  # each has a timeline, and tables of its rounds and devices, and can be chosen
@@ -24,7 +24,7 @@ class Shown(NamedTuple):
 
     run: RunFolder
     name: str
-    line: "Line"
+    line: "ComparedLine"
 
 
 @dataclass(frozen=True)
@@ -106,10 +106,10 @@ def _title(folders: Sequence[Path], runs: Sequence[RunFolder]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
-def _name(line: "Line", run: RunFolder) -> str:
+def _name(line: "ComparedLine", run: RunFolder) -> str:
     """A run's name: its folder's, or its variant's with its point in the grid and its seed."""
     return plain(f"{_line_name(line)}, seed {run.summary['seed']}", 80) if line.study else _line_name(line)
 
 
-def _line_name(line: "Line") -> str:
+def _line_name(line: "ComparedLine") -> str:
     return plain(line.name + "".join(f", {key.rpartition('.')[2]}={value}" for key, value in line.point), 60)

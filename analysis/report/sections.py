@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from fedsim.analysis import style
-from fedsim.analysis.pictures import OF_ANY, OF_ONE, OF_SEVERAL, Kind
+from fedsim.analysis.pictures import OF_ANY, OF_ONE, OF_SEVERAL, PictureKind
 from fedsim.analysis.report import tables, words
 from fedsim.analysis.report.gather import MOST_DRAWN, Shown, Subject
 from fedsim.analysis.report.markup import Markup, data_block, el, pack, plain, visible
@@ -198,7 +198,7 @@ def _of_all(alone: Sequence[Series], series: Sequence[Series], but: str = "") ->
             yield from _drawn(OF_SEVERAL[name], *((every, series) if name in _OVER_SEEDS else (runs, alone)))
 
 
-def _drawn(kind: Kind, *what: Any) -> Iterator[Markup]:
+def _drawn(kind: PictureKind, *what: Any) -> Iterator[Markup]:
     """A picture, if it applies, as a figure with its heading."""
     try:
         figure = kind.draw(*what)

@@ -16,15 +16,15 @@ from fedsim.records.folder import TRANSFERS
 from fedsim.records.reading import RunFolder
 
 if TYPE_CHECKING:
-    from fedsim.compare.answer import Answer, Entry, Ranking
-    from fedsim.compare.table import Column, Table
+    from fedsim.compare.answer import Answer, RankedLine, Ranking
+    from fedsim.compare.table import ComparedColumn, ComparedTable
 
 _NOTHING = "\N{EN DASH}"
 _MOST_ROUNDS = 60  # rows; of more rounds every so many-th, the best and the last
 _FEW_DIFFERENCES, _MOST_DIFFERENCES = 8, 60
 
 
-def comparison(table: "Table", order: Sequence[int], level: str = "h3") -> Iterator[Markup]:
+def comparison(table: "ComparedTable", order: Sequence[int], level: str = "h3") -> Iterator[Markup]:
     """A comparison as a table a topic, with what says which row it is, and the notes.
 
     Columns in which no row has anything are left out. Rows stand in the ``order`` of the lines, where the table has them all.
@@ -40,14 +40,14 @@ def comparison(table: "Table", order: Sequence[int], level: str = "h3") -> Itera
     yield from (el("p", plain(note, 400), class_="soft") for note in table.notes)
 
 
-def _columns(columns: Sequence["Column"], order: Sequence[int]) -> Markup:
+def _columns(columns: Sequence["ComparedColumn"], order: Sequence[int]) -> Markup:
     from fedsim.compare.text import shown
 
     words = [any(isinstance(cell, str) for cell in column.cells) for column in columns]
     best = [column.best_cells for column in columns]
     rows = []
     for row in order:
-        cells = [Cell(plain(shown(column.cells[row], column)), _plain_value(column.cells[row])) for column in columns]
+        cells = [TableCell(plain(shown(column.cells[row], column)), _plain_value(column.cells[row])) for column in columns]
         rows.append([cell._replace(best=row in own) for cell, own in zip(cells, best, strict=True)])
     return grid([column.head for column in columns], rows, words)
 
@@ -57,7 +57,7 @@ def _plain_value(cell: object) -> float | None:
     return float(mean) if isinstance(mean, int | float) else None
 
 
-class Cell(NamedTuple):
+class TableCell(NamedTuple):
     """A cell of a table: what stands in it, the number that it is sorted by, and whether it is the best of its column."""
 
     text: str
@@ -66,21 +66,21 @@ class Cell(NamedTuple):
 
 
 def grid(
-    heads: Sequence[str], rows: Sequence[Sequence[str | Cell]], words: Sequence[bool], caption: str | None = None
+    heads: Sequence[str], rows: Sequence[Sequence[str | TableCell]], words: Sequence[bool], caption: str | None = None
 ) -> Markup:
     """A table that a reader can sort by any column; ``words`` says which are text, and the first is the head of its row."""
     looks = ["text" if word else None for word in words]
     head = el("tr", *(el("th", text, scope="col", class_=look) for text, look in zip(heads, looks, strict=True)))
     body = []
     for row in rows:
-        cells = (cell if isinstance(cell, Cell) else Cell(cell) for cell in row)
+        cells = (cell if isinstance(cell, TableCell) else TableCell(cell) for cell in row)
         body.append(el("tr", *(_cell(*of, place == 0) for place, of in enumerate(zip(cells, looks, strict=True)))))
     title = el("caption", caption) if caption else None
     table = el("table", title, el("thead", head), el("tbody", *body), class_="sortable" if len(rows) > 1 else None)
     return el("div", table, class_="wide", tabindex="0")
 
 
-def _cell(cell: Cell, look: str | None, is_head: bool) -> Markup:
+def _cell(cell: TableCell, look: str | None, is_head: bool) -> Markup:
     value = None if cell.value is None else f"{cell.value:.9g}"
     text = el("strong", cell.text) if cell.best else cell.text
     return el("th" if is_head else "td", text, scope="row" if is_head else None, class_=look, data_v=value)
@@ -88,8 +88,8 @@ def _cell(cell: Cell, look: str | None, is_head: bool) -> Markup:
 
 _MOST_DEVICES = 200
 _ENDINGS = {"late": "late", "lost": "lost", "left": "left", "battery": "flat", "memory": "no room", "stopped": "cut off"}
-_Column = tuple[str, str, Callable[[Any], str]]  # head, key of the rows, and how a value is written
-_OF_DEVICES: tuple[_Column, ...] = (
+_TableColumn = tuple[str, str, Callable[[Any], str]]  # head, key of the rows, and how a value is written
+_OF_DEVICES: tuple[_TableColumn, ...] = (
     ("last group", "group", "{:.0f}".format),
     ("accuracy (0-1)", "accuracy", "{:.4f}".format),
     ("energy", "joules", show_joules),
@@ -103,7 +103,7 @@ def devices(run: RunFolder, timeline: str) -> Markup | None:
     if found.empty:
         return None
     endings = [name for name in _ENDINGS if found[name].any()]
-    columns: list[_Column] = [
+    columns: list[_TableColumn] = [
         ("speed (samples/s)", "speed", "{:.3g}".format),
         *((name, name, "{:,.0f}".format) for name in ("samples", "tasks")),
         *((_ENDINGS[name], name, "{:,.0f}".format) for name in endings),
@@ -121,16 +121,18 @@ def devices(run: RunFolder, timeline: str) -> Markup | None:
 
 
 def _with_buttons(
-    what: str, timeline: str, rows: Sequence[Any], columns: Sequence[_Column], caption: str, best: object = None
+    what: str, timeline: str, rows: Sequence[Any], columns: Sequence[_TableColumn], caption: str, best: object = None
 ) -> Markup:
     """A table whose first column has buttons that show a device or round in the timeline; the best accuracy is bold."""
     body = []
     for row in rows:
         button = el("button", str(row[what]), type="button", **{f"data_{what}": row[what]}, data_timeline=timeline)
-        cells = [Cell(button, row[what])]
+        cells = [TableCell(button, row[what])]
         for _, key, show in columns:
             value = row.get(key)
-            cells.append(Cell(_NOTHING) if pd.isna(value) else Cell(show(value), value, row is best and key == "accuracy"))
+            cells.append(
+                TableCell(_NOTHING) if pd.isna(value) else TableCell(show(value), value, row is best and key == "accuracy")
+            )
         body.append(cells)
     heads = [what, *(head for head, _, _ in columns)]
     return grid(heads, body, [False] * len(heads), caption)
@@ -181,7 +183,7 @@ def rounds(run: RunFolder, timeline: str) -> Markup | None:
     step = style.step_for(len(rows), _MOST_ROUNDS)
     shown = [row for place, row in enumerate(rows) if place % step == 0 or row is best or row is rows[-1]]
 
-    def measured(keys: Mapping[str, str], show: Callable[[Any], str]) -> list[_Column]:
+    def measured(keys: Mapping[str, str], show: Callable[[Any], str]) -> list[_TableColumn]:
         return [(head, key, show) for key, head in keys.items() if any(row.get(key) is not None for row in rows)]
 
     columns = [
@@ -271,7 +273,7 @@ def _plot(ranking: "Ranking", target: float | None, colours: dict[int, str]) -> 
 class _Scale:
     """From figures to places of an axis, 0 to 1000."""
 
-    def __init__(self, entries: "Sequence[Entry]", ranking: "Ranking") -> None:
+    def __init__(self, entries: "Sequence[RankedLine]", ranking: "Ranking") -> None:
         values = [value for one in entries for value in one.values.values()]
         least, most, show = min(values), max(values), _SHOW[ranking.measure.unit]
         self.log = ranking.measure.is_cost and least > 0 and most > _UNLIKE * least
@@ -291,7 +293,7 @@ class _Scale:
             value = math.log10(value) if value > 0 else -math.inf
         return round(min(1000.0, max(0.0, (value - self._from) / (self._to - self._from) * 1000)), 1)
 
-    def draw(self, one: "Entry", ranking: "Ranking", colour: str) -> Markup:
+    def draw(self, one: "RankedLine", ranking: "Ranking", colour: str) -> Markup:
         """A dot at the mean, a line for its interval, and a small tick for each seed."""
         mean, parts = one.mean, []
         whole = len(one.values) == one.of

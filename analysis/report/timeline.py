@@ -31,7 +31,7 @@ _LEAST_TICKS, _MOST_TICKS = 2**20, 2**31
 _POINTS = 16384  # of a curve: far more than pixels, so that it can be looked at closely
 _AMOUNTS = {"train": ("epochs", "asked"), "evaluate": ("models", "models")}  # of a message the bytes delivered, of all
 
-Columns = dict[str, NDArray[Any]]
+TimelineColumns = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class TimelineData:
     """A run for the page: a header for JSON, arrays for ``markup.pack``, and how many steps there are, drawn or not."""
 
     header: dict[str, Any]
-    columns: Columns
+    columns: TimelineColumns
     steps: int
 
 
@@ -81,7 +81,7 @@ class _Reader:
         self._history, self._tick, self._devices = history, tick, devices
         self._lane = pd.Series(np.arange(len(devices)), index=devices)
 
-    def columns(self) -> Columns:
+    def columns(self) -> TimelineColumns:
         history, run = self._history, self._history.run
         away, stays = self._sorted(history.away), self._sorted(history.stays[history.stays["group"] != NO_GROUP])
         marks = self._sorted(history.marks, "time")
@@ -121,7 +121,7 @@ class _Reader:
         """Each lane's first position, and the end."""
         return np.searchsorted(rows["lane"].to_numpy(np.int64), np.arange(len(self._lane) + 1)).astype(np.int64)
 
-    def _lanes(self) -> Columns:
+    def _lanes(self) -> TimelineColumns:
         own = self._history.population.loc[self._devices]
         return {
             "device": self._devices.astype(np.uint32),
@@ -132,11 +132,11 @@ class _Reader:
             "last_group": own["group"].fillna(NO_GROUP).to_numpy(np.int32),
         }
 
-    def _steps(self) -> Columns:
+    def _steps(self) -> TimelineColumns:
         steps = self._sorted(self._history.steps, "start", "task")
         start, end, first = self._ticks(steps["start"]), self._ticks(steps["end"]), self._first(steps)
         kind, outcome = pd.Categorical(steps["step"], STEPS), pd.Categorical(steps["outcome"], OUTCOMES)
-        columns: Columns = {
+        columns: TimelineColumns = {
             "first": first.astype(np.uint32),
             "gap": (start.astype(np.int64) - _before(end, first)).astype(np.int32),
             "length": (end - start).astype(np.uint32),
@@ -151,7 +151,7 @@ class _Reader:
         done, asked = np.array(amounts, dtype=np.float32).reshape(-1, 2).T
         return columns | {"done": done, "asked": asked}
 
-    def _rounds(self) -> Columns:
+    def _rounds(self) -> TimelineColumns:
         """When each round ended, and its deadline if that was reached: else it would fall into the next round."""
         rounds = self._history.rounds
         table = self._history.run.table(ROUNDS).select(["round", "accuracy"]).to_pandas()

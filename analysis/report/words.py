@@ -6,7 +6,7 @@ from typing import Any
 from fedsim.analysis.report.markup import plain
 from fedsim.strategies import strategy_name as registered_name
 
-Table = Mapping[str, Any]
+Facts = Mapping[str, Any]
 
 _SOURCES = {
     "digits": "scikit-learn's 1,797 hand-written digits",
@@ -21,7 +21,7 @@ _SOURCES = {
 _MODELS = {"logistic": "a logistic regression", "mlp": "a perceptron", "module": "a model of the user's own", "size": "a model"}
 
 
-def describe(scenario: Table) -> str:
+def describe(scenario: Facts) -> str:
     """One paragraph on the tables of a resolved ``scenario.toml``; what is not known here is left out."""
     parts = (_data, _training, _speed, _availability, _lifetimes, _network, _processes, _energy, _drift, _strategy, _end)
     sentences = (_said(part, scenario) for part in parts)
@@ -44,14 +44,14 @@ def without_places(value: Any) -> Any:
     return value
 
 
-def _said(part: Callable[[Table], str], scenario: Table) -> str:
+def _said(part: Callable[[Facts], str], scenario: Facts) -> str:
     try:
         return part(scenario)
     except (KeyError, TypeError, ValueError, AttributeError):  # a scenario of another version, or made by hand
         return ""
 
 
-def _data(scenario: Table) -> str:
+def _data(scenario: Facts) -> str:
     population, data = scenario["population"], scenario["data"]
     devices = f"{population['devices']:,} devices hold"
     if "pooled_from" in data:
@@ -70,11 +70,11 @@ def _data(scenario: Table) -> str:
 _SIZES = {"long-tail": "long-tailed numbers of", "list": "given numbers of", "file": "as many as a file says:"}
 
 
-def _sizes(sizes: Table) -> str:
+def _sizes(sizes: Facts) -> str:
     return f", {sizes['low']:,} to {sizes['high']:,} samples each" if sizes.get("kind") == "uniform" else ""
 
 
-_PARTITIONS: dict[str, Callable[[Table], str]] = {
+_PARTITIONS: dict[str, Callable[[Facts], str]] = {
     "iid": lambda _: "dealt evenly at random",
     "shards": lambda p: (
         f"sorted by class and dealt in shards, {p['per_device'] if p['per_device'] > 1 else 'one'} a device"
@@ -96,7 +96,7 @@ _PARTITIONS: dict[str, Callable[[Table], str]] = {
 }
 
 
-def _training(scenario: Table) -> str:
+def _training(scenario: Facts) -> str:
     model, training = scenario["model"], scenario["training"]
     name = _MODELS.get(model["kind"], f"the network {model['kind']}")
     if model["kind"] == "mlp":
@@ -108,7 +108,7 @@ def _training(scenario: Table) -> str:
     return f"They train {name} by SGD ({rate}, batches of {training['batch_size']:,}{momentum})."
 
 
-def _speed(scenario: Table) -> str:
+def _speed(scenario: Facts) -> str:
     population = scenario["population"]
     if "capacity" in population:
         words = "Their speeds and links are those of real phones (FedScale)"
@@ -126,7 +126,7 @@ def _speed(scenario: Table) -> str:
     return f"{words}."
 
 
-def _kinds(device: Table) -> str:
+def _kinds(device: Facts) -> str:
     """The kinds of devices, with their shares if there are some."""
     if device["kind"] != "choice" or "shares" not in device:
         return _amount(device).replace("for each", "for each (by kind)")
@@ -134,7 +134,7 @@ def _kinds(device: Table) -> str:
     return _listed([f"{name} ({share / whole:.0%})" for name, share in zip(device["values"], shares, strict=True)])
 
 
-def _availability(scenario: Table) -> str:
+def _availability(scenario: Facts) -> str:
     own = scenario["population"].get("availability", {"kind": "always"})
     match own["kind"]:
         case "renewal":
@@ -147,7 +147,7 @@ def _availability(scenario: Table) -> str:
             return f"Devices can be reached {'when a file says so' if kind == 'intervals' else 'at any time'}."
 
 
-def _lifetimes(scenario: Table) -> str:
+def _lifetimes(scenario: Facts) -> str:
     population = scenario["population"]
     words = []
     arrivals, departures = population.get("arrivals"), population.get("departures")
@@ -162,7 +162,7 @@ def _lifetimes(scenario: Table) -> str:
     return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
-def _network(scenario: Table) -> str:
+def _network(scenario: Facts) -> str:
     network = scenario["network"]
     device = network.get("device", {})
     own = "" if "capacity" in scenario["population"] else _limits(device)
@@ -184,12 +184,12 @@ def _network(scenario: Table) -> str:
     return f"{text[:1].upper()}{text[1:]}." if text else "Messages take no simulated time."
 
 
-def _cells(network: Table) -> str:
+def _cells(network: Facts) -> str:
     limits = _limits(network.get("cell", {}))
     return f"they are in {network['cells']:,} cells" + (f" with {limits} each" if limits else "")
 
 
-def _limits(link: Table) -> str:
+def _limits(link: Facts) -> str:
     """The rates of a link that has any, such as ``1 Mbit/s down and 1 Mbit/s up``."""
     rates = {way: _spelled_out(link[way]) for way in ("down", "up") if way in link}
     return _listed(
@@ -197,7 +197,7 @@ def _limits(link: Table) -> str:
     )
 
 
-def _edge_servers(network: Table) -> str:
+def _edge_servers(network: Facts) -> str:
     if "edge" not in network:
         return ""
     edge, where = network["edge"], "in each cell"
@@ -208,12 +208,12 @@ def _edge_servers(network: Table) -> str:
     return f"there is an edge server {where}{latency}"
 
 
-def _processes(scenario: Table) -> str:
+def _processes(scenario: Facts) -> str:
     """A sentence for each process of the world."""
     return " ".join(map(_process, scenario.get("world", {}).get("processes", ())))
 
 
-def _process(process: Table) -> str:
+def _process(process: Facts) -> str:
     match process["kind"]:
         case "upload-slots":
             number = process["slots"]
@@ -230,7 +230,7 @@ def _process(process: Table) -> str:
             return f"The process {plain(own.rpartition(':')[2], 60)}, of the user's own, acts on the world."
 
 
-def _energy(scenario: Table) -> str:
+def _energy(scenario: Facts) -> str:
     energy = scenario.get("energy")
     if not energy:
         return ""
@@ -249,7 +249,7 @@ def _energy(scenario: Table) -> str:
     return f"{words}; batteries hold {_amount(battery['capacity'])} and {plugged}."
 
 
-def _drift(scenario: Table) -> str:
+def _drift(scenario: Facts) -> str:
     drift = scenario.get("drift")
     if not drift:
         return ""
@@ -271,7 +271,7 @@ def _drift(scenario: Table) -> str:
     return f"{when}, {what}."
 
 
-def _strategy(scenario: Table) -> str:
+def _strategy(scenario: Facts) -> str:
     own = scenario["strategy"]
     name = strategy_name(own["kind"])
     epochs = f"{own['local_epochs']} local epoch{'' if own['local_epochs'] == 1 else 's'}"
@@ -306,7 +306,7 @@ def _strategy(scenario: Table) -> str:
     return f"{words}."
 
 
-def _end(scenario: Table) -> str:
+def _end(scenario: Facts) -> str:
     stop = scenario["stop"]
     ends = []
     if "rounds" in stop:
@@ -320,12 +320,12 @@ def _end(scenario: Table) -> str:
     return f"The run ends {_listed(ends, 'or')}; what is drawn at random follows from the seed {scenario['seed']}."
 
 
-def _spelled_out(value: Any) -> Table:
+def _spelled_out(value: Any) -> Facts:
     """A distribution; of one of an older version, or of one that was written by hand, a constant one."""
     return value if isinstance(value, Mapping) else {"kind": "constant", "value": value}
 
 
-def _amount(own: Table, form: str = "") -> str:
+def _amount(own: Facts, form: str = "") -> str:
     """A quantity that may differ between devices; ``form`` is how its numbers are written."""
     match own["kind"]:
         case "constant":

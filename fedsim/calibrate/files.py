@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from fedsim.arrays import Floats
 from fedsim.calibrate.fitting import Fitted, Presence
 from fedsim.calibrate.log import Log, Tasks
-from fedsim.calibrate.replay import Prediction, World
+from fedsim.calibrate.replay import FittedWorld, Prediction
 from fedsim.language.units import show_bytes, show_seconds
 from fedsim.output.harmless import clean, for_csv
 from fedsim.records.folder import writing
@@ -27,7 +27,7 @@ SCENARIO, CLIENTS, ROUNDS = "scenario.toml", "clients.csv", "rounds.csv"
 _ALIKE = 1.02  # a spread that is none
 
 
-class _Unit(NamedTuple):
+class _QuantityUnit(NamedTuple):
     """The type of a quantity in a scenario, and a unit with its size in the base unit."""
 
     kind: Any
@@ -36,9 +36,9 @@ class _Unit(NamedTuple):
 
 
 _UNITS = {
-    "speed": _Unit(SpeedDistribution, "samples/s", 1.0),
-    **dict.fromkeys(("down", "up"), _Unit(RateDistribution, "Mbit/s", 125e3)),
-    "latency": _Unit(TimeDistribution, "ms", 1e-3),
+    "speed": _QuantityUnit(SpeedDistribution, "samples/s", 1.0),
+    **dict.fromkeys(("down", "up"), _QuantityUnit(RateDistribution, "Mbit/s", 125e3)),
+    "latency": _QuantityUnit(TimeDistribution, "ms", 1e-3),
 }
 
 
@@ -68,7 +68,7 @@ class Drawn:
         samples = np.maximum(1.0, np.round(own.to_numpy()))
         return cls(said, fitted, samples, max(1, int(np.median(tasks.epochs[held.notna()]))))
 
-    def world(self, seed: int) -> World:
+    def world(self, seed: int) -> FittedWorld:
         """A world of as many clients, drawn."""
         streams, links = Streams(seed), self.fitted.world.links
         drawn = {}
@@ -76,7 +76,7 @@ class Drawn:
             distribution = TypeAdapter[Any](_UNITS[name].kind).validate_python(said)
             drawn[name] = distribution.draw(streams.generator(f"world/{name}"), len(self.samples))
         speed = drawn.pop("speed")
-        return World(speed, self.fitted.world.jitter, links._replace(**drawn))
+        return FittedWorld(speed, self.fitted.world.jitter, links._replace(**drawn))
 
     def told(self, log: Log, there: Presence | None) -> Iterator[str]:
         """Lines for people, one a quantity."""

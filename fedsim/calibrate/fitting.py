@@ -10,7 +10,7 @@ from scipy.stats import theilslopes
 
 from fedsim.arrays import Flags, Floats, Ints
 from fedsim.calibrate.log import Log, Steps, Tasks
-from fedsim.calibrate.replay import Links, World, transfers
+from fedsim.calibrate.replay import FittedWorld, Links, transfers
 from fedsim.world.network import Direction
 from fedsim.world.network.protocol import Fluid, Protocol
 
@@ -40,14 +40,14 @@ class Fitted(NamedTuple):
         seen: how many tasks each client was fitted to, [clients].
     """
 
-    world: World
+    world: FittedWorld
     overhead: Floats
     latency_is_known: bool
     seen: Ints
 
 
 class Presence(NamedTuple):
-    """How long clients are there and away (s) on the mean, and the share of the time that each is there, [clients]."""
+    """Mean durations for which clients are there and away (s), and the share of the time that each is there, [clients]."""
 
     mean_on: float
     mean_off: float
@@ -74,7 +74,7 @@ def fit(tasks: Tasks, clients: int, latency: float | None = None, protocol: Prot
     links = Links(_usual(rates["down"]), _usual(rates["up"]), latencies, server, protocol)
     overhead: Floats = _lines(tasks.train, tasks.client, clients)[0]
     seen = np.bincount(tasks.client, minlength=clients)
-    return Fitted(World(_usual(speed), jitter, links), overhead, found is not None, seen)
+    return Fitted(FittedWorld(_usual(speed), jitter, links), overhead, found is not None, seen)
 
 
 def presence(log: Log) -> Presence | None:
@@ -188,7 +188,7 @@ def _latencies(tasks: Tasks, clients: int, protocol: Protocol) -> Floats | None:
 
 
 def _bisected(is_low: Callable[[Floats], Flags], low: Floats, high: Floats) -> Floats:
-    """Where values from ``low`` to ``high`` are low no more."""
+    """The boundaries between ``low`` and ``high`` from which values are no longer low."""
     for _ in range(60):
         middle = (low + high) / 2
         below = is_low(middle)
@@ -207,13 +207,13 @@ def _links(tasks: Tasks, way: Direction, latency: Floats, protocol: Protocol) ->
     order = np.argsort(steps.start, kind="stable")
     if not len(client):
         return np.full(clients, math.nan), math.inf
-    search = _Search(way, steps.at(order), client[order], latency, protocol)
+    search = _LinkSearch(way, steps.at(order), client[order], latency, protocol)
     capacity = search.capacity()
     return search.settled(capacity, len(client))[0], capacity
 
 
 def _sending_s(protocol: Protocol, sizes: Floats, rates: Floats, latency: Floats) -> Floats:
-    """How long messages of these sizes take over links of their own, beside latencies (s), [messages]."""
+    """Duration of messages of these sizes over links of their own, without latencies (s), [messages]."""
     seconds, round_trip = np.empty(len(sizes)), 2 * latency + protocol.round_trip
     for size in np.unique(sizes).tolist():
         own = sizes == size
@@ -236,7 +236,7 @@ def _rates(protocol: Protocol, sizes: Floats, sending: Floats, latency: Floats) 
     return np.where(told, low, math.nan)
 
 
-class _Search:
+class _LinkSearch:
     """The links of one direction behind which a log's transfers would take as long as they did.
 
     Whether the server's link limits them is asked of the simulator: for each capacity that is tried, clients' rates are found
@@ -293,7 +293,7 @@ class _Search:
         return rates, took
 
     def _error(self, capacity: float, most: int) -> float:
-        """How far single transfers are off on the mean, and how far the ends of busy times are."""
+        """Mean log error of single transfers, plus the weighted one of the ends of busy times."""
         steps, (_, took) = self._steps.at(slice(most)), self.settled(capacity, most)
         alone = np.abs(np.log(np.maximum(took, 1e-9) / np.maximum(steps.took, 1e-9))).mean()
         begins = self._begins(most)
@@ -304,7 +304,7 @@ class _Search:
         return np.concatenate(([0], 1 + np.flatnonzero(self._steps.start[1:most] >= self._over[: most - 1])))
 
     def _least(self, most: int) -> float:
-        """What a server's link must carry at least, bytes/s: what went over it whole in the busiest stretches."""
+        """Lower bound of the server's link (bytes/s): the rate of whole transfers in the busiest stretches."""
         found = []
         for first, last in pairwise([*self._begins(most).tolist(), most]):
             steps = self._steps.at(slice(first, last))

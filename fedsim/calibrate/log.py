@@ -43,17 +43,9 @@ _NEEDS = {"down": ("round", "bytes"), "train": ("round", "samples", "epochs"), "
 _MOSTLY = 0.9
 _TOGETHER_S = 1e-3  # clocks are read one after another: an overlap of less is none
 
-LogTable: TypeAlias = Any
-"""A data frame with the columns of a log, and ``place``: the number of the row in its file, 0 without a file."""
-
 
 class LogDefaults(NamedTuple):
-    """What is known of a log that it does not hold.
-
-    Attributes:
-        bytes, samples, epochs: of every message or training, where there is no such column.
-        lenient: leave out what cannot be used, and do not refuse it.
-    """
+    """Values of columns that a log lacks, and whether rows that cannot be used are left out (``lenient``) or refused."""
 
     bytes: float | None = None
     samples: int | None = None
@@ -114,16 +106,16 @@ class Tasks(NamedTuple):
         return Tasks(*columns, *(steps.at(tasks) for steps in (self.down, self.train, self.up)))
 
 
-class Rounds(NamedTuple):
+class LoggedRounds(NamedTuple):
     """The rounds of a log, [rounds] each: their numbers, and when each began and ended (s)."""
 
     number: Ints
     start: Floats
     end: Floats
 
-    def at(self, rounds: Any) -> "Rounds":
+    def at(self, rounds: Any) -> "LoggedRounds":
         """Some of the rounds."""
-        return Rounds(*(column[rounds] for column in self))
+        return LoggedRounds(*(column[rounds] for column in self))
 
 
 @dataclass(frozen=True)
@@ -142,7 +134,7 @@ class Log:
 
     clients: tuple[str, ...]
     tasks: Tasks
-    rounds: Rounds
+    rounds: LoggedRounds
     synchronous: bool
     on: tuple[tuple[int, float, float], ...]
     aggregate_s: Floats
@@ -187,7 +179,8 @@ def read_log(path: Path, said: LogDefaults) -> Log:
         raise DataError(f"{where} tells of no training, or of no transfer; both are needed to fit devices and links")
     kinds = [] if path.is_dir() else [what for what in _ORDER if what in set(steps["what"])]
     by_client = dict(list(steps.groupby("client")))
-    kept = {name: own for name in sorted(by_client, key=_by_number) if (own := _tasks_of(name, by_client[name], kinds, refuse))}
+    names = sorted(by_client, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
+    kept = {name: own for name in names if (own := _tasks_of(name, by_client[name], kinds, refuse))}
     if not kept:
         raise DataError(f"{where} holds no client with two tasks")
     zero = rows["start"].min()
@@ -208,10 +201,8 @@ def read_log(path: Path, said: LogDefaults) -> Log:
     )
 
 
-# Rows of a file.
-
-
-def _of_file(path: Path, where: str, said: LogDefaults, notes: list[str]) -> LogTable:
+def _of_file(path: Path, where: str, said: LogDefaults, notes: list[str]) -> Any:
+    """The rows as a data frame with the columns of a log, and ``place``: the number of the row."""
     table = _table(path, where)
     names = list(table.columns)
     for name in _NEEDED:
@@ -302,10 +293,7 @@ def _problem(row: Any) -> str | None:
     return None
 
 
-# Rows of a run folder.
-
-
-def _of_run(path: Path) -> LogTable:
+def _of_run(path: Path) -> Any:
     return pd.DataFrame(_recorded(RunFolder(path)), columns=["place", *_NEEDED, *_MORE])
 
 
@@ -330,13 +318,11 @@ def _recorded(run: RunFolder) -> Iterator[tuple[Any, ...]]:
             yield 0, str(device), number, _WORDS[step], begun[task], time, facts.get("bytes", 0.0), held, epochs
 
 
-# Tasks and rounds.
-
 _Task: TypeAlias = dict[str, Any]
 """The rows of a task by their word, in order."""
 
 
-def _tasks_of(name: str, rows: LogTable, kinds: list[str], refuse: Callable[[str], None]) -> list[_Task]:
+def _tasks_of(name: str, rows: Any, kinds: list[str], refuse: Callable[[str], None]) -> list[_Task]:
     """The tasks of a client that can be used, in order of time; none if these are too few; ``refuse`` is told each problem.
 
     Of the words in ``kinds`` a task has all up to its last one; a missing one is a hole.
@@ -375,10 +361,6 @@ def _told(row: Any) -> str:
     return f"{row.what!r} of round {row.round} (from {row.start:.6g} to {row.end:.6g} s{place})"
 
 
-def _by_number(name: str) -> tuple[bool, int, str]:
-    return not name.isdecimal(), int(name) if name.isdecimal() else 0, name
-
-
 def _tasks(tasks: list[_Task], numbers: dict[str, int], zero: float) -> Tasks:
     tasks = sorted(tasks, key=lambda task: next(iter(task.values())).start)
     steps = []
@@ -394,20 +376,20 @@ def _tasks(tasks: list[_Task], numbers: dict[str, int], zero: float) -> Tasks:
     return Tasks(client, number, passes, *steps)
 
 
-def _rounds(rows: LogTable, tasks: Tasks, zero: float) -> Rounds:
+def _rounds(rows: Any, tasks: Tasks, zero: float) -> LoggedRounds:
     """As the server's own rows say; where there are none, from the first start of a round's tasks to their last end."""
     if len(rows):
         rows = rows.sort_values(["start", "end", "round"], kind="stable")
-        return Rounds(*(rows[name].to_numpy() - by for name, by in (("round", 0), ("start", zero), ("end", zero))))
+        return LoggedRounds(*(rows[name].to_numpy() - by for name, by in (("round", 0), ("start", zero), ("end", zero))))
     rounds = _spans(tasks)
     return rounds.at(np.argsort(rounds.start, kind="stable"))
 
 
-def _spans(tasks: Tasks) -> Rounds:
+def _spans(tasks: Tasks) -> LoggedRounds:
     """When the first task of each round begins and the last one ends, in order of the rounds' numbers."""
     order = np.argsort(tasks.round, kind="stable")
     numbers, first = np.unique(tasks.round[order], return_index=True)
-    return Rounds(numbers, np.minimum.reduceat(tasks.start[order], first), np.maximum.reduceat(tasks.end[order], first))
+    return LoggedRounds(numbers, np.minimum.reduceat(tasks.start[order], first), np.maximum.reduceat(tasks.end[order], first))
 
 
 def _is_synchronous(tasks: Tasks) -> bool:

@@ -40,7 +40,7 @@ class Links(NamedTuple):
     protocol: Protocol = Fluid()
 
 
-class World(NamedTuple):
+class FittedWorld(NamedTuple):
     """A world fitted to a log.
 
     Attributes:
@@ -75,7 +75,7 @@ class _Replay:
 
 
 def transfers(links: Links, way: Direction, steps: Steps, client: Ints) -> Floats:
-    """How long the downloads or uploads of a log would take if each began when it did (s), [steps].
+    """Durations of the downloads or uploads of a log if each began when it did (s), [steps].
 
     One that would begin before the one before it of the same client is over waits for that.
     """
@@ -98,7 +98,7 @@ def transfers(links: Links, way: Direction, steps: Steps, client: Ints) -> Float
 class _Play(_Replay):
     """Tasks that are carried out in a fitted world."""
 
-    def __init__(self, world: World, tasks: Tasks, seed: int) -> None:
+    def __init__(self, world: FittedWorld, tasks: Tasks, seed: int) -> None:
         super().__init__(world.links, seed)
         self._speed, self._tasks = world.speed, tasks
         self._sigma = math.sqrt(math.log1p(world.jitter**2))
@@ -123,8 +123,8 @@ class _Play(_Replay):
         return math.exp(self._sigma * self.streams.normal("world/jitter", task, epoch) - self._sigma**2 / 2)
 
 
-def rounds(world: World, tasks: Tasks, cohorts: Sequence[Ints], seed: int = 0) -> Floats:
-    """How long rounds take in which the clients of all tasks of a cohort begin at once (s), [cohorts]."""
+def rounds(world: FittedWorld, tasks: Tasks, cohorts: Sequence[Ints], seed: int = 0) -> Floats:
+    """Durations of rounds in which the clients of all tasks of a cohort begin at once (s), [cohorts]."""
     play = _Play(world, tasks, seed)
     env, over = play.env, [0.0]
 
@@ -138,8 +138,8 @@ def rounds(world: World, tasks: Tasks, cohorts: Sequence[Ints], seed: int = 0) -
     return np.diff(over)
 
 
-def updates_per_s(world: World, tasks: Tasks, at_work: int, seed: int = 0) -> float:
-    """How many updates a second come from so many clients at work; the next of those that are idle is drawn.
+def updates_per_s(world: FittedWorld, tasks: Tasks, at_work: int, seed: int = 0) -> float:
+    """Updates a second from so many clients at work; the next client is drawn from those that are idle.
 
     Updates are counted when three times as many as are at work have gone by. ``tasks``: one of each client, in their order.
     """
@@ -196,7 +196,7 @@ class Prediction(NamedTuple):
 
 
 def held_out(log: Log, how: HoldOut) -> Flags:
-    """Which rounds nothing is to be fitted to, [rounds]."""
+    """Rounds that are held out of the fit, bool [rounds]."""
     count = len(log.rounds.number)
     held = np.zeros(count, dtype=bool)
     if how == "none":
@@ -210,7 +210,7 @@ def held_out(log: Log, how: HoldOut) -> Flags:
     return held
 
 
-def predict(log: Log, held: Flags, worlds: Sequence[World]) -> Prediction:
+def predict(log: Log, held: Flags, worlds: Sequence[FittedWorld]) -> Prediction:
     """The mean prediction of several worlds: each round with its own cohort; of an asynchronous server, updates a second."""
     spans = log.rounds.end - log.rounds.start
     if log.synchronous:
@@ -219,7 +219,7 @@ def predict(log: Log, held: Flags, worlds: Sequence[World]) -> Prediction:
     return Prediction(held, spans, np.full(len(held), log.per_version / updates[1]), updates)
 
 
-def _round_s(log: Log, worlds: Sequence[World]) -> Floats:
+def _round_s(log: Log, worlds: Sequence[FittedWorld]) -> Floats:
     order = np.argsort(log.tasks.round, kind="stable")
     edges = (np.searchsorted(log.tasks.round[order], log.rounds.number, side=side) for side in ("left", "right"))
     cohorts = [order[first:last] for first, last in zip(*edges, strict=True)]
@@ -231,7 +231,7 @@ def _round_s(log: Log, worlds: Sequence[World]) -> Floats:
     return predicted
 
 
-def _rates(log: Log, held: Flags, worlds: Sequence[World]) -> tuple[float, float]:
+def _rates(log: Log, held: Flags, worlds: Sequence[FittedWorld]) -> tuple[float, float]:
     tasks, scored = log.tasks, log.rounds.at(held if held.any() else ~held)
     first, last = scored.start.min(), scored.end.max()
     over = tasks.up.end[tasks.whole]

@@ -26,7 +26,7 @@ _TELLS: Mapping[str, tuple[str, str, str, Callable[[float], str]]] = {
 
 
 @dataclass(frozen=True)
-class Entry:
+class RankedLine:
     """A line in a ranking: its place among all, the figures of the runs that have it by seed, and ``of`` how many runs."""
 
     place: int
@@ -52,16 +52,16 @@ class Ranking:
     """
 
     measure: Measure
-    entries: tuple[Entry, ...]
+    entries: tuple[RankedLine, ...]
     baseline: int | None
     are_runs: bool
 
     @property
-    def whole(self) -> list[Entry]:
+    def whole(self) -> list[RankedLine]:
         """The lines that are ranked: they have the figure in all their runs, and are no references."""
         return [one for one in self.entries if len(one.values) == one.of and not one.reference]
 
-    def against(self, other: Entry, first: Entry) -> Estimate | None:
+    def against(self, other: RankedLine, first: RankedLine) -> Estimate | None:
         """``other`` compared with ``first``: ratios of costs, else differences. None where they cannot be paired."""
         seeds = [seed for seed in other.values if seed in first.values]
         if not seeds or len(seeds) < max(other.of, first.of):
@@ -73,7 +73,7 @@ class Ranking:
     def _same(self) -> float:
         return 1.0 if self.measure.is_cost else 0.0
 
-    def is_apart(self, other: Entry, first: Entry) -> bool:
+    def is_apart(self, other: RankedLine, first: RankedLine) -> bool:
         """Whether the interval of their comparison excludes that they are the same."""
         found = self.against(other, first)
         return found is not None and found.pairs > 1 and not found.low <= self._same <= found.high
@@ -96,13 +96,13 @@ class Ranking:
             words.append(f"Not told apart from {clean(first.name)} by these seeds either: {_some(alike)}.")
         return words
 
-    def _best(self, first: Entry) -> str:
+    def _best(self, first: RankedLine) -> str:
         if not self.measure.is_cost:
             return f"ends with the highest accuracy, {first.mean.mean:.3f}"
         verb, what, _, show = _TELLS[self.measure.unit]
         return f"{verb} the least {what}, {show(first.mean.mean)}"
 
-    def _beside(self, other: Entry, first: Entry) -> str:
+    def _beside(self, other: RankedLine, first: RankedLine) -> str:
         found = self.against(other, first)
         if found is None:
             return f"needs {_TELLS[self.measure.unit][-1](other.mean.mean)}" if self.measure.is_cost else "cannot be compared"
@@ -198,9 +198,9 @@ def _ranking(lines: Lines, figures: Sequence[Sequence[Values]], places: Sequence
     entries = []
     for place in places:
         line, values = lines.lines[place], lines.by_seed(place, figures[place], measure.name)
-        entries.append(Entry(place, line.name, line.reference, values, len(line.runs)))
+        entries.append(RankedLine(place, line.name, line.reference, values, len(line.runs)))
 
-    def rank(one: Entry) -> tuple[float, float]:
+    def rank(one: RankedLine) -> tuple[float, float]:
         missing = 1 - len(one.values) / one.of
         return missing, (1 if measure.is_cost else -1) * one.mean.mean if one.values else math.inf
 

@@ -13,7 +13,7 @@ from fedsim.records.study_folder import UNNAMED, IndexedVariant, is_done, is_stu
 
 
 @dataclass(frozen=True)
-class Line:
+class ComparedLine:
     """One line of a comparison.
 
     Attributes:
@@ -55,7 +55,7 @@ class Lines:
         is_first: whether the first run is the baseline since none was named.
     """
 
-    lines: tuple[Line, ...]
+    lines: tuple[ComparedLine, ...]
     targets: tuple[float, ...]
     baselines: tuple[int | None, ...]
     baseline: str = ""
@@ -83,7 +83,7 @@ def read_lines(paths: Sequence[str | Path], baseline: str | None = None) -> Line
         RunFolderError: a folder is neither a run nor a study, or is damaged.
         ScenarioError: there is no such baseline.
     """
-    lines: list[Line] = []
+    lines: list[ComparedLine] = []
     targets: list[float] = []
     named = baseline
     for path in map(Path, paths):
@@ -93,7 +93,7 @@ def read_lines(paths: Sequence[str | Path], baseline: str | None = None) -> Line
             targets += study.targets
             named = named or study.baseline
         else:
-            lines.append(Line(path.resolve().name, (RunFolder(path),)))
+            lines.append(ComparedLine(path.resolve().name, (RunFolder(path),)))
     lines = _told_apart(lines)
     if named is None and not any(line.study for line in lines):
         return Lines(tuple(lines), (), (0,) * len(lines), lines[0].name, is_first=True)
@@ -110,13 +110,13 @@ def title_of(path: Path) -> str:
     return path.resolve().name if name == UNNAMED else name
 
 
-def _line_of(path: Path, variant: IndexedVariant) -> Line:
+def _line_of(path: Path, variant: IndexedVariant) -> ComparedLine:
     folders = [path / run.folder for run in variant.runs]
     runs = tuple(RunFolder(folder) for folder in folders if is_done(folder))
-    return Line(variant.name, runs, len(folders), tuple(variant.point.items()), path.resolve().name, variant.reference)
+    return ComparedLine(variant.name, runs, len(folders), tuple(variant.point.items()), path.resolve().name, variant.reference)
 
 
-def _told_apart(lines: list[Line]) -> list[Line]:
+def _told_apart(lines: list[ComparedLine]) -> list[ComparedLine]:
     """Lines of which no two runs have the same name: their parent's is added, then their place."""
     for longer in ("{folder}/{name}", "{name} ({place})"):
         count = Counter(line.name for line in lines if not line.study)
@@ -127,15 +127,12 @@ def _told_apart(lines: list[Line]) -> list[Line]:
     return lines
 
 
-def _baseline_of(line: Line, lines: Sequence[Line], name: str | None) -> int | None:
+def _baseline_of(line: ComparedLine, lines: Sequence[ComparedLine], name: str | None) -> int | None:
     """The place of a line's baseline: in its own study, at its own point of the grid; else where the name is."""
     places = [at for at, other in enumerate(lines) if other.name == name]
     near = [at for at in places if (lines[at].study, lines[at].point) == (line.study, line.point)]
     same = near or [at for at in places if not lines[at].point]
     return same[0] if same else None
-
-
-# Points of a grid for people: short keys, and values as they are written.
 
 
 def short_key(key: str, keys: Iterable[str]) -> str:

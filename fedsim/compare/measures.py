@@ -9,13 +9,13 @@ from typing import Any, Literal, NamedTuple
 from fedsim.errors import RunFolderError
 from fedsim.records import folder as files
 from fedsim.records.fairness import jain_index, worst_decile
-from fedsim.records.ledger import Preset, total
+from fedsim.records.ledger import LedgerPreset, total
 from fedsim.records.reading import RunFolder
 from fedsim.records.targets import until
 
 Topic = Literal["accuracy", "cost", "to target", "wasted", "fairness and groups"]
 
-Best = Literal["least", "most"] | None
+Preferred = Literal["least", "most"] | None
 
 Values = dict[str, float | int | None]
 
@@ -44,7 +44,7 @@ class Measure:
         return 1.0 if self.unit == "0-1" else math.inf
 
     @property
-    def best(self) -> Best:
+    def best(self) -> Preferred:
         """Which of several is the best: the least of costs and waste, the most of accuracies; else there is none."""
         return "most" if self.more_is_better else "least" if self.is_cost or self.topic == "wasted" else None
 
@@ -95,7 +95,7 @@ def cost_of(what: str, target: float) -> Measure:
     return Measure(f"{what} to target {target:g}", _TO_TARGET[what], "to target", is_cost=True)
 
 
-def measure(run: RunFolder, targets: Sequence[float] = (), ledger: Preset = "strict") -> Values:
+def measure(run: RunFolder, targets: Sequence[float] = (), ledger: LedgerPreset = "strict") -> Values:
     """The figures of a run, by their measures' names.
 
     A run on pooled data (the reference line of centralised training) has accuracy and rounds alone: its times and bytes are
@@ -120,7 +120,7 @@ def measure(run: RunFolder, targets: Sequence[float] = (), ledger: Preset = "str
     return {name: None if value is None or math.isnan(value) else value for name, value in values.items()}
 
 
-def _of_run(run: RunFolder, ledger: Preset) -> Values:
+def _of_run(run: RunFolder, ledger: LedgerPreset) -> Values:
     summary, moved, energy = run.summary, run.summary["bytes"], run.summary.get("energy", {})
     work, selected = read_work(run), sum(row["selected"] or 0 for row in run.rounds)
     accuracies = [row["accuracy"] for row in run.devices if row["accuracy"] is not None]
@@ -153,7 +153,7 @@ def costs_until(run: RunFolder, target: float) -> Values:
     return dict(zip((cost_of(what, target).name for what in _TO_TARGET), until(run.rounds, target).values(), strict=True))
 
 
-class Work(NamedTuple):
+class DeviceWork(NamedTuple):
     """The computing of a run's devices.
 
     Attributes:
@@ -169,7 +169,7 @@ class Work(NamedTuple):
     moves: int | None
 
 
-def read_work(run: RunFolder) -> Work:
+def read_work(run: RunFolder) -> DeviceWork:
     """Add up a run's computing, and count the moves between its groups."""
     begun: dict[int, float] = {}
     computed: dict[int, list[float]] = {}  # of each open task: seconds in all, and those that count if it is done
@@ -194,7 +194,7 @@ def read_work(run: RunFolder) -> Work:
             entry = computed.setdefault(task, [0.0, 0.0])
             entry[0] += spent
             entry[1] += _that_counts(time, spent, json.loads(data or "{}"))
-    return Work(seconds, wasted, moves)
+    return DeviceWork(seconds, wasted, moves)
 
 
 def _that_counts(end: float, spent: float, facts: dict[str, Any]) -> float:

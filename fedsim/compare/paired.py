@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-Verdict = Literal["holds", "holds in part", "does not hold"]
+ClaimVerdict = Literal["holds", "holds in part", "does not hold"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Estimate:
         return low, high
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ClaimVerdict:
         """On the claim that the value is above 0: the whole interval is, or only the mean, or not even that."""
         if self.low > 0:
             return "holds"

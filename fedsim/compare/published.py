@@ -23,10 +23,10 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from fedsim.compare.lines import Line, short_key
+from fedsim.compare.lines import ComparedLine, short_key
 from fedsim.compare.paired import Estimate, mean_of, paired_difference
 from fedsim.compare.readings import Reading
-from fedsim.compare.table import Beside, Cell, Column, Table
+from fedsim.compare.table import Beside, Cell, ComparedColumn, ComparedTable
 from fedsim.errors import RunFolderError, ScenarioError, nearest
 from fedsim.language.spec import Spec
 from fedsim.language.wording import explain
@@ -44,7 +44,7 @@ _CLAIMS = (
 )
 
 
-class Row(Spec):
+class PublishedRow(Spec):
     """A row of a table.
 
     Attributes:
@@ -81,13 +81,13 @@ class Claims(Spec):
     by: float = 0.0
 
 
-class Figures(Spec):
+class PublishedFigures(Spec):
     """A published table, or a figure read as one; see the module. ``tolerance``: of a row, instead of its measures' own."""
 
     title: str
     at: dict[str, Any] = Field(default={})
     measures: list[str] = Field(min_length=1)
-    rows: list[Annotated[Row, BeforeValidator(lambda row: {"name": row} if isinstance(row, str) else row)]] = Field(
+    rows: list[Annotated[PublishedRow, BeforeValidator(lambda row: {"name": row} if isinstance(row, str) else row)]] = Field(
         min_length=1
     )
     published: dict[str, Any] = Field(default={})
@@ -95,7 +95,7 @@ class Figures(Spec):
     claims: list[Claims] = Field(default=[])
     note: str = ""
 
-    def apart(self) -> "list[Figures]":
+    def apart(self) -> "list[PublishedFigures]":
         """A table for each of the values that ``at`` lists."""
         key = next((key for key, values in self.at.items() if isinstance(values, list)), None)
         if key is None:
@@ -129,7 +129,7 @@ class Published(Spec):
     judged: dict[str, Any] = Field(default={})
     titles: dict[str, str] = Field(default={})
     measures: dict[str, Reading]
-    tables: list[Figures] = Field(min_length=1)
+    tables: list[PublishedFigures] = Field(min_length=1)
 
     def __init__(self, **tables: Any) -> None:
         try:
@@ -143,7 +143,7 @@ class Published(Spec):
         return cls(**read_toml(path, "published figures"))
 
     @property
-    def apart(self) -> list[Figures]:
+    def apart(self) -> list[PublishedFigures]:
         """All tables, one for each of the values that ``at`` lists."""
         return [one for several in self.tables for one in several.apart()]
 
@@ -166,7 +166,7 @@ class Published(Spec):
         return self
 
 
-def _refuse_unknown(table: Figures, what: str, names: Any, allowed: Any) -> None:
+def _refuse_unknown(table: PublishedFigures, what: str, names: Any, allowed: Any) -> None:
     for name in names:
         if name not in allowed:
             raise ValueError(
@@ -174,7 +174,7 @@ def _refuse_unknown(table: Figures, what: str, names: Any, allowed: Any) -> None
             )
 
 
-def beside_published(lines: Sequence[Line], published: Published) -> list[Table]:
+def beside_published(lines: Sequence[ComparedLine], published: Published) -> list[ComparedTable]:
     """The tables of a paper, those of the study's size, beside the figures of the study's variants; then all claims.
 
     A table has the seeds with which all of its rows were run.
@@ -182,26 +182,26 @@ def beside_published(lines: Sequence[Line], published: Published) -> list[Table]
     tables, claims = [], []
     for table in published.apart:
         if any(_is_at(line, table.at) for line in lines):
-            measured = _Measured(table, published, lines)
+            measured = _MeasuredTable(table, published, lines)
             tables.append(measured.table())
             claims += measured.claims()
     if claims:
         heads = ("table", "claim", "difference", "95 % interval", "verdict")
-        tables.append(Table(tuple(map(Column, heads, zip(*claims, strict=True))), (_CLAIMS,), CLAIMS))
+        tables.append(ComparedTable(tuple(map(ComparedColumn, heads, zip(*claims, strict=True))), (_CLAIMS,), CLAIMS))
     return tables
 
 
-def as_printed(tables: Sequence[Table]) -> list[Table]:
+def as_printed(tables: Sequence[ComparedTable]) -> list[ComparedTable]:
     """Tables of ``beside_published`` laid out as papers print them, a column a measure; ``LEGEND`` explains their cells.
 
     Those whose runs have not been made come last, by name alone.
     """
     missing = [table.title for table in tables if not table.columns[0].cells]
-    left_out = [Table((), (f"{'; '.join(missing)}.",), "Not run")] if missing else []
+    left_out = [ComparedTable((), (f"{'; '.join(missing)}.",), "Not run")] if missing else []
     return [_printed(table) for table in tables if table.columns[0].cells] + left_out
 
 
-def _printed(table: Table) -> Table:
+def _printed(table: ComparedTable) -> ComparedTable:
     if table.title == CLAIMS:
         return table
     long = list(zip(*(column.cells for column in table.columns), strict=True))
@@ -220,23 +220,23 @@ def _printed(table: Table) -> Table:
     for row, measure, said, ours, _, _, within in long:
         if isinstance(ours, Estimate):
             cells[row, measure] = Beside(ours, said, None if within is None else within == "yes")
-    columns = [Column("row", tuple(map(name, rows)))]
+    columns = [ComparedColumn("row", tuple(map(name, rows)))]
     for measure in measures:
         head = measure if usual(measure) is None else f"{measure} (+-{usual(measure):g})"
-        columns.append(Column(head, tuple(cells[row, measure] for row in rows)))
-    return Table(tuple(columns), table.notes, table.title)
+        columns.append(ComparedColumn(head, tuple(cells[row, measure] for row in rows)))
+    return ComparedTable(tuple(columns), table.notes, table.title)
 
 
-def _is_at(line: Line, where: Mapping[str, Any]) -> bool:
+def _is_at(line: ComparedLine, where: Mapping[str, Any]) -> bool:
     point = dict(line.point)
     known = {**{short_key(key, point): value for key, value in point.items()}, **point, "variant": line.name}
     return all(key in known and known[key] == value for key, value in where.items())
 
 
-class _Measured:
+class _MeasuredTable:
     """A table with the runs of its rows."""
 
-    def __init__(self, table: Figures, published: Published, lines: Sequence[Line]) -> None:
+    def __init__(self, table: PublishedFigures, published: Published, lines: Sequence[ComparedLine]) -> None:
         self._table, self._measures, self._lines = table, published.measures, lines
         judged = ({**table.at, key: value} for key, value in published.judged.items())
         self._judged = all(any(_is_at(line, where) for line in lines) for where in judged)
@@ -268,7 +268,7 @@ class _Measured:
         runs = self._runs(where)
         return [one.of(runs[seed], best) for seed in self._seeds]
 
-    def _compared(self, one: Reading, row: Row, best: float) -> list[float]:
+    def _compared(self, one: Reading, row: PublishedRow, best: float) -> list[float]:
         own = self._of(one, row.where, best)
         if not one.over and not one.minus:
             return own
@@ -277,7 +277,7 @@ class _Measured:
             raise RunFolderError(f"table {self._table.title!r} has no {one.title!r}: it would be divided by 0")
         return [a / b if one.over else a - b for a, b in zip(own, other, strict=True)]
 
-    def table(self) -> Table:
+    def table(self) -> ComparedTable:
         heads = ("row", "measure", "published", "ours", "difference", "tolerance", "within")
         rows = [self._row(row, name) for row in self._table.rows for name in self._table.measures] if self._seeds else []
         cells = list(zip(*rows, strict=True)) or [()] * len(heads)
@@ -287,10 +287,10 @@ class _Measured:
         if verdicts:
             notes.append(f"{verdicts.count('yes')} of {len(verdicts)} figures are within the tolerance.")
         parts = zip(heads, cells, strict=True)
-        columns = (Column(head, own, over_seeds=head == "ours", signed=head == "difference") for head, own in parts)
-        return Table(tuple(columns), tuple(notes), self._table.title)
+        columns = (ComparedColumn(head, own, over_seeds=head == "ours", signed=head == "difference") for head, own in parts)
+        return ComparedTable(tuple(columns), tuple(notes), self._table.title)
 
-    def _row(self, row: Row, name: str) -> tuple[Cell, ...]:
+    def _row(self, row: PublishedRow, name: str) -> tuple[Cell, ...]:
         one, said, values = self._measures[name], self._table.figure(row.name, name), self.values(name)[row.name]
         ours = mean_of(values) if all(map(math.isfinite, values)) else None
         apart = None if said is None or ours is None else ours.mean - said

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from fedsim.arrays import Floats
 from fedsim.compare.measures import measure, measures
 from fedsim.errors import RunFolderError, nearest
 from fedsim.language.spec import Spec
-from fedsim.records.ledger import Preset
+from fedsim.records.ledger import LedgerPreset
 from fedsim.records.reading import RunFolder
 
 Take = Literal[
@@ -23,14 +23,14 @@ _LEAST = {"mean": 1, "median": 1, "zeros": 1, "variance": 2, "variance around a 
 """How many values each needs; of fewer the figure is unknown."""
 
 
-def _around_a_line(values: Floats) -> float:
+def _around_a_line(values: NDArray[np.float64]) -> float:
     """The variance of the residuals of a straight line through the values, by least squares."""
     at = np.arange(len(values))
     left = values - np.polyval(np.polyfit(at, values, 1), at)
     return float(left @ left / (len(values) - 2))
 
 
-_OF_VALUES: dict[str, Callable[[Floats], Any]] = {
+_OF_VALUES: dict[str, Callable[[NDArray[np.float64]], Any]] = {
     "max": np.max,
     "mean": np.mean,
     "median": np.median,
@@ -77,7 +77,7 @@ class Reading(Spec):
     event: str | None = None
     number: int = Field(default=1, ge=1)
     figure: str | None = None
-    ledger: Preset = "strict"
+    ledger: LedgerPreset = "strict"
     over: dict[str, Any] = Field(default={})
     minus: dict[str, Any] = Field(default={})
     tolerance: float | None = Field(default=None, ge=0)
@@ -132,5 +132,5 @@ class Reading(Spec):
         row = rows[-1] if reached is None else reached
         return float(row["time"]) if self.take == "time to" else float(row["round"] + 1)
 
-    def _values(self, rows: list[dict[str, Any]]) -> Floats:
+    def _values(self, rows: list[dict[str, Any]]) -> NDArray[np.float64]:
         return self.scale * np.array([row[self.column] for row in rows if row[self.column] is not None], dtype=np.float64)

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fedsim.compare.lines import read_lines
-from fedsim.compare.table import Comparison, Table, in_one
+from fedsim.compare.table import ComparedTable, Comparison, in_one
 from fedsim.compare.text import to_csv, to_markdown, to_terminal
 from fedsim.errors import RunFolderError, ScenarioError
 from fedsim.output.harmless import for_markdown
 from fedsim.records.folder import write_text
-from fedsim.records.ledger import Preset
+from fedsim.records.ledger import LedgerPreset
 from fedsim.records.study_folder import PUBLISHED, read_index
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ def compare(
     paths: Sequence[str | Path],
     targets: Sequence[float] = (),
     baseline: str | None = None,
-    ledger: Preset = "strict",
-) -> list[Table]:
+    ledger: LedgerPreset = "strict",
+) -> list[ComparedTable]:
     """Put folders of runs and studies side by side; for studies with a baseline, the differences from it follow.
 
     Args:
@@ -44,7 +44,7 @@ def compare(
     return _compared(paths, targets, baseline, ledger).tables()
 
 
-def _compared(paths: Sequence[str | Path], targets: Sequence[float], baseline: str | None, ledger: Preset) -> Comparison:
+def _compared(paths: Sequence[str | Path], targets: Sequence[float], baseline: str | None, ledger: LedgerPreset) -> Comparison:
     for target in targets:
         if not 0.0 <= target <= 1.0:  # so that nan is refused too
             raise ScenarioError(f"--target is {target}; allowed is an accuracy from 0 to 1, such as 0.8")
@@ -56,7 +56,7 @@ def print_short(
     paths: Sequence[str | Path],
     targets: Sequence[float] = (),
     baseline: str | None = None,
-    ledger: Preset = "strict",
+    ledger: LedgerPreset = "strict",
 ) -> None:
     """Print the answer of a comparison, in sentences and one table that fit on a screen; see ``compare``."""
     comparison = _compared(paths, targets, baseline, ledger)
@@ -65,21 +65,21 @@ def print_short(
     print_to(console, [comparison.in_short()])
 
 
-def compare_published(path: str | Path, figures: str | Path) -> list[Table]:
+def compare_published(path: str | Path, figures: str | Path) -> list[ComparedTable]:
     """The tables of a file of published ``figures``, beside the figures of the study in a folder."""
     from fedsim.compare.published import Published, beside_published  # loads the scenarios' grammar
 
     return beside_published(read_lines([path]).lines, Published.read(figures))
 
 
-def claims_of(tables: Sequence[Table]) -> Sequence[Table]:
+def claims_of(tables: Sequence[ComparedTable]) -> Sequence[ComparedTable]:
     """Of the tables beside published ones the claims and their verdicts; all of them where nothing is claimed."""
     from fedsim.compare.published import CLAIMS
 
     return [table for table in tables if table.title == CLAIMS] or tables
 
 
-def print_to(console: "Console", tables: Sequence[Table]) -> None:
+def print_to(console: "Console", tables: Sequence[ComparedTable]) -> None:
     """Print tables for people; without a terminal, at their full width."""
     if not console.is_terminal:
         console.width = _WIDE
@@ -87,7 +87,7 @@ def print_to(console: "Console", tables: Sequence[Table]) -> None:
         console.print(*to_terminal(table, console.width), sep="\n")
 
 
-def as_text(tables: Sequence[Table], form: Form) -> str:
+def as_text(tables: Sequence[ComparedTable], form: Form) -> str:
     """Tables as CSV (the first alone, but all with titles that have its columns) or Markdown, published ones as printed."""
     titled = bool(tables and tables[0].title)
     if form == "csv":

@@ -4,11 +4,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedsim.compare.answer import TARGETED, Answer, answers, usual_target
-from fedsim.compare.lines import Line, Lines, short_key, shown
-from fedsim.compare.measures import FINAL, TIME, TRAFFIC, WASTED_COMPUTE, Best, Measure, cost_of, costs_until, measure, measures
+from fedsim.compare.lines import ComparedLine, Lines, short_key, shown
+from fedsim.compare.measures import (
+    FINAL,
+    TIME,
+    TRAFFIC,
+    WASTED_COMPUTE,
+    Measure,
+    Preferred,
+    cost_of,
+    costs_until,
+    measure,
+    measures,
+)
 from fedsim.compare.paired import Estimate, mean_of, paired_difference, ratio_of
 from fedsim.output.harmless import clean
-from fedsim.records.ledger import Preset
+from fedsim.records.ledger import LedgerPreset
 
 
 @dataclass(frozen=True)
@@ -24,7 +35,7 @@ Cell = str | float | int | Estimate | Beside | None
 
 
 @dataclass(frozen=True)
-class Column:
+class ComparedColumn:
     """A column of a table.
 
     Attributes:
@@ -43,7 +54,7 @@ class Column:
     over_seeds: bool = False
     unit: str = ""
     signed: bool = False
-    best: Best = None
+    best: Preferred = None
 
     @property
     def best_cells(self) -> set[int]:
@@ -57,17 +68,17 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Table:
+class ComparedTable:
     """Columns of the same length, those that say which row it is first; with notes for the reader, and a title."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[ComparedColumn, ...]
     notes: tuple[str, ...] = ()
     title: str = ""
 
     @classmethod
-    def of(cls, heads: Sequence[str], rows: Sequence[Mapping[str, Cell]]) -> "Table":
+    def of(cls, heads: Sequence[str], rows: Sequence[Mapping[str, Cell]]) -> "ComparedTable":
         """A table of rows that hold their cells by head."""
-        return cls(tuple(Column(head, tuple(row.get(head) for row in rows)) for head in heads))
+        return cls(tuple(ComparedColumn(head, tuple(row.get(head) for row in rows)) for head in heads))
 
 
 _NOISE = 1e-12  # of figures: sums of floats differ by less
@@ -89,7 +100,7 @@ class Comparison:
         ledger: see ``measure``.
     """
 
-    def __init__(self, lines: Lines, targets: Sequence[float] = (), ledger: Preset = "strict") -> None:
+    def __init__(self, lines: Lines, targets: Sequence[float] = (), ledger: LedgerPreset = "strict") -> None:
         self._targets = sorted({*lines.targets, *targets})
         self.lines, self._measures = lines, measures(self._targets)
         self._figures = [[measure(run, self._targets, ledger) for run in line.runs] for line in lines.lines]
@@ -102,21 +113,21 @@ class Comparison:
         shorts = {key: short_key(key, keys) for key in keys}
         self._heads = {key: key if short in _TAKEN else short for key, short in shorts.items()}
 
-    def tables(self) -> list[Table]:
+    def tables(self) -> list[ComparedTable]:
         """``side_by_side``; for studies with a baseline the ``differences`` from it follow."""
         return [self.side_by_side(), *([] if self.lines.are_runs or not self.lines.baseline else [self.differences()])]
 
-    def side_by_side(self) -> Table:
+    def side_by_side(self) -> ComparedTable:
         """Means over seeds, with intervals where there are several, and ratios to the baseline."""
         columns = [*self._identity(), *map(self._column, self._measures)]
         if self.lines.baseline:
             to = "first" if self.lines.is_first else "baseline"
             for one in (one for one in self._measures if one.is_cost):
                 cells = tuple(self._ratio(one, place) for place in range(len(self._figures)))
-                columns.append(Column(f"{one.name} to {to} (ratio)", cells, f"ratios to the {to}", unit="ratio"))
-        return Table(tuple(columns), tuple(_notes(self.lines)))
+                columns.append(ComparedColumn(f"{one.name} to {to} (ratio)", cells, f"ratios to the {to}", unit="ratio"))
+        return ComparedTable(tuple(columns), tuple(_notes(self.lines)))
 
-    def in_short(self, most: int = 24) -> Table:
+    def in_short(self, most: int = 24) -> ComparedTable:
         """The few figures that are asked for most, the best lines first, world by world, and at most about so many of them."""
         found = self.answers()
         each = max(3, most // max(1, len(found)))
@@ -132,22 +143,24 @@ class Comparison:
         left_out, notes = len(self._figures) - len(rows), [*_not_done(self.lines)]
         more = [f"{left_out} more line{'s are' if left_out > 1 else ' is'} not shown here."] if left_out else []
         more += [*notes[:6], *([f"{len(notes) - 6} more lines are not done."] if len(notes) > 6 else [])]
-        return Table(tuple(column for column in columns if any(cell is not None for cell in column.cells)), tuple(more))
+        return ComparedTable(tuple(column for column in columns if any(cell is not None for cell in column.cells)), tuple(more))
 
     def answers(self) -> list[Answer]:
         """The answers, world by world; where no target was named, of one that half of the lines reach."""
         return list(answers(self.lines, self._figures, self._targets))
 
-    def one_by_one(self) -> Table:
+    def one_by_one(self) -> ComparedTable:
         """A row a run, of studies."""
         rows: list[dict[str, Cell]] = []
         for line, own in zip(self.lines.lines, self._figures, strict=True):
             for run, values in zip(line.runs, own, strict=True):
                 said = self._point(line) | {"strategy": line.strategy, "seed": int(run.summary["seed"])}
                 rows.append(said | {one.head: values[one.name] for one in self._measures})
-        return Table.of(["variant", *self._heads.values(), "strategy", "seed", *(one.head for one in self._measures)], rows)
+        return ComparedTable.of(
+            ["variant", *self._heads.values(), "strategy", "seed", *(one.head for one in self._measures)], rows
+        )
 
-    def paired(self, seeds: Sequence[int]) -> Table:
+    def paired(self, seeds: Sequence[int]) -> ComparedTable:
         """Each line against its baseline, a row a measure: the difference in each seed's world, and their mean and interval.
 
         The mean is empty unless both have the figure in every seed: over those in which a target happened to be reached it
@@ -164,12 +177,12 @@ class Comparison:
                     low, high = mean.edges
                     row |= {"mean difference": mean.mean, "low": low, "high": high, "ratio": self._ratio(one, place)}
                 rows.append(said | row)
-        return Table.of([*_KEYS, *self._heads.values(), *_PAIRED, *(f"seed {seed}" for seed in seeds)], rows)
+        return ComparedTable.of([*_KEYS, *self._heads.values(), *_PAIRED, *(f"seed {seed}" for seed in seeds)], rows)
 
-    def differences(self) -> Table:
+    def differences(self) -> ComparedTable:
         """The mean differences of ``paired``, a row a line and a column a measure."""
         compared = list(self._compared())
-        columns = [*Table.of([*_KEYS, *self._heads.values()], [said for said, _, _ in compared]).columns]
+        columns = [*ComparedTable.of([*_KEYS, *self._heads.values()], [said for said, _, _ in compared]).columns]
         for one in self._measures:
             cells: list[Cell] = []
             for _, place, at in compared:
@@ -177,14 +190,14 @@ class Comparison:
                 most = max(len(self._figures[place]), len(self._figures[at]))
                 cells.append(_mean_difference(pairs) if len(pairs) == most > 0 else None)
             topic = f"{one.topic}, difference to the baseline"
-            columns.append(Column(one.head, tuple(cells), topic, over_seeds=True, unit=one.unit, signed=True))
-        return Table(tuple(columns), ("Variant minus baseline, seed by seed in the same worlds.",) if compared else ())
+            columns.append(ComparedColumn(one.head, tuple(cells), topic, over_seeds=True, unit=one.unit, signed=True))
+        return ComparedTable(tuple(columns), ("Variant minus baseline, seed by seed in the same worlds.",) if compared else ())
 
-    def _point(self, line: Line) -> dict[str, Cell]:
+    def _point(self, line: ComparedLine) -> dict[str, Cell]:
         """A variant's name and its place in the grid, by the heads of their columns."""
         return {"variant": line.name, **{self._heads[key]: shown(value) for key, value in line.point}}
 
-    def _identity(self) -> list[Column]:
+    def _identity(self) -> list[ComparedColumn]:
         rows: list[dict[str, Cell]] = []
         for line in self.lines.lines:
             if self.lines.are_runs:
@@ -194,14 +207,14 @@ class Comparison:
                     self._point(line) | {"study": line.study or None, "strategy": line.strategy, "runs": len(line.runs)}
                 )
         if self.lines.are_runs:
-            return [*Table.of(["run", "strategy", "seed"], rows).columns]
+            return [*ComparedTable.of(["run", "strategy", "seed"], rows).columns]
         studies = ["study"] if len({line.study for line in self.lines.lines}) > 1 else []
-        return [*Table.of(["variant", *studies, *self._heads.values(), "strategy", "runs"], rows).columns]
+        return [*ComparedTable.of(["variant", *studies, *self._heads.values(), "strategy", "runs"], rows).columns]
 
-    def _column(self, one: Measure) -> Column:
+    def _column(self, one: Measure) -> ComparedColumn:
         """A figure of all lines: means over seeds, with intervals where there are several."""
         cells = tuple(_mean([values[one.name] for values in line], one.most) for line in self._figures)
-        return Column(one.head, cells, one.topic, over_seeds=not self.lines.are_runs, unit=one.unit, best=one.best)
+        return ComparedColumn(one.head, cells, one.topic, over_seeds=not self.lines.are_runs, unit=one.unit, best=one.best)
 
     def _compared(self) -> Iterator[tuple[dict[str, Cell], int, int]]:
         """The first cells of the row of each line that has a baseline, its place, and that of the baseline."""
@@ -223,13 +236,15 @@ class Comparison:
         return None if found is None else found.mean
 
 
-def in_one(tables: Sequence[Table]) -> Table:
+def in_one(tables: Sequence[ComparedTable]) -> ComparedTable:
     """The tables that have the columns of the first one as one table, which says first out of which each row is."""
     heads = [column.head for column in tables[0].columns]
     same = [table for table in tables if [column.head for column in table.columns] == heads]
-    titles = Column("table", tuple(table.title for table in same for _ in table.columns[0].cells))
+    titles = ComparedColumn("table", tuple(table.title for table in same for _ in table.columns[0].cells))
     parts = zip(*(table.columns for table in same), strict=True)
-    return Table((titles, *(replace(part[0], cells=tuple(cell for one in part for cell in one.cells)) for part in parts)))
+    return ComparedTable(
+        (titles, *(replace(part[0], cells=tuple(cell for one in part for cell in one.cells)) for part in parts))
+    )
 
 
 def _mean_difference(pairs: Pairs) -> Estimate:

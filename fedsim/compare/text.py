@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from fedsim.compare.paired import Estimate
-from fedsim.compare.table import Beside, Cell, Column, Table
+from fedsim.compare.table import Beside, Cell, ComparedColumn, ComparedTable
 from fedsim.output.harmless import clean, for_csv, for_markdown
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ _SCALES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
 _MOST_DIGITS = 6  # of a mean, however narrow its interval
 
 
-def to_csv(table: Table) -> str:
+def to_csv(table: ComparedTable) -> str:
     """One line a row, in full precision; an estimate takes three columns. No cell is a formula for a spreadsheet."""
     columns = in_full(table)
     out = io.StringIO()
@@ -28,7 +28,7 @@ def to_csv(table: Table) -> str:
     return out.getvalue()
 
 
-def to_markdown(table: Table, title: str = "") -> str:
+def to_markdown(table: ComparedTable, title: str = "") -> str:
     """A table for each topic, below the ``title`` of the page; columns in which no row has anything are left out."""
     lines = [f"# {_escaped(title)}", ""] if title else []
     lines += [f"## {_escaped(table.title)}", ""] if table.title else []
@@ -42,7 +42,7 @@ def to_markdown(table: Table, title: str = "") -> str:
     return "\n".join([*lines, *(f"{for_markdown(note)}\n" for note in table.notes)]).rstrip("\n") + "\n"
 
 
-def to_terminal(table: Table, width: int) -> "list[RenderableType]":
+def to_terminal(table: ComparedTable, width: int) -> "list[RenderableType]":
     """What rich can print: a table for each topic, or where ``width`` columns are too few a list for each row; then notes."""
     from rich import box
     from rich.table import Table as RichTable
@@ -72,7 +72,7 @@ def to_terminal(table: Table, width: int) -> "list[RenderableType]":
     return [*parts, *(Text(note) for note in table.notes)]
 
 
-def shown(cell: Cell, column: Column) -> str:
+def shown(cell: Cell, column: ComparedColumn) -> str:
     """A cell of a column for people: empty where there is nothing."""
     if cell is None:
         return ""
@@ -95,7 +95,7 @@ def shown(cell: Cell, column: Column) -> str:
     return sign + (f"{cell:,.0f}" if abs(cell) >= 1000 else f"{cell:.4g}")
 
 
-def _marked(cell: Cell, column: Column) -> str:
+def _marked(cell: Cell, column: ComparedColumn) -> str:
     """A cell of Markdown; bold what differs too much from what was published, and this in italics."""
     if not isinstance(cell, Beside):
         return _escaped(shown(cell, column))
@@ -104,13 +104,13 @@ def _marked(cell: Cell, column: Column) -> str:
     return (f"**{ours}**" if cell.within is False else ours) + said
 
 
-def _with_half(found: Estimate, column: Column) -> str:
+def _with_half(found: Estimate, column: ComparedColumn) -> str:
     if not found.half:
         return shown(found.mean, column)
     return " +- ".join(_as_fine_as_known((found.mean, found.half), found.half, column))
 
 
-def _as_fine_as_known(values: Sequence[float], half: float, column: Column) -> Iterator[str]:
+def _as_fine_as_known(values: Sequence[float], half: float, column: ComparedColumn) -> Iterator[str]:
     """A mean and what belongs to it in digits that its interval supports: two of half its width, in the unit of the mean."""
     letter, factor = _scale(max(abs(values[0]), half)) if column.unit == "bytes" else ("", 1.0)
     finest = math.floor(math.log10(abs(values[0]) / factor or 1.0)) - _MOST_DIGITS + 1
@@ -125,7 +125,7 @@ def _scale(size: float) -> tuple[str, float]:
     return next(((letter, factor) for letter, factor in _SCALES if size >= factor), ("", 1.0))
 
 
-def _by_topic(table: Table) -> Iterator[tuple[str, list[Column]]]:
+def _by_topic(table: ComparedTable) -> Iterator[tuple[str, list[ComparedColumn]]]:
     """Each topic with its columns that have anything, after those that say which row it is."""
     who = [column for column in table.columns if not column.topic]
     topics = dict.fromkeys(column.topic for column in table.columns if column.topic)
@@ -138,11 +138,11 @@ def _by_topic(table: Table) -> Iterator[tuple[str, list[Column]]]:
             yield topic, [*who, *there]
 
 
-def _is_text(column: Column) -> bool:
+def _is_text(column: ComparedColumn) -> bool:
     return any(isinstance(cell, str) for cell in column.cells)
 
 
-def in_full(table: Table) -> list[Column]:
+def in_full(table: ComparedTable) -> list[ComparedColumn]:
     """All columns, those of estimates as three: mean, low, high."""
     found = []
     for column in table.columns:
@@ -151,7 +151,7 @@ def in_full(table: Table) -> list[Column]:
             continue
         whole = [(cell.mean, *cell.edges) if isinstance(cell, Estimate) else (cell, None, None) for cell in column.cells]
         for place, ending in enumerate(("", " low", " high")):
-            found.append(Column(column.head + ending, tuple(cells[place] for cells in whole)))
+            found.append(ComparedColumn(column.head + ending, tuple(cells[place] for cells in whole)))
     return found
 
 

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from fedsim.data.sources.images import CIFAR_FILES, EMNIST_FILES, MNIST_FILES, advice, write_batch, write_idx
 from fedsim.errors import DataError, ScenarioError, nearest
 
-Bytes = NDArray[np.uint8]
+ByteArray = NDArray[np.uint8]
 _EMNIST_PAGE = "https://www.nist.gov/itl/products-and-services/emnist-dataset"
 
 
-class Download(NamedTuple):
+class RemoteFile(NamedTuple):
     """A data set of version 1 at OpenML, and the files of its folder; ``packed`` ones end in ``.gz``.
 
     ``write`` turns (folder, images [n, *shape], labels [n], train_size) into them.
@@ -28,17 +28,17 @@ class Download(NamedTuple):
     packed: bool
     shape: tuple[int, ...]
     train_size: int
-    write: Callable[[Path, Bytes, Bytes, int], None]
+    write: Callable[[Path, ByteArray, ByteArray, int], None]
 
 
-def write_mnist(folder: Path, x: Bytes, y: Bytes, train_size: int) -> None:
+def write_mnist(folder: Path, x: ByteArray, y: ByteArray, train_size: int) -> None:
     """Write images [n, 1, h, w] and labels [n] as MNIST's four packed IDX files."""
     parts = (x[:train_size, 0], y[:train_size], x[train_size:, 0], y[train_size:])
     for name, array in zip(MNIST_FILES, parts, strict=True):
         write_idx(folder / f"{name}.gz", array)
 
 
-def write_cifar10(folder: Path, x: Bytes, y: Bytes, train_size: int) -> None:
+def write_cifar10(folder: Path, x: ByteArray, y: ByteArray, train_size: int) -> None:
     """Write images [n, 3, 32, 32] and labels [n] as CIFAR-10's five training batches and one test batch."""
     cuts = np.linspace(0, train_size, len(CIFAR_FILES)).astype(int)[1:]
     for name, images, labels in zip(CIFAR_FILES, np.split(x, cuts), np.split(y, cuts), strict=True):
@@ -46,9 +46,9 @@ def write_cifar10(folder: Path, x: Bytes, y: Bytes, train_size: int) -> None:
 
 
 DOWNLOADS = {
-    "mnist": Download("mnist_784", "mnist", MNIST_FILES, True, (1, 28, 28), 60_000, write_mnist),
-    "fashion": Download("Fashion-MNIST", "fashion-mnist", MNIST_FILES, True, (1, 28, 28), 60_000, write_mnist),
-    "cifar10": Download("CIFAR_10", "cifar10", CIFAR_FILES, False, (3, 32, 32), 50_000, write_cifar10),
+    "mnist": RemoteFile("mnist_784", "mnist", MNIST_FILES, True, (1, 28, 28), 60_000, write_mnist),
+    "fashion": RemoteFile("Fashion-MNIST", "fashion-mnist", MNIST_FILES, True, (1, 28, 28), 60_000, write_mnist),
+    "cifar10": RemoteFile("CIFAR_10", "cifar10", CIFAR_FILES, False, (3, 32, 32), 50_000, write_cifar10),
 }
 
 
@@ -76,7 +76,7 @@ def fetch(name: str, root: Path) -> Path:
     return folder
 
 
-def _from_openml(name: str, download: Download, root: Path) -> tuple[Bytes, Bytes]:
+def _from_openml(name: str, download: RemoteFile, root: Path) -> tuple[ByteArray, ByteArray]:
     from sklearn.datasets import fetch_openml
 
     try:
@@ -91,12 +91,8 @@ def _from_openml(name: str, download: Download, root: Path) -> tuple[Bytes, Byte
     return as_images(name, bunch.data, bunch.target, download.shape)
 
 
-def as_images(name: str, data: NDArray[Any], target: NDArray[Any], shape: tuple[int, ...]) -> tuple[Bytes, Bytes]:
-    """OpenML's table (numbers [n, features], labels [n] as text) as images uint8 [n, *shape] and labels uint8 [n].
-
-    Raises:
-        DataError: the table is not of that shape, or holds something else than bytes.
-    """
+def as_images(name: str, data: NDArray[Any], target: NDArray[Any], shape: tuple[int, ...]) -> tuple[ByteArray, ByteArray]:
+    """OpenML's table (numbers [n, features], labels [n] as text) as images uint8 [n, *shape] and labels uint8 [n]."""
     if data.shape != (len(target), math.prod(shape)) or data.min() < 0 or data.max() > 255:
         raise DataError(f"{name}: OpenML sent a table of shape {data.shape}, not rows of {math.prod(shape)} bytes")
     return data.astype(np.uint8).reshape(-1, *shape), target.astype(np.int64).astype(np.uint8)

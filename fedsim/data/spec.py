@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from fedsim.data.dataset import Normalise, pooled
-from fedsim.data.federated import FederatedData
+from fedsim.data.federated import FederatedData, Normalise, pooled
 from fedsim.data.partitions import PARTITIONS, PartitionSpec
 from fedsim.data.partitions.base import Partition
 from fedsim.data.partitions.plain import Iid

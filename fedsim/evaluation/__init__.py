@@ -1,1 +1,1 @@
-"""How good models and groupings are, seen from outside: no simulated time, no bytes."""
+"""Quality of models and groupings, seen from outside: no simulated time, no bytes."""

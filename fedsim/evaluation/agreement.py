@@ -1,4 +1,4 @@
-"""How well a grouping agrees with the true one; each measure is 1 when both are the same up to the groups' names.
+"""Agreement of a grouping with the true one; each measure is 1 when both are the same up to the groups' names.
 
 Each takes the group of every device and its true one, ints [n]; a device that has no group yet (-1) is left out. Without any
 group, or with unequal lengths, each raises ``SimulationError``.

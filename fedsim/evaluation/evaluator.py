@@ -14,15 +14,15 @@ from fedsim.learning.refs import Ref
 from fedsim.training import Training
 
 if TYPE_CHECKING:
-    from fedsim.federation.messages import Strategy
+    from fedsim.federation.messages import Handlers
     from fedsim.learning import Evaluation, Learner
 
 ModelAssignment = Mapping[str, tuple[Ref, Sequence[int] | None]]
 """A strategy's models by name, each with the devices that it serves (None: all)."""
 
-Row = dict[str, float | None]
+Figures = dict[str, float | None]
 
-NOT_MEASURED: Row = dict.fromkeys(("accuracy", "loss", "train_loss", "discrepancy", "discrepancy_start"))
+NOT_MEASURED: Figures = dict.fromkeys(("accuracy", "loss", "train_loss", "discrepancy", "discrepancy_start"))
 
 _FINE_TUNING = 1 << 62  # in place of a task's number, which it cannot be: its shuffles are its own
 
@@ -53,7 +53,7 @@ class EvaluationSpec(Spec):
     fine_tune_epochs: int = Field(default=0, ge=0, le=100_000)
 
     def tests(self, rounds: int) -> int:
-        """How often a run of so many rounds is tested."""
+        """The number of tests in a run of so many rounds."""
         regular = max(0, rounds // self.every - self.from_round // self.every)
         return regular + bool(rounds and (rounds % self.every or rounds <= self.from_round))  # the last one is, in any case
 
@@ -77,8 +77,8 @@ class Measured(NamedTuple):
     device: int | None = None
 
 
-class World(NamedTuple):
-    """What the evaluator sees of the world, and no strategy does.
+class WorldView(NamedTuple):
+    """The evaluator's view of the world, hidden from strategies.
 
     Attributes:
         present: who has arrived and not left, bool [devices]; None when that is everybody, always.
@@ -99,7 +99,7 @@ class Evaluator:
         ever: for a ``historical`` score the devices that each model has served, ascending; None: all.
     """
 
-    def __init__(self, learner: "Learner", stop: StopSpec, spec: EvaluationSpec, world: World) -> None:
+    def __init__(self, learner: "Learner", stop: StopSpec, spec: EvaluationSpec, world: WorldView) -> None:
         self._learner = learner
         self._spec = spec
         self._world = world
@@ -134,12 +134,12 @@ class Evaluator:
             return "no device that has a model was there at the last test"
         return "no device that was tested has test samples"
 
-    async def measure(self, number: int, models: ModelAssignment, updates: Sequence[Measured], strategy: "Strategy") -> Row:
+    async def measure(self, number: int, models: ModelAssignment, updates: Sequence[Measured], strategy: "Handlers") -> Figures:
         """Accuracy and loss on test data, training loss and discrepancies after a round, None where no test is due.
 
         Where the generator of the data knows the true groups, it says how well the strategy's agree with them.
         """
-        row: Row = dict(NOT_MEASURED)
+        row: Figures = dict(NOT_MEASURED)
         if self._spec.score == "historical":
             for name, (_, served) in models.items():
                 ever = self.ever.get(name, [])
@@ -152,7 +152,7 @@ class Evaluator:
         spec = self._spec
         return self.is_last(number) or (number >= spec.from_round and (number + 1) % spec.every == 0)
 
-    async def _learn(self, row: Row, models: ModelAssignment, updates: Sequence[Measured], usual_score: str) -> None:
+    async def _learn(self, row: Figures, models: ModelAssignment, updates: Sequence[Measured], usual_score: str) -> None:
         learner = self._learner
         trained = [(entry.update, entry.weight) for entry in updates]
         if self._spec.train_loss == "first":  # before they are computed: how, is forgotten then
@@ -186,7 +186,7 @@ class Evaluator:
             for name, (ref, served) in models.items()
         }
 
-    async def cosines(self, number: int, updates: Sequence[Measured], strategy: "Strategy") -> dict[str, list[float]]:
+    async def cosines(self, number: int, updates: Sequence[Measured], strategy: "Handlers") -> dict[str, list[float]]:
         """Least, mean and largest cosine of two updates that were trained from a known start, by kind of pair, to six digits.
 
         Kinds where the true groups are known: ``alike`` and ``unlike``, of one or of two true groups but in one group of the
@@ -215,7 +215,7 @@ class Evaluator:
         return {kind: np.round([own.min(), own.mean(), own.max()], 6).tolist() for kind, own in told.items() if len(own)}
 
     async def agreement(self, number: int, models: Sequence[Ref]) -> dict[str, float]:
-        """How well the models of all devices agree, where there is no server; nothing where no test is due.
+        """Agreement of the models of all devices, where there is no server; nothing where no test is due.
 
         ``mean_accuracy`` is that of the mean of all finite models on the pooled test samples of all devices, ``consensus`` the
         root of the mean squared Euclidean distance of the models from that mean (Kong et al. 2021).
@@ -231,13 +231,13 @@ class Evaluator:
         found = {} if accuracy is None else {"mean_accuracy": accuracy}
         return found | {"consensus": float(np.sqrt(np.mean(squares)))}
 
-    def _groups(self, strategy: "Strategy") -> NDArray[np.int64]:
+    def _groups(self, strategy: "Handlers") -> NDArray[np.int64]:
         """The strategy's group of each device, -1 for none, int64 [devices]."""
         found = strategy.groups_of(range(len(self._world.version())))
         return np.array([-1 if group is None else group for group in found], dtype=np.int64)
 
-    def _agreement(self, strategy: "Strategy") -> Row:
-        """How well the strategy's groups agree with the true ones, over the present devices for which both are known."""
+    def _agreement(self, strategy: "Handlers") -> Figures:
+        """Agreement of the strategy's groups with the true ones, over the present devices for which both are known."""
         truth = self._world.truth()
         if truth is None:
             return {}

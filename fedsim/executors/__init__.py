@@ -1,1 +1,1 @@
-"""Where real work runs. An executor decides how long work takes in real time, and nothing else."""
+"""Executors run the real work. An executor decides how long work takes in real time, and nothing else."""

@@ -19,8 +19,8 @@ import numpy as np
 
 _SHARED_BYTES = 1 << 15  # a smaller array costs less in the parcel than in the store
 
-Reference = Any
-"""What names a thing in the store: a ``ray.ObjectRef``."""
+ParcelReference = Any
+"""Name of a thing in the store: a ``ray.ObjectRef``."""
 
 
 @dataclass
@@ -29,17 +29,17 @@ class Parcel:
 
     content: bytes
     buffers: list[pickle.PickleBuffer] = field(default_factory=list)
-    placed: list[Reference] = field(default_factory=list)
-    shared: list[Reference] = field(default_factory=list)
+    placed: list[ParcelReference] = field(default_factory=list)
+    shared: list[ParcelReference] = field(default_factory=list)
 
 
 class Packer:
     """Makes parcels, and knows what already lies in the store; ``put`` puts a thing there and gives its reference."""
 
-    def __init__(self, put: Callable[[Any], Reference]) -> None:
+    def __init__(self, put: Callable[[Any], ParcelReference]) -> None:
         self._put = put
-        self._placed: dict[int, tuple[Any, Reference]] = {}
-        self._shared: dict[int, tuple[weakref.ref[Any], Reference]] = {}
+        self._placed: dict[int, tuple[Any, ParcelReference]] = {}
+        self._shared: dict[int, tuple[weakref.ref[Any], ParcelReference]] = {}
 
     def place(self, thing: Any) -> None:
         """Put ``thing`` into the store; from now on it goes into parcels by reference."""
@@ -53,13 +53,13 @@ class Packer:
         parcel.content = memory.getvalue()
         return parcel
 
-    def placed(self, thing: Any) -> Reference | None:
-        """Where ``thing`` was placed, if it was."""
+    def placed(self, thing: Any) -> ParcelReference | None:
+        """The reference of ``thing``, or None if it was not placed."""
         held, reference = self._placed.get(id(thing), (None, None))
         return reference if held is thing else None
 
-    def shared(self, array: np.ndarray[Any, Any]) -> Reference:
-        """Where ``array`` lies, which is put there if it does not yet."""
+    def shared(self, array: np.ndarray[Any, Any]) -> ParcelReference:
+        """The reference of ``array``, which is put into the store if it is not there yet."""
         known, reference = self._shared.get(id(array), (None, None))
         if known is None or known() is not array:
             reference, key = self._put(array), id(array)
@@ -75,14 +75,14 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._packer, self._parcel = packer, parcel
 
     def persistent_id(self, thing: Any) -> tuple[str, int] | None:
-        """How ``thing`` is referred to, or None for what goes into the pickle."""
+        """The kind and position of the reference to ``thing``, or None if ``thing`` goes into the pickle."""
         if type(thing) is np.ndarray and not thing.flags.writeable and thing.nbytes >= _SHARED_BYTES:
             return "shared", _number(self._parcel.shared, self._packer.shared(thing))
         reference = self._packer.placed(thing)
         return None if reference is None else ("placed", _number(self._parcel.placed, reference))
 
 
-def _number(references: list[Reference], reference: Reference) -> int:
+def _number(references: list[ParcelReference], reference: ParcelReference) -> int:
     """The position of ``reference``, which is added if it is new."""
     if reference not in references:
         references.append(reference)
@@ -92,17 +92,17 @@ def _number(references: list[Reference], reference: Reference) -> int:
 class Opener:
     """Opens parcels in a worker process, and keeps what was placed; ``fetch`` gets things from the store."""
 
-    def __init__(self, fetch: Callable[[Sequence[Reference]], Sequence[Any]]) -> None:
+    def __init__(self, fetch: Callable[[Sequence[ParcelReference]], Sequence[Any]]) -> None:
         self._fetch = fetch
-        self._kept: dict[Reference, Any] = {}
+        self._kept: dict[ParcelReference, Any] = {}
 
     def open(self, parcel: Parcel, shared: Sequence[Any] | None = None) -> Any:
-        """What is in the parcel; ``shared`` are the shared arrays, where they have been fetched already."""
+        """The content of the parcel; ``shared`` are the shared arrays, if they have been fetched already."""
         arrays = self._fetch(parcel.shared) if shared is None else shared
         things = {"placed": [self._placed(reference) for reference in parcel.placed], "shared": arrays}
         return _Unpickler(io.BytesIO(parcel.content), things, parcel.buffers).load()
 
-    def _placed(self, reference: Reference) -> Any:
+    def _placed(self, reference: ParcelReference) -> Any:
         if reference not in self._kept:
             (parcel,) = self._fetch([reference])
             self._kept[reference] = self.open(parcel)

@@ -20,7 +20,7 @@ from fedsim.executors.isolated import start
 from fedsim.language.imports import learn, places
 
 
-class Processes:
+class WorkerProcesses:
     """``workers`` processes, each started when it is first needed."""
 
     def __init__(self, workers: int) -> None:

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from fedsim.executors.base import Executor
-from fedsim.executors.processes import Processes
+from fedsim.executors.processes import WorkerProcesses
 
 
 class Threads(Executor):
@@ -17,7 +17,7 @@ class Threads(Executor):
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="fedsim")
-        self._processes: Processes | None = None
+        self._processes: WorkerProcesses | None = None
 
     def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
         return self._pool.submit(function, *args)
@@ -26,7 +26,7 @@ class Threads(Executor):
         if self.workers == 1:
             return self.submit(function, *args)
         if self._processes is None:
-            self._processes = Processes(self.workers)
+            self._processes = WorkerProcesses(self.workers)
         return self._processes.submit(function, *args)
 
     def close(self) -> None:

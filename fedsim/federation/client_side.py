@@ -17,7 +17,7 @@ from fedsim.federation.wire import Wire
 from fedsim.learning import Learner
 from fedsim.learning.refs import Ref
 from fedsim.simulation import Simulation
-from fedsim.world.task import Computation, Evaluate, Step, Task, Train, Upload
+from fedsim.world.task import Computation, Evaluate, Task, TaskStep, Train, Upload
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class ClientSide:
 
     # Compute and answer.
 
-    def next_steps(self, task: Task) -> tuple[Step, ...]:
+    def next_steps(self, task: Task) -> tuple[TaskStep, ...]:
         """A device has carried out all steps that its task had: those that follow, none if that was all."""
         context: TaskContext = task.context
         if context.replied:

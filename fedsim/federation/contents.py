@@ -84,7 +84,7 @@ class Partial:
         return sum(end - begin for begin, end in self.places)
 
 
-class Sizes(Protocol):
+class WireSizes(Protocol):
     """Sizes of models on the wire; ``Wire`` knows them."""
 
     @property
@@ -95,7 +95,7 @@ class Sizes(Protocol):
         """Bytes of so many of its numbers."""
 
 
-def payloads(contents: Contents, sizes: Sizes) -> tuple[Payload, ...]:
+def payloads(contents: Contents, sizes: WireSizes) -> tuple[Payload, ...]:
     """The parts of a message and their bytes, without those that are not counted.
 
     Raises:
@@ -117,7 +117,7 @@ def received(contents: Contents) -> dict[str, Any]:
     return {name: value.value if type(value) in _WRAPPED else value for name, value in contents.items()}
 
 
-def _bytes(name: str, value: Any, sizes: Sizes) -> float:
+def _bytes(name: str, value: Any, sizes: WireSizes) -> float:
     if isinstance(value, Ref):
         return sizes.model_bytes
     if isinstance(value, Partial):

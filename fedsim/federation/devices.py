@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.federation.contents import Contents, Lazy, Sizes, payloads
+from fedsim.federation.contents import Contents, Lazy, WireSizes, payloads
 from fedsim.learning.functions import Function, spliced, weighted_sum
 from fedsim.learning.refs import Ref
 from fedsim.training import Places, Training
@@ -130,7 +130,7 @@ class Devices:
         population: "Population",
         learner: "Learner",
         label_counts: Callable[[int, int | None], NDArray[np.int64]],
-        sizes: Sizes,
+        sizes: WireSizes,
     ) -> None:
         self.population = population
         self.learner = learner

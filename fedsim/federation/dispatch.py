@@ -21,12 +21,12 @@ from fedsim.federation.messages import (
     Arrival,
     Carried,
     EdgeLost,
-    Message,
+    Handlers,
     PeerMessage,
     Return,
-    Shift,
+    ServerMessage,
+    ShiftNotice,
     Start,
-    Strategy,
     TaskEnd,
     Timer,
 )
@@ -35,18 +35,17 @@ from fedsim.learning.refs import Ref
 from fedsim.simulation import Alarm, Simulation, on_grid_after
 from fedsim.streams import Streams
 from fedsim.world.network.flow import SERVER, Direction
-from fedsim.world.task import Cause, Download, Outcome, Payload, Step, Task
+from fedsim.world.task import Cause, Download, Outcome, Payload, Task, TaskStep
 
 if TYPE_CHECKING:
     from fedsim.learning import Learner
     from fedsim.running.drift import Drift
     from fedsim.world.life import TaskRunner
-    from fedsim.world.messages import Edges
-    from fedsim.world.messages import Message as OnItsWay
+    from fedsim.world.messages import Edges, Message
     from fedsim.world.population import Population
 
 
-_MESSAGES: dict[str, Callable[[int], Message]] = {"return": Return, "shift": Shift, "newcomer": Arrival}
+_MESSAGES: dict[str, Callable[[int], ServerMessage]] = {"return": Return, "shift": ShiftNotice, "newcomer": Arrival}
 """Message about a device as soon as it can be reached, by the kind of its alarm."""
 
 _SEEN: dict[Outcome, Outcome] = {"left": "lost", "battery": "lost"}
@@ -92,7 +91,7 @@ class Dispatch:
         self.drift: Drift | None = None
         self.tasks: TaskRunner
         self.edges: Edges
-        self.strategy: Strategy
+        self.strategy: Handlers
         self.busy_until = 0.0
         self.unnoticed: dict[int, TaskEnd] = {}
         self._own = own
@@ -105,7 +104,7 @@ class Dispatch:
         self._kept_at: dict[int, dict[str, Any]] = {}  # by lossy codecs at edge servers, of what was not sent
 
     def connect(
-        self, tasks: "TaskRunner", edges: "Edges", strategy: "Strategy", client: Client[Any], drift: "Drift | None"
+        self, tasks: "TaskRunner", edges: "Edges", strategy: "Handlers", client: Client[Any], drift: "Drift | None"
     ) -> None:
         """Join the sides that need this to be made."""
         self.tasks, self.edges = tasks, edges
@@ -132,7 +131,7 @@ class Dispatch:
     ) -> int:
         """See ``Server.ask``; ``number`` is the round's."""
         parts = payloads(contents, self._down)
-        steps: tuple[Step, ...] = (Download(parts),) if parts else ()
+        steps: tuple[TaskStep, ...] = (Download(parts),) if parts else ()
         if parts and self._down.model_s:
             steps += self._down.work_on(contents, "decode")
         edge = self.edges.of(device) if at_edge else None
@@ -249,7 +248,7 @@ class Dispatch:
         idle = self.tasks.idle(devices)
         return idle & ~np.isin(devices, [end.device for end in self.unnoticed.values()]) if self.unnoticed else idle
 
-    def on_message_end(self, message: "OnItsWay", outcome: Outcome) -> None:
+    def on_message_end(self, message: "Message", outcome: Outcome) -> None:
         """The world says that a message outside of tasks has ended: of an edge server, or from device to device."""
         contents, keeping = self._sent.pop(message.id)
         arrived = received(contents) if outcome == "done" else {}
@@ -309,7 +308,7 @@ class Dispatch:
         if told is not None:
             await self.strategy.on_shift(device, received(told))
 
-    async def handle(self, message: Message) -> None:
+    async def handle(self, message: ServerMessage) -> None:
         """Give a message to the strategy."""
         match message:
             case TaskEnd():
@@ -328,7 +327,7 @@ class Dispatch:
                 await self.strategy.on_return(device)
             case Arrival(device):
                 await self.strategy.on_arrival(device)
-            case Shift(device):
+            case ShiftNotice(device):
                 await self._shift(device)
             case Start():
                 self._client_side.tell_attack()

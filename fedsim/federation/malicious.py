@@ -83,7 +83,6 @@ class SignFlip(_Along):
     factor: float = Field(default=1.0, gt=0.0, le=1e6)
 
     def update(self, arithmetic: Arithmetic, update: Ref, start: Ref, stream: "Sequence[Any]") -> Ref:
-        """The other way."""
         return self.along(arithmetic, update, start, -self.factor)
 
 
@@ -98,7 +97,6 @@ class Scaled(_Along):
     factor: float = Field(default=10.0, gt=0.0, le=1e6)
 
     def update(self, arithmetic: Arithmetic, update: Ref, start: Ref, stream: "Sequence[Any]") -> Ref:
-        """Longer."""
         return self.along(arithmetic, update, start, self.factor)
 
 
@@ -119,7 +117,6 @@ class Gaussian(Attack):
     deviation: float = Field(default=1.0, gt=0.0, le=1e6)
 
     def update(self, arithmetic: Arithmetic, update: Ref, start: Ref, stream: "Sequence[Any]") -> Ref:
-        """Noise; nothing needs to be trained for it."""
         return arithmetic.apply(noise_around, [start], deviation=self.deviation, stream=tuple(stream))
 
 

@@ -100,7 +100,7 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class Shift:
+class ShiftNotice:
     """The data of a device have changed, and it can be reached."""
 
     device: int
@@ -110,10 +110,10 @@ class Start:
     """The run begins."""
 
 
-Message = TaskEnd | Carried | PeerMessage | EdgeLost | Timer | Return | Arrival | Shift | Start
+ServerMessage = TaskEnd | Carried | PeerMessage | EdgeLost | Timer | Return | Arrival | ShiftNotice | Start
 
 
-class Strategy(Protocol):
+class Handlers(Protocol):
     """Handlers that the server calls; ``strategies.base.Strategy`` says when."""
 
     @property

@@ -14,15 +14,15 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from fedsim.errors import SimulationError, shown
 from fedsim.flower.app import App
-from fedsim.flower.half import Half
+from fedsim.flower.half import AppHalf
 from fedsim.flower.messages import bytes_of
-from fedsim.flower.params import Counts
+from fedsim.flower.params import CountedBy
 from fedsim.flower.replaced import here, replace_all, where
 from fedsim.flower.turns import carried_out, place_in
 
 
 @dataclass(frozen=True)
-class Job:
+class AppJob:
     """A message to be answered by the ClientApp of a device."""
 
     app: App
@@ -32,13 +32,13 @@ class Job:
     message: Message
     state: RecordDict  # what the device remembers
     seeds: tuple[int, int]  # of the global generators: to load the ClientApp (one a run), and for this message
-    counts: Counts | None
+    counts: CountedBy | None
     raises: bool  # an exception of the ClientApp ends the run; or else it is answered as Flower does
     patience_s: float  # (s of real time)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AppReply:
     """The reply, and what is known of the work."""
 
     reply: Message
@@ -48,21 +48,21 @@ class Outcome:
     counted: float | None
 
 
-_loaded: dict[str, Half] = {}  # of this process, by the run; one at a time
+_loaded: dict[str, AppHalf] = {}  # of this process, by the run; one at a time
 
 
-def carry_out(job: Job) -> Outcome:
+def carry_out(job: AppJob) -> AppReply:
     """Have the ClientApp answer; ``SimulationError`` if it cannot be loaded, raises, sends no message, or never ends."""
     replace_all()
     called = f"the ClientApp of device {job.device}"
     if job.run not in _loaded:
         _loaded.clear()
-        _loaded[job.run] = Half(job.app, "client", job.seeds[0])
+        _loaded[job.run] = AppHalf(job.app, "client", job.seeds[0])
     half = _loaded[job.run]
     return carried_out(lambda: _work(job, half, called), job.patience_s, job.app.folder, called)
 
 
-def _work(job: Job, half: Half, called: str) -> Outcome:
+def _work(job: AppJob, half: AppHalf, called: str) -> AppReply:
     message, app = job.message, half.loaded
     ids = message.metadata.run_id, message.metadata.dst_node_id
     context = Context(*ids, dict(job.node_config), deepcopy(job.state), dict(job.app.config))
@@ -89,10 +89,10 @@ def _work(job: Job, half: Half, called: str) -> Outcome:
     told = own if isinstance(own, Message) and own.has_content() else reply
     examples = None if told.has_error() else figure(told.content, "num-examples", "num_examples")
     examples = examples if examples is not None and examples >= 0 else None
-    return Outcome(deepcopy(reply), bytes_of(reply), context.state, examples, counted())
+    return AppReply(deepcopy(reply), bytes_of(reply), context.state, examples, counted())
 
 
-def _counter(job: Job, around: ExitStack) -> Callable[[], float | None]:
+def _counter(job: AppJob, around: ExitStack) -> Callable[[], float | None]:
     """Count until ``around`` is left; returns a function that tells the count."""
     if job.counts is None:
         return lambda: None

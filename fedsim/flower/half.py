@@ -16,7 +16,7 @@ from fedsim.flower.app import App
 from fedsim.flower.turns import is_within
 
 
-class Half:
+class AppHalf:
     """The ServerApp or the ClientApp (``name``: ``server`` or ``client``), ``loaded`` with the generators at ``seed``."""
 
     def __init__(self, app: App, name: str, seed: int) -> None:

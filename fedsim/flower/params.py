@@ -22,14 +22,14 @@ _FORWARD_SHARE = 1 / 3  # of a training step: forward, and backward at twice tha
 _EPOCHS = ("local-epochs", "local_epochs", "epochs")  # the last word of a dotted key
 _FAR = 1.5  # a factor between the samples that count and those that a model was given
 
-Counts = Literal["flops", "samples"]
+CountedBy = Literal["flops", "samples"]
 """Counted while a ClientApp works: torch's operations, or the samples that its model is given."""
 
 
 class _Time(Spec):
     """A way to tell the time."""
 
-    counts: ClassVar[Counts | None] = None
+    counts: ClassVar[CountedBy | None] = None
 
     def check(self, population: PopulationSpec) -> None:
         """Refuse devices whose speed is in other units, with a ``ScenarioError``."""
@@ -50,16 +50,14 @@ class SamplesTime(_Time):
 
     kind: Literal["samples"] = "samples"
     passes: float | None = Field(default=None, ge=0.0, le=1e6)
-    counts: ClassVar[Counts | None] = "samples"
+    counts: ClassVar[CountedBy | None] = "samples"
 
     def check(self, population: PopulationSpec) -> None:
-        """See ``_Time``."""
         if population.device is not None:
             why = "the kinds of population.device know FLOPs only; say strategy.time = 'flops'"
             raise ScenarioError(f"strategy.time is 'samples', but {why}")
 
     def work(self, kind: str, examples: float, flops: float | None, config: Mapping[str, Any]) -> Work | None:
-        """See ``_Time``."""
         factor = self.passes_over(config)[0] if kind.partition(".")[0] == "train" else _FORWARD_SHARE
         return Work(samples=examples * factor, what=kind) if examples * factor else None
 
@@ -116,20 +114,18 @@ class FlopsTime(_Time):
     """As long as torch's operations take at the device's FLOP/s: counted in the first message of a kind, then by examples."""
 
     kind: Literal["flops"] = "flops"
-    counts: ClassVar[Counts | None] = "flops"
+    counts: ClassVar[CountedBy | None] = "flops"
 
     def check(self, population: PopulationSpec) -> None:
-        """See ``_Time``."""
         if population.device is None and population.reference_flops is None:
             what = "give population.device, or population.speed with population.reference_flops"
             raise ScenarioError(f"strategy.time is 'flops', but nothing says how many FLOPs a device does in a second; {what}")
 
     def work(self, kind: str, examples: float, flops: float | None, config: Mapping[str, Any]) -> Work | None:
-        """See ``_Time``."""
         return Work(flops=flops * max(examples, 1.0), what=kind) if flops else None
 
 
-class Cost(Spec):
+class MessageCost(Spec):
     """The cost of a message: its entries add up."""
 
     samples: float = Field(default=0.0, ge=0.0, le=1e15)
@@ -145,12 +141,11 @@ class StatedTime(_Time):
     """
 
     kind: Literal["stated"] = "stated"
-    train: Cost = Cost()
-    evaluate: Cost = Cost()
-    query: Cost = Cost()
+    train: MessageCost = MessageCost()
+    evaluate: MessageCost = MessageCost()
+    query: MessageCost = MessageCost()
 
     def check(self, population: PopulationSpec) -> None:
-        """See ``_Time``."""
         costs = {name: getattr(self, name) for name in ("train", "evaluate", "query")}
         for name, cost in costs.items():
             if cost.flops and population.device is None and population.reference_flops is None:
@@ -159,7 +154,6 @@ class StatedTime(_Time):
                 raise ScenarioError(f"strategy.time.{name}.samples needs population.speed; kinds of devices know FLOPs only")
 
     def work(self, kind: str, examples: float, flops: float | None, config: Mapping[str, Any]) -> Work | None:
-        """See ``_Time``."""
         category = kind.partition(".")[0]
         cost = getattr(self, category if category in ("train", "evaluate") else "query")
         work = Work(cost.samples, cost.flops, cost.seconds, kind)
@@ -206,7 +200,6 @@ class FlowerParams(StrategyParams):
         return app
 
     def check(self, devices: int) -> None:
-        """See ``StrategyParams``."""
         for key, value in self.node_config.items():
             if isinstance(value, list) and len(value) != devices:
                 wrong = f"strategy.node_config.{key} has {len(value)} values, and population.devices is {devices}"
@@ -228,21 +221,17 @@ class FlowerParams(StrategyParams):
 
     @property
     def notes(self) -> list[str]:
-        """See ``StrategyParams``."""
         if "FLWR_LOG_LEVEL" in os.environ:
             return []
         return ["Flower's log, and what an app writes into it, is shown from WARNING on; FLWR_LOG_LEVEL=INFO shows the rest"]
 
     @property
     def called(self) -> str:
-        """See ``StrategyParams``."""
         return f"a Flower app, {self.app!r},"
 
     @property
     def not_restorable(self) -> str | None:
-        """A thread cannot be saved."""
         return "a Flower app keeps what it knows in a running thread"
 
     def check_population(self, population: PopulationSpec) -> None:
-        """See ``StrategyParams``."""
         self.time.check(population)

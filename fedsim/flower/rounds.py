@@ -37,7 +37,7 @@ class Round:
 _COUNTED = {"done": "valid", "late": "slow", "memory": "slow"} | dict.fromkeys(("lost", "left", "battery"), "disconnected")
 
 
-class Rounds:
+class AppRounds:
     """The rounds of a run, one after another: ``names`` has the metric of each column; ``close`` takes a round that is over."""
 
     def __init__(self, names: dict[str, str], close: Callable[[Round], None]) -> None:

@@ -22,12 +22,12 @@ from fedsim.federation.contents import Header, Opaque
 from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
 from fedsim.flower.app import App
-from fedsim.flower.client_side import Outcome, config_of
-from fedsim.flower.half import Half
+from fedsim.flower.client_side import AppReply, config_of
+from fedsim.flower.half import AppHalf
 from fedsim.flower.messages import bytes_of, bytes_of_content
 from fedsim.flower.params import FlowerParams, SamplesTaken, SamplesTime
 from fedsim.flower.replaced import EPOCH_S, replace_all, where
-from fedsim.flower.rounds import Round, Rounds
+from fedsim.flower.rounds import AppRounds, Round
 from fedsim.flower.turns import Over, Turns, place_in
 
 _POLL_S = 0.01  # what asking again for replies that are not there costs, of simulated time
@@ -70,7 +70,7 @@ class Session(Grid):  # type: ignore[misc]
         self._device_of = {node: device for device, node in enumerate(nodes)}
         self.turns = Turns(self._run, self._around, server.result, app.folder, params.real_patience)
         names = {"accuracy": params.accuracy, "loss": params.loss, "train_loss": params.train_loss}
-        self.rounds = Rounds(names, self._close_round)
+        self.rounds = AppRounds(names, self._close_round)
         self.note_figures = self.rounds.note_figures
         self.model: ArrayRecord | None = None  # that the ServerApp sent last, or its strategy returned in the end
         self._taken = SamplesTaken(params.time) if isinstance(params.time, SamplesTime) else None
@@ -89,7 +89,7 @@ class Session(Grid):  # type: ignore[misc]
         self._missing: set[str] | None = None  # or until these are answered
         self._asked_at = -1.0  # when it last asked for replies that were not there (s)
         self._idle = 0
-        self._half = Half(app, "server", int(server.rng("server-app").integers(1 << 32)))
+        self._half = AppHalf(app, "server", int(server.rng("server-app").integers(1 << 32)))
         self._client_seed = int(server.rng("client-app-loading").integers(1 << 32))
 
     # Turns.
@@ -329,7 +329,7 @@ class Session(Grid):  # type: ignore[misc]
         if sent.round is not None and sent.leads:
             self.rounds.count(sent.round, end.outcome)
         if done:
-            outcome: Outcome = end[f"{end.job}-reply"]
+            outcome: AppReply = end[f"{end.job}-reply"]
             sent.examples = outcome.examples
             if self._taken is not None and not outcome.reply.has_error():
                 self._taken.note(end.job, config_of(sent.message, self._app.config), outcome.examples, outcome.counted)

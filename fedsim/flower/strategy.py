@@ -38,15 +38,14 @@ class FlowerClient(Client[FlowerParams]):
         self._counted: set[tuple[int, str]] = set()  # devices and kinds of messages
 
     def real(self, device: Device, instruction: Instruction) -> Real:
-        """The ClientApp's work."""
         from flwr.app import RecordDict
 
-        from fedsim.flower.client_side import Job, carry_out
+        from fedsim.flower.client_side import AppJob, carry_out
 
         counts, first = self.params.time.counts, (device.number, instruction.job) not in self._counted
         self._counted.add((device.number, instruction.job))
         due = instruction.job not in self._flops if counts == "flops" else first
-        job = Job(
+        job = AppJob(
             app=self._app,
             run=self._run,
             device=device.number,
@@ -61,7 +60,6 @@ class FlowerClient(Client[FlowerParams]):
         return Real(carry_out, (job,))
 
     def work(self, device: Device, instruction: Instruction) -> list[Work]:
-        """How long that takes."""
         from fedsim.flower.client_side import config_of
 
         outcome, config = instruction.value, config_of(instruction[instruction.job], self._app.config)
@@ -73,7 +71,6 @@ class FlowerClient(Client[FlowerParams]):
         return [] if work is None else [work]
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
-        """The ClientApp's reply."""
         return {f"{instruction.job}-reply": Opaque(instruction.value, float(instruction.value.bytes))}
 
 
@@ -104,7 +101,6 @@ class Flower(Strategy[FlowerParams]):
         self._session: Session | None = None
 
     async def on_start(self) -> None:
-        """Begin the ServerApp."""
         from fedsim.flower.server_side import Session
 
         self._session = Session(self.params, self.server, self.app, self.nodes, self.run_id)
@@ -117,37 +113,29 @@ class Flower(Strategy[FlowerParams]):
         return self._session
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        """A device has answered, or never will."""
         self.session.on_task_end(message)
 
     async def on_timer(self, name: str) -> None:
-        """A time is over that something waited for."""
         await self.session.on_timer(name)
 
     async def on_return(self, device: int) -> None:
-        """A device for which a message waits can be reached."""
         self.session.on_return(device)
 
     def models(self) -> ModelAssignment:
-        """None that fedsim could test."""
         return {}
 
     def tensors(self) -> Mapping[str, Mapping[str, NDArray[Any]]]:
-        """The model as the ServerApp had it last."""
         tensors = {} if self._session is None else self._session.tensors()
         return {"global": tensors} if tensors else {}
 
     def why_no_accuracy(self) -> str | None:
-        """Names the metrics of the app."""
         seen = set() if self._session is None else self._session.rounds.seen
         names = ", ".join(sorted(seen)) or "none"
         return f"no metric of the app's was called {self.params.accuracy!r} (strategy.accuracy); there were: {names}"
 
     def facts(self) -> dict[str, Any]:
-        """The app's own strategy, and the time that was taken."""
         return {} if self._session is None else self._session.facts()
 
     def on_end(self) -> None:
-        """End the ServerApp's thread."""
         if self._session is not None:
             self._session.turns.close()

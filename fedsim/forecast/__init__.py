@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fedsim.executors.base import Executor
 from fedsim.forecast.nominal import nominal_lines
-from fedsim.forecast.trial import Trial
+from fedsim.forecast.trial import Beginning
 from fedsim.language.units import show_bytes, show_seconds
 from fedsim.simulation import Simulation
 
@@ -63,12 +63,12 @@ def forecast_lines(scenario: "Scenario", executor: Executor, patience_s: float =
             f"{scenario.population.devices} devices; what they compute, send and learn is for {scenario.strategy.called} to say"
         )
         return [about, *scenario.stop.notes, *scenario.strategy.notes]
-    trial = Trial.built(scenario, executor)
+    trial = Beginning.built(scenario, executor)
     lines = nominal_lines(trial.run)
     return [*lines, *_real_lines(scenario, forecast(trial, patience_s))] if patience_s else lines
 
 
-def forecast(trial: Trial, patience_s: float = PATIENCE_S) -> Forecast:
+def forecast(trial: Beginning, patience_s: float = PATIENCE_S) -> Forecast:
     """Try a run that has been built, and extrapolate.
 
     The simulation is tried without learning; then a part of what it would have trained is trained, and a model tested. Other

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _PILOT_STEPS = 3
 
 
-class Trained(NamedTuple):
+class UsedTraining(NamedTuple):
     """A local training whose result a run would have used."""
 
     device: int
@@ -40,7 +40,7 @@ class Trained(NamedTuple):
 class Tally(Learner):
     """Learns nothing, and notes the trainings whose results were handed in, and how often models would have been tested."""
 
-    trainings: list[Trained]
+    trainings: list[UsedTraining]
     tests: int
 
     def __init__(self, *args: Any) -> None:
@@ -49,7 +49,7 @@ class Tally(Learner):
 
     @override
     def train(self, training: Training, device: int, **others: Any) -> "Ref":
-        self.trainings.append(Trained(device, training))
+        self.trainings.append(UsedTraining(device, training))
         return super().train(training, device, **others)
 
     @override
@@ -58,7 +58,7 @@ class Tally(Learner):
 
 
 @dataclass
-class Trial:
+class Beginning:
     """The beginning of a run, and its cost.
 
     Attributes:
@@ -93,7 +93,7 @@ class Trial:
         return learner
 
     @classmethod
-    def built(cls, scenario: "Scenario", executor: Executor) -> "Trial":
+    def built(cls, scenario: "Scenario", executor: Executor) -> "Beginning":
         """Build the run, with the work to be done by ``executor``, and do not begin."""
         began, core = time.perf_counter(), None
         run = assemble(scenario, Simulation(executor=Inline()), Tally)
@@ -131,7 +131,7 @@ class Trial:
         stopped_early = self.stopped == "interrupted"
         self.share = share_done(self.run.scenario.stop, self.rounds, self.simulated_s) if stopped_early else 1.0
 
-    def steps_of(self, trained: Trained) -> int:
+    def steps_of(self, trained: UsedTraining) -> int:
         """Steps of SGD of a training."""
         return trained.training.sgd_steps(int(self.run.samples[trained.device]), self.run.scenario.training.batch_size)
 
@@ -151,14 +151,14 @@ class Trial:
                 break
         return step_s, test_s
 
-    def _at_once(self) -> list[Trained]:
+    def _at_once(self) -> list[UsedTraining]:
         """The trainings between two tests in the middle of the trial: they would have been trained together."""
         trainings, tests = self.tally.trainings, max(1, self.tally.tests)
         together = max(1, round(len(trainings) / tests))
         middle = max(0, (tests // 2) * together)
         return trainings[middle : middle + together] or trainings[-together:]
 
-    async def _step_s(self, core: "Learning", trainings: list[Trained], patience_s: float) -> float:
+    async def _step_s(self, core: "Learning", trainings: list[UsedTraining], patience_s: float) -> float:
         await _train_s(core, trainings[:1], 1)  # work of the first time only is not to be counted
         pilot = min(_PILOT_STEPS, self.steps_of(trainings[0]))
         guess = await _train_s(core, trainings[:1], pilot) / pilot
@@ -174,7 +174,7 @@ class Trial:
         return await _train_s(core, chosen, None) / total
 
 
-async def _train_s(core: "Learning", trainings: list[Trained], most_steps: int | None) -> float:
+async def _train_s(core: "Learning", trainings: list[UsedTraining], most_steps: int | None) -> float:
     """Real seconds that these trainings take from the initial model; each for so many steps, or all of its own."""
     start = core.initial()
     await core.value(start)

@@ -176,7 +176,7 @@ def _where() -> str:
     return f"${ALLOWED_PACKAGES} or in {str(_config())!r}"
 
 
-class _Places(MetaPathFinder):
+class _PermittedFinder(MetaPathFinder):
     """Finds allowed code that is not installed, and the modules beside it; installed modules win.
 
     Attributes:
@@ -202,7 +202,7 @@ class _Places(MetaPathFinder):
         return spec
 
 
-_places = _Places()
+_places = _PermittedFinder()
 sys.meta_path.append(_places)
 
 

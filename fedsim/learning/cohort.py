@@ -11,8 +11,17 @@ from numpy.typing import NDArray
 
 from fedsim.data.federated import FederatedData, Shard, stratified_part
 from fedsim.learning.refs import Best, Ref, Trained, Weights, parents
-from fedsim.learning.solvers import batches
-from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, Solver, compute_with_one_thread
+from fedsim.learning.solvers.base import (
+    WHOLE,
+    Descent,
+    LocalSolve,
+    Solved,
+    Solver,
+    batch_width,
+    compute_with_one_thread,
+    sgd_steps,
+    shuffled,
+)
 from fedsim.learning.spec import TrainingSpec
 from fedsim.streams import Streams
 from fedsim.training import Places, Training
@@ -22,7 +31,7 @@ _MOST_ROWS = 1 << 12  # samples in one step of a stack, unless one device alone 
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """One device's training, with its start known.
 
     Attributes:
@@ -53,13 +62,13 @@ class Job:
     @property
     def width(self) -> int:
         """Rows of its batch arrays."""
-        return batches.width(self.count, self.batch_size)
+        return batch_width(self.count, self.batch_size)
 
     @property
     def steps(self) -> int:
         """SGD steps that it takes."""
         training = self.recipe.training
-        return batches.steps(self.count, self.batch_size, training.epochs, training.steps)
+        return sgd_steps(self.count, self.batch_size, training.epochs, training.steps)
 
 
 class Trainer:
@@ -74,7 +83,7 @@ class Trainer:
         self.samples = samples
         self.streams = streams
 
-    def job(self, ref: Ref, data: FederatedData) -> Job:
+    def job(self, ref: Ref, data: FederatedData) -> TrainingJob:
         """The job that computes ``ref``, whose start is known."""
         recipe = ref.recipe
         if not isinstance(recipe, Trained) or any(parent.value is None for parent in parents(recipe)):
@@ -85,12 +94,12 @@ class Trainer:
             None if model is None else model.value for model in (training.anchor, training.linear, previous)
         )
         lr = self.training.lr_in(recipe.round) if training.lr is None else training.lr
-        batch_size = batches.WHOLE if training.full_batch else self.training.batch_size
+        batch_size = WHOLE if training.full_batch else self.training.batch_size
         part = training.part
         samples = None if part is None else stratified_part(data.train_labels(shard), part.splits, part.number)
-        return Job(recipe, lr, batch_size, training.start.value, anchor, linear, previous, shard, samples)
+        return TrainingJob(recipe, lr, batch_size, training.start.value, anchor, linear, previous, shard, samples)
 
-    def split(self, jobs: Sequence[Job]) -> list[list[int]]:
+    def split(self, jobs: Sequence[TrainingJob]) -> list[list[int]]:
         """Positions of the jobs that are done together; those with the most steps in all come first, so that none is left last.
 
         Looks at the jobs alone, never at the number of workers. Together are jobs with one learning rate, one proximal and one
@@ -115,7 +124,7 @@ class Trainer:
                 rest = rest[len(long) :]
         return sorted(chunks, key=lambda chunk: (-sum(steps[at] for at in chunk), chunk[0]))
 
-    def train(self, jobs: Sequence[Job]) -> list[Solved]:
+    def train(self, jobs: Sequence[TrainingJob]) -> list[Solved]:
         """Carry out jobs that ``split`` put together; the results in the order given."""
         compute_with_one_thread()
         first, training, local = jobs[0], self.training, jobs[0].recipe.training
@@ -124,14 +133,14 @@ class Trainer:
         solver = self.solver if local.contrast is None and training.clip is None else self.solver.plain
         return solver.solve([self._local_solve(job) for job in jobs], descent)
 
-    def _local_solve(self, job: Job) -> LocalSolve:
+    def _local_solve(self, job: TrainingJob) -> LocalSolve:
         recipe = job.recipe
         x, y = self.samples.train_samples(job.shard)
         if job.samples is not None:
             x, y = x[job.samples], y[job.samples]
         generator = self.streams.generator("learning/shuffle", recipe.device, recipe.key)
         training = recipe.training
-        order = batches.shuffled(generator, len(y), job.batch_size, training.epochs, training.steps, only=training.only_batch)
+        order = shuffled(generator, len(y), job.batch_size, training.epochs, training.steps, only=training.only_batch)
         key = self.streams.word("learning/dropout", recipe.device, recipe.key)
         return LocalSolve(
             job.weights, torch.from_numpy(x), torch.from_numpy(y), order, key, job.anchor, job.linear, job.previous

@@ -60,11 +60,7 @@ class Evaluation:
         return dict(zip(self.devices, self._ratios(self.correct), strict=True))
 
     def score(self, how: str) -> tuple[float | None, float | None]:
-        """Accuracy and loss as a record holds them; None where nothing was tested, or where the loss is not finite.
-
-        Args:
-            how: ``pooled`` (all samples as one set) or ``device-mean`` (mean of the devices' own).
-        """
+        """Accuracy and loss, ``pooled`` or ``device-mean``; None where nothing was tested, or not finite."""
         if how == "pooled":
             return _finite(self.accuracy), _finite(self.loss)
         return _mean(self._ratios(self.correct)), _mean(self._ratios(self.loss_sum))

@@ -243,11 +243,7 @@ class ModuleModel(Model):
         return factory
 
     def module(self, seed: int = 0) -> "nn.Module":
-        """The module, initialised under ``seed``.
-
-        Raises:
-            ScenarioError: the path leads nowhere, the factory fails or makes no module, or the module cannot be used.
-        """
+        """The module, initialised under ``seed``; ``ScenarioError`` if there is none, or none that can be used."""
         from fedsim.learning.factory import build  # loads torch
 
         return build(self.factory, self.args, seed)

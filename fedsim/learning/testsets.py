@@ -168,13 +168,9 @@ def _judged(solver: Solver, outputs: Tensor, y: NDArray[np.int64]) -> Judged:
 def counted(
     devices: list[int], owner: NDArray[np.int64], judged: Sequence[Judged], order: NDArray[np.int64] | None = None
 ) -> Evaluation:
-    """The evaluation of samples that were judged in parts, device by device.
+    """The evaluation of samples that were judged in parts, device by device; ``owner`` has positions in ``devices``.
 
-    Args:
-        devices: whose they are.
-        owner: position of each sample's device among them.
-        judged: the parts.
-        order: which sample each entry of the parts is; None: they stand as in ``owner``. Losses are summed as in ``owner``.
+    ``order`` says which sample each entry of the parts is; None: they stand as in ``owner``. Losses are summed as in ``owner``.
     """
     place = slice(None) if order is None else order
     losses, right = np.zeros(len(owner)), np.zeros(len(owner), np.bool_)

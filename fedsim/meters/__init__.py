@@ -1,4 +1,4 @@
-"""What a run counts besides bytes: energy, money, and quantities of the user's own."""
+"""Quantities counted besides bytes: energy, money, and the user's own."""
 
 from fedsim.meters.costs import Bill
 from fedsim.meters.energy import EnergyMeter

@@ -1,4 +1,4 @@
-"""What a meter is: it hears of every step and transfer, and adds columns to rounds and devices and an entry to the summary."""
+"""The base of meters: a meter hears every step and transfer, and adds columns to rounds and devices and a summary entry."""
 
 import json
 import math
@@ -80,12 +80,12 @@ class Transfer(NamedTuple):
 
     @property
     def source(self) -> str:
-        """Who sends: ``device 3``, ``edge 1``, ``server`` or another part of the server's side."""
+        """The sender: ``device 3``, ``edge 1``, ``server`` or another part of the server's side."""
         return self.sender or ("server" if self.direction == "down" else f"device {self.device}")
 
     @property
     def destination(self) -> str:
-        """Who receives."""
+        """The receiver, named like the ``source``."""
         return self.receiver or ("server" if self.direction == "up" else f"device {self.device}")
 
 
@@ -179,7 +179,7 @@ class Meter:
         return {}
 
     def of_devices(self) -> Mapping[str, NDArray[np.float64] | Sequence[float]]:
-        """What was counted of each device, by ``device_columns``; [devices] each."""
+        """Totals of each device for ``device_columns``; [devices] each."""
         return {}
 
     def close(self, time: float) -> None:
@@ -194,7 +194,7 @@ class Meter:
         return {}
 
     def snapshot(self) -> dict[str, Any]:
-        """What a run that goes on must know; ``restore`` takes it back."""
+        """State needed to resume a run; ``restore`` takes it back."""
         return {name: value for name, value in vars(self).items() if name not in self.fixed}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -299,10 +299,6 @@ class Meters:
             for name, content in meter.files().items():
                 yield name, content, meter.tables.get(name, {})
 
-    @property
-    def file_names(self) -> list[str]:
-        return [name for name, _, _ in self.files()]
-
     def snapshot(self) -> dict[str, Any]:
         return {"starts": self._starts, "told": self._told, "meters": {of: one.snapshot() for of, one in self._all.items()}}
 
@@ -313,7 +309,7 @@ class Meters:
 
 
 def _asked(of: str, time: float | None, hook: Callable[..., Any], *given: Any) -> Any:
-    """What a hook of a meter gives. A mistake in it is told by file and line."""
+    """Result of a meter's hook; errors in the hook are reported by file and line."""
     try:
         return hook(*given)
     except FedsimError:

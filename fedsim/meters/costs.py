@@ -16,8 +16,8 @@ _HOUR_S, _GB = 3600.0, 1e9
 _ITEMS = ("hours", "gigabytes", "requests", "tasks")
 
 
-class Rates(Spec):
-    """What an endpoint of a kind costs, in the currency of the bill.
+class Prices(Spec):
+    """Rates of an endpoint of a kind, in the currency of the bill.
 
     Attributes:
         per_hour: an hour of its work: of a device from the begin of a task to its end, of others from the start of the run.
@@ -30,8 +30,8 @@ class Rates(Spec):
     per_request: Price = 0.0
 
 
-class DeviceRates(Rates):
-    """What a device costs.
+class DevicePrices(Prices):
+    """Rates of a device.
 
     Attributes:
         per_task: each task, however it ends.
@@ -51,9 +51,9 @@ class CostsSpec(Spec):
     """
 
     currency: str = Field(default="USD", min_length=1, max_length=20)
-    device: DeviceRates = DeviceRates()
-    edge: Rates | None = None
-    server: Rates = Rates()
+    device: DevicePrices = DevicePrices()
+    edge: Prices | None = None
+    server: Prices = Prices()
 
     def build(self, context: MeterContext) -> "Bill":
         """The bill of a run; ``ScenarioError`` if there are no edge servers or cells for ``edge``."""
@@ -63,7 +63,7 @@ class CostsSpec(Spec):
 
 
 class Bill(Meter):
-    """What a run costs, booked when a task or a message is over; hours of the server's side as they pass."""
+    """The costs of a run, booked when a task or a message is over; hours of the server's side as they pass."""
 
     round_columns = (Column("cost", "the currency of [costs]", "booked since the round before ended"),)
     device_columns = (Column("cost", "the currency of [costs]", "of the device: its tasks, hours, messages and bytes"),)
@@ -71,7 +71,7 @@ class Bill(Meter):
 
     def __init__(self, context: MeterContext, prices: CostsSpec) -> None:
         self._prices = prices
-        self._rates = {"device": prices.device, "edge": prices.edge or Rates(), "server": prices.server}
+        self._rates = {"device": prices.device, "edge": prices.edge or Prices(), "server": prices.server}
         self._places = {"edge": context.places or 0, "server": 1}
         self._booked = {kind: dict.fromkeys(_ITEMS, 0.0) for kind in self._rates}
         self._devices = np.zeros(context.devices)

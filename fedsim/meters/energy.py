@@ -21,7 +21,7 @@ TABLE, SETTING = "energy.parquet", "energy.json"
 PHASES = ("idle", "compute", "receive", "send", "tail")
 PLACES = ("server", "edge")
 COEFFICIENTS = ("idle_w", "compute_w", "receive_w", "send_w", "receive_j_byte", "send_j_byte", "tail_w", "tail_s")
-"""What a device draws: watts, joules a byte, and for how long the radio stays awake (s)."""
+"""Coefficients of a device: power (W), energy a byte (J), and the time that the radio stays awake (s)."""
 
 DAY_S = 86_400.0
 _HOUR_S = 3_600.0
@@ -31,7 +31,7 @@ COMPUTING = ("train", "evaluate", "compute", "decode", "encode")
 
 _MOVING = {"download": "receive", "upload": "send"}
 
-Columns = Mapping[str, NDArray[Any]]
+DeviceColumns = Mapping[str, NDArray[Any]]
 
 
 class Zone:
@@ -49,7 +49,7 @@ class Zone:
         self._before = [math.fsum(hours[:hour]) * _HOUR_S for hour in range(25)]
 
     def grams(self, joules: float, start: float, end: float) -> float:
-        """What ``joules`` weigh that are drawn evenly from ``start`` to ``end`` (s); all at once if these are the same."""
+        """Emissions (g) of ``joules`` drawn evenly from ``start`` to ``end`` (s); all at once if these are the same."""
         if self._flat:
             return joules * self._hours[0]
         if end <= start:
@@ -89,7 +89,7 @@ class EnergyMeter(Meter):
     }
     fixed = ("columns", "setting", "_zones", "_while_there", "_by_battery")
 
-    def __init__(self, columns: Columns, setting: Mapping[str, Any]) -> None:
+    def __init__(self, columns: DeviceColumns, setting: Mapping[str, Any]) -> None:
         self.columns, self.setting = columns, setting
         self._zones = [Zone(zone["hours"], zone["offset_s"]) for zone in setting["zones"]]
         devices = len(columns["zone"])
@@ -267,7 +267,7 @@ class EnergyMeter(Meter):
                 self._book_place(place, a_byte * fields["delivered"], fields["start"], time)
 
     def on_updates_lost(self, time: float, fields: dict[str, Any]) -> None:
-        """What tasks have drawn whose work was at an edge server is wasted, the tails of their radios included."""
+        """Counts the energy of tasks whose updates are lost at an edge server as wasted, including their radios' tails."""
         lost = fields["tasks"]
         self.wasted += math.fsum([self._at_edges.pop(task, 0.0) for task in lost])
         for device, (begin, task, _) in self._tails.items():

@@ -58,12 +58,12 @@ def _of_class(found: type[Meter], kind: str) -> type[MeterSpec]:
     return create_model(found.__name__, __base__=base, __module__=found.__module__, kind=(str, kind), **keys)
 
 
-class _Meters(Registry):
+class _MeterRegistry(Registry):
     def spec(self, kind: str, key: str = "kind") -> type[Spec]:
         return _of_class(self.find(kind, key), kind)
 
 
-METERS = _Meters(
+METERS = _MeterRegistry(
     "meter",
     "fedsim.meters.base:Meter",
     {"traffic": ("fedsim.meters.spec:Traffic", "the bytes that each device sent and received")},

@@ -1,1 +1,1 @@
-"""What people see: harmless text, tables and progress on a terminal."""
+"""Output for people: sanitised text, tables and progress on a terminal."""

@@ -1,4 +1,4 @@
-"""What the command lines make of mistakes: one message, an exit status, and no traceback."""
+"""Error messages of the command lines: one message, an exit status, and no traceback."""
 
 import errno
 import os

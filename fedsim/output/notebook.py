@@ -1,4 +1,4 @@
-"""How runs and scenarios show themselves in a notebook: a few facts, as a line or a small table."""
+"""Display of runs and scenarios in a notebook: a few facts, as a line or a small table."""
 
 import html
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from fedsim.records.ledger import total
 
 
 def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
-    """What a run came to."""
+    """The main results of a run, name -> text."""
     accuracy, moved = summary["accuracy"], summary["bytes"]
     best = "none" if accuracy["best"] is None else f"{accuracy['final']:.4f} at the end, {accuracy['best']:.4f} at best"
     return {

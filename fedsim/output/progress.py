@@ -1,4 +1,4 @@
-"""How far a run is: a live line on a terminal, plain lines elsewhere."""
+"""Progress of a run: a live line on a terminal, plain lines elsewhere."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -114,7 +114,7 @@ def share_done(stop: "StopSpec", rounds: int, simulated_s: float) -> float:
 
 
 def summary_lines(summary: dict[str, Any]) -> list[str]:
-    """What a run came to, for people."""
+    """The main results of a run, as lines for people."""
     from fedsim.language.units import show_bytes
     from fedsim.records.ledger import total
 

@@ -1,4 +1,4 @@
-"""What draws on a terminal: tables, progress."""
+"""Output to a terminal: tables, progress."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -19,7 +19,7 @@ class Console(rich.console.Console):
         super().__init__(markup=False, emoji=False, highlight=False, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """What is to be drawn, piece by piece; rich's own control codes are no text, and stay."""
+        """Replaces unprintable characters in each segment; rich's own control codes are no text, and stay."""
         for segment in super().render(renderable, options):
             harmless = segment.control or segment.text.isprintable() or segment.text == "\n"
             yield segment if harmless else segment._replace(text="".join(map(_sign, segment.text)))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.records.schema import Row
+from fedsim.records.schema import EventRow
 
 
 class EventChain:
@@ -20,7 +20,7 @@ class EventChain:
         self.state = state
         self.count = count
 
-    def extend(self, rows: Iterable[Row]) -> None:
+    def extend(self, rows: Iterable[EventRow]) -> None:
         """Take in the next records."""
         state, count, sha256 = self.state, self.count, hashlib.sha256
         last, written = -1.0, ""

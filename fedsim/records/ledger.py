@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from fedsim.meters.base import Payloads
 
-Preset = Literal["strict", "paper"]
+LedgerPreset = Literal["strict", "paper"]
 
 NOT_IN_PAPER = ("initial-model", "id", "size-report", "probe-loss", "test-accuracy", "control", "class-counts")
 """Purposes that the papers leave out of their traffic figures (FlexCFL, Fig. 6, is reproduced by it exactly)."""
@@ -107,6 +107,6 @@ class Ledger:
         }
 
 
-def sum_view(by_purpose: Mapping[str, float], preset: Preset) -> float:
+def sum_view(by_purpose: Mapping[str, float], preset: LedgerPreset) -> float:
     """Total bytes under a preset."""
     return sum(part for purpose, part in sorted(by_purpose.items()) if preset == "strict" or purpose not in NOT_IN_PAPER)

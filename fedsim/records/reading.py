@@ -20,7 +20,7 @@ from fedsim.records.live import LIVE
 if TYPE_CHECKING:
     import pandas as pd
 
-Rows = list[dict[str, Any]]
+Records = list[dict[str, Any]]
 
 _SCHEMAS = {
     files.EVENTS: schema.EVENTS,
@@ -56,7 +56,7 @@ def as_list(column: Any) -> list[Any]:
     return values
 
 
-def as_rows(table: Any) -> Rows:
+def as_rows(table: Any) -> Records:
     """The rows of a table or a batch of ``pyarrow``, as dicts."""
     names = table.schema.names
     return [dict(zip(names, row, strict=True)) for row in zip(*map(as_list, table.columns), strict=True)]
@@ -196,12 +196,12 @@ class RunFolder:
             reason = text.splitlines()[0] if text else type(error).__name__
             raise RunFolderError(f"{name} of {str(self.path)!r} is missing or damaged: {reason}") from None
 
-    def rows(self, name: str) -> Rows:
+    def rows(self, name: str) -> Records:
         """A table as a list of dicts."""
         return as_rows(self.table(name))
 
     @cached_property
-    def events(self) -> Rows:
+    def events(self) -> Records:
         """Every record in order, ``data`` parsed."""
         return self._parsed(files.EVENTS, "data", "{}")
 
@@ -215,11 +215,11 @@ class RunFolder:
         return zip(*map(as_list, table.select(columns).filter(wanted).columns), strict=True)
 
     @cached_property
-    def transfers(self) -> Rows:
+    def transfers(self) -> Records:
         """One row a message, ``payloads`` parsed."""
         return self._parsed(files.TRANSFERS, "payloads")
 
-    def _parsed(self, name: str, column: str, missing: str | None = None) -> Rows:
+    def _parsed(self, name: str, column: str, missing: str | None = None) -> Records:
         """A table as a list of dicts, one of its columns parsed; ``missing`` stands for what is not there."""
         rows = self.rows(name)
         with self._reading(name):
@@ -228,12 +228,12 @@ class RunFolder:
         return rows
 
     @cached_property
-    def rounds(self) -> Rows:
+    def rounds(self) -> Records:
         """One row an aggregation."""
         return self.rows(files.ROUNDS)
 
     @cached_property
-    def devices(self) -> Rows:
+    def devices(self) -> Records:
         """One row a device."""
         return self.rows(files.DEVICES)
 

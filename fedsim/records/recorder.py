@@ -9,7 +9,7 @@ from fedsim.meters.base import Meters, Transfer, transfer_of
 from fedsim.records import folder as files
 from fedsim.records.digest import EventChain
 from fedsim.records.ledger import Ledger
-from fedsim.records.schema import EVENTS, OF_TASKS, ROUNDS, TRANSFERS, Row, encode_payloads, event_row, with_columns
+from fedsim.records.schema import EVENTS, OF_TASKS, ROUNDS, TRANSFERS, EventRow, encode_payloads, event_row, with_columns
 from fedsim.records.tables import TableWriter
 from fedsim.simulation import Record
 
@@ -31,7 +31,7 @@ class Recorder:
         self.meters = Meters() if meters is None else meters
         self._chain = EventChain()
         self._waiting: list[Record] = []  # of ``OF_TASKS``, that are not in the books yet
-        self._rows: list[Row] = []  # of records that the chain has not taken in yet
+        self._rows: list[EventRow] = []  # of records that the chain has not taken in yet
         self._transfers: list[tuple[Any, ...]] = []  # that are not in their table yet
         self.ledger = Ledger()
         self.rounds: list[dict[str, Any]] = []

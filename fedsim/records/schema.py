@@ -154,10 +154,10 @@ def column(values: "Sequence[Any] | NDArray[Any]", kind: pa.DataType) -> pa.Arra
 encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 """A value as JSON, without spaces and with sorted keys."""
 
-Row = tuple[float, str, int | None, int | None, int | None, int | None, str | None, str | None, str | None]
+EventRow = tuple[float, str, int | None, int | None, int | None, int | None, str | None, str | None, str | None]
 
 
-def event_row(record: "Record") -> Row:
+def event_row(record: "Record") -> EventRow:
     """A record as a row of ``EVENTS``. Written out column by column, since every event of every run passes here."""
     time, kind, fields = record
     if kind in OF_TASKS:

@@ -40,20 +40,20 @@ UNNAMED = "unnamed study"  # what a study is called whose file does not say
 _PART = "[A-Za-z0-9][A-Za-z0-9_.=,+-]*"  # of a path that stays inside the folder, on every system
 
 
-class _Entry(BaseModel):
+class _IndexPart(BaseModel):
     """A part of an index, as above. Unknown keys are passed over: a newer fedsim may write more."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
 
-class IndexedRun(_Entry):
+class IndexedRun(_IndexPart):
     """A run of a study, done or not; its folder is relative to the study's, with ``/`` between the parts."""
 
     seed: int
     folder: Annotated[str, Field(pattern=f"^{_PART}(/{_PART})*$")]
 
 
-class IndexedVariant(_Entry):
+class IndexedVariant(_IndexPart):
     """One line of a study's comparison: a way to change the base, at one point of the grid."""
 
     name: str
@@ -64,7 +64,7 @@ class IndexedVariant(_Entry):
     runs: tuple[IndexedRun, ...]
 
 
-class StudyIndex(_Entry):
+class StudyIndex(_IndexPart):
     """The runs of a study. ``format`` is another number where readers of this one would misread it."""
 
     format: Literal[1]

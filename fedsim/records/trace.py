@@ -31,7 +31,7 @@ _KEPT = (
     *("accuracy", "loss", "train_loss", "purity", "selected", "valid", "slow", "disconnected"),
 )
 
-Entry = dict[str, Any]
+TraceEvent = dict[str, Any]
 
 
 def write_trace(run: RunFolder, path: Path) -> int:
@@ -50,7 +50,7 @@ def write_trace(run: RunFolder, path: Path) -> int:
     return count
 
 
-def trace_events(run: RunFolder) -> Iterator[Entry]:
+def trace_events(run: RunFolder) -> Iterator[TraceEvent]:
     """All of a trace.
 
     On the lanes of devices: their steps as slices, and the phases in which they could not be reached; as instants when they
@@ -81,7 +81,7 @@ def trace_events(run: RunFolder) -> Iterator[Entry]:
             yield _counter(f"server link {way} (bytes/s)", time, round(max(0.0, rate), 1))
 
 
-def _rows(run: RunFolder, name: str, columns: Any) -> Iterator[Entry]:
+def _rows(run: RunFolder, name: str, columns: Any) -> Iterator[TraceEvent]:
     return (row for piece in run.batches(name, columns, _ROWS_A_BATCH) for row in as_rows(piece))
 
 
@@ -96,15 +96,15 @@ class _Lanes:
     def __init__(self) -> None:
         self.devices: set[int] = set()
         self.last = 0.0
-        self._begun: dict[int, Entry] = {}  # steps by task
-        self._round: Entry | None = None
+        self._begun: dict[int, TraceEvent] = {}  # steps by task
+        self._round: TraceEvent | None = None
         self._edges: set[int] = set()
         self._lost: dict[int, float] = {}  # edge servers that are lost, and since when (s)
         self._messages = 0
         self._working = self._counted = 0  # devices, and how many of them the trace knows of
         self._changed = 0.0  # when their number did
 
-    def take(self, event: Entry) -> Iterator[Entry]:
+    def take(self, event: TraceEvent) -> Iterator[TraceEvent]:
         """The entries that an event makes."""
         time, kind, data, device = event["time"], event["kind"], event["data"], event["device"]
         self.last = time
@@ -146,7 +146,7 @@ class _Lanes:
             case _ if schema.is_act(kind) or kind in _DECISIONS:
                 yield _instant(kind, _SERVER, 0, time, {})
 
-    def close(self) -> Iterator[Entry]:
+    def close(self) -> Iterator[TraceEvent]:
         """What a run that was cut off has left open, the last count, and the lanes' names."""
         for event in self._begun.values():
             yield self._step(event, self.last, "stopped", {})
@@ -161,20 +161,20 @@ class _Lanes:
             yield _named("thread_name", _DEVICES, device, f"device {device}")
             yield _named("thread_sort_index", _DEVICES, device, device)
 
-    def _count_working(self) -> Iterator[Entry]:
+    def _count_working(self) -> Iterator[TraceEvent]:
         """Once an instant, at its end."""
         if self._working != self._counted:
             self._counted = self._working
             yield _counter("devices at work", self._changed, self._working)
 
-    def _step(self, begun: Entry, end: float, outcome: str, data: Entry) -> Entry:
+    def _step(self, begun: TraceEvent, end: float, outcome: str, data: TraceEvent) -> TraceEvent:
         self.devices.add(begun["device"])
         facts = _message(begun | {"data": data}) if "payloads" in data else {"round": begun["round"]} | data
         return _slice(
             _ended(begun["step"], outcome), _DEVICES, begun["device"], begun["time"], end, {"task": begun["task"]} | facts
         )
 
-    def _message(self, event: Entry) -> Iterator[Entry]:
+    def _message(self, event: TraceEvent) -> Iterator[TraceEvent]:
         """Many may be under way from one device at a time, so they are no slices, which would have to lie in one another."""
         data, self._messages = event["data"], self._messages + 1
         name = _ended(f"{data['source']} to {data['destination']}", event["outcome"])
@@ -188,15 +188,15 @@ class _Lanes:
         yield begun
         yield begun | {"ph": "e", "ts": _micro(event["time"]), "args": {}}
 
-    def _edge_lost(self, edge: int, time: float) -> Entry:
+    def _edge_lost(self, edge: int, time: float) -> TraceEvent:
         self._edges.add(edge)
         return _slice("lost", _EDGES, edge, self._lost.pop(edge), time, {})
 
-    def _instant(self, event: Entry, name: str) -> Entry:
+    def _instant(self, event: TraceEvent, name: str) -> TraceEvent:
         self.devices.add(event["device"])
         return _instant(name, _DEVICES, event["device"], event["time"], event["data"])
 
-    def _end_round(self, event: Entry) -> Iterator[Entry]:
+    def _end_round(self, event: TraceEvent) -> Iterator[TraceEvent]:
         time, data, begun = event["time"], event["data"], self._round
         self._round = None
         if begun is None:  # a strategy without rounds: each aggregation is a version of the model
@@ -215,15 +215,15 @@ def _ended(name: str, outcome: str) -> str:
     return name if outcome == "done" else f"{name} ({outcome})"
 
 
-def _message(event: Entry) -> Entry:
+def _message(event: TraceEvent) -> TraceEvent:
     """The facts of a message's slice."""
-    data: Entry = event["data"]
+    data: TraceEvent = event["data"]
     purpose = " + ".join(str(purpose) for purpose, _ in data["payloads"])
     delivered = None if data["delivered"] == data["bytes"] else data["delivered"]
     return {"round": event["round"]} | data | {"bytes": round(data["bytes"]), "purpose": purpose, "delivered": delivered}
 
 
-def _off_phases(run: RunFolder, lanes: _Lanes) -> Iterator[Entry]:
+def _off_phases(run: RunFolder, lanes: _Lanes) -> Iterator[TraceEvent]:
     """When devices that have a lane could not be reached, as slices; not before they arrived, nor after they left for good."""
     if not run.has(AVAILABILITY):
         return
@@ -241,26 +241,26 @@ def _off_phases(run: RunFolder, lanes: _Lanes) -> Iterator[Entry]:
         begun = None if row["on"] or row["device"] not in lanes.devices else (row["device"], row["time"])
 
 
-def _entry(name: str, phase: str, process: int, lane: int, time: float, data: Mapping[str, Any], **more: Any) -> Entry:
+def _entry(name: str, phase: str, process: int, lane: int, time: float, data: Mapping[str, Any], **more: Any) -> TraceEvent:
     """An entry with the known facts of ``data``, but for numbers that JSON does not have."""
     facts = {key: value for key, value in data.items() if key in _KEPT and value is not None}
     facts = {key: value for key, value in facts.items() if not isinstance(value, float) or math.isfinite(value)}
     return {"name": name, "ph": phase, "pid": process, "tid": lane, "ts": _micro(time), **more, "args": facts}
 
 
-def _slice(name: str, process: int, lane: int, begin: float, end: float, data: Mapping[str, Any]) -> Entry:
+def _slice(name: str, process: int, lane: int, begin: float, end: float, data: Mapping[str, Any]) -> TraceEvent:
     return _entry(name, "X", process, lane, begin, data, dur=round(_micro(end) - _micro(begin), 3))
 
 
-def _instant(name: str, process: int, lane: int, time: float, data: Mapping[str, Any]) -> Entry:
+def _instant(name: str, process: int, lane: int, time: float, data: Mapping[str, Any]) -> TraceEvent:
     return _entry(name, "i", process, lane, time, data, s="t")
 
 
-def _counter(name: str, time: float, value: float) -> Entry:
+def _counter(name: str, time: float, value: float) -> TraceEvent:
     return {"name": name, "ph": "C", "pid": _SERVER, "tid": 0, "ts": _micro(time), "args": {name: value}}
 
 
-def _named(kind: str, process: int, lane: int, name: str | int) -> Entry:
+def _named(kind: str, process: int, lane: int, name: str | int) -> TraceEvent:
     key = "sort_index" if isinstance(name, int) else "name"
     return {"name": kind, "ph": "M", "pid": process, "tid": lane, "args": {key: name}}
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.evaluation.evaluator import Evaluator, World
+from fedsim.evaluation.evaluator import Evaluator, WorldView
 from fedsim.federation.client import RunInfo
 from fedsim.federation.client_side import ClientSide
 from fedsim.federation.devices import Devices
@@ -96,7 +96,7 @@ class Run:
             availability = powered = Powered(availability, batteries)
             self._past = one_by_one(powered.past)
         self.evaluator = Evaluator(
-            self.learner, scenario.stop, scenario.evaluation, World(self.present, self.truth, self.versions)
+            self.learner, scenario.stop, scenario.evaluation, WorldView(self.present, self.truth, self.versions)
         )
         down, up = (Wire(codec, self.learner) for codec in (scenario.messages.down, scenario.messages.up))
         devices = Devices(self.population, self.learner, self._label_counts, up)

@@ -166,7 +166,7 @@ class Job:
                 origins = Origins(self.run)
                 if resume:
                     resume_run(out, self.run, self.recorder, origins)
-                    files.reopen(out, self.recorder.parts, self.run.meters.file_names)
+                    files.reopen(out, self.recorder.parts, [name for name, *_ in self.run.meters.files()])
                 files.write_network(out, self.run.network.layout())
                 if lost is None:
                     self.checkpointer = Checkpointer(scenario.checkpoint, out, self.run, self.recorder, origins)

@@ -82,5 +82,5 @@ def params_class(kind: str) -> "type[StrategyParams]":
 
 
 def strategy_name(kind: str) -> str | None:
-    """What reports call a registered strategy; None for the user's own."""
+    """The display name of a registered strategy in reports; None for the user's own."""
     return STRATEGIES.known[kind][1].partition(":")[0] if kind in STRATEGIES.known else None

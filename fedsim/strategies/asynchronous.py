@@ -21,7 +21,7 @@ from fedsim.strategies.parts.selection import Random, SelectionSpec
 
 
 class AsynchronousParams(StrategyParams):
-    """What every asynchronous strategy takes.
+    """Parameters of every asynchronous strategy.
 
     Attributes:
         concurrency: how many clients work at any time, if so many can be had.
@@ -115,7 +115,6 @@ class Asynchronous(Strategy[A]):
             server.timer("refill", server.now + self.params.retry)
 
     async def on_arrival(self, device: int) -> None:
-        """With a place free, the newcomer may be drawn at once."""
         state = self.state
         if len(state["open"]) < self.params.concurrency and not state["refilling"]:
             state["refilling"] = True

@@ -1,4 +1,4 @@
-"""What every strategy is: explicit state, and handlers that begin and end in one instant."""
+"""The base of every strategy: explicit state, and handlers that begin and end in one instant."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
@@ -72,12 +72,12 @@ class StrategyParams(Spec):
 
     @property
     def called(self) -> str:
-        """What it is, for people."""
+        """The strategy's name in messages to users."""
         return f"the strategy {self.kind!r}"
 
     @property
     def notes(self) -> list[str]:
-        """What is to be known of it before a run begins."""
+        """Remarks for the user before a run begins."""
         return []
 
     def horizon(self, stop: StopSpec) -> StopSpec:
@@ -125,7 +125,7 @@ class Strategy(Generic[P]):
     Client: ClassVar[type[Client[Any]]] = Client
     """Its client half."""
     score: ClassVar[Literal["pooled", "device-mean"]] = "pooled"
-    """How its accuracy is counted unless the scenario says otherwise."""
+    """Default of the accuracy's definition; a scenario may set another."""
 
     @classmethod
     def client_half(cls, params: P, setting: RunInfo) -> ClientHalf:
@@ -143,7 +143,7 @@ class Strategy(Generic[P]):
         self.state: dict[str, Any] = {}
 
     def remembered(self, part: str) -> dict[Any, Any]:
-        """What one of its parts (selection, deadline, ...) remembers: in ``state``, by the part's name."""
+        """Memory of a part (selection, deadline, ...), kept in ``state`` under the part's name."""
         state: dict[Any, Any] = self.state.setdefault(part, {})
         return state
 

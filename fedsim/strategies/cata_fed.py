@@ -21,10 +21,10 @@ from fedsim.strategies.synchronous import SynchronousClient, Verdict
 from fedsim.training import Limit, Part, Training
 from fedsim.world.task import Computation
 
-Numbers = NDArray[np.int64]
+SampleCounts = NDArray[np.int64]
 
 
-def moderate_range(sizes: Numbers, whisker: float = 1.5) -> tuple[int, int]:
+def moderate_range(sizes: SampleCounts, whisker: float = 1.5) -> tuple[int, int]:
     """The smallest and the largest of ``sizes`` [n] (samples) that is no outlier, R_l and R_u (Eqs. 17, 18).
 
     Outliers lie below Q1 - whisker IQR or above Q3 + whisker IQR; quartiles are interpolated linearly.
@@ -35,7 +35,7 @@ def moderate_range(sizes: Numbers, whisker: float = 1.5) -> tuple[int, int]:
     return int(moderate.min()), int(moderate.max())
 
 
-def cluster_numbers(sizes: Numbers, clusters: int, bounds: tuple[int, int]) -> Numbers:
+def cluster_numbers(sizes: SampleCounts, clusters: int, bounds: tuple[int, int]) -> SampleCounts:
     """The cluster of each client, 0..P-1 by ``sizes`` [n] in samples (Eqs. 19, 20); int64 [n].
 
     The range of ``bounds``, R_l to R_u, is cut into P clusters of equal width theta = (R_u - R_l) / P; a size on the border
@@ -49,7 +49,7 @@ def cluster_numbers(sizes: Numbers, clusters: int, bounds: tuple[int, int]) -> N
     return np.clip((sizes - low) * clusters // (high - low), 0, clusters - 1)
 
 
-def cut_groups(cluster: Numbers, size: int, generator: np.random.Generator) -> list[Numbers]:
+def cut_groups(cluster: SampleCounts, size: int, generator: np.random.Generator) -> list[SampleCounts]:
     """Shuffle each cluster and cut it into disjoint groups of exactly ``size``, [g, size] a cluster (Eq. 23).
 
     Clients that remain sit out this round. A cluster smaller than ``size`` forms one group of all its clients: they would
@@ -65,7 +65,7 @@ def cut_groups(cluster: Numbers, size: int, generator: np.random.Generator) -> l
     return blocks
 
 
-def fairest_group(blocks: list[Numbers], waiting: Numbers, generator: np.random.Generator) -> Numbers:
+def fairest_group(blocks: list[SampleCounts], waiting: SampleCounts, generator: np.random.Generator) -> SampleCounts:
     """The group out of ``blocks``, [g, size] each, that has waited longest (Eqs. 24, 25); ties at random.
 
     It is that with the largest sum of A over its clients: ``waiting`` [n], rounds since each client was last selected.
@@ -74,11 +74,11 @@ def fairest_group(blocks: list[Numbers], waiting: Numbers, generator: np.random.
     if not groups:
         return np.empty(0, dtype=np.int64)
     priorities = np.array([waiting[group].sum() for group in groups])
-    fairest: Numbers = groups[int(generator.choice(np.flatnonzero(priorities == priorities.max())))]
+    fairest: SampleCounts = groups[int(generator.choice(np.flatnonzero(priorities == priorities.max())))]
     return fairest
 
 
-def in_turn(cluster: Numbers, clusters: int, size: int, number: int, generator: np.random.Generator) -> Numbers:
+def in_turn(cluster: SampleCounts, clusters: int, size: int, number: int, generator: np.random.Generator) -> SampleCounts:
     """Round robin over clusters: random clients of cluster ``number`` mod P, or of the next one that is not empty."""
     for step in range(clusters):
         members = np.flatnonzero(cluster == (number + step) % clusters)
@@ -87,7 +87,7 @@ def in_turn(cluster: Numbers, clusters: int, size: int, number: int, generator: 
     return np.empty(0, dtype=np.int64)
 
 
-def at_random(cluster: Numbers, size: int, generator: np.random.Generator) -> Numbers:
+def at_random(cluster: SampleCounts, size: int, generator: np.random.Generator) -> SampleCounts:
     """Random clients out of all who are connected, whatever their cluster."""
     shuffled = generator.permutation(len(cluster))
     return shuffled[cluster[shuffled] >= 0][:size]

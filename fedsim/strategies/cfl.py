@@ -23,7 +23,7 @@ from fedsim.training import Training
 
 
 class CFLParams(GroupedParams):
-    """What CFL takes, besides ``SynchronousParams``.
+    """Parameters of CFL, in addition to ``SynchronousParams``.
 
     Attributes:
         clients_per_round: how many clients a round asks; None for all that can be had, as the paper has it.
@@ -111,12 +111,12 @@ def is_incongruent(found: Lengths, eps1: float, eps2: float) -> bool:
     return found.mean < eps1 and found.longest >= eps2
 
 
-Entries = list[dict[str, Any]]
+ReceivedUpdates = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Cluster:
-    """What came from a cluster in a round: finite updates, where they were looked at.
+class ClusterUpdates:
+    """Finite updates of one cluster in a round; unchecked where nothing is learnt.
 
     Attributes:
         group: which.
@@ -126,7 +126,7 @@ class Cluster:
     """
 
     group: int
-    entries: Entries
+    entries: ReceivedUpdates
     updates: list[NDArray[np.float32]] = field(default_factory=list)
     lengths: Lengths | None = None
 
@@ -145,7 +145,7 @@ class Cut(NamedTuple):
         similarity: the largest cosine across the cut, and the cosines of all pairs [k, k]; None with ``learning = "off"``.
     """
 
-    cluster: Cluster
+    cluster: ClusterUpdates
     sides: tuple[list[int], list[int]]
     similarity: tuple[float, NDArray[np.float64]] | None = None
 
@@ -224,7 +224,6 @@ class CFL(Grouped[CFLParams]):
         return self.server.clients.online() if among is None else among
 
     async def before_asking(self) -> None:
-        """Who is new joins the root while it is whole."""
         for device in self.state["cohort"]:
             if self.state["group"][device] < 0 and self._is_leaf(self._node(device)):
                 self._join(device, self._node(device), "start")
@@ -242,7 +241,9 @@ class CFL(Grouped[CFLParams]):
     async def _cuts(self) -> list[Cut]:
         state, params = self.state, self.params
         number, schedule = state["round"], params.split_rounds
-        may_split = number >= params.first_split_round and (schedule is None or self._is_due(schedule))
+        # By the schedule, when fewer splits are done than should be by now: one that was impossible is made up for.
+        is_due = schedule is None or sum(at <= number for at in schedule) > state["scheduled"]
+        may_split = number >= params.first_split_round and is_due
         if not may_split and (schedule is not None or state["scale"] is not None):
             return []
         if not self.server.models.learns:
@@ -255,13 +256,16 @@ class CFL(Grouped[CFLParams]):
         for cluster in clusters:
             self.server.emit("cluster-criteria", round=number, group=cluster.group, **cluster.norms, **limits)
         found = self._to_split(clusters) if may_split else []
-        if params.order == "recursive":
-            split = {cluster.group for cluster in found}
-            self._finish([cluster for cluster in clusters if cluster.group not in split])
+        if params.order == "recursive":  # a leaf that has converged is done, and the run when all are
+            done = {one.group for one in clusters if one.lengths and one.lengths.mean < self._thresholds[0]}
+            done -= {one.group for one in found}
+            state["waiting"] = [leaf for leaf in state["waiting"] if leaf not in done]
+            if not state["waiting"]:
+                self.server.stop("every cluster has converged")
         state["scheduled"] += 0 if schedule is None else len(found)
         return [self._bisect(cluster) for cluster in found]
 
-    def _bisect(self, cluster: Cluster) -> Cut:
+    def _bisect(self, cluster: ClusterUpdates) -> Cut:
         """Cut between the updates that are least alike."""
         self.server.compute("products", len(cluster.updates), self.setting.parameters)
         self.server.compute("linkage", len(cluster.updates))
@@ -269,21 +273,7 @@ class CFL(Grouped[CFLParams]):
         first, second, cross = bipartition(cosines, self.params.split)
         return Cut(cluster, (first, second), (cross, cosines))
 
-    def _finish(self, clusters: Sequence[Cluster]) -> None:
-        """Those that have converged are done; the run is, when all are."""
-        waiting = self.state["waiting"]
-        for cluster in clusters:
-            if cluster.lengths and cluster.lengths.mean < self._thresholds[0] and cluster.group in waiting:
-                waiting.remove(cluster.group)
-        if not waiting:
-            self.server.stop("every cluster has converged")
-
-    def _is_due(self, schedule: list[int]) -> bool:
-        """Whether fewer splits are done than should be by now: one that was impossible is made up for."""
-        now, done = int(self.state["round"]), int(self.state["scheduled"])
-        return sum(number <= now for number in schedule) > done
-
-    async def _clusters(self) -> list[Cluster]:
+    async def _clusters(self) -> list[ClusterUpdates]:
         """The clusters from which finite updates came, with these."""
         received = self.state["received"]
         self.server.compute("distances", len(received), self.setting.parameters)
@@ -294,11 +284,11 @@ class CFL(Grouped[CFLParams]):
             entries = [entry for entry in self._from(group) if np.isfinite(updates[entry["task"]]).all()]
             if entries:
                 own = [updates[entry["task"]] for entry in entries]
-                clusters.append(Cluster(group, entries, own, lengths(own, self.params.aggregation.weights(entries))))
+                clusters.append(ClusterUpdates(group, entries, own, lengths(own, self.params.aggregation.weights(entries))))
         return clusters
 
-    def _from(self, group: int) -> Entries:
-        """What came from a cluster, in order of the devices' numbers."""
+    def _from(self, group: int) -> ReceivedUpdates:
+        """Updates received from a cluster, sorted by device number."""
         return sorted((entry for entry in self.state["received"] if entry["group"] == group), key=lambda entry: entry["device"])
 
     @property
@@ -308,7 +298,7 @@ class CFL(Grouped[CFLParams]):
         eps1 = params.eps1_relative * self.state["scale"] if params.eps1 is None else params.eps1
         return eps1, params.eps2_ratio * eps1 if params.eps2 is None else params.eps2
 
-    def _to_split(self, clusters: Sequence[Cluster]) -> list[Cluster]:
+    def _to_split(self, clusters: Sequence[ClusterUpdates]) -> list[ClusterUpdates]:
         """The clusters that the criteria, or the schedule, split now."""
         able = [cluster for cluster in clusters if len(cluster.entries) >= self.params.min_cluster_size]
         if self.params.split_rounds is None:
@@ -327,7 +317,7 @@ class CFL(Grouped[CFLParams]):
         order = generator.permutation(len(entries)).tolist()
         half = len(order) // 2
         self.state["scheduled"] += 1
-        return [Cut(Cluster(group, entries), (sorted(order[:half]), sorted(order[half:])))]
+        return [Cut(ClusterUpdates(group, entries), (sorted(order[:half]), sorted(order[half:])))]
 
     async def _split(self, cut: Cut) -> None:
         """Two leaves instead of one, and a place in them for all clients of the cluster."""
@@ -386,7 +376,7 @@ class CFL(Grouped[CFLParams]):
         return {device: pulls[place][0] for device, place in zip(trained, most_alike(own, told), strict=True)}
 
     async def _changes(self, trained: Sequence[Pull]) -> list[NDArray[np.float32]]:
-        """What training has changed, float32 [d] each."""
+        """Update minus starting model of each training, float32 [d] each."""
         known = await self.server.models.values([ref for pair in trained for ref in pair])
         with np.errstate(invalid="ignore"):  # of a device that has diverged
             return [update - start for update, start in zip(known[::2], known[1::2], strict=True)]
@@ -395,7 +385,7 @@ class CFL(Grouped[CFLParams]):
         return self.state["children"][node] is None
 
     def _node(self, device: int) -> int:
-        """Where in the tree a device without a cluster stands."""
+        """Current node in the tree of a device without a cluster."""
         return int(self.state["down"].get(device, 0))
 
     def _join(self, device: int, leaf: int, why: str) -> None:

@@ -16,7 +16,7 @@ from fedsim.world.task import Computation, Train
 
 
 class DittoParams(AggregatingParams):
-    """What Ditto takes, besides ``AggregatingParams``.
+    """Parameters of Ditto, in addition to ``AggregatingParams``.
 
     Attributes:
         lam: lambda, how strongly a device's own model is held to the global one; 0: local training.

@@ -14,7 +14,7 @@ from fedsim.training import Training
 
 
 class FedAsyncParams(AsynchronousParams):
-    """What FedAsync takes.
+    """Parameters of FedAsync.
 
     Attributes:
         alpha: weight of a fresh update in the new model.

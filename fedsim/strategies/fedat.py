@@ -21,7 +21,7 @@ from fedsim.training import Training
 
 
 class FedATParams(StrategyParams):
-    """What FedAT takes.
+    """Parameters of FedAT.
 
     Attributes:
         tiers: M, of as many devices each.
@@ -74,7 +74,7 @@ class FedATClient(Client[FedATParams]):
 
 
 def tier_shares(counts: Sequence[int]) -> list[float]:
-    """What each tier's model counts in the global one: T_(M+1-m) / T, by how often each tier, from the fastest, was updated."""
+    """Weight of each tier in the global model: T_(M+1-m) / T, from the update counts of the tiers, the fastest first."""
     return [count / sum(counts) for count in reversed(counts)]
 
 

@@ -11,7 +11,7 @@ from fedsim.strategies.synchronous import S, Synchronous
 
 
 class FedAvgParams(AggregatingParams):
-    """What FedAvg takes; see ``AggregatingParams``."""
+    """Parameters of FedAvg; see ``AggregatingParams``."""
 
     kind: Literal["fedavg"] = "fedavg"
 

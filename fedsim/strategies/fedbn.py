@@ -9,7 +9,7 @@ from fedsim.strategies.personal import Keeping, KeepingClient, KeepingParams
 
 
 class FedBNParams(KeepingParams):
-    """What FedBN takes, besides ``AggregatingParams``.
+    """Parameters of FedBN, in addition to ``AggregatingParams``.
 
     Attributes:
         keeps: ``layers``: all of the normalisation layers, those whose class is called a norm: ``BatchNorm2d``, ``GroupNorm``,

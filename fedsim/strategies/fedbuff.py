@@ -11,7 +11,7 @@ from fedsim.strategies.parts.server import ServerOptimiserSpec
 
 
 class FedBuffParams(AsynchronousParams):
-    """What FedBuff takes.
+    """Parameters of FedBuff.
 
     Attributes:
         buffer: K, how many updates make a version.

@@ -16,7 +16,7 @@ from fedsim.training import Training
 
 
 class FedDRParams(SynchronousParams):
-    """What FedDR takes, besides ``SynchronousParams``.
+    """Parameters of FedDR, in addition to ``SynchronousParams``.
 
     Attributes:
         eta: of the local problem, the least f_i(x) + ||x - y_i||^2 / (2 eta).

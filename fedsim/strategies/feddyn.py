@@ -16,7 +16,7 @@ from fedsim.training import Training
 
 
 class FedDynParams(AggregatingParams):
-    """What FedDyn takes, besides ``AggregatingParams``.
+    """Parameters of FedDyn, in addition to ``AggregatingParams``.
 
     Attributes:
         alpha: weight of the regulariser.

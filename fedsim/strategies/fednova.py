@@ -16,7 +16,7 @@ from fedsim.strategies.round_params import RoundParams
 
 
 class FedNovaParams(FedProxParams):
-    """What FedNova takes: see ``FedProxParams``.
+    """Parameters of FedNova; see ``FedProxParams``.
 
     Attributes:
         mu: weight of the proximal term; 0, local SGD, unless it is given.

@@ -12,7 +12,7 @@ from fedsim.strategies.personal import Keeping, KeepingClient, KeepingParams
 
 
 class HeadParams(KeepingParams):
-    """What a strategy takes whose devices keep a head of their own.
+    """Parameters of strategies whose devices keep a head of their own.
 
     Attributes:
         head: what stays: so many of the last layers with parameters, or names of tensors, in which * stands for anything.
@@ -35,7 +35,7 @@ class HeadParams(KeepingParams):
 
 
 class FedPerParams(HeadParams):
-    """What FedPer takes; see ``HeadParams`` and ``AggregatingParams``."""
+    """Parameters of FedPer; see ``HeadParams`` and ``AggregatingParams``."""
 
     kind: Literal["fedper"] = "fedper"
 

@@ -15,7 +15,7 @@ from fedsim.training import Limit, Training
 
 
 class FedProxParams(AggregatingParams):
-    """What FedProx takes.
+    """Parameters of FedProx.
 
     Attributes:
         mu: weight of the proximal term mu/2 ||w - w_global||^2.

@@ -16,7 +16,7 @@ from fedsim.world.task import Computation, Train
 
 
 class FedRepParams(HeadParams):
-    """What FedRep takes, besides ``HeadParams``.
+    """Parameters of FedRep, in addition to ``HeadParams``.
 
     Attributes:
         head_epochs: passes over its data for which a device trains its head; then ``local_epochs`` for the layers below.

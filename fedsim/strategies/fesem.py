@@ -14,7 +14,7 @@ from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
 
 
 class FeSEMParams(GroupedParams):
-    """What FeSEM takes, besides ``GroupedParams``.
+    """Parameters of FeSEM, in addition to ``GroupedParams``.
 
     Attributes:
         aggregation: ``mean``, as in the paper; ``weighted``, by samples; ``first``, as in the published code of FlexCFL.
@@ -130,7 +130,7 @@ def _distance(model: NDArray[np.float32], center: NDArray[np.float32]) -> float:
 
 
 class FeSEMMigParams(FeSEMParams):
-    """What FeSEM-MIG takes: see ``FeSEMParams``."""
+    """Parameters of FeSEM-MIG; see ``FeSEMParams``."""
 
     kind: Literal["fesem-mig"] = "fesem-mig"  # type: ignore[assignment]
 

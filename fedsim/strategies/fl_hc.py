@@ -7,13 +7,13 @@ from pydantic import Field, model_validator
 
 from fedsim.language.registry import Registry
 from fedsim.strategies.clustering.parts import AfterRounds, Hierarchical
-from fedsim.strategies.clustering.similarity import Matrix, Rows, diff_norm, gradient_cosine
+from fedsim.strategies.clustering.similarity import Matrix, RowVectors, diff_norm, gradient_cosine
 from fedsim.strategies.lcfl import LCFL, Found, LCFLParams, by_rows
 from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
 
 
 class FLHCParams(LCFLParams):
-    """What FL+HC takes: see ``LCFLParams``.
+    """Parameters of FL+HC; see ``LCFLParams``.
 
     Attributes:
         measure: how far apart two updates are: by the sum of absolute differences (``l1``), by their distance (``l2``), or 1
@@ -40,8 +40,8 @@ class FLHCParams(LCFLParams):
         return self
 
 
-def update_distances(updates: Rows, measure: Literal["l1", "l2", "cosine"]) -> Matrix:
-    """How far apart ``updates`` [n, d] are, float64 [n, n]."""
+def update_distances(updates: RowVectors, measure: Literal["l1", "l2", "cosine"]) -> Matrix:
+    """Pairwise distances of ``updates`` [n, d], float64 [n, n]."""
     if measure == "l1":
         from scipy.spatial.distance import pdist, squareform
 

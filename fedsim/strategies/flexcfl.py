@@ -37,7 +37,7 @@ from fedsim.world.task import Computation
 
 
 class FlexCFLParams(PlainDeadline, MigratingParams):
-    """What FlexCFL takes, besides ``MigratingParams``. The defaults are those of its published experiments on MNIST.
+    """Parameters of FlexCFL, in addition to ``MigratingParams``. The defaults are those of its published experiments on MNIST.
 
     Attributes:
         measure: how alike devices are: ``edc``, by the cosines with the m leading singular directions of all updates; ``madc``,
@@ -92,7 +92,7 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
         return "groups begin with the plain mean of pre-trained models" if protection == "private" else None
 
     def pretrained(self, devices: int) -> int:
-        """How many devices are pre-trained to make the groups."""
+        """The number of devices pre-trained to make the groups."""
         drawn = isinstance(self.clusterer, RandomGroups)
         return self.groups if drawn else min(self.moment.devices * self.groups, devices)
 
@@ -109,7 +109,7 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
 
 
 class FedGroupParams(FlexCFLParams):
-    """What FedGroup takes: see ``FlexCFLParams``."""
+    """Parameters of FedGroup; see ``FlexCFLParams``."""
 
     usual_shift: ClassVar[ShiftTest] = "never"
 

@@ -22,7 +22,7 @@ from fedsim.training import Training
 
 
 class FPFCParams(SynchronousParams):
-    """What FPFC takes, besides ``SynchronousParams``.
+    """Parameters of FPFC, in addition to ``SynchronousParams``.
 
     Attributes:
         lam: lambda, the strength of the penalty, the most with which it draws; 0: local training.
@@ -102,7 +102,6 @@ class FPFC(Synchronous[FPFCParams]):
         await super().on_start()
 
     def contents(self, device: int) -> Contents:
-        """z_i; the first model for one that has never answered."""
         own, pairs = self.state["own"], self.state["pairs"]
         if device not in own:
             return {"model": self.state["first"]}
@@ -139,7 +138,7 @@ class FPFC(Synchronous[FPFCParams]):
         self._group()
 
     def _group(self) -> None:
-        """Who is of one group, by the chains of pairs that are fused; and the groups' models."""
+        """Groups devices by chains of fused pairs, and sets the groups' models."""
         state = self.state
         fused_pairs: nx.Graph[int] = nx.Graph([pair for pair, length in state["apart"].items() if length <= self.params.nu])
         fused_pairs.add_nodes_from(state["own"])
@@ -172,7 +171,7 @@ class FPFC(Synchronous[FPFCParams]):
 
 
 def shrunk(length: float, lam: float, rho: float, a: float, xi: float) -> float:
-    """How long the difference is that the penalty makes of one of this length: where g(t) + rho / 2 (t - length)^2 is least.
+    """The penalised length of a difference of this ``length``: the t at which g(t) + rho / 2 (t - length)^2 is least.
 
     g is SCAD's penalty with its corner at 0 made smooth: g'(t) = lam t / xi up to xi, lam up to lam, (a lam - t) / (a - 1) up
     to a lam, then 0.

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from fedsim.arrays import Ints
 from fedsim.evaluation.evaluator import ModelAssignment
 from fedsim.federation.client import Instruction
 from fedsim.federation.contents import Contents, Header
@@ -29,7 +29,7 @@ Preset = Literal["paper", "published-code"]
 
 
 class ClusteredParams(SelectingParams, CombiningParams):
-    """What every strategy with groups takes, besides ``SelectingParams`` and ``CombiningParams``.
+    """Parameters of every strategy with groups, in addition to ``SelectingParams`` and ``CombiningParams``.
 
     Attributes:
         groups: m, how many groups there are.
@@ -69,7 +69,7 @@ class PlainDeadline(SelectingParams):
 
 
 class GroupedParams(ClusteredParams, SynchronousParams):
-    """What a strategy takes that asks a number of clients, whatever their groups, besides ``ClusteredParams``."""
+    """Parameters of strategies that ask a number of clients across all groups, in addition to ``ClusteredParams``."""
 
     instead: ClassVar[Mapping[str, str]] = {"sweep": "as"}
 
@@ -106,7 +106,7 @@ class Grouped(Synchronous[G]):
         """Give devices that have been prepared their groups (``move``)."""
 
     def contents_after_preparation(self, device: int) -> Contents:
-        """What is sent, in the same round, to a device that had to be prepared in it; by default what is sent to all."""
+        """Message to a device that was prepared in the same round; by default the same as for all."""
         return self.contents(device)
 
     async def after_aggregation(self) -> None:
@@ -146,7 +146,6 @@ class Grouped(Synchronous[G]):
         return {f"group/{group}": (model, served[group]) for group, model in enumerate(self.state["models"])}
 
     def select(self) -> list[int]:
-        """Clients in turn while the sweep lasts, then at random."""
         number, wanted = self.state["round"], self.params.asked_per_round
         chosen: list[int] = []
         if self.params.sweeps and number * wanted < self.server.devices:
@@ -267,11 +266,8 @@ class Grouped(Synchronous[G]):
             self.server.timer("deadline", self.server.now)  # enough have come: nobody who goes on only now is needed
 
 
-Counts = NDArray[np.int64]
-
-
-def distance(counts: Counts, reference: Counts, metric: ShiftTest) -> float:
-    """How far a device's label counts [C] are from its reference, per class.
+def distance(counts: Ints, reference: Ints, metric: ShiftTest) -> float:
+    """Distance of a device's label counts [C] from its reference, per class.
 
     ``aligned_l1`` compares label by label. ``sorted_counts`` is the Wasserstein distance of the two count vectors taken as
     samples, as the published code computes it: it does not see labels that change places. For ``oracle`` any distance is far.
@@ -283,13 +279,13 @@ def distance(counts: Counts, reference: Counts, metric: ShiftTest) -> float:
     return float(np.abs(counts - reference).sum() / len(counts))
 
 
-def threshold(first: Counts, share: float) -> float:
+def threshold(first: Ints, share: float) -> float:
     """tau_i = share n_i / C, from the label counts [C] of the device's first data."""
     return share * float(first.sum()) / len(first)
 
 
 class MigratingParams(GroupedParams):
-    """What every strategy with migration takes, besides ``GroupedParams``.
+    """Parameters of every strategy with migration, in addition to ``GroupedParams``.
 
     Attributes:
         moment: when devices choose their group: in each round, and when their data have shifted.
@@ -307,7 +303,7 @@ class MigratingParams(GroupedParams):
 
     @property
     def shift(self) -> ShiftTest:
-        """How devices test themselves for a shift of their data."""
+        """The test by which devices detect a shift of their data."""
         return self.moment.shift or self.usual_shift
 
 

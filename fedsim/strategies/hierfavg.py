@@ -17,7 +17,7 @@ from fedsim.training import Training
 
 
 class HierFAVGParams(SelectingParams, CombiningParams):
-    """What HierFAVG takes, besides ``SelectingParams`` and ``CombiningParams``.
+    """Parameters of HierFAVG, in addition to ``SelectingParams`` and ``CombiningParams``.
 
     Attributes:
         kappa1: SGD steps that a client makes in an edge round; None: ``local_epochs`` passes over its data.
@@ -136,7 +136,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             await self._leave(edge)
 
     async def on_edge_lost(self, edge: int) -> None:
-        """What is on its way there ends in this instant, and the last of that takes it out of the round."""
+        """Transfers and tasks at the edge server end in this instant; the last one takes the edge server out of the round."""
         if edge in self.state.get("edges", {}):
             self.state["edges"][edge]["lost"] = True
 

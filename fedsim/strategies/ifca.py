@@ -20,7 +20,7 @@ from fedsim.world.task import Computation, Evaluate, Train
 
 
 class IFCAParams(MigratingParams):
-    """What IFCA takes, besides ``MigratingParams``.
+    """Parameters of IFCA, in addition to ``MigratingParams``.
 
     Attributes:
         aggregation: ``mean``, as in the paper; ``weighted``, by samples; ``first``, as in the published code of FlexCFL.
@@ -148,7 +148,7 @@ class IFCA(Migrating[IFCAParams]):
 
 
 class IFCAMigParams(IFCAParams):
-    """What IFCA-MIG takes: see ``IFCAParams``."""
+    """Parameters of IFCA-MIG; see ``IFCAParams``."""
 
     usual_shift: ClassVar[ShiftTest] = "aligned_l1"
 
@@ -162,7 +162,7 @@ class IFCAMig(IFCA):
 
 
 class HypClusterParams(IFCAParams):
-    """What HypCluster takes: see ``IFCAParams``. Clients are drawn at random from the first round on.
+    """Parameters of HypCluster; see ``IFCAParams``. Clients are drawn at random from the first round on.
 
     Attributes:
         aggregation: weighted by samples, as the loss of a cluster is in the paper.

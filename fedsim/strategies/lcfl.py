@@ -33,12 +33,12 @@ class AverageLinkage(Hierarchical):
     linkage: Linkage = "average"
 
 
-_Clusterer = Registry.of("clusterer", KMedoids, AverageLinkage, Dbscan, usual="k-medoids")
-_Moment = Registry.of("moment", AfterRounds, AfterLocalTraining, usual="rounds")
+_CLUSTERERS = Registry.of("clusterer", KMedoids, AverageLinkage, Dbscan, usual="k-medoids")
+_MOMENTS = Registry.of("moment", AfterRounds, AfterLocalTraining, usual="rounds")
 
 
 class LCFLParams(PlainDeadline, ClusteredParams):
-    """What LCFL takes. The defaults are those of its published code on Rotated MNIST.
+    """Parameters of LCFL. The defaults are those of its published code on Rotated MNIST.
 
     Attributes:
         groups: k, how many clusters to look for.
@@ -78,8 +78,8 @@ class LCFLParams(PlainDeadline, ClusteredParams):
     participation: float = Field(default=1.0, gt=0.0, le=1.0)
     aggregation: AggregationSpec = Mean()
     measure: Literal["lcfl", "loss-gap", "diff-norm", "grad-cos", "update-cos"] = "lcfl"
-    clusterer: Annotated[Clusterer, _Clusterer] = KMedoids()
-    moment: Annotated[AfterRounds | AfterLocalTraining, _Moment] = AfterRounds()
+    clusterer: Annotated[Clusterer, _CLUSTERERS] = KMedoids()
+    moment: Annotated[AfterRounds | AfterLocalTraining, _MOMENTS] = AfterRounds()
     clusters_start: Literal["global", "members"] = "global"
     __annotations__["as"] = Annotated[Preset, Field(default="paper")]
 
@@ -93,7 +93,7 @@ class LCFLParams(PlainDeadline, ClusteredParams):
 
     @property
     def second_campaign(self) -> str | None:
-        """What devices that have a model are asked for before they are clustered, if anything."""
+        """The job of devices that have a model, before they are clustered; None if there is none."""
         return {"lcfl": "exchange", "loss-gap": "exchange", "grad-cos": "gradient"}.get(self.measure)
 
     def cohort_size(self, devices: int) -> int:
@@ -113,7 +113,7 @@ class LCFLParams(PlainDeadline, ClusteredParams):
 
 
 def share_of(count: int, participation: float) -> int:
-    """How many of ``count`` devices a share of them is: the nearest whole number, one at least."""
+    """The number of devices in a share of ``count``: the nearest whole number, one at least."""
     return max(1, round(participation * count))
 
 
@@ -397,7 +397,7 @@ class LCFL(Grouped[LCFLParams]):
         self._open_round()
 
     async def _cluster(self, devices: list[int]) -> tuple[list[int], list[int]]:
-        """Those out of ``devices`` that can be compared, and the cluster of each; where nothing is learnt, one at random."""
+        """The comparable devices among ``devices``, and the cluster of each; random clusters where nothing is learnt."""
         server, params = self.server, self.params
         generator = server.rng("clustering")
         record: dict[str, Any] = {"measure": params.measure}
@@ -427,7 +427,7 @@ class LCFL(Grouped[LCFLParams]):
         return params.clusterer.labels(distance, params.groups, generator)
 
     async def distances(self, devices: list[int]) -> Found:
-        """How far apart devices are, by positions in ``devices``."""
+        """Pairwise distances of the devices, by positions in ``devices``."""
         server, state, measure = self.server, self.state, self.params.measure
         if self.params.second_campaign == "exchange":
             rows = await server.models.numbers([state["tested"][device] for device in devices])

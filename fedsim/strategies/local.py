@@ -14,7 +14,7 @@ from fedsim.training import Training
 
 
 class LocalParams(SelectingParams):
-    """What Local takes.
+    """Parameters of Local.
 
     Attributes:
         clients_per_round: how many devices train in a round; None for every one that can be had.

@@ -15,7 +15,7 @@ from fedsim.training import Contrast, Training
 
 
 class MOONParams(AggregatingParams):
-    """What MOON takes, besides ``AggregatingParams``.
+    """Parameters of MOON, in addition to ``AggregatingParams``.
 
     Attributes:
         mu: weight of the contrastive term; 0 is FedAvg, which asks no other models.

@@ -1,4 +1,4 @@
-"""What strategies share in which every device has a model of its own, and those in which it keeps some tensors of the model."""
+"""Bases of strategies with a model of its own on each device, and of those whose devices keep some tensors of the model."""
 
 from collections.abc import Sequence
 from typing import ClassVar, Literal, TypeVar
@@ -48,14 +48,14 @@ class Personal(FedAvg[S]):
 
 
 class KeepingParams(AggregatingParams):
-    """What a strategy takes whose devices keep some tensors of the model."""
+    """Parameters of strategies whose devices keep some tensors of the model."""
 
     def stays(self, tensors: Sequence[Tensor]) -> list[bool]:
-        """Which tensors never leave a device."""
+        """Whether each tensor never leaves a device, [tensors]."""
         raise NotImplementedError
 
     def split(self, setting: RunInfo) -> tuple[Places, Places]:
-        """Where in a flat model that stands which is sent, and that which stays.
+        """Ranges in a flat model of the tensors that are sent, and of those that stay.
 
         Raises:
             ScenarioError: one of them is nothing.
@@ -77,7 +77,7 @@ class KeepingParams(AggregatingParams):
 
 
 def _places(tensors: Sequence[Tensor], chosen: Sequence[bool]) -> Places:
-    """Where the chosen tensors stand; those that follow one another as one."""
+    """Ranges of the chosen tensors in the flat model; adjacent ones are merged."""
     found: list[tuple[int, int]] = []
     at = 0
     for tensor, own in zip(tensors, chosen, strict=True):
@@ -110,7 +110,7 @@ class KeepingClient(SynchronousClient[K]):
         return Training(self.begin(device, instruction), self.params.local_epochs)
 
     def computed(self, device: Device, instruction: Instruction, result: LocalResult) -> LocalResult:
-        """What the aggregation has clients do, to what they send alone."""
+        """Applies the aggregation's client side to the sent tensors alone."""
         assert result.update is not None
         update = device.splice(instruction["model"], result.update, self.sent_places)
         return super().computed(device, instruction, result._replace(update=update, start=instruction["model"]))

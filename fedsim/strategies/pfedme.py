@@ -17,7 +17,7 @@ from fedsim.world.task import Computation, Train
 
 
 class PFedMeParams(AggregatingParams):
-    """What pFedMe takes, besides ``AggregatingParams``; its server's beta is the learning rate of ``server = "sgd"``.
+    """Parameters of pFedMe; its server's beta is the learning rate of ``server = "sgd"``. See also ``AggregatingParams``.
 
     Attributes:
         lam: lambda, how strongly a personal model is held to the local one.

@@ -18,7 +18,7 @@ from fedsim.strategies.round_params import AggregatingParams
 
 
 class REFLParams(AggregatingParams):
-    """What REFL takes, besides ``AggregatingParams``.
+    """Parameters of REFL, in addition to ``AggregatingParams``.
 
     Attributes:
         beta: what a stale update's deviation counts beside its staleness.
@@ -59,7 +59,7 @@ def stale_weights(
     count: int,
     scale: float = 1.0,
 ) -> list[float]:
-    """What stale updates count where a fresh one counts 1.
+    """Weights of stale updates, relative to 1 for a fresh one.
 
     (1 - beta) / (tau + 1) + beta (1 - exp(-Lambda / Lambda_max) / scale), where Lambda, which is
     ||f - (s + n f) / (n + 1)||^2 / ||f||^2, is how far a stale update s would move the mean f of n fresh ones, and Lambda_max

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fedsim.arrays import Floats
 from fedsim.federation.client import Instruction, LocalResult
 from fedsim.federation.contents import Contents, Header, Lazy
 from fedsim.federation.devices import Device
@@ -33,7 +34,7 @@ from fedsim.world.task import Computation
 
 
 class RFedAvgParams(SynchronousParams):
-    """What RFedAvg takes, besides ``SynchronousParams``.
+    """Parameters of RFedAvg, in addition to ``SynchronousParams``.
 
     Attributes:
         local_epochs: gradient steps on all of its data that a client makes; 1 in the paper.
@@ -75,7 +76,6 @@ class RFedAvgParams(SynchronousParams):
 
 
 Clusters = list[list[int]]
-Vector = NDArray[np.float64]
 
 
 def cluster_gradients(
@@ -102,15 +102,15 @@ def cluster_gradients(
     return members(kmeans(coordinates, min(wanted, distinct), generator))
 
 
-def by_samples(clusters: Clusters, sizes: NDArray[np.int64]) -> Vector:
+def by_samples(clusters: Clusters, sizes: NDArray[np.int64]) -> Floats:
     """D_Cn / D_S, each cluster's share of the samples, float64 [N]."""
     totals = np.array([sizes[cluster].sum() for cluster in clusters], dtype=np.float64)
-    shares: Vector = totals / totals.sum()
+    shares: Floats = totals / totals.sum()
     return shares
 
 
-def client_weights(clusters: Clusters, weights: Vector, sizes: NDArray[np.int64]) -> list[float]:
-    """How much each client counts: its cluster's weight, times its share of the cluster's samples (Eq. 4)."""
+def client_weights(clusters: Clusters, weights: Floats, sizes: NDArray[np.int64]) -> list[float]:
+    """The weight of each client: its cluster's weight, times its share of the cluster's samples (Eq. 4)."""
     each = np.zeros(len(sizes))
     for cluster, weight in zip(clusters, weights, strict=True):
         each[cluster] = weight * (sizes[cluster] / sizes[cluster].sum())
@@ -118,8 +118,8 @@ def client_weights(clusters: Clusters, weights: Vector, sizes: NDArray[np.int64]
     return found
 
 
-def balance(counts: NDArray[np.int64], clusters: Clusters, weights: Sequence[Vector]) -> dict[str, list[float | None]]:
-    """How balanced the classes are in mixtures of clusters, one entry for each vector of weights.
+def balance(counts: NDArray[np.int64], clusters: Clusters, weights: Sequence[Floats]) -> dict[str, list[float | None]]:
+    """Balance of the classes in mixtures of clusters, one entry for each vector of weights.
 
     ``beta`` is the largest class share by the smallest (Eq. 3), None where a class is missing; ``distance`` the squared
     distance of the class shares from equal ones (Theorem 1, Q1).
@@ -282,7 +282,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         self.record_aggregate(received, weights)
 
     async def _weights(self, received: list[dict[str, Any]]) -> list[float]:
-        """How much each update counts; 0 for one that is left out."""
+        """The weight of each update; 0 for one that is left out."""
         weights = [0.0] * len(received)
         held = [at for at, entry in enumerate(received) if entry["samples"]]
         held.sort(key=lambda at: received[at]["device"])  # who came first decides nothing, not even between equals
@@ -340,7 +340,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
             return threshold(0.0, 0.0, 0.0, params.theta)
         return threshold(state["loss"], state["first_loss"], params.least_loss, params.theta)
 
-    def _shares(self, entries: list[dict[str, Any]], sizes: NDArray[np.int64], clusters: Clusters, eps: float | None) -> Vector:
+    def _shares(self, entries: list[dict[str, Any]], sizes: NDArray[np.int64], clusters: Clusters, eps: float | None) -> Floats:
         """p_n of each cluster, float64 [N], with sum 1."""
         state, devices = self.state, [entry["device"] for entry in entries]
         match self.params.weights:

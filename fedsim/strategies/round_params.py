@@ -18,7 +18,7 @@ from fedsim.world.population import DeadlineBase
 
 
 class RoundParams(StrategyParams):
-    """What every strategy in rounds takes.
+    """Parameters of every strategy in rounds.
 
     Attributes:
         clients_per_round: K, the updates wanted in a round.
@@ -85,18 +85,18 @@ class RoundParams(StrategyParams):
         return Fixed.of(self.relative_deadline * self.reference_epochs * mean_epoch_s)
 
     def deadline_s(self, mean_epoch_s: float) -> float | None:
-        """How long clients have at first (s); see ``deadline_rule``."""
+        """The time that clients have at first (s); see ``deadline_rule``."""
         rule = self.deadline_rule(mean_epoch_s)
         return None if rule is None else rule.least_s()
 
     @property
     def asked_per_round(self) -> int:
-        """How many clients a round asks; 0 stands for all."""
+        """The number of clients that a round asks; 0 stands for all."""
         return self.clients_per_round or 0
 
     @property
     def turns(self) -> int:
-        """How often a client trains in a round."""
+        """The number of times that a client trains in a round."""
         return 1
 
     @property
@@ -129,7 +129,7 @@ class RoundParams(StrategyParams):
 
 
 class SelectingParams(RoundParams):
-    """What strategies in rounds take whose clients may be chosen in several ways.
+    """Parameters of strategies in rounds with a choice of selections.
 
     Attributes:
         deadline_from: ``round``: a deadline counts from the begin of the round, for a whole task, and then ends what is open.
@@ -148,7 +148,7 @@ class SelectingParams(RoundParams):
 
 
 class SynchronousParams(SelectingParams):
-    """What strategies in rounds take that ask for a number of updates.
+    """Parameters of strategies in rounds that ask for a number of updates.
 
     Attributes:
         over_selection: ask this times K clients and close the round when K updates are there (1: ask K).
@@ -178,7 +178,7 @@ class SynchronousParams(SelectingParams):
 
 
 class CombiningParams(RoundParams):
-    """What strategies in rounds take in which updates become models in several ways.
+    """Parameters of strategies in rounds with a choice of aggregations and server optimisers.
 
     Attributes:
         aggregation: how a cohort's updates (or a group's) become one (``parts/aggregation``).
@@ -194,7 +194,7 @@ class CombiningParams(RoundParams):
 
 
 class AggregatingParams(SynchronousParams, CombiningParams):
-    """What a strategy in rounds takes that leaves all its parts open.
+    """Parameters of strategies in rounds that leave all parts open.
 
     Attributes:
         secure_aggregation: what it costs that the server learns the sum of the updates alone (``parts/secure``); None: it sees
@@ -202,7 +202,7 @@ class AggregatingParams(SynchronousParams, CombiningParams):
     """
 
     looks_at_each: ClassVar[str | None] = None
-    """What the strategy makes of single updates, where it does; then their sum is not enough."""
+    """Reason why the strategy needs single updates; None if their sum is enough."""
 
     secure_aggregation: SecureAggregation | None = None
 

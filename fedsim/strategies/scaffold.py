@@ -18,7 +18,7 @@ from fedsim.world.task import Computation, Train
 
 
 class ScaffoldParams(AggregatingParams):
-    """What SCAFFOLD takes, besides ``AggregatingParams``; its server's learning rate is that of ``server = "sgd"``.
+    """Parameters of SCAFFOLD; its server's learning rate is that of ``server = "sgd"``. See also ``AggregatingParams``.
 
     Attributes:
         aggregation: the plain mean, as in the paper, unless another is given.

@@ -25,7 +25,7 @@ from fedsim.training import NO_LIMIT, Limit
 _TIE_S = 1e-3  # a round that closes so shortly after a time of the schedule has closed at it: the clock's roundings may add up
 
 Verdict = Literal["valid", "slow", "disconnected"]
-"""What a round counts a task as: its update came; it came too late, or nothing was trained; its device vanished."""
+"""Category of a task in a round: its update came; it came too late, or nothing was trained; its device vanished."""
 
 S = TypeVar("S", bound=RoundParams)
 
@@ -45,7 +45,7 @@ class SynchronousClient(Client[S]):
         return self._limit
 
     def testing_limit(self, instruction: Instruction) -> Limit:
-        """What is tested in a round must fit before the same deadline."""
+        """Tests in a round have the same deadline as training."""
         return NO_LIMIT if instruction.round is None else Limit(budget=self.training_limit)
 
     def computed(self, device: Device, instruction: Instruction, result: LocalResult) -> LocalResult:
@@ -84,7 +84,7 @@ class Synchronous(Strategy[S]):
     # What an algorithm fills in, or calls.
 
     def select(self) -> list[int]:
-        """Whom to ask in this round; by default whom ``selection`` says."""
+        """The clients to ask in this round; by default those of ``selection``."""
         return self.pick(self.params.asked_per_round)
 
     def pick(self, count: int, *ids: int, among: list[int] | None = None) -> list[int]:
@@ -103,7 +103,7 @@ class Synchronous(Strategy[S]):
         """The round's cohort is known, and whose data shift in this round knows it; nobody has been asked yet."""
 
     def contents(self, device: int) -> Contents:
-        """What to send to a device of the cohort."""
+        """Message to a device of the cohort."""
         raise NotImplementedError
 
     def entry(self, message: TaskEnd) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class Synchronous(Strategy[S]):
         raise NotImplementedError
 
     def weights(self, entries: Sequence[dict[str, Any]]) -> list[float]:
-        """How much each update counts; by default as the aggregation says. They sum to 1."""
+        """The weight of each update; by default from the aggregation. The weights sum to 1."""
         how: Aggregation = self.params.aggregation  # type: ignore[attr-defined]  # who has none combines nothing
         return how.weights(entries)
 
@@ -172,7 +172,7 @@ class Synchronous(Strategy[S]):
 
     @property
     def _round_limit(self) -> float | None:
-        """How long after its begin the open round ends (s); None: when all are done."""
+        """Duration after which the open round ends (s); None: it ends when all are done."""
         if self._deadline is None or self.params.bounds_training:
             return None
         limit: float | None = self.state.get("limit", self._deadline.least_s())
@@ -186,7 +186,7 @@ class Synchronous(Strategy[S]):
         """A candidate of the round was not chosen after all."""
 
     def _samples(self, message: TaskEnd) -> int:
-        """How many samples the client says that its update was trained on."""
+        """The number of samples behind the update, as reported by the client."""
         return int(message["samples"])
 
     def _verdict(self, message: TaskEnd) -> Verdict:
@@ -195,7 +195,7 @@ class Synchronous(Strategy[S]):
         return "slow" if message.outcome in ("late", "memory") else "disconnected"
 
     def _counts(self) -> dict[str, int]:
-        """What the record of the round says of its clients."""
+        """Counts of clients in the record of the round."""
         counts = {"selected": self.state["selected"], "valid": len(self.state["received"])}
         return counts | {name: self.state[name] for name in ("slow", "disconnected")}
 
@@ -341,7 +341,6 @@ class Synchronous(Strategy[S]):
             self.server.end(task, "late")
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        """Note what came back; the last one closes the round."""
         state = self.state
         if message.job == QUESTION:
             await self._answered(message)
@@ -400,7 +399,7 @@ class Synchronous(Strategy[S]):
             self._next_round()
 
     def _spent(self) -> dict[str, float]:
-        """What the aggregation has spent of something, for the record of the round."""
+        """Privacy spending of the aggregation, for the record of the round."""
         account = self._account
         if account is None:
             return {}

@@ -41,7 +41,7 @@ def tier_numbers(values: NDArray[np.float64], tiers: int, bins: Bins) -> NDArray
 
 
 def credit_probabilities(accuracies: Sequence[float | None], credits: Sequence[int]) -> list[float]:  # noqa: A002
-    """How likely each tier is chosen from now on: the lower its accuracy, the likelier (TiFL's ``ChangeProbs``).
+    """The probability of each tier from now on: the lower its accuracy, the likelier (TiFL's ``ChangeProbs``).
 
     Of the n tiers with credits, in ascending order of accuracy, the one of rank r = 0..n-1 gets (n - r) / (n (n + 1) / 2);
     equals go by their number. A tier without credits gets 0; one of unknown accuracy (None) stands first.
@@ -56,7 +56,7 @@ def credit_probabilities(accuracies: Sequence[float | None], credits: Sequence[i
 
 
 class TiFLParams(AggregatingParams):
-    """What TiFL takes.
+    """Parameters of TiFL.
 
     Attributes:
         tiers: P, equal-width bins of data size or of latency.
@@ -114,7 +114,7 @@ class TiFLParams(AggregatingParams):
         return "tiers are chosen by the accuracy on their clients" if self.mode == "credits" else super().unaccounted
 
     def credits_of_each(self, planned_rounds: int | None) -> int:
-        """How many credits each tier begins with; refused where they are not given and no number of rounds is planned."""
+        """The credits with which each tier begins; refused where neither they nor a number of rounds are given."""
         if self.credits is None and planned_rounds is None:
             raise ScenarioError(
                 "strategy.credits is missing: its default is the planned rounds divided by the tiers, but stop.rounds is not "
@@ -283,7 +283,6 @@ class TiFL(FedAvg[TiFLParams]):
             server.stop("no device can be put into a tier")
 
     def select(self) -> list[int]:
-        """A tier, then K of its members that can be had."""
         state, number = self.state, self.state["round"]
         weights, generator = self._weights(), self.server.rng("tier", number)
         while weights.any():
@@ -298,7 +297,7 @@ class TiFL(FedAvg[TiFLParams]):
         return []
 
     def _weights(self) -> NDArray[np.float64]:
-        """How likely each tier is, up to a factor; empty ones and, while there are credits, those without, are not."""
+        """The relative weight of each tier in the draw; 0 for empty tiers and, while credits remain, for tiers without any."""
         state = self.state
         inhabited = np.array([bool(part) for part in state["members"]], dtype=np.float64)
         weights: NDArray[np.float64] = inhabited * state["probabilities"]

@@ -14,15 +14,14 @@ from fedsim.executors.ray import Ray
 from fedsim.records.lock import locked
 from fedsim.records.reading import RunFolder
 from fedsim.study.folder import state_of
-from fedsim.study.pool import Ended, News, Order
-from fedsim.study.progress import StudyProgress
+from fedsim.study.progress import Ended, News, RunOrder, StudyProgress
 from fedsim.study.worker import Worker, failure, outcome_of
 
 _LISTEN_EVERY_S = 0.25
 _LOCK_WAIT_S = 120.0  # so long a file server may keep the lock of a node that is lost
 
 
-class Cluster:
+class RayWorkers:
     """Carries out orders on Ray; see ``fedsim.study.pool.Pool``."""
 
     def __init__(self, executor: Ray, progress: StudyProgress) -> None:
@@ -39,7 +38,7 @@ class Cluster:
         """Begin no further run, and let those under way save themselves. Safe in a signal's handler."""
         self._interrupted = True
 
-    def run(self, orders: Sequence[Order]) -> list[Ended]:
+    def run(self, orders: Sequence[RunOrder]) -> list[Ended]:
         """Carry out the orders; returns how each run ended, in their order. Those never begun count as interrupted."""
         ended: dict[int, Ended] = {}
         places: dict[Future[News], int] = {}

@@ -16,15 +16,15 @@ from fedsim.output.terminal import Console
 from fedsim.running.runner import make_executor
 from fedsim.simulation import Simulation
 from fedsim.study import folder as files
-from fedsim.study.folder import State
+from fedsim.study.folder import RunState
 from fedsim.study.plan import PlannedRun, Study, read_study
-from fedsim.study.pool import Ended, Order, Pool
-from fedsim.study.progress import StudyProgress
+from fedsim.study.pool import WorkerPool
+from fedsim.study.progress import Ended, RunOrder, StudyProgress
 from fedsim.study.spec import TRIAL
 from fedsim.study.trials import Trials
 
 if TYPE_CHECKING:
-    from fedsim.study.cluster import Cluster
+    from fedsim.study.cluster import RayWorkers
 
 EXECUTORS = {
     "processes": "a process a run, on this machine",
@@ -70,7 +70,7 @@ def run_study(
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StudyOutcome:
     """How each run of a study ended that was still to be done, in the study's order; and the trials of a search."""
 
     ended: tuple[Ended, ...]
@@ -111,8 +111,7 @@ class Conductor:
         trials: of a study that searches.
 
     Raises:
-        ScenarioError, DataError: a run cannot be done; the message names its variant.
-        RunFolderError: the folder cannot be used, or holds runs of other scenarios.
+        ScenarioError, DataError, RunFolderError: a run cannot be done, or the folder not be used.
     """
 
     def __init__(
@@ -143,11 +142,11 @@ class Conductor:
             if state != "done" and TRIAL not in dict(run.variant.point) and run.variant.label not in seen:
                 seen.add(run.variant.label)
                 try_to_build(run)
-        self._pool: Pool | Cluster | None = None
+        self._pool: WorkerPool | RayWorkers | None = None
         self._interrupted: int | None = None
 
     @property
-    def wanted_runs(self) -> list[tuple[PlannedRun, State]]:
+    def wanted_runs(self) -> list[tuple[PlannedRun, RunState]]:
         """The runs that are to be done, and how far each is."""
         runs = zip(self.study.runs, self.states, strict=True)
         return [(run, state) for run, state in runs if run.folder in self._wanted]
@@ -158,7 +157,7 @@ class Conductor:
             with from_file(self.study.allow_code):
                 self.trials.grow(self.out, try_to_build)
         self._wanted = self.study.only(self._only)
-        self.states: list[State] = files.states(self.out, self.study)
+        self.states: list[RunState] = files.states(self.out, self.study)
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
         """Let the runs under way save themselves, and begin no other. Safe in the handler of a signal of that number."""
@@ -166,7 +165,7 @@ class Conductor:
         if self._pool is not None:
             self._pool.interrupt(number)
 
-    def run(self, progress: StudyProgress) -> Outcome:
+    def run(self, progress: StudyProgress) -> StudyOutcome:
         """Do the missing runs, then write the tables, of as many runs as there are if some failed."""
         ended: list[Ended] = []
         with self._opened(progress) as pool_over, files.locked(self.out) as lock, closing(pool_over(lock)) as pool:
@@ -179,7 +178,7 @@ class Conductor:
                 orders, planned = self._orders(), len(self.study.runs)
                 progress.begin(orders, len(self.wanted_runs) - len(orders))
                 ended += pool.run(orders)
-                outcome = Outcome(tuple(ended), self.trials)
+                outcome = StudyOutcome(tuple(ended), self.trials)
                 if outcome.interrupted:
                     return outcome
                 self._look()
@@ -192,23 +191,23 @@ class Conductor:
         return outcome
 
     @contextmanager
-    def _opened(self, progress: StudyProgress) -> Iterator[Callable[[Sequence[int]], "Pool | Cluster"]]:
+    def _opened(self, progress: StudyProgress) -> Iterator[Callable[[Sequence[int]], "WorkerPool | RayWorkers"]]:
         """Makes the pool out of the descriptors that its workers inherit. A cluster is joined first, and left last."""
         if self.executor == "processes":
-            yield lambda lock: Pool(self.workers or os.cpu_count() or 1, progress, lock)
+            yield lambda lock: WorkerPool(self.workers or os.cpu_count() or 1, progress, lock)
             return
         devices = (run.scenario.training.device for run, _ in self.wanted_runs)
         other = next((device for device in devices if device != "cpu"), "cpu")
         with closing(make_executor("ray", self.workers, self.address, other)) as executor:
             from fedsim.executors.ray import Ray
-            from fedsim.study.cluster import Cluster
+            from fedsim.study.cluster import RayWorkers
 
             assert isinstance(executor, Ray)
-            yield lambda _: Cluster(executor, progress)
+            yield lambda _: RayWorkers(executor, progress)
 
-    def _orders(self) -> list[Order]:
+    def _orders(self) -> list[RunOrder]:
         return [
-            Order(run.label, run.scenario.to_toml(), (self.out / run.folder).absolute(), state)
+            RunOrder(run.label, run.scenario.to_toml(), (self.out / run.folder).absolute(), state)
             for run, state in self.wanted_runs
             if state != "done" and not (self.trials and self.trials.gave_up(self.out / run.folder))
         ]

@@ -21,7 +21,7 @@ from fedsim.records.study_folder import PUBLISHED, RUNS, STUDY, IndexedRun, Inde
 from fedsim.study.plan import Study
 from fedsim.tables import first_difference, spread_out
 
-State = Literal["done", "resume", "anew", "new"]
+RunState = Literal["done", "resume", "anew", "new"]
 
 _LOCK_WAIT_S = 15.0  # workers whose parent was killed are gone by then
 
@@ -34,7 +34,7 @@ def refuse_unusable(path: Path) -> None:
         raise RunFolderError(f"--out {str(path)!r} holds a study, but you may not write to it")
 
 
-def states(path: Path, study: Study) -> list[State]:
+def states(path: Path, study: Study) -> list[RunState]:
     """The state of each run of a study at ``path``; runs of another study or other scenarios are refused."""
     planned = {path / run.folder for run in study.runs}
     for there in sorted((path / RUNS).glob("*/seed-*")):
@@ -45,7 +45,7 @@ def states(path: Path, study: Study) -> list[State]:
     return [state_of(path / run.folder, run.scenario.to_toml()) for run in study.runs]
 
 
-def state_of(folder: Path, scenario: str) -> State:
+def state_of(folder: Path, scenario: str) -> RunState:
     """The state of the run of a scenario (as TOML) in its folder; other content is refused."""
     if not folder.exists():
         return "new"
@@ -78,18 +78,14 @@ def write_study(path: Path, study: Study) -> None:
 
 def index_of(study: Study) -> StudyIndex:
     """The index of a study's runs."""
-    spec = study.spec
-    variants = (
-        IndexedVariant(
-            name=one.name,
-            label=one.label,
-            point={key: _plain(value) for key, value in one.point},
-            changes=_plain(flat(spread_out(one.changes))),
-            reference=one.name in spec.references,
-            runs=tuple(IndexedRun(seed=run.scenario.seed, folder=run.folder.as_posix()) for run in study.runs_of[one.folder]),
+    spec, variants = study.spec, []
+    for one in study.variants:
+        runs = (IndexedRun(seed=run.scenario.seed, folder=run.folder.as_posix()) for run in study.runs_of[one.folder])
+        point, changes = _plain(dict(one.point)), _plain(flat(spread_out(one.changes)))
+        reference = one.name in spec.references
+        variants.append(
+            IndexedVariant(name=one.name, label=one.label, point=point, changes=changes, reference=reference, runs=tuple(runs))
         )
-        for one in study.variants
-    )
     return StudyIndex(
         format=1,
         name=spec.name,

@@ -11,7 +11,7 @@ from typing import Any
 
 import tomli_w
 
-from fedsim.compare.lines import Line, short_key, shown
+from fedsim.compare.lines import ComparedLine, short_key, shown
 from fedsim.compare.published import Published, beside_published
 from fedsim.errors import ScenarioError, nearest
 from fedsim.files import flat
@@ -22,8 +22,8 @@ from fedsim.shipped import found, is_study, shipped
 from fedsim.strategies import STRATEGIES, params_class
 from fedsim.study.references import REFERENCES
 from fedsim.study.search import METRICS
-from fedsim.study.spec import PART, SIZE, TRIAL, Part, Size, StudySpec
-from fedsim.tables import Change, Tables, apply_changes, at, changed, read_toml, spread_out
+from fedsim.study.spec import PART, SIZE, TRIAL, Size, StudyPart, StudySpec
+from fedsim.tables import SetChange, Tables, apply_changes, at, changed, read_toml, spread_out
 
 _LONGEST_NAME = 60  # of a folder, so that its path stays below what file systems allow
 
@@ -196,9 +196,9 @@ def read_study(
     with from_file(allow_code):
         typed = apply_changes(bases, changes, Scenario, tell)
         spec = StudySpec(**tables)
-        planned = plan(spec)
+        runs = plan(spec)
         _refuse_lost(spec, typed)
-        return planned
+        return runs
 
 
 def _extended(name: str, parts: Mapping[str, Any], of: Sequence[str] = ()) -> Any:
@@ -209,9 +209,8 @@ def _extended(name: str, parts: Mapping[str, Any], of: Sequence[str] = ()) -> An
     other = own.pop("extends")
     allowed = [part for part in parts if part not in (*of, name)]
     if other not in allowed:
-        raise ScenarioError(
-            f"parts.{name}.extends is {other!r}; allowed are {', '.join(allowed)}{nearest(str(other), allowed)}"
-        )
+        known = f"{', '.join(allowed)}{nearest(str(other), allowed)}"
+        raise ScenarioError(f"parts.{name}.extends is {other!r}; allowed are {known}")
     return changed(_spread(_extended(other, parts, [*of, name])), _spread(own))
 
 
@@ -224,7 +223,9 @@ def plan(spec: StudySpec) -> Study:
     """The runs of a study; of one that searches those of its references, see ``fedsim.study.trials``."""
     variants = variants_of(spec)
     if spec.published is not None:  # a row that is none of the study's is refused here
-        beside_published([Line(variant.name, (), 0, variant.point) for variant in variants], Published(**spec.published))
+        beside_published(
+            [ComparedLine(variant.name, (), 0, variant.point) for variant in variants], Published(**spec.published)
+        )
     study, trials = Study(spec), [] if spec.search is None else searched(spec)
     study.add([variant for variant in variants if variant not in trials], spec.seeds)
     return study
@@ -233,7 +234,7 @@ def plan(spec: StudySpec) -> Study:
 def variants_of(spec: StudySpec) -> list[Variant]:
     """The variants of each part at each point of its grid."""
     size, found = spec.chosen_size, []
-    for name, part in (spec.parts or {"": Part()}).items():
+    for name, part in (spec.parts or {"": StudyPart()}).items():
         if part.sizes is not None and size is not None and size[0] not in part.sizes:
             continue
         where = [*([(SIZE, size[0])] if size else []), *([(PART, name)] if name else [])]
@@ -288,7 +289,7 @@ def _layers(variant: Variant, spec: StudySpec) -> dict[str, Mapping[str, Any]]:
     """The tables that make up a variant's, by their place in the study."""
     point = {key: value for key, value in variant.point if key != TRIAL}
     size_name, part_name = point.pop(SIZE, ""), point.pop(PART, "")
-    size, part = spec.sizes.get(size_name, Size()), spec.parts.get(part_name, Part())
+    size, part = spec.sizes.get(size_name, Size()), spec.parts.get(part_name, StudyPart())
     layers: dict[str, Mapping[str, Any]] = {
         "base": part.base or size.base or spec.base,
         f"sizes.{size_name}.changes": spread_out(size.changes),
@@ -302,7 +303,7 @@ def _layers(variant: Variant, spec: StudySpec) -> dict[str, Mapping[str, Any]]:
     return layers
 
 
-def _refuse_lost(spec: StudySpec, changes: Sequence[Change]) -> None:
+def _refuse_lost(spec: StudySpec, changes: Sequence[SetChange]) -> None:
     """Refuse keys of a study, or changes of it, that reach no run: mostly another ``kind`` drops them.
 
     Of the base only keys are refused that its own strategy lacks too, since it may be a scenario used elsewhere.

@@ -9,51 +9,20 @@ import json
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TypeAlias
 
 from fedsim.executors.isolated import start
+from fedsim.study.progress import Ended, News, RunOrder, StudyProgress
 
-if TYPE_CHECKING:
-    from fedsim.study.progress import StudyProgress
-
-How = Literal["new", "anew", "resume"]
-Status = Literal["done", "failed", "interrupted"]
-News: TypeAlias = Mapping[str, Any]
 _Process: TypeAlias = "subprocess.Popen[str]"
 
 _GRACE_S = 30.0  # a worker without work that does not end within this time is killed
 
 
-@dataclass(frozen=True)
-class Order:
-    """A run to carry out; its scenario is TOML, and its label for people.
-
-    ``how``: ``new`` where there is no folder, ``anew`` to remove the folder first, ``resume`` from its checkpoint.
-    """
-
-    label: str
-    scenario: str
-    folder: Path
-    how: How
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a run has ended: ``failed`` with an error, or else with its best accuracy (0..1), if any, and duration (s)."""
-
-    order: Order
-    status: Status
-    error: str = ""
-    accuracy: float | None = None
-    wall_s: float = 0.0
-
-
-class Pool:
+class WorkerPool:
     """Carries out orders, with the same processes each time, until it is closed.
 
     Args:
@@ -63,7 +32,7 @@ class Pool:
         most_bytes: of memory; a worker that has used more takes no further run.
     """
 
-    def __init__(self, workers: int, progress: "StudyProgress", keep: Sequence[int] = (), most_bytes: int = 1 << 30) -> None:
+    def __init__(self, workers: int, progress: StudyProgress, keep: Sequence[int] = (), most_bytes: int = 1 << 30) -> None:
         self._progress, self._keep, self._most_bytes = progress, keep, most_bytes
         self._threads = ThreadPoolExecutor(workers)
         self._workers: list[_Process] = []
@@ -77,7 +46,7 @@ class Pool:
         for worker in self._workers.copy():
             worker.send_signal(number)
 
-    def run(self, orders: Sequence[Order]) -> list[Ended]:
+    def run(self, orders: Sequence[RunOrder]) -> list[Ended]:
         """Carry out the orders; returns how each run ended, in their order. Those never begun count as interrupted."""
         runs = [self._threads.submit(self._carry_out, place, order) for place, order in enumerate(orders)]
         return [run.result() for run in runs]
@@ -92,7 +61,7 @@ class Pool:
         for worker in self._workers.copy():
             self._dismiss(worker)
 
-    def _carry_out(self, place: int, order: Order) -> Ended:
+    def _carry_out(self, place: int, order: RunOrder) -> Ended:
         if self._interrupted:
             return Ended(order, "interrupted")
         with self._lock:
@@ -113,7 +82,7 @@ class Pool:
             self._idle.append(worker)
         return ended
 
-    def _watch(self, worker: _Process, place: int, order: Order) -> News | None:
+    def _watch(self, worker: _Process, place: int, order: RunOrder) -> News | None:
         """Let a worker carry out an order; returns its last news, None if it dies before."""
         assert worker.stdin is not None
         assert worker.stdout is not None

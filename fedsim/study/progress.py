@@ -1,8 +1,10 @@
-"""Progress of a study: live lines on a terminal, plain lines elsewhere."""
+"""Orders of a study's runs, and its progress: live lines on a terminal, plain lines elsewhere."""
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
 from rich.progress import Progress, TaskID
 from rich.text import Text
@@ -11,9 +13,36 @@ from fedsim.language.units import show_seconds
 from fedsim.output.harmless import clean
 from fedsim.output.progress import bar
 from fedsim.output.terminal import Console
-from fedsim.study.pool import Ended, Order
+
+How = Literal["new", "anew", "resume"]
+Status = Literal["done", "failed", "interrupted"]
+News: TypeAlias = Mapping[str, Any]
 
 _LONGEST = 1000  # characters of a line
+
+
+@dataclass(frozen=True)
+class RunOrder:
+    """A run to carry out; its scenario is TOML, and its label for people.
+
+    ``how``: ``new`` where there is no folder, ``anew`` to remove the folder first, ``resume`` from its checkpoint.
+    """
+
+    label: str
+    scenario: str
+    folder: Path
+    how: How
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run has ended: ``failed`` with an error, or else with its best accuracy (0..1), if any, and duration (s)."""
+
+    order: RunOrder
+    status: Status
+    error: str = ""
+    accuracy: float | None = None
+    wall_s: float = 0.0
 
 
 class StudyProgress:
@@ -26,7 +55,7 @@ class StudyProgress:
         self._console = console
         self._live: Progress | None = None
 
-    def begin(self, orders: Sequence[Order], there: int) -> None:
+    def begin(self, orders: Sequence[RunOrder], there: int) -> None:
         """These orders are to be carried out; ``there`` runs of the study are done already."""
         self.close()
         self._orders, self._shares, self._ended = orders, [0.0] * len(orders), 0
@@ -39,7 +68,7 @@ class StudyProgress:
             self._all = self._live.add_task("", total=len(orders))
             self._live.start()
 
-    def take(self, place: int, news: Mapping[str, Any]) -> None:
+    def take(self, place: int, news: News) -> None:
         """News of a run from its worker: a ``progress`` (0..1), or a note for the user."""
         order = self._orders[place]
         if news["event"] != "progress":

@@ -13,6 +13,7 @@ from fedsim.world.population import PopulationSpec
 
 _USUAL_DEVICES = PopulationSpec.model_fields["devices"].default
 _USUAL_ROUNDS = 100
+_NOT_ALONE = ("clients_per_round", "deadline", "relative_deadline")
 _CHANGES_SAMPLES = ("label-permutation", "rotation")  # shifts after which the same samples are other data
 
 
@@ -41,16 +42,13 @@ def centralised(base: Mapping[str, Any]) -> Tables:
     if "rounds" not in stop:
         raise ScenarioError("'centralised' needs stop.rounds in the base: it has no simulated time of its own")
     alone = local({key: value for key, value in base.items() if key not in ("drift", "population", "network")})
-    free = {key: value for key, value in alone["strategy"].items() if key not in _NOT_ALONE}
     return alone | {
-        "strategy": free,
+        "strategy": {key: value for key, value in alone["strategy"].items() if key not in _NOT_ALONE},
         "data": {**_table(base, "data"), "pooled_from": _table(base, "population").get("devices", _USUAL_DEVICES)},
         "population": {"devices": 1},
         "stop": {key: value for key, value in stop.items() if key != "simulated_time"},
     }
 
-
-_NOT_ALONE = ("clients_per_round", "deadline", "relative_deadline")
 
 REFERENCES: Mapping[str, Callable[[Mapping[str, Any]], Tables]] = {"centralised": centralised, "local": local}
 

@@ -161,7 +161,7 @@ class Range(Spec):
         return FloatDistribution(low, high, self.log, self.step)
 
 
-class Choice(RootModel[Annotated[list[Any], Field(min_length=1)]]):
+class OneOf(RootModel[Annotated[list[Any], Field(min_length=1)]]):
     """One of a list of values, which has its place for a number."""
 
     @field_validator("root")
@@ -208,11 +208,11 @@ def _dotted(space: Any, prefix: str = "") -> Any:
 
 
 def _which(said: Any) -> str:
-    return "~choice" if isinstance(said, list | Choice) else "~range"
+    return "~choice" if isinstance(said, list | OneOf) else "~range"
 
 
 Space = Annotated[
-    dict[str, Annotated[Annotated[Choice, Tag("~choice")] | Annotated[Range, Tag("~range")], Discriminator(_which)]],
+    dict[str, Annotated[Annotated[OneOf, Tag("~choice")] | Annotated[Range, Tag("~range")], Discriminator(_which)]],
     BeforeValidator(_dotted, json_schema_input_type=dict[str, Any]),
 ]
 """Dotted key -> the values that it is tried with."""

@@ -32,7 +32,7 @@ _MOST_RUNS = 100_000  # beyond this a study is a typing error, and its plan alon
 
 
 @dataclass(frozen=True)
-class _Tables:
+class _AsInScenario:
     """Annotates tables as in a scenario; in a file perhaps the path of one."""
 
     or_path: bool = False
@@ -42,10 +42,10 @@ class _Tables:
         return {"anyOf": [{"type": "string"}, tables]} if self.or_path else tables
 
 
-Changes = Annotated[dict[str, Any], _Tables()]
+Changes = Annotated[dict[str, Any], _AsInScenario()]
 """Tables as in a scenario, or dotted keys."""
 
-Base = Annotated[dict[str, Any], _Tables(or_path=True)]
+Base = Annotated[dict[str, Any], _AsInScenario(or_path=True)]
 
 
 def _dotted(grid: Any) -> Any:
@@ -99,7 +99,7 @@ class Size(Spec):
     sets: dict[str, dict[str, Changes]] = Field(default={})
 
 
-class Part(Spec):
+class StudyPart(Spec):
     """Some of the variants in a world of their own, such as those of one figure.
 
     Attributes:
@@ -152,7 +152,7 @@ class StudySpec(Spec):
     grid: Grid = Field(default={})
     search: AnySearch | None = None
     sets: dict[str, dict[str, Changes]] = Field(default={})
-    parts: dict[str, Part] = Field(default={})
+    parts: dict[str, StudyPart] = Field(default={})
     sizes: dict[str, Size] = Field(default={})
     size: str | None = None
     references: list[str] = Field(default=[])

@@ -5,14 +5,14 @@ beginning, which gives the same trials as far as runs are there. A trial is over
 of its own is over too, one whose process was lost is not.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from fedsim.compare.lines import short_key, shown
 from fedsim.compare.measures import BEST, measure
-from fedsim.compare.table import Cell, Table
+from fedsim.compare.table import Cell, ComparedTable
 from fedsim.compare.text import to_csv
 from fedsim.errors import ScenarioError
 from fedsim.language.units import show_bytes, show_seconds
@@ -23,7 +23,7 @@ from fedsim.study.plan import PlannedRun, Study, Variant, planned, searched
 from fedsim.study.search import METRICS, Search, TrialResult
 from fedsim.study.spec import TRIAL
 
-State = Literal["open", "done", "pruned", "failed", "refused"]
+TrialState = Literal["open", "done", "pruned", "failed", "refused"]
 Rank = tuple[float, ...]
 
 _ENDED_WELL = {"done": 0, "pruned": 1, "failed": 2, "refused": 2, "open": 2}
@@ -47,7 +47,7 @@ class Trial:
     variant: Variant
     number: int
     values: Mapping[str, Any]
-    state: State = "open"
+    state: TrialState = "open"
     figures: list[float | None] = field(default_factory=list)
     nearest: list[float] = field(default_factory=list)
     error: str = ""
@@ -71,7 +71,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Line:
+class SearchedVariant:
     """A variant at a point of the grid, without values of the keys that are searched over, and its trials in their order."""
 
     variant: Variant
@@ -94,10 +94,10 @@ class Trials:
         spec = study.spec
         self._metric = METRICS[search.metric]
         self._figure = self._metric.of(spec.target)
-        self.lines = [Line(variant) for variant in searched(spec)]
+        self.lines = [SearchedVariant(variant) for variant in searched(spec)]
         self._rungs = [[seed] for seed in spec.seeds] if search.prune else [spec.seeds]
         self._rung = 0
-        self._batch: list[tuple[Line, Trial]] = []
+        self._batch: list[Trial] = []
 
     @property
     def is_over(self) -> bool:
@@ -109,16 +109,19 @@ class Trials:
         while not self.is_over and self._told(path):
             if not self._batch:
                 self._propose()
-                self._plan(path, [trial for _, trial in self._batch], try_to_build)
-                self._refuse_if_none()
+                self._plan(path, try_to_build)
             elif self._rung + 1 < len(self._rungs):
                 self._rung += 1
                 self._prune()
-                self._plan(path, [trial for _, trial in self._batch if trial.state == "open"], try_to_build)
+                self._plan(path, try_to_build)
             else:
-                for _, trial in self._batch:
-                    trial.state = "done" if trial.state == "open" else trial.state
+                for trial in self._open:
+                    trial.state = "done"
                 self._batch, self._rung = [], 0
+
+    @property
+    def _open(self) -> list[Trial]:
+        return [trial for trial in self._batch if trial.state == "open"]
 
     def gave_up(self, folder: Path) -> bool:
         """Whether the run in a folder ended by an error of its own; it is not tried again."""
@@ -126,8 +129,7 @@ class Trials:
 
     def _told(self, path: Path) -> bool:
         """Read the figures of the runs that are planned; whether all of them are over."""
-        open_trials = [trial for _, trial in self._batch if trial.state == "open"]
-        new = ((trial, self.study.runs_of[trial.variant.folder][len(trial.figures) :]) for trial in open_trials)
+        new = ((trial, self.study.runs_of[trial.variant.folder][len(trial.figures) :]) for trial in self._open)
         runs = [(trial, run) for trial, own in new for run in own]
         if not all(is_done(path / run.folder) or self.gave_up(path / run.folder) for _, run in runs):
             return False
@@ -152,22 +154,20 @@ class Trials:
             for values in self.search.ask(line.variant.label, space, told, count):
                 number = len(line.trials) + 1
                 line.trials.append(Trial(line.variant.at({TRIAL: number} | values), number, values))
-                self._batch.append((line, line.trials[-1]))
+                self._batch.append(line.trials[-1])
 
-    def _plan(self, path: Path, trials: Sequence[Trial], try_to_build: Callable[[PlannedRun], None]) -> None:
-        for trial in trials:
+    def _plan(self, path: Path, try_to_build: Callable[[PlannedRun], None]) -> None:
+        """Plan the runs of this rung; trials that cannot be run are refused, and so is a search of only such ones."""
+        for trial in self._open:
             try:
                 run = planned(trial.variant, self.study.spec, self._rungs[self._rung][0])
                 if self._rung == 0 and not is_done(path / run.folder):
                     try_to_build(run)
             except ScenarioError as error:
                 trial.state, trial.error = "refused", str(error)
-        self.study.add([trial.variant for trial in trials if trial.state == "open"], self._rungs[self._rung])
-
-    def _refuse_if_none(self) -> None:
+        self.study.add([trial.variant for trial in self._open], self._rungs[self._rung])
         for line in self.lines:
-            states = [trial.state for trial in line.trials]
-            if states == ["refused"] * self.search.trials:
+            if [trial.state for trial in line.trials] == ["refused"] * self.search.trials:
                 raise ScenarioError(f"no trial of {line.variant.label!r} can be run: {line.trials[-1].error}")
 
     def _prune(self) -> None:
@@ -180,7 +180,7 @@ class Trials:
                 if trial.state == "open" and len(ranks) > _FEW and ranks[trial.number] > middle:
                     trial.state = "pruned"
 
-    def best(self, line: Line) -> Trial | None:
+    def best(self, line: SearchedVariant) -> Trial | None:
         """The first of a line's best trials, of those that came to their end and have the figure."""
         there = [trial for trial in line.trials if trial.state == "done" and trial.value is not None]
         return min(there, key=lambda trial: trial.rank(self._metric.most), default=None)
@@ -194,14 +194,14 @@ class Trials:
             if best is not None:
                 files.write_text(path / name, self.study.runs_of[best.variant.folder][0].scenario.to_toml())
 
-    def table(self, most: int | None = None) -> Table:
+    def table(self, most: int | None = None) -> ComparedTable:
         """The trials of each line, the best first, and so many at ``most``; errors are in the last column."""
         rows = [row for line in self.lines for row in [*self._rows(line)][:most]]
         heads = sorted(dict.fromkeys(head for row in rows for head in row), key=lambda head: head == _ERROR)
         is_wrong = any(row[_ERROR] for row in rows)
-        return Table.of([head for head in heads if head != _ERROR or is_wrong], rows)
+        return ComparedTable.of([head for head in heads if head != _ERROR or is_wrong], rows)
 
-    def _rows(self, line: Line) -> Iterator[dict[str, Cell]]:
+    def _rows(self, line: SearchedVariant) -> Iterator[dict[str, Cell]]:
         for trial in sorted(line.trials, key=lambda trial: (trial.rank(self._metric.most), trial.number)):
             yield {
                 "variant": line.variant.name,
@@ -216,9 +216,9 @@ class Trials:
 
     def lines_of_text(self) -> list[str]:
         """The results for people, one text for each line."""
-        return [self._text_of(line) for line in self.lines]
+        return list(map(self._text_of, self.lines))
 
-    def _text_of(self, line: Line) -> str:
+    def _text_of(self, line: SearchedVariant) -> str:
         states = [trial.state for trial in line.trials]
         others = [f"{states.count(state)} {state}" for state in ("pruned", "failed", "refused") if state in states]
         counted = f"{len(states)} trials" + (f", {', '.join(others)}" if others else "")

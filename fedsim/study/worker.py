@@ -35,11 +35,7 @@ _ORPHAN_LIVES_S = 10.0  # a run that cannot be interrupted within this time dies
 
 
 class Worker:
-    """Takes orders until there are no more.
-
-    Args:
-        say: sends news to the parent.
-    """
+    """Carries out orders; ``say`` sends news to the parent."""
 
     def __init__(self, say: Callable[..., None]) -> None:
         self._say = say

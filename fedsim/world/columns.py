@@ -54,7 +54,7 @@ def mean(entries: Callable[[slice], NDArray[np.float64]], devices: int) -> float
     return total(0, devices) / devices
 
 
-class Rows:
+class DeviceRows:
     """Which row each device has in the columns of a table: of few devices its own number (``all``), of more than ``MANY`` the
     next free one. Columns need ``room`` entries by now.
     """

@@ -26,7 +26,7 @@ from fedsim.world.distributions import LinkRate
 
 _TABLE = Path(__file__).with_suffix(".toml")
 
-Share = Annotated[float, Field(gt=0.0, le=1.0)]
+SpeedShare = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
 class DeviceKind(Spec):
@@ -48,12 +48,12 @@ class DeviceKind(Spec):
     """
 
     flops: FlopPerSecond
-    flops_share: Share = 0.5
+    flops_share: SpeedShare = 0.5
     gpu: bool = False
     bandwidth: LinkRate
-    bandwidth_share: Share = 0.5
+    bandwidth_share: SpeedShare = 0.5
     memory: Bytes
-    memory_share: Share = 0.5
+    memory_share: SpeedShare = 0.5
     batch: Seconds = 0.0
     epoch: Seconds = 0.0
     down: LinkRate = math.inf
@@ -122,7 +122,7 @@ def find_kind(name: str, own: Mapping[str, DeviceKind], key: str) -> DeviceKind:
 
 
 _COLUMNS = ("computation_ms_per_sample", "dl_kbps", "ul_kbps")
-_Figure = Annotated[float, Field(ge=1e-6, le=1e12)]  # nothing overflows in its unit
+_TableNumber = Annotated[float, Field(ge=1e-6, le=1e12)]  # nothing overflows in its unit
 KIND_POWERS = {"idle_w": "idle", "compute_w": "compute", "receive_w": "radio", "send_w": "radio"}
 """What energy is counted by, and the powers of a kind of device that say it."""
 
@@ -188,4 +188,4 @@ CAPACITIES = Registry.of("capacity", FedScaleCapacity, usual="fedscale")
 def read_capacities(path: Path) -> NDArray[np.float64]:
     """The three columns of a capacity file: ms a sample, down and up kbit/s; float64 [rows, 3]."""
     table = DeviceTable("population.capacity", path, _COLUMNS)
-    return np.array([table.values(name, _Figure) for name in _COLUMNS]).T
+    return np.array([table.values(name, _TableNumber) for name in _COLUMNS]).T

@@ -27,8 +27,8 @@ from fedsim.world.compute import Compute
 from fedsim.world.messages import Edges
 from fedsim.world.network.base import Network
 from fedsim.world.network.flow import Direction
-from fedsim.world.steps import Steps
-from fedsim.world.task import Cause, Download, Evaluate, Queue, Step, Task, Train, Upload, Work
+from fedsim.world.steps import StepRunner
+from fedsim.world.task import Cause, Download, Evaluate, Queue, Task, TaskStep, Train, Upload, Work
 
 if TYPE_CHECKING:
     from fedsim.world.energy.batteries import Batteries
@@ -62,7 +62,7 @@ class TaskRunner:
         compute: Compute,
         network: Network,
         batch_size: int,
-        next_steps: Callable[[Task], tuple[Step, ...]],
+        next_steps: Callable[[Task], tuple[TaskStep, ...]],
         on_end: Callable[[Task], None],
         batteries: "Batteries | None" = None,
         edges: Edges | None = None,
@@ -71,7 +71,7 @@ class TaskRunner:
         self._population, self._availability, self._network = population, availability, network
         self._next_steps, self._on_end = next_steps, on_end
         self.batteries, self._edges = batteries, edges
-        self.steps = Steps(simulation, population, compute, network, batch_size, self._cut, batteries)
+        self.steps = StepRunner(simulation, population, compute, network, batch_size, self._cut, batteries)
         self._ways = self.steps.ways
         self.off: set[int] = set()
         self.running: dict[int, Task] = {}
@@ -206,7 +206,7 @@ class TaskRunner:
     def start(
         self,
         device: int,
-        steps: tuple[Step, ...],
+        steps: tuple[TaskStep, ...],
         round: int | None,  # noqa: A002
         group: int | None,
         *,
@@ -309,7 +309,7 @@ class TaskRunner:
         self._watch(task)
 
     def queue(self, direction: Direction, slots: simpy.Resource) -> None:
-        """See ``Steps.queue``."""
+        """See ``StepRunner.queue``."""
         self.steps.queue(direction, slots, self.running)
 
     # Snapshots, between two instants.

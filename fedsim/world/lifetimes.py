@@ -238,7 +238,7 @@ DeparturesSpec = Annotated[ExponentialStays | ScheduledDepartures | DeparturesFr
 # What becomes of them in a run.
 
 
-class _Lifetimes(Protocol):
+class _ArrivalsAndDepartures(Protocol):
     arrival: NDArray[np.float64]
     departure: NDArray[np.float64]
 
@@ -280,7 +280,7 @@ class Bounded:
         return on, end
 
 
-def bounded(within: Availability, population: _Lifetimes) -> Availability:
+def bounded(within: Availability, population: _ArrivalsAndDepartures) -> Availability:
     """``within``, cut to the lifetimes of the population; untouched if everybody is there from 0 and for ever."""
     if population.arrival.any() or (population.departure < math.inf).any():
         return Bounded(within, population.arrival, population.departure)
@@ -296,7 +296,11 @@ class Lifetimes:
     """
 
     def __init__(
-        self, simulation: Simulation, population: _Lifetimes, availability: Availability, on_arrival: Callable[[int], None]
+        self,
+        simulation: Simulation,
+        population: _ArrivalsAndDepartures,
+        availability: Availability,
+        on_arrival: Callable[[int], None],
     ) -> None:
         self._simulation, self._population = simulation, population
         self._availability, self._on_arrival = availability, on_arrival

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedsim.errors import SimulationError
 from fedsim.simulation import TICK_S
 from fedsim.streams import Streams
-from fedsim.world.columns import Rows
+from fedsim.world.columns import DeviceRows
 
 _TICKS_PER_SECOND = 1 / TICK_S
 _ROWS_AT_ONCE = 4_096  # bounds what a walk needs at a time, whatever the population
@@ -45,7 +45,7 @@ class Phases:
         self._share_on = mean_on / (mean_on + mean_off)
         self._far_s = _MOST_PHASES * min(mean_on, mean_off)  # before that there are not too many phases
         self._first = f"{purpose}/first"
-        self._rows = Rows(devices)
+        self._rows = DeviceRows(devices)
         # The phase that each device was last found in, by its row; one that ends at 0 has never been looked for.
         self._count = np.zeros(self._rows.room, dtype=np.int64)
         self._on = np.zeros(self._rows.room, dtype=np.bool_)

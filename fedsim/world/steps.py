@@ -19,7 +19,7 @@ from fedsim.training import NO_LIMIT, Limit, Training
 from fedsim.world.compute import Compute
 from fedsim.world.network.base import Network
 from fedsim.world.network.flow import SERVER, Direction
-from fedsim.world.task import Cause, Code, Download, Ending, Evaluate, Queue, Step, Task, Train, Upload, Work
+from fedsim.world.task import Cause, Code, Download, Ending, Evaluate, Queue, Task, TaskStep, Train, Upload, Work
 
 if TYPE_CHECKING:
     from fedsim.world.energy.batteries import Batteries
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _DISCONNECTED = ("lost", "left", "battery")
 
 
-class Steps:
+class StepRunner:
     """Begins and ends the steps of tasks; see ``TaskRunner``. ``cut`` interrupts a task whose battery is flat.
 
     Attributes:
@@ -53,7 +53,7 @@ class Steps:
         self._population, self._compute, self._network = population, compute, network
         self._batch_size = batch_size
         self.nominal_s = network.nominal_s
-        self.ways: dict[type[Step], tuple[Callable[[Task, Any], None], Callable[[Task, Any, Cause | None], Ending]]] = {
+        self.ways: dict[type[TaskStep], tuple[Callable[[Task, Any], None], Callable[[Task, Any, Cause | None], Ending]]] = {
             Download: (self.send, self.sent),
             Upload: (self.send, self.sent),
             Queue: (self.stand, self.stood),

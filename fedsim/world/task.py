@@ -108,7 +108,7 @@ class Queue:
 Computation = Train | Evaluate | Work
 """What a client half may ask of its device."""
 
-Step = Download | Computation | Upload | Code | Queue
+TaskStep = Download | Computation | Upload | Code | Queue
 
 Ending = tuple[Cause | None, dict[str, Any]]
 """How a step is to be counted that has ended, and what its record says besides."""
@@ -143,7 +143,7 @@ class Task:
 
     id: int
     device: int
-    steps: tuple[Step, ...]
+    steps: tuple[TaskStep, ...]
     round: int | None
     group: int | None
     count: int
@@ -187,7 +187,7 @@ class Task:
         self.done.succeed("memory" if self.fails else None)
 
     @property
-    def step(self) -> Step:
+    def step(self) -> TaskStep:
         return self.steps[self.position]
 
     @property

@@ -6,7 +6,7 @@ import pytest
 from matplotlib.axes import Axes
 
 import fedsim
-from fedsim.analysis.clusters import Grouping, draw_clusters, read_groupings
+from fedsim.analysis.clusters import ReportedGrouping, draw_clusters, read_groupings
 from fedsim.analysis.style import NothingToDrawError
 from fedsim.records.reading import RunFolder
 
@@ -27,11 +27,11 @@ def test_groups_are_those_that_the_server_made(split: RunFolder) -> None:
 
 def test_sizes_on_borders_and_beyond_them() -> None:
     sizes = np.array([1, 10, 14, 15, 19, 20, 99])
-    grouping = Grouping("cluster", 0, 10, 20, (3, 4), sizes, sizes < 0)
+    grouping = ReportedGrouping("cluster", 0, 10, 20, (3, 4), sizes, sizes < 0)
     assert grouping.groups.tolist() == [0, 0, 0, 1, 1, 1, 1]
     assert grouping.outliers.tolist() == [True, False, False, False, False, False, True]
     assert grouping.edges.tolist() == [10, 15, 20]
-    assert Grouping("cluster", 0, 5, 5, (0, 0, 2), np.array([5, 5]), np.zeros(2, bool)).groups.tolist() == [2, 2]
+    assert ReportedGrouping("cluster", 0, 5, 5, (0, 0, 2), np.array([5, 5]), np.zeros(2, bool)).groups.tolist() == [2, 2]
 
 
 def test_each_device_is_in_a_bar(split: RunFolder) -> None:

@@ -11,7 +11,7 @@ from matplotlib.patches import StepPatch
 
 from fedsim.analysis import lanes, style
 from fedsim.analysis.history import MARKS, History
-from fedsim.analysis.lanes import Span, View
+from fedsim.analysis.lanes import TimeSpan, View
 from fedsim.analysis.style import save
 from fedsim.analysis.timeline import draw_load, draw_timeline, draw_work
 from fedsim.records.link_load import Curve, means
@@ -140,7 +140,7 @@ def test_means_against_sums_by_hand() -> None:
 
 
 @pytest.mark.parametrize("share", [None, (0.2, 0.7)])
-def test_devices_at_work_and_away(run: RunFolder, share: Span | None) -> None:
+def test_devices_at_work_and_away(run: RunFolder, share: TimeSpan | None) -> None:
     history = History(run)
     view = View(history, share and (share[0] * history.end, share[1] * history.end))
     assert view.unit.size == 1.0

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 import fedsim
-from fedsim.analysis.edges import draw_edges, read_messages
+from fedsim.analysis.timeline import draw_edges, read_messages
 from fedsim.analysis.traffic import draw_purposes_compared, draw_traffic, draw_traffic_compared, read_parts
 from fedsim.records.ledger import sum_view
 from fedsim.records.reading import RunFolder

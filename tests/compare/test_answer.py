@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedsim.compare.answer import answers, usual_target
-from fedsim.compare.lines import Line, Lines
+from fedsim.compare.lines import ComparedLine, Lines
 from fedsim.records.reading import RunFolder
 
 Made = Callable[..., tuple[Lines, list[list[dict[str, float | None]]]]]
@@ -30,7 +30,7 @@ def made(tmp_path: Path) -> Made:
                 folder.mkdir(parents=True)
                 (folder / "summary.json").write_text(json.dumps({"seed": seed}))
                 runs.append(RunFolder(folder))
-            found.append(Line(name, tuple(runs), len(runs), study="s", reference=name == "alone"))
+            found.append(ComparedLine(name, tuple(runs), len(runs), study="s", reference=name == "alone"))
             figures.append([_figures(time, best) for time, best in zip(own, accuracies[name], strict=True)])
         place = list(times).index("base") if "base" in times else None
         return Lines(tuple(found), (0.5,), (place,) * len(found), "base" if "base" in times else ""), figures

@@ -17,7 +17,7 @@ from fedsim.cli import main
 from fedsim.compare.lines import read_lines
 from fedsim.compare.published import Published, as_printed, beside_published
 from fedsim.compare.readings import Reading
-from fedsim.compare.table import Table
+from fedsim.compare.table import ComparedTable
 from fedsim.compare.text import to_markdown
 from fedsim.errors import RunFolderError, ScenarioError
 from fedsim.records import folder as files
@@ -86,7 +86,7 @@ def study(tmp_path: Path) -> Path:
     return write_study(tmp_path / "study", mnist | cifar)
 
 
-def rows_of(table: Table) -> list[tuple[Any, ...]]:
+def rows_of(table: ComparedTable) -> list[tuple[Any, ...]]:
     return list(zip(*(column.cells for column in table.columns), strict=True))
 
 

@@ -16,7 +16,7 @@ from fedsim.cli import main
 from fedsim.compare.lines import read_lines
 from fedsim.compare.paired import Estimate
 from fedsim.compare.show import print_short
-from fedsim.compare.table import Column, _mean_difference
+from fedsim.compare.table import ComparedColumn, _mean_difference
 from fedsim.compare.text import shown
 from fedsim.output.harmless import clean, for_csv, for_markdown
 from fedsim.output.terminal import Console
@@ -133,11 +133,11 @@ def test_intervals_end_where_figures_do_and_digits_where_intervals_do(study: Pat
                 assert float(text) >= 0
             elif head.endswith("(0-1) high") and text:
                 assert float(text) <= 1
-    column = Column("x", (), unit="bytes")
+    column = ComparedColumn("x", (), unit="bytes")
     assert shown(Estimate(1_834_567.0, 1_512_345.0, 2_156_789.0), column) == "1.83M (1.51M to 2.16M)"
-    assert shown(Estimate(1234.0, 912.0, 1556.0), Column("x", ())) == "1,230 (910 to 1,560)"
-    assert shown(Estimate(0.90123, 0.90118, 0.90128), Column("x", ())) == "0.901230 (0.901180 to 0.901280)"
-    assert shown(Estimate(-0.001, -0.051, 0.049), Column("x", (), signed=True)) == "-0.001 (-0.051 to +0.049)"
+    assert shown(Estimate(1234.0, 912.0, 1556.0), ComparedColumn("x", ())) == "1,230 (910 to 1,560)"
+    assert shown(Estimate(0.90123, 0.90118, 0.90128), ComparedColumn("x", ())) == "0.901230 (0.901180 to 0.901280)"
+    assert shown(Estimate(-0.001, -0.051, 0.049), ComparedColumn("x", (), signed=True)) == "-0.001 (-0.051 to +0.049)"
 
 
 def test_noise_of_floats_is_no_difference() -> None:

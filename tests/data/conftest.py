@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsim.data.dataset import Dataset, Raw, pooled
-from fedsim.data.federated import FederatedData
+from fedsim.data.federated import Dataset, FederatedData, Raw, pooled
 from fedsim.data.sources import Fashion, Mnist
 
 _BESIDE = Path(__file__).resolve().parents[3] / "shared" / "data"

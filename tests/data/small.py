@@ -3,8 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from fedsim.data.dataset import Dataset
-from fedsim.data.federated import FederatedData, Pool, Shard
+from fedsim.data.federated import Dataset, FederatedData, Pool, Shard
 
 
 def label_table(data: FederatedData) -> np.ndarray:

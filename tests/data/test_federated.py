@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsim.data.dataset import Dataset, Raw, pooled
-from fedsim.data.federated import FederatedData, Shard, stratified_part
+from fedsim.data.federated import Dataset, FederatedData, Raw, Shard, pooled, stratified_part
 from fedsim.data.transforms import Augmentation, augment, rotate
 from fedsim.training import Part
 from tests.data.conftest import grey_images, held_out
@@ -146,11 +145,6 @@ def test_another_split_halves_each_part(y: np.ndarray, splits: int) -> None:
     for number in range(1, 2**splits + 1):
         halves = [stratified_part(y, splits + 1, half) for half in (number, number + 2**splits)]
         assert sorted(np.concatenate(halves)) == sorted(stratified_part(y, splits, number))
-
-
-@pytest.mark.parametrize(("splits", "number", "size"), [(0, 1, 1000), (3, 8, 125), (1, 2, 500), (2, 1, 250)])
-def test_sizes_need_no_labels(splits: int, number: int, size: int) -> None:
-    assert Part(splits, number, 1000).samples == size
 
 
 STILL = {"max_degrees": 0.0, "flip": 0.0, "shift": 0.0}

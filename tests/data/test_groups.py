@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from fedsim.data.dataset import Dataset, Raw, pooled
+from fedsim.data.federated import Dataset, Raw, pooled
 from fedsim.data.partitions import (
     ClassBias,
     ClassImbalance,

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fedsim.data.dataset import Dataset, pooled
-from fedsim.data.federated import FederatedData
+from fedsim.data.federated import Dataset, FederatedData, pooled
 from fedsim.data.partitions import (
     ClassBias,
     ClassImbalance,

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from fedsim.data.dataset import Dataset, Raw, pooled
+from fedsim.data.federated import Dataset, Raw, pooled
 from fedsim.data.partitions import ClassBias, ClassImbalance, Ditto, Femnist, PowerLaw, SyntheticSizes
 from fedsim.data.sources import Synthetic
 from fedsim.language.sizes import LongTailSizes, UniformSizes

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from fedsim.data.dataset import Dataset
-from fedsim.data.federated import NO_GROUP, FederatedData, Pool, Shard
+from fedsim.data.federated import NO_GROUP, Dataset, FederatedData, Pool, Shard
 from fedsim.data.partitions import Iid, LabelGroups, Permutations, Rotations
 from fedsim.data.partitions.base import Partition
 from fedsim.data.shifts import Incremental, LabelPermutation, Rotation, Shift, ShiftSpec, SwapAll, SwapPart

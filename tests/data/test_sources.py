@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from sklearn.datasets import load_digits
 
-from fedsim.data.dataset import Raw
+from fedsim.data.federated import Raw
 from fedsim.data.fetch import write_cifar10, write_mnist
 from fedsim.data.sources import Cifar10, Digits, Emnist, Fashion, Mnist, Npz, Synthetic
 from fedsim.data.sources.base import Source, every_fifth

@@ -17,7 +17,7 @@ from fedsim.strategies.fedavg import FedAvg
 from tests.strategies.clustered import PAIRED, ROTATED, played, world
 
 if TYPE_CHECKING:
-    from fedsim.evaluation.evaluator import World
+    from fedsim.evaluation.evaluator import WorldView
     from fedsim.learning import Learner
 
 
@@ -31,7 +31,7 @@ def skewed(small: dict[str, Any], **evaluation: Any) -> fedsim.Scenario:
 def test_the_number_of_tests_is_that_of_the_rounds_that_are_due(every: int, from_round: int) -> None:
     spec = EvaluationSpec(every=every, from_round=from_round)
     for rounds in range(1, 16):
-        evaluator = Evaluator(cast("Learner", None), StopSpec(rounds=rounds), spec, cast("World", None))
+        evaluator = Evaluator(cast("Learner", None), StopSpec(rounds=rounds), spec, cast("WorldView", None))
         assert spec.tests(rounds) == sum(map(evaluator._is_due, range(rounds)))
 
 

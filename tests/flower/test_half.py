@@ -17,7 +17,7 @@ pytest.importorskip("flwr")
 import fedsim
 from fedsim.errors import SimulationError
 from fedsim.flower.app import read_app
-from fedsim.flower.half import Half
+from fedsim.flower.half import AppHalf
 from fedsim.flower.turns import carried_out
 from tests.flower.plain import APPS, seed_all
 from tests.flower.runs import execute, scenario
@@ -33,7 +33,7 @@ def test_generators_go_on_from_their_seed_and_those_outside_from_where_they_were
     expected = [drawn() for _ in range(4)]
     seed_all(7)
     outside = []
-    half = Half(read_app(str(APPS / "numpy_app"), {}), "client", 7)
+    half = AppHalf(read_app(str(APPS / "numpy_app"), {}), "client", 7)
     for seed, drawn_before in ((None, 0), (8, 0), (None, 1), (7, 0)):
         outside.append(drawn())
         with half.in_use(seed):
@@ -45,7 +45,7 @@ def test_halves_share_no_modules_and_leave_none() -> None:
     """Nor any of another run; a module that is imported within a function only is the half's own too."""
     before = list(sys.modules), list(sys.path), torch.get_num_threads(), logging.getLogger("flwr").level
     app = read_app(str(APPS / "odd_app"), {})
-    halves = [Half(app, name, 1) for name in ("server", "client", "client")]
+    halves = [AppHalf(app, name, 1) for name in ("server", "client", "client")]
     seen = set()
     for half in halves * 2:
         with half.in_use():

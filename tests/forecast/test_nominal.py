@@ -9,7 +9,7 @@ import pytest
 import fedsim
 from fedsim.executors.inline import Inline
 from fedsim.forecast.nominal import expected_maximum, nominal_lines
-from fedsim.forecast.trial import Trial
+from fedsim.forecast.trial import Beginning
 from fedsim.language.units import show_bytes
 
 
@@ -29,7 +29,7 @@ def test_traffic_and_time_agree_with_the_run(small: dict[str, Any]) -> None:
     small["network"]["server"] = {"down": "1 Gbit/s", "up": "1 Gbit/s"}
     small["strategy"] = {"kind": "fedavg", "clients_per_round": 6}
     small["stop"] = {"rounds": 40}
-    lines = nominal_lines(Trial.built(fedsim.Scenario(**small), Inline()).run)
+    lines = nominal_lines(Beginning.built(fedsim.Scenario(**small), Inline()).run)
     summary = fedsim.run(fedsim.Scenario(**small | {"learning": "off"})).summary
     assert f"40 rounds: at most {show_bytes(summary['bytes']['down'] + summary['bytes']['up'])}" in lines[-1]
     said = float(lines[-1].split("about ")[1].split(" min")[0]) * 60
@@ -50,5 +50,5 @@ def test_deadlines_and_schedules(said: dict[str, Any], rounds: int, time: str) -
         "strategy": {"kind": "fedavg", "clients_per_round": 3, "local_epochs": 9} | said,
         "stop": {"rounds": rounds},
     }
-    lines = nominal_lines(Trial.built(fedsim.Scenario(**scenario), Inline()).run)
+    lines = nominal_lines(Beginning.built(fedsim.Scenario(**scenario), Inline()).run)
     assert any(f"{rounds} rounds" in line and f"about {time} of simulated time" in line for line in lines)

@@ -8,13 +8,13 @@ import pytest
 import fedsim
 from fedsim.executors.inline import Inline
 from fedsim.forecast import Forecast, forecast, forecast_lines
-from fedsim.forecast.trial import Trial
+from fedsim.forecast.trial import Beginning
 from tests.test_runs import STRATEGIES
 
 
-def told(scenario: fedsim.Scenario, rounds: int | None = None) -> tuple[Forecast, Trial]:
+def told(scenario: fedsim.Scenario, rounds: int | None = None) -> tuple[Forecast, Beginning]:
     """The forecast from a trial of so many rounds, or of the whole run, however slow this machine is."""
-    trial = Trial.built(scenario, Inline())
+    trial = Beginning.built(scenario, Inline())
     if rounds is not None:
         simulation = trial.run.simulation
         simulation.listen(lambda record: simulation.interrupt() if trial.rounds >= rounds else None)

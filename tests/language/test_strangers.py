@@ -17,7 +17,7 @@ from click.testing import CliRunner
 import fedsim
 from fedsim.cli import main
 from fedsim.errors import FedsimError
-from fedsim.executors.processes import Processes
+from fedsim.executors.processes import WorkerProcesses
 from fedsim.language import imports
 from fedsim.language.imports import from_file
 from fedsim.language.registry import Registry, specs_of
@@ -197,7 +197,7 @@ def test_a_worker_knows_what_was_allowed_here_and_what_lies_beside_it(mark: Path
     Path("mine.py").write_text("import helper\n\n\nclass Mine:\n    there = helper.sign\n")
     Path("helper.py").write_text("def sign(x):\n    return __name__, -x\n")
     sign = imports.named("./mine.py:Mine", "strategy.kind").there
-    processes = Processes(1)
+    processes = WorkerProcesses(1)
     try:
         assert processes.submit(sign, 2).result() == ("helper", -2)
     finally:

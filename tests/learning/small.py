@@ -15,8 +15,7 @@ from fedsim.data.federated import FederatedData, Pool, Shard
 from fedsim.executors.inline import Inline
 from fedsim.learning.engine import Learning
 from fedsim.learning.models import ModelSpec, ModuleModel
-from fedsim.learning.solvers.base import Descent, LocalSolve
-from fedsim.learning.solvers.batches import shuffled
+from fedsim.learning.solvers.base import Descent, LocalSolve, shuffled
 from fedsim.learning.spec import TrainingSpec
 from fedsim.simulation import Record, Simulation
 from fedsim.streams import Streams

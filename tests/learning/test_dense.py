@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from fedsim.learning.architecture import Architecture, dense
-from fedsim.learning.solvers.base import Descent, compute_with_one_thread
-from fedsim.learning.solvers.batches import WHOLE
+from fedsim.learning.solvers.base import WHOLE, Descent, compute_with_one_thread
 from fedsim.learning.solvers.dense import Dense, Way
 from fedsim.learning.solvers.reference import load_weights, module_of
 from tests.learning.small import PULLS, RULES, plain_sgd, pulled, solve_of

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from torch.nn import functional
 
 from fedsim.data.federated import FederatedData, stratified_part
@@ -16,6 +17,7 @@ from fedsim.learning.learner import Learner
 from fedsim.learning.models import CNN5, Logistic, ModelSpec, Perceptron, SizeOnly
 from fedsim.learning.refs import Ref
 from fedsim.learning.solvers.reference import flat_weights, load_weights, module_of
+from fedsim.learning.spec import TrainingSpec
 from fedsim.training import Part, Training
 from tests.learning.small import Counting, federation, learning, own, run
 
@@ -371,3 +373,31 @@ def test_one_cohort_may_hold_different_rounds_and_proximal_terms() -> None:
     values = [run(together.value(update)).tobytes() for update in wanted]
     assert values == [run(apart.value(update)).tobytes() for update in wishes(apart)]
     assert len(set(values)) == 4
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"lr": 0.0},
+        {"lr": float("nan")},
+        {"batch_size": 0},
+        {"momentum": 1.0},
+        {"l2": -1.0},
+        {"lr_decay": 1.1},
+        {"device": "gpu"},
+    ],
+    ids=str,
+)
+def test_ranges(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        TrainingSpec.model_validate(wrong)
+
+
+def test_the_learning_rate_decays_by_rounds() -> None:
+    assert TrainingSpec(lr=0.1, lr_decay=0.5).lr_in(3) == 0.0125
+
+
+def test_a_device_that_is_not_there_is_refused_when_learning_starts() -> None:
+    with pytest.raises(ScenarioError, match=r"'cuda:99'.*it has cpu") as refusal:
+        learning(federation([5]), Logistic(), device="cuda:99")
+    assert refusal.value.exit_status == 2

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsim.records.digest import EventChain
-from fedsim.records.schema import EVENT_COLUMNS, Row, column, encode, encode_payloads, event_row
+from fedsim.records.schema import EVENT_COLUMNS, EventRow, column, encode, encode_payloads, event_row
 from fedsim.simulation import Record
 from fedsim.world.task import Payload
 
@@ -29,7 +29,7 @@ def plainly(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-def plain_row(record: Record) -> Row:
+def plain_row(record: Record) -> EventRow:
     rest = {name: value for name, value in record.fields.items() if name not in EVENT_COLUMNS}
     columns = [record.fields.get(name) for name in EVENT_COLUMNS[1:]]
     return (record.time, record.kind, *columns, plainly(rest) if rest else None)  # type: ignore[return-value]
@@ -83,7 +83,7 @@ def test_rows_are_as_written_plainly(told: tuple[str, dict[str, Any]]) -> None:
     ),
     st.integers(0, 8),
 )
-def test_the_chain_is_over_the_rows_as_python_writes_them(rows: list[Row], cut: int) -> None:
+def test_the_chain_is_over_the_rows_as_python_writes_them(rows: list[EventRow], cut: int) -> None:
     state = b""
     for row in rows:
         state = hashlib.sha256(state + repr(row).encode()).digest()

@@ -12,7 +12,8 @@ import fedsim
 from fedsim.data.federated import stratified_part
 from fedsim.records.audit import audit
 from fedsim.records.reading import RunFolder
-from tests.strategies.test_fedavg_family import initial_weights, sections, weights_after, write_data
+from tests.strategies.curved import model_after as weights_after
+from tests.strategies.test_fedavg_family import initial_weights, sections, write_data
 
 Events = list[dict[str, Any]]
 

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 import fedsim
 from fedsim.executors.inline import Inline
 from fedsim.forecast.nominal import nominal_lines
-from fedsim.forecast.trial import Trial
+from fedsim.forecast.trial import Beginning
 from fedsim.records.audit import audit
 from fedsim.records.reading import RunFolder
-from fedsim.testing import Sections, StrategyContract, assert_sound, quiet_world, run
+from fedsim.testing import ScenarioTables, StrategyContract, assert_sound, quiet_world, run
 
 DEVICE = {"down": "1 Mbit/s", "up": "500 kbit/s", "latency": "40 ms"}
 TREE = {
@@ -33,15 +33,15 @@ HIERFAVG = {"kind": "hierfavg", "clients_per_round": 9, "kappa2": 2, "deadline":
 
 class TestContract(StrategyContract):
     strategy = HIERFAVG
-    sections: ClassVar[Sections] = {"network": TREE, "world": {"processes": CRASHES}}
+    sections: ClassVar[ScenarioTables] = {"network": TREE, "world": {"processes": CRASHES}}
 
 
-def with_cells(cells: int, strategy: dict[str, Any], rounds: int = 4) -> Sections:
+def with_cells(cells: int, strategy: dict[str, Any], rounds: int = 4) -> ScenarioTables:
     network = copy.deepcopy(TREE) | {"cells": cells}
     return quiet_world({"clients_per_round": 6} | strategy, rounds=rounds) | {"network": network}
 
 
-def model(sections: Sections, folder: Path) -> NDArray[np.float32]:
+def model(sections: ScenarioTables, folder: Path) -> NDArray[np.float32]:
     """The global model of a run that passes its audit, [d]."""
     run(sections, folder)
     return np.concatenate([values.ravel() for values in assert_sound(folder).models()["global"].values()])
@@ -76,7 +76,7 @@ def test_a_step_count_stands_for_epochs() -> None:
 # Two devices of 20 samples at 10 samples/s, each at an edge server of its own; models of 1000 bytes.
 
 
-def by_hand(strategy: dict[str, Any] | None = None, rounds: int = 1, **others: Any) -> Sections:
+def by_hand(strategy: dict[str, Any] | None = None, rounds: int = 1, **others: Any) -> ScenarioTables:
     return {
         "learning": "off",
         "model": {"kind": "size", "bytes": "1000 B"},
@@ -133,7 +133,7 @@ def test_the_times_of_a_round_by_hand(tmp_path: Path) -> None:
 
 def test_what_it_will_cost_is_said_beforehand() -> None:
     """8 messages of devices and 4 of edge servers; two edge rounds, without the legs above them."""
-    lines = nominal_lines(Trial.built(fedsim.Scenario(**by_hand()), Inline()).run)
+    lines = nominal_lines(Beginning.built(fedsim.Scenario(**by_hand()), Inline()).run)
     assert "a round asks 2: at most 12 kB, about 10.4 s of simulated time" in lines[-2]
 
 

@@ -6,8 +6,8 @@ import pytest
 
 import fedsim
 from fedsim.output.terminal import Console
-from fedsim.study.pool import Order, Pool
-from fedsim.study.progress import StudyProgress
+from fedsim.study.pool import WorkerPool
+from fedsim.study.progress import RunOrder, StudyProgress
 from fedsim.testing import quiet_world
 
 
@@ -16,13 +16,13 @@ from fedsim.testing import quiet_world
 def test_a_worker_that_has_had_much_memory_is_replaced(most_bytes: int, hired: int, tmp_path: Path) -> None:
     processes = []
 
-    class Counted(Pool):
+    class Counted(WorkerPool):
         def _hire(self) -> object:  # type: ignore[override]
             processes.append(super()._hire())
             return processes[-1]
 
     text = fedsim.Scenario(**quiet_world({"kind": "fedavg"}, rounds=1) | {"learning": "off"}).to_toml()
-    orders = [Order(str(number), text, tmp_path / str(number), "new") for number in range(2)]
+    orders = [RunOrder(str(number), text, tmp_path / str(number), "new") for number in range(2)]
     pool = Counted(1, StudyProgress(Console(quiet=True)), most_bytes=most_bytes)
     pool._progress.begin(orders, 0)
     assert [run.status for run in pool.run(orders)] == ["done", "done"]

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedsim.output.terminal import Console
-from fedsim.study.pool import Ended, Order
-from fedsim.study.progress import StudyProgress
+from fedsim.study.progress import Ended, RunOrder, StudyProgress
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -17,9 +16,9 @@ def test_how_far_it_is(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = io.StringIO()
     progress = StudyProgress(Console(file=shown, force_terminal=terminal, width=200))
     orders = [
-        Order("one [red]x[/red]\x1b[31m, seed 1", "", Path("one"), "new"),
-        Order("two", "", Path("two"), "resume"),
-        Order("three", "", Path("three"), "new"),
+        RunOrder("one [red]x[/red]\x1b[31m, seed 1", "", Path("one"), "new"),
+        RunOrder("two", "", Path("two"), "resume"),
+        RunOrder("three", "", Path("three"), "new"),
     ]
     progress.begin(orders, 4)
     progress.take(

@@ -21,7 +21,7 @@ from fedsim.records.study_folder import is_done
 from fedsim.study.conduct import try_to_build
 from fedsim.study.folder import write_study
 from fedsim.study.plan import read_study
-from fedsim.study.search import Choice, OptunaSearch, RandomSearch, Range, Search, TrialResult
+from fedsim.study.search import OneOf, OptunaSearch, RandomSearch, Range, Search, TrialResult
 from fedsim.study.trials import Trials
 from fedsim.study.worker import Worker
 from tests.study.conftest import write
@@ -59,7 +59,7 @@ def test_a_share_of_a_range_is_a_value_of_it(said: dict[str, Any], written: list
 
 def test_whole_numbers_and_choices_are_all_as_likely() -> None:
     shares = [(place + 0.5) / 1200 for place in range(1200)]
-    whole, choice = Range(low=3, high=8), Choice(["a", {"kind": "b"}, True])
+    whole, choice = Range(low=3, high=8), OneOf(["a", {"kind": "b"}, True])
     assert [sum(whole.at(share) == number for share in shares) for number in range(3, 9)] == [200] * 6
     assert [sum(choice.at(share) == place for share in shares) for place in range(3)] == [400] * 3
 

@@ -17,13 +17,13 @@ from fedsim.world.availability import AlwaysOn, Availability, Diurnal
 from fedsim.world.calendar import CalendarSpec
 from fedsim.world.compute import Compute
 from fedsim.world.energy.batteries import Batteries, Powered
-from fedsim.world.energy.charging import Always, Charging, ChargingModel, Daily, Never, Renewal, WhenReached
+from fedsim.world.energy.charging import Always, Charging, ChargingModel, Daily, Never, RenewalCharging, WhenReached
 from fedsim.world.life import TaskRunner
 from fedsim.world.network import Star
 from fedsim.world.network.protocol import Fluid, Transport
 from fedsim.world.phases import Span
 from fedsim.world.population import Population
-from fedsim.world.task import Download, Payload, Step, Task, Train, Upload
+from fedsim.world.task import Download, Payload, Task, TaskStep, Train, Upload
 
 HOUR, DAY = 3600.0, 86_400.0
 DRAWS = {"idle_w": 0.5, "compute_w": 3.0, "receive_w": 1.0, "send_w": 2.0, "receive_j_byte": 0.01, "send_j_byte": 0.02}
@@ -79,7 +79,7 @@ class Site:
 
     def _on_end(self, task: Task) -> None: ...
 
-    def start(self, *steps: Step, device: int = 0, at: float = 0.0) -> None:
+    def start(self, *steps: TaskStep, device: int = 0, at: float = 0.0) -> None:
         self.simulation.wake(("start", device), at, lambda: self.tasks.start(device, steps, 0, None) and None)
 
     def run(self, until: float = math.inf) -> None:
@@ -202,8 +202,8 @@ def day(begins: str, lasts: str, chance: float = 1.0) -> Daily:
     return Daily.model_validate({"begins": begins, "lasts": lasts, "chance": chance})
 
 
-def now_and_then(mean_s: float) -> Renewal:
-    return Renewal.model_validate({"mean_on": f"{mean_s} s", "mean_off": f"{mean_s} s"})
+def now_and_then(mean_s: float) -> RenewalCharging:
+    return RenewalCharging.model_validate({"mean_on": f"{mean_s} s", "mean_off": f"{mean_s} s"})
 
 
 def test_a_day_by_hand() -> None:
@@ -303,7 +303,7 @@ def test_never_below_zero_and_the_books_balance(
         draws = {"capacity_j": capacity, "charge_w": charge, "tail_s": 1.5, "tail_w": tail_w}
         site = Site(pattern, up=60.0, restart=0.3, header=header, **draws)
 
-        def give(device: int, steps: tuple[Step, ...]) -> None:
+        def give(device: int, steps: tuple[TaskStep, ...]) -> None:
             if site.tasks.is_idle(device):
                 site.tasks.start(device, steps, 0, None)
 

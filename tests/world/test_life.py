@@ -22,7 +22,7 @@ from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.network import Star
 from fedsim.world.phases import Span
 from fedsim.world.population import Population
-from fedsim.world.task import Download, Evaluate, Payload, Step, Task, Train, Upload
+from fedsim.world.task import Download, Evaluate, Payload, Task, TaskStep, Train, Upload
 
 MODEL = Download((Payload("model", 1000.0),))
 BATCH = 30
@@ -64,7 +64,7 @@ class Site:
         self.availability: Availability = bounded(Until(off), population)
         self.compute = compute = Compute(Streams(1), 0.0, None, 2)
         self.ended: list[Task] = []
-        self.following: Callable[[Task], tuple[Step, ...]] | None = None
+        self.following: Callable[[Task], tuple[TaskStep, ...]] | None = None
         self.records: list[Record] = []
         self.tasks = TaskRunner(
             self.simulation, population, self.availability, compute, network, BATCH, self._more, self._on_end
@@ -74,11 +74,13 @@ class Site:
     def _on_end(self, task: Task) -> None:
         self.ended.append(task)
 
-    def _more(self, task: Task) -> tuple[Step, ...]:
+    def _more(self, task: Task) -> tuple[TaskStep, ...]:
         """What follows on the steps that were asked for, once they are carried out."""
         return () if self.following is None or len(task.steps) > 1 else self.following(task)
 
-    def run(self, *steps: Step, device: int = 0, meanwhile: Callable[["Site"], None] | None = None) -> list[tuple[Any, ...]]:
+    def run(
+        self, *steps: TaskStep, device: int = 0, meanwhile: Callable[["Site"], None] | None = None
+    ) -> list[tuple[Any, ...]]:
         """Carry out one task; (step, end, outcome, amount) of each step."""
         self.tasks.start(device, steps, round=0, group=None)
         if meanwhile is not None:
@@ -190,7 +192,7 @@ def test_a_device_that_left_is_recorded_before_its_task_ends() -> None:
 class TestNotesOnData:
     """What a device holds changes while it works: the task knows what it computed on, and its time does not change."""
 
-    def shifted(self, time: float, *steps: Step) -> tuple[Site, list[tuple[Any, ...]]]:
+    def shifted(self, time: float, *steps: TaskStep) -> tuple[Site, list[tuple[Any, ...]]]:
         site = Site()
         site.simulation.wake(("shift", 0), time, lambda: site.population.shift(0, 1, 150))
         return site, site.run(*steps)
@@ -336,8 +338,8 @@ def alone(
     samples: int,
     rates: tuple[float, float],
     latency: float,
-    steps: tuple[Step, ...],
-    more: tuple[Step, ...] = (),
+    steps: tuple[TaskStep, ...],
+    more: tuple[TaskStep, ...] = (),
     begin: float = 0.0,
     deadline: float | None = None,
 ) -> tuple[Task, float]:
@@ -388,7 +390,7 @@ def test_two_devices_share_the_server_link() -> None:
 class TestDeadlineInDecimals:
     """A task of 0.8 + 10 + 0.8 s is in time for a deadline of 11.6 s, although no tick of the clock lies on any of these."""
 
-    def outcome(self, begin: float, parts: tuple[int, int, int], deadline: int, *more: Step, latency: float = 0.0) -> Task:
+    def outcome(self, begin: float, parts: tuple[int, int, int], deadline: int, *more: TaskStep, latency: float = 0.0) -> Task:
         """Of a task whose parts take so many tenths of a second, as has the deadline."""
         down, train, up = parts
         steps = (

@@ -11,11 +11,11 @@ from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation, on_grid, on_grid_after
 from fedsim.world.network import SERVER, star
 from fedsim.world.network.protocol import Fluid
-from fedsim.world.network.star import Half
+from fedsim.world.network.star import StarDirection
 from tests.world.network_plays import KINDS, Kind, Send, StarWorld, load_of, play
 
 
-def rates_of(half: Half) -> dict[int, float]:
+def rates_of(half: StarDirection) -> dict[int, float]:
     return {flow_id: half.rate(flow_id) for flow_id in half._flows}
 
 
@@ -248,7 +248,7 @@ class TestStar:
     def test_no_drift(self) -> None:
         """The server's link is never idle and its virtual clock never restarts: every byte of its capacity is sent."""
         generator = np.random.default_rng(5)
-        half, capacity, sent, now = Half(1e6), 1e6, 0.0, 0.0
+        half, capacity, sent, now = StarDirection(1e6), 1e6, 0.0, 0.0
         sizes = generator.lognormal(math.log(1e5), 1.0, 30_000).tolist()
         caps = [*(generator.lognormal(math.log(2e4), 1.0, 200).tolist()), math.inf]
         place = {number: number for number in range(200)}
@@ -271,7 +271,7 @@ class TestStar:
     def test_no_bits_are_lost_in_a_week(self) -> None:
         """A link that is never idle: what was sent is what it carries, and its clocks have been set back on the way."""
         generator = np.random.default_rng(5)
-        half, capacity, now = Half(1e6 / 3), Fraction(1e6 / 3), 0.0
+        half, capacity, now = StarDirection(1e6 / 3), Fraction(1e6 / 3), 0.0
         sizes = dict(enumerate(generator.lognormal(17.0, 0.5, 12_000).tolist()))
         waiting, sent, furthest = list(sizes)[:20:-1], Fraction(0), 0.0
         for number in range(21):
@@ -299,7 +299,7 @@ class TestStar:
             assert flow.ended == pytest.approx(other.ended, rel=1e-14)
 
     def test_the_virtual_clock_restarts_when_no_flow_is_free(self) -> None:
-        half = Half(1000.0)
+        half = StarDirection(1000.0)
         half.enter(0, 4000.0, math.inf, 0.0)
         half.enter(1, 9000.0, 300.0, 0.0)
         half.share(0.0)
@@ -308,7 +308,7 @@ class TestStar:
         assert half.next_end == 30.0
 
     def test_heaps_do_not_grow_with_what_has_left(self) -> None:
-        half = Half(1000.0)
+        half = StarDirection(1000.0)
         half.enter(0, 1e6, 10.0, 0.0)  # ends before all that come and go behind it
         half.enter(1, 1e12, 600.0, 0.0)
         half.enter(2, 1e12, 600.0, 0.0)
@@ -324,7 +324,7 @@ class TestStar:
 
     def test_equal_links_change_sides_as_one(self) -> None:
         """A link that is just about to fill: each start and end moves all flows, and costs no more for it."""
-        half = Half(1000.0 * 500)
+        half = StarDirection(1000.0 * 500)
         for number in range(500):
             half.enter(number, 1e9, 1000.0, 0.0)
         half.share(0.0)
@@ -341,7 +341,7 @@ class TestStar:
 def test_a_link_at_rest_carries_nothing_whatever_its_flows_weigh() -> None:
     """The weights of tcp, under which sums of rates are exact only as whole numbers."""
     draw = np.random.default_rng(0)
-    half = Half(math.inf)
+    half = StarDirection(math.inf)
     for flow in range(13):
         half.enter(flow, 1e5, 3476.25, 0.0, weight=float(draw.uniform(0.5, 2.0)))
     half.share(0.0)

@@ -18,7 +18,7 @@ from fedsim.streams import Streams
 from fedsim.world.network import Network, Star
 from fedsim.world.network.filling import max_min
 from fedsim.world.network.protocol import PLAIN, Fluid, Protocol, Transport
-from fedsim.world.network.star import Half
+from fedsim.world.network.star import StarDirection
 from tests.world.network_plays import Listed, Send, play
 
 SCENARIOS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "oracles" / "simgrid.json").read_text())["scenarios"]
@@ -157,7 +157,7 @@ def test_max_min_is_the_textbooks(data: st.DataObject) -> None:
     ),
 )
 def test_a_star_s_rates_are_the_textbooks(capacity: int, flows: list[tuple[float, str]]) -> None:
-    half = Half(float(capacity))
+    half = StarDirection(float(capacity))
     for number, (cap, weight) in enumerate(flows):
         half.enter(number, 1e6, cap, 0.0, float(Fraction(weight)))
     half.share(0.0)

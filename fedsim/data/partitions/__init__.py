@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fedsim.data.partitions.base import Partition
 from fedsim.data.partitions.plain import Dirichlet, Iid, LabelGroups, PartitionFile, Permutations, Rotations, Shards
-from fedsim.data.partitions.published import ClassBias, ClassImbalance, Ditto, Femnist, PowerLaw, SyntheticSizes
+from fedsim.data.partitions.published import ClassBias, ClassImbalance, DittoPartition, Femnist, PowerLaw, SyntheticSizes
 from fedsim.language.registry import Registry
 
 PARTITIONS = Registry.of(
@@ -14,7 +14,7 @@ PARTITIONS = Registry.of(
     Dirichlet,
     PowerLaw,
     Femnist,
-    Ditto,
+    DittoPartition,
     ClassBias,
     ClassImbalance,
     LabelGroups,

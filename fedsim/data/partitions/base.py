@@ -8,8 +8,7 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.data.dataset import Dataset, Normalise
-from fedsim.data.federated import FederatedData, Index, Shard
+from fedsim.data.federated import Dataset, FederatedData, Index, Normalise, Shard
 from fedsim.errors import ScenarioError
 from fedsim.language.spec import Spec
 from fedsim.streams import Streams
@@ -48,8 +47,7 @@ def federated(
 ) -> FederatedData:
     """Plain shards: device d trains on ``train[d]``, is tested on ``test[d]``, and its true group is ``truth[d]``.
 
-    Raises:
-        ScenarioError: a device would have nothing to train on.
+    A device without training samples raises ``ScenarioError``.
     """
     empty = next((device for device, mine in enumerate(train) if not len(mine)), None)
     if empty is not None:

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
-from fedsim.data.dataset import Dataset
-from fedsim.data.federated import FederatedData, Index, Shard
+from fedsim.data.federated import Dataset, FederatedData, Index, Shard
 from fedsim.data.partitions.base import Partition, deal_evenly, deal_test_alike, federated, gather, require_devices
 from fedsim.data.sources.own import read_arrays
 from fedsim.errors import DataError, ScenarioError
@@ -282,11 +281,7 @@ class Permutations(Partition):
         return FederatedData(dataset.pool, shards, truth=truth)
 
     def draw(self, classes: int, generator: np.random.Generator) -> list[NDArray[np.int64]]:
-        """Permutations of 0..C-1, int64 [C] each, the first of them the identity.
-
-        Raises:
-            ScenarioError: so many that agree so little were not found.
-        """
+        """Permutations of 0..C-1, int64 [C] each, the first of them the identity."""
         agree = min(self.agree, classes - 2)  # C - 1 is impossible, and C would be the same permutation twice
         found = [np.arange(classes)]
         for _ in range(_TRIES):

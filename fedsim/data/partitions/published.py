@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedsim.data.dataset import Dataset, Normalise
-from fedsim.data.federated import FederatedData, Index
+from fedsim.data.federated import Dataset, FederatedData, Index, Normalise
 from fedsim.data.partitions.base import (
     Partition,
     cut,
@@ -128,7 +127,7 @@ class Femnist(Partition):
         return hold_out_tenths(dataset, held, streams, truth)
 
 
-class Ditto(Partition):
+class DittoPartition(Partition):
     """Device u holds the classes u..u+4 (mod C) in lognormal(1, 1) proportions; sizes are lognormal(3, 1) + 10 (code of Ditto).
 
     Sizes are scaled to the number of training samples; each class gives int(p n) + 1 training and int(p n / r) + 1 test

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.data.dataset import Raw
+from fedsim.data.federated import Raw
 from fedsim.errors import DataError
 from fedsim.language.spec import Spec
 

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedsim.data.dataset import Dataset, Raw
-from fedsim.data.federated import Pool
+from fedsim.data.federated import Dataset, Pool, Raw
 from fedsim.data.sources.base import Source, every_fifth
 from fedsim.errors import ScenarioError
 from fedsim.language.spec import Spec
@@ -73,15 +72,7 @@ class Synthetic(Spec):
     classes: int = Field(default=10, ge=2, le=100_000)
 
     def draw(self, sizes: NDArray[np.int64], streams: Streams) -> Dataset:
-        """Samples of all devices, one device after the other; device k's do not depend on the other devices.
-
-        Args:
-            sizes: samples of each device, int64 [devices].
-            streams: draws from ``world/data/synthetic``.
-
-        Raises:
-            ScenarioError: that would be more numbers than fit a memory.
-        """
+        """Samples of devices of such ``sizes``, int64 [devices], one after the other; no device's depend on the others."""
         numbers = int(sizes.sum()) * self.features + self.features * self.classes
         if numbers > _MOST_NUMBERS:
             raise ScenarioError(

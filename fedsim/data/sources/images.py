@@ -17,7 +17,7 @@ from typing import IO, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.data.dataset import Raw, Samples
+from fedsim.data.federated import Raw, Samples
 from fedsim.data.sources.base import Source, checked_labels
 from fedsim.durable import replacing
 from fedsim.errors import DataError
@@ -28,11 +28,7 @@ _CHUNK = 1 << 20
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """The array of an IDX file of unsigned bytes, plain or gzip.
-
-    Raises:
-        DataError: it is no such file, has another number of dimensions, or is shorter or longer than its header says.
-    """
+    """The array of an IDX file of unsigned bytes, plain or gzip; ``DataError`` for any other file."""
     try:
         with regular(path).open("rb") as plain:
             packed = plain.read(2) == b"\x1f\x8b"
@@ -115,11 +111,7 @@ class Fashion(Mnist):
 
 
 def load_idx(name: str, files: list[Path], classes: int) -> Raw:
-    """Training images, training labels, test images and test labels from four IDX files.
-
-    Raises:
-        DataError: a file is truncated or malformed, or images and labels do not match.
-    """
+    """The data set in four IDX files: training images, training labels, test images and test labels."""
     train, test = _load_pair(files[0], files[1], classes), _load_pair(files[2], files[3], classes)
     return Raw(name, *train, *test, classes)
 
@@ -180,11 +172,7 @@ class Cifar10(Source):
 
 
 def read_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Images uint8 [n, 3, 32, 32] and labels int64 [n] of one batch.
-
-    Raises:
-        DataError: the file does not consist of whole records, or has a label above 9.
-    """
+    """Images uint8 [n, 3, 32, 32] and labels int64 [n] of one batch."""
     size = path.stat().st_size
     if size == 0 or size % _RECORD:
         whole = max(1, -(-size // _RECORD))

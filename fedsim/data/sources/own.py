@@ -8,7 +8,7 @@ from zipfile import is_zipfile
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.data.dataset import Raw, Samples
+from fedsim.data.federated import Raw, Samples
 from fedsim.data.sources.base import Source, checked_labels, every_fifth
 from fedsim.errors import DataError, nearest
 from fedsim.files import SOUGHT, read_json, regular, sought
@@ -37,11 +37,7 @@ class Npz(Source):
 
 
 def raw_of(path: Path, arrays: dict[str, NDArray[np.generic]]) -> Raw:
-    """The data set of a file's arrays, which are named as in ``Npz``.
-
-    Raises:
-        DataError: says which array is missing, or not as it must be.
-    """
+    """The data set of a file's arrays, which are named as in ``Npz``; ``DataError`` names the one that is wrong."""
     if "x_train" in arrays or "x" not in arrays:
         x_train, y_train = _pair(path, arrays, "x_train", "y_train")
         x_test, y_test = _pair(path, arrays, "x_test", "y_test")
@@ -60,11 +56,7 @@ def raw_of(path: Path, arrays: dict[str, NDArray[np.generic]]) -> Raw:
 
 
 def read_arrays(path: Path, key: str) -> dict[str, NDArray[np.generic]]:
-    """The arrays of an ``.npz`` file that the scenario names at ``key``.
-
-    Raises:
-        DataError: there is no such file, or it is none of plain arrays.
-    """
+    """The arrays of an ``.npz`` file that the scenario names at ``key``."""
     try:
         if not is_zipfile(regular(path)):
             raise ValueError("it is no zip file")

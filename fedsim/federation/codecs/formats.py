@@ -78,11 +78,9 @@ class Float16(Lossy):
     kind: Literal["float16"] = "float16"
 
     def bytes(self, parameters: int) -> float:
-        """2 a number."""
         return 2 * parameters
 
     def rule(self, parameters: int) -> tuple[Function, dict[str, Any]]:
-        """To the nearest."""
         return through_float16, {}
 
 
@@ -92,11 +90,9 @@ class BFloat16(Lossy):
     kind: Literal["bfloat16"] = "bfloat16"
 
     def bytes(self, parameters: int) -> float:
-        """2 a number."""
         return 2 * parameters
 
     def rule(self, parameters: int) -> tuple[Function, dict[str, Any]]:
-        """To the nearest."""
         return through_bfloat16, {}
 
 
@@ -111,9 +107,7 @@ class Int8(Lossy):
     bucket: int | None = Field(default=None, ge=1)
 
     def bytes(self, parameters: int) -> float:
-        """1 a number and 4 a scale."""
         return parameters + 4 * count_of(parameters, self.bucket)
 
     def rule(self, parameters: int) -> tuple[Function, dict[str, Any]]:
-        """To the nearest."""
         return through_int8, {"bucket": self.bucket}

@@ -30,13 +30,10 @@ class Plain(Codec):
         return self
 
     def bytes(self, parameters: int) -> float:
-        """Bytes of a model with so many parameters."""
         return parameters * _BYTES_PER_PARAMETER[self.dtype] if self.size is None else self.size
 
     def part_bytes(self, count: int, parameters: int) -> float:
-        """Of a size that is said, the part that is sent."""
         return self.bytes(count) if self.size is None else self.size * count / parameters
 
     def code(self, arithmetic: Arithmetic, parameters: int, value: Ref, base: Ref | None, kept: Ref | None) -> Coded:
-        """As it is."""
         return Coded(value)

@@ -67,15 +67,12 @@ class QSGD(Lossy):
 
     @property
     def draws(self) -> bool:
-        """Whether a number is rounded up or down."""
         return True
 
     def bytes(self, parameters: int) -> float:
-        """The bits of all numbers, and 4 bytes a norm."""
         return -(-parameters * bits_of(self.levels) // 8) + 4 * count_of(parameters, self.bucket)
 
     def rule(self, parameters: int) -> tuple[Function, dict[str, Any]]:
-        """Rounded at random."""
         size = min(self.bucket or parameters, parameters)
         omega = min(size / self.levels**2, math.sqrt(size) / self.levels)
         scale = 1.0 / (1.0 + omega) if self.error_feedback else 1.0

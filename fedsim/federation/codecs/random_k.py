@@ -63,16 +63,13 @@ class RandomK(Sparse):
 
     @property
     def draws(self) -> bool:
-        """The positions."""
         return True
 
     def bytes(self, parameters: int) -> float:
-        """Length of what ``encode`` writes."""
         seeded = self.positions == "seed" and not self.loses_nothing(parameters)
         return 4 * self.k(parameters) + _SEED_BYTES if seeded else super().bytes(parameters)
 
     def rule(self, parameters: int) -> tuple[Function, dict[str, Any]]:
-        """Entries anywhere."""
         k = self.k(parameters)
         scale = 1.0 if self.error_feedback else parameters / max(k, 1)
         return through_the_wire, {"k": k, "seeded": self.positions == "seed", "scale": scale}

@@ -49,9 +49,7 @@ class Sign(Lossy):
     error_feedback: bool = True
 
     def bytes(self, parameters: int) -> float:
-        """A bit a number, and 4 bytes a scale."""
         return -(-parameters // 8) + 4 * count_of(parameters, self.bucket)
 
     def rule(self, parameters: int) -> tuple[Function, dict[str, Any]]:
-        """Signs, scaled."""
         return through_the_wire, {"bucket": self.bucket}

@@ -64,7 +64,6 @@ class Sparse(Lossy):
         return sparse.size(parameters, self.k(parameters))
 
     def loses_nothing(self, parameters: int) -> bool:
-        """With k = d."""
         return self.k(parameters) == parameters
 
 
@@ -81,5 +80,4 @@ class TopK(Sparse):
     error_feedback: bool = True
 
     def rule(self, parameters: int) -> tuple[Function, dict[str, Any]]:
-        """The largest entries."""
         return through_the_wire, {"k": self.k(parameters)}

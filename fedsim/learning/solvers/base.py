@@ -9,12 +9,79 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
 from fedsim.learning.refs import Weights
-from fedsim.learning.solvers.batches import Batches
 from fedsim.training import Penalised, Places
+
+_NARROW = 64  # batches up to this size are always padded to the full batch size
+
+WHOLE = 1 << 62
+"""A batch size that no device has samples for: every batch is the whole local set."""
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The batches of one local solve, one row a step.
+
+    Attributes:
+        rows: positions of the samples, int64 [steps, width]; ``samples`` stands for none (the last batch of an epoch).
+        counts: samples in each batch, int64 [steps].
+        last_epoch: the first step of the last epoch.
+        samples: number of samples n.
+    """
+
+    rows: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    last_epoch: int
+    samples: int
+
+    @property
+    def steps(self) -> int:
+        """SGD steps in all."""
+        return len(self.counts)
+
+
+def batch_width(samples: int, batch_size: int) -> int:
+    """How many rows a batch array has, for a device with so many samples, whoever trains beside it."""
+    return min(batch_size, max(_NARROW, 1 << (samples - 1).bit_length())) if samples else min(batch_size, _NARROW)
+
+
+def sgd_steps(samples: int, batch_size: int, epochs: int, iterations: int | None) -> int:
+    """SGD steps of a local solve."""
+    if not samples:
+        return 0
+    return epochs * -(-samples // batch_size) if iterations is None else iterations
+
+
+def shuffled(
+    generator: np.random.Generator,
+    samples: int,
+    batch_size: int,
+    epochs: int,
+    iterations: int | None = None,
+    *,
+    only: int | None = None,
+) -> Batches:
+    """Batches from a fresh permutation in each epoch; the last one of an epoch may be partial.
+
+    With ``iterations`` there are so many steps instead of ``epochs``, and the last epoch may be cut short. With ``only`` all
+    steps are on the batch of this number, and the last epoch is the last step.
+    """
+    columns = batch_width(samples, batch_size)
+    total = sgd_steps(samples, batch_size, epochs, iterations)
+    if only is not None and total:
+        found = shuffled(generator, samples, batch_size, 1, only + 1)
+        return Batches(found.rows[-1:].repeat(total, axis=0), found.counts[-1:].repeat(total), total - 1, samples)
+    per_epoch = -(-samples // batch_size) if samples else 1
+    epochs = -(-total // per_epoch)
+    rows = np.full((epochs, per_epoch * batch_size if samples > batch_size else columns), samples, dtype=np.int64)
+    rows[:, :samples] = generator.permuted(np.tile(np.arange(samples), (epochs, 1)), axis=1)  # as ``permutation`` in each epoch
+    counts = np.full((epochs, per_epoch), batch_size, dtype=np.int64)
+    counts[:, -1] = samples - (per_epoch - 1) * batch_size
+    return Batches(rows.reshape(-1, columns)[:total], counts.ravel()[:total], max(0, (epochs - 1) * per_epoch), samples)
 
 
 @dataclass(frozen=True)
@@ -53,7 +120,7 @@ def is_penalised(dimensions: int, l2_on: Penalised) -> bool:
     return l2_on == "kernels" or dimensions == 2
 
 
-class Step:
+class ParameterStep:
     """A parameter (or a stack of them, of which a step may concern the first few) with the state that its rule keeps.
 
     It is trained in place; ``shrinkage`` is ``Descent.shrinkage``, ``constant`` its part of ``LocalSolve.constant``.
@@ -180,12 +247,8 @@ class Solver(ABC):
         """Train one device."""
 
     @abstractmethod
-    def _loaded(self, weights: Weights) -> Any:
-        """A model with these weights, ready to be applied; by this thread alone."""
-
-    @abstractmethod
-    def _apply(self, model: Any, x: Tensor) -> Tensor:
-        """The outputs for samples [n, *shape], some at a time."""
+    def outputs(self, weights: Weights, x: Tensor) -> Tensor:
+        """The model's outputs for samples [n, *shape]: [n, classes]."""
 
     @property
     def plain(self) -> "Solver":
@@ -195,12 +258,6 @@ class Solver(ABC):
     def solve(self, solves: Sequence[LocalSolve], descent: Descent) -> list[Solved]:
         """Train all; the batches of all have one width. Each result is the same, bit for bit, whoever else is among them."""
         return [self._solve(solve, descent) for solve in solves]
-
-    def outputs(self, weights: Weights, x: Tensor) -> Tensor:
-        """The model's outputs for samples [n, *shape]: [n, classes]."""
-        model = self._loaded(weights)
-        with torch.inference_mode():
-            return self._apply(model, x)
 
     def outputs_each(self, weights: Sequence[Weights], xs: Sequence[Tensor]) -> list[Tensor]:
         """The same for several models, each with its own samples."""

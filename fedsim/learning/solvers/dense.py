@@ -21,9 +21,8 @@ from torch import Tensor
 from fedsim.learning.architecture import Architecture
 from fedsim.learning.refs import Weights
 from fedsim.learning.solvers import products
-from fedsim.learning.solvers.base import BatchHint, Descent, LocalSolve, Solved, Solver
-from fedsim.learning.solvers.batches import Batches
-from fedsim.learning.solvers.dense_loops import Entry, Floats, Parameter, Plan, Rule, Scratch, descend
+from fedsim.learning.solvers.base import Batches, BatchHint, Descent, LocalSolve, Solved, Solver
+from fedsim.learning.solvers.dense_loops import AnyFloats, FirstLayer, Parameter, Plan, Rule, Scratch, descend
 from fedsim.learning.solvers.reference import Reference, module_of
 
 Array = TypeVar("Array", NDArray[np.floating], Tensor)
@@ -46,7 +45,7 @@ _LINE = 16  # floats in a cache line; rows that are so long leave no rest to loo
 _FEW = 32  # outputs, up to which sums over samples are faster along the samples than along the outputs
 
 
-def parameter(weight: Floats, descent: Descent, constant: Floats | None = None, *, drawn: bool = True) -> Parameter:
+def parameter(weight: AnyFloats, descent: Descent, constant: AnyFloats | None = None, *, drawn: bool = True) -> Parameter:
     """What steps of the rule need for weights [..., rows, columns]; ``drawn``: the proximal term draws to the start."""
     none = weight[..., :0, :]
     velocity = np.zeros_like(weight) if descent.momentum else none
@@ -62,13 +61,13 @@ def fours(count: int) -> int:
 class InWeightSpace:
     """The samples themselves, and the kernel itself, which is left alone until ``write``; ``entry`` is trained."""
 
-    def __init__(self, solve: LocalSolve, kernel: Floats, descent: Descent, constant: Floats | None) -> None:
+    def __init__(self, solve: LocalSolve, kernel: AnyFloats, descent: Descent, constant: AnyFloats | None) -> None:
         self._kernel = kernel
         samples = solve.x.numpy().reshape(len(solve.x), -1).astype(kernel.dtype, copy=False)
         of_constant = None if constant is None else _stacked([constant], kernel.dtype, in_fours=True)[0]
         trained = parameter(_stacked([kernel], kernel.dtype, in_fours=True)[0], descent, of_constant)
         nothing = kernel[:0]
-        self.entry = Entry(np.ascontiguousarray(samples), trained, nothing[None], nothing, turned=False)
+        self.entry = FirstLayer(np.ascontiguousarray(samples), trained, nothing[None], nothing, turned=False)
 
     def write(self) -> None:
         """Turn the kernel into what has become of it."""
@@ -81,7 +80,7 @@ class InSampleSpace:
     The kernel lies in memory that torch has allocated, and is left alone until ``write``; ``entry`` is trained.
     """
 
-    def __init__(self, solve: LocalSolve, kernel: Floats, descent: Descent, constant: Floats | None) -> None:
+    def __init__(self, solve: LocalSolve, kernel: AnyFloats, descent: Descent, constant: AnyFloats | None) -> None:
         self._kernel = torch.from_numpy(kernel)
         self._constant = None if constant is None else torch.tensor(constant)
         (outputs, inputs), count = kernel.shape, len(solve.x)
@@ -98,7 +97,7 @@ class InSampleSpace:
         self._moved = moved[:count].t() if turned else moved[:outputs, :count]
         self._shares = [_shares(share, pull, descent, solve.batches.steps) for _, share, pull in kinds]
         shares = np.array(self._shares, kernel.dtype)
-        self.entry = Entry(gram.numpy(), parameter(moved.numpy(), descent, drawn=False), given.numpy(), shares, turned)
+        self.entry = FirstLayer(gram.numpy(), parameter(moved.numpy(), descent, drawn=False), given.numpy(), shares, turned)
 
     def write(self) -> None:
         """Turn the kernel into what has become of it."""
@@ -128,7 +127,7 @@ def prepare(dtype: torch.dtype) -> None:
     train(weights, (1, 2), solve, Descent(lr=1.0), in_sample_space=False)
 
 
-def train(flat: Floats, sizes: Sequence[int], solve: LocalSolve, descent: Descent, *, in_sample_space: bool) -> float:
+def train(flat: AnyFloats, sizes: Sequence[int], solve: LocalSolve, descent: Descent, *, in_sample_space: bool) -> float:
     """Train a flat model [d] in place, in memory that torch has allocated; returns the mean loss over the last epoch.
 
     ``sizes`` are the features, then the outputs of each layer. There is at least one step; ``solve.weights`` is not used.
@@ -156,18 +155,18 @@ def train(flat: Floats, sizes: Sequence[int], solve: LocalSolve, descent: Descen
     return loss / int(batches.counts[batches.last_epoch :].sum())
 
 
-def _rest(flat: Floats, sizes: Sequence[int]) -> tuple[list[Floats], list[Floats]]:
+def _rest(flat: AnyFloats, sizes: Sequence[int]) -> tuple[list[AnyFloats], list[AnyFloats]]:
     """All but the first kernel of a flat model: the other kernels, and the biases as rows."""
     layers = list(split(flat, sizes))
     return [kernel for kernel, _ in layers[1:]], [bias[None] for _, bias in layers]
 
 
-def _stacks(flat: Floats, sizes: Sequence[int]) -> tuple[Floats, Floats]:
+def _stacks(flat: AnyFloats, sizes: Sequence[int]) -> tuple[AnyFloats, AnyFloats]:
     kernels, biases = _rest(flat, sizes)
     return _stacked(kernels, flat.dtype, in_fours=True), _stacked(biases, flat.dtype, in_fours=False)
 
 
-def _stacked(arrays: Sequence[Floats], dtype: np.dtype[np.floating], *, in_fours: bool) -> Floats:
+def _stacked(arrays: Sequence[AnyFloats], dtype: np.dtype[np.floating], *, in_fours: bool) -> AnyFloats:
     """Matrices filled up to one shape with zeros, [count, rows, columns]; with rows ``in_fours``, if need be."""
     rows, columns = (max((array.shape[axis] for array in arrays), default=0) for axis in (0, 1))
     rows = fours(rows) if in_fours else rows
@@ -177,7 +176,7 @@ def _stacked(arrays: Sequence[Floats], dtype: np.dtype[np.floating], *, in_fours
     return stacked
 
 
-def _scratch(batches: Batches, sizes: Sequence[int], entry: Entry) -> Scratch:
+def _scratch(batches: Batches, sizes: Sequence[int], entry: FirstLayer) -> Scratch:
     dtype, columns = entry.features.dtype, entry.features.shape[1] if entry.turned else 0
     width, widest = fours(batches.rows.shape[1]), fours(max(sizes[1:]))
     outputs, errors = np.zeros((len(sizes) - 1, width, widest), dtype), np.zeros((2, width, widest), dtype)
@@ -195,8 +194,6 @@ _FASTER = 2.5  # how much faster multiplications are in matrix products than in 
 _CHANGED, _CHANGED_THERE = 2, 20  # multiplications in whose time a number of a kernel is changed, in loops and by products
 _SET_UP, _CALLED, _COPIED = 1_000_000, 2_000_000, 48  # the same: to set up sample space, a step of products, to copy a number
 _APPLIED_AT_ONCE = 256  # samples in one product when a model is applied; whole cache lines of any width
-
-Layer = tuple[Tensor, Tensor]  # a kernel and a bias
 
 
 class Dense(Solver):
@@ -270,10 +267,9 @@ class Dense(Solver):
             hidden = torch.baddbmm(bias[:, :, None], kernel, hidden.relu_() if layer else hidden)
         return [logits[:, : len(x)].t() for logits, x in zip(hidden, xs, strict=True)]
 
-    def _loaded(self, weights: Weights) -> list[Layer]:
-        return [(kernel[0].clone(), bias[0, :, None].clone()) for kernel, bias in split(self._flat([weights]), self.sizes)]
-
-    def _apply(self, layers: Sequence[Layer], x: Tensor) -> Tensor:
+    @torch.inference_mode()
+    def outputs(self, weights: Weights, x: Tensor) -> Tensor:
+        layers = [(kernel[0].clone(), bias[0, :, None].clone()) for kernel, bias in split(self._flat([weights]), self.sizes)]
         logits = []
         for piece in torch.split(x.reshape(len(x), self.sizes[0]).to(self.dtype), _APPLIED_AT_ONCE):
             hidden = piece.t()  # features before samples: twice as fast for the few outputs of a classifier

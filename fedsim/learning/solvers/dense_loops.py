@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedsim.learning.solvers.compiled import compiled, compiled_entry
 
-Floats = NDArray[np.floating]
+AnyFloats = NDArray[np.floating]
 Positions = NDArray[np.int64]
 
 _AT_ONCE = 32  # samples of a batch (or outputs) that stay in the cache while they are multiplied with everything
@@ -36,13 +36,13 @@ class Parameter(NamedTuple):
     All but the weights have no rows where the rule has no use for them.
     """
 
-    weight: Floats
-    velocity: Floats
-    start: Floats
-    constant: Floats
+    weight: AnyFloats
+    velocity: AnyFloats
+    start: AnyFloats
+    constant: AnyFloats
 
 
-class Entry(NamedTuple):
+class FirstLayer(NamedTuple):
     """The layer that the samples enter, in either of its forms (see ``dense``).
 
     Attributes:
@@ -55,10 +55,10 @@ class Entry(NamedTuple):
         turned: whether ``kernel`` is [c, outputs], which is faster for many outputs.
     """
 
-    features: Floats
+    features: AnyFloats
     kernel: Parameter
-    given: Floats
-    shares: Floats
+    given: AnyFloats
+    shares: AnyFloats
     turned: bool
 
 
@@ -82,16 +82,16 @@ class Scratch(NamedTuple):
         every: 0, 1, 2, ...; as long as the longest of width, widest and c.
     """
 
-    outputs: Floats
-    errors: Floats
-    near: Floats
+    outputs: AnyFloats
+    errors: AnyFloats
+    near: AnyFloats
     batch: Positions
     every: Positions
 
 
 @compiled_entry
 def descend(
-    entry: Entry, kernels: Parameter, biases: Parameter, sizes: Positions, plan: Plan, rule: Rule, scratch: Scratch
+    entry: FirstLayer, kernels: Parameter, biases: Parameter, sizes: Positions, plan: Plan, rule: Rule, scratch: Scratch
 ) -> float:
     """Carry out all steps, in place; returns the summed losses over the samples of the last epoch.
 
@@ -155,7 +155,7 @@ def _fill(filled: Positions, positions: Positions, count: int) -> int:
 
 @compiled
 def _enter(
-    entry: Entry, step: int, batch: Positions, filled: int, bias: Floats, outputs: int, scratch: Scratch, out: Floats
+    entry: FirstLayer, step: int, batch: Positions, filled: int, bias: AnyFloats, outputs: int, scratch: Scratch, out: AnyFloats
 ) -> None:
     """Apply the first layer to a batch."""
     features, kernel, given = entry.features, entry.kernel.weight, entry.given
@@ -178,7 +178,7 @@ def _enter(
 
 
 @compiled
-def _rectify(values: Floats, rows: int, columns: int) -> None:
+def _rectify(values: AnyFloats, rows: int, columns: int) -> None:
     """max(., 0) in place; what is not a number stays so."""
     for row in range(rows):
         for column in range(columns):
@@ -186,7 +186,9 @@ def _rectify(values: Floats, rows: int, columns: int) -> None:
 
 
 @compiled
-def _judge(logits: Floats, error: Floats, labels: Positions, batch: Positions, count: int, filled: int, classes: int) -> float:
+def _judge(
+    logits: AnyFloats, error: AnyFloats, labels: Positions, batch: Positions, count: int, filled: int, classes: int
+) -> float:
     """The summed losses of a batch; ``error`` becomes the gradient of the mean loss with respect to the logits."""
     share = logits.dtype.type(1) / logits.dtype.type(count)
     _clear(error, filled, classes)
@@ -207,7 +209,7 @@ def _judge(logits: Floats, error: Floats, labels: Positions, batch: Positions, c
 
 
 @compiled
-def _clear(error: Floats, rows: int, columns: int) -> None:
+def _clear(error: AnyFloats, rows: int, columns: int) -> None:
     """Zeros in so many rows, and so many columns filled up to whole fours."""
     for row in range(rows):
         for column in range(_fours(columns)):
@@ -216,7 +218,14 @@ def _clear(error: Floats, rows: int, columns: int) -> None:
 
 @compiled
 def _pass_back(
-    error: Floats, every: Positions, kernel: Floats, outputs: int, hidden: Floats, below: Floats, rows: int, inputs: int
+    error: AnyFloats,
+    every: Positions,
+    kernel: AnyFloats,
+    outputs: int,
+    hidden: AnyFloats,
+    below: AnyFloats,
+    rows: int,
+    inputs: int,
 ) -> None:
     """The error of a layer's inputs, [rows, inputs], from that of its outputs; 0 where the ReLU between was shut."""
     _clear(below, rows, inputs)
@@ -228,7 +237,7 @@ def _pass_back(
 
 @compiled
 def _inner_products(
-    features: Floats, batch: Positions, filled: int, kernel: Floats, bias: Floats, outputs: int, out: Floats
+    features: AnyFloats, batch: Positions, filled: int, kernel: AnyFloats, bias: AnyFloats, outputs: int, out: AnyFloats
 ) -> None:
     """``out`` [rank, output] becomes <features [batch [rank]], kernel [output]> + bias [0, output]."""
     for begin in range(0, filled, _AT_ONCE):
@@ -248,13 +257,13 @@ def _inner_products(
 
 @compiled
 def _add_products(
-    target: Floats,
+    target: AnyFloats,
     rows: int,
     columns: int,
-    sources: Floats,
+    sources: AnyFloats,
     taken: Positions,
     count: int,
-    factors: Floats,
+    factors: AnyFloats,
     scale: np.floating,
 ) -> None:
     """Add scale x the sum over k < count of factors [k, row] sources [taken [k]] to each row of ``target``.
@@ -278,7 +287,9 @@ def _add_products(
 
 
 @compiled
-def _four(factors: Floats, k: int, row: int, scale: np.floating) -> tuple[np.floating, np.floating, np.floating, np.floating]:
+def _four(
+    factors: AnyFloats, k: int, row: int, scale: np.floating
+) -> tuple[np.floating, np.floating, np.floating, np.floating]:
     return scale * factors[k, row], scale * factors[k + 1, row], scale * factors[k + 2, row], scale * factors[k + 3, row]
 
 
@@ -287,7 +298,7 @@ def _four(factors: Floats, k: int, row: int, scale: np.floating) -> tuple[np.flo
 
 @compiled
 def _descend_kernel(
-    kernel: Parameter, outputs: int, features: Floats, batch: Positions, filled: int, error: Floats, rule: Rule
+    kernel: Parameter, outputs: int, features: AnyFloats, batch: Positions, filled: int, error: AnyFloats, rule: Rule
 ) -> None:
     """One step along the gradient error^T features."""
     target, scale = _prepare(kernel, rule, rule.kernels, rule.mu)
@@ -296,7 +307,7 @@ def _descend_kernel(
 
 
 @compiled
-def _descend_along(entry: Entry, batch: Positions, count: int, outputs: int, error: Floats, rule: Rule) -> None:
+def _descend_along(entry: FirstLayer, batch: Positions, count: int, outputs: int, error: AnyFloats, rule: Rule) -> None:
     """One step in sample space: the gradient is the error at the samples of the batch, and 0 at all others; drawn to 0."""
     target, scale = _prepare(entry.kernel, rule, rule.kernels, rule.mu - rule.mu)
     for rank in range(count):
@@ -310,7 +321,7 @@ def _descend_along(entry: Entry, batch: Positions, count: int, outputs: int, err
 
 
 @compiled
-def _descend_bias(bias: Parameter, outputs: int, count: int, error: Floats, rule: Rule) -> None:
+def _descend_bias(bias: Parameter, outputs: int, count: int, error: AnyFloats, rule: Rule) -> None:
     """One step along the gradient that is the sum of the errors."""
     target, scale = _prepare(bias, rule, rule.biases, rule.mu)
     for rank in range(count):
@@ -320,7 +331,7 @@ def _descend_bias(bias: Parameter, outputs: int, count: int, error: Floats, rule
 
 
 @compiled
-def _prepare(part: Parameter, rule: Rule, shrinkage: np.floating, mu: np.floating) -> tuple[Floats, np.floating]:
+def _prepare(part: Parameter, rule: Rule, shrinkage: np.floating, mu: np.floating) -> tuple[AnyFloats, np.floating]:
     """Do what of a step does not depend on the samples; say what to add the gradient to, and with which factor."""
     weight, velocity, start, constant = part
     rows, columns = weight.shape

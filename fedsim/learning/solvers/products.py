@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, Step
+from fedsim.learning.solvers.base import Descent, LocalSolve, ParameterStep, Solved
 
 Layers = list[tuple[Tensor, Tensor]]
 """Kernel [outputs, inputs] and bias [outputs] of each layer, as views of one flat model."""
@@ -20,8 +20,8 @@ def train(weights: Tensor, layers: Callable[[Tensor], Layers], solve: LocalSolve
         middle, end = at + kernel.numel(), at + kernel.numel() + bias.numel()
         of_kernel, of_bias = descent.of(at, middle), descent.of(middle, end)
         own = (None, None) if constants is None else constants[number]
-        kernel_step = Step(kernel, of_kernel, of_kernel.shrinkage(kernel=True), own[0])
-        steps.append((kernel_step, Step(bias, of_bias, of_bias.shrinkage(kernel=False), own[1])))
+        kernel_step = ParameterStep(kernel, of_kernel, of_kernel.shrinkage(kernel=True), own[0])
+        steps.append((kernel_step, ParameterStep(bias, of_bias, of_bias.shrinkage(kernel=False), own[1])))
         at = end
     batches, x, total = solve.batches, solve.x.reshape(len(solve.x), -1).to(weights.dtype), 0.0
     rows = torch.from_numpy(batches.rows)

@@ -22,7 +22,7 @@ from fedsim.errors import ScenarioError
 from fedsim.learning.architecture import Architecture
 from fedsim.learning.factory import numbers
 from fedsim.learning.refs import Weights
-from fedsim.learning.solvers.base import BatchHint, Descent, LocalSolve, Solved, Solver, Step
+from fedsim.learning.solvers.base import BatchHint, Descent, LocalSolve, ParameterStep, Solved, Solver
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key, with_keyed_dropout
 
 _APPLIED_AT_ONCE = 1 << 16  # numbers in the samples of one forward pass: activations then stay in the cache
@@ -56,6 +56,11 @@ class Reference(Solver):
             return self._own_loss(outputs, y)
         return super().losses(outputs, y)
 
+    def outputs(self, weights: Weights, x: Tensor) -> Tensor:
+        module = self._loaded(weights)
+        with torch.inference_mode():
+            return self._apply(module, x)
+
     def _solve(self, solve: LocalSolve, descent: Descent) -> Solved:
         if solve.previous is None or not solve.batches.steps:
             return self._descend(solve, descent, None)
@@ -76,7 +81,7 @@ class Reference(Solver):
         parameters = [tensor for tensor in trained.values() if tensor.requires_grad]
         constants = constants_of([solve], descent, trained, self.device)
         steps = [
-            Step(
+            ParameterStep(
                 trained[name],
                 rule,
                 rule.shrinkage(name in self.kernels, trained[name].ndim),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedsim.learning.factory import numbers
-from fedsim.learning.solvers.base import BatchHint, Descent, LocalSolve, Solved, Step
+from fedsim.learning.solvers.base import BatchHint, Descent, LocalSolve, ParameterStep, Solved
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key
 from fedsim.learning.solvers.reference import Reference, constants_of, parts_of, rules
 
@@ -30,7 +30,7 @@ class Stacked(Reference):
             return super().solve(solves, descent)
         order = sorted(range(len(solves)), key=lambda at: -solves[at].batches.steps)
         ranked = [solves[at] for at in order]
-        stacked = _Stacked(self._own_copy().train(), self.losses, ranked, descent, self.kernels, self.device)
+        stacked = _Stack(self._own_copy().train(), self.losses, ranked, descent, self.kernels, self.device)
         most = ranked[0].batches.steps
         active = len(ranked)
         for step in range(most):
@@ -41,7 +41,7 @@ class Stacked(Reference):
         return [solved[at] for at in range(len(solves))]
 
 
-class _Stacked:
+class _Stack:
     """The parameters of many devices, stacked, and their samples padded to one length."""
 
     def __init__(
@@ -58,7 +58,7 @@ class _Stacked:
         values = parts_of(torch.from_numpy(np.stack([solve.weights for solve in solves])).to(device), trained)
         constants = constants_of(solves, descent, trained, device)
         self.steps = {
-            name: Step(
+            name: ParameterStep(
                 values[name].contiguous(),
                 rule,
                 rule.shrinkage(name in kernel_names, values[name].ndim - 1),

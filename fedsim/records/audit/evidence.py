@@ -48,33 +48,6 @@ def number(value: object) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
-class Payloads:
-    """Numbers for lists of payloads: of millions of messages, few have payloads unlike any other's."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[tuple[tuple[str, float], ...], int] = {}
-
-    def number(self, payloads: Any) -> int:
-        """The number of a list of pairs, purpose and bytes; equal lists have the same.
-
-        Raises:
-            TypeError, ValueError: it is no such list.
-        """
-        key = tuple([(purpose, number(size)) for purpose, size in payloads])
-        if not all(isinstance(purpose, str) for purpose, _ in key):
-            raise ValueError(f"{payloads!r} are no payloads")
-        return self._numbers.setdefault(key, len(self._numbers))
-
-    @property
-    def lists(self) -> list[tuple[tuple[str, float], ...]]:
-        """The list of each number."""
-        return list(self._numbers)
-
-    def sums(self) -> Floats:
-        """Bytes of each list; float64 [lists]."""
-        return np.array([sum(size for _, size in parts) for parts in self._numbers], dtype=np.float64)
-
-
 def _training(data: Data) -> tuple[Any, ...]:
     return number(data["epochs"]), number(data["asked"]), "part" in data, [number(end) for end in data["epoch_ends"]]
 
@@ -123,12 +96,12 @@ class Evidence:
 
     Attributes:
         run: the folder.
-        payloads: the numbers in columns ``payloads``.
+        payloads: lists of purposes and bytes, and their numbers in columns ``payloads``: few messages have one of their own.
     """
 
     def __init__(self, run: RunFolder) -> None:
         self.run = run
-        self.payloads = Payloads()
+        self.payloads: dict[tuple[tuple[str, float], ...], int] = {}
         self._said: dict[str, pd.DataFrame] = {}
         sizes = dict.fromkeys(("start", "bytes", "delivered", "wire_bytes"), float)
         message = {**sizes, "payloads": int, "sender": object, "receiver": object}
@@ -193,15 +166,21 @@ class Evidence:
     def _texts(self) -> Any:
         return self._table(files.EVENTS, EVENTS, ["data"])["data"]
 
+    def _numbered(self, payloads: Any) -> int:
+        parts = tuple([(purpose, number(size)) for purpose, size in payloads])
+        if not all(isinstance(purpose, str) for purpose, _ in parts):
+            raise ValueError(f"{payloads!r} are no payloads")
+        return self.payloads.setdefault(parts, len(self.payloads))
+
     def _message(self, data: Data) -> tuple[Any, ...]:
         sizes = data["bytes"], data["delivered"], data.get("wire_bytes", data["delivered"])
         ends = (data.get(end) or "" for end in ("sender", "receiver"))
-        return math.nan, *map(number, sizes), self.payloads.number(data["payloads"]), *ends
+        return math.nan, *map(number, sizes), self._numbered(data["payloads"]), *ends
 
     def _server_transfer(self, data: Data) -> tuple[Any, ...]:
         """All of it is of one purpose, arrives at once, and is on no link."""
         size = number(data["bytes"])
-        return math.nan, size, size, 0.0, self.payloads.number([[data["purpose"], size]]), data["sender"], data["receiver"]
+        return math.nan, size, size, 0.0, self._numbered([[data["purpose"], size]]), data["sender"], data["receiver"]
 
     def _flow(self, data: Data) -> tuple[Any, ...]:
         return number(data["start"]), *self._message(data)[1:-2], *ends_of(data)[1:]
@@ -260,7 +239,7 @@ class Evidence:
         column = self._table(files.TRANSFERS, TRANSFERS, ["payloads"])["payloads"]
         texts = column.combine_chunks().dictionary_encode()
         try:
-            lookup = [self.payloads.number(json.loads(text)) for text in texts.dictionary.to_pylist()]
+            lookup = [self._numbered(json.loads(text)) for text in texts.dictionary.to_pylist()]
             if column.null_count:
                 raise ValueError("a message has no payloads")
         except (TypeError, ValueError, RecursionError) as error:
@@ -352,8 +331,8 @@ class Evidence:
 def _values(column: Any) -> Any:
     if pa.types.is_dictionary(column.type):
         names = column.unify_dictionaries().combine_chunks()
-        known = dict.fromkeys([*names.dictionary.to_pylist(), ""])
-        return pd.Categorical.from_codes(names.indices.fill_null([*known].index("")), pd.Index(known, dtype=object))
+        known = list(dict.fromkeys([*names.dictionary.to_pylist(), ""]))
+        return pd.Categorical.from_codes(names.indices.fill_null(known.index("")), pd.Index(known, dtype=object))
     if pa.types.is_integer(column.type):
         return column.fill_null(NOTHING).to_numpy()
     return (column.fill_null(False) if pa.types.is_boolean(column.type) else column).to_numpy()

@@ -85,7 +85,7 @@ def _messages(evidence: Evidence, layout: Layout) -> pd.DataFrame:
     ``begin`` of its bytes, after the latency (s).
     """
     transfers, devices = evidence.transfers, evidence.devices
-    told = transfers[((transfers["device"] != NOTHING) | (transfers["edge"] != NOTHING)) & (transfers["direction"] != "peer")]
+    told = transfers[(transfers["device"] != NOTHING) | (transfers["edge"] != NOTHING)]
     device, edge, at = told["device"], told["edge"], evidence.row_of(told["device"])
     own = device[device != NOTHING]
     if (evidence.row_of(own) < 0).any():
@@ -95,9 +95,8 @@ def _messages(evidence: Evidence, layout: Layout) -> pd.DataFrame:
     if not told["direction"].isin(_WAYS).all():
         raise RunFolderError("there are messages that went neither down nor up")
     part = np.where(edge == NOTHING, _WHOLE, np.where(device == NOTHING, _ABOVE, _BELOW))
-    latency = np.append(devices["latency"], layout.latency)[at] - layout.latency * (
-        part == _BELOW
-    )  # at -1: between edge and server
+    latency = np.append(devices["latency"], layout.latency)[at]  # at -1: between an edge server and the server
+    latency -= layout.latency * (part == _BELOW)
     begin = told["start"] + np.where(told["wire_bytes"] > 0, latency, 0.0)
     return told.assign(part=part, place=np.where(part == _ABOVE, edge, device % layout.places), at=at, begin=begin)
 

@@ -21,7 +21,7 @@ from fedsim.records.audit.evidence import Evidence, findings
 from fedsim.records.schema import DEVICES, OF_METERS
 from fedsim.streams import Streams
 
-Table = Mapping[str, Any]
+TomlTable = Mapping[str, Any]
 
 _LINKS = {
     "link_down": ("down", "link-down", units.BytesPerSecond),
@@ -70,7 +70,7 @@ def _differing(table: pd.DataFrame, drawn: Mapping[str, Floats], where: str) -> 
 
 def _of_devices(evidence: Evidence) -> dict[str, Floats]:
     scenario = evidence.run.scenario
-    population, network, draw = scenario["population"], scenario["network"], _Draw(scenario)
+    population, network, draw = scenario["population"], scenario["network"], _DrawnQuantity(scenario)
     columns = {"speed": draw(population.get("speed"), "world/speed", units.SamplesPerSecond)}
     if "stragglers" in population:
         columns["speed"] *= draw.slowing(population["stragglers"])
@@ -84,8 +84,8 @@ def _of_devices(evidence: Evidence) -> dict[str, Floats]:
     return columns
 
 
-def _of_energy(evidence: Evidence, said: Table) -> dict[str, Floats]:
-    draw, battery = _Draw(evidence.run.scenario), said.get("battery", {})
+def _of_energy(evidence: Evidence, said: TomlTable) -> dict[str, Floats]:
+    draw, battery = _DrawnQuantity(evidence.run.scenario), said.get("battery", {})
     columns = {name: draw(battery.get(key), f"world/battery/{key}", unit) for name, (key, unit) in _BATTERY.items()}
     columns["initial_j"] *= np.where(columns["initial_j"] > 0, columns["capacity_j"], 0.0)
     overhead = math.nan if evidence.has_own_protocol else evidence.overhead
@@ -97,10 +97,10 @@ def _of_energy(evidence: Evidence, said: Table) -> dict[str, Floats]:
     return columns
 
 
-def _setting(evidence: Evidence, said: Table) -> dict[str, Any]:
+def _setting(evidence: Evidence, said: TomlTable) -> dict[str, Any]:
     """What ``energy.json`` is to say, as far as the scenario does."""
 
-    def place(told: Table | None, count: int) -> dict[str, float]:
+    def place(told: TomlTable | None, count: int) -> dict[str, float]:
         given = {key: value for key, value in (told or {}).items() if value is not None}
         given = {"idle": "0 W", "update": "0 J", "byte": "0 J/B"} | given
         return {
@@ -144,13 +144,13 @@ def _alike(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-class _Draw:
+class _DrawnQuantity:
     """Draws a quantity of every device from its distribution in the scenario; NaN where the scenario does not tell it."""
 
-    def __init__(self, scenario: Table) -> None:
+    def __init__(self, scenario: TomlTable) -> None:
         self.devices, self.streams = scenario["population"]["devices"], Streams(scenario["seed"])
 
-    def __call__(self, said: Table | None, purpose: str, unit: Any) -> Floats:
+    def __call__(self, said: TomlTable | None, purpose: str, unit: Any) -> Floats:
         said, generator = said or {"kind": "unknown"}, self.streams.generator(purpose)
 
         def value(key: str) -> Any:
@@ -171,7 +171,7 @@ class _Draw:
                 return np.array(_read(list[unit], said["values"]), dtype=np.float64)
         return np.full(self.devices, np.nan)
 
-    def slowing(self, said: Table) -> Floats:
+    def slowing(self, said: TomlTable) -> Floats:
         """The factors of the devices' speeds, below 1 for stragglers."""
         factor = self(said["factor"], "world/stragglers/factor", float)
         order = self.streams.generator("world/stragglers").permutation(self.devices)

@@ -24,7 +24,7 @@ def canonical(labels: Sequence[int] | NDArray[np.integer]) -> Labels:
 
 
 def members(labels: Labels) -> list[list[int]]:
-    """Who is in each group 0, 1, ..., in ascending order."""
+    """The members of each group 0, 1, ..., in ascending order."""
     count = int(labels.max(initial=-1)) + 1
     return [np.flatnonzero(labels == group).tolist() for group in range(count)]
 
@@ -86,10 +86,10 @@ def _require_distinct(rows: NDArray[np.float64], groups: int) -> None:
         nearest = np.minimum(nearest, np.linalg.norm(rows - rows[farthest], axis=1))
 
 
-Start = Literal["build", "heuristic", "k-medoids++"]
+FirstMedoids = Literal["build", "heuristic", "k-medoids++"]
 
 
-def k_medoids(distance: Matrix, groups: int, start: Start, generator: np.random.Generator) -> Labels:
+def k_medoids(distance: Matrix, groups: int, start: FirstMedoids, generator: np.random.Generator) -> Labels:
     """Alternate between the nearest medoid for each device and the best medoid for each cluster, until neither changes.
 
     ``distance`` [n, n] need not be a metric. The first medoids (``start``) are, one after the other, each that lowers the sum
@@ -128,7 +128,7 @@ def _best(distance: Matrix, cluster: NDArray[np.int64], medoid: np.int64) -> np.
     return cluster[best] if sums[best] < sums[cluster == medoid][0] else medoid
 
 
-def _start(distance: Matrix, groups: int, start: Start, generator: np.random.Generator) -> NDArray[np.int64]:
+def _start(distance: Matrix, groups: int, start: FirstMedoids, generator: np.random.Generator) -> NDArray[np.int64]:
     if start == "heuristic":
         return np.argsort(distance.sum(axis=1), kind="stable")[:groups]
     if start == "k-medoids++":

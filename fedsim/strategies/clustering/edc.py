@@ -4,14 +4,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.strategies.clustering.algorithms import require_groups
-from fedsim.strategies.clustering.similarity import Matrix, Rows, gram_matrix, require_finite
+from fedsim.strategies.clustering.similarity import Matrix, RowVectors, gram_matrix, require_finite
 
 EXACT_UP_TO = 256  # devices; beyond, n^2 d operations take longer than a few passes over the updates
 _OVERSAMPLING = 10
 _DEPTH = 4  # powers of the Gram matrix in the Krylov space, beyond the start
 
 
-def edc_features(updates: Rows, groups: int, generator: np.random.Generator) -> Matrix:
+def edc_features(updates: RowVectors, groups: int, generator: np.random.Generator) -> Matrix:
     """The features float64 [n, m] whose Euclidean distance is EDC (FlexCFL, Eq. 7), up to the constant 1/m.
 
     Feature (i, k) is the cosine of update i of ``updates`` [n, d] with the k-th left singular vector of ``updates``^T (not
@@ -28,7 +28,7 @@ def edc_features(updates: Rows, groups: int, generator: np.random.Generator) -> 
     return _with_fixed_signs(features)
 
 
-def exact(updates: Rows, groups: int) -> Matrix:
+def exact(updates: RowVectors, groups: int) -> Matrix:
     """Features by the Gram matrix G = Q L Q^T: sqrt(L_k) Q_ik / sqrt(G_ii)."""
     gram = gram_matrix(updates)
     values, vectors = np.linalg.eigh(gram)
@@ -36,7 +36,7 @@ def exact(updates: Rows, groups: int) -> Matrix:
     return _divided(vectors[:, ::-1][:, :groups] * scales, np.sqrt(gram.diagonal()))
 
 
-def randomised(updates: Rows, groups: int, generator: np.random.Generator) -> Matrix:
+def randomised(updates: RowVectors, groups: int, generator: np.random.Generator) -> Matrix:
     """Features by a randomised block Krylov decomposition (Musco and Musco, 2015) in the precision of ``updates``.
 
     The directions are the best within the span of G X, G^2 X, ... for random X, where G is the Gram matrix, never formed.
@@ -58,13 +58,13 @@ def randomised(updates: Rows, groups: int, generator: np.random.Generator) -> Ma
     return _divided((updates @ directions.T).astype(np.float64), norms)
 
 
-def _image(updates: Rows, columns: Matrix) -> Rows:
+def _image(updates: RowVectors, columns: Matrix) -> RowVectors:
     """Combinations of the updates, [d, k], in their precision."""
-    combined: Rows = updates.T @ columns.astype(updates.dtype)
+    combined: RowVectors = updates.T @ columns.astype(updates.dtype)
     return combined
 
 
-def _orthonormal(columns: Rows) -> Matrix:
+def _orthonormal(columns: RowVectors) -> Matrix:
     return np.linalg.qr(columns.astype(np.float64))[0]
 
 

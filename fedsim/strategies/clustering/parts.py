@@ -12,7 +12,6 @@ from fedsim.strategies.clustering.algorithms import (
     Labels,
     Linkage,
     agglomerative,
-    canonical,
     clusters_below,
     dbscan,
     k_medoids,
@@ -22,7 +21,7 @@ from fedsim.strategies.clustering.similarity import Matrix
 
 
 class Clusterer(Spec):
-    """The algorithm that makes groups of devices, with its arguments."""
+    """The algorithm that makes groups of devices, with its arguments; those without ``labels`` need more than distances."""
 
     kind: str
 
@@ -91,20 +90,11 @@ class RandomGroups(Clusterer):
 
     kind: Literal["random"] = "random"
 
-    def labels(self, distance: Matrix, groups: int, generator: np.random.Generator) -> Labels:
-        return canonical(generator.permutation(len(distance)) % groups)
-
 
 CLUSTERERS = Registry.of("clusterer", KMeans, KMedoids, Hierarchical, Dbscan, RandomGroups)
 
 
-class Moment(Spec):
-    """When devices are clustered."""
-
-    kind: str
-
-
-class Once(Moment):
+class Once(Spec):
     """Once, by models that all devices have sent.
 
     Attributes:
@@ -147,7 +137,7 @@ class AfterLocalTraining(Once):
 ShiftTest = Literal["never", "aligned_l1", "sorted_counts", "oracle"]
 
 
-class WhenShifted(Moment):
+class WhenShifted(Spec):
     """Again, when a device's data have shifted.
 
     Attributes:

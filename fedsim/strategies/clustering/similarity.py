@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 
 from fedsim.errors import SimulationError
 
-Rows = NDArray[np.floating]
+RowVectors = NDArray[np.floating]
 Matrix = NDArray[np.float64]
 
 _BLOCK_BYTES = 64_000_000  # how much of the rows is held in float64 at a time
 
 
-def gram_matrix(rows: Rows) -> Matrix:
+def gram_matrix(rows: RowVectors) -> Matrix:
     """Inner products of all pairs of ``rows`` [n, d], float64 [n, n], exactly symmetric, in O(n^2 d).
 
     Float32 rows are summed in float64: near-parallel updates differ in digits that float32 sums do not have.
@@ -51,7 +51,7 @@ def require_square(matrix: NDArray[np.float64], what: str) -> None:
         raise SimulationError(f"the {what} of devices {row} and {column} is {matrix[row, column]}, no finite number")
 
 
-def cosine_matrix(rows: Rows) -> Matrix:
+def cosine_matrix(rows: RowVectors) -> Matrix:
     """Cosines of all pairs of ``rows`` [n, d], float64 [n, n] in [-1, 1]: exactly symmetric, exactly 1 on the diagonal.
 
     A row of zeros has no direction: its cosine is 0 with every other row.
@@ -110,7 +110,7 @@ def madc(similarity: Matrix) -> Matrix:
     return distance
 
 
-def diff_norm(rows: Rows) -> Matrix:
+def diff_norm(rows: RowVectors) -> Matrix:
     """Euclidean distances of all pairs of ``rows`` [n, d] (LCFL's DiffNorm), in O(n^2 d)."""
     gram = gram_matrix(rows)
     squares = gram.diagonal()[:, None] + gram.diagonal()[None, :]
@@ -122,13 +122,13 @@ def diff_norm(rows: Rows) -> Matrix:
     return distance
 
 
-def gradient_cosine(gradients: Rows) -> Matrix:
+def gradient_cosine(gradients: RowVectors) -> Matrix:
     """1 - cosine of all pairs of ``gradients`` [n, d], in [0, 2] (LCFL's GradCos)."""
     return 1.0 - cosine_matrix(gradients)
 
 
 def loss_distance(losses: Matrix) -> Matrix:
-    """How much worse two models do on each other's data (LCFL, Eq. 2): |L_i(w_j) - L_i(w_i)| + |L_j(w_i) - L_j(w_j)|.
+    """Excess loss of two models on each other's data (LCFL, Eq. 2): |L_i(w_j) - L_i(w_i)| + |L_j(w_i) - L_j(w_j)|.
 
     ``losses`` [n, n] is L_i(w_j), the loss on the data of device i (row) of the model of device j (column). No metric: the
     triangle inequality may fail.
@@ -139,7 +139,7 @@ def loss_distance(losses: Matrix) -> Matrix:
 
 
 def loss_gap(losses: Matrix) -> Matrix:
-    """How differently two devices judge each of their two models (LCFL, Eq. 6), from ``losses`` as for ``loss_distance``.
+    """Difference of two devices' losses on each of their two models (LCFL, Eq. 6); ``losses`` as in ``loss_distance``.
 
     It is |L_i(w_i) - L_j(w_i)| + |L_i(w_j) - L_j(w_j)|.
     """

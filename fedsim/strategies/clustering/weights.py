@@ -1,17 +1,17 @@
-"""How much groups and clusters count: FlexCFL's inter-group aggregation, and RFedAvg's reweighting."""
+"""Weights of groups and clusters: FlexCFL's inter-group aggregation, and RFedAvg's reweighting."""
 
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.arrays import Floats
 from fedsim.errors import SimulationError
 
-Counts = NDArray[np.int64]
-Vector = NDArray[np.float64]
+LabelCounts = NDArray[np.int64]
 
 
-def inter_group_coefficients(norms: Vector, eta: float, *, literal: bool = False) -> Vector:
+def inter_group_coefficients(norms: Floats, eta: float, *, literal: bool = False) -> Floats:
     """Row j has the coefficients of all groups' models in group j's next model, float64 [m, m]; ``norms`` [m] are ||w_l||.
 
     Literally it is w_j + eta sum of w_l / ||w_l|| over l != j (FlexCFL, Algorithm 2): each round adds up to eta (m - 1) to the
@@ -29,17 +29,17 @@ _NONE = 1e-8  # weight below which a cluster is taken to have none
 _SLACK = 1e-12  # how far below 0 a weight may be where rounding would leave none that is allowed
 
 
-def class_imbalance(counts: Counts, samples: int | None = None) -> Vector:
+def class_imbalance(counts: LabelCounts, samples: int | None = None) -> Floats:
     """I_k = sum over the M classes of |D/M - D_k^m| (Eq. 17), float64 [n], from the ``counts`` D_k^m [n, M].
 
     ``samples`` is D, those of all devices together, as the equation has it; None: each device's own number.
     """
     totals = counts.sum(axis=1, keepdims=True) if samples is None else samples
-    imbalance: Vector = np.abs(totals / counts.shape[1] - counts).sum(axis=1)
+    imbalance: Floats = np.abs(totals / counts.shape[1] - counts).sum(axis=1)
     return imbalance
 
 
-def cluster_imbalance(imbalance: Vector, sizes: Counts, clusters: Sequence[Sequence[int]]) -> Vector:
+def cluster_imbalance(imbalance: Floats, sizes: LabelCounts, clusters: Sequence[Sequence[int]]) -> Floats:
     """I_C of each cluster: the largest I_k (``imbalance`` [n]) among its members, less the samples of all others.
 
     Steps 1 and 2 of the paper; ``sizes`` [n] are D_k. At least 1 sample: with I_k from a device's own number of samples it
@@ -54,15 +54,15 @@ def cluster_imbalance(imbalance: Vector, sizes: Counts, clusters: Sequence[Seque
     return np.array(values)
 
 
-def inverse_weights(imbalance: Vector) -> Vector:
+def inverse_weights(imbalance: Floats) -> Floats:
     """p_n, in inverse proportion to the imbalance of each cluster, with sum 1."""
     inverse = 1.0 / imbalance
-    weights: Vector = inverse / inverse.sum()
+    weights: Floats = inverse / inverse.sum()
     return weights
 
 
-def class_shares(counts: Counts, clusters: Sequence[Sequence[int]]) -> Vector:
-    """Which share of each cluster's samples is of which class, float64 [M, N]; each column has sum 1.
+def class_shares(counts: LabelCounts, clusters: Sequence[Sequence[int]]) -> Floats:
+    """Class shares of each cluster's samples, float64 [M, N]; each column has sum 1.
 
     Raises:
         SimulationError: a cluster has no sample.
@@ -71,17 +71,17 @@ def class_shares(counts: Counts, clusters: Sequence[Sequence[int]]) -> Vector:
     sizes = totals.sum(axis=0)
     if not sizes.all():
         raise SimulationError(f"cluster {int(np.argmin(sizes))} of {len(sizes)} has no samples, so that it has no class shares")
-    shares: Vector = totals / sizes
+    shares: Floats = totals / sizes
     return shares
 
 
-def balance_ratio(shares: Vector) -> float:
+def balance_ratio(shares: Floats) -> float:
     """beta, the largest class share by the smallest (Eq. 3): 1 if balanced, infinite if a class is missing."""
     least = float(shares.min())
     return float(shares.max()) / least if least > 0 else float("inf")
 
 
-def optimal_weights(shares: Vector) -> Vector:
+def optimal_weights(shares: Floats) -> Floats:
     """The weights that bring the mixture of clusters nearest to equal class shares (the paper's benchmark "Optimal").
 
     The minimiser float64 [N] of ||B p - 1/M||^2 over p >= 0 with sum 1, where B [M, N] are ``shares``, a cluster's class
@@ -94,32 +94,32 @@ def optimal_weights(shares: Vector) -> Vector:
     _, values, axes = np.linalg.svd(system)
     rank = int((values > _SAME * values[0]).sum())
     weights = _refined(system, _least_norm(axes[:rank].T @ (axes[:rank] @ nearest), axes[rank:].T))
-    scaled: Vector = weights / weights.sum()
+    scaled: Floats = weights / weights.sum()
     return scaled
 
 
-def _unit_nnls(system: Vector) -> Vector:
+def _unit_nnls(system: Floats) -> Floats:
     """u >= 0 that minimises ||system u - (0, ..., 0, 1)||."""
     from scipy.optimize import nnls
 
     target = np.zeros(len(system))
     target[-1] = 1.0
-    u: Vector = nnls(system, target, maxiter=100 * system.shape[1])[0]
+    u: Floats = nnls(system, target, maxiter=100 * system.shape[1])[0]
     return u
 
 
-def _nearest_mixture(system: Vector) -> Vector:
+def _nearest_mixture(system: Floats) -> Floats:
     """Some p >= 0 with sum 1 that minimises ||C p||, where ``system`` is C above a row of ones.
 
     min ||C u||^2 + (sum u - 1)^2 over u >= 0 has the same answer but for its length: for a given direction of u, the best
     length leaves v^2 / (1 + v^2), where v is ||C p||, and that grows with v.
     """
     u = _unit_nnls(system)
-    p: Vector = u / u.sum()
+    p: Floats = u / u.sum()
     return p
 
 
-def _least_norm(fixed: Vector, free: Vector) -> Vector:
+def _least_norm(fixed: Floats, free: Floats) -> Floats:
     """The p >= 0 of least norm among fixed + free z, where ``free`` [N, k] has orthonormal columns, orthogonal to ``fixed``.
 
     Least distance programming as non-negative least squares (Lawson and Hanson, 1974, chapter 23).
@@ -129,11 +129,11 @@ def _least_norm(fixed: Vector, free: Vector) -> Vector:
     system = np.vstack((free.T, -fixed - _SLACK))
     residual = system @ _unit_nnls(system)
     residual[-1] -= 1.0
-    p: Vector = np.maximum(fixed - free @ (residual[:-1] / residual[-1]), 0.0)
+    p: Floats = np.maximum(fixed - free @ (residual[:-1] / residual[-1]), 0.0)
     return p
 
 
-def _refined(system: Vector, weights: Vector) -> Vector:
+def _refined(system: Floats, weights: Floats) -> Floats:
     """The same solution, free of the slack: which clusters have weight is known by now, and fixes how much each has."""
     held = weights > _NONE
     target = system @ weights

@@ -32,7 +32,7 @@ class Deadline(Spec):
         raise NotImplementedError
 
     def limit_s(self, state: dict[str, Any], number: int) -> float | None:
-        """How long clients have in a round (s); None for as long as they need. Called when the round begins."""
+        """The time that clients have in a round (s); None if unlimited. Called when the round begins."""
         raise NotImplementedError
 
     def heard(self, state: dict[str, Any], took_s: float, in_time: bool) -> None:

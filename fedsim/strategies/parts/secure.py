@@ -28,7 +28,7 @@ Phase = Literal["secure-keys", "secure-shares", "secure-unmask"]
 
 PHASES: tuple[Phase, ...] = ("secure-keys", "secure-shares", "secure-unmask")
 
-Graph = Mapping[int, Sequence[int]]
+NeighbourLists = Mapping[int, Sequence[int]]
 """The neighbours of each client."""
 
 
@@ -88,7 +88,7 @@ class SecureAggregation(Spec):
         steps = [step for step in range(-half, half + 1) if step]
         return {client: [clients[(at + step) % count] for step in steps] for at, client in enumerate(clients)}
 
-    def can_be_read(self, graph: Graph, masked: Collection[int], answered: Collection[int]) -> bool:
+    def can_be_read(self, graph: NeighbourLists, masked: Collection[int], answered: Collection[int]) -> bool:
         """Whether enough clients ``answered`` in the end to read the secret of each that sent shares (``masked``)."""
         holders, there = set(masked), set(answered)
         for client in masked:
@@ -97,20 +97,20 @@ class SecureAggregation(Spec):
                 return False
         return True
 
-    def recovery_s(self, graph: Graph, masked: Collection[int], summed: Collection[int], numbers: float) -> float:
-        """How long the server makes masks (s), where updates of so many ``numbers`` came from the clients ``summed``."""
+    def recovery_s(self, graph: NeighbourLists, masked: Collection[int], summed: Collection[int], numbers: float) -> float:
+        """The server's time to make masks (s), if updates of so many ``numbers`` came from the clients ``summed``."""
         came = set(summed)
         masks = len(came) + sum(other in came for client in masked if client not in came for other in graph[client])
         return masks * 4 * numbers / self.mask_rate if self.mask_rate else 0.0
 
     def sends(self, phase: Phase, neighbours: int) -> Contents:
-        """What a client with so many neighbours sends in a phase."""
+        """Message in a phase from a client with so many neighbours."""
         shares = {"secure-keys": 0, "secure-shares": 2, "secure-unmask": 1}[phase] * neighbours
         size = shares * self.share if shares or phase != "secure-keys" else 2 * self.key
         return {phase: Opaque(None, size) if size else Header(None)}
 
     def receives(self, phase: Phase, neighbours: int) -> Contents:
-        """What reaches it: of its neighbours' keys or shares, 2 of each."""
+        """Message in a phase to a client with so many neighbours: their keys or shares, 2 of each."""
         size = 2 * neighbours * {"secure-keys": self.key, "secure-shares": self.share}[phase]
         return {phase: Opaque(None, size) if size else Header(None)}
 
@@ -156,7 +156,7 @@ class SecurePhases:
         server.timer("phase", server.now + (self._costs.patience if state["phase_open"] else 0.0))
 
     def _near(self, device: int, phase: Phase) -> int:
-        """How many neighbours a client has: of those who sent keys, in the end of those who shared their secrets."""
+        """The number of a client's neighbours that sent keys; in the end, of those that shared their secrets."""
         near = [] if phase == "secure-keys" else self._state["graph"][device]
         return len(near) if phase == "secure-shares" else sum(other in self._state["masked"] for other in near)
 

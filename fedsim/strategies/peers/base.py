@@ -1,4 +1,4 @@
-"""What every strategy without a server is: the same half on each device, and the books of all of them.
+"""The base of every strategy without a server: the same half on each device, and the books of all of them.
 
 The strategy itself is no endpoint and sends nothing. It calls the halves, keeps each device's model for who evaluates, and says
 when a round of the run is over.
@@ -23,7 +23,7 @@ from fedsim.world.population import PopulationSpec
 
 
 class PeerParams(StrategyParams):
-    """What every strategy without a server takes.
+    """Parameters of every strategy without a server.
 
     Attributes:
         local_epochs: passes over its own data that a device makes in a round; 0: models are averaged, and nothing is trained.
@@ -53,7 +53,7 @@ P = TypeVar("P", bound=PeerParams)
 
 
 class PeerHalf(Generic[P]):
-    """What runs on every device. One object serves all: whatever belongs to a device is in that device's ``state``.
+    """The half on every device. One object serves all: all that belongs to a device is in that device's ``state``.
 
     ``state["model"]`` is its model, ``state["round"]`` the number of rounds that it has finished. Handlers are called only
     while the device can be reached.
@@ -92,7 +92,7 @@ class PeerHalf(Generic[P]):
             self.on_trained(device, model)
 
 
-class _Trainer(Client[PeerParams]):
+class _PeerClient(Client[PeerParams]):
     """Trains, and keeps what comes of it: no byte moves."""
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
@@ -113,7 +113,7 @@ class Peers(Strategy[P]):
         away: devices that could not be reached when something was to be done; their halves are called when they return.
     """
 
-    Client = _Trainer
+    Client = _PeerClient
     Half: ClassVar[type[PeerHalf[Any]]] = PeerHalf
     score: ClassVar[Literal["pooled", "device-mean"]] = "device-mean"
 

@@ -11,7 +11,7 @@ from fedsim.strategies.peers.topology import GraphParams, Graphs
 
 
 class GossipParams(GraphParams):
-    """What gossip takes."""
+    """Parameters of gossip."""
 
     kind: Literal["gossip"] = "gossip"
 

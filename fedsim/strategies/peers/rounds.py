@@ -37,7 +37,7 @@ class RoundHalf(PeerHalf[R]):
         raise NotImplementedError
 
     def senders(self, device: Peer, number: int) -> Sequence[int]:
-        """Who sends to a device in a round."""
+        """The devices that send to a device in a round."""
         raise NotImplementedError
 
     def weight(self, device: Peer, number: int, sender: int, received: int) -> float:
@@ -119,7 +119,7 @@ class RoundHalf(PeerHalf[R]):
 
 
 class DPSGDParams(GraphParams):
-    """What D-PSGD takes."""
+    """Parameters of D-PSGD."""
 
     kind: Literal["d-psgd"] = "d-psgd"
 
@@ -158,7 +158,7 @@ class DPSGD(Peers[DPSGDParams]):
 
 
 class EpidemicParams(PeerParams):
-    """What epidemic learning takes.
+    """Parameters of epidemic learning.
 
     Attributes:
         sample_size: s, to how many others a device sends in a round.
@@ -196,7 +196,7 @@ class EpidemicHalf(RoundHalf[EpidemicParams]):
         return self._draw(device, number)[0][device.number]
 
     def senders(self, device: Peer, number: int) -> Sequence[int]:
-        """Those that have drawn it; it knows from the common seed, as in EL-Oracle."""
+        """The devices that have drawn this one, known from the common seed, as in EL-Oracle."""
         return self._draw(device, number)[1][device.number]
 
     def weight(self, device: Peer, number: int, sender: int, received: int) -> float:

@@ -1,4 +1,4 @@
-"""Who is whose neighbour: any graph that networkx generates, drawn once or again and again."""
+"""Graphs of neighbours: any graph that networkx generates, drawn once or again and again."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -106,7 +106,7 @@ def mixing_weight(neighbours: Neighbours, device: int, other: int) -> float:
 
 
 class GraphParams(PeerParams):
-    """What a strategy on a graph takes.
+    """Parameters of strategies on a graph.
 
     Attributes:
         topology: who is whose neighbour.

@@ -175,7 +175,7 @@ class Intervals(AvailabilityModel):
             raise ScenarioError(
                 "population.availability.drawn is true, but dates are of devices that are known; allowed is false"
             )
-        intervals: dict[Any, list[_Interval]] = {}
+        intervals: dict[Any, list[_OnInterval]] = {}
         for row, owner in enumerate(owners):
             intervals.setdefault(owner, []).extend(self._pieces(table, row, start[row], end[row], owner, calendar))
         period = self._period(form)
@@ -208,15 +208,17 @@ class Intervals(AvailabilityModel):
             columns.append(table.values(name, kind, self.unit))
         return columns[0], columns[1], form
 
-    def _pieces(self, table: DeviceTable, row: int, start: Any, end: Any, owner: Any, calendar: Calendar) -> "list[_Interval]":
+    def _pieces(
+        self, table: DeviceTable, row: int, start: Any, end: Any, owner: Any, calendar: Calendar
+    ) -> "list[_OnInterval]":
         """An interval in seconds, on the clock's grid; one over midnight as two."""
         if isinstance(start, time):
             begin, finish = seconds_of_day(start), seconds_of_day(end) or DAY_S  # which ends at 00:00 again
             if begin == finish:
                 raise table.wrong(row, "end", "that is when it starts; allowed are other times (00:00 to 00:00 is a whole day)")
             if begin > finish:
-                return [_Interval(0.0, finish, row), _Interval(begin, DAY_S, row)]
-            return [_Interval(begin, finish, row)]
+                return [_OnInterval(0.0, finish, row), _OnInterval(begin, DAY_S, row)]
+            return [_OnInterval(begin, finish, row)]
         if isinstance(start, datetime):
             begin, finish = (calendar.simulated_s(instant, owner) for instant in (start, end))
         else:
@@ -225,18 +227,18 @@ class Intervals(AvailabilityModel):
             raise table.wrong(row, "end", f"that is before its start, {table.cells('start')[row]}; allowed are later times")
         if self.every is not None and finish > self.every:
             raise table.wrong(row, "end", f"that is after the {self.every:g} s of population.availability.every")
-        return [_Interval(max(0.0, begin), min(finish, CLOCK_END_S), row)] if finish > 0 else []
+        return [_OnInterval(max(0.0, begin), min(finish, CLOCK_END_S), row)] if finish > 0 else []
 
 
-class _Interval(NamedTuple):
+class _OnInterval(NamedTuple):
     start: float
     end: float
     row: int
 
 
-def _trace(table: DeviceTable, pieces: list[_Interval], period: float) -> Trace:
+def _trace(table: DeviceTable, pieces: list[_OnInterval], period: float) -> Trace:
     changes: list[float] = []
-    last: _Interval | None = None
+    last: _OnInterval | None = None
     for piece in pieces:
         if last is not None and piece.start < last.end:
             raise table.wrong(

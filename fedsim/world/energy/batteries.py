@@ -25,7 +25,7 @@ from fedsim.simulation import TICK_S, Alarm, Simulation, on_grid
 from fedsim.world.availability import Availability
 from fedsim.world.energy.charging import Charging
 from fedsim.world.phases import Span
-from fedsim.world.task import Step
+from fedsim.world.task import TaskStep
 
 _MOVING = {"download": "receive", "upload": "send"}
 _DRAWS = _MOVING | dict.fromkeys(COMPUTING, "compute")
@@ -73,7 +73,7 @@ class _Point:
 
 
 @dataclass(slots=True)
-class _Line:
+class _Course:
     """How a battery goes on from a point: until when (s), by how much (W) and why, up to which level (J), and which ends it."""
 
     end: float
@@ -172,7 +172,7 @@ class Batteries:
             self._report(device)
             self._loads[device] = Load()
 
-    def begin(self, device: int, step: Step) -> None:
+    def begin(self, device: int, step: TaskStep) -> None:
         if self.has(device):
             self._settle(device)
             phase = _DRAWS.get(step.name)
@@ -273,7 +273,7 @@ class Batteries:
         if not point.tail:
             self._tails.pop(device, None)
 
-    def _line(self, device: int, point: _Point, watts: float = 0.0, reserve: float = 0.0) -> _Line:
+    def _line(self, device: int, point: _Point, watts: float = 0.0, reserve: float = 0.0) -> _Course:
         """How the battery goes on; the level is what it holds beyond ``reserve`` (J)."""
         capacity = self._draws(device, "capacity_j") - reserve
         charge = self._draws(device, "charge_w")
@@ -291,16 +291,16 @@ class Batteries:
                 end, watts = min(end, point.tail), watts + self._draws(device, "tail_w")
             net = charge - idle - watts
             if net >= 0 and point.level >= capacity:
-                return _Line(end, 0.0, idle + watts, idle, watts, capacity)
+                return _Course(end, 0.0, idle + watts, idle, watts, capacity)
             target = capacity if net > 0 else 0.0
         if net:
             there = max(on_grid(point.at + (target - point.level) / net), point.at + TICK_S)
             if there <= end:
-                return _Line(there, net, charge, idle, watts, capacity, target)
-        return _Line(end, net, charge, idle, watts, capacity)
+                return _Course(there, net, charge, idle, watts, capacity, target)
+        return _Course(end, net, charge, idle, watts, capacity)
 
     @staticmethod
-    def _follow(point: _Point, line: _Line, to: float) -> None:
+    def _follow(point: _Point, line: _Course, to: float) -> None:
         seconds = to - point.at
         point.charged += line.charge * seconds
         point.idled += line.idle * seconds
@@ -322,7 +322,7 @@ class Batteries:
         *,
         to_flat: bool = False,
         keep: bool = False,
-    ) -> _Line:
+    ) -> _Course:
         """Go through all breakpoints up to ``until`` (s), or up to where the battery is flat, and ``keep`` them; returns the
         line on.
         """

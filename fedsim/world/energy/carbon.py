@@ -97,8 +97,8 @@ def _spelled_out(value: Any) -> Any:
     return value if isinstance(value, Spec) or (isinstance(value, dict) and "zones" in value) else {"zones": [value]}
 
 
-_Zone = GramsPerJoule | list[GramsPerJoule] | ZoneSpec
-Carbon = Annotated[CarbonSpec, BeforeValidator(_spelled_out, json_schema_input_type=CarbonSpec | _Zone | list[ZoneSpec])]
+_ZoneEntry = GramsPerJoule | list[GramsPerJoule] | ZoneSpec
+Carbon = Annotated[CarbonSpec, BeforeValidator(_spelled_out, json_schema_input_type=CarbonSpec | _ZoneEntry | list[ZoneSpec])]
 
 
 def read_hours(path: Path, place: int) -> list[float]:

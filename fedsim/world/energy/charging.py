@@ -68,7 +68,7 @@ class WhenReached(ChargingModel):
         return availability
 
 
-class Renewal(ChargingModel):
+class RenewalCharging(ChargingModel):
     """Plugged in and unplugged for exponential times, independent between devices."""
 
     kind: Literal["renewal"] = "renewal"
@@ -121,5 +121,5 @@ class _Days:
         return Span(False, start + lasts, start + DAY_S)
 
 
-CHARGINGS = Registry.of("charging", Never, Always, WhenReached, Renewal, Daily)
-ChargingSpec = Annotated[Never | Always | WhenReached | Renewal | Daily, CHARGINGS]
+CHARGINGS = Registry.of("charging", Never, Always, WhenReached, RenewalCharging, Daily)
+ChargingSpec = Annotated[Never | Always | WhenReached | RenewalCharging | Daily, CHARGINGS]

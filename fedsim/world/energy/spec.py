@@ -63,7 +63,7 @@ class PlaceSpec(Spec):
         return {"idle_w": self.idle * count, "update_j": self.update, "j_byte": self.byte}
 
 
-class ServerSpec(PlaceSpec):
+class ServerPower(PlaceSpec):
     """The server, all its machines together, and the way to it."""
 
 
@@ -145,7 +145,7 @@ class EnergySpec(Spec):
     send_byte: ByteEnergyDistribution | None = None
     tail: PowerDistribution | None = None
     tail_lasts: TimeDistribution | None = None
-    server: ServerSpec = ServerSpec()
+    server: ServerPower = ServerPower()
     edge: EdgeSpec | None = None
     starts: Seconds = 0.0
     carbon: Carbon | None = None

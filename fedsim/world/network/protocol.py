@@ -18,7 +18,7 @@ from fedsim.language.spec import Spec
 from fedsim.language.units import Bytes, Seconds
 from fedsim.streams import Streams
 
-Floats = TypeVar("Floats", float, NDArray[np.float64])
+FloatOrFloats = TypeVar("FloatOrFloats", float, NDArray[np.float64])
 
 _HERE = "fedsim.world.network.protocol"
 PROTOCOLS = Registry(
@@ -94,7 +94,7 @@ class Protocol(Spec):
         by_distance: float = (_USUAL_ROUND_TRIP_S / max(round_trip, _LEAST_ROUND_TRIP_S)) ** self.weight_by_round_trip
         return by_chance * by_distance
 
-    def sending_s(self, size: float, rate: Floats, round_trip: Floats) -> Floats:
+    def sending_s(self, size: float, rate: FloatOrFloats, round_trip: FloatOrFloats) -> FloatOrFloats:
         """How long flows that have their links for themselves send ``size`` bytes of payload (s), [flows].
 
         Round trip k (from 0) carries w 2^k bytes, w the first window, until that is the rate: n of them if w 2^n / R >= rate.
@@ -107,7 +107,7 @@ class Protocol(Spec):
             to_rate = np.ceil(np.log2(np.fmax(rate * round_trip / window, 1.0)))
             rounds = np.minimum(to_rate, np.floor(np.log2(wire / window + 1)))
             rest = wire - window * (2**rounds - 1)
-            seconds: Floats = rounds * round_trip + rest / np.minimum(rate, window * 2**rounds / round_trip)
+            seconds: FloatOrFloats = rounds * round_trip + rest / np.minimum(rate, window * 2**rounds / round_trip)
         return seconds
 
 

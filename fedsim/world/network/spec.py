@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
-from fedsim.errors import ScenarioError, nearest, shown
+from fedsim.errors import ScenarioError, SimulationError, nearest, shown
 from fedsim.files import read_json, sought
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
@@ -28,7 +28,9 @@ from fedsim.world.distributions import (
 )
 from fedsim.world.network.base import Network
 from fedsim.world.network.flow import SERVER
+from fedsim.world.network.graph import EdgeServers, Graph
 from fedsim.world.network.protocol import Fluid, ProtocolSpec, Transport
+from fedsim.world.network.star import Star
 
 if TYPE_CHECKING:
     import networkx
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 DeviceRates = tuple[NDArray[np.float64], ...]
 """Rates (down, up) of the devices' own links from elsewhere than the network's section, bytes/s, and perhaps their latencies
 (s), which hold where the section says none; each float64 [devices]."""
+
+AccessColumns = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
 
 
 class ServerLinks(Spec):
@@ -133,12 +137,17 @@ class NetworkModel(Spec):
     def build(
         self, simulation: Simulation, streams: Streams, devices: int, rates: DeviceRates | None = None, root: Path | None = None
     ) -> Network:
-        """The network of ``devices`` devices; ``rates``, if given, instead of those of ``device``."""
+        """The network of ``devices`` devices; ``rates``, if given, instead of those of ``device``.
+
+        ``ScenarioError``: a file is missing or malformed, or a node is unknown or cannot be reached.
+        """
+        columns = self.columns(streams, devices, rates, root)
+        return self._connect(simulation, columns, Transport(self.protocol, streams), root)
+
+    def _connect(self, simulation: Simulation, columns: AccessColumns, transport: Transport, root: Path | None) -> Network:
         raise NotImplementedError
 
-    def columns(
-        self, streams: Streams, devices: int, rates: DeviceRates | None, root: Path | None
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    def columns(self, streams: Streams, devices: int, rates: DeviceRates | None, root: Path | None) -> AccessColumns:
         """Rates down and up (bytes/s) and latency (s) of all devices; each float64 [devices]."""
 
         def column(name: Literal["down", "up", "latency"], purpose: str) -> NDArray[np.float64]:
@@ -158,13 +167,8 @@ class StarSpec(NetworkModel):
     kind: Literal["star"] = "star"
     server: ServerLinks = ServerLinks()
 
-    def build(
-        self, simulation: Simulation, streams: Streams, devices: int, rates: DeviceRates | None = None, root: Path | None = None
-    ) -> Network:
-        from fedsim.world.network.star import Star
-
-        columns = self.columns(streams, devices, rates, root)
-        return Star(simulation, *columns, self.server.down, self.server.up, Transport(self.protocol, streams))
+    def _connect(self, simulation: Simulation, columns: AccessColumns, transport: Transport, root: Path | None) -> Network:
+        return Star(simulation, *columns, self.server.down, self.server.up, transport)
 
 
 class TreeSpec(NetworkModel):
@@ -184,15 +188,10 @@ class TreeSpec(NetworkModel):
     def edge_servers(self) -> int:
         return 0 if self.edge is None else self.cells
 
-    def build(
-        self, simulation: Simulation, streams: Streams, devices: int, rates: DeviceRates | None = None, root: Path | None = None
-    ) -> Network:
-        from fedsim.world.network.graph import EdgeServers, Graph
-
+    def _connect(self, simulation: Simulation, columns: AccessColumns, transport: Transport, root: Path | None) -> Network:
         links = {"server down": self.server.down, "server up": self.server.up}
         for cell in range(self.cells):
             links |= {f"cell {cell} down": self.cell.down, f"cell {cell} up": self.cell.up}
-        columns, transport = self.columns(streams, devices, rates, root), Transport(self.protocol, streams)
         cells, own = range(self.cells), self.edge
         edges = None if own is None else EdgeServers(cells, own.receive, own.send, own.latency, np.arange(self.cells))
         return Graph(simulation, *columns, links, _between_cells, cells, SERVER, transport, edges)
@@ -240,13 +239,7 @@ class GraphSpec(NetworkModel):
     def edge_servers(self) -> int:
         return len(self.edge_nodes)
 
-    def build(
-        self, simulation: Simulation, streams: Streams, devices: int, rates: DeviceRates | None = None, root: Path | None = None
-    ) -> Network:
-        """See ``NetworkModel.build``; ``ScenarioError`` for a bad file, and a node that is unknown or cannot be reached."""
-        from fedsim.errors import SimulationError
-        from fedsim.world.network.graph import EdgeServers, Graph
-
+    def _connect(self, simulation: Simulation, columns: AccessColumns, transport: Transport, root: Path | None) -> Network:
         graph = read_graph(sought(self.file, root))
         named = [("server", self.server), *((f"attach.{place}", name) for place, name in enumerate(self.attach))]
         named += [(f"edge.nodes.{place}", name) for place, name in enumerate(self.edge_nodes)]
@@ -254,7 +247,6 @@ class GraphSpec(NetworkModel):
         for key, node in named:
             if node not in graph:
                 raise ScenarioError(f"network.{key} is {node!r}, which is no node of {self.file!r}{nearest(node, graph)}")
-        columns, transport = self.columns(streams, devices, rates, root), Transport(self.protocol, streams)
         edge = self.edge
         edges = None if edge is None else EdgeServers(self.edge_nodes, edge.receive, edge.send, edge.latency)
         try:

@@ -91,7 +91,7 @@ class Place:
     units: int
 
 
-class Half:
+class StarDirection:
     """One direction of a star: flows with caps over one shared link of so many bytes/s, infinity allowed."""
 
     def __init__(self, capacity: float, link: str = "") -> None:
@@ -382,7 +382,7 @@ class Star(Network):
     ) -> None:
         links = {"server down": server_down, "server up": server_up}
         super().__init__(simulation, links, down, up, latency, transport)
-        self._rules = [Half(capacity, link) for link, capacity in links.items()]
+        self._rules = [StarDirection(capacity, link) for link, capacity in links.items()]
 
     def route(self, source: int, destination: int) -> tuple[str, ...]:
         """The server's link of that direction; none between devices."""

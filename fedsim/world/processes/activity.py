@@ -122,7 +122,7 @@ class Sending(Activity):
             self._messages.cut(self.message, "cancelled")
 
 
-class Computing(Activity):
+class ComputeActivity(Activity):
     """A computation of a device under way, see ``World.compute``; ``on_end`` is told of its end.
 
     It has a ``number``, ``began`` then and will be done at ``ends`` (s); from ``until`` (s) on the device cannot be reached.
@@ -139,7 +139,7 @@ class Computing(Activity):
         ends: float,
         until: float,
         pace: float,
-        on_end: Callable[["Computing"], None],
+        on_end: Callable[["ComputeActivity"], None],
     ) -> None:
         super().__init__(env, call)
         self.number, self.device, self.began, self.ends, self.until = number, device, began, ends, until

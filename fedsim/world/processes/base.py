@@ -71,7 +71,7 @@ def _of_function(function: FunctionType, path: str) -> type[Process]:
     return create_model(function.__name__, __base__=base, __module__=function.__module__, **fields)
 
 
-class _Processes(Registry):
+class _ProcessRegistry(Registry):
     def spec(self, kind: str, key: str = "kind") -> type[Spec]:
         """The class of a kind, one made for it where its path leads to a function."""
         found = named(kind, key) if ":" in kind else None
@@ -174,7 +174,7 @@ class UploadSlots(Process):
 
 
 _HERE = "fedsim.world.processes"
-PROCESSES = _Processes(
+PROCESSES = _ProcessRegistry(
     "process of the world",
     f"{_HERE}.base:Process",
     {

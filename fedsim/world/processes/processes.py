@@ -20,7 +20,7 @@ from fedsim.world.life import TaskRunner
 from fedsim.world.messages import Edges
 from fedsim.world.network.base import Network
 from fedsim.world.population import Population
-from fedsim.world.processes.activity import Call, Computing, Sending
+from fedsim.world.processes.activity import Call, ComputeActivity, Sending
 from fedsim.world.processes.world import Hold, World
 from fedsim.world.task import Payload, Work
 
@@ -57,7 +57,7 @@ class Processes:
         self._begun: dict[tuple[int, Call], list[Any]] = {}  # while processes are restored: what they had begun
         self._asleep: dict[tuple[int, float], list[simpy.Event]] = {}  # while processes are restored: until when they wait
         self._sending: dict[Sending, int] = {}  # and whose each is
-        self._computing: dict[int, tuple[Computing, int]] = {}
+        self._computing: dict[int, tuple[ComputeActivity, int]] = {}
         self._computed = 0
         self._switched_on: dict[int, simpy.Event] = {}
         self._restoring = self._silent = False  # silent: while processes are restored, and when the run is over
@@ -125,12 +125,12 @@ class Processes:
         self._sending[sending] = number
         return sending
 
-    def compute(self, number: int, device: int, work: Work) -> Computing:
+    def compute(self, number: int, device: int, work: Work) -> ComputeActivity:
         """Let a device compute for the process of that number, or take up what it had begun when it was saved."""
         call = ("compute", device, work.samples, work.flops, work.seconds)
         begun = self._taken_up(number, call)
         if begun is not None:
-            computing: Computing = begun
+            computing: ComputeActivity = begun
             return computing
         now, pace = self.simulation.now, self.tasks.steps.paces.get(device, 1.0)
         until, lasts = self.tasks.reachable_until(device), self.population.working_s(device, work) / pace
@@ -141,13 +141,13 @@ class Processes:
         computing.arm()
         return computing
 
-    def _computing_of(self, number: int, *saved: Any) -> Computing:
+    def _computing_of(self, number: int, *saved: Any) -> ComputeActivity:
         arguments: Any = self.simulation.env, *saved, self._computed_by
-        computing = Computing(*arguments)
+        computing = ComputeActivity(*arguments)
         self._computing[computing.number] = computing, number
         return computing
 
-    def _computed_by(self, ended: Computing) -> None:
+    def _computed_by(self, ended: ComputeActivity) -> None:
         del self._computing[ended.number]
         self.emit("process:compute", device=ended.device, start=ended.began, how=ended.outcome)
 
@@ -231,7 +231,7 @@ class Processes:
             if device in self._switched_on:
                 self._switched_on.pop(device).succeed()
 
-    def _computing_on(self, device: int) -> list[Computing]:
+    def _computing_on(self, device: int) -> list[ComputeActivity]:
         return [computing for computing, _ in self._computing.values() if computing.device == device]
 
     # Snapshots, between two instants.

@@ -14,19 +14,19 @@ from fedsim.strategies.parts.selection import LeastAvailable
 from fedsim.strategies.parts.selection.fastest import FedCS
 from fedsim.strategies.parts.selection.oort import Oort
 from fedsim.strategies.parts.selection.power_of_choice import PowerOfChoice
-from fedsim.testing import Sections, assert_sound, eventful_world, run
+from fedsim.testing import ScenarioTables, assert_sound, eventful_world, run
 from tests.strategies.clustered import file_data, of_kind, played, ran
 from tests.strategies.curved import PULLS, curved
 from tests.test_runs import STRATEGIES
 
-TALKATIVE: dict[str, Sections] = {
+TALKATIVE: dict[str, ScenarioTables] = {
     "power-of-choice": {"kind": "power-of-choice", "candidates": 9, "patience": "20 s"},
     "power-of-choice-reported": {"kind": "power-of-choice", "candidates": 9, "losses": "reported"},
     "oort": {"kind": "oort", "pacer_step": "10 s", "window": 2},
     "fedcs": {"kind": "fedcs", "time": "30 s", "candidates": 9},
     "least-available": {"kind": "least-available"},
 }
-COSTLY: dict[str, Sections] = {
+COSTLY: dict[str, ScenarioTables] = {
     "flanp": {"kind": "flanp", "accuracy": 100.0},
     "favor": {"kind": "favor", "target": 0.9, "components": 3, "hidden": 8},
 }
@@ -71,7 +71,7 @@ def cohorts(starts: list[dict[str, Any]]) -> list[list[int]]:
     return [sorted(found[number]) for number in sorted(found)]
 
 
-def choosing(selection: Sections, clients: int, rounds: int, population: Sections, **others: Any) -> Sections:
+def choosing(selection: ScenarioTables, clients: int, rounds: int, population: ScenarioTables, **others: Any) -> ScenarioTables:
     """A run of FedAvg whose clients a selection chooses."""
     strategy = {"kind": "fedavg", "clients_per_round": clients, "selection": selection}
     return {"seed": 2, "strategy": strategy, "population": population, "stop": {"rounds": rounds}} | others

@@ -13,11 +13,11 @@ import fedsim
 from fedsim.executors.inline import Inline
 from fedsim.running.runner import Job
 from fedsim.strategies.peers.topology import Graphs, Topology, mixing_weight
-from fedsim.testing import Sections, assert_sound, quiet_world, run
+from fedsim.testing import ScenarioTables, assert_sound, quiet_world, run
 from fedsim.training import Training
 
 
-def peers(strategy: dict[str, Any], devices: int, rounds: int, **sections: Any) -> Sections:
+def peers(strategy: dict[str, Any], devices: int, rounds: int, **sections: Any) -> ScenarioTables:
     world = quiet_world(strategy, rounds=rounds)
     world["population"] |= {"devices": devices}
     return copy.deepcopy(world | sections)

@@ -39,14 +39,14 @@ PROTECTS: dict[Protection, str] = {
     "private": "bounds how far one update can move a model",
     "robust": "bounds what malicious updates can do",
 }
-"""What an aggregation with each protection does, for messages."""
+"""The effect of each protection, for messages."""
 
 Draws = Mapping[tuple[int, int], int]
 """(clients drawn, devices from which) -> how many rounds."""
 
 
 def changes(server: Server, entries: Sequence[Entry]) -> list[Ref]:
-    """How far each update has moved from the model that it began with; not finite if the update is not."""
+    """Update minus starting model of each entry; not finite if the update is not."""
     return [server.models.mix([(entry["update"], 1.0), (entry["start"], -1.0)]) for entry in entries]
 
 
@@ -54,7 +54,7 @@ class Aggregation(Spec):
     """The base of every aggregation. By default the plain mean of the updates."""
 
     protection: ClassVar[Protection | None] = None
-    """What it protects from; then a strategy that uses updates beside it is refused (``StrategyParams.unprotected``)."""
+    """The protection offered. With one, strategies that use updates elsewhere are refused (``StrategyParams.unprotected``)."""
 
     uses_weights: ClassVar[bool] = True
     """Whether a strategy may multiply ``weights`` by others of its own, and all of them count."""
@@ -63,7 +63,7 @@ class Aggregation(Spec):
 
     @property
     def looks_at_each(self) -> str | None:
-        """What the server makes of single updates, where it does: then their sum is not enough (``secure_aggregation``)."""
+        """Reason why the server needs single updates; None if their sum is enough (``secure_aggregation``)."""
         return None
 
     @property
@@ -79,21 +79,21 @@ class Aggregation(Spec):
         """Refuse, by a ``ScenarioError``, what cannot work where a round asks so many clients."""
 
     def weights(self, entries: Sequence[Entry]) -> list[float]:
-        """How much each update counts, as far as their values do not matter; they sum to 1. There is at least one."""
+        """The weight of each update, independent of the updates' values; the weights sum to 1. ``entries`` is never empty."""
         return [1 / len(entries)] * len(entries)
 
     async def weigh(self, server: Server, entries: Sequence[Entry], weights: Sequence[float]) -> Sequence[float]:
-        """How much each update counts, where only their values tell: 0 for one that is left out. By default as given."""
+        """The weights after a look at the updates' values: 0 for one that is left out. By default as given."""
         return weights
 
     def on_device(self, device: Device, update: Ref, start: Ref) -> Ref:
-        """What a client makes of its update, trained from ``start``, before it answers; by default it stays as it is."""
+        """The client's update, trained from ``start``, as the client sends it; by default unchanged."""
         return update
 
     def combine(
         self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: Ref
     ) -> Ref:
-        """What the updates become.
+        """Combines the updates into one model.
 
         Args:
             server: to compute with.
@@ -113,11 +113,11 @@ class Aggregation(Spec):
         return [(model, share) for model in models]
 
     def told(self, updates: int) -> dict[str, int]:
-        """What the record ``aggregate`` of so many updates says beside tasks and weights; nothing by default."""
+        """Extra fields of the record ``aggregate`` of so many updates, beside tasks and weights; none by default."""
         return {}
 
     def spent(self, draws: Draws, devices: int) -> dict[str, float]:
-        """What the record of a round says beside all else, after all rounds so far.
+        """Extra fields of the record of a round, computed over all rounds so far.
 
         ``draws`` has equal numbers for rounds in which clients were not drawn uniformly at random.
         """

@@ -26,7 +26,7 @@ Accountant = Literal["rdp", "pld"]
 
 _INTERVAL = 1e-3  # between the losses that a distribution keeps; rounded up, so that epsilon is never too small
 
-Models = list[NDArray[np.float32]]
+WeightsList = list[NDArray[np.float32]]
 
 
 def clipped(change: NDArray[np.floating], clip: float) -> Floats:
@@ -38,7 +38,7 @@ def clipped(change: NDArray[np.floating], clip: float) -> Floats:
 
 @pure
 def private_mean(
-    models: Models, clip: float | None, noise: float, divide_by: int | None, adapted: bool, rng: np.random.Generator
+    models: WeightsList, clip: float | None, noise: float, divide_by: int | None, adapted: bool, rng: np.random.Generator
 ) -> Floats:
     """w + (sum of clipped changes + noise) / n of [w, change, ...], or of [w, C, change, ...] where C is ``adapted``; [d].
 
@@ -58,7 +58,7 @@ def private_mean(
 
 @pure
 def adapted_clip(
-    models: Models,
+    models: WeightsList,
     clip: float | None,
     quantile: float,
     lr: float,
@@ -80,7 +80,7 @@ def adapted_clip(
 
 
 @pure
-def clipped_and_noised(models: Models, clip: float, noise: float, rng: np.random.Generator) -> Floats:
+def clipped_and_noised(models: WeightsList, clip: float, noise: float, rng: np.random.Generator) -> Floats:
     """start + clipped change + noise of [update, start], [d]."""
     start = models[1].astype(np.float64)
     return start + clipped(models[0] - start, clip) + rng.normal(scale=noise * clip, size=len(start))

@@ -81,7 +81,7 @@ class Median(Robust):
 
 
 def cut_off(share: float, updates: int) -> int:
-    """How many of n updates are cut off at either end: floor(share n), but one at least where three or more came."""
+    """The number of n updates cut off at either end: floor(share n), but one at least where three or more came."""
     return max(math.floor(share * updates + 1e-9), int(share > 0 and updates > 2))
 
 
@@ -148,7 +148,7 @@ def tolerated(updates: int, malicious: int, least: tuple[int, int]) -> int:
 
 
 def picked(models: Models, malicious: int) -> list[int]:
-    """Which updates Bulyan takes: Krum picks n - 2 f, one by one."""
+    """Positions of the updates that Bulyan takes: Krum picks n - 2 f, one by one."""
     f, left = tolerated(len(models), malicious, Bulyan.least), list(range(len(models)))
     distances, found = squared_distances(models), []
     for _ in range(len(models) - 2 * f):
@@ -167,7 +167,7 @@ def bulyan(models: Models, malicious: int) -> NDArray[np.floating]:
 
 
 class _ByDistance(Robust):
-    """Where fewer updates than ``least`` come in a round, or to a group, the model stays: no update could be trusted."""
+    """The model stays if fewer than ``least`` updates come in a round, or to a group, because no update could be trusted."""
 
     least: ClassVar[tuple[int, int]] = (2, 3)
     """(a, b): of n updates f may be malicious if n >= a f + b."""
@@ -175,7 +175,7 @@ class _ByDistance(Robust):
     malicious: int = Field(default=1, ge=0, le=1_000_000)
 
     def taken(self, models: Models) -> list[int]:
-        """Which of the finite updates, at least one, are taken."""
+        """Positions of the selected finite updates, at least one."""
         raise NotImplementedError
 
     async def weigh(self, server: Server, entries: Sequence[Entry], weights: Sequence[float]) -> Sequence[float]:

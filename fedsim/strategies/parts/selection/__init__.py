@@ -81,7 +81,7 @@ class Selection(Spec):
     kind: str
 
     looks_at_each: ClassVar[str | None] = None
-    """What it makes of single updates, where it does; then their sum is not enough, nor what edge servers send."""
+    """Reason why the selection needs single updates; None if their sum, or that of an edge server, is enough."""
 
     uniform: ClassVar[bool] = False
     """Whether all devices that are there are as likely to be chosen, whatever happened before."""
@@ -114,7 +114,7 @@ class Selection(Spec):
         return count
 
     def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
-        """Whom to ask in a round: at most ``count`` devices that are there and idle (``Clients.sample``, ``Clients.online``).
+        """At most ``count`` devices to ask in a round, online and idle (``Clients.sample``, ``Clients.online``).
 
         Called when a round opens; again, with the same number, if there was nobody. If it ``asks``, it gives the candidates,
         however many. ``state`` is what it remembers.
@@ -122,7 +122,7 @@ class Selection(Spec):
         raise NotImplementedError
 
     def asked_first(self, state: dict[str, Any], chosen: list[int]) -> list[int]:
-        """Where it ``asks``: who of ``select``'s is a candidate; the others are chosen already. By default it is all."""
+        """The candidates among ``select``'s devices, if it ``asks``; the others are chosen already. By default all of them."""
         return chosen
 
     def heard(self, server: Server, state: dict[str, Any], message: TaskEnd) -> None:
@@ -135,7 +135,7 @@ class Selection(Spec):
         """A round has been closed, or a version made: take in all its reports together (``ServerModels.numbers``)."""
 
     def question(self, models: Sequence[Ref]) -> Contents:
-        """What a candidate is sent; ``models``: the present one that it would get, or several of which one is its own."""
+        """Message to a candidate; ``models``: the present one that it would get, or several of which one is its own."""
         raise NotImplementedError
 
     async def choose(self, server: Server, state: dict[str, Any], count: int, answers: Answers) -> list[int]:
@@ -145,15 +145,15 @@ class Selection(Spec):
     # On the devices.
 
     def look(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
-        """What a candidate computes to answer the question; by default nothing."""
+        """Computations of a candidate before it answers; none by default."""
         return ()
 
     def answer(self, device: Device, instruction: Instruction, result: LocalResult, params: Spec) -> Contents:
-        """What a candidate answers; ``params`` are the strategy's."""
+        """Answer of a candidate; ``params`` are the strategy's."""
         raise NotImplementedError
 
     def report(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
-        """What a client that sends an update says besides; by default nothing."""
+        """Extra contents of a client's message beside its update; none by default."""
         return {}
 
 

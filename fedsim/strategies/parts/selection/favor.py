@@ -28,7 +28,7 @@ Numbers = NDArray[np.float32]
 
 
 class FAVOR(Selection):
-    """Those clients from whom an agent expects most, which it learns by double deep Q-learning.
+    """The clients of which an agent expects most; the agent learns by double deep Q-learning.
 
     Sections III and IV (by a summary of them). At first each device receives the model (d parameters; ``profile``), trains for
     an epoch, and sends the result (d parameters; ``local-model``). The leading principal axes of these models are kept. The
@@ -190,7 +190,7 @@ class FAVOR(Selection):
 
 
 def weights(inputs: int, hidden: int, actions: int) -> int:
-    """How many weights the agent has."""
+    """The number of the agent's weights."""
     return hidden * (inputs + 1) + actions * (hidden + 1)
 
 
@@ -203,7 +203,7 @@ def new_agent(models: list[Numbers], inputs: int, hidden: int, actions: int, rng
 
 
 def q_values(own: "Tensor", states: "Tensor", hidden: int, actions: int) -> "Tensor":
-    """What an agent of these weights tells of states [n, inputs]: [n, actions]."""
+    """Q-values, by an agent of these weights, of states [n, inputs]: [n, actions]."""
     import torch
 
     inputs = states.shape[1]
@@ -214,7 +214,7 @@ def q_values(own: "Tensor", states: "Tensor", hidden: int, actions: int) -> "Ten
 
 @pure
 def told(models: list[Numbers], hidden: int, actions: int) -> NDArray[np.floating]:
-    """What an agent tells of a state."""
+    """Q-values [actions] of one state; ``models``: the agent and the state."""
     import torch
 
     from fedsim.learning.solvers.base import compute_with_one_thread

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from fedsim.arrays import Floats
 from fedsim.federation.client import Instruction, LocalResult
 from fedsim.federation.contents import Contents, Header, Lazy
 from fedsim.federation.devices import Device
@@ -16,8 +16,6 @@ from fedsim.federation.server import Server
 from fedsim.language.spec import OnlyWith
 from fedsim.language.units import PositiveSeconds
 from fedsim.strategies.parts.selection import Among, Ids, Selection, drawn
-
-Vector = NDArray[np.float64]
 
 _FIRST, _BY = 30.0, 5.0  # of the published code
 
@@ -103,7 +101,7 @@ class Oort(Selection):
         """The share of a round, from 1, that explores."""
         return max(self.exploration * self.decay ** (number - 1), min(self.least_exploration, self.exploration))
 
-    def utilities(self, entries: Sequence[Sequence[float]], number: int, preferred: float) -> Vector:
+    def utilities(self, entries: Sequence[Sequence[float]], number: int, preferred: float) -> Floats:
         """Util of clients with U, L, D (s) of ``entries`` in round ``number`` with T = ``preferred`` (s); float64 [n]."""
         utility, last, took = np.array(entries, dtype=np.float64).T
         utility = np.minimum(utility, np.quantile(utility, self.clip, method="lower"))
