@@ -89,7 +89,7 @@ HEAD = "computation_ms_per_sample,dl_kbps,ul_kbps\n"
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (f"{HEAD}1,1,{'9' * 200_000}\n", "it must be at most 1,000,000,000,000"),
+        (f"{HEAD}1,1,{'9' * 200_000}\n", "ul_kbps is '999"),
         (f"{HEAD}1e-320,1,1\n", "computation_ms_per_sample is '1e-320': it must be 1e-06 or more"),
         (f"{HEAD}1,1e300,1\n", "dl_kbps is '1e300'"),
     ],
