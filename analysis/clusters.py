@@ -56,7 +56,7 @@ class ReportedGrouping:
 
     @property
     def outliers(self) -> Flags:
-        """Which sizes lie outside of ``low`` to ``high``, [n]."""
+        """Sizes outside of ``low`` to ``high``; bool [n]."""
         return (self.sizes < self.low) | (self.sizes > self.high)
 
 
@@ -151,7 +151,7 @@ def _bar_edges(first: ReportedGrouping, last: ReportedGrouping) -> Floats:
 
 
 def _count(grouping: ReportedGrouping, bars: Floats, chosen: Any = True) -> Floats:
-    """How many of the chosen sizes each bar has; the largest that is no outlier stands before its border, not behind it."""
+    """Count of the chosen sizes in each bar; the largest that is no outlier belongs to the bar below its border."""
     last = grouping.high - 0.5 * (grouping.high > grouping.low)
     inside = np.where(grouping.sizes == grouping.high, last, grouping.sizes)
     counts, _ = np.histogram(inside[np.broadcast_to(chosen, inside.shape)], bars)

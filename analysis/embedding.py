@@ -33,7 +33,7 @@ class _Scatter(NamedTuple):
 
 @style.styled
 def draw_embedding(run: RunFolder) -> Figure:
-    """What was clustered, a point a device, its colour and shape the group that was found; a panel for each time.
+    """The clustered points, one per device, with colour and shape by the group that was found; one panel per time.
 
     Points are features where some were recorded: FlexCFL's EDC embedding (Duan et al. 2021, Eq. 7). Of a similarity or a
     distance of every two devices they are what classical multidimensional scaling makes (Torgerson 1952), a similarity taken

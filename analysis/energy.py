@@ -1,4 +1,4 @@
-"""Where the energy went: joules by phase for one run or several, and how full batteries were as a run went on."""
+"""Energy by use: joules by phase for one run or several, and battery levels over a run."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -67,7 +67,7 @@ def _wasted(books: Sequence[dict[str, Any]]) -> str:
 
 @style.styled
 def draw_batteries(run: RunFolder) -> Figure:
-    """How full the batteries of a few devices were as time went on, when these devices worked, and when they ran flat.
+    """Battery levels of a few devices over time, with the times at which these devices worked and ran flat.
 
     Devices are those that ran flat most often, then those that worked most.
     """

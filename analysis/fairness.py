@@ -23,7 +23,7 @@ _MOST = 800  # points of a line: more than pixels are of no use
 
 
 class Waiting(NamedTuple):
-    """How long devices have waited at the end of rounds, on the clock of rounds or of simulated time (s); arrays [m] each.
+    """Time that devices have waited at the end of rounds, in rounds or simulated time (s); arrays [m] each.
 
     Attributes:
         at: rounds that had ended, or the time.
@@ -38,7 +38,7 @@ class Waiting(NamedTuple):
 
 
 def read_waiting(run: RunFolder, clock: Clock) -> Waiting:
-    """How long devices waited, over the run; at most 800 moments, evenly spread."""
+    """Waiting times of devices over the run; at most 800 moments, evenly spread."""
     kinds, columns = ("task-start", "arrival", "departure", "round"), ("time", "kind", "device", "round")
     population = run.table(DEVICES)
     last = np.full(population.num_rows, -1.0 if clock == "round" else 0.0)
@@ -69,13 +69,13 @@ def read_jain(run: RunFolder, clock: Clock) -> tuple[Floats, Floats]:
 
 
 def selections_of_devices(run: RunFolder) -> Ints:
-    """How often each device was selected, the most often selected first, int64 [n]."""
+    """Selections of each device, the most often selected first, int64 [n]."""
     counts = selections(run)["device"].value_counts().to_numpy(np.int64)
     return np.append(counts, np.zeros(run.size(DEVICES) - len(counts), dtype=np.int64))
 
 
 def selections_of_groups(run: RunFolder) -> dict[int | None, tuple[int, int]]:
-    """How many selections of each cluster or tier were valid, and how many were not; ``None`` for devices in none."""
+    """Valid and invalid selections of each cluster or tier; ``None`` for devices in none."""
     groups = selections(run).groupby("group", dropna=False)["valid"].agg(["sum", "size"])
     return {None if np.isnan(group) else int(group): (valid, size - valid) for group, valid, size in groups.itertuples()}
 
@@ -90,7 +90,7 @@ _APART = 1.8  # points between lines that would lie on one another
 
 @style.styled
 def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
-    """How evenly devices were selected: Jain's index and waiting times as the run goes on, and selections by device.
+    """Fairness of selection: Jain's index and waiting times as the run goes on, and selections by device.
 
     Runs that differ much in their numbers of rounds, as those without rounds do, are drawn over simulated time. They are called
     after their folders, unless ``series`` has one for each, with its name and look.

@@ -1,4 +1,4 @@
-"""What happened in a run, read from its folder into tables."""
+"""Events of a run, read from its folder into tables."""
 
 import json
 from functools import cached_property

@@ -162,7 +162,7 @@ def _number_rounds(panel: Axes, history: History, unit: float) -> None:
 
 
 def _draw_strip(panel: Axes, history: History, unit: float) -> None:
-    """How many moved and how many shifted, a bar a round, or a bar several rounds where there are too many."""
+    """Numbers of devices that moved and that shifted, a bar a round, or a bar several rounds where there are too many."""
     every = style.step_for(len(history.rounds), _BARS)
     edges = np.array([0.0, *history.rounds["end"][every - 1 :: every], history.end]) / unit
     periods = history.marks["period"] // every

@@ -31,7 +31,7 @@ class PictureKind(NamedTuple):
 
     @property
     def says(self) -> str:
-        """What it shows, the first paragraph of the function's docstring; a figure that shows something else has a label."""
+        """Its caption: the first paragraph of the function's docstring; a figure that shows something else has a label."""
         return " ".join((self.draw.__doc__ or "").partition("\n\n")[0].split())
 
 

@@ -68,7 +68,7 @@ def read_attempts(history: History, rounds: Sequence[int]) -> pd.DataFrame:
 
 
 def _course(records: pd.DataFrame, start: float, limits: dict[str, Any]) -> dict[str, Any]:
-    """What the records of one task say of its training."""
+    """Course of the training of one task, from its records."""
     course: dict[str, Any] = dict.fromkeys(_TIMES, math.nan)
     course |= {"outcome": "stopped", "part": 0, "epoch_ends": [], "epochs": 0, "asked": 0, "begun": 0.0}
     for row in records.to_dict("records"):
@@ -183,13 +183,13 @@ def _window(run: RunFolder, trained: list[int], rounds: tuple[int, int] | None) 
 
 
 def _excerpt(shown: list[int], every: int) -> str:
-    """Which of the rounds are drawn."""
+    """Text that names the rounds drawn."""
     which = f"rounds {shown[0]} to {shown[-1]}" if len(shown) > 1 else f"round {shown[0]}"
     return f"all rounds with training ({which})" if len(shown) == every else f"{which}: {len(shown)} of {every:,} with training"
 
 
 def _draw_many(panel: Axes, lanes: pd.DataFrame, unit: float, end: float) -> None:
-    """How many devices do what at each time, one on the other; at the bottom those that have answered."""
+    """Numbers of devices by activity at each time, stacked; at the bottom those that have answered."""
     at, base = np.linspace(0.0, end, _MOMENTS), np.zeros(_MOMENTS)
     for _, colour, begins, ends in _doings(lanes):
         begin, over = np.sort(begins[~np.isnan(begins)]), np.sort(ends[~np.isnan(ends)])
@@ -203,7 +203,7 @@ def _draw_many(panel: Axes, lanes: pd.DataFrame, unit: float, end: float) -> Non
 
 
 def _doings(lanes: pd.DataFrame) -> list[tuple[str, str, Floats, Floats]]:
-    """What devices do: in words, a colour, and when each begins and ends it (s; NaN where it does not); arrays [n]."""
+    """Activities of devices: name, colour, and begin and end of each (s; NaN where there is none); arrays [n]."""
     ended, begun, trained, sends = (lanes[name].to_numpy(float) for name in ("ended", "begun", "train_end", "sends"))
     sent = lanes["answered"].fillna(lanes["cut"]).to_numpy(float)
     trains = np.where(begun > 0, begun, np.nan)
@@ -286,7 +286,7 @@ def _draw_tails(panel: Axes, rows: pd.DataFrame, unit: float, colour: str) -> No
 
 
 def _label(panel: Axes, lanes: pd.DataFrame, order: str, counted: bool) -> None:
-    """Who each lane is and what it is sorted by, left; how many epochs it finished, right."""
+    """Label each lane: device and sort key, left; finished epochs, right."""
     panel.spines["left"].set_visible(False)
     panel.tick_params(axis="y", length=0, pad=6)
     if len(lanes) > _MANY_LANES:

@@ -177,7 +177,7 @@ def lighten(colour: str, share: float) -> tuple[float, float, float]:
 
 
 def line_of(number: int, width: float) -> dict[str, Any]:
-    """How the line of the run (or series) at ``number`` looks; colours first, then dashes as well."""
+    """Line style of the run (or series) at ``number``; colours first, then dashes as well."""
     turn, colour = divmod(number, len(SERIES))
     return {"color": SERIES[colour], "linestyle": ("-", "--", ":", "-.")[turn % 4], "linewidth": width}
 
@@ -231,7 +231,7 @@ def as_file_name(name: str) -> str:
 
 
 def run_names(runs: Iterable[RunFolder]) -> list[str]:
-    """What to call runs side by side: their folders, with the parent's name where two are called the same."""
+    """Names of runs side by side: their folders, with the parent's name where two are called the same."""
     paths = [run.path.resolve() for run in runs]
     names = [path.name for path in paths]
     longer = [f"{path.parent.name}/{path.name}" for path in paths]
@@ -266,7 +266,7 @@ def step_for(count: int, most: int) -> int:
 
 
 def headline(runs: Sequence[RunFolder]) -> str:
-    """What a picture says first: the scenario, and of one run the strategy and the seed."""
+    """Headline of a picture: the scenario, and of one run the strategy and the seed."""
     summary, *others = [run.summary for run in runs]
     name = short(str(summary["name"]), 70)
     if not others:

@@ -122,7 +122,7 @@ def _tint_groups(lanes: Axes, view: View, row: "pd.Series[float]") -> list[Artis
 
 
 def capacity(run: RunFolder) -> dict[str, float | None]:
-    """What the server's link can carry, bytes/s each way; None where the scenario sets no limit to it."""
+    """Capacity of the server's link, bytes/s each way; None where the scenario sets no limit."""
     from pydantic import TypeAdapter, ValidationError
 
     from fedsim.language.units import BytesPerSecond
@@ -139,13 +139,13 @@ def capacity(run: RunFolder) -> dict[str, float | None]:
 
 
 def counted(stretches: pd.DataFrame) -> Curve:
-    """How many of these stretches of time, with ``start`` and ``end`` (s), go on at a time."""
+    """Number of these stretches of time, with ``start`` and ``end`` (s), that go on at a time."""
     times = stretches[["start", "end"]].to_numpy(float).ravel("F")
     return summed(times, np.repeat([1.0, -1.0], len(stretches)))
 
 
 def draw_work(axes: Axes, view: View) -> None:
-    """How many devices were at work, by how their tasks ended; above, if it is known of all, how many could not be reached."""
+    """Devices at work, by the outcome of their tasks; above, if it is known of all, those that could not be reached."""
     edges, top, history = np.linspace(view.start, view.end, _BINS + 1), np.zeros(_BINS), view.history
     for outcome, colour in style.OUTCOMES.items():
         own = history.steps[history.steps["outcome"] == outcome]
@@ -163,7 +163,7 @@ def draw_work(axes: Axes, view: View) -> None:
 
 
 def draw_load(axes: Axes, view: View) -> list[Artist]:
-    """What the server's link carried: down above the line, up below it; returns the legend's entry for what it can carry."""
+    """Load of the server's link: down above the line, up below it; returns the legend's entry for its capacity."""
     edges, run = np.linspace(view.start, view.end, _BINS + 1), view.history.run
     limits = capacity(run)
     rates = {way: np.minimum(means(link_load(run, way), edges), limits[way] or np.inf) for way in ("down", "up")}
@@ -332,7 +332,7 @@ def read_messages(run: RunFolder) -> pd.DataFrame:
 
 
 def _draw_edges_work(panel: Axes, steps: pd.DataFrame, lane: "pd.Series[float]", unit: float) -> list[Artist]:
-    """How many devices work for each edge server: those of its group."""
+    """Number of devices at work for each edge server: those of its group."""
     curves = {edge: counted(own) for edge, own in steps[steps["group"].isin(lane.index)].groupby("group")}
     most = max([1.0, *(float(curve.values.max(initial=0.0)) for curve in curves.values())])
     for edge, curve in curves.items():

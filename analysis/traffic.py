@@ -1,4 +1,4 @@
-"""Where the bytes went: by direction and purpose, over simulated time and in total, with what was wasted.
+"""Bytes by direction and purpose, over simulated time and in total, with the wasted part.
 
 A byte is wasted when the task that moved it did not end as ``done``, or trained without an epoch that counts: the same rule,
 and the same split of a message into its purposes, as the ledger's (``fedsim.records.ledger``). What parts of the server's side
@@ -61,7 +61,7 @@ def draw_traffic(run: RunFolder) -> Figure:
 
 @style.styled
 def draw_traffic_compared(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
-    """What each run moved down and up, and the part of it that was wasted.
+    """Bytes of each run down and up, and the part of them that was wasted.
 
     A bar a run, called after its folder, unless ``series`` has one for each, with its name.
     """
@@ -173,7 +173,7 @@ def _plot_totals(panel: Axes, parts: pd.DataFrame, colours: dict[tuple[str, str]
 
 
 def _amount(total: float, wasted: float) -> str:
-    """How much, and which share of it was wasted: ``"1.14 MB, 2% wasted"``."""
+    """Total and the share that was wasted: ``"1.14 MB, 2% wasted"``."""
     share = "" if not wasted else ", under 1% wasted" if wasted < 0.005 * total else f", {wasted / total:.0%} wasted"
     return f"{show_bytes(total)}{share}"
 

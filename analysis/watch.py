@@ -141,7 +141,7 @@ def watching(path: Path, port: int = 0) -> Iterator[None]:
 
 
 def main() -> None:
-    """What ``watching`` starts: it serves the report of a run folder at a port until its standard input ends."""
+    """Serve the report of a run folder at a port until standard input ends; ``watching`` starts this process."""
     path, port = sys.argv[1:]
     over = threading.Event()
 

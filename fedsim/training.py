@@ -9,10 +9,10 @@ from typing import Any, Literal
 from fedsim.errors import SimulationError
 
 Places = tuple[tuple[int, int], ...]
-"""Where some tensors stand in a flat model: begins and ends, in order."""
+"""Ranges of tensors in a flat model: begin and end, in order."""
 
 Penalised = Literal["kernels", "dense"]
-"""What the L2 penalty is on: all kernels, or those of dense layers alone."""
+"""Weights under the L2 penalty: all kernels, or the kernels of dense layers alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Part:
 
     @property
     def samples(self) -> int:
-        """How many samples the part holds, whatever their labels: they are dealt to the parts in turn."""
+        """Number of samples in the part, of all labels, as they are dealt to the parts in turn."""
         return len(range(self.number - 1, self.out_of, 2**self.splits))
 
 
@@ -103,11 +103,11 @@ class Training:
 
     @property
     def asked_besides(self) -> int:
-        """How many models each step asks besides the one that is trained."""
+        """Models that each step evaluates besides the one that is trained."""
         return 0 if self.contrast is None else 2
 
     def samples_an_epoch(self, samples: int, batch_size: int) -> int:
-        """How many samples are processed in what counts as one epoch.
+        """Number of samples processed in one counted epoch.
 
         Args:
             samples: n, those that the device trains on; with 0 there is nothing to step on.
@@ -122,7 +122,7 @@ class Training:
         return passes * samples + rest * size  # the last batch of a pass may be partial, the last pass cut short
 
     def sgd_steps(self, samples: int, batch_size: int) -> int:
-        """How many SGD steps it takes on so many samples."""
+        """Number of SGD steps on so many samples."""
         if not samples or self.steps is not None:
             return (self.steps or 0) if samples else 0
         return self.epochs if self.full_batch else self.epochs * -(-samples // batch_size)
@@ -130,7 +130,7 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How long a device may train, and what it makes of its time.
+    """Limit of a device's training time, and its behaviour at the limit.
 
     Attributes:
         stop_at: the absolute time (s) at which it stops; finished epochs count. None for no such limit.

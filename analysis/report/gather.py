@@ -29,7 +29,7 @@ class Shown(NamedTuple):
 
 @dataclass(frozen=True)
 class Subject:
-    """What a report is about.
+    """The subject of a report.
 
     Attributes:
         comparison: all lines, with the figures of all their runs.
@@ -49,7 +49,7 @@ class Subject:
 
     @property
     def lines(self) -> "Lines":
-        """What is compared, with all runs."""
+        """The compared lines, with all runs."""
         return self.comparison.lines
 
     @property

@@ -108,7 +108,7 @@ def comparison(subject: Subject) -> Iterator[Markup]:
 
 
 def timelines(shown: tuple[Shown, ...]) -> Markup:
-    """What each device did when, for each run that can be chosen."""
+    """The timeline of each run that can be chosen: the work of each device over time."""
     at_once = min(len(shown), AT_ONCE)
     found = [read_timeline(one.run, _MOST_LANES // at_once, _MOST_STEPS // len(shown)) for one in shown]
     parts: list[Markup] = [el("h2", "Timeline", id="timeline")]
@@ -127,7 +127,7 @@ def timelines(shown: tuple[Shown, ...]) -> Markup:
 
 
 def _chooser(shown: tuple[Shown, ...]) -> Iterator[Markup]:
-    """Which runs the timelines and what follows them are of."""
+    """Choosers for the runs of the timelines and of the sections that follow."""
     beside = next((place for place, one in enumerate(shown) if place and one.line is not shown[0].line), 1)
     for name, text, chosen in (("first", "run ", 0), ("second", "beside it ", beside)):
         options = [el("option", one.name, value=place, selected=place == chosen) for place, one in enumerate(shown)]
@@ -185,7 +185,7 @@ def key_figure(run: RunFolder) -> list[Markup]:
 
 
 def _of_all(alone: Sequence[Series], series: Sequence[Series], but: str = "") -> Iterator[Markup]:
-    """What can be drawn of one run or of several side by side, ``but`` one picture.
+    """Pictures that can be drawn of one run or of several side by side, except ``but``.
 
     Runs in ``alone`` are drawn one by one, a series each; of ``series`` the means over seeds are drawn.
     """

@@ -98,7 +98,7 @@ _OF_DEVICES: tuple[_TableColumn, ...] = (
 
 
 def devices(run: RunFolder, timeline: str) -> Markup | None:
-    """What each device that worked did and wasted, who wasted most on top; its number shows it in the timeline."""
+    """Work and waste of each device that worked, most waste on top; its number shows it in the timeline."""
     found = read_devices(run)
     if found.empty:
         return None
@@ -174,7 +174,7 @@ _OF_ROUNDS = {
 
 
 def rounds(run: RunFolder, timeline: str) -> Markup | None:
-    """What each round did and reached; its number shows it in the timeline. None for a run without any."""
+    """Events and results of each round; its number shows it in the timeline. None for a run without rounds."""
     starts = [0.0, *(row["time"] for row in run.rounds)]
     rows = [row | {"lasted": max(0.0, row["time"] - start)} for row, start in zip(run.rounds, starts, strict=False)]
     if not rows:
@@ -225,7 +225,7 @@ _TITLES = {"s": "Time to {}", "bytes": "Bytes to {}", "J": "Energy to {}", "0-1"
 
 
 def answers(found: "Sequence[Answer]", colours: dict[int, str]) -> list[Markup]:
-    """What each world's answer says and shows; ``colours`` are those of the lines, by place."""
+    """Text and plots of each world's answer; ``colours`` are those of the lines, by place."""
     parts = []
     for answer in found[:_MOST_WORLDS]:
         parts += [el("h3", answer.world)] if answer.world else []

@@ -194,7 +194,7 @@ def stage(place: int, name: str, grouped: bool) -> Markup:
 
 
 def key(found: Sequence[TimelineData]) -> Markup:
-    """What the colours and signs of these timelines mean, and what hands can do."""
+    """Legend of the colours and signs of these timelines, with the controls."""
     kinds = np.unique(np.concatenate([data.columns["kind"] for data in found]))
     marks = np.unique(np.concatenate([data.columns["mark_kind"] for data in found]))
     steps, outcomes = {STEPS[kind & 7] for kind in kinds}, {OUTCOMES[kind >> 3] for kind in kinds}

@@ -45,7 +45,7 @@ class Measure:
 
     @property
     def best(self) -> Preferred:
-        """Which of several is the best: the least of costs and waste, the most of accuracies; else there is none."""
+        """The preferred extreme: the least of costs and waste, the most of accuracies; None for others."""
         return "most" if self.more_is_better else "least" if self.is_cost or self.topic == "wasted" else None
 
     @property

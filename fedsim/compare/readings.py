@@ -20,7 +20,7 @@ Take = Literal[
 ]  # fmt: skip
 
 _LEAST = {"mean": 1, "median": 1, "zeros": 1, "variance": 2, "variance around a line": 3}
-"""How many values each needs; of fewer the figure is unknown."""
+"""Values that each needs at least; with fewer the figure is unknown."""
 
 
 def _around_a_line(values: NDArray[np.float64]) -> float:

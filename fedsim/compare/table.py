@@ -227,7 +227,7 @@ class Comparison:
         return {seed: (own[seed], base[seed]) for seed in own if seed in base}
 
     def _ratio(self, one: Measure, place: int) -> float | None:
-        """How many times the baseline's cost a line has; None where some seed lacks it, or a ratio means nothing."""
+        """Cost of a line relative to its baseline's; None where some seed lacks it, or a ratio means nothing."""
         at = self.lines.baselines[place]
         pairs = {} if at is None else self._pairs(place, at, one)
         if at is None or not one.is_cost or not pairs or not len(pairs) == len(self._figures[place]) == len(self._figures[at]):

@@ -43,7 +43,7 @@ def to_markdown(table: ComparedTable, title: str = "") -> str:
 
 
 def to_terminal(table: ComparedTable, width: int) -> "list[RenderableType]":
-    """What rich can print: a table for each topic, or where ``width`` columns are too few a list for each row; then notes."""
+    """Parts for rich to print: a table for each topic, or a list for each row where ``width`` is too narrow; then notes."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""How a device's data change over time, rule by rule."""
+"""Rules by which a device's data change over time."""
 
 import math
 from abc import abstractmethod
@@ -226,7 +226,7 @@ class Incremental(Shift):
         return changes
 
     def released(self, samples: int, occasion: int) -> int:
-        """How many of a device's ``samples`` it holds from ``occasion`` on."""
+        """Number of a device's ``samples`` that it holds from ``occasion`` on."""
         size = samples
         for share in self.shares[: occasion + 1]:
             size = math.ceil((size if self.as_published else samples) * share - _HAIR)

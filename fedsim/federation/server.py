@@ -123,7 +123,7 @@ class Server:
         return Peer(device, self._dispatch)
 
     async def result(self, work: Future[T]) -> T:
-        """What comes of work that goes on elsewhere, in a thread of the strategy's own; the clock stands still until then."""
+        """Await a future from the strategy's own thread; simulated time stands still until then."""
         value: T = await self._dispatch.simulation.join(work)
         return value
 

@@ -62,7 +62,7 @@ class SamplesTime(_Time):
         return Work(samples=examples * factor, what=kind) if examples * factor else None
 
     def passes_over(self, config: Mapping[str, Any]) -> tuple[float, str]:
-        """How often training passes over the examples, and the key that says so."""
+        """Passes of training over the examples, and the key that says so."""
         if self.passes is not None:
             return self.passes, "strategy.time.passes"
         for name in _EPOCHS:

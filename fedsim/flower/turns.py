@@ -76,7 +76,7 @@ class Turns:
         self._within.__enter__()
 
     def place(self) -> str:
-        """Where in its own code it stands, as ``place_in``."""
+        """Current place in its own code, as ``place_in``."""
         return _place_of_thread(self.thread, self._folder)
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ def is_within(folder: Path, file: str) -> bool:
 
 
 def place_in(error: BaseException, folder: Path) -> str:
-    """Where in the code of a folder an error arose: ``", in client_app.py, line 12"``; ``""`` if not there."""
+    """Place of an error in the code of a folder: ``", in client_app.py, line 12"``; ``""`` if it arose elsewhere."""
     return _innermost(traceback.extract_tb(error.__traceback__), folder)
 
 

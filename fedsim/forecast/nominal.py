@@ -40,7 +40,7 @@ def nominal_lines(run: Run) -> list[str]:
 
 
 def _task_s(params: RoundParams, mean_epoch_s: float, down: Floats, epoch_s: Floats, up: Floats) -> Floats:
-    """How long each device is at work in a round, with the deadline (s), [devices]."""
+    """Time that each device works in a round, with the deadline (s), [devices]."""
     limit, training = params.deadline_s(mean_epoch_s), params.local_epochs * epoch_s
     if limit is None:
         return down + training + up

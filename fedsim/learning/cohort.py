@@ -56,7 +56,7 @@ class TrainingJob:
 
     @property
     def count(self) -> int:
-        """How many samples it trains on."""
+        """Number of samples that it trains on."""
         return len(self.shard.train if self.samples is None else self.samples)
 
     @property
@@ -163,7 +163,7 @@ _SAMPLES_AT_ONCE = 512  # training samples in one request, unless one device alo
 
 
 class Question(NamedTuple):
-    """Which of several known models, float32 [d] each, is best on the training samples of a shard, or on some (positions)."""
+    """Choice of the best of several known models, float32 [d] each, on the training samples of a shard or some (positions)."""
 
     shard: Shard
     models: list[Weights]

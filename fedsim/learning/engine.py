@@ -251,7 +251,7 @@ class Learning(Learner):
         return weighted_sum([_known(part) for part, _ in kept], [coefficient for _, coefficient in kept])
 
     def _finite(self, models: Sequence[Ref]) -> list[Ref]:
-        """Those of some models that are finite; the others are recorded."""
+        """The finite models among some; the others are recorded."""
         for model in models:
             if not model.finite:
                 self._simulation.emit("non-finite", device=model.device, ref=model.name)

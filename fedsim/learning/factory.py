@@ -34,8 +34,8 @@ def build(path: str, args: Mapping[str, Any], seed: int) -> "nn.Module":
 
 
 def numbers(module: "nn.Module") -> dict[str, "Tensor"]:
-    """What a flat model holds of a module, by name and in this order: its trained parameters, and the running statistics of a
-    norm after its own. Each once, wherever else it is used."""
+    """Tensors of a module that a flat model holds, by name, in its order: trained parameters, and after a norm's own the
+    running statistics. A tensor that is used in several places is listed once."""
     found: dict[str, Tensor] = {}
     for name, part in module.named_modules():
         own = [(key, tensor) for key, tensor in part.named_parameters(recurse=False) if tensor.requires_grad]

@@ -104,7 +104,7 @@ class Learner:
         return ref
 
     def snapshot(self) -> int:
-        """How many names were given out."""
+        """Number of names given so far."""
         return self._serial
 
     def restore(self, state: int) -> None:

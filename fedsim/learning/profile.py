@@ -1,4 +1,4 @@
-"""What a step of SGD costs: the FLOPs and the bytes of every operation, counted by torch on tensors that hold nothing.
+"""Cost of a step of SGD: FLOPs and bytes of every operation, counted by torch on tensors that hold nothing.
 
 FLOPs are those that ``torch.utils.flop_counter`` knows (matrix products, convolutions, attention; two a multiply-add), with the
 channels of a convolution filled up to whole registers. Bytes are the sizes of an operation's operands and results; views move

@@ -114,7 +114,7 @@ def parents(recipe: Recipe) -> list["Ref"]:
 
 
 class Loss:
-    """What a training reports: the mean mini-batch loss over the last local epoch, weighted by samples; NaN until then."""
+    """Reported training loss: the mean mini-batch loss over the last local epoch, weighted by samples; NaN until then."""
 
     __slots__ = ("value",)
 
@@ -155,7 +155,7 @@ class Ref:
 
     @property
     def train_loss(self) -> float:
-        """What it reports; NaN where it reports nothing."""
+        """Reported training loss; NaN where none is reported."""
         return float("nan") if self.loss is None else self.loss.value
 
     def settle(self, value: Weights, train_loss: float = float("nan")) -> None:

@@ -1,4 +1,4 @@
-"""What ``[training]`` may say: how a device trains locally."""
+"""The table ``[training]``: local training on a device."""
 
 import re
 from typing import Literal, Self

@@ -1,1 +1,1 @@
-"""What a run leaves: typed records, tables, the ledger, fingerprints, and the audit of it all."""
+"""Records of a run: typed records, tables, the ledger, fingerprints, and the audit of all of them."""

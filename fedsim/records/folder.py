@@ -86,7 +86,7 @@ def refuse_other_run(path: Path, scenario: str) -> None:
 
 
 def summarised_status(path: Path) -> Any:
-    """How the summary of a run says that it ended; None where that cannot be read."""
+    """Status in the summary of a run; None where that cannot be read."""
     try:
         return read_json(path / SUMMARY)["status"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -127,7 +127,7 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """Where to write what is to become a user's file ``path``, as ``replacing`` has it; its folder is made.
+    """Path to write the content of a user's file ``path`` to, as ``replacing`` has it; its folder is made.
 
     Raises:
         RunFolderError: the system refuses.
@@ -155,7 +155,7 @@ def fingerprints(folder: Path, but: Collection[Path] = ()) -> dict[str, str]:
 
 
 def changes(folder: Path) -> Iterator[str]:
-    """What of a run folder is not as the run left it.
+    """Changes of a run folder since the run left it.
 
     Each file has the sha256 that the summary states, none is missing and none was added; the summary has its seal. One of a
     fedsim that did not seal them must only be written as it wrote them.

@@ -88,7 +88,7 @@ class Ledger:
             self._at_edges[task] = moved
 
     def lose(self, tasks: Sequence[int]) -> None:
-        """What the tasks of an edge server had brought is lost with it."""
+        """Count the bytes of updates lost with their edge server as wasted."""
         self.wasted += sum([self._at_edges.pop(task, 0.0) for task in tasks])
 
     def close_round(self, running: Collection[int]) -> None:

@@ -1,4 +1,4 @@
-"""How much the server's link carried when: what the audit's transfers and the devices' latencies say of it."""
+"""Load of the server's link over time, from the audit's transfers and the devices' latencies."""
 
 from typing import Literal, NamedTuple
 

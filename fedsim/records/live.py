@@ -1,4 +1,4 @@
-"""What there is of a run that goes on: a folder ``live`` in its own, with tables and a summary as a run leaves them.
+"""Live view of a run that goes on: a folder ``live`` in its own, with tables and a summary as a run leaves them.
 
 It is replaced as a whole from time to time and removed when the run is over. Who reads a run folder without a summary reads
 what is there. It holds no models and no fingerprints, and is not synced: after a power cut there may be none.

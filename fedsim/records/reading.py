@@ -134,7 +134,7 @@ class RunFolder:
 
     @property
     def population(self) -> int:
-        """How many devices there were."""
+        """Number of devices."""
         if self.has_all_devices:
             return self.size(files.DEVICES)
         return int(self.scenario["population"]["devices"])
@@ -158,7 +158,7 @@ class RunFolder:
         return (self._tables / name).exists()
 
     def size(self, name: str) -> int:
-        """How many rows a Parquet table of the folder has."""
+        """Number of rows of a Parquet table of the folder."""
         with self._reading(name):
             return pq.read_metadata(regular(self._tables / name)).num_rows  # type: ignore[no-any-return]
 

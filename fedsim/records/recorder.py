@@ -109,7 +109,7 @@ class Recorder:
         return [part for table in self._tables.values() for part in table.parts]
 
     def snapshot(self) -> dict[str, Any]:
-        """Where the books stand; ``restore`` takes it back. All rows are in parts by then, on the disk for certain."""
+        """State of the tables; ``restore`` takes it back. All rows are then in parts, synced to the disk."""
         self._settle()
         parts = {name: table.flush() for name, table in self._tables.items()}
         if self._folder is not None:

@@ -105,7 +105,7 @@ DEVICES = pa.schema(
 )
 
 ASKED = "asked"
-"""What a summary says of ``device_rows`` where only devices that were ever asked have rows: of very many. Else each has one."""
+"""Value of ``device_rows`` in a summary if only devices ever asked have rows (very many devices); else all do."""
 
 AVAILABILITY = pa.schema([("device", pa.int32()), ("time", pa.float64()), ("on", pa.bool_())])
 

@@ -96,7 +96,7 @@ def read_index(path: Path) -> StudyIndex:
 
 
 def _explained(error: ValidationError) -> str:
-    """What is wrong with an index; another format is the reason for whatever else does not fit."""
+    """Problem of an index; another format is the reason for whatever else does not fit."""
     problems = error.errors(include_url=False)
     for one in problems:
         if one["loc"] == ("format",) and one["type"] == "literal_error":

@@ -1,4 +1,4 @@
-"""What it took until a test first showed an accuracy."""
+"""Cost until a test first showed an accuracy."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -86,7 +86,7 @@ def _rows(run: RunFolder, name: str, columns: Any) -> Iterator[TraceEvent]:
 
 
 class _Lanes:
-    """What is open while events go by.
+    """State of the open steps while events go by.
 
     Attributes:
         devices: those that have a lane.
@@ -147,7 +147,7 @@ class _Lanes:
                 yield _instant(kind, _SERVER, 0, time, {})
 
     def close(self) -> Iterator[TraceEvent]:
-        """What a run that was cut off has left open, the last count, and the lanes' names."""
+        """Close the open steps of a run that was cut off; adds the last count and the names of the lanes."""
         for event in self._begun.values():
             yield self._step(event, self.last, "stopped", {})
         for edge in list(self._lost):

@@ -71,7 +71,7 @@ def run_study(
 
 @dataclass(frozen=True)
 class StudyOutcome:
-    """How each run of a study ended that was still to be done, in the study's order; and the trials of a search."""
+    """Endings of a study's runs that were still to be done, in the study's order; and the trials of a search."""
 
     ended: tuple[Ended, ...]
     trials: Trials | None = None

@@ -36,7 +36,7 @@ class RunOrder:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run has ended: ``failed`` with an error, or else with its best accuracy (0..1), if any, and duration (s)."""
+    """Ending of a run: ``failed`` with an error, or else with its best accuracy (0..1), if any, and duration (s)."""
 
     order: RunOrder
     status: Status

@@ -258,7 +258,7 @@ class Search(Spec):
 
     @property
     def batch(self) -> int:
-        """How many trials are proposed at a time; they are run side by side."""
+        """Number of trials proposed at a time; they run side by side."""
         return self.trials
 
     def refuse_if_missing(self) -> None:

@@ -108,7 +108,7 @@ def failure(error: Exception, folder: Path | None = None) -> str:
 
 
 def outcome_of(summary: Mapping[str, Any] | None) -> dict[str, Any]:
-    """How a run ended, by its summary; None for one that was not begun."""
+    """Outcome of a run, by its summary; None for one that was not begun."""
     if summary is None:
         return {"status": "interrupted"}
     return {"status": summary["status"], "accuracy": summary["accuracy"]["best"], "wall_s": summary["wall_s"]}

@@ -1,1 +1,1 @@
-"""What exists in simulated time: devices, their availability and speed, the network, and tasks being carried out."""
+"""The simulated world: devices, their availability and speed, the network, and tasks being carried out."""

@@ -1,4 +1,4 @@
-"""Where simulated time stands on the calendar, and which time of day it is where each device is.
+"""Calendar of simulated time, and time of day of each device.
 
 Simulated time itself knows no days. Where they matter (day and night, a table with dates), ``starts`` says which instant time 0
 is, and ``zone`` where the devices are.
@@ -88,7 +88,7 @@ class Calendar:
         return cls(datetime(2024, 1, 1, tzinfo=UTC), [UTC], alike(0, devices), stated=False)
 
     def day_s(self) -> NDArray[np.float64]:
-        """How much of its day has passed for each device at time 0 (s), float64 [devices].
+        """Time of the day that has passed for each device at time 0 (s), float64 [devices].
 
         A zone's offset is that at time 0: a run over the change to summer time keeps it.
         """

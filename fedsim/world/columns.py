@@ -24,7 +24,7 @@ def alike(value: Any, devices: int) -> NDArray[Any]:
 
 
 def each(function: Callable[[NDArray[Any]], NDArray[Any]], column: NDArray[Any]) -> NDArray[Any]:
-    """What a function makes of each entry of a column: of one that all share, it is asked once."""
+    """Apply a function to each entry of a column; called once where all entries are shared."""
     return alike(function(column[:1])[0], len(column)) if column.strides == (0,) and len(column) else function(column)
 
 
@@ -55,8 +55,8 @@ def mean(entries: Callable[[slice], NDArray[np.float64]], devices: int) -> float
 
 
 class DeviceRows:
-    """Which row each device has in the columns of a table: of few devices its own number (``all``), of more than ``MANY`` the
-    next free one. Columns need ``room`` entries by now.
+    """Row of each device in the columns of a table: its own number for few devices (``all``), the next free row for more than
+    ``MANY``. Columns need ``room`` entries.
     """
 
     def __init__(self, devices: int) -> None:

@@ -1,4 +1,4 @@
-"""How long a device computes: samples x cost / speed, with jitter from epoch to epoch and phases in which it is slow.
+"""Time that a device computes: samples x cost / speed, with jitter per epoch and phases in which it is slow.
 
 Durations are models, never measurements. An epoch's jitter is named by the device and the instant at which the epoch begins,
 so it belongs to the world: whoever trains on this device at this time meets the same delay. That of other work is named by the

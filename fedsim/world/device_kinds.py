@@ -1,4 +1,4 @@
-"""How fast devices are and what links they have: by kinds with a name, or as FedScale's table of real phones says.
+"""Speeds and links of devices: by kinds with a name, or by FedScale's table of real phones.
 
 ``device_kinds.toml`` has the catalogue, every figure with its source and date; a scenario adds kinds of its own in
 ``population.kinds``, from nothing or from one of these.
@@ -124,7 +124,7 @@ def find_kind(name: str, own: Mapping[str, DeviceKind], key: str) -> DeviceKind:
 _COLUMNS = ("computation_ms_per_sample", "dl_kbps", "ul_kbps")
 _TableNumber = Annotated[float, Field(ge=1e-6, le=1e12)]  # nothing overflows in its unit
 KIND_POWERS = {"idle_w": "idle", "compute_w": "compute", "receive_w": "radio", "send_w": "radio"}
-"""What energy is counted by, and the powers of a kind of device that say it."""
+"""Powers of a kind of device, by the names that energy is counted by."""
 
 _TRAINING_PASSES = 3  # FedScale's time model: training a sample takes three times its inference
 
@@ -157,7 +157,7 @@ class Capacity:
         return by_kind[self.which]  # type: ignore[no-any-return]
 
     def powers(self) -> dict[str, NDArray[np.float64]]:
-        """What devices draw by their kinds (W), by the names that energy is counted by; float64 [devices] each."""
+        """Draw of devices by their kinds (W), by the names that energy is counted by; float64 [devices] each."""
         if self.which is None:
             return {}
         return {name: np.array([getattr(kind, key) for kind in self.kinds])[self.which] for name, key in KIND_POWERS.items()}

@@ -58,7 +58,7 @@ class DeviceTable:
         return column in self._cells
 
     def cells(self, column: str) -> list[Any]:
-        """What stands in a column, [rows]."""
+        """Entries of a column, [rows]."""
         return self._cells[column]
 
     def wrong(self, row: int, column: str, why: str) -> DataError:

@@ -84,7 +84,7 @@ class TaskRunner:
     # The story.
 
     def life(self, task: Task) -> ProcessGenerator:
-        """What a device does for a task: step after step, until the last is done or something interrupts it.
+        """Process of a device that carries out a task: step after step, until the last is done or something interrupts it.
 
         A task that was saved goes on with the step that has begun.
         """
@@ -177,7 +177,7 @@ class TaskRunner:
         return free
 
     def reachable(self, devices: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of ``devices``, all different, can be reached now, whether they work or not; bool [len(devices)]."""
+        """Devices of ``devices``, all different, that can be reached now, working or not; bool [len(devices)]."""
         on = self._availability.on(devices, self._simulation.now)
         return on & ~np.isin(devices, sorted(self.off)) if self.off else on
 

@@ -312,11 +312,11 @@ class Lifetimes:
         self._arm_departure()
 
     def present(self, time: float) -> NDArray[np.bool_]:
-        """Who has arrived and not left at ``time`` (s), whether on or off; bool [devices]."""
+        """Devices that have arrived and not left at ``time`` (s), on or off; bool [devices]."""
         return (self._population.arrival <= time) & (time < self._population.departure)
 
     def snapshot(self) -> dict[str, Any]:
-        """Who has come and gone; ``restore`` takes it back."""
+        """State of arrivals and departures; ``restore`` takes it back."""
         return {"arrived": self._arrived, "left": self._left, "waiting": self._waiting}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -46,7 +46,7 @@ class Message:
 OnEnd = Callable[[Message, Outcome], None]
 
 NOT_SAVED = ("Message.alarm", "Message.on_end")
-"""What a snapshot does not hold: the alarms bring back one, whoever sent the message the other."""
+"""Fields that a snapshot omits: the alarms bring back one, the sender of the message the other."""
 
 
 class Messages:

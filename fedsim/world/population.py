@@ -41,12 +41,12 @@ from fedsim.world.task import Work
 _FORWARD_SHARE = 1 / 3  # a forward pass costs a third of a training step (forward, and backward at twice that)
 
 DeadlineBase = Literal["unslowed", "all"]
-"""Whose mean epoch a relative deadline counts: as if no device was slowed, or with the slowed ones as they are."""
+"""Base of a relative deadline: the mean epoch as if no device was slowed, or with the slowed ones as they are."""
 
 
 @dataclass
 class Population:
-    """What the devices are like. Every column has one entry a device.
+    """Columns of the devices, one entry a device each.
 
     Attributes:
         speed: training speed, samples/s of the reference model; of kinds of devices: of the trained model, in full batches.

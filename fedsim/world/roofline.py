@@ -1,4 +1,4 @@
-"""How long a device of a kind takes to train a model: a roofline, operation by operation.
+"""Time that a device of a kind takes to train a model: a roofline, operation by operation.
 
 An operation takes as long as its arithmetic, or as long as its data take through memory, whichever is longer (Williams,
 Waterman and Patterson, "Roofline", CACM 2009). A CPU makes further passes over some data, before or after; a GPU does not. A
@@ -19,13 +19,13 @@ from fedsim.world.device_kinds import DeviceKind
 
 
 def operations_s(operations: Operations, samples: int, flops: float, bandwidth: float, *, gpu: bool = False) -> float:
-    """How long operations take on a batch of ``samples`` (s), at so many FLOP/s and bytes/s; a GPU makes no further passes."""
+    """Time of operations on a batch of ``samples`` (s), at so many FLOP/s and bytes/s; a GPU makes no further passes."""
     work, moved, again = (operations[:, 0::2] + samples * operations[:, 1::2]).T
     return float((np.maximum(work / flops, moved / bandwidth) + (0 if gpu else again / bandwidth)).sum())
 
 
 class Rooflines:
-    """How long each device of a population takes; ``which`` of the ``kinds`` each is, int [devices]."""
+    """Training times of each device of a population; ``which`` of the ``kinds`` each is, int [devices]."""
 
     def __init__(self, kinds: Sequence[DeviceKind], which: NDArray[np.integer], cost: ModelCost, batch_size: int) -> None:
         self.kinds = kinds

@@ -377,7 +377,7 @@ class StepRunner:
     # Snapshots, between two instants.
 
     def snapshot(self, running: Mapping[int, Task]) -> dict[str, Any]:
-        """What must be remembered besides the tasks and flows; ``restore`` takes it back."""
+        """State besides the tasks and flows; ``restore`` takes it back."""
         tasks = {id(task.slot): task_id for task_id, task in running.items() if task.slot is not None}
         queued = {way: [tasks[id(slot)] for slot in (*queue.users, *queue.queue)] for way, queue in self.queues.items()}
         kept = {"paces": self.paces, "known_ends": self._known_ends, "spent": self._spent}

@@ -107,12 +107,12 @@ class Queue:
 
 
 Computation = Train | Evaluate | Work
-"""What a client half may ask of its device."""
+"""Computation that a client half may ask of its device."""
 
 TaskStep = Download | Computation | Upload | Code | Queue
 
 Ending = tuple[Cause | None, dict[str, Any]]
-"""How a step is to be counted that has ended, and what its record says besides."""
+"""Cause by which an ended step is counted (None: it was completed), and further fields of its record."""
 
 
 @dataclass(slots=True)
@@ -198,4 +198,4 @@ class Task:
 
 
 NOT_SAVED = tuple(f"Task.{name}" for name in ("process", "done", "slot", "alarm", "vanish", "battery", "fields"))
-"""What a snapshot does not hold; ``Task.take_up``, the process and the alarms bring it back."""
+"""Fields that a snapshot omits; ``Task.take_up``, the process and the alarms bring them back."""

@@ -1,4 +1,4 @@
-"""Who holds what: the recipes by which samples are dealt to devices."""
+"""Partitions: the recipes by which samples are dealt to devices."""
 
 from typing import Annotated
 

@@ -107,7 +107,7 @@ _EXAMPLE = '{"0": {"train": [3, 14], "test": [1]}, "1": {"train": [15]}}'
 
 
 class PartitionFile(Partition):
-    """Who holds what is written in a file.
+    """Partition that a file describes.
 
     JSON: an object with one entry a device, in the order of the devices; an entry is a list of training indices, or an
     object with ``train`` and perhaps ``test``. NPZ: arrays ``train_0``, ``train_1``, ... and perhaps ``test_0``, ... Indices

@@ -203,7 +203,7 @@ def _neighbours(dataset: Dataset, devices: int, slots: int) -> tuple[NDArray[np.
 def _deal(
     parts: list[Index], labels: NDArray[np.int64], amounts: NDArray[np.int64], at_end: Literal["skip", "rest", "again"]
 ) -> list[Index]:
-    """What each device gets when all take in turn from the front of each class.
+    """Deal samples to devices, which take in turn from the front of each class.
 
     Args:
         parts: the samples of each class.

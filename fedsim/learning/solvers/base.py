@@ -45,7 +45,7 @@ class Batches:
 
 
 def batch_width(samples: int, batch_size: int) -> int:
-    """How many rows a batch array has, for a device with so many samples, whoever trains beside it."""
+    """Rows of a batch array for a device with so many samples, independent of devices that train beside it."""
     return min(batch_size, max(_NARROW, 1 << (samples - 1).bit_length())) if samples else min(batch_size, _NARROW)
 
 
@@ -194,7 +194,7 @@ class LocalSolve:
     previous: Weights | None = None
 
     def constant(self, descent: Descent) -> Weights | None:
-        """What every step adds to the gradient when mu draws to the start: linear + mu (start - anchor), [d]; None for 0."""
+        """Constant part of each step's gradient when mu draws to the start: linear + mu (start - anchor), [d]; None for 0."""
         if self.anchor is None or not descent.mu:
             return self.linear
         with np.errstate(over="ignore", invalid="ignore"):  # a device that has diverged stays so
@@ -210,7 +210,7 @@ class Solved(NamedTuple):
 
 
 class BatchHint(NamedTuple):
-    """Which solves are best sent to a worker in one batch: those of one ``kind``, at most so many (memory and cache)."""
+    """Solves that are best sent to a worker in one batch: at most ``most`` of one ``kind`` (memory and cache)."""
 
     kind: str
     most: int

@@ -29,7 +29,7 @@ _OPTIONS: dict[str, Any] = {
 
 
 class _CheckedFile(_caching.IndexDataCacheFile):  # type: ignore[misc]
-    """What is kept of a function, with checksums: numba itself would run damaged code, or give up."""
+    """Numba's cache of a function, with checksums: numba itself would run damaged code, or give up."""
 
     def _load_index(self) -> dict[Any, str]:
         try:

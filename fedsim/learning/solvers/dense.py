@@ -46,7 +46,7 @@ _FEW = 32  # outputs, up to which sums over samples are faster along the samples
 
 
 def parameter(weight: AnyFloats, descent: Descent, constant: AnyFloats | None = None, *, drawn: bool = True) -> Parameter:
-    """What steps of the rule need for weights [..., rows, columns]; ``drawn``: the proximal term draws to the start."""
+    """State of weights [..., rows, columns] for steps of the rule; ``drawn``: the proximal term draws to the start."""
     none = weight[..., :0, :]
     velocity = np.zeros_like(weight) if descent.momentum else none
     start = weight.copy() if descent.mu and drawn else none
@@ -185,7 +185,7 @@ def _scratch(batches: Batches, sizes: Sequence[int], entry: FirstLayer) -> Scrat
 
 
 Way = Literal["weight space", "sample space", "products"]
-"""How a device is trained: in compiled loops, with its first layer in one of two forms (see above), or in torch's matrix
+"""Way of training a device: compiled loops, with the first layer in one of two forms (see above), or torch's matrix
 products, which multiply faster but cost more to call."""
 
 _WORTH_A_REQUEST = 1 << 24  # multiplications at one request, with shuffles and samples some 2 ms: more leaves workers idle
@@ -225,14 +225,14 @@ class Dense(Solver):
         return BatchHint(f"2^{magnitude} multiplications", max(1, min(_MOST_AT_ONCE, _WORTH_A_REQUEST >> magnitude)))
 
     def way(self, samples: int, width: int, steps: int) -> Way:
-        """How a device with such work is trained; looks at its own work alone."""
+        """The fastest way for a device with such work; depends on its own work alone."""
         if self._always is not None:
             return self._always
         costs = self._costs(samples, width, steps)
         return min(costs, key=lambda way: costs[way])
 
     def _costs(self, samples: int, width: int, steps: int) -> dict[Way, float]:
-        """What each way costs, in multiplications of the loops, fitted to times of 165 shapes of work on one core."""
+        """Cost of each way, in multiplications of the loops, fitted to times of 165 shapes of work on one core."""
         (inputs, outputs), width = self.sizes[:2], min(width, samples)
         rest = sum(before * after for before, after in pairwise(self.sizes[1:])) * (3 * width + _CHANGED)
         gram = _SET_UP + samples * inputs * (samples + 2 * outputs) / _FASTER

@@ -69,7 +69,7 @@ class Reference(Solver):
             return self._descend(solve, descent, Contrasted(alike, other, seen))
 
     def _representations(self, weights: Weights, x: Tensor) -> Tensor:
-        """What a model, without dropout, makes of samples before its last dense layer: [n, features]."""
+        """Input of a model's last dense layer for samples, without dropout: [n, features]."""
         module = self._loaded(weights)
         with torch.no_grad(), watched(module) as seen:
             self._apply(module, x)
@@ -163,7 +163,7 @@ class Contrasted(NamedTuple):
 
 @contextmanager
 def watched(module: nn.Module) -> Iterator[list[Tensor]]:
-    """What comes to the last dense layer of a module, of each forward pass from now on."""
+    """Collect the input of a module's last dense layer, of each forward pass from now on."""
     seen: list[Tensor] = []
     last = [part for part in module.modules() if isinstance(part, nn.Linear)][-1]
     handle = last.register_forward_pre_hook(lambda _, args: seen.append(args[0]))

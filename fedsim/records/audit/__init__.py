@@ -60,7 +60,7 @@ CHECKS: dict[str, Callable[[Evidence], Iterator[str]]] = {
 }
 
 MOST_FINDINGS = 10_000
-"""How many findings of one check are listed: one record too many can make all that follow wrong."""
+"""Findings listed for one check: one record too many can make all that follow wrong."""
 
 
 def audit(path: str | Path, *, allow_code: bool = False) -> dict[str, list[str]]:
@@ -77,7 +77,7 @@ def audit(path: str | Path, *, allow_code: bool = False) -> dict[str, list[str]]
 
 
 def _findings(check: Callable[[Evidence], Iterator[str]], evidence: Evidence) -> list[str]:
-    """What a check finds; a folder too damaged for it to be carried out is a finding too."""
+    """Findings of a check; a folder too damaged to check is a finding too."""
     found: list[str] = []
     try:
         with np.errstate(all="ignore"):  # numbers that are none are findings: they agree with no book

@@ -37,7 +37,7 @@ def _turn(what: int, task: "Ints | pd.Series[int]", at: "Ints | pd.Index[int]") 
 
 
 def _turns(evidence: Evidence) -> Iterator[pd.DataFrame]:
-    """What happened (``what``) to which task in which record (``at``)."""
+    """Turns of tasks: kind (``what``), task and record (``at``)."""
     events, idle = evidence.events, evidence.idle
     trained = ((events["kind"] == "step-end") & (events["step"] == "train")).to_numpy()
     tasks = evidence.said("aggregate")["tasks"].explode().dropna()

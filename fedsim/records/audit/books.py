@@ -71,7 +71,7 @@ def delivered_at_most_sent(evidence: Evidence) -> Iterator[str]:
 
 
 def headers_counted(evidence: Evidence) -> Iterator[str]:
-    """What went over a link was as many bytes as its protocol makes of it; of an own protocol, no fewer."""
+    """Bytes over a link are those that its protocol makes of the message; of an own protocol, no fewer."""
     told = evidence.transfers
     on_links = (told["device"] != NOTHING) | (told["edge"] != NOTHING) | (told["direction"] == "peer")
     due, wire = told["delivered"].where(on_links, 0.0) * evidence.overhead, told["wire_bytes"]

@@ -32,12 +32,12 @@ class Stretch(NamedTuple):
 
 
 def slack_s(end: Floats) -> Floats:
-    """What rounding may take from the time that each message had (s), a tie with a deadline included; float64 [messages]."""
+    """Time that rounding may take from each message (s), a tie with a deadline included; float64 [messages]."""
     return 12 * grain_s(end)
 
 
 class Rate(NamedTuple):
-    """What a link can carry, where that changes with time.
+    """Capacity of a link that changes with time.
 
     Attributes:
         since: from when on (s), ascending, the first 0; float64 [n].

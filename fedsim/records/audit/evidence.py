@@ -187,7 +187,7 @@ class Evidence:
 
     @cached_property
     def messages(self) -> pd.DataFrame:
-        """What was sent, by the record that tells of it.
+        """Messages, by the record that tells of each.
 
         Columns: ``start`` (s; NaN where another record says it), ``bytes``, ``delivered``, ``wire_bytes``, ``payloads``,
         ``sender``, ``receiver``.
@@ -196,13 +196,13 @@ class Evidence:
 
     @cached_property
     def idle(self) -> Flags:
-        """Which records end a training of which no epoch counts; bool [records]."""
+        """Records that end a training of which no epoch counts; bool [records]."""
         trainings = self.said("step-end of train")
         return self.events.index.isin(trainings.index[trainings["epochs"] == 0])
 
     @cached_property
     def continues(self) -> Flags:
-        """Which records begin a task that goes on with the one before; bool [records]."""
+        """Records that begin a task that continues the one before; bool [records]."""
         starts = self.said("task-start")
         return self.events.index.isin(starts.index[starts["continues"]])
 
@@ -295,7 +295,7 @@ class Evidence:
 
     @cached_property
     def energy_setting(self) -> Any:
-        """What energy is counted by, besides what each device draws.
+        """Setting by which energy is counted, besides the draw of each device.
 
         Raises:
             RunFolderError: it is missing or damaged.
@@ -310,7 +310,7 @@ class Evidence:
 
     @property
     def cells(self) -> int:
-        """How many cells there are, or places to which devices are attached."""
+        """Number of cells, or of places to which devices are attached."""
         network = self.run.scenario["network"]
         return network.get("cells", 0) if self.network is None else len(self.network["routes"]["down"])
 
@@ -371,5 +371,5 @@ def numbered(names: "pd.Series[str]", kind: str) -> Ints:
 
 
 def grain_s(times: Any) -> Floats:
-    """How far apart two times are at least around each of some (s): a tick, or beyond 97 days the spacing of float64."""
+    """Least distance of two times around each of some (s): a tick, or beyond 97 days the spacing of float64."""
     return np.maximum(TICK_S, np.spacing(np.asarray(times, dtype=np.float64)))

@@ -23,7 +23,7 @@ _WIDTHS: Mapping[str, tuple[int, ...]] = {
     "cata-cnn": (32, 32, 64, 64, 128, 128, 1024, 512, 256),
     "cnn5": (32, 64, 128),
 }
-"""What each layer of a kind of model puts out, but for the last, whose outputs are the classes."""
+"""Outputs of each layer of a kind of model, except the last, whose outputs are the classes."""
 
 _FAMILIES = {
     ("global",): (
@@ -81,7 +81,7 @@ def _clients(evidence: Evidence, said: Mapping[str, Any], devices: int) -> Itera
 
 
 def _cohort(said: Mapping[str, Any], devices: int) -> int | None:
-    """How many clients a round asks at most; None where the scenario sets no limit."""
+    """Most clients that a round asks; None where the scenario sets no limit."""
     if "participation" in said:
         share = max(said["participation"], said["moment"].get("participation", 0.0))
         return int(round(share * devices) + said.get("groups", 0))

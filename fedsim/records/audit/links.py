@@ -44,7 +44,7 @@ class Link(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """What devices share; device i is at place i mod ``places``. ``latency``: between edge servers and the server (s)."""
+    """Shared links of devices; device i is at place i mod ``places``. ``latency``: between edge servers and the server (s)."""
 
     places: int
     links: Sequence[Link]

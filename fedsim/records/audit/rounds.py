@@ -63,7 +63,7 @@ def _tasks(evidence: Evidence) -> pd.DataFrame:
 
 
 def _counts(tasks: pd.DataFrame) -> dict[int, dict[str, int]]:
-    """How many tasks ended how, by the record of the round that counts them."""
+    """Number of tasks by outcome, by the record of the round that counts them."""
     ended = tasks.groupby(["closed", "outcome"])["weight"].sum().unstack(fill_value=0)
     counts = {key: ended.reindex(columns=outcomes, fill_value=0).sum(axis=1) for key, outcomes in _COUNTS.items()}
     return pd.DataFrame(counts | {"selected": ended.sum(axis=1)}).to_dict("index")  # type: ignore[return-value]

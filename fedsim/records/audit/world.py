@@ -45,7 +45,7 @@ def devices_as_drawn(evidence: Evidence) -> Iterator[str]:
 
 
 def energy_as_said(evidence: Evidence) -> Iterator[str]:
-    """What energy is counted by is what the scenario says, and the devices' batteries and powers are those that it draws."""
+    """Energy is counted as the scenario says, with the devices' batteries and powers that it draws."""
     said = evidence.run.scenario.get("energy")
     if said is None or not evidence.run.has(TABLE):
         return
@@ -98,7 +98,7 @@ def _of_energy(evidence: Evidence, said: TomlTable) -> dict[str, Floats]:
 
 
 def _setting(evidence: Evidence, said: TomlTable) -> dict[str, Any]:
-    """What ``energy.json`` is to say, as far as the scenario does."""
+    """Expected ``energy.json``, as far as the scenario says it."""
 
     def place(told: TomlTable | None, count: int) -> dict[str, float]:
         given = {key: value for key, value in (told or {}).items() if value is not None}

@@ -36,7 +36,7 @@ class Availability(Protocol):
         return time
 
     def on(self, devices: NDArray[np.int64], time: float) -> NDArray[np.bool_]:
-        """Which of ``devices``, all different, are on at ``time`` (s); bool, as many. What their ``span`` says, at once."""
+        """Vectorised ``span(device, time).on`` for ``devices``, all different, at ``time`` (s); bool, as many."""
         return np.array([self.span(device, time).on for device in devices.tolist()], dtype=np.bool_)
 
 

@@ -111,7 +111,7 @@ class Tides:
         return on
 
     def _into(self, devices: NDArray[np.int64]) -> NDArray[np.float64]:
-        """How far into their first pieces devices are at time 0 (s); float64, as many."""
+        """Time that devices are into their first pieces at time 0 (s); float64, as many."""
         first = self._streams.uniforms("world/availability/first", devices)
         into: NDArray[np.float64] = np.rint(first * self._lasts / TICK_S) * TICK_S
         return into

@@ -250,7 +250,7 @@ def _trace(table: DeviceTable, pieces: list[_OnInterval], period: float) -> Trac
 
 
 def _form(cell: Any) -> Any:
-    """Which form of time a cell has: ``time``, ``datetime``, or ``float`` for all else."""
+    """Form of time of a cell: ``time``, ``datetime``, or ``float`` for all else."""
     if isinstance(cell, datetime | time):
         return datetime if isinstance(cell, datetime) else time
     for form in (time, datetime):

@@ -36,7 +36,7 @@ _LOOK_S = 3_600.0  # nobody looks further ahead while a transfer goes on, whose 
 
 @dataclass(slots=True)
 class Load:
-    """What a device that works draws.
+    """Power draw of a device that works.
 
     Attributes:
         watts: by time, beyond idle.
@@ -74,7 +74,7 @@ class _Point:
 
 @dataclass(slots=True)
 class _Course:
-    """How a battery goes on from a point: until when (s), by how much (W) and why, up to which level (J), and which ends it."""
+    """Course of a battery from a point on: end (s), net power and its parts (W), highest level and level at its end (J)."""
 
     end: float
     net: float
@@ -129,7 +129,7 @@ class Batteries:
     # What a device can do now, or when.
 
     def up(self, devices: NDArray[np.int64], time: float) -> NDArray[np.bool_]:
-        """Which of ``devices`` are not flat at ``time`` (s); bool, as many."""
+        """Devices of ``devices`` that are not flat at ``time`` (s); bool, as many."""
         columns, since = self._columns, time + TICK_S - self._at[devices]  # it is flat at the nearest tick, which may be before
         most = columns["idle_w"][devices] * since + columns["tail_w"][devices] * columns["tail_s"][devices]
         up: NDArray[np.bool_] = ~self._flat[devices] & (self._level[devices] > most)
@@ -191,7 +191,7 @@ class Batteries:
         return point.at if point.flat else math.inf
 
     def look(self, device: int, left: float, rate: float) -> tuple[float, bool]:
-        """How far to look ahead while a message waits or moves, of which ``left`` bytes are to go, now at ``rate`` (bytes/s).
+        """Time to look ahead while a message waits or moves, of which ``left`` bytes are to go, now at ``rate`` (bytes/s).
 
         Returns:
             A time (s) before which the device does not run flat, and whether it does so then. Where its battery holds more than
@@ -274,7 +274,7 @@ class Batteries:
             self._tails.pop(device, None)
 
     def _line(self, device: int, point: _Point, watts: float = 0.0, reserve: float = 0.0) -> _Course:
-        """How the battery goes on; the level is what it holds beyond ``reserve`` (J)."""
+        """Course of the battery from now on; the level is counted beyond ``reserve`` (J)."""
         capacity = self._draws(device, "capacity_j") - reserve
         charge = self._draws(device, "charge_w")
         end = math.inf

@@ -78,7 +78,7 @@ class CarbonSpec(Spec):
         return self
 
     def profiles(self, root: Path | None, starts: float) -> list[dict[str, Any]]:
-        """What each zone's ``profile`` says, in a run that begins at the time of the day ``starts`` (s)."""
+        """Profile of each zone, in a run that begins at the time of the day ``starts`` (s)."""
         return [zone.profile(place, root, starts) for place, zone in enumerate(self.zones)]
 
     def draw(self, streams: Streams, devices: int) -> NDArray[np.int64]:

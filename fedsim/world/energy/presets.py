@@ -1,4 +1,4 @@
-"""What devices draw, as published measurements say: each figure with its source and date; ``estimate`` where there is none.
+"""Power draw of devices, as published measurements say: each figure with its source and date; ``estimate`` where there is none.
 
 Idle is what a device draws by being on, its screen dark; all else comes on top of that. Sources:
 
@@ -44,7 +44,7 @@ TITLES = {
 
 
 def coefficients(name: str) -> dict[str, float]:
-    """What is drawn by a preset: ``fedsim.meters.energy.COEFFICIENTS`` (W, J a byte, s), as far as they are not 0."""
+    """Draw of a preset: ``fedsim.meters.energy.COEFFICIENTS`` (W, J a byte, s), as far as they are not 0."""
     if name in _PRESETS:
         return _PRESETS[name]
     kind = find_kind(name, {}, "energy.preset")

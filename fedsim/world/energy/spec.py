@@ -59,7 +59,7 @@ class PlaceSpec(Spec):
     update: Joules = 0.0
 
     def coefficients(self, count: int) -> dict[str, float]:
-        """What all of ``count`` such places draw: W, J an update and J a byte."""
+        """Draw of ``count`` such places: W, J an update and J a byte."""
         return {"idle_w": self.idle * count, "update_j": self.update, "j_byte": self.byte}
 
 
@@ -68,7 +68,7 @@ class ServerPower(PlaceSpec):
 
 
 class EdgeSpec(PlaceSpec):
-    """What stands at each cell of a tree, or at each node of a graph to which devices are attached: edge servers, say."""
+    """Equipment at each cell of a tree, or at each node of a graph to which devices are attached: edge servers, say."""
 
 
 class BatterySpec(Spec):
@@ -161,7 +161,7 @@ class EnergySpec(Spec):
         return self
 
     def build(self, context: MeterContext) -> EnergyMeter:
-        """What is drawn in a world, by device and at the server's side. Draws from ``world/energy/...``.
+        """Build the meter of a world, by device and at the server's side. Draws from ``world/energy/...``.
 
         The powers of the devices' kinds stand where there is no preset. Joules a byte are counted by payload from here on.
         ``ScenarioError``: there are no cells for ``edge``. ``DataError``: a file is missing or malformed.

@@ -1,4 +1,4 @@
-"""What every network does whatever its shape: latency, starts and ends, one wake-up for all, and who is told when.
+"""Common part of all networks: latency, starts and ends, one wake-up for all, and the order of notifications.
 
 A network is an exact fluid simulator with an inner clock of its own. Rates change only where a flow enters or ends, so between
 two such points all is linear, and the next end is known exactly as a real number. The world's clock ticks on a grid, so the

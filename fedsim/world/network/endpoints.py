@@ -17,7 +17,7 @@ from fedsim.world.network.protocol import Transport
 
 
 class Endpoints(ABC):
-    """Who sends and receives in a network, and over which links.
+    """Senders and receivers of a network, and the links between them.
 
     Endpoints are numbers: the devices from 0, then the edge servers, then the hosts, and ``SERVER``. A device has a link of its
     own each way, which all that it sends, or receives, takes; the others have none but those on their routes. A flow's latency
@@ -75,7 +75,7 @@ class Endpoints(ABC):
         return edge if 0 <= edge < len(self._edge_latency) else None
 
     def name(self, endpoint: int) -> str:
-        """What records call an endpoint: ``server``, ``device 7``, ``edge 3``, or a host's name."""
+        """Name of an endpoint in records: ``server``, ``device 7``, ``edge 3``, or a host's name."""
         if endpoint < self.devices:
             return "server" if endpoint == SERVER else f"device {endpoint}"
         edge = self.edge_at(endpoint)
@@ -103,7 +103,7 @@ class Endpoints(ABC):
         raise SimulationError(f"there is no cell {place}: the network has none")
 
     def latency_s(self, source: int, destination: int) -> float:
-        """What passes before a flow's first byte leaves, on the clock's grid (s)."""
+        """Delay before a flow's first byte leaves, on the clock's grid (s)."""
         device = destination if source == SERVER else source
         if (source == SERVER or destination == SERVER) and device < self.devices:
             return self._latency.item(device)
@@ -127,7 +127,7 @@ class Endpoints(ABC):
         return on_grid(2 * self.latency_s(source, destination) + self._protocol.round_trip)
 
     def alone_s(self, source: int, destination: int, size: float) -> float:
-        """How long a message of ``size`` bytes takes if the devices' own links are the only limit (s)."""
+        """Time that a message of ``size`` bytes takes if the devices' own links are the only limit (s)."""
         rate = min((self.access_rate(*own) for own in self._own(source, destination)), default=math.inf)
         round_trip = self.round_trip_s(source, destination)
         return self.latency_s(source, destination) + float(self._protocol.sending_s(size, rate, round_trip))
@@ -140,7 +140,7 @@ class Endpoints(ABC):
     def all_alone_s(
         self, direction: Direction, size: float, *, near: bool = False, devices: slice = ALL
     ) -> NDArray[np.float64]:
-        """How long a message of ``size`` bytes between each device and the server takes that shares its way with no other (s).
+        """Time of a message of ``size`` bytes between each device and the server, alone on its way (s).
 
         ``near``: between each device and its edge server, over its own link alone. Float64 [devices].
         """
@@ -188,7 +188,7 @@ class Endpoints(ABC):
         return found
 
     def built_rate(self, link: str) -> float:
-        """What a link was built to carry (bytes/s), or ``SimulationError``: a shared one by its name, or ``device 7 up``."""
+        """Built capacity of a link (bytes/s), or ``SimulationError``: a shared one by its name, or ``device 7 up``."""
         if link in self.links:
             return self.links[link]
         device, direction = self._owner(link)
@@ -199,7 +199,7 @@ class Endpoints(ABC):
 
     @staticmethod
     def _owner(link: str) -> tuple[int | None, Direction]:
-        """Whose own link it is, and of which direction; None for nobody's."""
+        """Device and direction that own the link; None for nobody's."""
         found = re.fullmatch(r"device ([0-9]+) (down|up)", link)
         return (int(found[1]), "down" if found[2] == "down" else "up") if found else (None, "down")
 

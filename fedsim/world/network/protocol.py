@@ -1,4 +1,4 @@
-"""What a message is on a wire: headers, slow start, and how flows that meet share a link.
+"""Message on a wire: headers, slow start, and the sharing of a link by flows that meet.
 
 ``fluid`` moves a message's bytes and nothing else, and all flows share alike. ``tcp`` adds what makes real transfers longer and
 unlike one another. Each setting can be changed alone, in both.
@@ -95,7 +95,7 @@ class Protocol(Spec):
         return by_chance * by_distance
 
     def sending_s(self, size: float, rate: FloatOrFloats, round_trip: FloatOrFloats) -> FloatOrFloats:
-        """How long flows that have their links for themselves send ``size`` bytes of payload (s), [flows].
+        """Time that flows alone on their links take to send ``size`` bytes of payload (s), [flows].
 
         Round trip k (from 0) carries w 2^k bytes, w the first window, until that is the rate: n of them if w 2^n / R >= rate.
         Rates are in bytes/s, infinity allowed, and round trips R in s; both [flows].
@@ -139,4 +139,4 @@ class Transport:
 
 
 PLAIN = Transport(Fluid(), Streams(0))
-"""What there is where nothing is said."""
+"""Transport where none is stated."""

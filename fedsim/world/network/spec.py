@@ -1,4 +1,4 @@
-"""What a scenario may say of the network: a star, a tree of cells, or any graph from a file."""
+"""The table ``[network]``: a star, a tree of cells, or any graph from a file."""
 
 import math
 from pathlib import Path
@@ -50,7 +50,7 @@ class ServerLinks(Spec):
 
 
 class CellLinks(ServerLinks):
-    """What connects a cell to the server: ``down`` to its devices, ``up`` from them."""
+    """Links between a cell and the server: ``down`` to its devices, ``up`` from them."""
 
 
 class EdgeLinks(Spec):
@@ -126,12 +126,12 @@ class NetworkModel(Spec):
 
     @property
     def places(self) -> int | None:
-        """How many cells there are, or nodes to which devices are attached; None where there is nothing like it."""
+        """Number of cells, or of nodes to which devices are attached; None where there are none."""
         return None
 
     @property
     def edge_servers(self) -> int:
-        """How many edge servers there are."""
+        """Number of edge servers."""
         return 0
 
     def build(
@@ -232,7 +232,7 @@ class GraphSpec(NetworkModel):
 
     @property
     def edge_nodes(self) -> list[str]:
-        """Where edge servers stand."""
+        """Nodes at which edge servers are."""
         return [] if self.edge is None else list(dict.fromkeys(self.edge.nodes or self.attach))
 
     @property

@@ -76,7 +76,7 @@ class Tier:
     end: float = math.inf
 
     def reading(self, at: float, clock: float) -> float:
-        """What its clock reads ``at`` a time (s) at which V is ``clock``."""
+        """Reading of its clock at the time ``at`` (s) at which V is ``clock``."""
         return clock + self.clock if self.free else self.clock + self.rate * (at - self.since)
 
 

@@ -1,4 +1,4 @@
-"""What a process begins and waits for, a message or a computation: an event of SimPy that can be cancelled and saved."""
+"""Activity of a process, a message or a computation: an event of SimPy that can be cancelled and saved."""
 
 import math
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from fedsim.world.messages import Message, Messages
 from fedsim.world.task import Outcome
 
 Call = tuple[Any, ...]
-"""What began an activity, by which a process that is restored finds it again: the method and its arguments."""
+"""Call that began an activity, the method and its arguments; a restored process finds the activity by it."""
 
 
 class DeviceFacts(NamedTuple):
-    """What a device is like.
+    """Properties of a device.
 
     Attributes:
         speed, flops: training speed (samples/s), infinite if nothing says how fast it is, and FLOP/s; None if nothing says so.
@@ -71,7 +71,7 @@ class Activity(simpy.Event):
 
     @property
     def left(self) -> float:
-        """What is still to do: bytes of a message; of a computation seconds, at the device's own speed."""
+        """Remaining work: bytes of a message; of a computation seconds, at the device's own speed."""
         raise NotImplementedError
 
     def cancel(self) -> None:
@@ -181,5 +181,5 @@ class ComputeActivity(Activity):
         self._on_end(self)
 
     def saved(self) -> tuple[Any, ...]:
-        """What it is made of, in the order of its arguments."""
+        """Its state, in the order of its arguments."""
         return self.call, self.number, self.device, self.began, self.ends, self.until, self._pace

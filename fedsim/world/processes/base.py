@@ -38,7 +38,7 @@ class Process(Spec):
         """Raise ``SimulationError`` if this cannot be done in such a world. Called when the run is built."""
 
     def run(self, world: "World") -> Generator[Any, Any, Any]:
-        """What happens, as a process of SimPy: it yields events. It begins when the run does."""
+        """Process of SimPy: it yields events. It begins when the run does."""
         raise NotImplementedError
 
 
@@ -94,7 +94,7 @@ class Outage(Process):
     random: bool = True
 
     def fail(self, world: "World") -> "list[Hold]":
-        """What an outage does, until it is over."""
+        """Begin an outage; the holds last until it is over."""
         raise NotImplementedError
 
     def run(self, world: "World") -> Generator[Any, Any, Any]:

@@ -152,7 +152,7 @@ class Processes:
         self.emit("process:compute", device=ended.device, start=ended.began, how=ended.outcome)
 
     def _taken_up(self, number: int, call: Call) -> Any:
-        """What a process that is restored had begun by this call; None if it is not restored.
+        """Activity that a restored process had begun by this call; None if the process is not restored.
 
         ``CheckpointError``: it had not begun that.
         """
@@ -237,7 +237,7 @@ class Processes:
     # Snapshots, between two instants.
 
     def snapshot(self) -> dict[str, Any]:
-        """What each process remembers and has begun; ``restore`` takes it back."""
+        """State and open activities of each process; ``restore`` takes it back."""
         return {
             "states": [world.state for world in self._worlds],
             "sending": [(number, sending.call, sending.message.id) for sending, number in self._sending.items()],

@@ -1,4 +1,4 @@
-"""What a process of the world may do to it.
+"""Interface of a process to the world.
 
 What several processes do to one thing at a time adds up: a link carries the least that any of them leaves it, factors of a
 device's speed are multiplied, and a device is off while any of them holds it off.
@@ -44,7 +44,7 @@ class Hold(AbstractContextManager["Hold"]):
 
 
 class World:
-    """What a process sees of the world. Times are simulated seconds, rates bytes/s.
+    """The world as a process sees it. Times are simulated seconds, rates bytes/s.
 
     Endpoints are ``"server"``, ``"device 7"`` (or 7), ``"edge 3"`` and the names of hosts.
 
@@ -98,7 +98,7 @@ class World:
         return self._processes.compute(self._number, number, asked)
 
     def device(self, device: int | str) -> DeviceFacts:
-        """What a device is like."""
+        """Properties of a device."""
         number, processes = self._device(device), self._processes
         population, network = processes.population, processes.network
         arrival, departure = population.arrival.item(number), population.departure.item(number)
@@ -128,7 +128,7 @@ class World:
         return self._processes.streams.generator(f"world/process/{purpose}", self._number, *ids)
 
     def rate(self, link: str) -> float:
-        """What a link was built to carry: ``server up``, ``cell 3 down``, ``device 7 up``, ``a -> b``."""
+        """Built capacity of a link (bytes/s): ``server up``, ``cell 3 down``, ``device 7 up``, ``a -> b``."""
         return self._processes.network.built_rate(link)
 
     def cell(self, number: int) -> list[int]:
