@@ -229,7 +229,7 @@ def schema(file: Literal["scenario", "study"]) -> dict[str, Any]:
     """The JSON schema of a file. In a study, keys may have dots and none is required; one with ``extends`` is not checked."""
     whole = _FILES[file].model_json_schema()
     whole = _loosened(whole) | {"required": ["base"]} if file == "study" else whole
-    for table in (whole, whole["$defs"].get("Part", whole)):
+    for table in (whole, whole["$defs"].get("StudyPart", whole)):
         table["properties"]["extends"] = {"type": "string", "description": "the file that this one changes; for a part, a part"}
     return {"$schema": _DRAFT, "$defs": whole.pop("$defs"), "anyOf": [whole, {"required": ["extends"]}]}
 

@@ -10,7 +10,7 @@ from fedsim.data.partitions import (
     ClassBias,
     ClassImbalance,
     Dirichlet,
-    Ditto,
+    DittoPartition,
     Femnist,
     Iid,
     LabelGroups,
@@ -132,7 +132,7 @@ def test_groups_of_labels_of_unequal_size_still_give_all_devices_equally_many(sm
     assert_each_once(all_test(data), small.test)
 
 
-@pytest.mark.parametrize("recipe", [PowerLaw(), Femnist(), Ditto(), PowerLaw(classes_per_device=9)], ids=str)
+@pytest.mark.parametrize("recipe", [PowerLaw(), Femnist(), DittoPartition(), PowerLaw(classes_per_device=9)], ids=str)
 def test_neighbouring_classes_make_ten_groups(recipe: Partition, small: Dataset) -> None:
     data = recipe.split(small, 12, Streams(1))
     assert data.truth is not None

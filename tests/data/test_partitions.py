@@ -14,7 +14,7 @@ from fedsim.data.partitions import (
     ClassBias,
     ClassImbalance,
     Dirichlet,
-    Ditto,
+    DittoPartition,
     Femnist,
     Iid,
     LabelGroups,
@@ -38,7 +38,7 @@ RECIPES = [
     PowerLaw(minimum_per_class=2),
     Femnist(),
     Femnist(overlap=False),
-    Ditto(seed="run"),
+    DittoPartition(seed="run"),
     ClassBias(),
     ClassImbalance(largest=20),
     LabelGroups(groups=2),
@@ -75,7 +75,7 @@ def test_one_seed_gives_one_split_and_another_seed_another(recipe: Partition, de
             100,
             r"population.devices is 100; .* Allowed are fewer devices, a larger",
         ),
-        (Ditto(classes_per_device=11), 10, r"data.partition.classes_per_device is 11"),
+        (DittoPartition(classes_per_device=11), 10, r"data.partition.classes_per_device is 11"),
         (ClassBias(classes_per_device=11), 10, r"data.partition.classes_per_device is 11"),
         (
             ClassImbalance(),
@@ -109,7 +109,7 @@ def test_what_cannot_be_is_refused(recipe: Partition, devices: int, says: str, s
         (Rotations, {"degrees": [0, 45]}),
         (Rotations, {"degrees": [90, 90]}),
         (Rotations, {"degrees": []}),
-        (Ditto, {"seed": "mine"}),
+        (DittoPartition, {"seed": "mine"}),
     ],
 )
 def test_impossible_options_are_refused(recipe: type[Partition], options: dict[str, object]) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedsim.data.federated import Dataset, Raw, pooled
-from fedsim.data.partitions import ClassBias, ClassImbalance, Ditto, Femnist, PowerLaw, SyntheticSizes
+from fedsim.data.partitions import ClassBias, ClassImbalance, DittoPartition, Femnist, PowerLaw, SyntheticSizes
 from fedsim.data.sources import Synthetic
 from fedsim.language.sizes import LongTailSizes, UniformSizes
 from fedsim.streams import Streams
@@ -46,7 +46,7 @@ def test_power_law_with_other_numbers_of_classes(mnist: Dataset, classes_per_dev
 
 
 def test_ditto_fashion_exactly(fashion: Dataset) -> None:
-    data = Ditto().split(fashion, 500, Streams(1))
+    data = DittoPartition().split(fashion, 500, Streams(1))
     train, test = data.train_sizes(), held_out(data)
     assert (train.sum(), test.sum()) == (61_251, 11_254)
     assert (train.min(), train.max(), np.median(train)) == (31, 1378, 88)
@@ -54,7 +54,7 @@ def test_ditto_fashion_exactly(fashion: Dataset) -> None:
     for user in range(500):
         assert set(np.flatnonzero(table[user])) == {(user + slot) % 10 for slot in range(5)}
     assert all_train(data).max() < 60_000 <= all_test(data).min()
-    other_run = Ditto().split(fashion, 500, Streams(2))
+    other_run = DittoPartition().split(fashion, 500, Streams(2))
     assert all(np.array_equal(a.train, b.train) for a, b in zip(data.shards, other_run.shards, strict=True))
 
 

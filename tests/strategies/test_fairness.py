@@ -1,7 +1,6 @@
 """How evenly devices are selected: Jain's index against known answers and against the published figures."""
 
 import math
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedsim
-from fedsim.records.fairness import jain_index, jain_over_time, outcomes_by_device, outcomes_by_group, worst_decile
+from fedsim.records.fairness import jain_index, jain_over_time, selections, worst_decile
 from fedsim.records.reading import RunFolder
 
 
@@ -49,14 +48,14 @@ def test_selections_are_as_fair_as_published(strategy: dict[str, Any], published
     }
     fedsim.run(fedsim.Scenario(**scenario), tmp_path / "run", executor="inline")
     run = RunFolder(tmp_path / "run")
-    moments = jain_over_time(run)
-    assert [moment.round for moment in moments] == list(range(1000))
-    assert moments[-1].jain == pytest.approx(published, abs=0.003)
-    assert moments[-1].jain == pytest.approx(jain_index(row["selected"] for row in run.devices))
+    times, index = jain_over_time(run)
+    assert times.tolist() == [row["time"] for row in run.rounds]
+    assert index[-1] == pytest.approx(published, abs=0.003)
+    assert index[-1] == pytest.approx(jain_index(row["selected"] for row in run.devices))
     if strategy["kind"] == "fedavg":
-        assert moments[0].jain == pytest.approx(0.04)
+        assert index[0] == pytest.approx(0.04)
         for expected in (10, 20):
-            assert moments[expected * 25 - 1].jain == pytest.approx(expected / (expected + 1 - 0.04), abs=0.01)
+            assert index[expected * 25 - 1] == pytest.approx(expected / (expected + 1 - 0.04), abs=0.01)
 
 
 def test_outcomes_add_up_by_device_and_by_group(small: dict[str, Any], tmp_path: Path) -> None:
@@ -65,24 +64,21 @@ def test_outcomes_add_up_by_device_and_by_group(small: dict[str, Any], tmp_path:
     small |= {"learning": "off", "stop": {"rounds": 40}}
     fedsim.run(fedsim.Scenario(**small), tmp_path / "run")
     run = RunFolder(tmp_path / "run")
-    devices, groups = outcomes_by_device(run), outcomes_by_group(run)
-    assert list(groups) == sorted({row["group"] for row in run.devices if row["group"] is not None})
-    for name, column in (("valid", "valid"), ("slow", "slow"), ("disconnected", "disconnected")):
-        told = sum(row[column] for row in run.rounds)
-        assert told > 0
-        assert sum(counts[name] for counts in devices) == told
-        assert sum(counts[name] for counts in groups.values()) == told
-    for group, counts in groups.items():
-        members = [devices[row["device"]] for row in run.devices if row["group"] == group]
-        assert sum(members, Counter[str]()) == counts
+    found = selections(run)
+    assert sorted(found["group"].dropna().unique()) == sorted({row["group"] for row in run.devices if row["group"] is not None})
+    assert len(found) == sum(row["selected"] for row in run.rounds) == sum(row["selected"] for row in run.devices)
+    assert found["valid"].sum() == sum(row["valid"] for row in run.rounds) < len(found)
+    by_device = found["device"].value_counts()
+    assert all(by_device.get(row["device"], 0) == row["selected"] for row in run.devices)
 
 
 def test_a_run_without_rounds_has_its_versions(small: dict[str, Any], tmp_path: Path) -> None:
     small |= {"learning": "off", "strategy": {"kind": "fedbuff", "concurrency": 5, "buffer": 3}, "stop": {"rounds": 30}}
     fedsim.run(fedsim.Scenario(**small), tmp_path / "run")
     run = RunFolder(tmp_path / "run")
-    moments = jain_over_time(run)
-    assert len(moments) == 30
-    assert all(0 < moment.jain <= 1 for moment in moments)
-    assert outcomes_by_group(run).keys() == {None}
-    assert sum(counts["valid"] for counts in outcomes_by_device(run)) >= 90
+    times, index = jain_over_time(run)
+    assert len(times) == len(index) == 30
+    assert ((index > 0) & (index <= 1)).all()
+    found = selections(run)
+    assert found["group"].isna().all()
+    assert found["valid"].sum() >= 90
