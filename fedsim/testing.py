@@ -215,7 +215,7 @@ class StrategyContract:
             seen.append((models, assert_sound(tmp_path / name)))
         (models, one), (other_models, other) = seen
         assert [row["accuracy"] for row in one.rounds] != [row["accuracy"] for row in other.rounds]
-        told = "the strategy goes by test samples (if it is meant to, by 'Server.test', say 'goes_by_tests = True')"
+        told = "the strategy goes by test samples (if it is meant to, by 'server.models.test', say 'goes_by_tests = True')"
         assert one.transfers == other.transfers, told
         assert models == other_models, told
 

@@ -39,7 +39,7 @@ _CLASSES: dict[str, Any] = {
 }
 
 _LEFT_OUT = ("Flow.done", *NOT_SAVED, *NOT_SAVED_OF_MESSAGES)
-"""Attributes that cannot be written and are made again: callbacks at the end of a flow."""
+"""Attributes that cannot be written and are made again: callbacks of flows, processes, slots and alarms."""
 
 
 def take(run: "Run", recorder: "Recorder", origins: Origins) -> tuple[dict[str, Any], Arrays]:

@@ -19,9 +19,9 @@ _FORMAT = 9
 
 
 def write(folder: Path, events: int, tree: Any, arrays: Arrays) -> Path:
-    """Write a checkpoint taken after so many events into a run folder; older ones but one are removed when it is on the disk.
+    """Write a checkpoint taken after so many events into a run folder; then remove all but this one and the one before.
 
-    What it counts on must be there before.
+    Files that it refers to must already be on the disk.
 
     Raises:
         OSError: the disk refuses; what was there before is untouched.

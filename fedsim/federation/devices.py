@@ -69,7 +69,7 @@ class Device:
         return self._devices.label_counts(self.number, self._devices.used_versions.get(self.number, 0))
 
     def initial(self, count: int = 0) -> Ref:
-        """A freshly initialised model, the one that ``Server.initial(count)`` gives."""
+        """A freshly initialised model, the one that ``ServerModels.initial(count)`` gives."""
         initial = self._devices.initial
         if count not in initial:
             initial[count] = self._devices.learner.initial(count)
@@ -82,7 +82,7 @@ class Device:
     def mix(self, parts: Sequence[tuple[Ref, float]], otherwise: Ref | None = None) -> Ref:
         """The linear combination sum of coefficient x model, in the order given.
 
-        Unlike in ``Server.mix`` nothing is left out: where a model is not finite, ``otherwise`` stands in, or the result is not
+        Unlike in ``ServerModels.mix`` nothing is left out: where a model is not finite, ``otherwise`` stands in, or the result is not
         finite either.
         """
         models, coefficients = [model for model, _ in parts], [coefficient for _, coefficient in parts]
@@ -93,11 +93,11 @@ class Device:
         return self.apply(spliced, [rest, other], places=places)
 
     def apply(self, function: Function, models: Sequence[Ref], **constants: Any) -> Ref:
-        """The result of a pure function of models; see ``Server.apply``."""
+        """The result of a pure function of models; see ``ServerModels.apply``."""
         return self._devices.learner.apply(function, models, **constants)
 
     def numbers(self, function: Function, models: Iterable[Ref], count: int = 1, **constants: Any) -> Lazy:
-        """Numbers that a pure function finds from models, ``count`` of them, to be sent; see ``Server.numbers``."""
+        """Numbers that a pure function finds from models, ``count`` of them, to be sent; see ``ServerModels.numbers``."""
         return Lazy("numbers", self.apply(function, tuple(models), size=count, **constants), count)
 
     def upload_bytes(self, contents: Contents) -> float:

@@ -59,7 +59,7 @@ class Dispatch:
         simulation: the clock.
         population: the devices.
         learner: where models are made and measured, or the one for ``learning = "off"``.
-        streams: the run's streams; strategies draw only through ``Server.rng`` and ``Server.sample``.
+        streams: the run's streams; strategies draw only through ``Server.rng`` and ``Clients.sample``.
         evaluator: measures aggregations and says when the run is over.
         own: what the server's own computing takes, and how long it waits for a device that has vanished.
         wires: how models are written on their way down, and up.
@@ -143,7 +143,7 @@ class Dispatch:
         return task.id
 
     def carry(self, edge: int, contents: Contents, direction: Direction, number: int | None, start: "Ref | None") -> None:
-        """See ``Server.carry``; ``number`` is the round's. To write and read models takes an edge server no time."""
+        """See ``ServerEdges.carry``; ``number`` is the round's. To write and read models takes an edge server no time."""
         wire = self._down if direction == "down" else self._up
         keeping: dict[str, Any] = {}
         message = self.edges.send(edge, direction, payloads(contents, wire), number, self.on_message_end)
@@ -231,7 +231,7 @@ class Dispatch:
             self.simulation.post(end)
 
     def end(self, task: int, cause: Cause) -> None:
-        """See ``Server.end``; a task that is lost unnoticed stays lost, for the books."""
+        """See ``Server.end``; a task that was lost without the server noticing stays recorded as lost."""
         if task in self.unnoticed:
             self._notice(task)
         else:

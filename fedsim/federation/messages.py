@@ -117,35 +117,14 @@ class Handlers(Protocol):
     """Handlers that the server calls; ``strategies.base.Strategy`` says when."""
 
     @property
-    def score(self) -> str:
-        """Way in which its accuracy is counted unless the scenario says otherwise."""
-
-    async def on_start(self) -> None:
-        """The run begins."""
-
-    async def on_task_end(self, message: TaskEnd) -> None:
-        """A task has ended."""
-
-    async def on_carried(self, message: Carried) -> None:
-        """A message between an edge server and the server has ended."""
-
-    async def on_peer_message(self, message: PeerMessage) -> None:
-        """A message from device to device has ended."""
-
-    async def on_edge_lost(self, edge: int) -> None:
-        """An edge server is lost."""
-
-    async def on_timer(self, name: str) -> None:
-        """A timer has gone off."""
-
-    async def on_return(self, device: int) -> None:
-        """A device that was waited for can be reached again."""
-
-    async def on_arrival(self, device: int) -> None:
-        """A newcomer can be reached for the first time."""
-
-    async def on_shift(self, device: int, contents: Mapping[str, Any]) -> None:
-        """A device says that its data have changed."""
-
-    def groups_of(self, devices: Sequence[int]) -> list[int | None]:
-        """The group that each of some devices belongs to now, where there are groups."""
+    def score(self) -> str: ...
+    async def on_start(self) -> None: ...
+    async def on_task_end(self, message: TaskEnd) -> None: ...
+    async def on_carried(self, message: Carried) -> None: ...
+    async def on_peer_message(self, message: PeerMessage) -> None: ...
+    async def on_edge_lost(self, edge: int) -> None: ...
+    async def on_timer(self, name: str) -> None: ...
+    async def on_return(self, device: int) -> None: ...
+    async def on_arrival(self, device: int) -> None: ...
+    async def on_shift(self, device: int, contents: Mapping[str, Any]) -> None: ...
+    def groups_of(self, devices: Sequence[int]) -> list[int | None]: ...

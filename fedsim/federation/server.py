@@ -73,7 +73,7 @@ class Server:
     def compute(self, what: str, n: int, d: int = 0, m: int = 1) -> None:
         """Say that the server computes something: ``what`` of ``costs``, with its sizes. Timers wait until it is done.
 
-        ``mix`` and ``apply`` say so themselves.
+        ``models.mix`` and ``models.apply`` say so themselves.
         """
         self._dispatch.compute(what, n, d, m)
 
@@ -165,7 +165,8 @@ class Server:
             number: the round that has just been aggregated, from 0.
             models: the strategy's models and the devices that each serves (None: all).
             updates: what was aggregated: for the training loss and the discrepancy.
-            counts: ``selected``, ``valid``, ``slow``, ``disconnected``; ``epsilon`` where privacy is spent.
+            counts: ``selected``, ``valid``, ``slow``, ``disconnected``; ``epsilon`` where privacy is spent. The table of rounds
+                has its own columns (``records.schema.ROUNDS``) alone; other names stand in the record ``round``.
 
         Returns:
             Whether the run goes on.

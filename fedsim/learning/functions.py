@@ -26,7 +26,7 @@ _KNOWN: dict[str, Function] = {}
 
 
 def pure(function: F) -> F:
-    """Mark a function of models as fit for ``Server.apply``: it stands at the top of a module and has no side effects."""
+    """Mark a function of models as fit for ``ServerModels.apply``: it stands at the top of a module and has no side effects."""
     _KNOWN[_path(function)] = function
     return function
 

@@ -94,7 +94,7 @@ class Learner:
         size: int | None = None,
         **constants: Any,
     ) -> Ref:
-        """The result of a pure function of models: a model or, with ``size``, so many numbers; see ``Server.apply``."""
+        """The result of a pure function of models: a model or, with ``size``, so many numbers; see ``ServerModels.apply``."""
         return self._name("model", Applied(path_of(function), tuple(models), constants, stream, otherwise, leave_out, size))
 
     def _name(self, what: str, recipe: Recipe | None, device: int | None = None) -> Ref:

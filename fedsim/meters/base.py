@@ -175,7 +175,7 @@ class Meter:
         """A message is over, whole or cut short."""
 
     def totals(self, time: float) -> Mapping[str, float | None]:
-        """All that was counted until ``time`` (s), by ``round_columns``; a round has what came since the one before."""
+        """Running totals until ``time`` (s), by ``round_columns``; the table of rounds has the increase in each round."""
         return {}
 
     def of_devices(self) -> Mapping[str, NDArray[np.float64] | Sequence[float]]:

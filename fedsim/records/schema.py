@@ -38,7 +38,7 @@ def is_act(kind: str) -> bool:
 
 
 OF_TASKS = ("task-start", "step-start", "step-end", "task-end")
-"""Records of the engine's own, most of all: they say whose they are, and what they say never changes."""
+"""The most frequent records: they carry device, round, group and task, and their fields are never changed afterwards."""
 
 _about_task = itemgetter("device", "round", "group", "task")
 

@@ -36,7 +36,7 @@ class TableWriter:
         self._path = path
         self._schema = schema
         names = [field.name for field in schema if pa.types.is_dictionary(field.type)]
-        # What is no name hardly ever comes twice in a row group: without a dictionary it takes less time and less space.
+        # Values other than names rarely repeat within a row group: without a dictionary they take less time and less space.
         self._how = {"compression": "zstd", "use_dictionary": names or False}
         self._plain = pa.schema([(field.name, _plain(field.type)) for field in schema])
         self._rows: list[tuple[Any, ...]] = []

@@ -64,7 +64,7 @@ class Synchronous(Strategy[S]):
         cohort: whom it asks; ``selected``, how many, and ``asked_at``, when (s).
         open: tasks that have not ended, task -> device; ``slow`` and ``disconnected``, how many have ended so.
         received: the round's updates in order of arrival (``entry``).
-        limit: how long they have after that (s), or None; absent before the first round and where each trains so long.
+        limit: time from ``asked_at`` to the deadline (s), or None; absent before the first round, and if it limits training.
         candidates: where the selection asks first: those of each call of it, and how many are wanted of them.
         questions: tasks of candidates that have not answered, task -> device; ``answers``: what the others said, by device.
         selection, deadline, aggregation, server: what these parts remember; the last two by group.
@@ -100,7 +100,7 @@ class Synchronous(Strategy[S]):
         return chosen
 
     async def before_asking(self) -> None:
-        """The round's cohort is known, and whose data shift in this round knows it; nobody has been asked yet."""
+        """The round's cohort is known, and devices whose data shift in it have been told; nobody has been asked yet."""
 
     def contents(self, device: int) -> Contents:
         """Message to a device of the cohort."""

@@ -24,8 +24,8 @@ CODECS = Registry(
         "bfloat16": (f"{_HERE}.formats:BFloat16", "every number in 16 bits, with the range of float32"),
         "int8": (f"{_HERE}.formats:Int8", "every number in 8 bits, in even steps up to the largest"),
         "qsgd": (f"{_HERE}.qsgd:QSGD", "every number rounded at random to levels of the norm, unbiased"),
-        "top-k": (f"{_HERE}.top_k:TopK", "the largest changes alone, with error feedback"),
-        "random-k": (f"{_HERE}.random_k:RandomK", "changes at random positions alone"),
+        "top-k": (f"{_HERE}.sparse:TopK", "the largest changes alone, with error feedback"),
+        "random-k": (f"{_HERE}.sparse:RandomK", "changes at random positions alone"),
         "sign": (f"{_HERE}.sign:Sign", "the signs of changes and their mean magnitude, with error feedback"),
     },
     usual="plain",
@@ -36,10 +36,10 @@ class Arithmetic(Protocol):
     """Arithmetic with models, as ``Learner`` offers it."""
 
     def mix(self, parts: "Sequence[tuple[Ref, float]]", otherwise: Ref | None = None, *, rescale: bool = True) -> Ref:
-        """A linear combination of models; see ``Server.mix``."""
+        """A linear combination of models; see ``ServerModels.mix``."""
 
     def apply(self, function: Function, models: "Sequence[Ref]", **how: Any) -> Ref:
-        """The result of a pure function of models; see ``Server.apply``."""
+        """The result of a pure function of models; see ``ServerModels.apply``."""
 
 
 class Coded(NamedTuple):

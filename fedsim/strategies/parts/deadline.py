@@ -28,7 +28,7 @@ class Deadline(Spec):
     kind: str
 
     def least_s(self) -> float:
-        """No round has less time (s): a scenario in which nobody could even receive the model by then is refused."""
+        """The limit by which a scenario is checked (s): it is refused if nobody could receive the model within it."""
         raise NotImplementedError
 
     def limit_s(self, state: dict[str, Any], number: int) -> float | None:

@@ -57,7 +57,7 @@ class Aggregation(Spec):
     """The protection offered. With one, strategies that use updates elsewhere are refused (``StrategyParams.unprotected``)."""
 
     uses_weights: ClassVar[bool] = True
-    """Whether a strategy may multiply ``weights`` by others of its own, and all of them count."""
+    """Whether a strategy may scale ``weights`` by factors of its own, with every update still used."""
 
     kind: str
 
