@@ -47,7 +47,7 @@ class Opaque:
 
 @dataclass(frozen=True, slots=True)
 class Lazy:
-    """Numbers that a device finds by looking at models; they are computed when the server asks for them (``ServerModels.numbers``).
+    """Numbers that a device finds from models; they are computed when the server asks for them (``ServerModels.numbers``).
 
     Attributes:
         what: ``choice``, the position of the best of the models that it has tested; ``losses``, their losses; ``loss``, of its

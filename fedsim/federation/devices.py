@@ -82,8 +82,8 @@ class Device:
     def mix(self, parts: Sequence[tuple[Ref, float]], otherwise: Ref | None = None) -> Ref:
         """The linear combination sum of coefficient x model, in the order given.
 
-        Unlike in ``ServerModels.mix`` nothing is left out: where a model is not finite, ``otherwise`` stands in, or the result is not
-        finite either.
+        Unlike in ``ServerModels.mix`` nothing is left out: where a model is not finite, ``otherwise`` stands in, or the result
+        is not finite either.
         """
         models, coefficients = [model for model, _ in parts], [coefficient for _, coefficient in parts]
         return self.apply(weighted_sum, models, otherwise=otherwise, coefficients=coefficients)
