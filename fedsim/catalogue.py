@@ -9,13 +9,13 @@ from fedsim.data.partitions import PARTITIONS
 from fedsim.data.shifts import SHIFTS
 from fedsim.data.sources import SOURCES
 from fedsim.errors import ScenarioError, nearest
+from fedsim.executors.named import EXECUTORS
 from fedsim.federation.codecs import CODECS
 from fedsim.federation.malicious import ATTACKS
 from fedsim.language.registry import specs_of
 from fedsim.language.spec import Spec, told_of
 from fedsim.learning.models import MODELS
 from fedsim.meters.spec import METERS
-from fedsim.running.runner import EXECUTORS
 from fedsim.scenario import Scenario
 from fedsim.shipped import shipped_titles
 from fedsim.strategies import STRATEGIES

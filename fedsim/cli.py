@@ -120,12 +120,13 @@ def run_command(
     quiet: bool,
 ) -> int:
     """Run SCENARIO and write a run folder."""
+    from fedsim.executors.named import make_executor
     from fedsim.output.progress import RunProgress, summary_lines
     from fedsim.output.terminal import Console
     from fedsim.records.folder import SCENARIO
     from fedsim.running.interruption import end_at_once, end_soon
     from fedsim.running.live import EVERY_S
-    from fedsim.running.runner import Job, make_executor
+    from fedsim.running.runner import Job
     from fedsim.scenario import load
 
     read = load(scenario, changes, seed, allow_code=allow_code, tell=_tell(quiet))
@@ -171,8 +172,8 @@ def _end(number: int, frame: Any) -> None:
 @_explained
 def check_command(scenario: str, seed: int | None, changes: tuple[str, ...], allow_code: bool, no_trial: bool) -> None:
     """Validate SCENARIO, print it with every default, and say what it will cost."""
+    from fedsim.executors.named import make_executor
     from fedsim.forecast import PATIENCE_S, forecast_lines
-    from fedsim.running.runner import make_executor
     from fedsim.scenario import load
 
     read = load(scenario, changes, seed, allow_code=allow_code, tell=_tell())

@@ -42,7 +42,8 @@ async def run_async(
     resume: bool = False,
 ) -> "Result":
     """Run a scenario within a running event loop (a notebook, a server); see ``run``."""
-    from fedsim.running.runner import Job, make_executor
+    from fedsim.executors.named import make_executor
+    from fedsim.running.runner import Job
 
     read, place = scenario if isinstance(scenario, Scenario) else load(scenario), None if out is None else Path(out)
     with closing(make_executor(executor, workers, address, read.training.device)) as where:

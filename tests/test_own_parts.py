@@ -16,9 +16,9 @@ from click.testing import CliRunner
 
 from fedsim.cli import main
 from fedsim.errors import ScenarioError, SimulationError
+from fedsim.executors.named import make_executor
 from fedsim.language.hooks import refuse_wrong_hooks
 from fedsim.output.progress import summary_lines
-from fedsim.running.runner import make_executor
 from fedsim.testing import StrategyContract, eventful_world, run
 from tests import own_parts
 from tests.benchmarks.kills import kill

@@ -157,7 +157,7 @@ LAYERS = {
     "compare": {"arrays", "errors", "language", "output", "records", "tables"},
     "analysis": {"arrays", "compare", "durable", "errors", "executors", "files", "language", "meters", "output", "records"}
     | {"strategies", "tables", "version"},
-    "loading": _COMMON | {"analysis", "compare", "meters", "output", "records", "running", "scenario"},
+    "loading": _COMMON | {"analysis", "compare", "executors", "meters", "output", "records", "running", "scenario"},
     "fedsim": {"build", "errors", "loading", "running", "scenario", "simulation", "study", "version"},
     "calibrate": _COMMON | {"output", "records", "scenario", "world"},
     "forecast": _COMMON | {"executors", "learning", "output", "records", "running", "strategies"},
@@ -165,11 +165,11 @@ LAYERS = {
     | {"compare", "executors", "loading", "output", "records", "running"}
     | {"scenario", "shipped", "strategies", "tables", "world"},
     "testing": {"fedsim", "data", "executors", "records", "running"},
-    "catalogue": {"data", "errors", "federation", "language", "learning", "meters", "running", "scenario", "shipped"}
+    "catalogue": {"data", "errors", "executors", "federation", "language", "learning", "meters", "scenario", "shipped"}
     | {"strategies", "study", "world"},
     "__main__": {"cli"},
-    "cli": {"calibrate", "catalogue", "compare", "data", "forecast", "output", "records", "running", "scenario", "shipped"}
-    | {"study", "errors", "analysis", "language", "version"},
+    "cli": {"calibrate", "catalogue", "compare", "data", "executors", "forecast", "output", "records", "running", "scenario"}
+    | {"shipped", "study", "errors", "analysis", "language", "version"},
 }
 """What each room imports at most, lower ones first."""
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from fedsim.compare.show import write_tables
 from fedsim.errors import DataError, FedsimError, ScenarioError, SimulationError, nearest
+from fedsim.executors.named import make_executor
 from fedsim.language.imports import from_file
 from fedsim.loading import LoadedStudy, load_study
 from fedsim.output.terminal import Console
-from fedsim.running.runner import make_executor
 from fedsim.simulation import Simulation
 from fedsim.study import folder as files
 from fedsim.study.folder import RunState

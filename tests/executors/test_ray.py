@@ -26,8 +26,9 @@ from fedsim.errors import ScenarioError
 from fedsim.executors import ray as ray_executor
 from fedsim.executors.base import Executor
 from fedsim.executors.inline import Inline
+from fedsim.executors.named import make_executor
 from fedsim.executors.ray import Ray
-from fedsim.running.runner import Job, make_executor
+from fedsim.running.runner import Job
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'ray>=2.60' 'cloudpickle>=3'")
 Sections = dict[str, Any]
