@@ -32,7 +32,7 @@ PARTS = [
     (
         {"kind": "flexcfl", "groups": 2, "clients_per_round": 8, "moment": {"devices": 4}, "server": "adagrad"}
         | {"aggregation": {"kind": "trimmed-mean", "share": 0.3}},
-        {"messages": {"up": {"kind": "random-k", "share": 0.2}, "down": "int8"}},
+        {"messages": {"up": {"kind": "random-k", "share": 0.6}, "down": "int8"}},
     ),
     (
         {"kind": "ifca", "groups": 2, "clients_per_round": 10, "local_epochs": 1, "aggregation": "krum"}

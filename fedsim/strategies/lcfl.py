@@ -100,7 +100,7 @@ class LCFLParams(PlainDeadline, ClusteredParams):
         return share_of(devices, self.participation)
 
     def check(self, devices: int) -> None:
-        self.aggregation.check(self.cohort_size(devices))
+        self.aggregation.check(self.selection.fewest(self.cohort_size(devices)))
         if self.groups > devices:
             raise ScenarioError(
                 f"strategy.groups is {self.groups}, more than the population's {devices} devices; allowed are 1 to {devices}"

@@ -74,6 +74,16 @@ class Codec(Spec):
     kind: str
     encode_rate: Annotated[BytesPerSecond, AfterValidator(_above_0)] | None = None
 
+    @property
+    def sends(self) -> float:
+        """Share of the numbers that is sent; the receiver has 0, or no change, for the others."""
+        return 1.0
+
+    @property
+    def lengthens(self) -> bool:
+        """Whether an array may be longer when it arrives than it was, by more than rounding."""
+        return False
+
     def seconds(self, parameters: int) -> float:
         """Time that a device takes to encode or decode so many parameters (s)."""
         return 4 * parameters / self.encode_rate if self.encode_rate else 0.0

@@ -53,6 +53,10 @@ class Lossy(Codec):
         """Whether the rule is random."""
         return False
 
+    @property
+    def lengthens(self) -> bool:
+        return self.error_feedback or self.draws  # a random rule that keeps the mean adds variance
+
     def loses_nothing(self, parameters: int) -> bool:
         """Whether everything arrives as it was sent."""
         return False

@@ -62,6 +62,10 @@ class Sparse(Lossy):
     ways: ClassVar[tuple[str, ...]] = ("up",)
     share: float = Field(default=0.01, gt=0.0, le=1.0)
 
+    @property
+    def sends(self) -> float:
+        return self.share
+
     def k(self, parameters: int) -> int:
         """Number of entries that are sent out of ``parameters``."""
         return min(max(1, round(self.share * parameters)), parameters)

@@ -6,6 +6,7 @@ Here are the base and the means; ``robust`` has those that tolerate malicious up
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
+from fedsim.federation.codecs import Codec
 from fedsim.federation.devices import Device
 from fedsim.federation.server import Server
 from fedsim.language.registry import Registry
@@ -77,6 +78,10 @@ class Aggregation(Spec):
 
     def check(self, clients: int) -> None:
         """Refuse, by a ``ScenarioError``, what cannot work where a round asks so many clients."""
+
+    def why_not(self, codec: Codec) -> str | None:
+        """Why it cannot work on updates that come through a codec; None if it can."""
+        return None
 
     def weights(self, entries: Sequence[Entry]) -> list[float]:
         """The weight of each update, independent of the updates' values; the weights sum to 1. ``entries`` is never empty."""

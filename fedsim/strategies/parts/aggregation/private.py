@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from fedsim.arrays import Floats
+from fedsim.federation.codecs import Codec
 from fedsim.federation.devices import Device
 from fedsim.federation.server import Server
 from fedsim.language.spec import Spec
@@ -227,6 +228,11 @@ class Private(Aggregation):
     def looks_at_each(self) -> str | None:
         why = "the aggregation 'private' has the server clip each update; allowed is where = 'local'"
         return why if self.where == "central" else None
+
+    def why_not(self, codec: Codec) -> str | None:
+        if self.where == "local" and codec.lengthens:
+            return "makes changes longer again that a client has clipped; allowed is where = 'central'"
+        return None
 
     @property
     def accounts(self) -> bool:

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from fedsim.arrays import Floats
 from fedsim.errors import ScenarioError
+from fedsim.federation.codecs import Codec
 from fedsim.federation.server import Server
 from fedsim.learning.functions import Function, pure
 from fedsim.learning.refs import Ref
@@ -27,6 +28,13 @@ class Robust(Aggregation):
 
     protection: ClassVar[Protection | None] = "robust"
     uses_weights: ClassVar[bool] = False
+    by_coordinate: ClassVar[bool] = True
+    """Whether each coordinate is decided by itself."""
+
+    def why_not(self, codec: Codec) -> str | None:
+        if self.by_coordinate and codec.sends < 0.5:
+            return "leaves out so much that most updates say nothing of a coordinate; allowed is share = 0.5 or more"
+        return None
 
     @property
     def looks_at_each(self) -> str | None:
@@ -169,6 +177,7 @@ def bulyan(models: Models, malicious: int) -> NDArray[np.floating]:
 class _ByDistance(Robust):
     """The model stays if fewer than ``least`` updates come in a round, or to a group, because no update could be trusted."""
 
+    by_coordinate: ClassVar[bool] = False
     least: ClassVar[tuple[int, int]] = (2, 3)
     """(a, b): of n updates f may be malicious if n >= a f + b."""
 
@@ -253,6 +262,7 @@ class Bulyan(_ByDistance):
         malicious: f.
     """
 
+    by_coordinate: ClassVar[bool] = True
     least: ClassVar[tuple[int, int]] = (4, 3)
     kind: Literal["bulyan"] = "bulyan"
 
