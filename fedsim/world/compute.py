@@ -8,9 +8,9 @@ device and the number of its task.
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from fedsim.arrays import Floats
 from fedsim.language.spec import Spec
 from fedsim.language.units import PositiveSeconds
 from fedsim.simulation import on_grid
@@ -44,7 +44,7 @@ class Compute:
         reach_s: how far to look ahead at first (s); what ends later is mostly never waited for.
     """
 
-    def __init__(self, streams: Streams, jitter: float | NDArray[np.float64], slow: SlowPhases | None, devices: int) -> None:
+    def __init__(self, streams: Streams, jitter: float | Floats, slow: SlowPhases | None, devices: int) -> None:
         self._streams = streams
         self._sigma = each(_sigmas, alike(jitter, devices) if np.ndim(jitter) == 0 else np.asarray(jitter))
         self._factor = 1.0 if slow is None else slow.factor
@@ -134,7 +134,7 @@ class Compute:
             start = span.end
 
 
-def _sigmas(jitter: NDArray[np.float64]) -> NDArray[np.float64]:
+def _sigmas(jitter: Floats) -> Floats:
     """Of the lognormal factors with these coefficients of variation."""
     values, which = np.unique(jitter, return_inverse=True)
     return np.array([math.sqrt(math.log1p(value**2)) for value in values.tolist()])[which]

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import simpy
-from numpy.typing import NDArray
 
+from fedsim.arrays import Flags, Ints
 from fedsim.environment import CUT, NORMAL, ProcessGenerator
 from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation
@@ -168,15 +168,15 @@ class TaskRunner:
             return False
         return self._availability.span(device, self._simulation.now).on
 
-    def idle(self, devices: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def idle(self, devices: Ints) -> Flags:
         """Vectorised ``is_idle`` of different devices; bool [len(devices)]."""
-        free: NDArray[np.bool_] = ~self._busy[devices]
+        free: Flags = ~self._busy[devices]
         if self.off:
             free &= ~np.isin(devices, sorted(self.off))
         free[free] = self._availability.on(devices[free], self._simulation.now)
         return free
 
-    def reachable(self, devices: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def reachable(self, devices: Ints) -> Flags:
         """Devices of ``devices``, all different, that can be reached now, working or not; bool [len(devices)]."""
         on = self._availability.on(devices, self._simulation.now)
         return on & ~np.isin(devices, sorted(self.off)) if self.off else on

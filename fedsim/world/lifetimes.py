@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
+from fedsim.arrays import Flags, Floats, Ints
 from fedsim.errors import ScenarioError
 from fedsim.files import sought
 from fedsim.language.registry import Registry
@@ -49,7 +49,7 @@ class _Schedule(Turnover):
     times: list[PositiveSeconds] = Field(min_length=1)
     devices: list[int] | None = None
 
-    def ticks(self) -> NDArray[np.float64]:
+    def ticks(self) -> Floats:
         """The times on the clock's grid (s), in the order given."""
         return np.array([on_grid(time) for time in self.times])
 
@@ -84,7 +84,7 @@ class _TimesFromFile(Turnover):
     column: str
     unit: str | None = None
 
-    def times(self, devices: int, root: Path | None, empty: float) -> NDArray[np.float64]:
+    def times(self, devices: int, root: Path | None, empty: float) -> Floats:
         """The times on the clock's grid (s), float64 [devices]; ``empty`` where there is none."""
         table = DeviceTable(self.key, sought(self.file, root), (self.column,), ("device",))
         return np.array([on_grid(time) for time in table.by_device(self.column, devices, Seconds, self.unit, empty)])
@@ -117,7 +117,7 @@ class PoissonArrivals(Turnover):
         if self.newcomers is not None and self.newcomers > devices:
             raise ScenarioError(f"population.arrivals.newcomers is {self.newcomers}; allowed are 1 to {devices} (all devices)")
 
-    def draw(self, streams: Streams, devices: int, root: Path | None) -> NDArray[np.float64]:
+    def draw(self, streams: Streams, devices: int, root: Path | None) -> Floats:
         """Draws from ``world/arrivals`` and ``world/arrivals/gap``."""
         count = devices // 2 if self.newcomers is None else self.newcomers
         gaps = streams.generator("world/arrivals/gap").exponential(1 / self.rate, count)
@@ -131,7 +131,7 @@ class ScheduledArrivals(_Schedule):
 
     key = "population.arrivals"
 
-    def draw(self, streams: Streams, devices: int, root: Path | None) -> NDArray[np.float64]:
+    def draw(self, streams: Streams, devices: int, root: Path | None) -> Floats:
         """Draws from ``world/arrivals`` if no devices are named."""
         named = self.devices
         newcomers = streams.generator("world/arrivals").permutation(devices)[: len(self.times)] if named is None else named
@@ -145,7 +145,7 @@ class ArrivalsFromFile(_TimesFromFile):
 
     key = "population.arrivals"
 
-    def draw(self, streams: Streams, devices: int, root: Path | None) -> NDArray[np.float64]:
+    def draw(self, streams: Streams, devices: int, root: Path | None) -> Floats:
         """Raises ``DataError`` if the file or the column is missing, a row is, or a cell is no time."""
         return self.times(devices, root, 0.0)
 
@@ -172,7 +172,7 @@ class ExponentialStays(Turnover):
     mean_stay: PositiveSeconds
     share: float = Field(default=1.0, gt=0.0, le=1.0)
 
-    def draw(self, streams: Streams, arrival: NDArray[np.float64], root: Path | None) -> NDArray[np.float64]:
+    def draw(self, streams: Streams, arrival: Floats, root: Path | None) -> Floats:
         """Draws from ``world/departures`` and ``world/departures/stay``."""
         devices = len(arrival)
         leaving = streams.generator("world/departures").permutation(devices)[: round(self.share * devices)]
@@ -188,7 +188,7 @@ class ScheduledDepartures(_Schedule):
 
     key = "population.departures"
 
-    def draw(self, streams: Streams, arrival: NDArray[np.float64], root: Path | None) -> NDArray[np.float64]:
+    def draw(self, streams: Streams, arrival: Floats, root: Path | None) -> Floats:
         """Draws from ``world/departures`` if no devices are named.
 
         ``ScenarioError``: a device would leave before it has arrived, or nobody is there who could leave.
@@ -216,12 +216,12 @@ class DeparturesFromFile(_TimesFromFile):
 
     key = "population.departures"
 
-    def draw(self, streams: Streams, arrival: NDArray[np.float64], root: Path | None) -> NDArray[np.float64]:
+    def draw(self, streams: Streams, arrival: Floats, root: Path | None) -> Floats:
         """Raises ``ScenarioError`` if a device would leave before it has arrived."""
         return _after(arrival, self.times(len(arrival), root, np.inf))
 
 
-def _after(arrival: NDArray[np.float64], departure: NDArray[np.float64]) -> NDArray[np.float64]:
+def _after(arrival: Floats, departure: Floats) -> Floats:
     """The departures, if all are after the arrivals."""
     for device in np.flatnonzero(departure <= arrival).tolist():
         raise ScenarioError(
@@ -239,8 +239,8 @@ DeparturesSpec = Annotated[ExponentialStays | ScheduledDepartures | DeparturesFr
 
 
 class _ArrivalsAndDepartures(Protocol):
-    arrival: NDArray[np.float64]
-    departure: NDArray[np.float64]
+    arrival: Floats
+    departure: Floats
 
 
 class Bounded:
@@ -250,7 +250,7 @@ class Bounded:
     paths within do not. Lifetimes are in s, float64 [devices].
     """
 
-    def __init__(self, within: Availability, arrival: NDArray[np.float64], departure: NDArray[np.float64]) -> None:
+    def __init__(self, within: Availability, arrival: Floats, departure: Floats) -> None:
         self._within, self._arrival, self._departure = within, arrival, departure
 
     def span(self, device: int, time: float) -> Span:
@@ -266,12 +266,12 @@ class Bounded:
         when = self._within.next_on(device, max(time, float(self._arrival[device])))
         return when if when < self._departure[device] else math.inf
 
-    def on(self, devices: NDArray[np.int64], time: float) -> NDArray[np.bool_]:
-        there: NDArray[np.bool_] = (self._arrival[devices] <= time) & (time < self._departure[devices])
+    def on(self, devices: Ints, time: float) -> Flags:
+        there: Flags = (self._arrival[devices] <= time) & (time < self._departure[devices])
         there[there] = self._within.on(devices[there], time)
         return there
 
-    def spans(self, devices: NDArray[np.int64], times: NDArray[np.float64]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    def spans(self, devices: Ints, times: Floats) -> tuple[Flags, Floats]:
         arrival, departure = self._arrival[devices], self._departure[devices]
         on, end = np.zeros(len(devices), dtype=np.bool_), np.where(times < arrival, arrival, math.inf)
         there = (arrival <= times) & (times < departure)
@@ -311,7 +311,7 @@ class Lifetimes:
         self._arm_arrival()
         self._arm_departure()
 
-    def present(self, time: float) -> NDArray[np.bool_]:
+    def present(self, time: float) -> Flags:
         """Devices that have arrived and not left at ``time`` (s), on or off; bool [devices]."""
         return (self._population.arrival <= time) & (time < self._population.departure)
 
@@ -364,7 +364,7 @@ class Lifetimes:
         self._arm_departure()
 
 
-def _in_order(times: NDArray[np.float64], chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _in_order(times: Floats, chosen: Flags) -> Ints:
     """The chosen devices in order of their times, then of their numbers; int64."""
     devices = np.flatnonzero(chosen)
     return devices[np.argsort(times[devices], kind="stable")]

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.arrays import Flags, Floats, Ints
 from fedsim.meters.energy import COMPUTING
 from fedsim.simulation import TICK_S, Alarm, Simulation, on_grid
 from fedsim.world.availability import Availability
@@ -101,12 +102,7 @@ class Batteries:
     """
 
     def __init__(
-        self,
-        simulation: Simulation,
-        columns: Mapping[str, NDArray[Any]],
-        restart: float,
-        charging: Charging,
-        arrival: NDArray[np.float64],
+        self, simulation: Simulation, columns: Mapping[str, NDArray[Any]], restart: float, charging: Charging, arrival: Floats
     ) -> None:
         self._simulation, self._columns = simulation, columns
         self._restart, self._charging = restart, charging
@@ -128,11 +124,11 @@ class Batteries:
 
     # What a device can do now, or when.
 
-    def up(self, devices: NDArray[np.int64], time: float) -> NDArray[np.bool_]:
+    def up(self, devices: Ints, time: float) -> Flags:
         """Devices of ``devices`` that are not flat at ``time`` (s); bool, as many."""
         columns, since = self._columns, time + TICK_S - self._at[devices]  # it is flat at the nearest tick, which may be before
         most = columns["idle_w"][devices] * since + columns["tail_w"][devices] * columns["tail_s"][devices]
-        up: NDArray[np.bool_] = ~self._flat[devices] & (self._level[devices] > most)
+        up: Flags = ~self._flat[devices] & (self._level[devices] > most)
         for place in np.flatnonzero(~up).tolist():
             up[place] = self.next_up(int(devices[place]), time) <= time
         return up
@@ -410,7 +406,7 @@ class Powered:
                 return when
         return math.inf
 
-    def on(self, devices: NDArray[np.int64], time: float) -> NDArray[np.bool_]:
+    def on(self, devices: Ints, time: float) -> Flags:
         on = self._within.on(devices, time)
         on[on] = self._batteries.up(devices[on], time)
         return on

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
+from fedsim.arrays import Ints
 from fedsim.errors import DataError
 from fedsim.files import sought
 from fedsim.language.spec import Spec
@@ -81,7 +81,7 @@ class CarbonSpec(Spec):
         """Profile of each zone, in a run that begins at the time of the day ``starts`` (s)."""
         return [zone.profile(place, root, starts) for place, zone in enumerate(self.zones)]
 
-    def draw(self, streams: Streams, devices: int) -> NDArray[np.int64]:
+    def draw(self, streams: Streams, devices: int) -> Ints:
         """The place of each device's zone, int64 [devices]; draws from ``world/energy/zone``."""
         if len(self.zones) == 1:
             return np.zeros(devices, dtype=np.int64)

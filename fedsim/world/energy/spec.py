@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from fedsim.arrays import Floats
 from fedsim.errors import ScenarioError, nearest
 from fedsim.language.spec import Spec
 from fedsim.language.units import TICK_S, Joules, JoulesPerByte, Seconds, Watts
@@ -88,7 +89,7 @@ class BatterySpec(Spec):
     charging: ChargingSpec = Never()
     restart: float = Field(default=0.1, ge=0.001, le=1.0)
 
-    def draw(self, streams: Streams, devices: int, root: Path | None) -> dict[str, NDArray[np.float64]]:
+    def draw(self, streams: Streams, devices: int, root: Path | None) -> dict[str, Floats]:
         """``capacity_j``, ``initial_j``, ``charge_w`` of all devices, float64 [devices] each; draws from ``world/battery``."""
 
         def drawn(name: str, said: Distribution) -> NDArray[Any]:
@@ -193,13 +194,7 @@ class EnergySpec(Spec):
         return EnergyMeter(columns, setting)
 
     def batteries(
-        self,
-        energy: Meter,
-        simulation: Simulation,
-        streams: Streams,
-        arrival: NDArray[np.float64],
-        paths: "Availability",
-        root: Path | None,
+        self, energy: Meter, simulation: Simulation, streams: Streams, arrival: Floats, paths: "Availability", root: Path | None
     ) -> Batteries | None:
         """The batteries of devices that join at ``arrival`` (s) and are reached as ``paths`` say; None where there are none."""
         if self.battery is None:

@@ -21,9 +21,7 @@ from heapq import heappop, heappush
 from operator import attrgetter
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from fedsim.arrays import Floats, Ints
 from fedsim.errors import SimulationError
 from fedsim.simulation import Alarm, Simulation, on_grid_after, tie_s
 from fedsim.world.network.endpoints import Endpoints
@@ -59,13 +57,13 @@ class Network(Endpoints):
         self,
         simulation: Simulation,
         links: Mapping[str, float],
-        down: NDArray[np.float64],
-        up: NDArray[np.float64],
-        latency: NDArray[np.float64],
+        down: Floats,
+        up: Floats,
+        latency: Floats,
         transport: Transport = PLAIN,
         *,
-        edge_latency: NDArray[np.float64] | None = None,
-        edges: NDArray[np.int64] | None = None,
+        edge_latency: Floats | None = None,
+        edges: Ints | None = None,
         hosts: Sequence[str] = (),
         sharing: Callable[[], Sharing] = Filling,
     ) -> None:

@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedsim.arrays import Floats, Ints
 from fedsim.errors import SimulationError, nearest
 from fedsim.simulation import Simulation
 from fedsim.world.columns import ALL
@@ -38,7 +38,7 @@ class EdgeServers:
     receive: float
     send: float
     latency: float
-    of: NDArray[np.int64] | None = None
+    of: Ints | None = None
 
 
 class Graph(Network):
@@ -54,9 +54,9 @@ class Graph(Network):
     def __init__(
         self,
         simulation: Simulation,
-        down: NDArray[np.float64],
-        up: NDArray[np.float64],
-        latency: NDArray[np.float64],
+        down: Floats,
+        up: Floats,
+        latency: Floats,
         links: Mapping[str, float],
         path: Path,
         places: Sequence[Hashable],
@@ -81,9 +81,9 @@ class Graph(Network):
     def between(
         cls,
         simulation: Simulation,
-        down: NDArray[np.float64],
-        up: NDArray[np.float64],
-        latency: NDArray[np.float64],
+        down: Floats,
+        up: Floats,
+        latency: Floats,
         graph: "networkx.Graph[Any]",
         server: Hashable,
         attach: Sequence[Hashable],
@@ -158,15 +158,15 @@ class Graph(Network):
             return self._others[endpoint - self.devices]
         return self._server if endpoint == SERVER else self._places[endpoint % len(self._places)]
 
-    def lone_rates(self, direction: Direction, devices: slice = ALL) -> NDArray[np.float64]:
+    def lone_rates(self, direction: Direction, devices: slice = ALL) -> Floats:
         routes = [self.route(*ends(place, direction)) for place in range(min(len(self._places), self.devices))]
         narrowest = np.array([min((self.links[name] for name in route), default=math.inf) for route in routes])
-        narrowest_of: NDArray[np.float64] = narrowest[self._place_of(self.devices, devices)]
+        narrowest_of: Floats = narrowest[self._place_of(self.devices, devices)]
         return np.minimum(self.access_rates(direction)[devices], narrowest_of)
 
-    def _place_of(self, count: int, devices: slice) -> NDArray[np.int64]:
+    def _place_of(self, count: int, devices: slice) -> Ints:
         """The place of some of so many devices; int64 [devices]."""
-        places: NDArray[np.int64] = np.arange(*devices.indices(count)) % len(self._places)
+        places: Ints = np.arange(*devices.indices(count)) % len(self._places)
         return places
 
     def devices_at(self, place: int) -> list[int]:
@@ -175,7 +175,7 @@ class Graph(Network):
         return list(range(place, self.devices, len(self._places)))
 
 
-def _edges_of(nodes: Sequence[Hashable], walks: "_Walks", server: Hashable, attach: Sequence[Hashable]) -> NDArray[np.int64]:
+def _edges_of(nodes: Sequence[Hashable], walks: "_Walks", server: Hashable, attach: Sequence[Hashable]) -> Ints:
     """The edge server of each place; int64 [places]."""
     number = {node: edge for edge, node in enumerate(nodes)}
     of = []

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
+from fedsim.arrays import Floats
 from fedsim.errors import ScenarioError, SimulationError, nearest, shown
 from fedsim.files import read_json, sought
 from fedsim.language.registry import Registry
@@ -35,11 +35,11 @@ from fedsim.world.network.star import Star
 if TYPE_CHECKING:
     import networkx
 
-DeviceRates = tuple[NDArray[np.float64], ...]
+DeviceRates = tuple[Floats, ...]
 """Rates (down, up) of the devices' own links from elsewhere than the network's section, bytes/s, and perhaps their latencies
 (s), which hold where the section says none; each float64 [devices]."""
 
-AccessColumns = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
+AccessColumns = tuple[Floats, Floats, Floats]
 
 
 class ServerLinks(Spec):
@@ -150,7 +150,7 @@ class NetworkModel(Spec):
     def columns(self, streams: Streams, devices: int, rates: DeviceRates | None, root: Path | None) -> AccessColumns:
         """Rates down and up (bytes/s) and latency (s) of all devices; each float64 [devices]."""
 
-        def column(name: Literal["down", "up", "latency"], purpose: str) -> NDArray[np.float64]:
+        def column(name: Literal["down", "up", "latency"], purpose: str) -> Floats:
             distribution = getattr(self.device, name)
             return distribution.by_device(f"network.device.{name}", streams.generator(purpose), devices, root)  # type: ignore[no-any-return]
 
@@ -201,10 +201,7 @@ def _between_cells(tail: int, head: int) -> list[str]:
     """The links between two cells, or a cell and the server. An edge server is on its own side of its cell's link."""
     if tail == head:
         return []
-    return [
-        "server down" if tail == SERVER else f"cell {tail} up",
-        "server up" if head == SERVER else f"cell {head} down",
-    ]
+    return ["server down" if tail == SERVER else f"cell {tail} up", "server up" if head == SERVER else f"cell {head} down"]
 
 
 class GraphSpec(NetworkModel):

@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedsim.arrays import Floats
 from fedsim.simulation import Simulation
 from fedsim.world.columns import ALL
 from fedsim.world.network.base import Network
@@ -373,9 +373,9 @@ class Star(Network):
     def __init__(
         self,
         simulation: Simulation,
-        down: NDArray[np.float64],
-        up: NDArray[np.float64],
-        latency: NDArray[np.float64],
+        down: Floats,
+        up: Floats,
+        latency: Floats,
         server_down: float = math.inf,
         server_up: float = math.inf,
         transport: Transport = PLAIN,
@@ -388,7 +388,7 @@ class Star(Network):
         """The server's link of that direction; none between devices."""
         return ("server down",) if source == SERVER else ("server up",) if destination == SERVER else ()
 
-    def lone_rates(self, direction: Direction, devices: slice = ALL) -> NDArray[np.float64]:
+    def lone_rates(self, direction: Direction, devices: slice = ALL) -> Floats:
         return np.minimum(self.access_rates(direction)[devices], self.links[f"server {direction}"])
 
     def _enter(self, flow: Flow, cap: float, now: float, sent: float = 0.0) -> None:
