@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import AfterValidator, Field
@@ -26,6 +26,9 @@ from fedsim.world.availability import Availability
 from fedsim.world.availability.base import spans_of
 from fedsim.world.device_table import DeviceTable
 from fedsim.world.phases import Span
+
+if TYPE_CHECKING:
+    from fedsim.world.population import Population
 
 
 class Turnover(Spec):
@@ -238,11 +241,6 @@ DeparturesSpec = Annotated[ExponentialStays | ScheduledDepartures | DeparturesFr
 # What becomes of them in a run.
 
 
-class _ArrivalsAndDepartures(Protocol):
-    arrival: Floats
-    departure: Floats
-
-
 class Bounded:
     """Paths of availability cut to each device's lifetime: off before its arrival, and off for good from its departure.
 
@@ -280,7 +278,7 @@ class Bounded:
         return on, end
 
 
-def bounded(within: Availability, population: _ArrivalsAndDepartures) -> Availability:
+def bounded(within: Availability, population: "Population") -> Availability:
     """``within``, cut to the lifetimes of the population; untouched if everybody is there from 0 and for ever."""
     if population.arrival.any() or (population.departure < math.inf).any():
         return Bounded(within, population.arrival, population.departure)
@@ -298,14 +296,14 @@ class Lifetimes:
     def __init__(
         self,
         simulation: Simulation,
-        population: _ArrivalsAndDepartures,
+        population: "Population",
         availability: Availability,
         on_arrival: Callable[[int], None],
     ) -> None:
         self._simulation, self._population = simulation, population
         self._availability, self._on_arrival = availability, on_arrival
-        self._newcomers = _in_order(population.arrival, population.arrival > 0)
-        self._leavers = _in_order(population.departure, population.departure < math.inf)
+        self._newcomers, self._arrivals = _in_order(population.arrival, population.arrival > 0)
+        self._leavers, self._departures = _in_order(population.departure, population.departure < math.inf)
         self._arrived = self._left = 0
         self._waiting: list[tuple[float, int]] = []  # a heap: newcomers who have arrived but cannot be reached yet, and when
         self._arm_arrival()
@@ -328,18 +326,14 @@ class Lifetimes:
 
     def _arm_arrival(self) -> None:
         """Wake up when the next newcomer arrives, or when one who is waiting comes on, if that is earlier."""
-        when = self._waiting[0][0] if self._waiting else math.inf
-        if self._arrived < len(self._newcomers):
-            when = min(when, float(self._population.arrival[self._newcomers[self._arrived]]))
+        when = min(self._waiting[0][0] if self._waiting else math.inf, self._arrivals.item(self._arrived))
         if when < math.inf:
             self._simulation.wake(("arrival", self._arrived), when, self._arrive)
 
     def _arrive(self) -> None:
         now = self._simulation.now
-        while self._arrived < len(self._newcomers):
-            device = int(self._newcomers[self._arrived])
-            if self._population.arrival[device] > now:
-                break
+        while self._arrivals.item(self._arrived) <= now:
+            device = self._newcomers.item(self._arrived)
             self._arrived += 1
             self._simulation.emit("arrival", device=device)
             reachable = self._availability.next_on(device, now)
@@ -350,21 +344,20 @@ class Lifetimes:
         self._arm_arrival()
 
     def _arm_departure(self) -> None:
-        if self._left < len(self._leavers):
-            when = float(self._population.departure[self._leavers[self._left]])
+        when = self._departures.item(self._left)
+        if when < math.inf:
             self._simulation.wake(("departure", self._left), when, self._depart)
 
     def _depart(self) -> None:
-        while self._left < len(self._leavers):
-            device = int(self._leavers[self._left])
-            if self._population.departure[device] > self._simulation.now:
-                break
+        while self._departures.item(self._left) <= self._simulation.now:
+            device = self._leavers.item(self._left)
             self._left += 1
             self._simulation.emit("departure", device=device)
         self._arm_departure()
 
 
-def _in_order(times: Floats, chosen: Flags) -> Ints:
-    """The chosen devices in order of their times, then of their numbers; int64."""
+def _in_order(times: Floats, chosen: Flags) -> tuple[Ints, Floats]:
+    """The chosen devices in order of their times, then of their numbers; and these times, with infinity at the end."""
     devices = np.flatnonzero(chosen)
-    return devices[np.argsort(times[devices], kind="stable")]
+    devices = devices[np.argsort(times[devices], kind="stable")]
+    return devices, np.append(times[devices], math.inf)

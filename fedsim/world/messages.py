@@ -60,7 +60,9 @@ class Messages:
         self.under_way: dict[int, Message] = {}
         self._sent = 0
 
-    def send(self, source: int, destination: int, payloads: tuple[Payload, ...], number: int | None, on_end: OnEnd) -> Message:
+    def send(
+        self, source: int, destination: int, payloads: tuple[Payload, ...], number: int | None, on_end: OnEnd | None = None
+    ) -> Message:
         """Send a message of the round ``number`` (or of none); ``on_end`` is called once, in no call of this object's.
 
         ``SimulationError``: there is no such endpoint, or it would send to itself.

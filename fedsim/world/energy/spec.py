@@ -47,7 +47,8 @@ ShareDistribution = Annotated[Distribution, by_device(_Share, Constant, Uniform,
 
 
 class PlaceSpec(Spec):
-    """A place of the server's side.
+    """A place of the server's side: the server, all its machines together, and the way to it; or what stands at each cell of a
+    tree, or at each node of a graph to which devices are attached: edge servers, say.
 
     Attributes:
         idle: drawn all the time, from the start of the run to its end.
@@ -62,14 +63,6 @@ class PlaceSpec(Spec):
     def coefficients(self, count: int) -> dict[str, float]:
         """Draw of ``count`` such places: W, J an update and J a byte."""
         return {"idle_w": self.idle * count, "update_j": self.update, "j_byte": self.byte}
-
-
-class ServerPower(PlaceSpec):
-    """The server, all its machines together, and the way to it."""
-
-
-class EdgeSpec(PlaceSpec):
-    """Equipment at each cell of a tree, or at each node of a graph to which devices are attached: edge servers, say."""
 
 
 class BatterySpec(Spec):
@@ -146,8 +139,8 @@ class EnergySpec(Spec):
     send_byte: ByteEnergyDistribution | None = None
     tail: PowerDistribution | None = None
     tail_lasts: TimeDistribution | None = None
-    server: ServerPower = ServerPower()
-    edge: EdgeSpec | None = None
+    server: PlaceSpec = PlaceSpec()
+    edge: PlaceSpec | None = None
     starts: Seconds = 0.0
     carbon: Carbon | None = None
     battery: BatterySpec | None = None
@@ -188,7 +181,7 @@ class EnergySpec(Spec):
             "idle_while": self.idle_while,
             "batteries": self.battery is not None,
             "server": self.server.coefficients(1),
-            "edge": (self.edge or EdgeSpec()).coefficients(cells or 0),
+            "edge": (self.edge or PlaceSpec()).coefficients(cells or 0),
             "zones": zones,
         }
         return EnergyMeter(columns, setting)
@@ -204,7 +197,6 @@ class EnergySpec(Spec):
         return Batteries(simulation, energy.columns, self.battery.restart, charging, arrival)
 
     def _of_presets(self, streams: Streams, devices: int) -> dict[str, NDArray[Any]]:
-        """The coefficients of each device's preset; zeros without one."""
         names = self.preset or []
         drawn = [coefficients(name) for name in names] or [{}]
         table = [[of.get(key, 0.0) for of in drawn] for key in _KEYS.values()]

@@ -1,11 +1,11 @@
 """Weighted max-min fairness over any links, by progressive filling: all that runs is shared again at each change, in numpy."""
 
 import math
-from collections.abc import Iterable
 
 import numpy as np
 
 from fedsim.arrays import Flags, Floats, Ints
+from fedsim.world.network.flow import Route
 
 _ROUNDING = 4  # ends that differ by so many last bits of a float64 are one
 
@@ -59,14 +59,7 @@ class Filling:
         self._leaving: list[int] = []
 
     def enter(
-        self,
-        flow_id: int,
-        size: float,
-        cap: float,
-        now: float,
-        weight: float = 1.0,
-        sent: float = 0.0,
-        route: Iterable[tuple[str, float]] = (),
+        self, flow_id: int, size: float, cap: float, now: float, weight: float = 1.0, sent: float = 0.0, route: Route = ()
     ) -> None:
         numbers = []
         for name, capacity in route:

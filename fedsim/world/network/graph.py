@@ -44,11 +44,7 @@ class EdgeServers:
 class Graph(Network):
     """Endpoints at nodes. Device i is at place i modulo the number of places; each place is a node.
 
-    Args:
-        simulation, down, up, latency, links, transport: as ``Network`` says.
-        path: the shared links between two nodes.
-        places, server, hosts: the nodes of each place, the server, and further endpoints.
-        edges: the edge servers, if there are any.
+    ``path`` says the shared links between two nodes; ``places``, ``server`` and ``hosts`` are nodes.
     """
 
     def __init__(
@@ -203,21 +199,16 @@ class _Walks:
 
     def between(self, tail: Hashable, head: Hashable) -> list[Hashable]:
         """The nodes on the way, both ends included."""
-        up, down = self._to(self._server, tail), self._from(self._server, head)
+        up, down = self._walk(self._server, tail, is_from=False), self._walk(self._server, head, is_from=True)
         if head in up:
             return up[: up.index(head) + 1]
         if tail in down:
             return down[down.index(tail) :]
-        return self._from(tail, head) if str(tail) <= str(head) else self._to(head, tail)
+        comes_first = str(tail) <= str(head)
+        return self._walk(*((tail, head) if comes_first else (head, tail)), is_from=comes_first)
 
-    def _from(self, root: Hashable, node: Hashable) -> list[Hashable]:
-        return self._follow(root, node, True)[::-1]
-
-    def _to(self, root: Hashable, node: Hashable) -> list[Hashable]:
-        return self._follow(root, node, False)
-
-    def _follow(self, root: Hashable, node: Hashable, is_from: bool) -> list[Hashable]:
-        """From a node back to the root of the search, along the walks from the root or those to it."""
+    def _walk(self, root: Hashable, node: Hashable, *, is_from: bool) -> list[Hashable]:
+        """The nodes from the root of the search to a node, or from there to the root."""
         import networkx
 
         if (root, is_from) not in self._steps:
@@ -231,7 +222,7 @@ class _Walks:
                 raise SimulationError(f"the network has no way {way} the server {root!r} for node {node!r}")
             node = steps[node]
             walk.append(node)
-        return walk
+        return walk[::-1] if is_from else walk
 
 
 def _link(tail: Hashable, head: Hashable) -> str:

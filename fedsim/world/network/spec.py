@@ -42,15 +42,11 @@ DeviceRates = tuple[Floats, ...]
 AccessColumns = tuple[Floats, Floats, Floats]
 
 
-class ServerLinks(Spec):
-    """The server's own link: ``down`` to the devices, ``up`` from them."""
+class SharedLink(Spec):
+    """A link of the server, or of a cell to the server: ``down`` to the devices, ``up`` from them."""
 
     down: LinkRate = math.inf
     up: LinkRate = math.inf
-
-
-class CellLinks(ServerLinks):
-    """Links between a cell and the server: ``down`` to its devices, ``up`` from them."""
 
 
 class EdgeLinks(Spec):
@@ -165,7 +161,7 @@ class StarSpec(NetworkModel):
     """One server link each way, and each device behind its own. Nothing said: transfers take no time."""
 
     kind: Literal["star"] = "star"
-    server: ServerLinks = ServerLinks()
+    server: SharedLink = SharedLink()
 
     def _connect(self, simulation: Simulation, columns: AccessColumns, transport: Transport, root: Path | None) -> Network:
         return Star(simulation, *columns, self.server.down, self.server.up, transport)
@@ -176,8 +172,8 @@ class TreeSpec(NetworkModel):
 
     kind: Literal["tree"] = "tree"
     cells: int = Field(ge=1, le=100_000)
-    cell: CellLinks = CellLinks()
-    server: ServerLinks = ServerLinks()
+    cell: SharedLink = SharedLink()
+    server: SharedLink = SharedLink()
     edge: EdgeLinks | None = None
 
     @property
