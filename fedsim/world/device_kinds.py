@@ -91,7 +91,6 @@ class Figure(NamedTuple):
     date: str
 
 
-@cache
 def catalogue() -> dict[str, str]:
     """Name -> what it is, of every kind in the catalogue."""
     return {name: entry["title"] for name, entry in _table().items()}

@@ -26,7 +26,6 @@ from fedsim.world.availability import Availability
 from fedsim.world.compute import Compute
 from fedsim.world.messages import Edges
 from fedsim.world.network.base import Network
-from fedsim.world.network.flow import Direction
 from fedsim.world.steps import StepRunner
 from fedsim.world.task import Cause, Download, Evaluate, Queue, Task, TaskStep, Train, Upload, Work
 
@@ -41,9 +40,7 @@ class TaskRunner:
     """Carries out tasks on the devices of a population.
 
     Args:
-        simulation, population, compute, network, batteries, edges: the world; batteries and edge servers if there are any.
         availability: when each device can be reached, cut to its lifetime.
-        batch_size: B, samples of an SGD step.
         next_steps: asked when a task's steps are carried out: what follows; nothing where that was all.
         on_end: told of each task once, when it has ended.
 
@@ -308,14 +305,9 @@ class TaskRunner:
         task.off = self._simulation.now
         self._watch(task)
 
-    def queue(self, direction: Direction, slots: simpy.Resource) -> None:
-        """See ``StepRunner.queue``."""
-        self.steps.queue(direction, slots, self.running)
-
     # Snapshots, between two instants.
 
     def snapshot(self) -> dict[str, Any]:
-        """All that must be remembered of the devices' work; ``restore`` takes it back."""
         return {
             "asked": self._asked,
             "times_asked": np.array(list(self.times_asked.items()), dtype=np.int64).reshape(-1, 2),
@@ -327,10 +319,7 @@ class TaskRunner:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``snapshot`` gave: each device's process goes on with the step that had begun.
-
-        Alarms follow by ``rearm``, queues by ``queue``.
-        """
+        """Each device's process goes on with the step that had begun; alarms follow by ``rearm``."""
         if self.batteries is not None:
             self.batteries.restore(state["batteries"])
         self._asked = state["asked"]

@@ -314,7 +314,6 @@ class Lifetimes:
         return (self._population.arrival <= time) & (time < self._population.departure)
 
     def snapshot(self) -> dict[str, Any]:
-        """State of arrivals and departures; ``restore`` takes it back."""
         return {"arrived": self._arrived, "left": self._left, "waiting": self._waiting}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -106,10 +106,8 @@ def one_by_one(span: Callable[[int, float], Span]) -> Spans:
 def changes(spans: Spans, devices: Ints, end: float, most: int) -> dict[str, NDArray[Any]]:
     """Each device's state at time 0, and every change of it up to ``end`` (s), in order of devices and times.
 
-    Of more than ``most`` rows whole devices are left out, evenly over their numbers.
-
-    Returns:
-        ``device`` int64, ``time`` (s) float64 and ``on`` bool, [rows] each.
+    Of more than ``most`` rows whole devices are left out, evenly over their numbers. Returns ``device`` int64, ``time`` (s)
+    float64 and ``on`` bool, [rows] each.
     """
     count = len(devices)
     devices = devices[np.argsort(np.arange(count) * _GOLDEN % 1, kind="stable")]  # any beginning of it is spread evenly

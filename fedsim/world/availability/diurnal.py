@@ -102,19 +102,15 @@ class Tides:
         return time if span.on else span.end
 
     def on(self, devices: Ints, time: float) -> Flags:
-        piece = (time + self._into(devices)) // self._lasts
+        first = self._streams.uniforms("world/availability/first", devices)
+        into = np.rint(first * self._lasts / TICK_S) * TICK_S  # the first piece, at time 0
+        piece = (time + into) // self._lasts
         draws = self._streams.uniforms("world/availability", devices, piece.astype(np.int64))
         half = np.fromiter(map(self._half_window, draws.tolist()), dtype=np.float64, count=len(draws))
         peak = self._peak[devices]
         nearest = peak + (time - peak + DAY_S / 2) // DAY_S * DAY_S
         on: Flags = (nearest - half <= time) & (time < nearest + half) | (half == DAY_S / 2)
         return on
-
-    def _into(self, devices: Ints) -> Floats:
-        """Time that devices are into their first pieces at time 0 (s); float64, as many."""
-        first = self._streams.uniforms("world/availability/first", devices)
-        into: Floats = np.rint(first * self._lasts / TICK_S) * TICK_S
-        return into
 
     def _half_window(self, draw: float) -> float:
         """For how long before and after a peak the share is above ``draw`` (s): half a day for always, 0 for never."""

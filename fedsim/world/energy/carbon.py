@@ -77,10 +77,6 @@ class CarbonSpec(Spec):
             raise ValueError("the zones' shares are all 0")
         return self
 
-    def profiles(self, root: Path | None, starts: float) -> list[dict[str, Any]]:
-        """Profile of each zone, in a run that begins at the time of the day ``starts`` (s)."""
-        return [zone.profile(place, root, starts) for place, zone in enumerate(self.zones)]
-
     def draw(self, streams: Streams, devices: int) -> Ints:
         """The place of each device's zone, int64 [devices]; draws from ``world/energy/zone``."""
         if len(self.zones) == 1:

@@ -173,7 +173,8 @@ class EnergySpec(Spec):
         for name in ("receive_j_byte", "send_j_byte"):
             columns[name] = columns[name] * context.overhead
         columns["tail_s"] = np.rint(columns["tail_s"] / TICK_S) * TICK_S
-        zones = [] if self.carbon is None else self.carbon.profiles(root, self.starts)
+        grid = [] if self.carbon is None else self.carbon.zones
+        zones = [zone.profile(place, root, self.starts) for place, zone in enumerate(grid)]
         columns["zone"] = np.zeros(devices, dtype=np.int64) if self.carbon is None else self.carbon.draw(streams, devices)
         if self.battery is not None:
             columns |= self.battery.draw(streams, devices, root)
@@ -197,11 +198,9 @@ class EnergySpec(Spec):
         return Batteries(simulation, energy.columns, self.battery.restart, charging, arrival)
 
     def _of_presets(self, streams: Streams, devices: int) -> dict[str, NDArray[Any]]:
-        names = self.preset or []
-        drawn = [coefficients(name) for name in names] or [{}]
-        table = [[of.get(key, 0.0) for of in drawn] for key in _KEYS.values()]
-        if len(names) < 2:
-            return {key: np.full(devices, values[0]) for key, values in zip(_KEYS.values(), table, strict=True)}
-        shares = None if self.shares is None else np.array(self.shares) / sum(self.shares)
-        which = streams.generator("world/energy/preset").choice(len(names), devices, p=shares)
-        return {key: np.array(values)[which] for key, values in zip(_KEYS.values(), table, strict=True)}
+        drawn = [coefficients(name) for name in self.preset or []] or [{}]
+        which = np.zeros(devices, dtype=np.int64)
+        if len(drawn) > 1:
+            shares = None if self.shares is None else np.array(self.shares) / sum(self.shares)
+            which = streams.generator("world/energy/preset").choice(len(drawn), devices, p=shares)
+        return {key: np.array([of.get(key, 0.0) for of in drawn])[which] for key in _KEYS.values()}

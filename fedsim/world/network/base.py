@@ -42,7 +42,6 @@ class Network(Endpoints):
     order of events brings first.
 
     Args:
-        simulation: the clock.
         links, down, up, latency, transport, edge_latency, edges, hosts: as ``Endpoints`` says.
         sharing: makes the rule that shares the links.
 
@@ -94,7 +93,6 @@ class Network(Endpoints):
         self._round_trips: list[tuple[float, int]] = []  # heap: when the window of which flow doubles
 
     def _rule(self, flow: Flow) -> Sharing:
-        """The rule under which a flow is."""
         return self._rules[0]
 
     def _links_of(self, flow: Flow, *, own: bool = True) -> list[tuple[str, float]]:
@@ -278,7 +276,6 @@ class Network(Endpoints):
     # Slow start.
 
     def _open_window(self, flow: Flow, now: float) -> None:
-        """Begin with the first window, if it is a limit at all."""
         round_trip = self.round_trip_s(flow.source, flow.destination)
         if self._protocol.window < self._own_rate(flow) * round_trip:
             self._windows[flow.id] = self._protocol.window / round_trip

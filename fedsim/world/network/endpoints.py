@@ -28,7 +28,6 @@ class Endpoints(ABC):
         links: name -> capacity of each link that endpoints share, bytes/s, infinity allowed.
         down, up: rates of the devices' own links, bytes/s, above 0, infinity allowed; float64 [devices].
         latency: each device's own: what passes before the first byte leaves, s; loads no link; float64 [devices].
-        transport: the protocol.
         edge_latency: of each edge server, between it and the server (s); float64 [edge servers].
         edges: which is each device's, int64 [devices]; None where there are none.
         hosts: names of further endpoints, which have no latency.
@@ -37,8 +36,7 @@ class Endpoints(ABC):
         devices, endpoints: how many there are, and how many endpoints besides the server.
         hosts: name -> number of each.
 
-    Raises:
-        SimulationError: a rate is not above 0, a latency is negative or not finite, or the arrays differ in length.
+    ``SimulationError``: a rate is not above 0, a latency is negative or not finite, or the arrays differ in length.
     """
 
     def __init__(
@@ -177,7 +175,6 @@ class Endpoints(ABC):
             raise SimulationError(message) from None
 
     def _own(self, source: int, destination: int) -> list[tuple[int, Direction]]:
-        """The devices' own links between two endpoints."""
         found: list[tuple[int, Direction]] = []
         if 0 <= source < self.devices:
             found.append((source, "up"))

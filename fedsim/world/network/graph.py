@@ -94,9 +94,8 @@ class Graph(Network):
         that part of the way. Otherwise it is found as if the one that comes first by name were the server. An undirected edge
         carries its capacity each way at the same time.
 
-        Raises:
-            SimulationError: an unknown node, an edge without capacity, parallel edges, or no way between a node and the server
-                or its edge server.
+        ``SimulationError``: an unknown node, an edge without capacity, parallel edges, or no way between a node and the server
+        or its edge server.
         """
         if graph.is_multigraph():
             raise SimulationError("the network has parallel edges; give one edge with the capacity of all")
@@ -140,7 +139,6 @@ class Graph(Network):
         return {way: [self.route(*ends(near, way, far)) for near, far in pairs] for way in ways}
 
     def route(self, source: int, destination: int) -> list[str]:
-        """The path between the nodes of two endpoints, and the own links of edge servers."""
         found = list(self._path(self._node(source), self._node(destination)))
         edges = range(self.devices, self.devices + len(self._edge_latency))
         if source in edges:
@@ -161,7 +159,6 @@ class Graph(Network):
         return np.minimum(self.access_rates(direction)[devices], narrowest_of)
 
     def _place_of(self, count: int, devices: slice) -> Ints:
-        """The place of some of so many devices; int64 [devices]."""
         places: Ints = np.arange(*devices.indices(count)) % len(self._places)
         return places
 

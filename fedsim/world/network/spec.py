@@ -87,11 +87,6 @@ class DeviceLinks(Spec):
                 raise ValueError(f"{name!r} may draw a rate of 0 B/s; a link must carry something")
         return self
 
-    @property
-    def unlimited(self) -> bool:
-        """Whether all devices have links of infinite rate, as when nothing is said of them."""
-        return all(isinstance(rate, Constant) and rate.value == math.inf for rate in (self.down, self.up))
-
 
 def _least(distribution: Any) -> float:
     """The least of a distribution's parameters: 0 among the draws shows in it."""
@@ -118,7 +113,8 @@ class NetworkModel(Spec):
     @property
     def has_device_rates(self) -> bool:
         """Whether this section says how fast the devices' own links are."""
-        return not self.device.unlimited
+        rates = (self.device.down, self.device.up)
+        return not all(isinstance(rate, Constant) and rate.value == math.inf for rate in rates)
 
     @property
     def places(self) -> int | None:
