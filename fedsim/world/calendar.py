@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, BeforeValidator
 from pydantic_core import PydanticCustomError
 
+from fedsim.arrays import Floats
 from fedsim.errors import ScenarioError, nearest
 from fedsim.language.spec import Spec
 from fedsim.simulation import on_grid
@@ -87,13 +88,13 @@ class Calendar:
         """That of a scenario which says nothing of it: time 0 is midnight, everywhere."""
         return cls(datetime(2024, 1, 1, tzinfo=UTC), [UTC], alike(0, devices), stated=False)
 
-    def day_s(self) -> NDArray[np.float64]:
+    def day_s(self) -> Floats:
         """Time of the day that has passed for each device at time 0 (s), float64 [devices].
 
         A zone's offset is that at time 0: a run over the change to summer time keeps it.
         """
         local = [self.starts.astimezone(zone).replace(tzinfo=None) for zone in self.zones]
-        passed: NDArray[np.float64] = np.array([seconds_of_day(now.time()) for now in local])
+        passed: Floats = np.array([seconds_of_day(now.time()) for now in local])
         return each(lambda which: passed[which], self.which)
 
     def simulated_s(self, instant: datetime, device: int) -> float:

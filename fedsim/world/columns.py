@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.arrays import Floats, Ints
+
 MANY = 2_000_000
 """Of more devices than these, only those that were ever looked at have rows: in caches, and in ``devices.parquet``."""
 
@@ -41,7 +43,7 @@ def pieces(devices: int) -> Iterator[slice]:
     return (slice(begin, begin + _PIECE) for begin in range(0, devices, _PIECE))
 
 
-def mean(entries: Callable[[slice], NDArray[np.float64]], devices: int) -> float:
+def mean(entries: Callable[[slice], Floats], devices: int) -> float:
     """The mean of a column that is made piece by piece; to the bit ``np.mean`` of the whole, which adds up halves of halves."""
 
     def total(begin: int, end: int) -> float:
@@ -64,7 +66,7 @@ class DeviceRows:
         self.room = devices if self.all else _ROOM
         self._rows: dict[int, int] = {}
 
-    def of(self, devices: NDArray[np.int64]) -> NDArray[np.int64]:
+    def of(self, devices: Ints) -> Ints:
         """The rows of some devices; int64, as many. Columns may have to grow then."""
         if self.all:
             return devices

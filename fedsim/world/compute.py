@@ -8,9 +8,9 @@ device and the number of its task.
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from fedsim.arrays import Floats
 from fedsim.language.spec import Spec
 from fedsim.language.units import PositiveSeconds
 from fedsim.simulation import on_grid
@@ -34,17 +34,13 @@ class SlowPhases(Spec):
 class Compute:
     """The clockwork of local training; draws from ``world/jitter``, ``world/jitter/task`` and ``world/slow``.
 
-    Args:
-        streams: the run's streams.
-        jitter: coefficient of variation of an epoch's time (lognormal, mean 1), one for all or float64 [devices]; 0 for none.
-        slow: slow phases, or None.
-        devices: how many devices there are.
+    ``jitter`` is the coefficient of variation of an epoch's time (lognormal, mean 1), one for all or float64 [devices].
 
     Attributes:
         reach_s: how far to look ahead at first (s); what ends later is mostly never waited for.
     """
 
-    def __init__(self, streams: Streams, jitter: float | NDArray[np.float64], slow: SlowPhases | None, devices: int) -> None:
+    def __init__(self, streams: Streams, jitter: float | Floats, slow: SlowPhases | None, devices: int) -> None:
         self._streams = streams
         self._sigma = each(_sigmas, alike(jitter, devices) if np.ndim(jitter) == 0 else np.asarray(jitter))
         self._factor = 1.0 if slow is None else slow.factor
@@ -70,16 +66,14 @@ class Compute:
     ) -> list[float]:
         """When each of ``epochs`` epochs ends (absolute seconds on the clock's grid), begun at ``start`` back to back.
 
+        ``SimulationError``: the device would go through too many slow phases on the way.
+
         Args:
-            device, start, epochs: who computes, from when on (s), and how many are asked for.
             epoch_s: time of an undisturbed epoch at full speed (s).
             limit: epochs that would begin at or after this time are left out (s).
             horizon: nothing after this time matters (s): epochs that would begin later are left out too, but for one, and an
                 end beyond this time or the limit may be any time beyond.
             task: names the jitter instead of the instants at which epochs begin: how many tasks the device was given before.
-
-        Raises:
-            SimulationError: the device would go through too many slow phases on the way.
         """
         horizon = min(limit, horizon)
         if self._sigma.item(device) == 0.0 and self._phases is None:
@@ -134,7 +128,7 @@ class Compute:
             start = span.end
 
 
-def _sigmas(jitter: NDArray[np.float64]) -> NDArray[np.float64]:
+def _sigmas(jitter: Floats) -> Floats:
     """Of the lognormal factors with these coefficients of variation."""
     values, which = np.unique(jitter, return_inverse=True)
     return np.array([math.sqrt(math.log1p(value**2)) for value in values.tolist()])[which]

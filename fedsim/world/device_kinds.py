@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field
 
+from fedsim.arrays import Floats
 from fedsim.errors import ScenarioError, nearest, shown
 from fedsim.files import read_toml, sought
 from fedsim.language.registry import Registry
@@ -90,7 +91,6 @@ class Figure(NamedTuple):
     date: str
 
 
-@cache
 def catalogue() -> dict[str, str]:
     """Name -> what it is, of every kind in the catalogue."""
     return {name: entry["title"] for name, entry in _table().items()}
@@ -139,8 +139,8 @@ class Capacity:
             names; none where ``speed`` says how fast devices are.
     """
 
-    speed: NDArray[np.float64]
-    links: tuple[NDArray[np.float64], ...] | None
+    speed: Floats
+    links: tuple[Floats, ...] | None
     kinds: Sequence[DeviceKind] = ()
     which: NDArray[np.integer] | None = None
     names: Sequence[str] = ()
@@ -149,14 +149,14 @@ class Capacity:
         """The name of a device's kind; None if it has none."""
         return None if self.which is None else self.names[int(self.which[device])]
 
-    def flops(self) -> NDArray[np.float64] | None:
+    def flops(self) -> Floats | None:
         """FLOP/s that devices reach by their kinds, float64 [devices]; None where they have none."""
         if self.which is None:
             return None
-        by_kind: NDArray[np.float64] = np.array([kind.flops * kind.flops_share for kind in self.kinds])
+        by_kind: Floats = np.array([kind.flops * kind.flops_share for kind in self.kinds])
         return by_kind[self.which]  # type: ignore[no-any-return]
 
-    def powers(self) -> dict[str, NDArray[np.float64]]:
+    def powers(self) -> dict[str, Floats]:
         """Draw of devices by their kinds (W), by the names that energy is counted by; float64 [devices] each."""
         if self.which is None:
             return {}
@@ -185,7 +185,7 @@ class FedScaleCapacity(Spec):
 CAPACITIES = Registry.of("capacity", FedScaleCapacity, usual="fedscale")
 
 
-def read_capacities(path: Path) -> NDArray[np.float64]:
+def read_capacities(path: Path) -> Floats:
     """The three columns of a capacity file: ms a sample, down and up kbit/s; float64 [rows, 3]."""
     table = DeviceTable("population.capacity", path, _COLUMNS)
     return np.array([table.values(name, _TableNumber) for name in _COLUMNS]).T

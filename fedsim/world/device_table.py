@@ -23,13 +23,8 @@ _NEEDED: Any = object()
 class DeviceTable:
     """Columns of a table; cells of a CSV are text, an empty one is None.
 
-    Args:
-        key: where the scenario names the file, for errors.
-        path: the file; one that ends in ``.parquet`` is Parquet, any other CSV with a header.
-        columns, more: those that it must have, and those that it may have.
-
-    Raises:
-        DataError: the file is missing or malformed, has no rows, or lacks a column.
+    A file that ends in ``.parquet`` is Parquet, any other CSV with a header. It must have ``columns`` and may have ``more``;
+    ``key`` is where the scenario names it. ``DataError``: it is missing or malformed, has no rows, or lacks a column.
     """
 
     def __init__(self, key: str, path: Path, columns: Sequence[str], more: Sequence[str] = ()) -> None:
@@ -54,9 +49,6 @@ class DeviceTable:
             raise DataError(f"{key}: {str(path)!r} has no rows")
         self._cells = {name: [_stripped(cell) for cell in table.column(name).to_pylist()] for name in table.column_names}
 
-    def __contains__(self, column: str) -> bool:
-        return column in self._cells
-
     def cells(self, column: str) -> list[Any]:
         """Entries of a column, [rows]."""
         return self._cells[column]
@@ -69,11 +61,7 @@ class DeviceTable:
     def values(self, column: str, kind: Any, unit: str | None = None, empty: Any = _NEEDED) -> list[Any]:
         """A column's cells as values of a type, [rows]; ``DataError`` names the first row whose cell is not allowed.
 
-        Args:
-            column: which.
-            kind: the type as pydantic takes it: a quantity of ``fedsim.language.units``, or a plain number or text.
-            unit: of the cells of a quantity that are bare numbers.
-            empty: what an empty cell means; by default it is refused.
+        ``unit`` is that of bare numbers where ``kind`` is a quantity; ``empty`` is for empty cells, else refused.
         """
         cells = self._cells[column]
         full = [row for row, cell in enumerate(cells) if cell is not None]
@@ -109,7 +97,7 @@ class DeviceTable:
         """The values of a column in order of devices, [devices]; ``DataError`` if a device has no row, or several."""
         values = self.values(column, kind, unit, empty)
         where = f"{self._key}: {str(self._path)!r}"
-        if "device" in self:
+        if "device" in self._cells:
             rows: dict[int, int] = {}
             for row, device in enumerate(self.devices(devices)):
                 if device in rows:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, model_validator
 
+from fedsim.arrays import Floats
 from fedsim.errors import ScenarioError
 from fedsim.files import sought
 from fedsim.language.registry import Registry
@@ -64,7 +65,7 @@ class Uniform(Distribution, Generic[Q]):
             raise ValueError("a uniform distribution cannot reach up to infinity; 'high' must be finite")
         return self
 
-    def draw(self, generator: np.random.Generator, size: int) -> NDArray[np.float64]:
+    def draw(self, generator: np.random.Generator, size: int) -> Floats:
         return generator.uniform(self.low, self.high, size)  # type: ignore[call-overload, no-any-return]
 
 
@@ -75,7 +76,7 @@ class LogNormal(Distribution, Generic[Q]):
     median: Q
     spread: float = Field(ge=1.0, le=1e6)
 
-    def draw(self, generator: np.random.Generator, size: int) -> NDArray[np.float64]:
+    def draw(self, generator: np.random.Generator, size: int) -> Floats:
         values = generator.standard_normal(size)
         values *= math.log(self.spread)  # in place: there may be 100 million
         # numpy's exp of real numbers has other last bits where there is AVX-512; that of complex ones is the C library's.

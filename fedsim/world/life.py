@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import simpy
-from numpy.typing import NDArray
 
+from fedsim.arrays import Flags, Ints
 from fedsim.environment import CUT, NORMAL, ProcessGenerator
 from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation
@@ -26,7 +26,6 @@ from fedsim.world.availability import Availability
 from fedsim.world.compute import Compute
 from fedsim.world.messages import Edges
 from fedsim.world.network.base import Network
-from fedsim.world.network.flow import Direction
 from fedsim.world.steps import StepRunner
 from fedsim.world.task import Cause, Download, Evaluate, Queue, Task, TaskStep, Train, Upload, Work
 
@@ -41,9 +40,7 @@ class TaskRunner:
     """Carries out tasks on the devices of a population.
 
     Args:
-        simulation, population, compute, network, batteries, edges: the world; batteries and edge servers if there are any.
         availability: when each device can be reached, cut to its lifetime.
-        batch_size: B, samples of an SGD step.
         next_steps: asked when a task's steps are carried out: what follows; nothing where that was all.
         on_end: told of each task once, when it has ended.
 
@@ -168,15 +165,15 @@ class TaskRunner:
             return False
         return self._availability.span(device, self._simulation.now).on
 
-    def idle(self, devices: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def idle(self, devices: Ints) -> Flags:
         """Vectorised ``is_idle`` of different devices; bool [len(devices)]."""
-        free: NDArray[np.bool_] = ~self._busy[devices]
+        free: Flags = ~self._busy[devices]
         if self.off:
             free &= ~np.isin(devices, sorted(self.off))
         free[free] = self._availability.on(devices[free], self._simulation.now)
         return free
 
-    def reachable(self, devices: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def reachable(self, devices: Ints) -> Flags:
         """Devices of ``devices``, all different, that can be reached now, working or not; bool [len(devices)]."""
         on = self._availability.on(devices, self._simulation.now)
         return on & ~np.isin(devices, sorted(self.off)) if self.off else on
@@ -308,14 +305,9 @@ class TaskRunner:
         task.off = self._simulation.now
         self._watch(task)
 
-    def queue(self, direction: Direction, slots: simpy.Resource) -> None:
-        """See ``StepRunner.queue``."""
-        self.steps.queue(direction, slots, self.running)
-
     # Snapshots, between two instants.
 
     def snapshot(self) -> dict[str, Any]:
-        """All that must be remembered of the devices' work; ``restore`` takes it back."""
         return {
             "asked": self._asked,
             "times_asked": np.array(list(self.times_asked.items()), dtype=np.int64).reshape(-1, 2),
@@ -327,10 +319,7 @@ class TaskRunner:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``snapshot`` gave: each device's process goes on with the step that had begun.
-
-        Alarms follow by ``rearm``, queues by ``queue``.
-        """
+        """Each device's process goes on with the step that had begun; alarms follow by ``rearm``."""
         if self.batteries is not None:
             self.batteries.restore(state["batteries"])
         self._asked = state["asked"]

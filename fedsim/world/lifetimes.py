@@ -8,13 +8,13 @@ import math
 from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
+from fedsim.arrays import Flags, Floats, Ints
 from fedsim.errors import ScenarioError
 from fedsim.files import sought
 from fedsim.language.registry import Registry
@@ -26,6 +26,9 @@ from fedsim.world.availability import Availability
 from fedsim.world.availability.base import spans_of
 from fedsim.world.device_table import DeviceTable
 from fedsim.world.phases import Span
+
+if TYPE_CHECKING:
+    from fedsim.world.population import Population
 
 
 class Turnover(Spec):
@@ -49,7 +52,7 @@ class _Schedule(Turnover):
     times: list[PositiveSeconds] = Field(min_length=1)
     devices: list[int] | None = None
 
-    def ticks(self) -> NDArray[np.float64]:
+    def ticks(self) -> Floats:
         """The times on the clock's grid (s), in the order given."""
         return np.array([on_grid(time) for time in self.times])
 
@@ -84,7 +87,7 @@ class _TimesFromFile(Turnover):
     column: str
     unit: str | None = None
 
-    def times(self, devices: int, root: Path | None, empty: float) -> NDArray[np.float64]:
+    def times(self, devices: int, root: Path | None, empty: float) -> Floats:
         """The times on the clock's grid (s), float64 [devices]; ``empty`` where there is none."""
         table = DeviceTable(self.key, sought(self.file, root), (self.column,), ("device",))
         return np.array([on_grid(time) for time in table.by_device(self.column, devices, Seconds, self.unit, empty)])
@@ -117,7 +120,7 @@ class PoissonArrivals(Turnover):
         if self.newcomers is not None and self.newcomers > devices:
             raise ScenarioError(f"population.arrivals.newcomers is {self.newcomers}; allowed are 1 to {devices} (all devices)")
 
-    def draw(self, streams: Streams, devices: int, root: Path | None) -> NDArray[np.float64]:
+    def draw(self, streams: Streams, devices: int, root: Path | None) -> Floats:
         """Draws from ``world/arrivals`` and ``world/arrivals/gap``."""
         count = devices // 2 if self.newcomers is None else self.newcomers
         gaps = streams.generator("world/arrivals/gap").exponential(1 / self.rate, count)
@@ -131,7 +134,7 @@ class ScheduledArrivals(_Schedule):
 
     key = "population.arrivals"
 
-    def draw(self, streams: Streams, devices: int, root: Path | None) -> NDArray[np.float64]:
+    def draw(self, streams: Streams, devices: int, root: Path | None) -> Floats:
         """Draws from ``world/arrivals`` if no devices are named."""
         named = self.devices
         newcomers = streams.generator("world/arrivals").permutation(devices)[: len(self.times)] if named is None else named
@@ -145,7 +148,7 @@ class ArrivalsFromFile(_TimesFromFile):
 
     key = "population.arrivals"
 
-    def draw(self, streams: Streams, devices: int, root: Path | None) -> NDArray[np.float64]:
+    def draw(self, streams: Streams, devices: int, root: Path | None) -> Floats:
         """Raises ``DataError`` if the file or the column is missing, a row is, or a cell is no time."""
         return self.times(devices, root, 0.0)
 
@@ -172,7 +175,7 @@ class ExponentialStays(Turnover):
     mean_stay: PositiveSeconds
     share: float = Field(default=1.0, gt=0.0, le=1.0)
 
-    def draw(self, streams: Streams, arrival: NDArray[np.float64], root: Path | None) -> NDArray[np.float64]:
+    def draw(self, streams: Streams, arrival: Floats, root: Path | None) -> Floats:
         """Draws from ``world/departures`` and ``world/departures/stay``."""
         devices = len(arrival)
         leaving = streams.generator("world/departures").permutation(devices)[: round(self.share * devices)]
@@ -188,7 +191,7 @@ class ScheduledDepartures(_Schedule):
 
     key = "population.departures"
 
-    def draw(self, streams: Streams, arrival: NDArray[np.float64], root: Path | None) -> NDArray[np.float64]:
+    def draw(self, streams: Streams, arrival: Floats, root: Path | None) -> Floats:
         """Draws from ``world/departures`` if no devices are named.
 
         ``ScenarioError``: a device would leave before it has arrived, or nobody is there who could leave.
@@ -216,12 +219,12 @@ class DeparturesFromFile(_TimesFromFile):
 
     key = "population.departures"
 
-    def draw(self, streams: Streams, arrival: NDArray[np.float64], root: Path | None) -> NDArray[np.float64]:
+    def draw(self, streams: Streams, arrival: Floats, root: Path | None) -> Floats:
         """Raises ``ScenarioError`` if a device would leave before it has arrived."""
         return _after(arrival, self.times(len(arrival), root, np.inf))
 
 
-def _after(arrival: NDArray[np.float64], departure: NDArray[np.float64]) -> NDArray[np.float64]:
+def _after(arrival: Floats, departure: Floats) -> Floats:
     """The departures, if all are after the arrivals."""
     for device in np.flatnonzero(departure <= arrival).tolist():
         raise ScenarioError(
@@ -238,11 +241,6 @@ DeparturesSpec = Annotated[ExponentialStays | ScheduledDepartures | DeparturesFr
 # What becomes of them in a run.
 
 
-class _ArrivalsAndDepartures(Protocol):
-    arrival: NDArray[np.float64]
-    departure: NDArray[np.float64]
-
-
 class Bounded:
     """Paths of availability cut to each device's lifetime: off before its arrival, and off for good from its departure.
 
@@ -250,7 +248,7 @@ class Bounded:
     paths within do not. Lifetimes are in s, float64 [devices].
     """
 
-    def __init__(self, within: Availability, arrival: NDArray[np.float64], departure: NDArray[np.float64]) -> None:
+    def __init__(self, within: Availability, arrival: Floats, departure: Floats) -> None:
         self._within, self._arrival, self._departure = within, arrival, departure
 
     def span(self, device: int, time: float) -> Span:
@@ -266,12 +264,12 @@ class Bounded:
         when = self._within.next_on(device, max(time, float(self._arrival[device])))
         return when if when < self._departure[device] else math.inf
 
-    def on(self, devices: NDArray[np.int64], time: float) -> NDArray[np.bool_]:
-        there: NDArray[np.bool_] = (self._arrival[devices] <= time) & (time < self._departure[devices])
+    def on(self, devices: Ints, time: float) -> Flags:
+        there: Flags = (self._arrival[devices] <= time) & (time < self._departure[devices])
         there[there] = self._within.on(devices[there], time)
         return there
 
-    def spans(self, devices: NDArray[np.int64], times: NDArray[np.float64]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    def spans(self, devices: Ints, times: Floats) -> tuple[Flags, Floats]:
         arrival, departure = self._arrival[devices], self._departure[devices]
         on, end = np.zeros(len(devices), dtype=np.bool_), np.where(times < arrival, arrival, math.inf)
         there = (arrival <= times) & (times < departure)
@@ -280,7 +278,7 @@ class Bounded:
         return on, end
 
 
-def bounded(within: Availability, population: _ArrivalsAndDepartures) -> Availability:
+def bounded(within: Availability, population: "Population") -> Availability:
     """``within``, cut to the lifetimes of the population; untouched if everybody is there from 0 and for ever."""
     if population.arrival.any() or (population.departure < math.inf).any():
         return Bounded(within, population.arrival, population.departure)
@@ -298,25 +296,24 @@ class Lifetimes:
     def __init__(
         self,
         simulation: Simulation,
-        population: _ArrivalsAndDepartures,
+        population: "Population",
         availability: Availability,
         on_arrival: Callable[[int], None],
     ) -> None:
         self._simulation, self._population = simulation, population
         self._availability, self._on_arrival = availability, on_arrival
-        self._newcomers = _in_order(population.arrival, population.arrival > 0)
-        self._leavers = _in_order(population.departure, population.departure < math.inf)
+        self._newcomers, self._arrivals = _in_order(population.arrival, population.arrival > 0)
+        self._leavers, self._departures = _in_order(population.departure, population.departure < math.inf)
         self._arrived = self._left = 0
         self._waiting: list[tuple[float, int]] = []  # a heap: newcomers who have arrived but cannot be reached yet, and when
         self._arm_arrival()
         self._arm_departure()
 
-    def present(self, time: float) -> NDArray[np.bool_]:
+    def present(self, time: float) -> Flags:
         """Devices that have arrived and not left at ``time`` (s), on or off; bool [devices]."""
         return (self._population.arrival <= time) & (time < self._population.departure)
 
     def snapshot(self) -> dict[str, Any]:
-        """State of arrivals and departures; ``restore`` takes it back."""
         return {"arrived": self._arrived, "left": self._left, "waiting": self._waiting}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -328,18 +325,14 @@ class Lifetimes:
 
     def _arm_arrival(self) -> None:
         """Wake up when the next newcomer arrives, or when one who is waiting comes on, if that is earlier."""
-        when = self._waiting[0][0] if self._waiting else math.inf
-        if self._arrived < len(self._newcomers):
-            when = min(when, float(self._population.arrival[self._newcomers[self._arrived]]))
+        when = min(self._waiting[0][0] if self._waiting else math.inf, self._arrivals.item(self._arrived))
         if when < math.inf:
             self._simulation.wake(("arrival", self._arrived), when, self._arrive)
 
     def _arrive(self) -> None:
         now = self._simulation.now
-        while self._arrived < len(self._newcomers):
-            device = int(self._newcomers[self._arrived])
-            if self._population.arrival[device] > now:
-                break
+        while self._arrivals.item(self._arrived) <= now:
+            device = self._newcomers.item(self._arrived)
             self._arrived += 1
             self._simulation.emit("arrival", device=device)
             reachable = self._availability.next_on(device, now)
@@ -350,21 +343,20 @@ class Lifetimes:
         self._arm_arrival()
 
     def _arm_departure(self) -> None:
-        if self._left < len(self._leavers):
-            when = float(self._population.departure[self._leavers[self._left]])
+        when = self._departures.item(self._left)
+        if when < math.inf:
             self._simulation.wake(("departure", self._left), when, self._depart)
 
     def _depart(self) -> None:
-        while self._left < len(self._leavers):
-            device = int(self._leavers[self._left])
-            if self._population.departure[device] > self._simulation.now:
-                break
+        while self._departures.item(self._left) <= self._simulation.now:
+            device = self._leavers.item(self._left)
             self._left += 1
             self._simulation.emit("departure", device=device)
         self._arm_departure()
 
 
-def _in_order(times: NDArray[np.float64], chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The chosen devices in order of their times, then of their numbers; int64."""
+def _in_order(times: Floats, chosen: Flags) -> tuple[Ints, Floats]:
+    """The chosen devices in order of their times, then of their numbers; and these times, with infinity at the end."""
     devices = np.flatnonzero(chosen)
-    return devices[np.argsort(times[devices], kind="stable")]
+    devices = devices[np.argsort(times[devices], kind="stable")]
+    return devices, np.append(times[devices], math.inf)

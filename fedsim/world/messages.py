@@ -61,12 +61,7 @@ class Messages:
         self._sent = 0
 
     def send(
-        self,
-        source: int,
-        destination: int,
-        payloads: tuple[Payload, ...],
-        number: int | None,
-        on_end: OnEnd,
+        self, source: int, destination: int, payloads: tuple[Payload, ...], number: int | None, on_end: OnEnd | None = None
     ) -> Message:
         """Send a message of the round ``number`` (or of none); ``on_end`` is called once, in no call of this object's.
 
@@ -94,7 +89,6 @@ class Messages:
             self._end(message, "done" if arrived else outcome)
 
     def delivered(self, message: Message) -> float:
-        """Bytes of a message that have arrived."""
         return 0.0 if message.flow is None else self._network.sent(message.flow)
 
     def lose(self, endpoint: int) -> None:
@@ -122,7 +116,6 @@ class Messages:
             message.on_end(message, outcome)
 
     def _about(self, message: Message) -> tuple[str, dict[str, Any]]:
-        """The kind of a message's record, and what that says of its ends."""
         ends, network = (message.source, message.destination), self._network
         edge = network.edge_at(max(ends))
         if edge is not None and min(ends) == SERVER:
@@ -134,7 +127,6 @@ class Messages:
     # Snapshots, between two instants.
 
     def snapshot(self) -> dict[str, Any]:
-        """All that must be remembered; ``restore`` takes it back."""
         return {"under_way": self.under_way, "sent": self._sent}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -195,7 +187,6 @@ class Edges:
     # Snapshots, between two instants.
 
     def snapshot(self) -> dict[str, Any]:
-        """All that must be remembered; ``restore`` takes it back."""
         return {"off": sorted(self.off), **self.messages.snapshot()}
 
     def restore(self, state: Mapping[str, Any]) -> None:

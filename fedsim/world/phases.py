@@ -8,8 +8,8 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedsim.arrays import Flags, Floats, Ints
 from fedsim.errors import SimulationError
 from fedsim.simulation import TICK_S
 from fedsim.streams import Streams
@@ -85,10 +85,10 @@ class Phases:
         span = self.span(device, time)
         return time if span.on else span.end
 
-    def on(self, devices: NDArray[np.int64], time: float) -> NDArray[np.bool_]:
+    def on(self, devices: Ints, time: float) -> Flags:
         return self.spans(devices, np.full(len(devices), time))[0]
 
-    def spans(self, devices: NDArray[np.int64], times: NDArray[np.float64]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    def spans(self, devices: Ints, times: Floats) -> tuple[Flags, Floats]:
         """``span`` of different devices, each at a time of its own (s): whether each is on, and until when (s)."""
         rows = self._rows_of(devices)
         for begin in range(0, len(devices), _ROWS_AT_ONCE):
@@ -96,7 +96,7 @@ class Phases:
             self._bring(devices[piece], rows[piece], times[piece])
         return self._on[rows], self._end[rows]
 
-    def _rows_of(self, devices: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _rows_of(self, devices: Ints) -> Ints:
         rows = self._rows.of(devices)
         if len(self._end) < self._rows.room:
             columns = (self._count, self._on, self._start, self._end)
@@ -109,7 +109,7 @@ class Phases:
 
     # Many devices at once.
 
-    def _bring(self, devices: NDArray[np.int64], rows: NDArray[np.int64], time: NDArray[np.float64]) -> None:
+    def _bring(self, devices: Ints, rows: Ints, time: Floats) -> None:
         """Walk along the paths of ``devices``, of these rows, to the phases that they are in at these times."""
         start, end = self._start[rows], self._end[rows]
         again = (time < start) | (end == 0.0)
@@ -124,12 +124,12 @@ class Phases:
             self._walk(devices[behind], rows[behind], time[behind])
             behind = behind[self._end[rows[behind]] <= time[behind]]
 
-    def _begin(self, devices: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
+    def _begin(self, devices: Ints, rows: Ints) -> None:
         on = self._streams.uniforms(self._first, devices) < self._share_on
         self._count[rows], self._on[rows], self._start[rows] = 0, on, 0.0
         self._end[rows] = self._lengths(devices, np.zeros((len(devices), 1), dtype=np.int64), on[:, None])[:, 0]
 
-    def _walk(self, devices: NDArray[np.int64], rows: NDArray[np.int64], time: NDArray[np.float64]) -> None:
+    def _walk(self, devices: Ints, rows: Ints, time: Floats) -> None:
         """Take so many phases as will probably bring most of the devices to their times."""
         count, on, end = self._count[rows], self._on[rows], self._end[rows]
         expected = float(np.mean(time - end)) / (sum(self._means) / 2)
@@ -143,7 +143,7 @@ class Phases:
         self._count[rows], self._on[rows] = count + passed, on ^ (passed % 2 == 1)
         self._start[rows], self._end[rows] = ends[own, passed - 1], ends[own, passed]
 
-    def _lengths(self, devices: NDArray[np.int64], counts: NDArray[np.int64], on: NDArray[np.bool_]) -> NDArray[np.float64]:
+    def _lengths(self, devices: Ints, counts: Ints, on: Flags) -> Floats:
         """``_length`` of several phases of each device, to the same bits; float64, shape as ``counts``."""
         uniforms = self._streams.uniforms(self._purpose, devices[:, None], counts)
         means = np.where(on, self._means[1], self._means[0])
@@ -152,5 +152,5 @@ class Phases:
         close = np.abs(ticks - np.floor(ticks) - 0.5) <= ticks * _LAST_BITS
         exact = np.array([-math.log(one) for one in uniforms[close].tolist()])
         ticks[close] = exact * means[close] * _TICKS_PER_SECOND
-        lengths: NDArray[np.float64] = np.maximum(TICK_S, np.rint(ticks) / _TICKS_PER_SECOND)
+        lengths: Floats = np.maximum(TICK_S, np.rint(ticks) / _TICKS_PER_SECOND)
         return lengths

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from fedsim.arrays import Floats, Ints
 from fedsim.errors import ScenarioError, SimulationError
 from fedsim.language.registry import Registry
 from fedsim.language.sizes import LongTailSizes, UniformSizes
@@ -58,15 +58,15 @@ class Population:
         flops: FLOP/s that each device reaches, float64; None where nothing says so.
     """
 
-    speed: NDArray[np.float64]
-    samples: NDArray[np.int64]
+    speed: Floats
+    samples: Ints
     cost: float
-    arrival: NDArray[np.float64]
-    departure: NDArray[np.float64]
-    slowness: NDArray[np.float64] | float = 1.0
+    arrival: Floats
+    departure: Floats
+    slowness: Floats | float = 1.0
     rooflines: Rooflines | None = None
-    flops: NDArray[np.float64] | None = None
-    version: NDArray[np.int64] = field(init=False)
+    flops: Floats | None = None
+    version: Ints = field(init=False)
 
     def __post_init__(self) -> None:
         self.version = alike(0, len(self.speed))
@@ -112,10 +112,10 @@ class Population:
         """Seconds until a device finds no room for a training on so many samples, or with None for testing; None if it has."""
         return None if self.rooflines is None else self.rooflines.failing_s(device, training, samples)
 
-    def epochs_s(self, devices: slice = ALL) -> NDArray[np.float64]:
+    def epochs_s(self, devices: slice = ALL) -> Floats:
         """Seconds of an undisturbed epoch of all devices or some, float64 [devices]."""
         if self.rooflines is not None:
-            epochs: NDArray[np.float64] = self.rooflines.epochs_s(self.samples) / self.slowness
+            epochs: Floats = self.rooflines.epochs_s(self.samples) / self.slowness
             return epochs[devices]
         return self.samples[devices] * self.cost / self.speed[devices]
 
@@ -128,7 +128,7 @@ class Population:
             return float(np.mean(self.epochs_s() * (self.slowness if over == "unslowed" else 1.0)))
         slowness = alike(self.slowness, len(self.speed)) if isinstance(self.slowness, float) else self.slowness
 
-        def epochs_s(devices: slice) -> NDArray[np.float64]:
+        def epochs_s(devices: slice) -> Floats:
             speed = self.speed[devices] / slowness[devices] if over == "unslowed" else self.speed[devices]
             return self.samples[devices] * self.cost / speed
 
@@ -149,7 +149,7 @@ class Stragglers(Spec):
     share: float = Field(ge=0.0, le=1.0)
     factor: FactorDistribution = Constant[Factor](value=0.5)
 
-    def slowness(self, streams: Streams, devices: int, root: Path | None) -> NDArray[np.float64]:
+    def slowness(self, streams: Streams, devices: int, root: Path | None) -> Floats:
         """Each device's factor, float64 [devices]; draws from ``world/stragglers`` and ``world/stragglers/factor``."""
         generator = streams.generator("world/stragglers/factor")
         factor = self.factor.by_device("population.stragglers.factor", generator, devices, root)
@@ -242,7 +242,7 @@ class PopulationSpec(Spec):
         down, up, latency = (np.array([getattr(kind, name) for kind in kinds])[which] for name in ("down", "up", "latency"))
         return Capacity(alike(np.inf, self.devices), (down, up, latency), kinds, which, known.tolist())
 
-    def sizes(self, streams: Streams, root: Path | None) -> NDArray[np.int64]:
+    def sizes(self, streams: Streams, root: Path | None) -> Ints:
         """Training samples of each device where there are no data, int64 [devices]; draws from ``world/samples``."""
         generator = streams.generator("world/samples")
         if isinstance(self.samples, UniformSizes | LongTailSizes):
@@ -250,7 +250,7 @@ class PopulationSpec(Spec):
         assert self.samples is not None
         return self.samples.by_device("population.samples", generator, self.devices, root).astype(np.int64)
 
-    def jitters(self, streams: Streams, root: Path | None) -> NDArray[np.float64]:
+    def jitters(self, streams: Streams, root: Path | None) -> Floats:
         """Each device's coefficient of variation of an epoch's time, float64 [devices]; draws from ``world/jitter/size``."""
         return self.jitter.by_device("population.jitter", streams.generator("world/jitter/size"), self.devices, root)
 
@@ -262,12 +262,12 @@ class PopulationSpec(Spec):
     def build(
         self,
         streams: Streams,
-        speed: NDArray[np.float64],
-        samples: NDArray[np.int64],
+        speed: Floats,
+        samples: Ints,
         flops_per_sample: float,
         root: Path | None = None,
         rooflines: Rooflines | None = None,
-        flops: NDArray[np.float64] | None = None,
+        flops: Floats | None = None,
     ) -> Population:
         """The columns of a population whose devices hold ``samples`` [devices] and train a model of the given FLOPs.
 

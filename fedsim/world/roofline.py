@@ -11,6 +11,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.arrays import Floats, Ints
 from fedsim.errors import ScenarioError
 from fedsim.language.units import show_bytes
 from fedsim.model_cost import ModelCost, Operations
@@ -54,7 +55,7 @@ class Rooflines:
         """Seconds of a forward pass over so many samples."""
         return self._pass_s(int(self.which[device]), samples, min(self._batch_size, samples), False)
 
-    def epochs_s(self, samples: NDArray[np.int64]) -> NDArray[np.float64]:
+    def epochs_s(self, samples: Ints) -> Floats:
         """Seconds of an epoch of every device on so many samples each, float64 [devices]."""
         seconds = np.empty(len(samples))
         for kind, figures in enumerate(self.kinds):
@@ -65,10 +66,10 @@ class Rooflines:
             seconds[own] = np.array(each)[places]
         return seconds
 
-    def speeds(self) -> NDArray[np.float64]:
+    def speeds(self) -> Floats:
         """Samples/s of every device in full batches, float64 [devices]."""
         size = self._batch_size
-        by_kind: NDArray[np.float64] = np.array([size / self._batch_s(kind, size, True) for kind in range(len(self.kinds))])
+        by_kind: Floats = np.array([size / self._batch_s(kind, size, True) for kind in range(len(self.kinds))])
         return by_kind[self.which]  # type: ignore[no-any-return]
 
     def needed(self, training: Training | None, samples: int) -> float:

@@ -186,7 +186,6 @@ class StepRunner:
             task.alarm = self._simulation.env.at(("step", task.id), end, task.carried_out)
 
     def _runs_dry(self, task: Task, until: float) -> bool:
-        """Whether the device's battery is flat at ``until`` (s), by what it does now."""
         if self._batteries is None:
             return False
         task.dry = self._batteries.dry(task.device, until)
@@ -331,7 +330,6 @@ class StepRunner:
             task.battery = self._simulation.wake(name, max(when, self._simulation.now), ring, CUT)
 
     def look_at_battery(self, task: Task) -> None:
-        """The battery is flat, or must be looked at again."""
         if self._simulation.now >= task.dry:
             self._cut(task)
         else:
@@ -377,7 +375,6 @@ class StepRunner:
     # Snapshots, between two instants.
 
     def snapshot(self, running: Mapping[int, Task]) -> dict[str, Any]:
-        """State besides the tasks and flows; ``restore`` takes it back."""
         tasks = {id(task.slot): task_id for task_id, task in running.items() if task.slot is not None}
         queued = {way: [tasks[id(slot)] for slot in (*queue.users, *queue.queue)] for way, queue in self.queues.items()}
         kept = {"paces": self.paces, "known_ends": self._known_ends, "spent": self._spent}

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.arrays import Flags, Floats, Ints
 from fedsim.language.spec import Spec
 from fedsim.language.units import PositiveSeconds
 from fedsim.streams import Streams
@@ -35,7 +36,7 @@ class Availability(Protocol):
             time = span.end
         return time
 
-    def on(self, devices: NDArray[np.int64], time: float) -> NDArray[np.bool_]:
+    def on(self, devices: Ints, time: float) -> Flags:
         """Vectorised ``span(device, time).on`` for ``devices``, all different, at ``time`` (s); bool, as many."""
         return np.array([self.span(device, time).on for device in devices.tolist()], dtype=np.bool_)
 
@@ -68,7 +69,7 @@ class AlwaysOn(AvailabilityModel):
     def next_on(self, device: int, time: float) -> float:
         return time
 
-    def on(self, devices: NDArray[np.int64], time: float) -> NDArray[np.bool_]:
+    def on(self, devices: Ints, time: float) -> Flags:
         return np.ones(len(devices), dtype=np.bool_)
 
 
@@ -83,7 +84,7 @@ class Renewal(AvailabilityModel):
         return Phases(streams, "world/availability", self.mean_on, self.mean_off, devices)
 
 
-Spans = Callable[[NDArray[np.int64], NDArray[np.float64]], tuple[NDArray[np.bool_], NDArray[np.float64]]]
+Spans = Callable[[Ints, Floats], tuple[Flags, Floats]]
 """``span`` of different devices, each at a time of its own (s): whether each is on, and until when (s)."""
 
 
@@ -95,20 +96,18 @@ def spans_of(paths: Availability) -> Spans:
 def one_by_one(span: Callable[[int, float], Span]) -> Spans:
     """``span`` of many devices, one after another."""
 
-    def spans(devices: NDArray[np.int64], times: NDArray[np.float64]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    def spans(devices: Ints, times: Floats) -> tuple[Flags, Floats]:
         found = [span(device, time) for device, time in zip(devices.tolist(), times.tolist(), strict=True)]
         return np.array([on for on, _, _ in found], dtype=np.bool_), np.array([end for _, _, end in found], dtype=np.float64)
 
     return spans
 
 
-def changes(spans: Spans, devices: NDArray[np.int64], end: float, most: int) -> dict[str, NDArray[Any]]:
+def changes(spans: Spans, devices: Ints, end: float, most: int) -> dict[str, NDArray[Any]]:
     """Each device's state at time 0, and every change of it up to ``end`` (s), in order of devices and times.
 
-    Of more than ``most`` rows whole devices are left out, evenly over their numbers.
-
-    Returns:
-        ``device`` int64, ``time`` (s) float64 and ``on`` bool, [rows] each.
+    Of more than ``most`` rows whole devices are left out, evenly over their numbers. Returns ``device`` int64, ``time`` (s)
+    float64 and ``on`` bool, [rows] each.
     """
     count = len(devices)
     devices = devices[np.argsort(np.arange(count) * _GOLDEN % 1, kind="stable")]  # any beginning of it is spread evenly

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from fedsim.arrays import Flags, Floats, Ints
 from fedsim.language.units import TICK_S, PositiveSeconds
 from fedsim.simulation import on_grid
 from fedsim.streams import Streams
@@ -70,7 +70,7 @@ class Tides:
     window a day around the peak. Any instant can be looked at alone.
     """
 
-    def __init__(self, streams: Streams, least: float, most: float, peak: NDArray[np.float64], lasts: float) -> None:
+    def __init__(self, streams: Streams, least: float, most: float, peak: Floats, lasts: float) -> None:
         self._streams = streams
         self._middle, self._swing = (least + most) / 2, (most - least) / 2
         self._peak = peak
@@ -101,20 +101,16 @@ class Tides:
         span = self.span(device, time)
         return time if span.on else span.end
 
-    def on(self, devices: NDArray[np.int64], time: float) -> NDArray[np.bool_]:
-        piece = (time + self._into(devices)) // self._lasts
+    def on(self, devices: Ints, time: float) -> Flags:
+        first = self._streams.uniforms("world/availability/first", devices)
+        into = np.rint(first * self._lasts / TICK_S) * TICK_S  # the first piece, at time 0
+        piece = (time + into) // self._lasts
         draws = self._streams.uniforms("world/availability", devices, piece.astype(np.int64))
         half = np.fromiter(map(self._half_window, draws.tolist()), dtype=np.float64, count=len(draws))
         peak = self._peak[devices]
         nearest = peak + (time - peak + DAY_S / 2) // DAY_S * DAY_S
-        on: NDArray[np.bool_] = (nearest - half <= time) & (time < nearest + half) | (half == DAY_S / 2)
+        on: Flags = (nearest - half <= time) & (time < nearest + half) | (half == DAY_S / 2)
         return on
-
-    def _into(self, devices: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Time that devices are into their first pieces at time 0 (s); float64, as many."""
-        first = self._streams.uniforms("world/availability/first", devices)
-        into: NDArray[np.float64] = np.rint(first * self._lasts / TICK_S) * TICK_S
-        return into
 
     def _half_window(self, draw: float) -> float:
         """For how long before and after a peak the share is above ``draw`` (s): half a day for always, 0 for never."""

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.arrays import Flags, Floats, Ints
 from fedsim.meters.energy import COMPUTING
 from fedsim.simulation import TICK_S, Alarm, Simulation, on_grid
 from fedsim.world.availability import Availability
@@ -92,21 +93,11 @@ class Batteries:
     were ever asked at the end: its ``level``, and joules since it joined that were ``charged``, drawn ``idle``, and ``drawn``
     for tasks; whether it is ``flat``, and the breakpoints of its ``path`` since the record before, [time, level] each.
 
-    Args:
-        simulation: the clock.
-        columns: what devices draw, and what their batteries hold and get (``fedsim.world.energy.spec.Energy``).
-        restart: how full a battery that was flat must be.
-        charging: when devices are plugged in.
-        arrival: when they join (s), float64 [devices].
+    ``columns`` are the energy meter's; a battery that was flat must be ``restart`` full; devices join at ``arrival`` (s).
     """
 
     def __init__(
-        self,
-        simulation: Simulation,
-        columns: Mapping[str, NDArray[Any]],
-        restart: float,
-        charging: Charging,
-        arrival: NDArray[np.float64],
+        self, simulation: Simulation, columns: Mapping[str, NDArray[Any]], restart: float, charging: Charging, arrival: Floats
     ) -> None:
         self._simulation, self._columns = simulation, columns
         self._restart, self._charging = restart, charging
@@ -128,11 +119,11 @@ class Batteries:
 
     # What a device can do now, or when.
 
-    def up(self, devices: NDArray[np.int64], time: float) -> NDArray[np.bool_]:
+    def up(self, devices: Ints, time: float) -> Flags:
         """Devices of ``devices`` that are not flat at ``time`` (s); bool, as many."""
         columns, since = self._columns, time + TICK_S - self._at[devices]  # it is flat at the nearest tick, which may be before
         most = columns["idle_w"][devices] * since + columns["tail_w"][devices] * columns["tail_s"][devices]
-        up: NDArray[np.bool_] = ~self._flat[devices] & (self._level[devices] > most)
+        up: Flags = ~self._flat[devices] & (self._level[devices] > most)
         for place in np.flatnonzero(~up).tolist():
             up[place] = self.next_up(int(devices[place]), time) <= time
         return up
@@ -193,9 +184,8 @@ class Batteries:
     def look(self, device: int, left: float, rate: float) -> tuple[float, bool]:
         """Time to look ahead while a message waits or moves, of which ``left`` bytes are to go, now at ``rate`` (bytes/s).
 
-        Returns:
-            A time (s) before which the device does not run flat, and whether it does so then. Where its battery holds more than
-            these bytes take, that is so whatever their rate; else only while the rate stays as it is.
+        A time (s) before which the device does not run flat, and whether it does so then. Where its battery holds more than
+        these bytes take, that is so whatever their rate; else only while the rate stays as it is.
         """
         if not self.has(device):
             return math.inf, False
@@ -208,11 +198,9 @@ class Batteries:
         return (point.at, not reserve) if point.flat else (until, False)
 
     def is_scarce(self, device: int) -> bool:
-        """Whether the battery may not last for the rest of the running message, so that its rate matters."""
         return device in self._loads and self._loads[device].scarce
 
     def note(self, device: int, moved: float) -> None:
-        """So many bytes of the running message have moved."""
         if self.has(device):
             self._settle(device, moved)
 
@@ -241,7 +229,6 @@ class Batteries:
             self.rearm("flat", device, point.at)
 
     def rearm(self, kind: str, device: int, when: float) -> None:
-        """Set the alarm for a device that runs ``flat`` within a tail."""
         self._alarms[device] = self._simulation.wake((kind, device), when, lambda: self._run_flat(device))
 
     def _run_flat(self, device: int) -> None:
@@ -274,7 +261,6 @@ class Batteries:
             self._tails.pop(device, None)
 
     def _line(self, device: int, point: _Point, watts: float = 0.0, reserve: float = 0.0) -> _Course:
-        """Course of the battery from now on; the level is counted beyond ``reserve`` (J)."""
         capacity = self._draws(device, "capacity_j") - reserve
         charge = self._draws(device, "charge_w")
         end = math.inf
@@ -371,7 +357,6 @@ class Batteries:
     _STATE = ("_at", "_level", "_flat", "_charged", "_idled", "_drawn", "_loads", "_tails")
 
     def snapshot(self) -> dict[str, Any]:
-        """All that must be remembered; ``restore`` takes it back. Alarms follow by ``rearm``."""
         state = {name: getattr(self, name) for name in self._STATE}
         for name in ("_turns", "_paths"):
             state[name] = {device: times.tolist() for device, times in getattr(self, name).items()}
@@ -410,7 +395,7 @@ class Powered:
                 return when
         return math.inf
 
-    def on(self, devices: NDArray[np.int64], time: float) -> NDArray[np.bool_]:
+    def on(self, devices: Ints, time: float) -> Flags:
         on = self._within.on(devices, time)
         on[on] = self._batteries.up(devices[on], time)
         return on

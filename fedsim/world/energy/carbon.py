@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
+from fedsim.arrays import Ints
 from fedsim.errors import DataError
 from fedsim.files import sought
 from fedsim.language.spec import Spec
@@ -77,11 +77,7 @@ class CarbonSpec(Spec):
             raise ValueError("the zones' shares are all 0")
         return self
 
-    def profiles(self, root: Path | None, starts: float) -> list[dict[str, Any]]:
-        """Profile of each zone, in a run that begins at the time of the day ``starts`` (s)."""
-        return [zone.profile(place, root, starts) for place, zone in enumerate(self.zones)]
-
-    def draw(self, streams: Streams, devices: int) -> NDArray[np.int64]:
+    def draw(self, streams: Streams, devices: int) -> Ints:
         """The place of each device's zone, int64 [devices]; draws from ``world/energy/zone``."""
         if len(self.zones) == 1:
             return np.zeros(devices, dtype=np.int64)

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from fedsim.arrays import Floats
 from fedsim.errors import ScenarioError, nearest
 from fedsim.language.spec import Spec
 from fedsim.language.units import TICK_S, Joules, JoulesPerByte, Seconds, Watts
@@ -46,7 +47,8 @@ ShareDistribution = Annotated[Distribution, by_device(_Share, Constant, Uniform,
 
 
 class PlaceSpec(Spec):
-    """A place of the server's side.
+    """A place of the server's side: the server, all its machines together, and the way to it; or what stands at each cell of a
+    tree, or at each node of a graph to which devices are attached: edge servers, say.
 
     Attributes:
         idle: drawn all the time, from the start of the run to its end.
@@ -61,14 +63,6 @@ class PlaceSpec(Spec):
     def coefficients(self, count: int) -> dict[str, float]:
         """Draw of ``count`` such places: W, J an update and J a byte."""
         return {"idle_w": self.idle * count, "update_j": self.update, "j_byte": self.byte}
-
-
-class ServerPower(PlaceSpec):
-    """The server, all its machines together, and the way to it."""
-
-
-class EdgeSpec(PlaceSpec):
-    """Equipment at each cell of a tree, or at each node of a graph to which devices are attached: edge servers, say."""
 
 
 class BatterySpec(Spec):
@@ -88,7 +82,7 @@ class BatterySpec(Spec):
     charging: ChargingSpec = Never()
     restart: float = Field(default=0.1, ge=0.001, le=1.0)
 
-    def draw(self, streams: Streams, devices: int, root: Path | None) -> dict[str, NDArray[np.float64]]:
+    def draw(self, streams: Streams, devices: int, root: Path | None) -> dict[str, Floats]:
         """``capacity_j``, ``initial_j``, ``charge_w`` of all devices, float64 [devices] each; draws from ``world/battery``."""
 
         def drawn(name: str, said: Distribution) -> NDArray[Any]:
@@ -145,8 +139,8 @@ class EnergySpec(Spec):
     send_byte: ByteEnergyDistribution | None = None
     tail: PowerDistribution | None = None
     tail_lasts: TimeDistribution | None = None
-    server: ServerPower = ServerPower()
-    edge: EdgeSpec | None = None
+    server: PlaceSpec = PlaceSpec()
+    edge: PlaceSpec | None = None
     starts: Seconds = 0.0
     carbon: Carbon | None = None
     battery: BatterySpec | None = None
@@ -179,7 +173,8 @@ class EnergySpec(Spec):
         for name in ("receive_j_byte", "send_j_byte"):
             columns[name] = columns[name] * context.overhead
         columns["tail_s"] = np.rint(columns["tail_s"] / TICK_S) * TICK_S
-        zones = [] if self.carbon is None else self.carbon.profiles(root, self.starts)
+        grid = [] if self.carbon is None else self.carbon.zones
+        zones = [zone.profile(place, root, self.starts) for place, zone in enumerate(grid)]
         columns["zone"] = np.zeros(devices, dtype=np.int64) if self.carbon is None else self.carbon.draw(streams, devices)
         if self.battery is not None:
             columns |= self.battery.draw(streams, devices, root)
@@ -187,19 +182,13 @@ class EnergySpec(Spec):
             "idle_while": self.idle_while,
             "batteries": self.battery is not None,
             "server": self.server.coefficients(1),
-            "edge": (self.edge or EdgeSpec()).coefficients(cells or 0),
+            "edge": (self.edge or PlaceSpec()).coefficients(cells or 0),
             "zones": zones,
         }
         return EnergyMeter(columns, setting)
 
     def batteries(
-        self,
-        energy: Meter,
-        simulation: Simulation,
-        streams: Streams,
-        arrival: NDArray[np.float64],
-        paths: "Availability",
-        root: Path | None,
+        self, energy: Meter, simulation: Simulation, streams: Streams, arrival: Floats, paths: "Availability", root: Path | None
     ) -> Batteries | None:
         """The batteries of devices that join at ``arrival`` (s) and are reached as ``paths`` say; None where there are none."""
         if self.battery is None:
@@ -209,12 +198,9 @@ class EnergySpec(Spec):
         return Batteries(simulation, energy.columns, self.battery.restart, charging, arrival)
 
     def _of_presets(self, streams: Streams, devices: int) -> dict[str, NDArray[Any]]:
-        """The coefficients of each device's preset; zeros without one."""
-        names = self.preset or []
-        drawn = [coefficients(name) for name in names] or [{}]
-        table = [[of.get(key, 0.0) for of in drawn] for key in _KEYS.values()]
-        if len(names) < 2:
-            return {key: np.full(devices, values[0]) for key, values in zip(_KEYS.values(), table, strict=True)}
-        shares = None if self.shares is None else np.array(self.shares) / sum(self.shares)
-        which = streams.generator("world/energy/preset").choice(len(names), devices, p=shares)
-        return {key: np.array(values)[which] for key, values in zip(_KEYS.values(), table, strict=True)}
+        drawn = [coefficients(name) for name in self.preset or []] or [{}]
+        which = np.zeros(devices, dtype=np.int64)
+        if len(drawn) > 1:
+            shares = None if self.shares is None else np.array(self.shares) / sum(self.shares)
+            which = streams.generator("world/energy/preset").choice(len(drawn), devices, p=shares)
+        return {key: np.array([of.get(key, 0.0) for of in drawn])[which] for key in _KEYS.values()}

@@ -21,9 +21,7 @@ from heapq import heappop, heappush
 from operator import attrgetter
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from fedsim.arrays import Floats, Ints
 from fedsim.errors import SimulationError
 from fedsim.simulation import Alarm, Simulation, on_grid_after, tie_s
 from fedsim.world.network.endpoints import Endpoints
@@ -44,7 +42,6 @@ class Network(Endpoints):
     order of events brings first.
 
     Args:
-        simulation: the clock.
         links, down, up, latency, transport, edge_latency, edges, hosts: as ``Endpoints`` says.
         sharing: makes the rule that shares the links.
 
@@ -59,13 +56,13 @@ class Network(Endpoints):
         self,
         simulation: Simulation,
         links: Mapping[str, float],
-        down: NDArray[np.float64],
-        up: NDArray[np.float64],
-        latency: NDArray[np.float64],
+        down: Floats,
+        up: Floats,
+        latency: Floats,
         transport: Transport = PLAIN,
         *,
-        edge_latency: NDArray[np.float64] | None = None,
-        edges: NDArray[np.int64] | None = None,
+        edge_latency: Floats | None = None,
+        edges: Ints | None = None,
         hosts: Sequence[str] = (),
         sharing: Callable[[], Sharing] = Filling,
     ) -> None:
@@ -96,7 +93,6 @@ class Network(Endpoints):
         self._round_trips: list[tuple[float, int]] = []  # heap: when the window of which flow doubles
 
     def _rule(self, flow: Flow) -> Sharing:
-        """The rule under which a flow is."""
         return self._rules[0]
 
     def _links_of(self, flow: Flow, *, own: bool = True) -> list[tuple[str, float]]:
@@ -280,7 +276,6 @@ class Network(Endpoints):
     # Slow start.
 
     def _open_window(self, flow: Flow, now: float) -> None:
-        """Begin with the first window, if it is a limit at all."""
         round_trip = self.round_trip_s(flow.source, flow.destination)
         if self._protocol.window < self._own_rate(flow) * round_trip:
             self._windows[flow.id] = self._protocol.window / round_trip

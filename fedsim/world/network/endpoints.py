@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedsim.arrays import Floats, Ints
 from fedsim.errors import SimulationError, nearest
 from fedsim.simulation import TICK_S, on_grid
 from fedsim.world.columns import ALL, each
@@ -28,7 +28,6 @@ class Endpoints(ABC):
         links: name -> capacity of each link that endpoints share, bytes/s, infinity allowed.
         down, up: rates of the devices' own links, bytes/s, above 0, infinity allowed; float64 [devices].
         latency: each device's own: what passes before the first byte leaves, s; loads no link; float64 [devices].
-        transport: the protocol.
         edge_latency: of each edge server, between it and the server (s); float64 [edge servers].
         edges: which is each device's, int64 [devices]; None where there are none.
         hosts: names of further endpoints, which have no latency.
@@ -37,19 +36,18 @@ class Endpoints(ABC):
         devices, endpoints: how many there are, and how many endpoints besides the server.
         hosts: name -> number of each.
 
-    Raises:
-        SimulationError: a rate is not above 0, a latency is negative or not finite, or the arrays differ in length.
+    ``SimulationError``: a rate is not above 0, a latency is negative or not finite, or the arrays differ in length.
     """
 
     def __init__(
         self,
         links: Mapping[str, float],
-        down: NDArray[np.float64],
-        up: NDArray[np.float64],
-        latency: NDArray[np.float64],
+        down: Floats,
+        up: Floats,
+        latency: Floats,
         transport: Transport,
-        edge_latency: NDArray[np.float64] | None,
-        edges: NDArray[np.int64] | None,
+        edge_latency: Floats | None,
+        edges: Ints | None,
         hosts: Sequence[str],
     ) -> None:
         _check(links, down, up, latency)
@@ -59,10 +57,10 @@ class Endpoints(ABC):
         servers = self.devices + len(self._edge_latency)
         self.hosts = {name: servers + number for number, name in enumerate(hosts)}
         self.endpoints = servers + len(hosts)
-        self._access: dict[Direction, NDArray[np.float64]] = {"down": down, "up": up}
+        self._access: dict[Direction, Floats] = {"down": down, "up": up}
         self._own_latency = latency  # weights depend on it as it was given, and a tick is much of a short one
         far = latency if edges is None else latency + self._edge_latency[edges]
-        self._latency: NDArray[np.float64] = each(_in_ticks, far)
+        self._latency: Floats = each(_in_ticks, far)
         self._protocol = transport.protocol
 
     @abstractmethod
@@ -137,9 +135,7 @@ class Endpoints(ABC):
         at = SERVER if self.edges is None or not near else self.devices + self.edges.item(device)
         return self.alone_s(*ends(device, direction, at), size)
 
-    def all_alone_s(
-        self, direction: Direction, size: float, *, near: bool = False, devices: slice = ALL
-    ) -> NDArray[np.float64]:
+    def all_alone_s(self, direction: Direction, size: float, *, near: bool = False, devices: slice = ALL) -> Floats:
         """Time of a message of ``size`` bytes between each device and the server, alone on its way (s).
 
         ``near``: between each device and its edge server, over its own link alone. Float64 [devices].
@@ -152,7 +148,7 @@ class Endpoints(ABC):
         """The rate of a device's own link (bytes/s)."""
         return self._access[direction].item(device)
 
-    def access_rates(self, direction: Direction) -> NDArray[np.float64]:
+    def access_rates(self, direction: Direction) -> Floats:
         """The rates of all devices' own links (bytes/s), float64 [devices]."""
         return self._access[direction]
 
@@ -161,11 +157,11 @@ class Endpoints(ABC):
         own = (self.access_rate(*own) for own in self._own(source, destination))
         return min(*own, *(rate for _, rate in self.links_between(source, destination)), math.inf)
 
-    def lone_rates(self, direction: Direction, devices: slice = ALL) -> NDArray[np.float64]:
+    def lone_rates(self, direction: Direction, devices: slice = ALL) -> Floats:
         """``lone_rate`` between the server and all devices or some (bytes/s), float64 [devices]."""
         return np.array([self.lone_rate(*ends(device, direction)) for device in range(self.devices)[devices]])
 
-    def latencies_s(self) -> NDArray[np.float64]:
+    def latencies_s(self) -> Floats:
         """``latency_s`` between the server and all devices (s), float64 [devices]."""
         return self._latency
 
@@ -179,7 +175,6 @@ class Endpoints(ABC):
             raise SimulationError(message) from None
 
     def _own(self, source: int, destination: int) -> list[tuple[int, Direction]]:
-        """The devices' own links between two endpoints."""
         found: list[tuple[int, Direction]] = []
         if 0 <= source < self.devices:
             found.append((source, "up"))
@@ -211,14 +206,12 @@ class Endpoints(ABC):
         return SimulationError(f"there is no endpoint {wrong}; allowed are {allowed}")
 
 
-def _in_ticks(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-    ticks: NDArray[np.float64] = np.rint(seconds / TICK_S) * TICK_S
+def _in_ticks(seconds: Floats) -> Floats:
+    ticks: Floats = np.rint(seconds / TICK_S) * TICK_S
     return ticks
 
 
-def _check(
-    links: Mapping[str, float], down: NDArray[np.float64], up: NDArray[np.float64], latency: NDArray[np.float64]
-) -> None:
+def _check(links: Mapping[str, float], down: Floats, up: Floats, latency: Floats) -> None:
     for name, capacity in links.items():
         if not capacity > 0:
             raise SimulationError(f"the link {name!r} carries {capacity} B/s; a capacity must be above 0")

@@ -1,17 +1,16 @@
 """Weighted max-min fairness over any links, by progressive filling: all that runs is shared again at each change, in numpy."""
 
 import math
-from collections.abc import Iterable
 
 import numpy as np
-from numpy.typing import NDArray
+
+from fedsim.arrays import Flags, Floats, Ints
+from fedsim.world.network.flow import Route
 
 _ROUNDING = 4  # ends that differ by so many last bits of a float64 are one
 
 
-def max_min(
-    capacity: NDArray[np.float64], routes: NDArray[np.int64], caps: NDArray[np.float64], weights: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def max_min(capacity: Floats, routes: Ints, caps: Floats, weights: Floats) -> Floats:
     """The weighted max-min fair rates of flows over shared links (bytes/s), float64 [flows].
 
     Each round offers every flow the least of its links' shares a unit of weight. Shares only rise as flows are settled below
@@ -60,14 +59,7 @@ class Filling:
         self._leaving: list[int] = []
 
     def enter(
-        self,
-        flow_id: int,
-        size: float,
-        cap: float,
-        now: float,
-        weight: float = 1.0,
-        sent: float = 0.0,
-        route: Iterable[tuple[str, float]] = (),
+        self, flow_id: int, size: float, cap: float, now: float, weight: float = 1.0, sent: float = 0.0, route: Route = ()
     ) -> None:
         numbers = []
         for name, capacity in route:
@@ -132,7 +124,7 @@ class Filling:
         self._sent += self._rate * (now - self._since)
         self._since = now
 
-    def _keep(self, rows: NDArray[np.bool_]) -> None:
+    def _keep(self, rows: Flags) -> None:
         self._id, self._size, self._sent = self._id[rows], self._size[rows], self._sent[rows]
         self._cap, self._weight, self._route = self._cap[rows], self._weight[rows], self._route[rows]
 

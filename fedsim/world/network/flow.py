@@ -41,6 +41,10 @@ class Flow:
     sent: float = 0.0
 
 
+Route = Iterable[tuple[str, float]]
+"""The links of a flow: the name, and what each carries now (bytes/s)."""
+
+
 class Sharing(Protocol):
     """A sharing rule at work on a set of links: numbers alone, no clock, no flows but their ids. It may be deep-copied.
 
@@ -54,22 +58,13 @@ class Sharing(Protocol):
     """Whether flows have come or left, or links changed, since the last ``share``."""
 
     def enter(
-        self,
-        flow_id: int,
-        size: float,
-        cap: float,
-        now: float,
-        weight: float = 1.0,
-        sent: float = 0.0,
-        route: Iterable[tuple[str, float]] = (),
+        self, flow_id: int, size: float, cap: float, now: float, weight: float = 1.0, sent: float = 0.0, route: Route = ()
     ) -> None:
         """Let a flow of ``size`` bytes in, of which ``sent`` were sent before. The next ``share`` finds its rate.
 
         Args:
-            flow_id, size, now, weight: of the flow (bytes, s); a weight is above 0.
+            weight: above 0.
             cap: the most that it can have, bytes/s; infinite only if a link of its route is not.
-            sent: bytes of it that were sent before.
-            route: its links: the name, and what it carries now (bytes/s).
         """
 
     def leave(self, flow_id: int, now: float) -> None:

@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedsim.arrays import Floats, Ints
 from fedsim.errors import SimulationError, nearest
 from fedsim.simulation import Simulation
 from fedsim.world.columns import ALL
@@ -38,25 +38,21 @@ class EdgeServers:
     receive: float
     send: float
     latency: float
-    of: NDArray[np.int64] | None = None
+    of: Ints | None = None
 
 
 class Graph(Network):
     """Endpoints at nodes. Device i is at place i modulo the number of places; each place is a node.
 
-    Args:
-        simulation, down, up, latency, links, transport: as ``Network`` says.
-        path: the shared links between two nodes.
-        places, server, hosts: the nodes of each place, the server, and further endpoints.
-        edges: the edge servers, if there are any.
+    ``path`` says the shared links between two nodes; ``places``, ``server`` and ``hosts`` are nodes.
     """
 
     def __init__(
         self,
         simulation: Simulation,
-        down: NDArray[np.float64],
-        up: NDArray[np.float64],
-        latency: NDArray[np.float64],
+        down: Floats,
+        up: Floats,
+        latency: Floats,
         links: Mapping[str, float],
         path: Path,
         places: Sequence[Hashable],
@@ -81,9 +77,9 @@ class Graph(Network):
     def between(
         cls,
         simulation: Simulation,
-        down: NDArray[np.float64],
-        up: NDArray[np.float64],
-        latency: NDArray[np.float64],
+        down: Floats,
+        up: Floats,
+        latency: Floats,
         graph: "networkx.Graph[Any]",
         server: Hashable,
         attach: Sequence[Hashable],
@@ -98,9 +94,8 @@ class Graph(Network):
         that part of the way. Otherwise it is found as if the one that comes first by name were the server. An undirected edge
         carries its capacity each way at the same time.
 
-        Raises:
-            SimulationError: an unknown node, an edge without capacity, parallel edges, or no way between a node and the server
-                or its edge server.
+        ``SimulationError``: an unknown node, an edge without capacity, parallel edges, or no way between a node and the server
+        or its edge server.
         """
         if graph.is_multigraph():
             raise SimulationError("the network has parallel edges; give one edge with the capacity of all")
@@ -144,7 +139,6 @@ class Graph(Network):
         return {way: [self.route(*ends(near, way, far)) for near, far in pairs] for way in ways}
 
     def route(self, source: int, destination: int) -> list[str]:
-        """The path between the nodes of two endpoints, and the own links of edge servers."""
         found = list(self._path(self._node(source), self._node(destination)))
         edges = range(self.devices, self.devices + len(self._edge_latency))
         if source in edges:
@@ -158,15 +152,14 @@ class Graph(Network):
             return self._others[endpoint - self.devices]
         return self._server if endpoint == SERVER else self._places[endpoint % len(self._places)]
 
-    def lone_rates(self, direction: Direction, devices: slice = ALL) -> NDArray[np.float64]:
+    def lone_rates(self, direction: Direction, devices: slice = ALL) -> Floats:
         routes = [self.route(*ends(place, direction)) for place in range(min(len(self._places), self.devices))]
         narrowest = np.array([min((self.links[name] for name in route), default=math.inf) for route in routes])
-        narrowest_of: NDArray[np.float64] = narrowest[self._place_of(self.devices, devices)]
+        narrowest_of: Floats = narrowest[self._place_of(self.devices, devices)]
         return np.minimum(self.access_rates(direction)[devices], narrowest_of)
 
-    def _place_of(self, count: int, devices: slice) -> NDArray[np.int64]:
-        """The place of some of so many devices; int64 [devices]."""
-        places: NDArray[np.int64] = np.arange(*devices.indices(count)) % len(self._places)
+    def _place_of(self, count: int, devices: slice) -> Ints:
+        places: Ints = np.arange(*devices.indices(count)) % len(self._places)
         return places
 
     def devices_at(self, place: int) -> list[int]:
@@ -175,7 +168,7 @@ class Graph(Network):
         return list(range(place, self.devices, len(self._places)))
 
 
-def _edges_of(nodes: Sequence[Hashable], walks: "_Walks", server: Hashable, attach: Sequence[Hashable]) -> NDArray[np.int64]:
+def _edges_of(nodes: Sequence[Hashable], walks: "_Walks", server: Hashable, attach: Sequence[Hashable]) -> Ints:
     """The edge server of each place; int64 [places]."""
     number = {node: edge for edge, node in enumerate(nodes)}
     of = []
@@ -203,21 +196,16 @@ class _Walks:
 
     def between(self, tail: Hashable, head: Hashable) -> list[Hashable]:
         """The nodes on the way, both ends included."""
-        up, down = self._to(self._server, tail), self._from(self._server, head)
+        up, down = self._walk(self._server, tail, is_from=False), self._walk(self._server, head, is_from=True)
         if head in up:
             return up[: up.index(head) + 1]
         if tail in down:
             return down[down.index(tail) :]
-        return self._from(tail, head) if str(tail) <= str(head) else self._to(head, tail)
+        comes_first = str(tail) <= str(head)
+        return self._walk(*((tail, head) if comes_first else (head, tail)), is_from=comes_first)
 
-    def _from(self, root: Hashable, node: Hashable) -> list[Hashable]:
-        return self._follow(root, node, True)[::-1]
-
-    def _to(self, root: Hashable, node: Hashable) -> list[Hashable]:
-        return self._follow(root, node, False)
-
-    def _follow(self, root: Hashable, node: Hashable, is_from: bool) -> list[Hashable]:
-        """From a node back to the root of the search, along the walks from the root or those to it."""
+    def _walk(self, root: Hashable, node: Hashable, *, is_from: bool) -> list[Hashable]:
+        """The nodes from the root of the search to a node, or from there to the root."""
         import networkx
 
         if (root, is_from) not in self._steps:
@@ -231,7 +219,7 @@ class _Walks:
                 raise SimulationError(f"the network has no way {way} the server {root!r} for node {node!r}")
             node = steps[node]
             walk.append(node)
-        return walk
+        return walk[::-1] if is_from else walk
 
 
 def _link(tail: Hashable, head: Hashable) -> str:

@@ -10,15 +10,15 @@ from functools import cached_property
 from typing import Annotated, Literal, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
+from fedsim.arrays import Floats
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.language.units import Bytes, Seconds
 from fedsim.streams import Streams
 
-FloatOrFloats = TypeVar("FloatOrFloats", float, NDArray[np.float64])
+FloatOrFloats = TypeVar("FloatOrFloats", float, Floats)
 
 _HERE = "fedsim.world.network.protocol"
 PROTOCOLS = Registry(

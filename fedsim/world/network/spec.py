@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
+from fedsim.arrays import Floats
 from fedsim.errors import ScenarioError, SimulationError, nearest, shown
 from fedsim.files import read_json, sought
 from fedsim.language.registry import Registry
@@ -35,22 +35,18 @@ from fedsim.world.network.star import Star
 if TYPE_CHECKING:
     import networkx
 
-DeviceRates = tuple[NDArray[np.float64], ...]
+DeviceRates = tuple[Floats, ...]
 """Rates (down, up) of the devices' own links from elsewhere than the network's section, bytes/s, and perhaps their latencies
 (s), which hold where the section says none; each float64 [devices]."""
 
-AccessColumns = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
+AccessColumns = tuple[Floats, Floats, Floats]
 
 
-class ServerLinks(Spec):
-    """The server's own link: ``down`` to the devices, ``up`` from them."""
+class SharedLink(Spec):
+    """A link of the server, or of a cell to the server: ``down`` to the devices, ``up`` from them."""
 
     down: LinkRate = math.inf
     up: LinkRate = math.inf
-
-
-class CellLinks(ServerLinks):
-    """Links between a cell and the server: ``down`` to its devices, ``up`` from them."""
 
 
 class EdgeLinks(Spec):
@@ -91,11 +87,6 @@ class DeviceLinks(Spec):
                 raise ValueError(f"{name!r} may draw a rate of 0 B/s; a link must carry something")
         return self
 
-    @property
-    def unlimited(self) -> bool:
-        """Whether all devices have links of infinite rate, as when nothing is said of them."""
-        return all(isinstance(rate, Constant) and rate.value == math.inf for rate in (self.down, self.up))
-
 
 def _least(distribution: Any) -> float:
     """The least of a distribution's parameters: 0 among the draws shows in it."""
@@ -122,7 +113,8 @@ class NetworkModel(Spec):
     @property
     def has_device_rates(self) -> bool:
         """Whether this section says how fast the devices' own links are."""
-        return not self.device.unlimited
+        rates = (self.device.down, self.device.up)
+        return not all(isinstance(rate, Constant) and rate.value == math.inf for rate in rates)
 
     @property
     def places(self) -> int | None:
@@ -150,7 +142,7 @@ class NetworkModel(Spec):
     def columns(self, streams: Streams, devices: int, rates: DeviceRates | None, root: Path | None) -> AccessColumns:
         """Rates down and up (bytes/s) and latency (s) of all devices; each float64 [devices]."""
 
-        def column(name: Literal["down", "up", "latency"], purpose: str) -> NDArray[np.float64]:
+        def column(name: Literal["down", "up", "latency"], purpose: str) -> Floats:
             distribution = getattr(self.device, name)
             return distribution.by_device(f"network.device.{name}", streams.generator(purpose), devices, root)  # type: ignore[no-any-return]
 
@@ -165,7 +157,7 @@ class StarSpec(NetworkModel):
     """One server link each way, and each device behind its own. Nothing said: transfers take no time."""
 
     kind: Literal["star"] = "star"
-    server: ServerLinks = ServerLinks()
+    server: SharedLink = SharedLink()
 
     def _connect(self, simulation: Simulation, columns: AccessColumns, transport: Transport, root: Path | None) -> Network:
         return Star(simulation, *columns, self.server.down, self.server.up, transport)
@@ -176,8 +168,8 @@ class TreeSpec(NetworkModel):
 
     kind: Literal["tree"] = "tree"
     cells: int = Field(ge=1, le=100_000)
-    cell: CellLinks = CellLinks()
-    server: ServerLinks = ServerLinks()
+    cell: SharedLink = SharedLink()
+    server: SharedLink = SharedLink()
     edge: EdgeLinks | None = None
 
     @property
@@ -201,10 +193,7 @@ def _between_cells(tail: int, head: int) -> list[str]:
     """The links between two cells, or a cell and the server. An edge server is on its own side of its cell's link."""
     if tail == head:
         return []
-    return [
-        "server down" if tail == SERVER else f"cell {tail} up",
-        "server up" if head == SERVER else f"cell {head} down",
-    ]
+    return ["server down" if tail == SERVER else f"cell {tail} up", "server up" if head == SERVER else f"cell {head} down"]
 
 
 class GraphSpec(NetworkModel):

@@ -19,17 +19,16 @@ falls between two float64s, V is what it is at the one that stands for it.
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedsim.arrays import Floats
 from fedsim.simulation import Simulation
 from fedsim.world.columns import ALL
 from fedsim.world.network.base import Network
-from fedsim.world.network.flow import SERVER, Direction, Flow, Sharing
+from fedsim.world.network.flow import SERVER, Direction, Flow, Route, Sharing
 from fedsim.world.network.protocol import PLAIN, Transport
 
 _UNITS = 2.0**40  # units of rate in a byte/s
@@ -116,16 +115,8 @@ class StarDirection:
     # Flows come and go.
 
     def enter(
-        self,
-        flow_id: int,
-        size: float,
-        rate: float,
-        now: float,
-        weight: float = 1.0,
-        sent: float = 0.0,
-        route: Iterable[tuple[str, float]] = (),
+        self, flow_id: int, size: float, rate: float, now: float, weight: float = 1.0, sent: float = 0.0, route: Route = ()
     ) -> None:
-        """Let a flow of ``size`` bytes in, whose own link carries ``rate`` bytes/s; of them ``sent`` were sent before."""
         if now > self._since:
             self._move(now)
         self.changed = True
@@ -164,7 +155,6 @@ class StarDirection:
             self._schedule_first(tier)
 
     def recap(self, flow_id: int, size: float, rate: float, now: float) -> None:
-        """Give a running flow of ``size`` bytes a link of its own of another rate."""
         sent, weight = self.sent(flow_id, now), self._flows[flow_id].weight
         self.leave(flow_id, now)
         self.enter(flow_id, size, rate, now, weight, sent)
@@ -241,14 +231,12 @@ class StarDirection:
         self._since = now
 
     def _schedule_first(self, tier: Tier) -> None:
-        """Make the first flow that is still there the tier's next end."""
         flows = tier.flows
         while not self._is_there(tier, *flows[0]):
             heappop(flows)
         self._schedule(tier)
 
     def _schedule(self, tier: Tier) -> None:
-        """Enter the tier's next end into the heap of its side."""
         first = tier.flows[0][0]
         if tier.free:
             heap, end = self._free_ends, first - tier.clock
@@ -328,7 +316,6 @@ class StarDirection:
         self._schedule(tier)
 
     def _drop_dead(self) -> None:
-        """Rid the heaps of entries that are dead."""
         self._pushes = 0
         free = [tier for tier in self._tiers.values() if tier.free]
         capped = [tier for tier in self._tiers.values() if not tier.free]
@@ -373,9 +360,9 @@ class Star(Network):
     def __init__(
         self,
         simulation: Simulation,
-        down: NDArray[np.float64],
-        up: NDArray[np.float64],
-        latency: NDArray[np.float64],
+        down: Floats,
+        up: Floats,
+        latency: Floats,
         server_down: float = math.inf,
         server_up: float = math.inf,
         transport: Transport = PLAIN,
@@ -388,7 +375,7 @@ class Star(Network):
         """The server's link of that direction; none between devices."""
         return ("server down",) if source == SERVER else ("server up",) if destination == SERVER else ()
 
-    def lone_rates(self, direction: Direction, devices: slice = ALL) -> NDArray[np.float64]:
+    def lone_rates(self, direction: Direction, devices: slice = ALL) -> Floats:
         return np.minimum(self.access_rates(direction)[devices], self.links[f"server {direction}"])
 
     def _enter(self, flow: Flow, cap: float, now: float, sent: float = 0.0) -> None:

@@ -171,7 +171,6 @@ class ComputeActivity(Activity):
             self.finish(outcome)
 
     def finish(self, outcome: Outcome) -> None:
-        """End it now, if it has not ended."""
         if self.outcome is not None:
             return
         if self._alarm is not None:
@@ -181,5 +180,4 @@ class ComputeActivity(Activity):
         self._on_end(self)
 
     def saved(self) -> tuple[Any, ...]:
-        """Its state, in the order of its arguments."""
         return self.call, self.number, self.device, self.began, self.ends, self.until, self._pace

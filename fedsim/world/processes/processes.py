@@ -116,17 +116,15 @@ class Processes:
         self.simulation.wake(("process", number), when, partial(_succeed, event))
 
     def send(self, number: int, source: int, destination: int, size: float, purpose: str) -> Sending:
-        """Send a message for the process of that number, or take up the one that it had begun when it was saved."""
         call = ("send", source, destination, size, purpose)
         message = self._taken_up(number, call)
         if message is None:
-            message = self.edges.messages.send(source, destination, (Payload(purpose, size),), None, _nobody)
+            message = self.edges.messages.send(source, destination, (Payload(purpose, size),), None)
         sending = Sending(self.simulation.env, call, self.edges.messages, message, self._sending.pop)
         self._sending[sending] = number
         return sending
 
     def compute(self, number: int, device: int, work: Work) -> ComputeActivity:
-        """Let a device compute for the process of that number, or take up what it had begun when it was saved."""
         call = ("compute", device, work.samples, work.flops, work.seconds)
         begun = self._taken_up(number, call)
         if begun is not None:
@@ -237,7 +235,6 @@ class Processes:
     # Snapshots, between two instants.
 
     def snapshot(self) -> dict[str, Any]:
-        """State and open activities of each process; ``restore`` takes it back."""
         return {
             "states": [world.state for world in self._worlds],
             "sending": [(number, sending.call, sending.message.id) for sending, number in self._sending.items()],
@@ -289,7 +286,3 @@ class Processes:
 
 def _succeed(event: simpy.Event) -> None:
     event.succeed()
-
-
-def _nobody(*_: object) -> None:
-    """A message is told to whoever waits for it."""

@@ -166,7 +166,8 @@ class World:
         """From now on each upload (``up``) or download (``down``) requests a slot before it begins, and releases it after."""
         if not isinstance(slots, simpy.Resource) or isinstance(slots, simpy.PreemptiveResource):
             raise SimulationError(f"messages queue for a simpy.Resource, or a PriorityResource; {slots!r} is none")
-        self._processes.tasks.queue(direction, slots)
+        tasks = self._processes.tasks
+        tasks.steps.queue(direction, slots, tasks.running)
         self._processes.emit("queue", direction=direction, slots=slots.capacity)
 
     def emit(self, kind: str, **data: Any) -> None:
