@@ -212,16 +212,5 @@ class Environment(simpy.Environment):
 
 
 __all__ = [
-    "CUT",
-    "JOIN",
-    "LAST",
-    "NORMAL",
-    "SERVE",
-    "SETTLE",
-    "URGENT",
-    "Alarm",
-    "Environment",
-    "Join",
-    "Name",
-    "ProcessGenerator",
-]
+    "CUT", "JOIN", "LAST", "NORMAL", "SERVE", "SETTLE", "URGENT", "Alarm", "Environment", "Join", "Name", "ProcessGenerator",
+]  # fmt: skip

@@ -88,11 +88,8 @@ class WireSizes(Protocol):
     """Sizes of models on the wire; ``Wire`` knows them."""
 
     @property
-    def model_bytes(self) -> float:
-        """Bytes of a model."""
-
-    def part_bytes(self, count: int) -> float:
-        """Bytes of so many of its numbers."""
+    def model_bytes(self) -> float: ...
+    def part_bytes(self, count: int) -> float: ...
 
 
 def payloads(contents: Contents, sizes: WireSizes) -> tuple[Payload, ...]:

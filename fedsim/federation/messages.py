@@ -8,8 +8,16 @@ from fedsim.world.network.flow import Direction
 from fedsim.world.task import Outcome
 
 
+class _WithContents:
+    __slots__ = ()
+    contents: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.contents[name]
+
+
 @dataclass(slots=True)  # frozen ones take four times as long to make
-class TaskEnd:
+class TaskEnd(_WithContents):
     """A task has ended. What came back, if anything did, is here; nothing else about the device is known.
 
     Attributes:
@@ -28,12 +36,9 @@ class TaskEnd:
     asked: Mapping[str, Any]
     contents: Mapping[str, Any]
 
-    def __getitem__(self, name: str) -> Any:
-        return self.contents[name]
-
 
 @dataclass(slots=True)
-class Carried:
+class Carried(_WithContents):
     """A message between an edge server and the server has ended.
 
     Attributes:
@@ -48,12 +53,9 @@ class Carried:
     outcome: Outcome
     contents: Mapping[str, Any]
 
-    def __getitem__(self, name: str) -> Any:
-        return self.contents[name]
-
 
 @dataclass(slots=True)
-class PeerMessage:
+class PeerMessage(_WithContents):
     """A message from device to device has ended.
 
     Attributes:
@@ -66,9 +68,6 @@ class PeerMessage:
     destination: int
     outcome: Outcome
     contents: Mapping[str, Any]
-
-    def __getitem__(self, name: str) -> Any:
-        return self.contents[name]
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,11 +35,8 @@ CODECS = Registry(
 class Arithmetic(Protocol):
     """Arithmetic with models, as ``Learner`` offers it."""
 
-    def mix(self, parts: "Sequence[tuple[Ref, float]]", otherwise: Ref | None = None, *, rescale: bool = True) -> Ref:
-        """A linear combination of models; see ``ServerModels.mix``."""
-
-    def apply(self, function: Function, models: "Sequence[Ref]", **how: Any) -> Ref:
-        """The result of a pure function of models; see ``ServerModels.apply``."""
+    def mix(self, parts: "Sequence[tuple[Ref, float]]", otherwise: Ref | None = None, *, rescale: bool = True) -> Ref: ...
+    def apply(self, function: Function, models: "Sequence[Ref]", **how: Any) -> Ref: ...
 
 
 class Coded(NamedTuple):
