@@ -6,7 +6,7 @@ is, and ``zone`` where the devices are.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
+from datetime import UTC, date, datetime, time, timezone, tzinfo
 from pathlib import Path
 from typing import Annotated, Any
 from zoneinfo import ZoneInfo, available_timezones
@@ -100,15 +100,13 @@ class Calendar:
     def simulated_s(self, instant: datetime, device: int) -> float:
         """The simulated time of an instant (s); one without an offset is in the device's time zone."""
         known = instant if instant.tzinfo else instant.replace(tzinfo=self.zones[int(self.which[device])])
-        return on_grid((known - self.starts) / _SECOND)
-
-
-_SECOND = timedelta(seconds=1)
+        return on_grid((known - self.starts).total_seconds())
 
 
 def seconds_of_day(of_day: time) -> float:
     """Seconds since midnight."""
-    return on_grid((datetime.combine(date.min, of_day.replace(tzinfo=None)) - datetime.combine(date.min, time())) / _SECOND)
+    passed = datetime.combine(date.min, of_day.replace(tzinfo=None)) - datetime.combine(date.min, time())
+    return on_grid(passed.total_seconds())
 
 
 def _zone(name: str) -> tzinfo:

@@ -77,5 +77,4 @@ class DeviceRows:
         return found
 
     def grown(self, column: NDArray[Any]) -> NDArray[Any]:
-        """A column with as much room as is needed, what is new in it 0."""
         return np.concatenate([column, np.zeros(self.room - len(column), column.dtype)])

@@ -50,7 +50,6 @@ class DeviceTable:
         self._cells = {name: [_stripped(cell) for cell in table.column(name).to_pylist()] for name in table.column_names}
 
     def cells(self, column: str) -> list[Any]:
-        """Entries of a column, [rows]."""
         return self._cells[column]
 
     def wrong(self, row: int, column: str, why: str) -> DataError:
@@ -142,6 +141,5 @@ def _stripped(cell: Any) -> Any:
 
 
 def _quantity(cell: Any, unit: str | None) -> Any:
-    """A cell as text with its unit, where that is known."""
     bare = cell if isinstance(cell, str) else repr(cell) if isinstance(cell, int | float) else None
     return f"{bare} {unit}" if bare is not None and unit is not None and _BARE.fullmatch(bare) else cell

@@ -107,7 +107,6 @@ class TaskRunner:
             raise SimulationError(f"a task for device {task.device} has no steps")
 
     def _asks_for_more(self, task: Task) -> bool:
-        """The client half says which steps follow; returns whether there are any."""
         following = self._next_steps(task)
         task.steps += following
         return bool(following)
@@ -290,10 +289,6 @@ class TaskRunner:
             self._lose(self._working[device])
         if self._edges is not None:
             self._edges.messages.lose(device)
-
-    def switch_on(self, device: int) -> None:
-        """The device can be reached again whenever its availability says so."""
-        self.off.discard(device)
 
     def lose_edge(self, edge: int) -> None:
         """An edge server is lost, and with it the tasks of its devices that are its."""

@@ -294,11 +294,7 @@ class Lifetimes:
     """
 
     def __init__(
-        self,
-        simulation: Simulation,
-        population: "Population",
-        availability: Availability,
-        on_arrival: Callable[[int], None],
+        self, simulation: Simulation, population: "Population", availability: Availability, on_arrival: Callable[[int], None]
     ) -> None:
         self._simulation, self._population = simulation, population
         self._availability, self._on_arrival = availability, on_arrival
@@ -320,7 +316,6 @@ class Lifetimes:
         self._arrived, self._left, self._waiting = state["arrived"], state["left"], state["waiting"]
 
     def rearm(self, kind: str, number: int, when: float) -> None:
-        """Set an alarm that was there when the snapshot was taken: the next ``arrival`` or ``departure``."""
         self._simulation.wake((kind, number), when, self._arrive if kind == "arrival" else self._depart)
 
     def _arm_arrival(self) -> None:

@@ -92,7 +92,6 @@ class Messages:
         return 0.0 if message.flow is None else self._network.sent(message.flow)
 
     def lose(self, endpoint: int) -> None:
-        """An endpoint is gone: all that it sends and receives is lost."""
         for message in [one for one in self.under_way.values() if endpoint in (one.source, one.destination)]:
             self.cut(message, "lost")
 
@@ -137,7 +136,6 @@ class Messages:
                 message.flow.done = partial(self._end, message, "done")
 
     def rearm(self, kind: str, number: int, when: float) -> None:
-        """Set the alarm for when an end of a message can no longer be reached."""
         message = self.under_way[number]
         message.alarm = self._simulation.wake((kind, number), when, partial(self.cut, message, "lost"), CUT)
 
@@ -179,10 +177,6 @@ class Edges:
         self.off.add(edge)
         self._on_lost(edge)
         self.messages.lose(self._network.devices + edge)
-
-    def switch_on(self, edge: int) -> None:
-        """The edge server is there again; it holds nothing."""
-        self.off.discard(edge)
 
     # Snapshots, between two instants.
 

@@ -110,7 +110,6 @@ class Phases:
     # Many devices at once.
 
     def _bring(self, devices: Ints, rows: Ints, time: Floats) -> None:
-        """Walk along the paths of ``devices``, of these rows, to the phases that they are in at these times."""
         start, end = self._start[rows], self._end[rows]
         again = (time < start) | (end == 0.0)
         if again.any():

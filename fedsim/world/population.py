@@ -92,10 +92,7 @@ class Population:
         return samples * self.cost / self.speed.item(device) * _FORWARD_SHARE
 
     def working_s(self, device: int, work: Work) -> float:
-        """Seconds of undisturbed work that has no ref.
-
-        ``SimulationError``: it is counted in FLOPs, and nothing says how many a device does in a second.
-        """
+        """Seconds of undisturbed work that has no ref; ``SimulationError`` if nothing says how long FLOPs take."""
         seconds = work.seconds
         if work.samples:
             seconds += work.samples * self.cost / self.speed.item(device)

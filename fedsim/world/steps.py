@@ -175,10 +175,7 @@ class StepRunner:
         return on_grid(until) - reserve
 
     def _arm(self, task: Task, end: float) -> None:
-        """Set the alarm for the ``end`` of the computation, or for the instant at which the battery is flat before.
-
-        There is none where the device disconnects before: then that ends it.
-        """
+        """Set the alarm for the ``end``, or for a battery that is flat before; none if the device disconnects first."""
         off = max(task.off, self._simulation.now)
         if self._batteries is not None and self._runs_dry(task, min(end, off)) and task.dry < end:
             task.battery = self._simulation.wake(("battery", task.id), task.dry, partial(self._cut, task), CUT)

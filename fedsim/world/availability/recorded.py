@@ -178,7 +178,9 @@ class Intervals(AvailabilityModel):
         intervals: dict[Any, list[_OnInterval]] = {}
         for row, owner in enumerate(owners):
             intervals.setdefault(owner, []).extend(self._pieces(table, row, start[row], end[row], owner, calendar))
-        period = self._period(form)
+        if form is time and self.every not in (None, DAY_S):
+            raise ScenarioError(f"population.availability.every is {self.every:g} s, but times of day come again every day")
+        period = DAY_S if form is time else math.inf if self.every is None else on_grid(self.every)
         traces = {owner: _trace(table, sorted(pieces), period) for owner, pieces in intervals.items()}
         kept = [*traces.values(), (period, [])]
         if self.drawn:
@@ -188,15 +190,7 @@ class Intervals(AvailabilityModel):
             assigned = [places.get(device, len(traces)) for device in range(devices)]
         return Traces(kept, assigned, calendar.day_s().tolist() if form is time else None)
 
-    def _period(self, form: Any) -> float:
-        if form is time:
-            if self.every not in (None, DAY_S):
-                raise ScenarioError(f"population.availability.every is {self.every:g} s, but times of day come again every day")
-            return DAY_S
-        return math.inf if self.every is None else on_grid(self.every)
-
     def _times(self, table: DeviceTable) -> tuple[list[Any], list[Any], Any]:
-        """Starts, ends and the form that they have in common."""
         form = _form(table.cells("start")[0])
         columns = []
         for name in ("start", "end"):
@@ -250,7 +244,6 @@ def _trace(table: DeviceTable, pieces: list[_OnInterval], period: float) -> Trac
 
 
 def _form(cell: Any) -> Any:
-    """Form of time of a cell: ``time``, ``datetime``, or ``float`` for all else."""
     if isinstance(cell, datetime | time):
         return datetime if isinstance(cell, datetime) else time
     for form in (time, datetime):

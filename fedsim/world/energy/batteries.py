@@ -56,7 +56,6 @@ class Load:
 
     @property
     def total(self) -> float:
-        """All that is known to be drawn by time (W)."""
         return self.watts + self.byte * self.rate
 
 
@@ -309,9 +308,7 @@ class Batteries:
         to_flat: bool = False,
         keep: bool = False,
     ) -> _Course:
-        """Go through all breakpoints up to ``until`` (s), or up to where the battery is flat, and ``keep`` them; returns the
-        line on.
-        """
+        """Go through all breakpoints up to ``until`` (s), or ``to_flat`` to where the battery is flat; returns the line on."""
         point.level -= reserve
         while True:
             line = self._line(device, point, watts, reserve)
@@ -388,7 +385,6 @@ class Powered:
         return Span(within.on and battery.on, max(within.start, battery.start), min(within.end, battery.end))
 
     def next_on(self, device: int, time: float) -> float:
-        """See ``Availability.next_on``; if the device is asked nothing meanwhile."""
         while time < math.inf and (when := self._within.next_on(device, time)) < math.inf:
             time = self._batteries.next_up(device, when)
             if time == when:

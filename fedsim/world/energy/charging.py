@@ -35,9 +35,7 @@ class ChargingModel(Spec):
     """The base of every kind."""
 
     def build(self, streams: Streams, devices: int, starts: float, availability: "Availability", root: Path | None) -> Charging:
-        """The paths of so many devices in a run that begins at ``starts``, a time of the day (s); draws from
-        ``world/charging``. By default the spec is its own path.
-        """
+        """Paths of a run from ``starts``, a time of the day (s); draws from ``world/charging``. By default the spec itself."""
         return self  # type: ignore[return-value]
 
 

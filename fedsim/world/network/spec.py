@@ -36,9 +36,8 @@ if TYPE_CHECKING:
     import networkx
 
 DeviceRates = tuple[Floats, ...]
-"""Rates (down, up) of the devices' own links from elsewhere than the network's section, bytes/s, and perhaps their latencies
-(s), which hold where the section says none; each float64 [devices]."""
-
+"""Rates (down, up) of the devices' own links (bytes/s) and perhaps their latencies (s), float64 [devices] each. From elsewhere
+than the network's section, latencies hold where that says none."""
 AccessColumns = tuple[Floats, Floats, Floats]
 
 

@@ -75,7 +75,6 @@ class Tier:
     end: float = math.inf
 
     def reading(self, at: float, clock: float) -> float:
-        """Reading of its clock at the time ``at`` (s) at which V is ``clock``."""
         return clock + self.clock if self.free else self.clock + self.rate * (at - self.since)
 
 
@@ -225,7 +224,6 @@ class StarDirection:
     # The two clocks.
 
     def _move(self, now: float) -> None:
-        """Bring the virtual clock to ``now``, which is later."""
         if self._free:
             self._clock += self._level * (now - self._since)
         self._since = now

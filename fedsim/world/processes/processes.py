@@ -150,10 +150,7 @@ class Processes:
         self.emit("process:compute", device=ended.device, start=ended.began, how=ended.outcome)
 
     def _taken_up(self, number: int, call: Call) -> Any:
-        """Activity that a restored process had begun by this call; None if the process is not restored.
-
-        ``CheckpointError``: it had not begun that.
-        """
+        """Work that a restored process had begun by this call, else ``CheckpointError``; None if nothing is restored."""
         if not self._restoring:
             return None
         begun = self._begun.get((number, call))
@@ -164,7 +161,6 @@ class Processes:
         return begun.pop(0)
 
     def wait_for(self, number: int, device: int) -> ProcessGenerator:
-        """End when a device can be reached."""
         while self.tasks.reachable_until(device) <= self.simulation.now:
             if device in self.tasks.off:
                 yield self._switched_on.setdefault(device, self.simulation.env.event())
@@ -178,7 +174,6 @@ class Processes:
             self.simulation.emit(kind, **fields)
 
     def hold(self, what: str, keys: Sequence[str | int], value: float) -> Hold:
-        """Do something to links or devices, until the end of what is returned."""
         for key in keys:
             self._held.setdefault((what, key), []).append(value)
             self._carry_out(what, key)
@@ -216,7 +211,7 @@ class Processes:
                 self.tasks.lose_edge(device)
             elif not wanted:
                 self.emit("edge-on", edge=device)
-                self.edges.switch_on(device)
+                self.edges.off.discard(device)
         elif wanted and device not in self.tasks.off:
             self.emit("switch-off", device=device)
             self.tasks.switch_off(device)
@@ -224,7 +219,7 @@ class Processes:
                 computing.cancel("lost")
         elif not wanted:
             self.emit("switch-on", device=device)
-            self.tasks.switch_on(device)
+            self.tasks.off.discard(device)
             self._on_switched_on(device)
             if device in self._switched_on:
                 self._switched_on.pop(device).succeed()
