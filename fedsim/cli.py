@@ -20,7 +20,7 @@ import click
 from fedsim.errors import ScenarioError
 from fedsim.output.harmless import say, visible
 from fedsim.output.mistakes import INTERRUPTED, explained
-from fedsim.running.interruption import InterruptOnce, let_go, signals
+from fedsim.signals import InterruptOnce, end_at_once, let_go, signals
 from fedsim.version import __version__
 
 _explained = explained("fedsim")
@@ -124,7 +124,7 @@ def run_command(
     from fedsim.output.progress import RunProgress, summary_lines
     from fedsim.output.terminal import Console
     from fedsim.records.folder import SCENARIO
-    from fedsim.running.interruption import end_at_once, end_soon
+    from fedsim.running.interruption import end_soon
     from fedsim.running.live import EVERY_S
     from fedsim.running.runner import Job
     from fedsim.scenario import load

@@ -149,8 +149,9 @@ LAYERS = {
     "flower": _COMMON | {"evaluation", "federation", "strategies", "world"},
     "checkpoint": _COMMON | {"federation", "learning", "records", "world"},
     "plugin": _COMMON | _ENGINE | {"meters"},
-    "running": _COMMON | _ENGINE | {"checkpoint", "executors", "meters", "output", "records", "version"},
+    "running": _COMMON | _ENGINE | {"checkpoint", "executors", "meters", "output", "records", "signals", "version"},
     "tables": {"errors", "files", "language", "strategies"},
+    "signals": {"output"},
     "sections": _COMMON | _ENGINE | {"checkpoint", "meters"},
     "scenario": _COMMON | {"output", "running", "sections", "shipped", "tables"},
     "build": _COMMON | {"world"},
@@ -169,7 +170,7 @@ LAYERS = {
     | {"strategies", "study", "world"},
     "__main__": {"cli"},
     "cli": {"calibrate", "catalogue", "compare", "data", "executors", "forecast", "output", "records", "running", "scenario"}
-    | {"shipped", "study", "errors", "analysis", "language", "version"},
+    | {"shipped", "signals", "study", "errors", "analysis", "language", "version"},
 }
 """What each room imports at most, lower ones first."""
 
