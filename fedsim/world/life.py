@@ -186,7 +186,7 @@ class TaskRunner:
     def next_on(self, device: int, time: float) -> float:
         """The first time at or after ``time`` at which the device can be reached (s); infinity if there is none.
 
-        Where the run is over before, it is ``time``. Nobody knows for how long a device stays switched off: it counts as on.
+        For a ``time`` after the end of the run it is ``time``. A device that is switched off counts as on.
         """
         return self._availability.next_on(device, time) if time <= self._simulation.end else time
 
@@ -212,7 +212,7 @@ class TaskRunner:
     ) -> Task:
         """Give a task to an idle device; it begins in this instant with ``steps``, and ``next_steps`` is asked what follows.
 
-        One that ``continues`` what the device's task before began is no selection of its own. For the rest see ``Task``.
+        One that ``continues`` what the device's task before began is not counted as another selection. For the rest see ``Task``.
         ``SimulationError``: the device still works on another task.
         """
         if device in self._working:
@@ -291,7 +291,7 @@ class TaskRunner:
             self._edges.messages.lose(device)
 
     def lose_edge(self, edge: int) -> None:
-        """An edge server is lost, and with it the tasks of its devices that are its."""
+        """An edge server is lost, and and all tasks that run through it are lost."""
         for task in self.running.values():
             if task.edge == edge:
                 self._lose(task)

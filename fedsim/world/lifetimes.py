@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from pydantic import AfterValidator, Field
@@ -27,8 +27,12 @@ from fedsim.world.availability.base import spans_of
 from fedsim.world.device_table import DeviceTable
 from fedsim.world.phases import Span
 
-if TYPE_CHECKING:
-    from fedsim.world.population import Population
+
+class _Stays(Protocol):
+    """A population, as its lifetimes see it: float64 [devices] each (s)."""
+
+    arrival: Floats
+    departure: Floats
 
 
 class Turnover(Spec):
@@ -278,7 +282,7 @@ class Bounded:
         return on, end
 
 
-def bounded(within: Availability, population: "Population") -> Availability:
+def bounded(within: Availability, population: _Stays) -> Availability:
     """``within``, cut to the lifetimes of the population; untouched if everybody is there from 0 and for ever."""
     if population.arrival.any() or (population.departure < math.inf).any():
         return Bounded(within, population.arrival, population.departure)
@@ -294,7 +298,7 @@ class Lifetimes:
     """
 
     def __init__(
-        self, simulation: Simulation, population: "Population", availability: Availability, on_arrival: Callable[[int], None]
+        self, simulation: Simulation, population: _Stays, availability: Availability, on_arrival: Callable[[int], None]
     ) -> None:
         self._simulation, self._population = simulation, population
         self._availability, self._on_arrival = availability, on_arrival

@@ -64,7 +64,7 @@ class StepRunner:
         }
         self.paces: dict[int, float] = {}
         self._known_ends: dict[int, list[float]] = {}  # where the pace has changed: task -> ends up to the running one
-        self._spent: dict[int, float] = {}  # how long devices have computed of a budget, which a task that goes on keeps to
+        self._spent: dict[int, float] = {}  # seconds of the budget used so far, by device; a task that goes on begins there
         self.scarce: dict[int, Task] = {}
         if batteries is not None:
             network.on_shared = self._look_at_scarce
@@ -348,7 +348,7 @@ class StepRunner:
     # Messages end.
 
     def sent(self, task: Task, step: Download | Upload, cause: Cause | None) -> Ending:
-        """A message has come, or was cut short; one whose last byte is there has come."""
+        """A message has arrived, or was cut short; one interrupted after its last byte has arrived counts as received."""
         flow, task.flow = task.flow, None
         assert flow is not None
         if task.slot is not None:

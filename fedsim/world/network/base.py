@@ -34,12 +34,11 @@ _ROUNDING = 1e-12  # so little below its window's rate a flow still runs at it
 
 
 class Network(Endpoints):
-    """Flows between any two endpoints, which share links by weighted max-min fairness. A network of your own says ``route``.
+    """Flows between any two endpoints, which share links by weighted max-min fairness. A network of your own implements ``route``.
 
     A flow's size, and what of it was sent, are bytes of payload; rates, capacities and loads are bytes on the wire. In slow
-    start a flow's window is a further cap of its rate, which doubles every round trip, and is gone when it has not limited one.
-    A flow whose exact end is not after now has ended, and cancelling it then is too late, whichever of the two the world's
-    order of events brings first.
+    start a flow's window is a further cap of its rate, which doubles every round trip, and is dropped after a round trip in which it did not limit the flow.
+    A flow whose exact end is at or before now has ended; cancelling it has no effect, even if that comes first in the instant.
 
     Args:
         links, down, up, latency, transport, edge_latency, edges, hosts: as ``Endpoints`` says.
@@ -263,7 +262,7 @@ class Network(Endpoints):
         self._changed.clear()
 
     def _weight(self, source: int, destination: int) -> float:
-        """Of the transfer that begins now. It depends on how many its device has begun before, on no size and no other."""
+        """Weight of the transfer that begins now. It depends on how many its device has begun, not on sizes or other devices."""
         comes_down = source == SERVER or (source >= self.devices and 0 <= destination < self.devices)
         direction: Direction = "down" if comes_down else "up"
         device = destination if comes_down else source

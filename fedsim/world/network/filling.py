@@ -130,7 +130,7 @@ class Filling:
 
     def _fill(self) -> None:
         capacity, route = self._capacity, self._route
-        if len(capacity) > route.size:  # reckon with those links alone on which a flow is
+        if len(capacity) > route.size:  # consider only links in use
             used, numbers = np.unique(route, return_inverse=True)
             capacity, route = [capacity[link] for link in used.tolist()], numbers.reshape(route.shape)
         self._rate = max_min(np.array(capacity), route, self._cap, self._weight)

@@ -6,23 +6,29 @@ device's speed are multiplied, and a device is off while any of them holds it of
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import simpy
 from pydantic import TypeAdapter, ValidationError
 
+from fedsim.environment import Environment, ProcessGenerator
 from fedsim.errors import SimulationError
 from fedsim.language.units import Bytes, Flops, Seconds
-from fedsim.simulation import Environment
+from fedsim.simulation import Simulation
 from fedsim.world.network.flow import SERVER, Direction
 from fedsim.world.processes.activity import Activity, DeviceFacts
 from fedsim.world.task import Work
 
 if TYPE_CHECKING:
-    from fedsim.world.processes.processes import Processes
+    from fedsim.streams import Streams
+    from fedsim.world.device_kinds import Capacity
+    from fedsim.world.life import TaskRunner
+    from fedsim.world.messages import Edges
+    from fedsim.world.network.base import Network
+    from fedsim.world.population import Population
 
 _COLUMNS = ("kind", "device", "round", "group", "task", "step", "outcome")  # of every record; a process may say a device
 
@@ -43,6 +49,25 @@ class Hold(AbstractContextManager["Hold"]):
         self.end()
 
 
+class Engine(Protocol):
+    """Carries out what processes do, each by its number: ``Processes``."""
+
+    simulation: Simulation
+    streams: "Streams"
+    network: "Network"
+    tasks: "TaskRunner"
+    edges: "Edges"
+    capacity: "Capacity"
+    population: "Population"
+
+    def sleep(self, number: int, when: float) -> simpy.Event: ...
+    def send(self, number: int, source: int, destination: int, size: float, purpose: str) -> Activity: ...
+    def compute(self, number: int, device: int, work: Work) -> Activity: ...
+    def wait_for(self, number: int, device: int) -> ProcessGenerator: ...
+    def hold(self, what: str, keys: Sequence[str | int], value: float) -> Hold: ...
+    def emit(self, kind: str, **fields: Any) -> None: ...
+
+
 class World:
     """The world as a process sees it. Times are simulated seconds, rates bytes/s.
 
@@ -55,7 +80,7 @@ class World:
         state: what a process that can be restored must remember; values that JSON has.
     """
 
-    def __init__(self, processes: "Processes", number: int, devices: int) -> None:
+    def __init__(self, processes: Engine, number: int, devices: int) -> None:
         self._processes, self._number = processes, number
         self.simulation = processes.simulation
         self.env: Environment = self.simulation.env
