@@ -212,7 +212,7 @@ class TaskRunner:
     ) -> Task:
         """Give a task to an idle device; it begins in this instant with ``steps``, and ``next_steps`` is asked what follows.
 
-        One that ``continues`` what the device's task before began is not counted as another selection. For the rest see ``Task``.
+        One that ``continues`` what the device's task before began is no other selection. For the rest see ``Task``.
         ``SimulationError``: the device still works on another task.
         """
         if device in self._working:
@@ -291,7 +291,7 @@ class TaskRunner:
             self._edges.messages.lose(device)
 
     def lose_edge(self, edge: int) -> None:
-        """An edge server is lost, and and all tasks that run through it are lost."""
+        """An edge server is lost, and with it all tasks that run through it."""
         for task in self.running.values():
             if task.edge == edge:
                 self._lose(task)

@@ -34,10 +34,10 @@ _ROUNDING = 1e-12  # so little below its window's rate a flow still runs at it
 
 
 class Network(Endpoints):
-    """Flows between any two endpoints, which share links by weighted max-min fairness. A network of your own implements ``route``.
+    """Flows between any two endpoints, which share links by weighted max-min fairness. Networks of your own have a ``route``.
 
     A flow's size, and what of it was sent, are bytes of payload; rates, capacities and loads are bytes on the wire. In slow
-    start a flow's window is a further cap of its rate, which doubles every round trip, and is dropped after a round trip in which it did not limit the flow.
+    start a flow's window is a further cap of its rate. It doubles every round trip, and is dropped when it did not limit the flow.
     A flow whose exact end is at or before now has ended; cancelling it has no effect, even if that comes first in the instant.
 
     Args:
@@ -262,7 +262,7 @@ class Network(Endpoints):
         self._changed.clear()
 
     def _weight(self, source: int, destination: int) -> float:
-        """Weight of the transfer that begins now. It depends on how many its device has begun, not on sizes or other devices."""
+        """Weight of the transfer that begins now. It depends on how many its device has begun, on nothing else."""
         comes_down = source == SERVER or (source >= self.devices and 0 <= destination < self.devices)
         direction: Direction = "down" if comes_down else "up"
         device = destination if comes_down else source
