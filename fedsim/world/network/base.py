@@ -37,7 +37,7 @@ class Network(Endpoints):
     """Flows between any two endpoints, which share links by weighted max-min fairness. Networks of your own have a ``route``.
 
     A flow's size, and what of it was sent, are bytes of payload; rates, capacities and loads are bytes on the wire. In slow
-    start a flow's window is a further cap of its rate. It doubles every round trip, and is dropped when it did not limit the flow.
+    start a flow's window is a further cap of its rate. It doubles every round trip, and goes when it did not limit the flow.
     A flow whose exact end is at or before now has ended; cancelling it has no effect, even if that comes first in the
     instant.
 
