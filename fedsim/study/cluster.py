@@ -22,7 +22,7 @@ _LOCK_WAIT_S = 120.0  # so long a file server may keep the lock of a node that i
 
 
 class RayWorkers:
-    """Carries out orders on Ray; see ``fedsim.study.pool.Pool``."""
+    """Carries out orders on Ray; see ``fedsim.study.pool.WorkerPool``."""
 
     def __init__(self, executor: Ray, progress: StudyProgress) -> None:
         import ray
