@@ -1,4 +1,5 @@
 import errno
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -70,8 +71,8 @@ def test_what_is_no_scenario_is_refused_in_python() -> None:
 
 def test_a_full_disk_is_named_and_the_run_goes_on_once_there_is_room(tmp_path: Path) -> None:
     """On a disk of 200 kB, which a name space of its own has to mount."""
-    run = f"{sys.executable} -m fedsim run quickstart --set learning=off --set checkpoint.rounds=1 --set evaluation.every=100"
-    run += f" --out {tmp_path}/run"
+    changes = "--set learning=off --set checkpoint.rounds=1 --set evaluation.every=100"
+    run = f"{shlex.quote(sys.executable)} -m fedsim run quickstart {changes} --out {tmp_path}/run"
     script = f"mount -t tmpfs -o size=200k none {tmp_path} && {run} && exit"
     script += f"; mount -o remount,size=9M {tmp_path}; {run} --resume --quiet"
     try:
