@@ -293,3 +293,15 @@ def test_an_honest_run_with_stragglers_passes(straggling: Path) -> None:
 def test_damage_to_stragglers_is_found(straggling: Path, damage: Callable[[Rows], None], checks: set[str]) -> None:
     events(damage)(straggling)
     assert checks <= found(straggling)
+
+
+def test_a_shift_of_no_device_is_found(small: dict[str, Any], tmp_path: Path) -> None:
+    small |= {"drift": {"kind": "label-permutation", "probability": 1.0}, "stop": {"rounds": 3}}
+    fedsim.run(fedsim.Scenario(**small), tmp_path / "run")
+    assert not found(tmp_path / "run")
+
+    def nameless(rows: Rows) -> None:
+        rows[first(rows, kind="shift")]["device"] = None
+
+    events(nameless)(tmp_path / "run")
+    assert "devices agree with the records" in found(tmp_path / "run")

@@ -31,6 +31,8 @@ def devices_agree(evidence: Evidence) -> Iterator[str]:
     times = np.bincount(asked[asked >= 0], minlength=len(devices))
     text = "device {number} was selected {selected} times, the records say {times}"
     yield from findings(text, devices.assign(number=number, times=times), devices["selected"] != times)
+    nobody = events["kind"].isin(("arrival", "departure", "shift")) & (events["device"] == NOTHING)
+    yield from findings("record {row} ({kind}) is of no device", events, nobody)
     ends = events["kind"] == "task-end"
     # A server may ask a device of whose leaving it has not heard: that task ends at once.
     gone = events["task"].isin(events["task"][ends & (events["outcome"] == "left")])
