@@ -109,9 +109,8 @@ class Sections(Spec):
                 "alike to a codec, and must be sent in full; allowed is 'plain'"
             )
         up = self.messages.up
-        for key in ("aggregation", "cloud_aggregation"):
-            aggregation = getattr(self.strategy, key, None)
-            if aggregation is not None and (why := aggregation.why_not(up)):
+        for key, aggregation in self.strategy.aggregations.items():
+            if why := aggregation.why_not(up):
                 raise ScenarioError(f"messages.up is {up.kind!r} and strategy.{key} is {aggregation.kind!r}: the codec {why}")
         usual = type(up).model_fields["error_feedback"].default if isinstance(up, Lossy) else None
         if isinstance(up, Lossy) and "update" in self.strategy.added_up and up.error_feedback != usual:

@@ -56,6 +56,11 @@ class StrategyParams(Spec):
             return f"the selection {selection.kind!r} goes by what clients find in their data, which no account counts"
         return None
 
+    @property
+    def aggregations(self) -> dict[str, Aggregation]:
+        """Its aggregations, by their keys."""
+        return {key: value for key, value in self if isinstance(value, Aggregation)}
+
     @model_validator(mode="after")
     def _aggregation_keeps_its_promises(self) -> Self:
         aggregation: Aggregation | None = getattr(self, "aggregation", None)
