@@ -166,11 +166,13 @@ LAYERS = {
     | {"compare", "executors", "loading", "output", "records", "running"}
     | {"scenario", "shipped", "strategies", "tables", "world"},
     "testing": {"fedsim", "data", "executors", "records", "running"},
+    "newcomer": {"errors", "files", "language", "world"},
+    "verbs": {"catalogue", "newcomer", "output", "shipped"},
     "catalogue": {"data", "errors", "executors", "federation", "language", "learning", "meters", "scenario", "shipped"}
     | {"strategies", "study", "world"},
     "__main__": {"cli"},
-    "cli": {"calibrate", "catalogue", "compare", "data", "executors", "forecast", "output", "records", "running", "scenario"}
-    | {"shipped", "signals", "study", "errors", "analysis", "language", "version"},
+    "cli": {"calibrate", "compare", "data", "executors", "forecast", "output", "records", "running", "scenario"}
+    | {"signals", "study", "errors", "analysis", "language", "verbs", "version"},
 }
 """What each room imports at most, lower ones first."""
 
