@@ -1,4 +1,4 @@
-"""The verbs that help to write a scenario: ``new``, ``describe``, ``list``, ``init`` and ``schema``."""
+"""The verbs that help to begin: ``new``, ``describe``, ``list``, ``init``, ``schema``, and ``bench`` for a strategy."""
 
 from pathlib import Path
 from typing import Any
@@ -83,5 +83,40 @@ def schema_command(file: Any) -> None:
     say(*json.dumps(schema(file), indent=1).split("\n"))
 
 
-NAMING = (new_command, describe_command, list_command, init_command, schema_command)
+@click.command("bench")
+@click.argument("strategies", nargs=-1, required=True, metavar="STRATEGY...")
+@click.option("--out", type=click.Path(path_type=Path), help="The folder of the runs; by default runs/bench-STRATEGY.")
+@click.option("--seeds", type=click.IntRange(min=1), metavar="N", help="Seeds 1 to N; by default 3.")
+@click.option("--set", "changes", multiple=True, metavar="KEY.PATH=VALUE", help="A key of your strategy; may be repeated.")
+@click.option("--keep", type=click.Path(path_type=Path, dir_okay=False), help="A board (CSV) to put the lines on.")
+@click.option("--workers", type=int, help="Processes; by default one per core. No influence on results.")
+@click.option("--allow-code", is_flag=True, help="Import a strategy of your own.")
+@_explained
+def bench_command(
+    strategies: tuple[str, ...],
+    out: Path | None,
+    seeds: int | None,
+    changes: tuple[str, ...],
+    keep: Path | None,
+    workers: int | None,
+    allow_code: bool,
+) -> None:
+    """Run strategies in six frozen worlds, and place them on the kept board.
+
+    STRATEGY is a name of the board, a kind (fedsim list strategies), an import path of your own, or 'all' for the board's.
+    """
+    from fedsim import bench
+    from fedsim.compare.show import print_to
+    from fedsim.output.terminal import Console
+    from fedsim.study.plan import safe_name
+
+    target = out or Path("runs") / f"bench-{safe_name(strategies[0])}"
+    lines = bench.bench(strategies, target, changes, seeds=seeds, workers=workers, allow_code=allow_code)
+    print_to(Console(), [bench.table_of(lines, bench.read_board())])
+    if keep is not None:
+        bench.keep(lines, keep)
+    say(f"runs are in {target}: fedsim report {target}", *([] if keep is None else [f"kept in {keep}"]))
+
+
+NAMING = (new_command, describe_command, list_command, init_command, schema_command, bench_command)
 """The verbs of this file, in the order of the help."""

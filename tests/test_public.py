@@ -167,7 +167,8 @@ LAYERS = {
     | {"scenario", "shipped", "strategies", "tables", "world"},
     "testing": {"fedsim", "data", "executors", "records", "running"},
     "newcomer": {"errors", "files", "language", "world"},
-    "verbs": {"catalogue", "newcomer", "output", "shipped"},
+    "bench": {"compare", "errors", "files", "language", "records", "shipped", "study", "tables", "version"},
+    "verbs": {"bench", "catalogue", "compare", "newcomer", "output", "shipped", "study"},
     "catalogue": {"data", "errors", "executors", "federation", "language", "learning", "meters", "scenario", "shipped"}
     | {"strategies", "study", "world"},
     "__main__": {"cli"},
