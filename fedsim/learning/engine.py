@@ -19,7 +19,7 @@ from torch import nn
 from fedsim.data.federated import FederatedData
 from fedsim.errors import ScenarioError
 from fedsim.learning.architecture import Architecture
-from fedsim.learning.cohort import Chooser, Trainer
+from fedsim.learning.cohort import Chooser, TrainingRunner
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.factory import numbers
 from fedsim.learning.functions import FunctionCall, carry_out_all, function_at, weighted_sum
@@ -71,7 +71,7 @@ class Learning(Learner):
         self._data = data
         self._solver = pick(self._architecture or self._module(), device, training.solver)
         samples = data.without_shards()
-        self._trainer = Trainer(self._solver, training, samples, streams)
+        self._trainer = TrainingRunner(self._solver, training, samples, streams)
         self._chooser = Chooser(self._solver, training, samples, streams)
         self._tests = TestSets(data, samples, device)
         for thing in (samples, self._solver, self._trainer, self._chooser):
