@@ -1,9 +1,9 @@
 """Local trainings and choices of models of many devices: carried out on workers, in requests of like work."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from fedsim.learning.solvers.base import (
     sgd_steps,
     shuffled,
 )
-from fedsim.learning.spec import TrainingSpec
+from fedsim.learning.spec import Trainer
 from fedsim.streams import Streams
 from fedsim.training import Contrast, Places
 
@@ -43,6 +43,7 @@ class TrainingJob:
         contrast: the contrastive term, with the weights of its previous model.
         shard: the device's data, in the version that was asked for.
         samples: positions within its training samples that it trains on, int64 [k]; None for all.
+        state: what its trainer has kept of its last training.
     """
 
     recipe: Trained
@@ -54,6 +55,7 @@ class TrainingJob:
     contrast: Contrast | None
     shard: Shard
     samples: NDArray[np.int64] | None
+    state: Mapping[str, NDArray[Any]] | None
 
     @property
     def count(self) -> int:
@@ -78,7 +80,7 @@ class TrainingRunner:
     ``samples`` are the shared ones, without anybody's shard.
     """
 
-    def __init__(self, solver: Solver, training: TrainingSpec, samples: FederatedData, streams: Streams) -> None:
+    def __init__(self, solver: Solver, training: Trainer, samples: FederatedData, streams: Streams) -> None:
         self.solver = solver
         self.training = training
         self.samples = samples
@@ -95,8 +97,9 @@ class TrainingRunner:
         lr = self.training.lr_in(recipe.round) if training.lr is None else training.lr
         batch_size = WHOLE if training.full_batch else self.training.batch_size
         part = training.part
+        state = recipe.before.state if recipe.before is not None and recipe.before.finite else None
         samples = None if part is None else stratified_part(data.train_labels(shard), part.splits, part.number)
-        return TrainingJob(recipe, lr, batch_size, training.start.value, anchor, linear, contrast, shard, samples)
+        return TrainingJob(recipe, lr, batch_size, training.start.value, anchor, linear, contrast, shard, samples, state)
 
     def split(self, jobs: Sequence[TrainingJob]) -> list[list[int]]:
         """Positions of the jobs that are done together; those with the most steps in all come first, so that none is left last.
@@ -126,7 +129,7 @@ class TrainingRunner:
     def train(self, jobs: Sequence[TrainingJob]) -> list[Solved]:
         """Carry out jobs that ``split`` put together; the results in the order given."""
         compute_with_one_thread()
-        first, training, local = jobs[0], self.training, jobs[0].recipe.training
+        first, training, local = jobs[0], self.training.sgd, jobs[0].recipe.training
         descent = Descent(
             first.lr, training.momentum, training.weight_decay, training.l2, local.mu, training.l2_on, local.held, training.clip
         )
@@ -143,7 +146,18 @@ class TrainingRunner:
         order = shuffled(generator, len(y), job.batch_size, training.epochs, training.steps, only=training.only_batch)
         key = self.streams.word("learning/dropout", recipe.device, recipe.key)
         return LocalSolve(
-            job.weights, torch.from_numpy(x), torch.from_numpy(y), order, key, job.anchor, job.linear, job.contrast
+            job.weights,
+            torch.from_numpy(x),
+            torch.from_numpy(y),
+            order,
+            key,
+            job.anchor,
+            job.linear,
+            job.contrast,
+            recipe.device,
+            recipe.round,
+            training.epochs,
+            job.state,
         )
 
 
@@ -173,9 +187,9 @@ class Question(NamedTuple):
 class Chooser:
     """Answers questions on a worker, and splits waves of them into what one worker does at a time. It never changes."""
 
-    def __init__(self, solver: Solver, training: TrainingSpec, samples: FederatedData, streams: Streams) -> None:
+    def __init__(self, solver: Solver, training: Trainer, samples: FederatedData, streams: Streams) -> None:
         self._solver = solver
-        self._training = training
+        self._training = training.sgd
         self._all_samples = samples
         self._streams = streams
 
@@ -214,12 +228,12 @@ class Chooser:
     def objectives(self, questions: Sequence[Question]) -> list[NDArray[np.float64]]:
         """The mean loss of each model over the device's training samples, and its penalty; float64 [models] each."""
         compute_with_one_thread()
-        solver, l2 = self._solver, self._training.l2
+        solver, l2, l2_on = self._solver, self._training.l2, self._training.l2_on
         found = []
         for shard, models, chosen in questions:
             # Copied into memory of torch's, which is aligned, whatever numpy's was.
             parts = self._all_samples.train_samples(shard)
             x, y = (torch.tensor(part if chosen is None else part[chosen], device=solver.device) for part in parts)
             losses = np.array([solver.mean_loss(weights, x, y) for weights in models])
-            found.append(losses + [l2 * solver.kernel_norm(weights, self._training.l2_on) if l2 else 0.0 for weights in models])
+            found.append(losses + [l2 * solver.kernel_norm(weights, l2_on) if l2 else 0.0 for weights in models])
         return found
