@@ -18,6 +18,7 @@ from fedsim.lab.study.spec import StudySpec
 from fedsim.language.registry import specs_of
 from fedsim.language.spec import Spec, told_of
 from fedsim.learning.models import MODELS
+from fedsim.learning.spec import TRAINERS
 from fedsim.meters.spec import METERS
 from fedsim.scenario import Scenario
 from fedsim.shipped import shipped_titles
@@ -77,6 +78,7 @@ _REGISTRIES = {
     "data sources": SOURCES,
     "partitions": PARTITIONS,
     "models": MODELS,
+    "trainers": TRAINERS,
     "networks": NETWORKS,
     "data shifts": SHIFTS,
     "arrivals": ARRIVALS,

@@ -20,6 +20,7 @@ from fedsim.federation.server import Server
 from fedsim.language.spec import Spec
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
+from fedsim.learning.spec import Trainer
 from fedsim.meters.base import Column, Meter, MeterContext, Step, Transfer
 from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams
 from fedsim.strategies.base import Strategy, StrategyParams
@@ -52,5 +53,5 @@ __all__ = [
     "Partial", "Partition", "Peer", "PeerHalf", "PeerParams", "Peers", "PreviousResult", "Process", "Protocol", "Raw", "Real",
     "Ref", "RunInfo", "Selection", "Server", "ServerOptimiser", "Sharing", "Shift", "Source", "Span", "Spec", "Step",
     "Strategy", "StrategyParams", "Streams", "Synchronous", "SynchronousClient", "SynchronousParams", "TaskEnd", "Train",
-    "Training", "Transfer", "Transport", "Work", "World", "federated", "pure",
+    "Trainer", "Training", "Transfer", "Transport", "Work", "World", "federated", "pure",
 ]  # fmt: skip

@@ -28,7 +28,7 @@ EXPORTS = {
         Grouped GroupedParams Header Hold Instruction Lazy Limit LocalResult Measured Meter MeterContext Network
         NetworkModel Opaque Part Partial Partition Peer PeerHalf PeerParams Peers PreviousResult Process Protocol Raw
         Real Ref RunInfo SERVER Selection Server ServerOptimiser Sharing Shift Source Span Spec Step Strategy
-        StrategyParams Streams Synchronous SynchronousClient SynchronousParams TaskEnd Train Training Transfer
+        StrategyParams Streams Synchronous SynchronousClient SynchronousParams TaskEnd Train Trainer Training Transfer
         Transport Work World federated pure
     """,
 }

@@ -105,7 +105,9 @@ def _training(scenario: Facts) -> str:
         return f"Nothing is learned: the run counts time and bytes, as {name} would take them."
     rate = f"learning rate {training['lr']:g}" + (" (falling)" if training.get("lr_decay", 1) < 1 else "")
     momentum = f", momentum {training['momentum']:g}" if training.get("momentum") else ""
-    return f"They train {name} by SGD ({rate}, batches of {training['batch_size']:,}{momentum})."
+    ways = {"sgd": "SGD", "torch": training.get("optimiser", "")}
+    by = ways.get(training.get("kind", "sgd")) or f"the trainer {training['kind']}"
+    return f"They train {name} by {by} ({rate}, batches of {training['batch_size']:,}{momentum})."
 
 
 def _speed(scenario: Facts) -> str:

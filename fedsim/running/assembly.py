@@ -101,7 +101,8 @@ class Run:
         down, up = (Wire(codec, self.learner) for codec in (scenario.messages.down, scenario.messages.up))
         devices = Devices(self.population, self.learner, self._label_counts, up)
         attack, batch_size = None if malicious is None else malicious.attack, scenario.training.batch_size
-        client_side = ClientSide(simulation, self.learner, up, devices, batch_size, scenario.strategy.added_up, attack, members)
+        promised = (scenario.strategy.added_up, scenario.training.state == "kept")
+        client_side = ClientSide(simulation, self.learner, up, devices, batch_size, *promised, attack, members)
         self.dispatch = dispatch = Dispatch(
             simulation,
             self.population,
@@ -191,7 +192,7 @@ class Run:
             mean_epoch_s=self.population.mean_epoch_s(scenario.strategy.mean_epoch_over),
             lr_in=scenario.training.lr_in,
             planned_rounds=scenario.stop.rounds,
-            momentum=scenario.training.momentum,
+            momentum=scenario.training.sgd.momentum,
             tensors=self._tensors,
         )
 

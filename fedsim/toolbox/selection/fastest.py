@@ -102,6 +102,7 @@ class FLANP(_BySpeed):
 
     kind: Literal["flanp"] = "flanp"
     looks_at_each: ClassVar[str | None] = "the selection 'flanp' makes a gradient of single updates"
+    counts_steps: ClassVar[str | None] = "the selection 'flanp' finds gradients from how far steps have led"
 
     first: int = Field(default=2, ge=1)
     accuracy: float = Field(gt=0.0, le=1e12)

@@ -29,6 +29,10 @@ class FedNovaParams(FedProxParams):
     mu: float = 0.0
     effective: Annotated[Literal["reach", "steps"], OnlyWith("mu")] = "reach"
 
+    @property
+    def counts_steps(self) -> str:
+        return "FedNova normalises by how far steps of SGD reach"
+
 
 @lru_cache(maxsize=4096)
 def reach(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:

@@ -39,6 +39,10 @@ class IFCAParams(MigratingParams):
     starts: Literal["different", "same"] = "different"
 
     @property
+    def counts_steps(self) -> str | None:
+        return "a step of SGD gives IFCA's gradients" if self.averaging == "gradients" else super().counts_steps
+
+    @property
     def sweeps(self) -> bool:
         return self.as_published
 

@@ -89,6 +89,10 @@ class LCFLParams(PlainDeadline, ClusteredParams):
         return start if self.clusters_start == "members" and protection == "private" else None
 
     @property
+    def counts_steps(self) -> str | None:
+        return "a step of SGD gives LCFL's gradients" if self.measure == "grad-cos" else super().counts_steps
+
+    @property
     def unaccounted(self) -> str:
         return "clusters are made of updates that are not clipped"
 

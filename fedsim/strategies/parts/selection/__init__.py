@@ -84,6 +84,9 @@ class Selection(Spec):
     looks_at_each: ClassVar[str | None] = None
     """Reason why the selection needs single updates; None if their sum, or that of an edge server, is enough."""
 
+    counts_steps: ClassVar[str | None] = None
+    """Reason why local steps must be those of SGD; see ``StrategyParams.counts_steps``."""
+
     uniform: ClassVar[bool] = False
     """Whether all devices that are there are as likely to be chosen, whatever happened before."""
 
