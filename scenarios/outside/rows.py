@@ -37,6 +37,7 @@ def given(folder: Path) -> list[dict[str, str]]:
 
 
 def write(path: Path, predictions: Iterable[Prediction]) -> None:
+    """Write ``predicted.csv``."""
     with path.open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow(["what", "cell", "measured", "predicted", "error", "given"])
@@ -53,4 +54,6 @@ def show(title: str, predictions: Sequence[Prediction]) -> None:
         if row.error is not None:
             print(f"  {row.what:24} {row.cell:42} {row.measured:10.5g} {row.predicted:10.5g} {row.error:+8.2%}")
     errors = [abs(row.error) for row in predictions if row.error is not None]
-    print(f"  {len(errors)} measured: median error {median(errors):.2%}, largest {max(errors):.2%}; {len(predictions)} predicted")
+    print(
+        f"  {len(errors)} measured: median error {median(errors):.2%}, largest {max(errors):.2%}; {len(predictions)} predicted"
+    )

@@ -130,8 +130,9 @@ class Network(Endpoints):
         """Send ``size`` bytes; ``done`` is called when the last one is there, from a wake-up and never from within this call.
 
         Latency is paid first, less the time that the flow has ``waited`` (s) behind another one on its connection: the next
-        packet leaves right after the last one. A flow of size 0, or one that no link limits, takes the latency alone. ``SimulationError``: the
-        endpoints are the same, one does not exist, or size is negative or not finite.
+        packet leaves right after the last one. A flow of size 0, or one that no link limits, takes the latency alone.
+
+        ``SimulationError``: the endpoints are the same, one does not exist, or size is negative or not finite.
         """
         if source == destination or not (SERVER <= source < self.endpoints > destination >= SERVER):
             raise self._no_way(source, destination)

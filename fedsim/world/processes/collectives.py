@@ -1,7 +1,7 @@
 """All-reduce over endpoints: ring, tree, butterfly, or through a server, in pieces and over some connections a pair.
 
-An algorithm is a program for each node: steps that wait for one message from each of some nodes, then send one to each of others.
-Timing (``AllReduce``) and learning (``strategies/peers/collective``) run the same programs.
+An algorithm is a program for each node: steps that wait for one message from each of some nodes, then send one to each of
+others. Timing (``AllReduce``) and learning (``strategies/peers/collective``) run the same programs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -57,7 +57,11 @@ def _tree(n: int) -> Collective:
     def program(node: int) -> tuple[CollectiveStep, ...]:
         children = tuple(child for child in (2 * node + 1, 2 * node + 2) if child < n)
         parent = ((node - 1) // 2,)
-        return (CollectiveStep(children, parent), CollectiveStep(parent, children)) if node else (CollectiveStep(children, children),)
+        return (
+            (CollectiveStep(children, parent), CollectiveStep(parent, children))
+            if node
+            else (CollectiveStep(children, children),)
+        )
 
     return Collective(tuple(program(node) for node in range(n)), 1.0)
 
@@ -126,7 +130,9 @@ class AllReduce:
     def join(self, rank: int) -> simpy.Process:
         """A node takes part in its next all-reduce. The event fires when it holds the whole result."""
         if not 0 <= rank < len(self._programs):
-            raise SimulationError(f"there is no node of rank {rank} in the all-reduce; allowed are 0 to {len(self._programs) - 1}")
+            raise SimulationError(
+                f"there is no node of rank {rank} in the all-reduce; allowed are 0 to {len(self._programs) - 1}"
+            )
         self._begun[rank] += 1
         server = len(self._nodes) - 1
         if self._nodes[server] == "server" and self._begun[server] < self._begun[rank]:

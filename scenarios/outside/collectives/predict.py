@@ -1,17 +1,14 @@
 """Predicts ring all-reduces on a shaped network: ``python scenarios/outside/collectives/predict.py``."""
 
-import sys
 from itertools import product
 from pathlib import Path
 from statistics import median
 
+import fedsim
+from fedsim.scenarios.outside.rows import Prediction, given, show, write
+from fedsim.world.processes.collectives import AllReduce
+
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-
-from rows import Prediction, given, show, write  # noqa: E402
-
-import fedsim  # noqa: E402
-from fedsim.world.processes.collectives import AllReduce  # noqa: E402
 
 MIB, GBIT = 2**20, 1e9 / 8
 SHAPES = [(None, None), (1.0, 5.0), (5.0, 2.0), (10.0, 1.0)]  # ms, Gbit/s
@@ -45,6 +42,8 @@ class Rule:
 
 
 def fitted(rows: list[dict[str, str]]) -> Rule:
+    """The rule, fitted to what the README says."""
+
     def of(op: str, *, rate: bool, delay: bool) -> list[dict[str, str]]:
         return [row for row in rows if row["op"] == op and bool(row["bw_gbit_s"]) == rate and bool(row["delay_ms"]) == delay]
 
@@ -66,10 +65,11 @@ def fitted(rows: list[dict[str, str]]) -> Rule:
 
 
 def main() -> None:
+    """Print both tables, and write the predictions."""
     rows = given(HERE)
     show("before anything is fitted", [Rule().predict(row) for row in rows])
     rule = fitted(rows)
-    print(f"fitted: {rule.wire:.4f} bytes on the wire, {rule.hop:.3f} of a hop's delay, {rule.free['allreduce'] / GBIT:.2f} Gbit/s")
+    print(f"fitted: {rule.wire:.4f} bytes on the wire, {rule.hop:.3f} of a hop, {rule.free['allreduce'] / GBIT:.2f} Gbit/s")
     cells = product((8, 12, 16, 20, 24, 28, 32), (64, 128, 256, 512, 1024), SHAPES)
     asked = [
         {"op": "allreduce", "nodes": str(nodes), "size_MiB": str(size),

@@ -1,19 +1,16 @@
 """Predicts DiLoCo's synchronisation and utilisation over shaped links: ``python scenarios/outside/diloco/predict.py``."""
 
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
 import numpy as np
 
+import fedsim
+from fedsim.scenarios.outside.rows import Prediction, given, show, write
+from fedsim.world.processes.collectives import AllReduce
+
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-
-from rows import Prediction, given, show, write  # noqa: E402
-
-import fedsim  # noqa: E402
-from fedsim.world.processes.collectives import AllReduce  # noqa: E402
 
 NODES, BYTES, MBIT = 4, 4 * 30_846_720, 1e6 / 8
 RING_BYTES = 2 * (NODES - 1) / NODES * BYTES
@@ -86,6 +83,7 @@ def synchronisation_s(rule: Rule, row: Row, seed: int) -> tuple[float, int]:
 
 
 def predict(rule: Rule, row: Row) -> list[Prediction]:
+    """Synchronisation, step and utilisation of a cell."""
     if row["algorithm"] == "ddp":
         sync = RING_BYTES / rule.rate(row) + rule.fixed + WAIT_OF_ONE * rule.deviation - rule.ddp_hidden
         computing, step = 0.02068, 0.02068 + sync + 0.005
@@ -102,6 +100,7 @@ def predict(rule: Rule, row: Row) -> list[Prediction]:
 
 
 def fitted(rows: list[Row]) -> Rule:
+    """The rule, fitted to what the README says."""
     diloco = [row for row in rows if row["algorithm"] == "diloco"]
     sync = {(int(row["H"]), row["bw"]): float(row["sync_mean_ms"]) / 1e3 for row in diloco}
     inverse = np.array([[1.0, 1 / int(row["H"])] for row in diloco])
@@ -125,6 +124,7 @@ def fitted(rows: list[Row]) -> Rule:
 
 
 def main() -> None:
+    """Print both tables, and write the predictions."""
     rows = given(HERE)
     show("before anything is fitted", [each for row in rows for each in predict(Rule(), row)])
     rule = fitted(rows)
