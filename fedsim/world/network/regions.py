@@ -173,9 +173,9 @@ class Regions(Network):
 class RegionsSpec(NetworkModel):
     """Devices and a server in regions of clouds, over TCP connections of measured round trip and rate.
 
-    The rate of several connections is so many times that of one, up to what devices' own links carry (``device``). Of a pair that
-    nobody measured the rate follows from a window of 0.83 MB over the round trip (on the 30 measured pairs 2 % off on the mean,
-    5 % at most), and the round trip from the way between the cities (5 % off on the mean, 11 % at most).
+    The rate of several connections is so many times that of one, up to what devices' own links carry (``device``). Of a pair
+    that nobody measured the rate follows from a window of 0.83 MB over the round trip (on the 30 measured pairs 2 % off on the
+    mean, 5 % at most), and the round trip from the way between the cities (5 % off on the mean, 11 % at most).
 
     Attributes:
         of: regions by name, such as "aws:eu-west-1" or "gcp:us-central1"; devices are dealt over them in turn.
