@@ -49,7 +49,8 @@ def main() -> None:
     for low, high in ((0, 50), (50, 100), (100, 200), (200, 400)):
         rates = [row for row in ruled[1::2] if low <= float(rows[tuple(row.cell.split(" -> "))]["rtt_ms"]) < high]  # type: ignore[index]
         print(
-            f"  {low} to {high} ms: {median(row.measured or 0.0 for row in rates):.1f}, {median(r.predicted for r in rates):.1f}"
+            medians = median(row.measured or 0.0 for row in rates), median(row.predicted for row in rates)
+            print(f"  {low} to {high} ms: measured {medians[0]:.1f} Mbit/s, predicted {medians[1]:.1f}")
         )
     for pair in permutations(facts.sites, 2):
         if pair not in rows:
