@@ -114,8 +114,8 @@ class Queue:
     name = "queue"
 
 
-Computation = Train | Evaluate | Work
-"""Computation that a client half may ask of its device."""
+Computation = Train | Evaluate | Work | Pause
+"""Computation, or time without, that a client half may ask of its device."""
 
 TaskStep = Download | Computation | Upload | Code | Pause | Queue
 
