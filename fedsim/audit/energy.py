@@ -119,7 +119,11 @@ class _Account:
         grid's ``zone``, and ``row``: the record with which they were booked, ``_GOES_ON`` if they are booked with every round.
         """
         steps = self._evidence.steps.assign(end=self._evidence.steps["time"])
-        parts = {"idle": self._idle(), "compute": self._booked(steps[steps["step"].isin(COMPUTING)], "compute_w")}
+        computing = self._booked(steps[steps["step"].isin(COMPUTING)], "compute_w")
+        shared = self._evidence.core_s.reindex(computing.index).to_numpy()
+        of_cores = self._of_devices(computing, "compute_w") * shared
+        computing["joules"] = np.where(np.isnan(shared), computing["joules"], of_cores)
+        parts = {"idle": self._idle(), "compute": computing}
         for phase, step in (("receive", "download"), ("send", "upload")):
             own = steps[steps["step"] == step]
             booked = self._booked(own, f"{phase}_w")

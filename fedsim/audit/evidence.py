@@ -72,6 +72,10 @@ def _battery(data: Data) -> tuple[Any, ...]:
 _LEVELS = ("level", "charged", "idle", "drawn")
 _READERS: dict[str, tuple[Mapping[str, type], Callable[[Data], tuple[Any, ...]]]] = {
     "step-end of train": ({"epochs": float, "asked": float, "in_part": bool, "ends": object}, _training),
+    "step-end of train or evaluate or compute": (
+        {"core_s": float},
+        lambda data: (number(data["core_s"]) if "core_s" in data else math.nan,),
+    ),
     "task-start": ({"continues": bool}, lambda data: ("continues" in data,)),
     "edge-off": ({"edge": int}, lambda data: (int(data["edge"]),)),
     "updates-lost": ({"tasks": object}, lambda data: (_tasks(data),)),
@@ -193,6 +197,11 @@ class Evidence:
         ``sender``, ``receiver``.
         """
         return pd.concat([self.said(name) for name in (OF_DEVICES, "server-transfer", *FLOWS)]).sort_index()
+
+    @property
+    def core_s(self) -> "pd.Series[float]":
+        """Seconds of a core that each computation got of its device's host, by its last record; NaN without hosts."""
+        return self.said("step-end of train or evaluate or compute")["core_s"]
 
     @cached_property
     def idle(self) -> Flags:

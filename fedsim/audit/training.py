@@ -41,6 +41,8 @@ def durations_agree(evidence: Evidence) -> Iterator[str]:
     def ratio(training: Any, epoch_s: float) -> float:
         begins = [training.start, *training.ends]
         seconds = begins[-1] - begins[0]
+        if not math.isnan(training.core_s):  # of an epoch that was cut off too
+            seconds = training.core_s if begins[-1] == training.time else math.nan
         if not 0 < epoch_s < math.inf or not seconds > 1e4 * TICK_S * len(training.ends):
             return math.nan
         drawn = [_jitter(streams, sigma, training.device, time) if sigma else 1.0 for time in begins[:-1]]
@@ -65,7 +67,7 @@ def _jitter(streams: Streams, sigma: float, device: int, begin: float) -> float:
 def _trainings(evidence: Evidence) -> pd.DataFrame:
     """Ends of trainings, with their ``data``."""
     trainings = evidence.said("step-end of train")
-    return evidence.steps.loc[trainings.index].join(trainings)
+    return evidence.steps.loc[trainings.index].join(trainings).join(evidence.core_s)
 
 
 def _plausible(told: pd.DataFrame) -> Flags:

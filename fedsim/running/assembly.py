@@ -127,6 +127,7 @@ class Run:
             dispatch.on_task_end,
             batteries,
             self.edges,
+            spec.host,
         )
         setting = self._setting()
         strategy = strategy_class(scenario.strategy.kind)
