@@ -38,7 +38,13 @@ AWAY = "#BFBFBF"
 HATCHED: dict[str, Any] = {"facecolor": PALE, "edgecolor": GREY, "hatch": "//////"}  # in legends
 
 STEPS = {"download": SKY, "train": GREEN, "evaluate": YELLOW, "upload": BLUE, "queue": ORANGE}
-STEPS |= {"decode": "#88CCEE", "encode": "#332288", "compute": "#117733"}  # from Tol's muted
+STEPS |= {
+    "decode": "#88CCEE",
+    "encode": "#332288",
+    "compute": "#117733",
+    "start-up": "#DDCC77",
+    "sleep": "#DDDDDD",
+}  # from Tol's muted
 OUTCOMES = {"done": "#A9BFCC", "late": VERMILLION, "lost": BLACK, "left": PURPLE, "stopped": GREY, "memory": "#882255"}
 OUTCOMES |= {"battery": "#8C564B"}
 SERIES = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK)

@@ -12,21 +12,23 @@ from fedsim.errors import ScenarioError, nearest
 from fedsim.executors.named import EXECUTORS
 from fedsim.federation.codecs import CODECS
 from fedsim.federation.malicious import ATTACKS
+from fedsim.lab.study.references import REFERENCES
+from fedsim.lab.study.search import SEARCHES
+from fedsim.lab.study.spec import StudySpec
 from fedsim.language.registry import specs_of
 from fedsim.language.spec import Spec, told_of
 from fedsim.learning.models import MODELS
+from fedsim.learning.spec import TRAINERS
 from fedsim.meters.spec import METERS
 from fedsim.scenario import Scenario
 from fedsim.shipped import shipped_titles
 from fedsim.strategies import STRATEGIES
-from fedsim.strategies.clustering.parts import CLUSTERERS, MOMENTS
 from fedsim.strategies.parts.aggregation import AGGREGATIONS
 from fedsim.strategies.parts.deadline import DEADLINES
+from fedsim.strategies.parts.moment import MOMENTS
 from fedsim.strategies.parts.selection import SELECTIONS
 from fedsim.strategies.parts.server import OPTIMISERS
-from fedsim.study.references import REFERENCES
-from fedsim.study.search import SEARCHES
-from fedsim.study.spec import StudySpec
+from fedsim.toolbox.clustering.clusterer import CLUSTERERS
 from fedsim.world.availability import AVAILABILITIES
 from fedsim.world.device_kinds import CAPACITIES, Figure, figures
 from fedsim.world.device_kinds import catalogue as kinds_of_devices
@@ -77,6 +79,7 @@ _REGISTRIES = {
     "data sources": SOURCES,
     "partitions": PARTITIONS,
     "models": MODELS,
+    "trainers": TRAINERS,
     "networks": NETWORKS,
     "data shifts": SHIFTS,
     "arrivals": ARRIVALS,

@@ -181,7 +181,7 @@ def check_command(
 ) -> None:
     """Validate SCENARIO, and say what it will cost."""
     from fedsim.executors.named import make_executor
-    from fedsim.forecast import PATIENCE_S, forecast_lines
+    from fedsim.lab.forecast import PATIENCE_S, forecast_lines
     from fedsim.scenario import load
 
     read = load(scenario, changes, seed, allow_code=allow_code, tell=_tell())
@@ -251,12 +251,12 @@ def study_command(
     quiet: bool,
 ) -> int:
     """Run all strategies of STUDY in the same worlds, and compare them; called again, go on where it was left."""
-    from fedsim.compare.show import claims_of, compare_published, print_short, print_to
+    from fedsim.lab.compare.show import claims_of, compare_published, print_short, print_to
+    from fedsim.lab.study.conduct import Conductor
+    from fedsim.lab.study.plan import read_study
+    from fedsim.lab.study.progress import StudyProgress
     from fedsim.output.terminal import Console
     from fedsim.records.study_folder import PUBLISHED
-    from fedsim.study.conduct import Conductor
-    from fedsim.study.plan import read_study
-    from fedsim.study.progress import StudyProgress
 
     read = read_study(study, changes, size=size, seeds=seeds, allow_code=allow_code, tell=_tell(quiet))
     conductor = Conductor(read, out, workers, executor, address, only, tried=not dry_run)
@@ -315,7 +315,7 @@ def compare_command(
     out: Path | None,
 ) -> None:
     """Put RUNS side by side: run folders, and folders of studies."""
-    from fedsim.compare.show import as_text, compare, compare_published, form_of, print_short, print_to, write_file
+    from fedsim.lab.compare.show import as_text, compare, compare_published, form_of, print_short, print_to, write_file
     from fedsim.output.terminal import Console
 
     chosen = form if out is None else form_of(out, form)
@@ -343,7 +343,7 @@ def compare_command(
 @_explained
 def audit_command(run: Path, allow_code: bool) -> int:
     """Check the run folder RUN: causes before effects, one device in one place, bytes that balance."""
-    from fedsim.records.audit import audit
+    from fedsim.audit import audit
 
     findings = audit(run, allow_code=allow_code)
     for name, problems in findings.items():
@@ -360,8 +360,8 @@ def audit_command(run: Path, allow_code: bool) -> int:
 @_explained
 def trace_command(run: Path, out: Path | None) -> None:
     """Write RUN as Chrome trace JSON, which opens in Perfetto."""
+    from fedsim.lab.trackers.trace import write_trace
     from fedsim.records.reading import RunFolder
-    from fedsim.records.trace import write_trace
 
     path = out or run.resolve().with_name(run.resolve().name + ".trace.json")
     count = write_trace(RunFolder(run), path)
@@ -447,7 +447,7 @@ def report_command(runs: tuple[Path, ...], out: Path | None, watch: bool, port: 
 @_explained
 def tensorboard_command(runs: tuple[Path, ...], out: Path) -> None:
     """Write the rounds of RUNS (or studies) for TensorBoard: "Step" is the round, "Relative" the simulated time."""
-    from fedsim.records.tensorboard import write_tensorboard
+    from fedsim.lab.trackers.tensorboard import write_tensorboard
 
     say(*(f"written {path}" for path in write_tensorboard(runs, out)))
 
@@ -458,7 +458,7 @@ def tensorboard_command(runs: tuple[Path, ...], out: Path) -> None:
 @_explained
 def mlflow_command(runs: tuple[Path, ...], out: str) -> None:
     """Tell MLflow of RUNS (or studies): the step is the round, the time the simulated time; a study is an experiment."""
-    from fedsim.records.mlflow import write_mlflow
+    from fedsim.lab.trackers.mlflow import write_mlflow
 
     say(*(f"written {name}" for name in write_mlflow(runs, out)))
 
@@ -470,6 +470,6 @@ def mlflow_command(runs: tuple[Path, ...], out: str) -> None:
 @_explained
 def wandb_command(runs: tuple[Path, ...], out: Path, project: str) -> None:
     """Write RUNS (or studies) for W&B, on this machine alone: the step is the round; a study is a group."""
-    from fedsim.records.wandb import write_wandb
+    from fedsim.lab.trackers.wandb import write_wandb
 
     say(*(f"written {path}" for path in write_wandb(runs, out, project)))

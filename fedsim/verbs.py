@@ -105,10 +105,10 @@ def bench_command(
 
     STRATEGY is a name of the board, a kind (fedsim list strategies), an import path of your own, or 'all' for the board's.
     """
-    from fedsim import bench
-    from fedsim.compare.show import print_to
+    from fedsim.lab import bench
+    from fedsim.lab.compare.show import print_to
+    from fedsim.lab.study.plan import safe_name
     from fedsim.output.terminal import Console
-    from fedsim.study.plan import safe_name
 
     target = out or Path("runs") / f"bench-{safe_name(strategies[0])}"
     lines = bench.bench(strategies, target, changes, seeds=seeds, workers=workers, allow_code=allow_code)

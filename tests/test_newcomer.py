@@ -8,9 +8,9 @@ from click.testing import CliRunner
 
 from fedsim.catalogue import about
 from fedsim.cli import main
+from fedsim.lab.study.plan import read_study
 from fedsim.learning.models import Perceptron
 from fedsim.newcomer import hidden_for
-from fedsim.study.plan import read_study
 
 LTE = ["--devices", "200 phones", "--link", "lte", "--model", "5 MB", "--target", "0.9", "--deadline", "try"]
 

@@ -39,7 +39,7 @@ def in_short(shown: Shown) -> Markup:
 
 def _tiles(run: RunFolder) -> Markup:
     """The headline numbers."""
-    from fedsim.compare.measures import measure
+    from fedsim.lab.compare.measures import measure
 
     summary, moved, values = run.summary, run.summary["bytes"], measure(run)
     total = moved["down"] + moved["up"]

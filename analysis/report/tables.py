@@ -16,8 +16,8 @@ from fedsim.records.folder import TRANSFERS
 from fedsim.records.reading import RunFolder
 
 if TYPE_CHECKING:
-    from fedsim.compare.answer import Answer, RankedLine, Ranking
-    from fedsim.compare.table import ComparedColumn, ComparedTable
+    from fedsim.lab.compare.answer import Answer, RankedLine, Ranking
+    from fedsim.lab.compare.table import ComparedColumn, ComparedTable
 
 _NOTHING = "\N{EN DASH}"
 _MOST_ROUNDS = 60  # rows; of more rounds every so many-th, the best and the last
@@ -41,7 +41,7 @@ def comparison(table: "ComparedTable", order: Sequence[int], level: str = "h3") 
 
 
 def _columns(columns: Sequence["ComparedColumn"], order: Sequence[int]) -> Markup:
-    from fedsim.compare.text import shown
+    from fedsim.lab.compare.text import shown
 
     words = [any(isinstance(cell, str) for cell in column.cells) for column in columns]
     best = [column.best_cells for column in columns]
