@@ -21,6 +21,7 @@ from fedsim.errors import ScenarioError
 from fedsim.output.harmless import say, visible
 from fedsim.output.mistakes import INTERRUPTED, explained
 from fedsim.signals import InterruptOnce, end_at_once, let_go, signals
+from fedsim.verbs import NAMING
 from fedsim.version import __version__
 
 _explained = explained("fedsim")
@@ -89,6 +90,10 @@ def main() -> None:
     click.get_current_context().call_on_close(lambda: gc.set_threshold(*before))
     gc.set_threshold(100_000)  # libraries make many objects when they are loaded, and none of them is garbage
     atexit.register(gc.freeze)  # nor need they be looked through when the process ends
+
+
+for _verb in NAMING:
+    main.add_command(_verb)
 
 
 @main.command("run")
@@ -169,9 +174,12 @@ def _end(number: int, frame: Any) -> None:
 @_changes
 @_allow_code
 @click.option("--no-trial", is_flag=True, help="Do not try the beginning of the run (some seconds) to tell what it takes here.")
+@click.option("--toml", is_flag=True, help="Print the scenario too, with every default: the output is a scenario file.")
 @_explained
-def check_command(scenario: str, seed: int | None, changes: tuple[str, ...], allow_code: bool, no_trial: bool) -> None:
-    """Validate SCENARIO, print it with every default, and say what it will cost."""
+def check_command(
+    scenario: str, seed: int | None, changes: tuple[str, ...], allow_code: bool, no_trial: bool, toml: bool
+) -> None:
+    """Validate SCENARIO, and say what it will cost."""
     from fedsim.executors.named import make_executor
     from fedsim.lab.forecast import PATIENCE_S, forecast_lines
     from fedsim.scenario import load
@@ -179,43 +187,10 @@ def check_command(scenario: str, seed: int | None, changes: tuple[str, ...], all
     read = load(scenario, changes, seed, allow_code=allow_code, tell=_tell())
     with closing(make_executor("threads", device=read.training.device)) as executor:
         lines = forecast_lines(read, executor, 0.0 if no_trial else PATIENCE_S)
-    say(*read.to_toml().split("\n"), *(f"# {line}" for line in lines))
-
-
-@main.command("list")
-@click.argument("name", required=False)
-@_explained
-def list_command(name: str | None) -> None:
-    """List what a scenario can name; or, of a kind, a table or a key (fedbuff, population, network.server), what it says."""
-    from fedsim.catalogue import about, catalogue, entry_lines
-
-    if name is None:
-        say(*(line for title, entries in catalogue().items() for line in entry_lines(title, entries)))
+    if toml:
+        say(*(f"# {line}" for line in lines), *read.to_toml().split("\n"))
     else:
-        say(*about(name))
-
-
-@main.command("init")
-@click.argument("name")
-@click.argument("folder", type=click.Path(path_type=Path), default=".")
-@_explained
-def init_command(name: str, folder: Path) -> None:
-    """Copy the scenario or study NAME, of those that come with fedsim, into FOLDER, to be changed there."""
-    from fedsim.shipped import copy
-
-    say(*(f"written {path}" for path in copy(name, folder)))
-
-
-@main.command("schema")
-@click.argument("file", type=click.Choice(["scenario", "study"]), default="scenario")
-@_explained
-def schema_command(file: Any) -> None:
-    """Print the JSON schema of a scenario or a study, with which editors of TOML complete keys."""
-    import json
-
-    from fedsim.catalogue import schema
-
-    say(*json.dumps(schema(file), indent=1).split("\n"))
+        say(*lines, "it is valid; --toml prints it with every default")
 
 
 @main.group("data")

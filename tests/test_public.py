@@ -177,25 +177,14 @@ LAYERS = {
     | {"executors", "lab.compare", "loading", "output", "records", "running"}
     | {"scenario", "shipped", "strategies", "tables", "world"},
     "testing": {"fedsim", "audit", "data", "executors", "records", "running"},
+    "newcomer": {"errors", "files", "language", "world"},
+    "lab.bench": {"errors", "files", "lab.compare", "lab.study", "language", "records", "shipped", "tables", "version"},
+    "verbs": {"catalogue", "lab.bench", "lab.compare", "lab.study", "newcomer", "output", "shipped"},
     "catalogue": {"data", "errors", "executors", "federation", "language", "learning", "meters", "scenario", "shipped"}
     | {"lab.study", "strategies", "toolbox.clustering", "world"},
     "__main__": {"cli"},
-    "cli": {
-        "audit",
-        "calibrate",
-        "catalogue",
-        "data",
-        "executors",
-        "lab.compare",
-        "lab.forecast",
-        "lab.study",
-        "lab.trackers",
-        "output",
-        "records",
-        "running",
-        "scenario",
-    }
-    | {"shipped", "signals", "errors", "analysis", "language", "version"},
+    "cli": {"audit", "calibrate", "data", "executors", "lab.compare", "lab.forecast", "lab.study", "lab.trackers", "output"}
+    | {"records", "running", "scenario", "signals", "errors", "analysis", "language", "verbs", "version"},
 }
 """What each room imports at most, lower ones first."""
 
