@@ -9,8 +9,8 @@ import pandas as pd
 from pydantic import TypeAdapter
 
 from fedsim.arrays import Floats
+from fedsim.audit.evidence import Evidence, findings
 from fedsim.language.units import Bytes
-from fedsim.records.audit.evidence import Evidence, findings
 
 _COMPUTING = ("train", "evaluate", "compute")
 _ROUNDING_S = 1e-6
