@@ -176,30 +176,6 @@ LAYERS = {
     "lab.study": _COMMON
     | {"executors", "lab.compare", "loading", "output", "records", "running"}
     | {"scenario", "shipped", "strategies", "tables", "world"},
-<<<<<<< HEAD
-    "newcomer": {"errors", "files", "language", "world"},
-    "lab.bench": {"errors", "files", "lab.compare", "lab.study", "language", "records", "shipped", "tables", "version"},
-    "verbs": {"catalogue", "lab", "lab.bench", "lab.compare", "lab.study", "newcomer", "output", "shipped"},
-    "testing": {"fedsim", "audit", "data", "executors", "records", "running"},
-    "catalogue": {"data", "errors", "executors", "federation", "language", "learning", "meters", "scenario", "shipped"}
-    | {"lab.study", "strategies", "toolbox.clustering", "world"},
-    "__main__": {"cli"},
-    "cli": {
-        "audit",
-        "calibrate",
-        "data",
-        "executors",
-        "lab.compare",
-        "lab.forecast",
-        "lab.study",
-        "lab.trackers",
-        "output",
-        "records",
-        "running",
-        "scenario",
-    }
-    | {"signals", "errors", "analysis", "language", "verbs", "version"},
-=======
     "testing": {"fedsim", "audit", "data", "executors", "records", "running"},
     "newcomer": {"errors", "files", "language", "world"},
     "lab.bench": {"errors", "files", "lab.compare", "lab.study", "language", "records", "shipped", "tables", "version"},
@@ -209,7 +185,6 @@ LAYERS = {
     "__main__": {"cli"},
     "cli": {"audit", "calibrate", "data", "executors", "lab.compare", "lab.forecast", "lab.study", "lab.trackers", "output"}
     | {"records", "running", "scenario", "signals", "errors", "analysis", "language", "verbs", "version"},
->>>>>>> main
 }
 """What each room imports at most, lower ones first."""
 
