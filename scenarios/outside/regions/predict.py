@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import median
 
 from fedsim.scenarios.outside.rows import Prediction, given, show, write
-from fedsim.world.network.regions import Connection, Facts
+from fedsim.world.network.regions import Connection, CloudFacts
 
 HERE = Path(__file__).resolve().parent
 ROUND_TRIPS_MS = (2, 5, 10, 15, 20, 30, 40, 50, 75, 100, 125, 150, 175, 200, 225, 250, 275, 300, 350, 400)
@@ -26,7 +26,7 @@ def predictions(pair: tuple[str, str], ways: Connection, row: dict[str, str] | N
 
 def main() -> None:
     """Print the tables, and write the predictions."""
-    facts = Facts()
+    facts = CloudFacts()
     rows = {(named(row["from"]), named(row["to"])): row for row in given(HERE)}
     before = []
     for pair, row in rows.items():
@@ -48,10 +48,8 @@ def main() -> None:
     )
     for low, high in ((0, 50), (50, 100), (100, 200), (200, 400)):
         rates = [row for row in ruled[1::2] if low <= float(rows[tuple(row.cell.split(" -> "))]["rtt_ms"]) < high]  # type: ignore[index]
-        print(
-            medians = median(row.measured or 0.0 for row in rates), median(row.predicted for row in rates)
-            print(f"  {low} to {high} ms: measured {medians[0]:.1f} Mbit/s, predicted {medians[1]:.1f}")
-        )
+        medians = median(row.measured or 0.0 for row in rates), median(row.predicted for row in rates)
+        print(f"  {low} to {high} ms: measured {medians[0]:.1f} Mbit/s, predicted {medians[1]:.1f}")
     for pair in permutations(facts.sites, 2):
         if pair not in rows:
             ruled += predictions(pair, facts.ruled(*pair), None)
