@@ -44,8 +44,9 @@ def chart(series: Sequence[Series]) -> list[Markup]:
         {"name": one.name, "colour": look["color"], "dash": _DASHES[look["linestyle"]]}
         for one, look in zip(series, looks, strict=True)
     ]
-    header = {"points": _POINTS, "axes": [axes[1].label, axes[2].label, axes[0].label], "lines": lines}
-    options = [el("option", label, value=place) for place, label in enumerate(header["axes"])]
+    labels = [axes[1].label, axes[2].label, axes[0].label]
+    header = {"points": _POINTS, "axes": labels, "lines": lines}
+    options = [el("option", label, value=place) for place, label in enumerate(labels)]
     some = [("the best 8", AT_ONCE), ("all", len(lines)), ("none", 0)]
     toolbar = el(
         "div",

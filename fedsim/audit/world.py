@@ -79,7 +79,7 @@ def _of_devices(evidence: Evidence) -> dict[str, Floats]:
         columns["samples"] = sizes.draw(draw.devices, draw.streams.generator("world/samples")).astype(np.float64)
     if "capacity" not in population and "device" not in population:
         for name, (key, purpose, unit) in _LINKS.items():
-            if not (key == "latency" and "edge" in network):
+            if not (key == "latency" and ("edge" in network or network["kind"] == "regions")):
                 columns[name] = draw(network.get("device", {}).get(key), f"world/{purpose}", unit)
     return columns
 

@@ -34,6 +34,10 @@ STRATEGIES = _Strategies(
         "cata-fed": (f"{_TOOLS}.cata_fed:CataFed", "CATA-Fed: what fits the time given, cohorts of like data size"),
         "cfl": (f"{_TOOLS}.cfl:CFL", "CFL: clusters are cut in two where clients pull in different directions"),
         "ditto": (f"{_TOOLS}.ditto:Ditto", "Ditto: a model of its own for every device, held near the global one"),
+        "diloco": (
+            "fedsim.toolbox.peers.diloco:DiLoCo",
+            "DiLoCo: no server, an all-reduce every H steps and an outer Nesterov step",
+        ),
         "d-psgd": (
             "fedsim.toolbox.peers.rounds:DPSGD",
             "D-PSGD: no server, each device averages its model with its neighbours'",
@@ -70,6 +74,10 @@ STRATEGIES = _Strategies(
         "ifca-mig": (f"{_TOOLS}.ifca:IFCAMig", "IFCA with migration: clients choose again when their data have shifted"),
         "lcfl": (f"{_TOOLS}.lcfl:LCFL", "LCFL: devices are clustered once, by the losses of each other's models"),
         "local": (f"{_TOOLS}.local:Local", "Local training: every device by itself, nothing is sent"),
+        "local-sgd": (
+            "fedsim.toolbox.peers.diloco:LocalSGD",
+            "Local SGD: no server, an all-reduce takes the mean every H steps",
+        ),
         "moon": (f"{_TOOLS}.moon:MOON", "MOON: representations held near those of the global model"),
         "pfedme": (f"{_TOOLS}.pfedme:PFedMe", "pFedMe: personal models around local ones, which become the global one"),
         "refl": (f"{_TOOLS}.refl:REFL", "REFL: late updates count too, the less the staler they are"),
