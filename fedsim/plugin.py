@@ -30,10 +30,10 @@ from fedsim.strategies.parts.aggregation import Aggregation
 from fedsim.strategies.parts.deadline import Deadline
 from fedsim.strategies.parts.selection import Selection
 from fedsim.strategies.parts.server import ServerOptimiser
-from fedsim.strategies.peers.base import PeerHalf, PeerParams, Peers
 from fedsim.strategies.round_params import AggregatingParams, SynchronousParams
 from fedsim.strategies.synchronous import Synchronous, SynchronousClient
 from fedsim.streams import Streams
+from fedsim.toolbox.peers.base import PeerHalf, PeerParams, Peers
 from fedsim.training import Limit, Part, Training
 from fedsim.world.availability import Availability, AvailabilityModel
 from fedsim.world.distributions import Distribution

@@ -130,6 +130,8 @@ class Sections(Spec):
             raise ScenarioError("population.samples gives sizes without data, so there is nothing for [drift] to change")
         if self.population.capacity is not None and self.network.has_device_rates:
             raise ScenarioError("population.capacity and network.device both say how fast links are; give one of them")
+        if self.population.host is not None and self.energy is not None and self.energy.battery is not None:
+            raise ScenarioError("population.host and energy.battery: devices that share a machine have no battery of their own")
         if self.not_restorable and (self.checkpoint.rounds or self.checkpoint.time):
             raise ScenarioError(f"[checkpoint] asks for a run that can be resumed, but {self.not_restorable}")
         return self

@@ -100,6 +100,10 @@ class Run:
         )
         down, up = (Wire(codec, self.learner) for codec in (scenario.messages.down, scenario.messages.up))
         devices = Devices(self.population, self.learner, self._label_counts, up)
+        devices.batteries = batteries
+        if scenario.energy is not None and scenario.energy.preset is not None:
+            names, which = scenario.energy.preset, scenario.energy.preset_places(streams, spec.devices)
+            devices.link_of = lambda device: names[which.item(device)]
         attack, batch_size = None if malicious is None else malicious.attack, scenario.training.batch_size
         promised = (scenario.strategy.added_up, scenario.training.state == "kept")
         client_side = ClientSide(simulation, self.learner, up, devices, batch_size, *promised, attack, members)
@@ -127,6 +131,7 @@ class Run:
             dispatch.on_task_end,
             batteries,
             self.edges,
+            spec.host,
         )
         setting = self._setting()
         strategy = strategy_class(scenario.strategy.kind)
