@@ -207,7 +207,10 @@ class Learning(Learner):
     async def _train(self, refs: Sequence[Ref]) -> None:
         jobs = [self._trainer.job(ref, self._data) for ref in refs]
         found = await self._in_chunks(self._trainer.train, jobs, self._trainer.split(jobs))
-        for ref, solved in zip(refs, found, strict=True):
+        for ref, job, solved in zip(refs, jobs, found, strict=True):
+            if solved.numbers:
+                told = {"device": ref.device, "round": job.recipe.round, "ref": ref.name}
+                self._simulation.emit("reported", numbers=dict(solved.numbers), **told)
             ref.settle(solved.weights, solved.train_loss, solved.numbers)
             ref.state = solved.state or None
 

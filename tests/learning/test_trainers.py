@@ -19,7 +19,7 @@ from fedsim.learning.solvers.base import shuffled
 from fedsim.learning.solvers.reference import flat_weights, load_weights, module_of
 from fedsim.learning.spec import TRAINERS
 from fedsim.scenario import Scenario
-from fedsim.simulation import Simulation
+from fedsim.simulation import Record, Simulation
 from fedsim.streams import Streams
 from fedsim.training import Contrast, Training
 from tests.learning.small import federation, run
@@ -29,10 +29,12 @@ DATA = federation([23, 9])
 LR, BATCH, EPOCHS = 0.05, 5, 3
 
 
-def core(executor: Any = None, **training: Any) -> Learning:
+def core(executor: Any = None, listener: Callable[[Record], object] = lambda _: None, **training: Any) -> Learning:
     told = {"kind": "torch", "lr": LR, "batch_size": BATCH} | training
     trainer = TRAINERS.spec(told["kind"]).model_validate(told)
-    return Learning(Simulation(executor=executor), MODEL, trainer, DATA, Streams(1))
+    simulation = Simulation(executor=executor)
+    simulation.listen(listener)
+    return Learning(simulation, MODEL, trainer, DATA, Streams(1))
 
 
 def batches(key: int, size: int = BATCH, epochs: int = EPOCHS) -> list[tuple[Tensor, Tensor]]:
@@ -240,9 +242,13 @@ def test_what_is_not_finite_is_left_out_and_reported_numbers_stay_with_the_updat
     update = learning.train(Training(start), 0, key=0)
     assert (run(learning.value(learning.mix([(update, 0.5), (start, 0.5)]))) == run(learning.value(start))).all()
     assert not update.finite
-    learning = core(kind="tests.own_trainers:Steady", state="kept")
+    records: list[Record] = []
+    learning = core(None, records.append, kind="tests.own_trainers:Steady", state="kept")
     update = learning.train(Training(learning.initial()), 0, key=0, round=3)
     run(learning.value(update))
+    (record,) = records
+    assert (record.kind, record.fields["device"], record.fields["round"]) == ("reported", 0, 3)
+    assert record.fields["numbers"] == update.numbers
     assert update.numbers["round"] == 3.0
     assert update.state is not None
     assert update.state["mean"].shape == (1,)
