@@ -27,7 +27,7 @@ from fedsim.shipped import shipped
 from fedsim.tables import read_change
 from fedsim.version import __version__
 
-BOARD = Path(__file__).parent / "scenarios" / "worlds" / "board.csv"
+BOARD = Path(__file__).parents[1] / "scenarios" / "worlds" / "board.csv"
 ALL = "all"
 _STUDY = "bench"
 
@@ -134,7 +134,7 @@ def lines_of(out: Path, target: float) -> list[BoardLine]:
 
 
 def _version() -> str:
-    root = Path(__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return __version__
     said = subprocess.run(["git", "-C", str(root), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
