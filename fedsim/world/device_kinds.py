@@ -81,7 +81,7 @@ class DeviceKind(Spec):
 
     @property
     def processor(self) -> Processor:
-        """Whose kernels train."""
+        """The processor whose kernels train."""
         return "gpu" if self.gpu else "arm" if self.arm else "cpu"
 
     @property

@@ -18,7 +18,7 @@ from scipy.optimize import least_squares
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-import rows as tables  # noqa: E402
+import rows as tables  # type: ignore[import-not-found,unused-ignore]  # noqa: E402
 
 from fedsim.learning import profile as counted  # noqa: E402
 from fedsim.world.device_kinds import find_kind  # noqa: E402
@@ -66,12 +66,12 @@ def given() -> list[Measured]:
 def module(model: str, mode: str) -> Any:
     """A model; with ``finetune`` all is frozen but its classifier."""
     if model.startswith("faster_vit"):
-        import fastervit
+        import fastervit  # type: ignore[import-not-found,unused-ignore]
 
         made = fastervit.create_model(f"{model}_224")
         head = made.head
     else:
-        import timm
+        import timm  # type: ignore[import-not-found,unused-ignore]
 
         made = timm.create_model(FULL_NAMES.get(model, model))
         head = made.get_classifier()
@@ -107,7 +107,8 @@ def fitted(rows: list[Measured], of: Mapping[tuple[str, str], Operations], prior
         told = [of[row.model, row.mode].seconds(flops, shares, passes, bandwidth) / row.seconds for row in rows]
         return np.concatenate([np.log(told) / SPREAD, at - np.log(prior)])
 
-    return np.exp(least_squares(off, np.log(prior)).x)
+    found: Numbers = np.exp(least_squares(off, np.log(prior)).x)
+    return found
 
 
 def fit() -> None:
@@ -125,7 +126,10 @@ def fit() -> None:
     }
     for mode in MODES:
         of_mode = [row for row in on_4 if row.mode == mode]
-        told = [of[row.model, mode].seconds(*np.split(left[row.model], [1, 7]), bandwidth) / row.seconds - 1 for row in of_mode]
+        told = []
+        for row in of_mode:
+            flops, shares, passes = left[row.model][0], left[row.model][1:7], left[row.model][7:]
+            told.append(of[row.model, mode].seconds(flops, shares, passes, bandwidth) / row.seconds - 1)
         print(f"{mode}, each model left out: median error {np.median(np.abs(told)):.1%}, worst {max(told, key=abs):+.1%}")
 
     def off(flops: Numbers) -> Numbers:
