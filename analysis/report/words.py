@@ -226,6 +226,10 @@ def _process(process: Facts) -> str:
             else:
                 what = f"edge server {process['edge']} {'crashes and is gone' if process['work'] == 'wasted' else 'is cut off'}"
             return f"Every {process['every']} {what} for {process['lasts']}{', on average' if process['random'] else ''}."
+        case "heat":
+            which = "Devices" if process["devices"] is None else f"{len(process['devices']):,} devices"
+            slowed = f"slowed to {process['factor']} of their speed until they have cooled"
+            return f"{which} that compute get warm, and are then {slowed}."
         case own:
             return f"The process {plain(own.rpartition(':')[2], 60)}, of the user's own, acts on the world."
 
