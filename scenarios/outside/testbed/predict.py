@@ -34,7 +34,14 @@ def hot(row: dict[str, str]) -> bool:
 def trained_s(model: str, seconds: list[float], warm: list[int], rounds: int) -> list[list[float]]:
     """Seconds of training of each client in each round, by fedsim; ``seconds`` on a cool board, ``warm`` the hot ones."""
     slow_at = SLOW_AT.get(model, SLOW_AT_OTHERS)
-    heat = {"kind": "heat", "devices": warm, "factor": FACTOR, "warms": f"{WARMS_S} s", "slow_at": slow_at, "fast_at": slow_at - GAP}
+    heat = {
+        "kind": "heat",
+        "devices": warm,
+        "factor": FACTOR,
+        "warms": f"{WARMS_S} s",
+        "slow_at": slow_at,
+        "fast_at": slow_at - GAP,
+    }
     scenario = fedsim.Scenario(
         learning="off",
         model={"kind": "size", "bytes": "1 kB"},
