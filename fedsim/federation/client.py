@@ -43,6 +43,7 @@ class RunInfo:
         planned_rounds: when the run is to stop, or None.
         momentum: of local SGD.
         tensors: the model's tensors, in the order of a flat model; none where only its size is known.
+        keeps: whether the scenario says which of them stay on the devices.
     """
 
     devices: int
@@ -53,6 +54,7 @@ class RunInfo:
     planned_rounds: int | None
     momentum: float = 0.0
     tensors: Callable[[], Sequence[Tensor]] = tuple
+    keeps: bool = False
 
 
 @dataclass(slots=True)

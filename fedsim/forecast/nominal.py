@@ -29,6 +29,7 @@ def nominal_lines(run: Run) -> list[str]:
         *([f"of these {len(looked_at)} were looked at for the times below"] if step > 1 else []),
         f"a model of {run.learner.parameters} parameters; {show_bytes(dispatch.download_bytes)} down, "
         f"{show_bytes(dispatch.upload_bytes)} up",
+        *([f"its frozen tensors, {show_bytes(base)}, go to each device once"] if (base := run.learner.base_bytes) else []),
         f"alone on its link a device downloads in {_range(down)}, uploads in {_range(up)}",
         f"an epoch takes it {_range(epoch_s)}",
     ]

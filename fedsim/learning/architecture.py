@@ -24,11 +24,13 @@ class Tensor(NamedTuple):
         name: as torch names it, ``0.weight``.
         size: how many numbers it has.
         layer: the class of the layer that it is of, ``Linear``.
+        kept: whether the scenario keeps it on each device (``model.keep``, ``model.send``).
     """
 
     name: str
     size: int
     layer: str
+    kept: bool = False
 
 
 @dataclass(frozen=True)

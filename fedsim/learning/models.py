@@ -7,9 +7,9 @@ at the start (even inputs, stride 2), shapes and counts are the same and the val
 import math
 from abc import abstractmethod
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedsim.language.imports import refuse_unless_allowed
 from fedsim.language.registry import Registry
@@ -28,6 +28,7 @@ from fedsim.learning.architecture import (
     Tensor,
     dense,
 )
+from fedsim.learning.patterns import LoRA, Patterns, matching
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,14 +37,17 @@ if TYPE_CHECKING:
 class Model(Spec):
     """A model: its size and cost for samples of a shape and a number of classes."""
 
+    learnable: ClassVar[bool] = True
+    """Whether it has weights, and not only a size."""
+
     kind: str
 
     @abstractmethod
     def tensors(self, shape: Shape, classes: int) -> list[Tensor]:
-        """The parameters (and running statistics), in the order of a flat model.
+        """The parameters (and running statistics) that are trained, in the order of a flat model.
 
         Raises:
-            ScenarioError: the model cannot take such samples.
+            ScenarioError: the model cannot take such samples, or a pattern matches nothing.
         """
 
     @abstractmethod
@@ -51,11 +55,106 @@ class Model(Spec):
         """FLOPs of a training step on one sample."""
 
     def parameters(self, shape: Shape, classes: int) -> int:
-        """Numbers in the model."""
+        """Numbers in the flat model."""
         return sum(tensor.size for tensor in self.tensors(shape, classes))
 
+    def base_bytes(self, shape: Shape, classes: int) -> float:
+        """Bytes of the frozen tensors."""
+        return 0.0
 
-class Layered(Model):
+    @property
+    def says_what_stays(self) -> bool:
+        """Whether the scenario says which tensors stay on the devices."""
+        return False
+
+
+class PartedModel(Model):
+    """A model whose parts are told apart.
+
+    Attributes:
+        lora: adapters beside the model's dense layers; None: there are none.
+        train: patterns of the tensors that are trained; None: all, or with ``lora`` the adapters. The others are frozen: every
+            device downloads them once, with its first model (``base`` in the ledger), and no message has them again.
+        keep: patterns of trained tensors that never leave a device: it begins with the initial ones and then has its own. A
+            pattern ``CLASS:NAME`` matches by the class of the layer too, as ``*Norm*:*`` does.
+        send: patterns of the tensors that are sent, instead of ``keep``: all others stay.
+    """
+
+    lora: LoRA | None = None
+    train: Patterns | None = None
+    keep: Patterns | None = None
+    send: Patterns | None = None
+
+    @model_validator(mode="after")
+    def _parts(self) -> Self:
+        if self.keep is not None and self.send is not None:
+            raise ValueError("'keep' and 'send' both say which tensors leave a device; give one of them")
+        return self
+
+    @property
+    def says_what_stays(self) -> bool:
+        return self.keep is not None or self.send is not None
+
+    @property
+    def has_frozen(self) -> bool:
+        """Whether the scenario says that some tensors are not trained."""
+        return self.lora is not None or self.train is not None
+
+    @abstractmethod
+    def trained(self, shape: Shape, classes: int) -> list[Tensor]:
+        """The tensors, whatever of them is kept or sent."""
+
+    def tensors(self, shape: Shape, classes: int) -> list[Tensor]:
+        found = self.trained(shape, classes)
+        key, patterns = ("keep", self.keep) if self.send is None else ("send", self.send)
+        if patterns is None:
+            return found
+        names = [tensor.name for tensor in found]
+        by_class = {f"{tensor.layer}:{tensor.name}": tensor.name for tensor in found}
+        chosen = matching([*names, *by_class], patterns, f"model.{key}")
+        chosen |= {by_class[name] for name in chosen if name in by_class}
+        return [tensor._replace(kept=(tensor.name in chosen) == (key == "keep")) for tensor in found]
+
+
+class TorchModel(PartedModel):
+    """A model that torch can train.
+
+    Attributes:
+        file: a ``.safetensors`` file with the first values of tensors, by name, as a run folder has it in ``models``; tensors
+            that are not in it are drawn. A relative path starts as that of data does.
+    """
+
+    file: str | None = None
+
+    @abstractmethod
+    def plain_module(self, shape: Shape, classes: int, seed: int = 0) -> "nn.Module":
+        """The module without adapters, with all of its tensors trained; of layers of ours the weights are arbitrary."""
+
+    def fitted(self, shape: Shape, classes: int) -> "nn.Module":
+        """The module as it is trained, with arbitrary weights."""
+        from fedsim.learning.parts import fit  # loads torch
+
+        return fit(self.plain_module(shape, classes), self.lora, self.train)
+
+    def base_bytes(self, shape: Shape, classes: int) -> float:
+        from fedsim.learning.parts import frozen_numbers
+
+        return 4.0 * frozen_numbers(self.fitted(shape, classes))
+
+    def trained(self, shape: Shape, classes: int) -> list[Tensor]:
+        from fedsim.learning.factory import numbers
+
+        module = self.fitted(shape, classes)
+        layers = {name: type(part).__name__ for name, part in module.named_modules()}
+        return [Tensor(name, each.numel(), layers[name.rpartition(".")[0]]) for name, each in numbers(module).items()]
+
+    def flops(self, shape: Shape, classes: int) -> float:
+        from fedsim.learning.parts import step_flops
+
+        return step_flops(self.fitted(shape, classes), shape)
+
+
+class Layered(TorchModel):
     """Layers ``front``, then dense ones of ``widths``, with ReLU between."""
 
     widths: ClassVar[tuple[int, ...]] = ()
@@ -76,14 +175,24 @@ class Layered(Model):
         """The dense layers."""
         return dense(features, *self.widths, classes)
 
-    def tensors(self, shape: Shape, classes: int) -> list[Tensor]:
+    def plain_module(self, shape: Shape, classes: int, seed: int = 0) -> "nn.Module":
+        from fedsim.learning.solvers.reference import module_of
+
+        return module_of(self.architecture(shape, classes))
+
+    def base_bytes(self, shape: Shape, classes: int) -> float:
+        return super().base_bytes(shape, classes) if self.has_frozen else 0.0
+
+    def trained(self, shape: Shape, classes: int) -> list[Tensor]:
+        if self.has_frozen:
+            return super().trained(shape, classes)
         architecture = self.architecture(shape, classes)
         layers = [type(layer).__name__ for _, layer in architecture.trained() for _ in ("weight", "bias")]
         named = zip(architecture.tensors, layers, strict=True)
         return [Tensor(name, math.prod(own), layer) for (name, own), layer in named]
 
     def flops(self, shape: Shape, classes: int) -> float:
-        return float(self.architecture(shape, classes).flops)
+        return super().flops(shape, classes) if self.has_frozen else float(self.architecture(shape, classes).flops)
 
 
 class _TwoConvolutions(Layered):
@@ -218,7 +327,7 @@ class CNN5(_TwoConvolutions):
     widths: ClassVar[tuple[int, ...]] = (128,)
 
 
-class ModuleModel(Model):
+class ModuleModel(TorchModel):
     """Any ``torch.nn.Module``, by the import path of something that makes one.
 
     The module maps samples [n, *shape] to outputs [n, classes]. Its loss is softmax cross-entropy unless it has a method
@@ -248,18 +357,15 @@ class ModuleModel(Model):
 
         return build(self.factory, self.args, seed)
 
-    def tensors(self, shape: Shape, classes: int) -> list[Tensor]:
-        from fedsim.learning.factory import numbers
-
-        module = self.module()
-        layers = {name: type(part).__name__ for name, part in module.named_modules()}
-        return [Tensor(name, each.numel(), layers[name.rpartition(".")[0]]) for name, each in numbers(module).items()]
+    def plain_module(self, shape: Shape, classes: int, seed: int = 0) -> "nn.Module":
+        return self.module(seed)
 
     def flops(self, shape: Shape, classes: int) -> float:
-        """FLOPs of a training step on one sample: three times the matrix products and convolutions of a forward pass."""
+        """FLOPs of a training step on one sample: three times the matrix products and convolutions of a forward pass, or with
+        frozen tensors those of both passes."""
         from fedsim.learning.factory import forward_flops
 
-        return 3.0 * forward_flops(self.module(), shape)
+        return super().flops(shape, classes) if self.has_frozen else 3.0 * forward_flops(self.module(), shape)
 
 
 class SizeOnly(Model):
@@ -270,6 +376,7 @@ class SizeOnly(Model):
         flops_per_sample: FLOPs of a training step on one sample.
     """
 
+    learnable: ClassVar[bool] = False
     kind: Literal["size"] = "size"
     bytes: Bytes
     flops_per_sample: float = Field(default=1e6, ge=1.0, le=1e30)

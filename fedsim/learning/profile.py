@@ -55,14 +55,12 @@ def cost_of(model: "Model", shape: Shape, classes: int, training: "TrainingSpec"
     The momentum and the weight decay of ``training`` count; what strategies add to a step (a proximal term) does not. A module
     that cannot be trained on such samples raises ``ScenarioError``.
     """
-    from fedsim.learning.models import Layered, ModuleModel, SizeOnly
-    from fedsim.learning.solvers.reference import module_of
+    from fedsim.learning.models import SizeOnly, TorchModel
 
     if isinstance(model, SizeOnly):
         return ModelCost.of_size(model.bytes, model.flops_per_sample, momentum=training.momentum > 0)
-    assert isinstance(model, Layered | ModuleModel)
-    module = model.module() if isinstance(model, ModuleModel) else module_of(model.architecture(shape, classes))
-    return profile(module, shape, classes, training.momentum, training.weight_decay)
+    assert isinstance(model, TorchModel)
+    return profile(model.fitted(shape, classes), shape, classes, training.momentum, training.weight_decay)
 
 
 def profile(module: "nn.Module", shape: Shape, classes: int, momentum: float = 0.0, weight_decay: float = 0.0) -> ModelCost:

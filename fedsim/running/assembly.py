@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -164,11 +164,12 @@ class Run:
             self.samples = scenario.population.sizes(streams, scenario.data.own_folder())
             shape, classes = scenario.data.shape_and_classes()
         self._shape_and_classes = shape, classes
-        self._tensors = partial(scenario.model.tensors, shape, classes)
+        self._tensors = cache(partial(scenario.model.tensors, shape, classes))
         if scenario.learning == "on" and learner is None:
             from fedsim.learning.engine import Learning  # loads torch
 
-            self.learner = Learning(self.simulation, scenario.model, scenario.training, data, streams)
+            root = scenario.data.own_folder()
+            self.learner = Learning(self.simulation, scenario.model, scenario.training, data, streams, root)
         else:
             self.learner = (learner or Learner)(scenario.model, shape, classes)
 
@@ -193,6 +194,7 @@ class Run:
             planned_rounds=scenario.stop.rounds,
             momentum=scenario.training.momentum,
             tensors=self._tensors,
+            keeps=scenario.model.says_what_stays,
         )
 
     def rearm(self, kind: str, number: int, when: float) -> None:
@@ -296,7 +298,7 @@ class Run:
 
     def _fastest_download_s(self) -> float:
         near = self.scenario.strategy.at_edges
-        size, pieces = self.dispatch.download_bytes, columns.pieces(self.scenario.population.devices)
+        size, pieces = self.dispatch.download_bytes + self.learner.base_bytes, columns.pieces(self.scenario.population.devices)
         return min(float(self.network.all_alone_s("down", size, near=near, devices=piece).min()) for piece in pieces)
 
 
