@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from fedsim.errors import ScenarioError
 from fedsim.language.imports import refuse_unless_allowed
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
@@ -29,6 +30,7 @@ from fedsim.learning.architecture import (
     dense,
 )
 from fedsim.learning.patterns import LoRA, Patterns, matching
+from fedsim.training import Cut
 
 if TYPE_CHECKING:
     from torch import nn
@@ -67,6 +69,17 @@ class Model(Spec):
         """Whether the scenario says which tensors stay on the devices."""
         return False
 
+    def cut(self, by: Cut, size: float) -> Self:
+        """The smaller model of a width, or with adapters of a rank, whose tensors are the first numbers of this one's.
+
+        Raises:
+            ScenarioError: there is no such model.
+        """
+        raise ScenarioError(
+            f"strategy.sizes has the {by} of each device's model, and model.kind is {self.kind!r}, which has none; allowed are "
+            + ("fedsim's own models of layers" if by == "width" else "models with adapters (model.lora)")
+        )
+
 
 class PartedModel(Model):
     """A model whose parts are told apart.
@@ -99,6 +112,16 @@ class PartedModel(Model):
     def has_frozen(self) -> bool:
         """Whether the scenario says that some tensors are not trained."""
         return self.lora is not None or self.train is not None
+
+    def cut(self, by: Cut, size: float) -> Self:
+        if by == "width" or self.lora is None:
+            return super().cut(by, size)
+        if size != int(size) or size > self.lora.rank:
+            raise ScenarioError(
+                f"strategy.sizes has a rank of {size:g}, and model.lora.rank is {self.lora.rank}; allowed are whole numbers up "
+                "to that"
+            )
+        return self.model_copy(update={"lora": self.lora.model_copy(update={"rank": int(size)})})
 
     @abstractmethod
     def trained(self, shape: Shape, classes: int) -> list[Tensor]:
@@ -146,7 +169,8 @@ class TorchModel(PartedModel):
 
         module = self.fitted(shape, classes)
         layers = {name: type(part).__name__ for name, part in module.named_modules()}
-        return [Tensor(name, each.numel(), layers[name.rpartition(".")[0]]) for name, each in numbers(module).items()]
+        tensors = numbers(module).items()
+        return [Tensor(name, each.numel(), layers[name.rpartition(".")[0]], tuple(each.shape)) for name, each in tensors]
 
     def flops(self, shape: Shape, classes: int) -> float:
         from fedsim.learning.parts import step_flops
@@ -155,12 +179,32 @@ class TorchModel(PartedModel):
 
 
 class Layered(TorchModel):
-    """Layers ``front``, then dense ones of ``widths``, with ReLU between."""
+    """Layers ``front``, then dense ones of ``widths``, with ReLU between.
+
+    Attributes:
+        width: share of the channels and units of all layers but the last, rounded up.
+    """
 
     widths: ClassVar[tuple[int, ...]] = ()
+    width: float = Field(default=1.0, gt=0.0, le=1.0)
+
+    def cut(self, by: Cut, size: float) -> Self:
+        if by == "rank":
+            return super().cut(by, size)
+        if self.has_frozen or size > self.width:
+            raise ScenarioError(
+                f"strategy.sizes has a width of {size:g}, and the model is of width {self.width:g}"
+                f"{' with frozen tensors' if self.has_frozen else ''}; allowed are widths up to {self.width:g} of a model that "
+                "is trained as a whole"
+            )
+        return self.model_copy(update={"width": size})
 
     def architecture(self, shape: Shape, classes: int) -> Architecture:
         """The layers for samples of ``shape``."""
+        whole = self._whole(shape, classes)
+        return whole if self.width == 1.0 else whole.narrowed(self.width)
+
+    def _whole(self, shape: Shape, classes: int) -> Architecture:
         front = self.front(shape[0])
         if front or len(shape) > 1:
             front = (*front, Flatten())
@@ -189,7 +233,7 @@ class Layered(TorchModel):
         architecture = self.architecture(shape, classes)
         layers = [type(layer).__name__ for _, layer in architecture.trained() for _ in ("weight", "bias")]
         named = zip(architecture.tensors, layers, strict=True)
-        return [Tensor(name, math.prod(own), layer) for (name, own), layer in named]
+        return [Tensor(name, math.prod(own), layer, own) for (name, own), layer in named]
 
     def flops(self, shape: Shape, classes: int) -> float:
         return super().flops(shape, classes) if self.has_frozen else float(self.architecture(shape, classes).flops)

@@ -20,11 +20,13 @@ from fedsim.learning import Learner
 from fedsim.learning.architecture import Tensor
 from fedsim.learning.models import SizeOnly
 from fedsim.meters.base import MeterContext
+from fedsim.model_cost import ModelCost
 from fedsim.records.schema import DEVICES, ROUNDS, with_columns
 from fedsim.running.drift import Drift
 from fedsim.simulation import Simulation
 from fedsim.strategies import strategy_class
 from fedsim.streams import Streams
+from fedsim.training import Cut
 from fedsim.world import columns
 from fedsim.world.availability.base import changes, one_by_one, spans_of
 from fedsim.world.compute import Compute
@@ -79,6 +81,10 @@ class Run:
         rooflines = self._rooflines(capacity)
         flops = self.learner.flops_per_sample
         self.population = spec.build(streams, capacity.speed, self.samples, flops, root, rooflines, capacity.flops())
+        if not scenario.strategy.brings_learning:
+            self.population.share_of = cache(
+                lambda by, size: scenario.model.cut(by, size).flops(*self._shape_and_classes) / self.learner.flops_per_sample
+            )
         paths = spec.paths(streams, root)
         availability = bounded(paths, self.population)
         self._past = spans_of(availability)  # what became of it: for the run folder
@@ -127,7 +133,7 @@ class Run:
             batteries,
             self.edges,
         )
-        setting = self._setting()
+        setting = self._setting(capacity)
         strategy = strategy_class(scenario.strategy.kind)
         self.server = Server(self.dispatch, setting)
         self.strategy = strategy(scenario.strategy, self.server)
@@ -181,9 +187,13 @@ class Run:
 
         scenario = self.scenario
         cost = cost_of(scenario.model, *self._shape_and_classes, scenario.training)
-        return Rooflines(capacity.kinds, capacity.which, cost, scenario.training.batch_size)
 
-    def _setting(self) -> RunInfo:
+        def cost_of_cut(by: Cut, size: float) -> ModelCost:
+            return cost_of(scenario.model.cut(by, size), *self._shape_and_classes, scenario.training)
+
+        return Rooflines(capacity.kinds, capacity.which, cost, scenario.training.batch_size, cost_of_cut)
+
+    def _setting(self, capacity: Capacity) -> RunInfo:
         scenario = self.scenario
         return RunInfo(
             devices=scenario.population.devices,
@@ -195,6 +205,9 @@ class Run:
             momentum=scenario.training.momentum,
             tensors=self._tensors,
             keeps=scenario.model.says_what_stays,
+            cut=lambda by, size: scenario.model.cut(by, size).tensors(*self._shape_and_classes),
+            kinds=capacity.names,
+            kind_of=capacity.name,
         )
 
     def rearm(self, kind: str, number: int, when: float) -> None:

@@ -54,6 +54,8 @@ STRATEGIES = _Strategies(
         "flower": ("fedsim.flower.strategy:Flower", "Flower app: a ServerApp and a ClientApp as they are, in simulated time"),
         "fpfc": (f"{_HERE}.fpfc:FPFC", "FPFC: a model for each device, fused with those that come near it"),
         "gossip": (f"{_HERE}.peers.gossip:Gossip", "AD-PSGD: no server, two devices at a time average their models"),
+        "heterofl": (f"{_HERE}.heterofl:HeteroFL", "HeteroFL: each device trains as wide a part of the model as it can"),
+        "hetlora": (f"{_HERE}.hetlora:HetLoRA", "HetLoRA: adapters whose rank differs between devices"),
         "hierfavg": (f"{_HERE}.hierfavg:HierFAVG", "HierFAVG: means of clients at edge servers, and now and then of these"),
         "hypcluster": (f"{_HERE}.ifca:HypCluster", "HypCluster: IFCA with clients weighted by their samples"),
         "ifca": (f"{_HERE}.ifca:IFCA", "IFCA: each client chooses the group whose model fits its data best"),

@@ -52,6 +52,8 @@ OF_ROUNDS = (
     "fedper",
     "fedprox",
     "fedrep",
+    "heterofl",
+    "hetlora",
     "moon",
     "pfedme",
     "scaffold",
