@@ -25,7 +25,8 @@ from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.factory import numbers
 from fedsim.learning.functions import FunctionCall, carry_out_all, function_at, weighted_sum
 from fedsim.learning.learner import Learner
-from fedsim.learning.models import Layered, Model, TorchModel
+from fedsim.learning.model import Model
+from fedsim.learning.models import Layered, TorchModel
 from fedsim.learning.refs import Applied, Best, Initial, Mixed, Recipe, Ref, Trained, Weights, waves
 from fedsim.learning.solvers.base import Solver
 from fedsim.learning.solvers.reference import Reference, batch_norms, flat_weights, load_weights, module_of

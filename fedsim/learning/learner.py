@@ -10,7 +10,7 @@ from fedsim.errors import SimulationError
 from fedsim.learning.architecture import Shape
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.functions import Function, path_of
-from fedsim.learning.models import Model
+from fedsim.learning.model import Model
 from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Recipe, Ref, Trained
 from fedsim.training import Training
 

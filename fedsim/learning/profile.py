@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from fedsim.learning.models import Model
+    from fedsim.learning.model import Model
     from fedsim.learning.spec import TrainingSpec
 
 _SMALL, _LARGE = 2, 4  # batches: what differs between them is for each sample
@@ -55,8 +55,11 @@ def cost_of(model: "Model", shape: Shape, classes: int, training: "TrainingSpec"
     The momentum and the weight decay of ``training`` count; what strategies add to a step (a proximal term) does not. A module
     that cannot be trained on such samples raises ``ScenarioError``.
     """
+    from fedsim.learning.card import ModelCard
     from fedsim.learning.models import SizeOnly, TorchModel
 
+    if isinstance(model, ModelCard):
+        return model.cost(momentum=training.momentum > 0)
     if isinstance(model, SizeOnly):
         return ModelCost.of_size(model.bytes, model.flops_per_sample, momentum=training.momentum > 0)
     assert isinstance(model, TorchModel)

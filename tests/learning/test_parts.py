@@ -1,5 +1,6 @@
 """Parts of a model against plain torch: adapters, frozen tensors, weights from a file."""
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -148,3 +149,28 @@ FACTORY = {"kind": "module", "factory": "tests.learning.test_parts:normed"}
 def test_bad_parts_are_refused(model: dict[str, Any], strategy: dict[str, Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(fedsim.FedsimError, match=says):
         fedsim.run(fedsim.Scenario(**world(DIGITS, 6, strategy, 1, model=model)), tmp_path / "run")
+
+
+def test_a_large_model_by_hand_to_the_byte(tmp_path: Path) -> None:
+    """LLaMA-7B, rank 8 beside two of its projections: 4,194,304 numbers, as peft counts them."""
+    card = tomllib.loads(Path("scenarios/large_model.toml").read_text(encoding="utf-8"))
+    board = card["population"]["kinds"]["board"] | {"batch": "0 s", "latency": "0 s"}
+    population = {"devices": 1, "samples": {"low": 7, "high": 7}, "device": "board", "kinds": {"board": board}}
+    tables = card | {"population": population, "strategy": {"kind": "fedavg", "clients_per_round": 1}, "stop": {"rounds": 3}}
+    run = ran(tables, tmp_path / "run").summary
+    base, adapters = 2 * 6_738_415_616, 32 * 2 * 8 * (4096 + 4096)
+    assert adapters == 4_194_304
+    assert run["bytes"]["by_purpose"] == {"base": base} | dict.fromkeys(["model", "update"], 3 * 4 * adapters)
+    down_s, up_s = 8 / 13e6, 8 / 6e6
+    step = 512 * (2 * 2 * (6_738_415_616 + adapters) + 2 * adapters)  # forward, activations, and the adapters' own gradients
+    update_s = (3 * 4 * adapters) / (0.6 * 204.8e9)
+    compute_s = 3 * 7 * (step / (0.3 * 42.5e12) + update_s)
+    assert run["simulated_s"] == pytest.approx(
+        (base + 3 * 4 * adapters) * down_s + 3 * 4 * adapters * up_s + compute_s, rel=1e-6
+    )
+    joules = run["energy"]["by_phase"]
+    assert joules["compute"] == pytest.approx(40 * compute_s, rel=1e-6)
+    assert joules["receive"] == pytest.approx(0.8 * (base + 3 * 4 * adapters) * down_s, rel=1e-6)
+    scenario = fedsim.Scenario(**tables | {"model": {key: value for key, value in tables["model"].items() if key != "lora"}})
+    with pytest.raises(fedsim.ScenarioError, match=r"training the model takes .* no device has room"):
+        fedsim.run(scenario, tmp_path / "full")
