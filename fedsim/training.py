@@ -11,7 +11,7 @@ from fedsim.errors import SimulationError
 Places = tuple[tuple[int, int], ...]
 """Ranges of tensors in a flat model: begin and end, in order."""
 
-Cut = Literal["width", "rank"]
+CutBy = Literal["width", "rank"]
 """Measure of a smaller model within a model: the share of its channels and units, or the rank of its adapters."""
 
 Penalised = Literal["kernels", "dense"]
@@ -94,7 +94,7 @@ class Training:
     held: Places = ()
     only_batch: int | None = None
     contrast: Contrast | None = None
-    cut: tuple[Cut, float] | None = None
+    cut: tuple[CutBy, float] | None = None
 
     def __post_init__(self) -> None:
         if self.steps is not None and (self.steps < 1 or self.epochs != 1):

@@ -9,7 +9,7 @@ from fedsim.federation.devices import Device
 from fedsim.language.spec import Spec
 from fedsim.learning.architecture import Tensor
 from fedsim.learning.refs import Ref
-from fedsim.training import NO_LIMIT, Cut, Limit, Training
+from fedsim.training import NO_LIMIT, CutBy, Limit, Training
 from fedsim.world.task import Computation, Train
 
 P = TypeVar("P", bound=Spec)
@@ -58,7 +58,7 @@ class RunInfo:
     momentum: float = 0.0
     tensors: Callable[[], Sequence[Tensor]] = tuple
     keeps: bool = False
-    cut: Callable[[Cut, float], Sequence[Tensor]] = lambda by, size: ()
+    cut: Callable[[CutBy, float], Sequence[Tensor]] = lambda by, size: ()
     kinds: Sequence[str] = ()
     kind_of: Callable[[int], str | None] = lambda device: None
 

@@ -63,7 +63,8 @@ def _round_lines(run: Run, params: RoundParams, rounds: int, task_s: Floats, sam
     return [
         f"a round asks {asked}: at most {show_bytes(traffic)}, about {show_seconds(round_s)} of simulated time, "
         f"{steps:.0f} steps of SGD ({gigaflops:.3g} GFLOP)",
-        f"{rounds} rounds: at most {show_bytes(rounds * traffic + once)}, about {show_seconds(rounds * apart_s)} of simulated time",
+        f"{rounds} rounds: at most {show_bytes(rounds * traffic + once)}, "
+        f"about {show_seconds(rounds * apart_s)} of simulated time",
     ]
 
 

@@ -9,7 +9,7 @@ from fedsim.errors import ScenarioError
 from fedsim.language.spec import Spec
 from fedsim.learning.architecture import Shape, Tensor
 from fedsim.learning.patterns import LoRA, Patterns, matching
-from fedsim.training import Cut
+from fedsim.training import CutBy
 
 
 class Model(Spec):
@@ -45,7 +45,7 @@ class Model(Spec):
         """Whether the scenario says which tensors stay on the devices."""
         return False
 
-    def cut(self, by: Cut, size: float) -> Self:
+    def cut(self, by: CutBy, size: float) -> Self:
         """The smaller model of a width, or with adapters of a rank, whose tensors are the first numbers of this one's.
 
         Raises:
@@ -89,7 +89,7 @@ class PartedModel(Model):
         """Whether the scenario says that some tensors are not trained."""
         return self.lora is not None or self.train is not None
 
-    def cut(self, by: Cut, size: float) -> Self:
+    def cut(self, by: CutBy, size: float) -> Self:
         if by == "width" or self.lora is None:
             return super().cut(by, size)
         if size != int(size) or size > self.lora.rank:

@@ -30,7 +30,7 @@ from fedsim.learning.architecture import (
 )
 from fedsim.learning.card import ModelCard
 from fedsim.learning.model import Model, PartedModel
-from fedsim.training import Cut
+from fedsim.training import CutBy
 
 if TYPE_CHECKING:
     from torch import nn
@@ -85,7 +85,7 @@ class Layered(TorchModel):
     widths: ClassVar[tuple[int, ...]] = ()
     width: float = Field(default=1.0, gt=0.0, le=1.0)
 
-    def cut(self, by: Cut, size: float) -> Self:
+    def cut(self, by: CutBy, size: float) -> Self:
         if by == "rank":
             return super().cut(by, size)
         if self.has_frozen or size > self.width:

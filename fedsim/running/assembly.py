@@ -26,7 +26,7 @@ from fedsim.running.drift import Drift
 from fedsim.simulation import Simulation
 from fedsim.strategies import strategy_class
 from fedsim.streams import Streams
-from fedsim.training import Cut
+from fedsim.training import CutBy
 from fedsim.world import columns
 from fedsim.world.availability.base import changes, one_by_one, spans_of
 from fedsim.world.compute import Compute
@@ -188,7 +188,7 @@ class Run:
         scenario = self.scenario
         cost = cost_of(scenario.model, *self._shape_and_classes, scenario.training)
 
-        def cost_of_cut(by: Cut, size: float) -> ModelCost:
+        def cost_of_cut(by: CutBy, size: float) -> ModelCost:
             return cost_of(scenario.model.cut(by, size), *self._shape_and_classes, scenario.training)
 
         return Rooflines(capacity.kinds, capacity.which, cost, scenario.training.batch_size, cost_of_cut)

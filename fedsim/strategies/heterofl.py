@@ -18,7 +18,7 @@ from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.round_params import AggregatingParams
 from fedsim.strategies.synchronous import SynchronousClient
-from fedsim.training import Cut, Places, Training
+from fedsim.training import CutBy, Places, Training
 
 
 class CutParams(AggregatingParams):
@@ -29,7 +29,7 @@ class CutParams(AggregatingParams):
             has one, drawn uniformly and once.
     """
 
-    by: ClassVar[Cut]
+    by: ClassVar[CutBy]
     looks_at_each: ClassVar[str | None] = "the server has to know which numbers each client has sent"
     sizes: dict[str, float] | list[float] = Field(min_length=1)
 
@@ -95,7 +95,7 @@ class CutClient(SynchronousClient[CutParams]):
         }
 
 
-def places_of_size(setting: RunInfo, by: Cut, size: float) -> Places:
+def places_of_size(setting: RunInfo, by: CutBy, size: float) -> Places:
     """Ranges of the flat model that a smaller one has."""
     return leading(setting.tensors(), setting.cut(by, size))
 
@@ -160,7 +160,7 @@ class CutModels(FedAvg[CutParams]):
 class HeteroFLParams(CutParams):
     """Parameters of HeteroFL: ``sizes`` are widths, shares of the channels and units of each layer."""
 
-    by: ClassVar[Cut] = "width"
+    by: ClassVar[CutBy] = "width"
     kind: Literal["heterofl"] = "heterofl"
     sizes: dict[str, float] | list[float] = Field(default=[1.0, 0.5, 0.25], min_length=1)
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from fedsim.learning.architecture import Tensor
 from fedsim.learning.refs import Ref
 from fedsim.strategies.heterofl import CutModels, CutParams
-from fedsim.training import Cut
+from fedsim.training import CutBy
 
 
 class HetLoRAParams(CutParams):
@@ -20,7 +20,7 @@ class HetLoRAParams(CutParams):
         weights: of updates: by their ``norm``, as in the paper, or as ``aggregation`` says.
     """
 
-    by: ClassVar[Cut] = "rank"
+    by: ClassVar[CutBy] = "rank"
     kind: Literal["hetlora"] = "hetlora"
     sizes: dict[str, float] | list[float] = Field(default=[1.0, 2.0, 4.0], min_length=1)
     weights: Literal["norm", "aggregation"] = "norm"

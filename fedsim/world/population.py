@@ -15,7 +15,7 @@ from fedsim.language.registry import Registry
 from fedsim.language.sizes import LongTailSizes, UniformSizes
 from fedsim.language.spec import Spec
 from fedsim.streams import Streams
-from fedsim.training import Cut, Training
+from fedsim.training import CutBy, Training
 from fedsim.world.availability import AlwaysOn, Availability, AvailabilitySpec
 from fedsim.world.calendar import Calendar, CalendarSpec
 from fedsim.world.columns import ALL, alike, distinct, mean
@@ -68,7 +68,7 @@ class Population:
     slowness: Floats | float = 1.0
     rooflines: Rooflines | None = None
     flops: Floats | None = None
-    share_of: Callable[[Cut, float], float] | None = None
+    share_of: Callable[[CutBy, float], float] | None = None
     version: Ints = field(init=False)
 
     def __post_init__(self) -> None:

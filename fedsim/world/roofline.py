@@ -16,7 +16,7 @@ from fedsim.arrays import Floats, Ints
 from fedsim.errors import ScenarioError
 from fedsim.language.units import show_bytes
 from fedsim.model_cost import ModelCost, Operations
-from fedsim.training import Cut, Training
+from fedsim.training import CutBy, Training
 from fedsim.world.device_kinds import DeviceKind
 
 
@@ -38,7 +38,7 @@ class Rooflines:
         which: NDArray[np.integer],
         cost: ModelCost,
         batch_size: int,
-        cost_of: Callable[[Cut, float], ModelCost] | None = None,
+        cost_of: Callable[[CutBy, float], ModelCost] | None = None,
     ) -> None:
         self.kinds = kinds
         self.which = which
@@ -46,7 +46,7 @@ class Rooflines:
         self._batch_size = batch_size
         self._batch_s = cache(self._batch_s_of)
         self._cost_of = cost_of
-        self._cuts: dict[tuple[Cut, float], Rooflines] = {}
+        self._cuts: dict[tuple[CutBy, float], Rooflines] = {}
 
     def training_s(self, device: int, training: Training, samples: int) -> float:
         """Seconds of what counts as one epoch of a training on so many samples."""
@@ -112,7 +112,7 @@ class Rooflines:
                 f"leaves {show_bytes(room)}"
             )
 
-    def _cut(self, cut: tuple[Cut, float]) -> "Rooflines":
+    def _cut(self, cut: tuple[CutBy, float]) -> "Rooflines":
         """The times of a smaller model."""
         if cut not in self._cuts:
             assert self._cost_of is not None
