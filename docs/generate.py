@@ -17,13 +17,13 @@ from fedsim import plugin
 from fedsim.catalogue import Key, catalogue, keys_of, specs_titled
 from fedsim.cli import main
 from fedsim.federation import client
+from fedsim.lab.study.spec import StudySpec
 from fedsim.language import units
 from fedsim.language.registry import specs_of
 from fedsim.language.spec import Spec, told_of
 from fedsim.records import schema
 from fedsim.scenario import Scenario
 from fedsim.strategies import STRATEGIES, strategy_class
-from fedsim.study.spec import StudySpec
 from fedsim.world.network import flow
 
 HERE = Path(__file__).resolve().parent

@@ -20,7 +20,7 @@ from torch import nn
 from fedsim.data.federated import FederatedData
 from fedsim.errors import ScenarioError
 from fedsim.learning.architecture import Architecture
-from fedsim.learning.cohort import Chooser, Trainer
+from fedsim.learning.cohort import Chooser, TrainingRunner
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.factory import numbers
 from fedsim.learning.functions import FunctionCall, carry_out_all, function_at, weighted_sum
@@ -29,12 +29,14 @@ from fedsim.learning.model import Model
 from fedsim.learning.models import Layered, TorchModel
 from fedsim.learning.refs import Applied, Best, Initial, Mixed, Recipe, Ref, Trained, Weights, waves
 from fedsim.learning.solvers.base import Solver
+from fedsim.learning.solvers.by_trainer import ByTrainer
 from fedsim.learning.solvers.reference import Reference, batch_norms, flat_weights, load_weights, module_of
 from fedsim.learning.solvers.stacked import Stacked
-from fedsim.learning.spec import TrainingSpec
+from fedsim.learning.spec import Trainer, TrainingSpec
 from fedsim.learning.testsets import Judged, TestSets, counted, judge, judge_each
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
+from fedsim.training import Training
 
 T = TypeVar("T")
 
@@ -62,7 +64,7 @@ class Learning(Learner):
         self,
         simulation: Simulation,
         model: Model,
-        training: TrainingSpec,
+        training: Trainer,
         data: FederatedData,
         streams: Streams,
         root: Path | None = None,
@@ -88,9 +90,13 @@ class Learning(Learner):
         if model.has_frozen or model.file is not None:
             first = self._module(0, 0)  # the frozen tensors of all models are those of the first one
             chosen = first if model.has_frozen else chosen
-        self._solver = pick(self._module() if chosen is None else chosen, device, training.solver)
+        whole = self._module() if chosen is None else chosen
+        if isinstance(training, TrainingSpec):
+            self._solver = pick(whole, device, training.solver)
+        else:
+            self._solver = ByTrainer(module_of(whole) if isinstance(whole, Architecture) else whole, device, training)
         samples = data.without_shards()
-        self._trainer = Trainer(self._solver, training, samples, streams)
+        self._trainer = TrainingRunner(self._solver, training, samples, streams)
         self._chooser = Chooser(self._solver, training, samples, streams)
         self._tests = TestSets(data, samples, device)
         for thing in (samples, self._solver, self._trainer, self._chooser):
@@ -154,12 +160,22 @@ class Learning(Learner):
         owner = np.repeat(np.array(order, dtype=np.int64), [len(tests[at][2]) for at in order])
         return counted([device for _, device in models], owner, judged)
 
+    def train(self, training: Training, device: int, **how: Any) -> Ref:
+        if (terms := training.terms) and not self._training.applies_terms:
+            raise ScenarioError(
+                f"training.kind is {self._training.kind!r}, and the strategy asks for a {' and a '.join(terms)} term in the "
+                "loss, which this trainer does not say that it applies; allowed are a trainer that minimises context.loss and "
+                "says so by 'applies_terms: ClassVar[bool] = True', and training.kind 'sgd' and 'torch'"
+            )
+        return super().train(training, device, **how)
+
     def first_epoch(self, update: Ref) -> Ref:
         recipe = update.recipe
         if not isinstance(recipe, Trained) or recipe.training.epochs < 2:
             return update
         once = replace(recipe.training, epochs=1)
-        return self.train(once, recipe.device, key=recipe.key, round=recipe.round, version=recipe.version)
+        same = {"key": recipe.key, "round": recipe.round, "version": recipe.version, "before": recipe.before}
+        return self.train(once, recipe.device, **same)
 
     async def train_loss(self, updates: Sequence[tuple[Ref, float]]) -> float | None:
         await self._compute(ref for ref, _ in updates)
@@ -217,7 +233,8 @@ class Learning(Learner):
         jobs = [self._trainer.job(ref, self._data) for ref in refs]
         found = await self._in_chunks(self._trainer.train, jobs, self._trainer.split(jobs))
         for ref, solved in zip(refs, found, strict=True):
-            ref.settle(solved.weights, solved.train_loss)
+            ref.settle(solved.weights, solved.train_loss, solved.numbers)
+            ref.state = solved.state or None
 
     async def _choose(self, refs: Sequence[Ref]) -> None:
         questions = [self._chooser.question(ref, self._data) for ref in refs]
