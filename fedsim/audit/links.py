@@ -129,7 +129,8 @@ def _between_peers(evidence: Evidence, layout: Layout, changed: Mapping[str, Rat
     if not peer.any():
         return
     ends = {way: numbered(told[end], "device") for way, end in (("up", "sender"), ("down", "receiver"))}
-    own = np.append(np.maximum(devices["latency"] - layout.latency, 0.0), 0.0)  # at -1, of other endpoints, 0
+    between_regions = evidence.run.scenario["network"]["kind"] == "regions"  # where it is each pair's, and is left out here
+    own = np.append(np.maximum(devices["latency"] - layout.latency, 0.0) * (not between_regions), 0.0)  # at -1, of others, 0
     delay = sum(own[evidence.row_of(end)] for end in ends.values())
     told = told.assign(begin=told["start"] + np.where(peer, delay, 0.0))
     for way, end in ends.items():

@@ -119,6 +119,8 @@ class TrainingSpec(Trainer):
             rounding.
     """
 
+    instead: ClassVar[Mapping[str, str]] = {"state": "kind = 'torch'"}
+
     kind: Literal["sgd"] = "sgd"
     momentum: float = Field(default=0.0, ge=0.0, lt=1.0)
     weight_decay: float = Field(default=0.0, ge=0.0, le=1e6)

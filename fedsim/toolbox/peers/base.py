@@ -92,7 +92,7 @@ class PeerHalf(Generic[P]):
             self.on_trained(device, model)
 
 
-class _PeerClient(Client[PeerParams]):
+class PeerClient(Client[PeerParams]):
     """Trains, and keeps what comes of it: no byte moves."""
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
@@ -113,9 +113,9 @@ class Peers(Strategy[P]):
         away: devices that could not be reached when something was to be done; their halves are called when they return.
     """
 
-    Client = _PeerClient
+    Client = PeerClient
     Half: ClassVar[type[PeerHalf[Any]]] = PeerHalf
-    score: ClassVar[Literal["pooled", "device-mean"]] = "device-mean"
+    score: Literal["pooled", "device-mean"] = "device-mean"
 
     def __init__(self, params: P, server: Server) -> None:
         super().__init__(params, server)

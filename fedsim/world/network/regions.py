@@ -2,7 +2,7 @@
 
 ``cloud_regions.toml`` has what was measured between some regions, with source, licence and date. The connections of other pairs
 follow from two rules, fitted to these rows: the rate of a connection is a window over the round trip, and the round trip grows
-with the length of the way (``Facts``).
+with the length of the way (``CloudFacts``).
 """
 
 import math
@@ -50,7 +50,7 @@ class Site(NamedTuple):
     longitude: float
 
 
-class Facts:
+class CloudFacts:
     """Measured connections between regions, and rules for the others.
 
     Attributes:
@@ -104,9 +104,9 @@ class Facts:
 
 
 @cache
-def cloud_facts() -> Facts:
+def cloud_facts() -> CloudFacts:
     """The facts that come with fedsim."""
-    return Facts()
+    return CloudFacts()
 
 
 class Regions(Network):

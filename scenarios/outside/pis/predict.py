@@ -4,7 +4,6 @@ python scenarios/outside/pis/predict.py            # predicted.csv anew, of all 
 python scenarios/outside/pis/predict.py --fit      # fits the numbers of ARM kernels to the given rows, and leaves models out
 """
 
-import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,15 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from fedsim.learning import profile as counted
+from fedsim.learning.spec import TrainingSpec
+from fedsim.scenarios.outside import rows as tables
+from fedsim.world.device_kinds import find_kind
+from fedsim.world.roofline import Rooflines
+
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-
-import rows as tables  # noqa: E402
-
-from fedsim.learning import profile as counted  # noqa: E402
-from fedsim.world.device_kinds import find_kind  # noqa: E402
-from fedsim.world.roofline import Rooflines  # noqa: E402
-
 BATCH, CLASSES, SHAPE = 16, 1000, (3, 224, 224)
 BOARDS = {"RPi4": "raspberry-pi-4", "RPi5": "raspberry-pi-5"}
 MEMORY = 8e9
@@ -66,12 +63,12 @@ def given() -> list[Measured]:
 def module(model: str, mode: str) -> Any:
     """A model; with ``finetune`` all is frozen but its classifier."""
     if model.startswith("faster_vit"):
-        import fastervit
+        import fastervit  # type: ignore[import-not-found,unused-ignore]
 
         made = fastervit.create_model(f"{model}_224")
         head = made.head
     else:
-        import timm
+        import timm  # type: ignore[import-not-found,unused-ignore]
 
         made = timm.create_model(FULL_NAMES.get(model, model))
         head = made.get_classifier()
@@ -86,7 +83,7 @@ class Operations:
     """The operations of a batch as columns, told apart by kind."""
 
     def __init__(self, model: str, mode: str) -> None:
-        found, *_ = counted._step(module(model, mode), (BATCH, *SHAPE), 0.0, 0.0, "meta")
+        found, *_ = counted._step(module(model, mode), (BATCH, *SHAPE), TrainingSpec(), "meta")
         rows = [operation for phase in found.values() for operation in phase]
         self.flops = np.array([row.flops for row in rows])
         self.moved = np.array([row.moved for row in rows])
@@ -107,7 +104,8 @@ def fitted(rows: list[Measured], of: Mapping[tuple[str, str], Operations], prior
         told = [of[row.model, row.mode].seconds(flops, shares, passes, bandwidth) / row.seconds for row in rows]
         return np.concatenate([np.log(told) / SPREAD, at - np.log(prior)])
 
-    return np.exp(least_squares(off, np.log(prior)).x)
+    found: Numbers = np.exp(least_squares(off, np.log(prior)).x)
+    return found
 
 
 def fit() -> None:
@@ -125,7 +123,8 @@ def fit() -> None:
     }
     for mode in MODES:
         of_mode = [row for row in on_4 if row.mode == mode]
-        told = [of[row.model, mode].seconds(*np.split(left[row.model], [1, 7]), bandwidth) / row.seconds - 1 for row in of_mode]
+        parts = {name: (at.item(0), at[1:7], at[7:]) for name, at in left.items()}
+        told = [of[row.model, mode].seconds(*parts[row.model], bandwidth) / row.seconds - 1 for row in of_mode]
         print(f"{mode}, each model left out: median error {np.median(np.abs(told)):.1%}, worst {max(told, key=abs):+.1%}")
 
     def off(flops: Numbers) -> Numbers:
