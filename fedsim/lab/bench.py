@@ -113,10 +113,23 @@ def lines_of(out: Path, target: float) -> list[BoardLine]:
         )
         reached = sum(own[f"time to target {target:g}"] is not None for own in figures)
         accuracy = _whole([own["final accuracy"] for own in figures], line.planned)
-        means = [None if one is None else one.mean for one in (time, moved, joules, accuracy)]
-        low, high = (None, None) if time is None else time.edges
-        ends = None if low is None else max(low, 0.0), high
-        lines.append(BoardLine(line.name, world, line.planned, reached, means[0], *ends, *means[1:], digest_of(world), version))
+        mean, low, high = (None, None, None) if time is None else (time.mean, *time.edges)
+        lines.append(
+            BoardLine(
+                line.name,
+                world,
+                seeds=line.planned,
+                reached=reached,
+                time_s=mean,
+                time_low=None if low is None else max(low, 0.0),
+                time_high=high,
+                bytes=None if moved is None else moved.mean,
+                joules=None if joules is None else joules.mean,
+                accuracy=None if accuracy is None else accuracy.mean,
+                file=digest_of(world),
+                version=version,
+            )
+        )
     return lines
 
 
