@@ -130,6 +130,8 @@ class Processes:
         if begun is not None:
             computing: ComputeActivity = begun
             return computing
+        if self.tasks.steps.hosts is not None:
+            raise SimulationError(f"a process computes on device {device}, whose host shares its cores among tasks alone")
         now, pace = self.simulation.now, self.tasks.steps.paces.get(device, 1.0)
         until, lasts = self.tasks.reachable_until(device), self.population.working_s(device, work) / pace
         away = until <= now
