@@ -19,7 +19,7 @@ from torch import nn
 from fedsim.data.federated import FederatedData
 from fedsim.errors import ScenarioError
 from fedsim.learning.architecture import Architecture
-from fedsim.learning.cohort import Chooser, Trainer
+from fedsim.learning.cohort import Chooser, TrainingRunner
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.factory import numbers
 from fedsim.learning.functions import FunctionCall, carry_out_all, function_at, weighted_sum
@@ -27,12 +27,14 @@ from fedsim.learning.learner import Learner
 from fedsim.learning.models import Layered, Model, ModuleModel, SizeOnly
 from fedsim.learning.refs import Applied, Best, Initial, Mixed, Recipe, Ref, Trained, Weights, waves
 from fedsim.learning.solvers.base import Solver
+from fedsim.learning.solvers.by_trainer import ByTrainer
 from fedsim.learning.solvers.reference import Reference, batch_norms, flat_weights, module_of
 from fedsim.learning.solvers.stacked import Stacked
-from fedsim.learning.spec import TrainingSpec
+from fedsim.learning.spec import Trainer, TrainingSpec
 from fedsim.learning.testsets import Judged, TestSets, counted, judge, judge_each
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
+from fedsim.training import Training
 
 T = TypeVar("T")
 
@@ -52,9 +54,7 @@ class Learning(Learner):
 
     learns: ClassVar[bool] = True
 
-    def __init__(
-        self, simulation: Simulation, model: Model, training: TrainingSpec, data: FederatedData, streams: Streams
-    ) -> None:
+    def __init__(self, simulation: Simulation, model: Model, training: Trainer, data: FederatedData, streams: Streams) -> None:
         if isinstance(model, SizeOnly):
             raise ScenarioError("model.kind is 'size', which has no weights to learn; allowed with learning = \"off\" only")
         shape, classes = data.pool.shape, data.pool.classes
@@ -69,9 +69,9 @@ class Learning(Learner):
             )
         device = _device(training.device)
         self._data = data
-        self._solver = pick(self._architecture or self._module(), device, training.solver)
+        self._solver = pick(self._architecture or self._module(), device, training.sgd.solver, training)
         samples = data.without_shards()
-        self._trainer = Trainer(self._solver, training, samples, streams)
+        self._trainer = TrainingRunner(self._solver, training, samples, streams)
         self._chooser = Chooser(self._solver, training, samples, streams)
         self._tests = TestSets(data, samples, device)
         for thing in (samples, self._solver, self._trainer, self._chooser):
@@ -135,12 +135,22 @@ class Learning(Learner):
         owner = np.repeat(np.array(order, dtype=np.int64), [len(tests[at][2]) for at in order])
         return counted([device for _, device in models], owner, judged)
 
+    def train(self, training: Training, device: int, **how: Any) -> Ref:
+        if (terms := training.terms) and not self._training.applies_terms:
+            raise ScenarioError(
+                f"training.kind is {self._training.kind!r}, and the strategy asks for a {' and a '.join(terms)} term in the "
+                "loss, which this trainer does not say that it applies; allowed are a trainer that minimises context.loss and "
+                "says so by 'applies_terms: ClassVar[bool] = True', and training.kind 'sgd' and 'torch'"
+            )
+        return super().train(training, device, **how)
+
     def first_epoch(self, update: Ref) -> Ref:
         recipe = update.recipe
         if not isinstance(recipe, Trained) or recipe.training.epochs < 2:
             return update
         once = replace(recipe.training, epochs=1)
-        return self.train(once, recipe.device, key=recipe.key, round=recipe.round, version=recipe.version)
+        same = {"key": recipe.key, "round": recipe.round, "version": recipe.version, "before": recipe.before}
+        return self.train(once, recipe.device, **same)
 
     async def train_loss(self, updates: Sequence[tuple[Ref, float]]) -> float | None:
         await self._compute(ref for ref, _ in updates)
@@ -197,8 +207,12 @@ class Learning(Learner):
     async def _train(self, refs: Sequence[Ref]) -> None:
         jobs = [self._trainer.job(ref, self._data) for ref in refs]
         found = await self._in_chunks(self._trainer.train, jobs, self._trainer.split(jobs))
-        for ref, solved in zip(refs, found, strict=True):
-            ref.settle(solved.weights, solved.train_loss)
+        for ref, job, solved in zip(refs, jobs, found, strict=True):
+            if solved.numbers:
+                told = {"device": ref.device, "round": job.recipe.round, "ref": ref.name}
+                self._simulation.emit("reported", numbers=dict(solved.numbers), **told)
+            ref.settle(solved.weights, solved.train_loss, solved.numbers)
+            ref.state = solved.state or None
 
     async def _choose(self, refs: Sequence[Ref]) -> None:
         questions = [self._chooser.question(ref, self._data) for ref in refs]
@@ -262,13 +276,16 @@ class Learning(Learner):
         return np.full(self.parameters, np.nan, dtype=np.float32) if otherwise is None else _known(otherwise)
 
 
-def pick(model: Architecture | nn.Module, device: torch.device, choice: str) -> Solver:
-    """The solver of a model on a device: closed forms for dense layers on a CPU, otherwise torch."""
-    if choice == "fast" and device.type == "cpu" and isinstance(model, Architecture) and model.is_dense:
+def pick(model: Architecture | nn.Module, device: torch.device, choice: str, trainer: Trainer | None = None) -> Solver:
+    """The solver of a model on a device: another trainer than SGD, closed forms for dense layers on a CPU, or torch."""
+    of_sgd = trainer is None or isinstance(trainer, TrainingSpec)
+    if of_sgd and choice == "fast" and device.type == "cpu" and isinstance(model, Architecture) and model.is_dense:
         from fedsim.learning.solvers.dense import Dense  # with numba, which nothing else needs
 
         return Dense(model)
     module = module_of(model) if isinstance(model, Architecture) else model
+    if trainer is not None and not of_sgd:
+        return ByTrainer(module, device, trainer)
     if choice == "reference" or device.type == "cpu" or batch_norms(module):  # what pads stacked batches is no sample
         return Reference(module, device)
     return Stacked(module, device)

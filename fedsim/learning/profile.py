@@ -1,4 +1,4 @@
-"""Cost of a step of SGD: FLOPs and bytes of every operation, counted by torch on tensors that hold nothing.
+"""Cost of a step of training: FLOPs and bytes of every operation, counted by torch on tensors that hold nothing.
 
 FLOPs are those that ``torch.utils.flop_counter`` knows (matrix products, convolutions, attention; two a multiply-add) and those
 of LSTM layers, with the channels of a convolution filled up to whole registers. Bytes are the sizes of an operation's operands
@@ -20,6 +20,7 @@ import numpy as np
 
 from fedsim.errors import ScenarioError
 from fedsim.learning.architecture import Shape
+from fedsim.learning.spec import Trainer, TrainingSpec
 from fedsim.model_cost import COLUMNS, ModelCost, Operations
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fedsim.learning.models import Model
-    from fedsim.learning.spec import TrainingSpec
 
 _SMALL, _LARGE = 2, 4  # batches: what differs between them is for each sample
 _PHASES = ("forward", "backward", "update")
@@ -82,33 +82,34 @@ _ARM = ArmKernels(
 tell kernels apart only as far as models differ in their shares of them."""
 
 
-def cost_of(model: "Model", shape: Shape, classes: int, training: "TrainingSpec") -> ModelCost:
-    """The cost of one SGD step with a scenario's model.
+def cost_of(model: "Model", shape: Shape, classes: int, training: Trainer) -> ModelCost:
+    """The cost of one step with a scenario's model.
 
-    The momentum and the weight decay of ``training`` count; what strategies add to a step (a proximal term) does not. A module
+    The optimiser of ``training`` counts; what strategies add to a step (a proximal term) does not. A module
     that cannot be trained on such samples raises ``ScenarioError``.
     """
     from fedsim.learning.models import Layered, ModuleModel, SizeOnly
     from fedsim.learning.solvers.reference import module_of
 
     if isinstance(model, SizeOnly):
-        return ModelCost.of_size(model.bytes, model.flops_per_sample, momentum=training.momentum > 0)
+        return ModelCost.of_size(model.bytes, model.flops_per_sample, momentum=training.sgd.momentum > 0)
     assert isinstance(model, Layered | ModuleModel)
     module = model.module() if isinstance(model, ModuleModel) else module_of(model.architecture(shape, classes))
-    return profile(module, shape, classes, training.momentum, training.weight_decay)
+    return profile(module, shape, classes, training)
 
 
-def profile(module: "nn.Module", shape: Shape, classes: int, momentum: float = 0.0, weight_decay: float = 0.0) -> ModelCost:
-    """The cost of one SGD step with a module, which is left as it was.
+def profile(module: "nn.Module", shape: Shape, classes: int, training: Trainer | None = None) -> ModelCost:
+    """The cost of one step of a trainer (None: SGD) with a module, which is left as it was.
 
     The module maps samples [n, *shape] to outputs [n, classes]; its loss is cross-entropy unless it has a method ``loss``.
     """
     from torch import nn
 
+    trainer = training or TrainingSpec()
     is_fused = any(isinstance(part, nn.LSTM) for part in module.modules())
     for place in ("cpu",) if is_fused else ("meta", "cpu"):  # a CPU has one kernel for a layer of LSTM, meta tensors many
         try:
-            steps = [_step(module, (size, *shape), momentum, weight_decay, place) for size in (_SMALL, _LARGE)]
+            steps = [_step(module, (size, *shape), trainer, place) for size in (_SMALL, _LARGE)]
             break
         except Exception as error:
             if place == "cpu":  # some modules look at values, which tensors that hold nothing do not have
@@ -151,17 +152,15 @@ def _by_sample(small: list[Counted], large: list[Counted]) -> Operations:
     return np.stack([fixed, a_sample], axis=2).reshape(-1, 2 * COLUMNS)
 
 
-def _step(
-    module: "nn.Module", batch: Shape, momentum: float, weight_decay: float, place: str
-) -> "tuple[dict[str, list[Counted]], float, float]":
+def _step(module: "nn.Module", batch: Shape, trainer: Trainer, place: str) -> "tuple[dict[str, list[Counted]], float, float]":
     """The operations of a second step (the first makes the optimiser's state), bytes kept for it, and bytes held always."""
     import torch
     from torch.nn.functional import cross_entropy
 
     own = copy.deepcopy(module).to(place).train()
     x, y = torch.zeros(batch, device=place), torch.zeros(batch[0], dtype=torch.long, device=place)
-    trained = [parameter for parameter in own.parameters() if parameter.requires_grad]
-    optimiser = torch.optim.SGD(trained, lr=0.1, momentum=momentum, weight_decay=weight_decay, foreach=False)
+    named = {name: parameter for name, parameter in own.named_parameters() if parameter.requires_grad}
+    trained, optimiser = named.values(), trainer.torch_optimiser(named, 0.1)
     loss_of: Callable[..., Any] = own.loss if hasattr(own, "loss") else cross_entropy  # type: ignore[assignment]
     known = {_storage(parameter) for parameter in own.parameters()}
     found: dict[str, list[Counted]] = {}

@@ -4,7 +4,6 @@ python scenarios/outside/pis/predict.py            # predicted.csv anew, of all 
 python scenarios/outside/pis/predict.py --fit      # fits the numbers of ARM kernels to the given rows, and leaves models out
 """
 
-import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,15 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from fedsim.learning import profile as counted
+from fedsim.learning.spec import TrainingSpec
+from fedsim.scenarios.outside import rows as tables
+from fedsim.world.device_kinds import find_kind
+from fedsim.world.roofline import Rooflines
+
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-
-import rows as tables  # type: ignore[import-not-found,unused-ignore]  # noqa: E402
-
-from fedsim.learning import profile as counted  # noqa: E402
-from fedsim.world.device_kinds import find_kind  # noqa: E402
-from fedsim.world.roofline import Rooflines  # noqa: E402
-
 BATCH, CLASSES, SHAPE = 16, 1000, (3, 224, 224)
 BOARDS = {"RPi4": "raspberry-pi-4", "RPi5": "raspberry-pi-5"}
 MEMORY = 8e9
@@ -86,7 +83,7 @@ class Operations:
     """The operations of a batch as columns, told apart by kind."""
 
     def __init__(self, model: str, mode: str) -> None:
-        found, *_ = counted._step(module(model, mode), (BATCH, *SHAPE), 0.0, 0.0, "meta")
+        found, *_ = counted._step(module(model, mode), (BATCH, *SHAPE), TrainingSpec(), "meta")
         rows = [operation for phase in found.values() for operation in phase]
         self.flops = np.array([row.flops for row in rows])
         self.moved = np.array([row.moved for row in rows])
@@ -126,10 +123,8 @@ def fit() -> None:
     }
     for mode in MODES:
         of_mode = [row for row in on_4 if row.mode == mode]
-        told = []
-        for row in of_mode:
-            flops, shares, passes = left[row.model][0], left[row.model][1:7], left[row.model][7:]
-            told.append(of[row.model, mode].seconds(flops, shares, passes, bandwidth) / row.seconds - 1)
+        parts = {name: (at.item(0), at[1:7], at[7:]) for name, at in left.items()}
+        told = [of[row.model, mode].seconds(*parts[row.model], bandwidth) / row.seconds - 1 for row in of_mode]
         print(f"{mode}, each model left out: median error {np.median(np.abs(told)):.1%}, worst {max(told, key=abs):+.1%}")
 
     def off(flops: Numbers) -> Numbers:
