@@ -130,5 +130,5 @@ def test_the_page_of_evidence_has_every_study_of_others_measurements() -> None:
         assert rows
         assert all(row.predicted >= 0 for row in rows)
         assert "rule" in (path.parent / "README.md").read_text()
-        assert f"| {path.parent.name} " in page or f", {path.parent.name} |" in page
+        assert path.parent.name in page
         assert len(evidence.table(rows)) > 2
