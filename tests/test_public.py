@@ -168,8 +168,21 @@ LAYERS = {
     "testing": {"fedsim", "data", "executors", "records", "running"},
     "catalogue": {"data", "errors", "executors", "federation", "language", "learning", "meters", "scenario", "shipped"}
     | {"strategies", "study", "world"},
+    "verbs_of_runs": {"analysis", "compare", "errors", "loading", "output", "records", "scenario"},
     "__main__": {"cli"},
-    "cli": {"calibrate", "catalogue", "compare", "data", "executors", "forecast", "output", "records", "running", "scenario"}
+    "cli": {
+        "calibrate",
+        "catalogue",
+        "compare",
+        "data",
+        "verbs_of_runs",
+        "executors",
+        "forecast",
+        "output",
+        "records",
+        "running",
+        "scenario",
+    }
     | {"shipped", "signals", "study", "errors", "analysis", "language", "version"},
 }
 """What each room imports at most, lower ones first."""

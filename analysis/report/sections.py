@@ -12,6 +12,7 @@ from PIL import Image
 from fedsim.analysis import style
 from fedsim.analysis.pictures import OF_ANY, OF_ONE, OF_SEVERAL, PictureKind
 from fedsim.analysis.report import tables, words
+from fedsim.analysis.report.critical import waiting
 from fedsim.analysis.report.gather import MOST_DRAWN, Shown, Subject
 from fedsim.analysis.report.markup import Markup, data_block, el, pack, plain, visible
 from fedsim.analysis.report.tables import answers
@@ -157,6 +158,7 @@ def details(place: int, shown: Shown, several: bool) -> Markup:
         el("h2", shown.name if several else "Pictures and tables", id=f"run-{place}"),
         _tiles(run) if several else None,
         *pictures,
+        waiting(run) if drawn else None,
         None if drawn else el("p", hint, class_="soft"),
         tables.devices(run, block),
         tables.rounds(run, block),
