@@ -11,14 +11,13 @@ from fedsim.records.reading import RunFolder
 
 
 def waiting(run: RunFolder) -> Markup | None:
-    """The critical paths of a run in short, and those of its longest and its median round; None for a run without rounds."""
+    """The critical paths of a run in short, and those of its longest and its median round; None for a run without rounds, or time."""
     paths = CriticalPaths(run)
-    if not paths.rounds:
+    if not paths.rounds or not paths.end:
         return None
     rows: list[list[str | TableCell]] = [
         [name, TableCell(show_seconds(seconds), seconds), TableCell(f"{seconds / paths.end:.1%}", seconds)]
         for name, seconds in paths.totals.items()
-        if paths.end
     ]
     usual = median(one.seconds for one in paths.rounds)
     longest = max(paths.rounds, key=lambda one: one.seconds)

@@ -54,6 +54,8 @@ def round_in_words(paths: CriticalPaths, number: int) -> list[str]:
         words.append(f"Its deadline ended it: {len(one.late)} of {one.selected} clients were late ({_devices(one.late)}).")
     elif one.late:
         words.append(f"Enough others had answered: {len(one.late)} of {one.selected} clients were cut off.")
+    if not one.steps:
+        return words
     longest = max(one.steps, key=lambda step: step.seconds)
     words.append(f"It waited longest for {_of(longest)}: {show_seconds(longest.seconds)}, {longest.seconds / one.seconds:.0%}.")
     return [*words, *_sooner(one, longest)]

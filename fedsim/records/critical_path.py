@@ -9,15 +9,16 @@ import json
 import math
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any, NamedTuple
 
 from fedsim.errors import RunFolderError
 from fedsim.language.units import TICK_S
-from fedsim.records.folder import DEVICES, TRANSFERS
-from fedsim.records.reading import RunFolder, as_list
+from fedsim.records.folder import DEVICES
+from fedsim.records.reading import RunFolder, as_rows
 
 _KINDS = (
     *("task-start", "step-start", "step-end", "task-end", "edge-transfer", "message"),
@@ -25,6 +26,7 @@ _KINDS = (
 )
 _COLUMNS = ("time", "kind", "device", "round", "task", "step", "outcome", "data")
 WAIT = "wait"
+_LINK = ("link_down", "link_up", "latency")
 _CATEGORIES = {
     "train": "computing",
     "evaluate": "computing",
@@ -51,6 +53,7 @@ class PathStep:
         outcome: ``done``, or why it was cut short.
         shared: the part of a transfer (s) that its device's own link would not have needed.
         label: which edge server or endpoints, where no device.
+        data: of its end's record.
     """
 
     step: str
@@ -61,6 +64,7 @@ class PathStep:
     outcome: str = "done"
     shared: float = 0.0
     label: str = ""
+    data: str | None = field(default=None, repr=False)
 
     @property
     def seconds(self) -> float:
@@ -114,20 +118,13 @@ class RoundPath:
     @property
     def device(self) -> int | None:
         """The device that most of the path is of."""
-        found: defaultdict[int, float] = defaultdict(float)
-        for one in self.steps:
-            if one.device is not None:
-                found[one.device] += one.seconds
-        return max(found, key=found.__getitem__, default=None)
+        return next(iter(_summed((one.device, one.seconds) for one in self.steps if one.device is not None)), None)
 
     @property
     def totals(self) -> dict[str, float]:
-        """Seconds by category; they sum to the round's length."""
-        found: defaultdict[str, float] = defaultdict(float)
-        for one in self.steps:
-            found[_CATEGORIES.get(one.step, one.step)] += one.seconds - one.shared
-            found[SHARED] += one.shared
-        return {name: seconds for name, seconds in found.items() if seconds}
+        """Seconds by category, most first; they sum to the round's length."""
+        pairs = (((_CATEGORIES.get(one.step, one.step), one.seconds - one.shared), (SHARED, one.shared)) for one in self.steps)
+        return _summed(chain.from_iterable(pairs))
 
 
 class _RoundEnd(NamedTuple):
@@ -168,7 +165,7 @@ class CriticalPaths:
                     self._tasks[task].steps.append(PathStep(step, time, math.inf, device, task))
                 case "step-end":
                     steps = self._tasks[task].steps
-                    steps[-1] = replace(steps[-1], end=time, outcome=outcome)
+                    steps[-1] = replace(steps[-1], end=time, outcome=outcome, data=data)
                 case "task-end":
                     self._over(self._tasks[task], time, outcome)
                 case "edge-transfer" | "message":
@@ -181,10 +178,10 @@ class CriticalPaths:
                     self._ended.append(_RoundEnd(number, time, frozenset(used)))
                     used.clear()
 
-    def _over(self, activity: _WaitedFor, time: float, outcome: str) -> None:
-        activity.end, activity.outcome = time, outcome
-        if activity.start < time:
-            self._ends[time].append(activity)
+    def _over(self, work: _WaitedFor, time: float, outcome: str) -> None:
+        work.end, work.outcome = time, outcome
+        if work.start < time:
+            self._ends[time].append(work)
 
     @cached_property
     def rounds(self) -> list[RoundPath]:
@@ -208,13 +205,8 @@ class CriticalPaths:
     @cached_property
     def totals(self) -> dict[str, float]:
         """Seconds by category over all rounds and what follows them, most first; they sum to the run's length."""
-        found: defaultdict[str, float] = defaultdict(float)
-        for name, seconds in (item for one in self.rounds for item in one.totals.items()):
-            found[name] += seconds
         last = self.rounds[-1].end if self.rounds else 0.0
-        if self.end > last:
-            found[AFTER] = self.end - last
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+        return _summed([*(item for one in self.rounds for item in one.totals.items()), (AFTER, self.end - last)])
 
     def _round(self, start: float, ended: _RoundEnd) -> RoundPath:
         steps = tuple(reversed([*self._back(start, ended)]))
@@ -232,52 +224,34 @@ class CriticalPaths:
 
     def _back(self, start: float, ended: _RoundEnd) -> Iterator[PathStep]:
         """The steps of a path, the last one first."""
-        now, found = ended.time, self._last(ended.time, ended) or self._open(ended)
+        now = ended.time
         while now > start:
+            found = self._last(now, ended)
             if found is None:
                 before = self._before(now, start, ended)
                 yield PathStep(WAIT, before, now)
                 now = before
-            else:
-                for step in self._of(found, now, start):
-                    yield step
-                    now = step.start
-            found = self._last(now, ended)
-
-    def _of(self, activity: _WaitedFor, now: float, start: float) -> Iterator[PathStep]:
-        """The steps of an activity between two times, the last one first; pauses between them are waited for."""
-        for step in reversed(activity.steps):
-            if step.start >= now or now <= start:
-                continue
-            end = min(step.end, now)
-            if end < now:
-                yield PathStep(WAIT, max(end, start), now, activity.device, activity.task)
-            if end > start:
-                now = max(step.start, start)
-                yield self._split(step, now, end)
-        begun = max(activity.start, start)
-        if begun < now:
-            yield PathStep(WAIT, begun, now, activity.device, activity.task)
+            for step in reversed(found.steps if found else []):
+                if step.start < now and start < now:
+                    yield self._part(step, max(step.start, start), now)
+                    now = max(step.start, start)
 
     def _last(self, now: float, ended: _RoundEnd) -> _WaitedFor | None:
-        """The activity of a round that ended in an instant and that was waited for there.
+        """The task or message of a round that ended in an instant; at the round's end also one that goes on.
 
         One that was done comes before one that was lost, and this before a late one. Of late ones it is the one that was
         farthest from its end, as the round waited for all of them.
         """
-        own = [one for one in self._ends.get(now, ()) if one.round == ended.number or one.task in ended.used]
-        own = own or [one for one in self._ends.get(now, ()) if one.round is None and one.task is not None]
-        return min(own, key=_urgency, default=None)
-
-    def _open(self, ended: _RoundEnd) -> _WaitedFor | None:
-        """An activity of a round that goes on after its end."""
-        own = (one for one in self._of_round[ended.number] if one.start < ended.time < one.end)
-        return min(own, key=lambda one: _behind(one, ended.time), default=None)
+        here = self._ends.get(now, ())
+        own = [one for one in here if one.round == ended.number or one.task in ended.used]
+        own = own or [one for one in here if one.round is None and one.task is not None]
+        if not own and now == ended.time:
+            own = [one for one in self._of_round[ended.number] if one.start < now < one.end]
+        return min(own, key=lambda one: _rank(one, now), default=None)
 
     def _before(self, now: float, start: float, ended: _RoundEnd) -> float:
-        """When an activity of a round ended last, or the round's start."""
-        for at in range(bisect_left(self._times, now) - 1, -1, -1):
-            time = self._times[at]
+        """When a task or message of a round ended last, or the round's start."""
+        for time in reversed(self._times[: bisect_left(self._times, now)]):
             if time <= start or self._last(time, ended) is not None:
                 return max(time, start)
         return start
@@ -286,39 +260,21 @@ class CriticalPaths:
     def _times(self) -> list[float]:
         return sorted(self._ends)
 
-    # The part of transfers that is due to shared links.
-
-    def _split(self, step: PathStep, start: float, end: float) -> PathStep:
+    def _part(self, step: PathStep, start: float, end: float) -> PathStep:
         """The part of a step between two times, with its share of the time that shared links took."""
-        own = self._alone(step)
-        part = replace(step, start=start, end=end)
-        if own is None or step.end == math.inf:
+        part, way = replace(step, start=start, end=end), {"download": "link_down", "upload": "link_up"}.get(step.step)
+        link = self._links.get(step.device, {})
+        rate, latency = link.get(way), link.get("latency")
+        if not rate or latency is None or not step.data:
             return part
-        shared = max(0.0, step.seconds - own) * (part.seconds / step.seconds)
+        facts = json.loads(step.data)
+        alone = latency + facts.get("wire_bytes", facts["delivered"]) / rate
+        shared = max(0.0, step.seconds - alone) * (part.seconds / step.seconds)
         return replace(part, shared=min(part.seconds, math.floor(shared / TICK_S) * TICK_S))
 
-    def _alone(self, step: PathStep) -> float | None:
-        """The time that a transfer takes over its device's own link alone (s); None for other steps."""
-        if step.step not in ("download", "upload") or step.device is None:
-            return None
-        link = self._links[step.device]
-        rate, latency = link["link_down" if step.step == "download" else "link_up"], link["latency"]
-        size = self._sizes.get((step.task, step.start))
-        if size is None or rate is None or latency is None:
-            return None
-        return float(latency + size / rate)
-
     @cached_property
-    def _links(self) -> Mapping[int, Mapping[str, float | None]]:
-        columns = ("link_down", "link_up", "latency")
-        rows = self._run.table(DEVICES).select(["device", *columns]).columns
-        return {device: dict(zip(columns, own, strict=True)) for device, *own in zip(*map(as_list, rows), strict=True)}
-
-    @cached_property
-    def _sizes(self) -> Mapping[tuple[int | None, float], float]:
-        """Bytes on the wire of each message of a task, by its task and its start."""
-        rows = self._run.table(TRANSFERS).select(["task", "start", "wire_bytes"]).columns
-        return {(task, start): size for task, start, size in zip(*map(as_list, rows), strict=True)}
+    def _links(self) -> dict[int | None, dict[str | None, Any]]:
+        return {row["device"]: row for row in as_rows(self._run.table(DEVICES).select(["device", *_LINK]))}
 
 
 def _message(kind: str, time: float, number: int | None, outcome: str, data: Mapping[str, Any]) -> _WaitedFor:
@@ -330,13 +286,16 @@ def _message(kind: str, time: float, number: int | None, outcome: str, data: Map
     return _WaitedFor(data["start"], None, None, number, steps=[step])
 
 
-def _urgency(one: _WaitedFor) -> tuple[float, ...]:
-    if one.outcome in ("late", "stopped"):
-        return (2, *_behind(one, one.end))
-    return (0 if one.outcome == "done" else 1, one.start, one.task or 0)
+def _rank(one: _WaitedFor, now: float) -> tuple[float, ...]:
+    if one.end == now and one.outcome not in ("late", "stopped"):
+        return (0 if one.outcome == "done" else 1, one.start, one.task or 0)
+    begun = [step.start for step in one.steps if step.start < now]
+    return (2, len(begun), -max(begun, default=one.start), one.task or 0)
 
 
-def _behind(one: _WaitedFor, now: float) -> tuple[float, ...]:
-    """Less for a task that is farther from its end: fewer steps, the last of which began later."""
-    steps = [step for step in one.steps if step.start < now]
-    return (len(steps), -(steps[-1].start if steps else one.start), one.task or 0)
+def _summed(pairs: Iterable[tuple[Any, float]]) -> dict[Any, float]:
+    """Sums by key, the most first; without those of nothing."""
+    found: defaultdict[Any, float] = defaultdict(float)
+    for key, seconds in pairs:
+        found[key] += seconds
+    return dict(sorted(((key, seconds) for key, seconds in found.items() if seconds), key=lambda item: -item[1]))
