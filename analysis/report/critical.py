@@ -1,4 +1,4 @@
-"""The critical path of a run on its page: where the simulated time went, and the paths of the longest and of a usual round."""
+"""The critical path of a run on its page: its simulated time by category, and the longest round and a usual one."""
 
 from statistics import median
 
@@ -11,7 +11,7 @@ from fedsim.records.reading import RunFolder
 
 
 def waiting(run: RunFolder) -> Markup | None:
-    """The critical paths of a run in short, and those of its longest and its median round; None for a run without rounds, or time."""
+    """The critical paths of a run in short, and those of its longest and a usual round; None without rounds, or time."""
     paths = CriticalPaths(run)
     if not paths.rounds or not paths.end:
         return None

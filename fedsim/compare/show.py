@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from fedsim.compare import explore
 from fedsim.compare.lines import read_lines
 from fedsim.compare.table import ComparedTable, Comparison, in_one
 from fedsim.compare.text import to_csv, to_markdown, to_terminal
@@ -62,6 +63,9 @@ def print_short(
     comparison = _compared(paths, targets, baseline, ledger)
     for answer in comparison.answers():
         console.print(*answer.words, sep="\n")
+        console.print(*explore.in_words(answer), sep="\n")
+        if (cells := explore.heat_map(answer)) is not None:
+            print_to(console, [cells])
     print_to(console, [comparison.in_short()])
 
 

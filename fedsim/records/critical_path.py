@@ -28,9 +28,6 @@ _COLUMNS = ("time", "kind", "device", "round", "task", "step", "outcome", "data"
 WAIT = "wait"
 _LINK = ("link_down", "link_up", "latency")
 _CATEGORIES = {
-    "train": "computing",
-    "evaluate": "computing",
-    "compute": "computing",
     "download": "downloads over the device's own link",
     "upload": "uploads over the device's own link",
     "queue": "queue at the server",
@@ -123,7 +120,9 @@ class RoundPath:
     @property
     def totals(self) -> dict[str, float]:
         """Seconds by category, most first; they sum to the round's length."""
-        pairs = (((_CATEGORIES.get(one.step, one.step), one.seconds - one.shared), (SHARED, one.shared)) for one in self.steps)
+        pairs = (
+            ((_CATEGORIES.get(one.step, "computing"), one.seconds - one.shared), (SHARED, one.shared)) for one in self.steps
+        )
         return _summed(chain.from_iterable(pairs))
 
 
@@ -274,7 +273,8 @@ class CriticalPaths:
 
     @cached_property
     def _links(self) -> dict[int | None, dict[str | None, Any]]:
-        return {row["device"]: row for row in as_rows(self._run.table(DEVICES).select(["device", *_LINK]))}
+        rows: list[dict[Any, Any]] = as_rows(self._run.table(DEVICES).select(["device", *_LINK]))
+        return {row["device"]: row for row in rows}
 
 
 def _message(kind: str, time: float, number: int | None, outcome: str, data: Mapping[str, Any]) -> _WaitedFor:

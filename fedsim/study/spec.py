@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -19,9 +19,11 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from fedsim.compare.measures import GOALS
 from fedsim.errors import ScenarioError, nearest
 from fedsim.files import flat
 from fedsim.language.spec import Spec, json_schema
+from fedsim.language.units import Bytes, Joules, PositiveSeconds
 from fedsim.language.wording import explain
 from fedsim.records.study_folder import UNNAMED
 from fedsim.scenario import Scenario
@@ -122,6 +124,27 @@ class StudyPart(Spec):
         return {name: {} for name in variants} if isinstance(variants, list) else variants
 
 
+class Budget(Spec):
+    """Limits of what a run may cost until it has reached its best accuracy.
+
+    Attributes:
+        time: simulated.
+        bytes: moved, both ways.
+        joules: drawn, where energy is counted.
+        cost: in the currency of [costs].
+    """
+
+    time: PositiveSeconds | None = None
+    bytes: Bytes | None = None
+    joules: Joules | None = None
+    cost: float | None = Field(default=None, gt=0)
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The limits that are given, by cost."""
+        return {name: limit for name, limit in vars(self).items() if limit is not None}
+
+
 class StudySpec(Spec):
     """A base scenario, what is varied, and the seeds: the same worlds for every variant.
 
@@ -141,6 +164,11 @@ class StudySpec(Spec):
         references: lines to compare with, added as variants of these names (``REFERENCES``).
         baseline: the variant that the others are compared with, seed by seed; None: they are not.
         target: accuracies (0..1), one or several: what it costs to reach each is compared.
+        goal: what the cells of the study are ranked by: the least ``time``, ``bytes``, ``energy``, ``carbon``, ``money`` or
+            ``rounds`` to the highest target that can be reached; the least of a ``battery`` (%) or the fewest devices that run
+            ``flat``, over whole runs; the highest ``accuracy`` in the end, or within the ``budget``. By default the time, or
+            the accuracy within the budget, if there is one.
+        budget: limits of what a run may cost.
         published: what papers say of these figures, see ``fedsim.compare.published``; tables, or in a file the path of one.
     """
 
@@ -158,6 +186,8 @@ class StudySpec(Spec):
     references: list[str] = Field(default=[])
     baseline: str | None = None
     target: Targets = Field(default=[])
+    goal: Literal[GOALS] | None = None  # type: ignore[valid-type]
+    budget: Budget = Field(default=Budget())
     published: Annotated[dict[str, Any], WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]})] | None = None
 
     def __init__(self, **tables: Any) -> None:
@@ -208,6 +238,8 @@ class StudySpec(Spec):
     def _fits_together(self) -> "StudySpec":
         if not self.names:
             raise ValueError("a study needs a variant at least, such as [variants.fedavg]")
+        if self.goal is not None and (self.goal == "budget") != bool(self.budget.limits):
+            raise ValueError(f"goal is {self.goal!r}; with [budget] it is 'budget', and without one another")
         searched = [] if self.search is None else self._searched(self.search)
         for name in self.references:
             if name in self.variants:
