@@ -24,6 +24,10 @@ _explained = explained("fedsim")
     help="An accuracy (0..1): adds rounds, time and bytes until it was reached; may be repeated.",
 )
 @click.option("--baseline", help="The run or variant that the others are compared with; by default the first run.")
+@click.option("--goal", help="What to rank by: time, bytes, energy, carbon, money, rounds, battery, flat, accuracy or budget.")
+@click.option(
+    "--budget", "limits", multiple=True, metavar="KEY=VALUE", help="Rank by accuracy within time='20 min', bytes='3 GB'."
+)
 @click.option("--published", type=click.Path(dir_okay=False), help="A file of published figures, shown beside the study's.")
 @click.option("--csv", "form", flag_value="csv", help="Print CSV.")
 @click.option("--markdown", "form", flag_value="markdown", help="Print Markdown.")
@@ -35,18 +39,21 @@ def compare_command(
     ledger: Any,
     targets: tuple[float, ...],
     baseline: str | None,
+    goal: str | None,
+    limits: tuple[str, ...],
     published: str | None,
     form: Any,
     whole: bool,
     out: Path | None,
 ) -> None:
     """Put RUNS side by side: run folders, and folders of studies."""
+    from fedsim.compare.goals import read_goal
     from fedsim.compare.show import as_text, compare, compare_published, form_of, print_short, print_to, write_file
     from fedsim.output.terminal import Console
 
     chosen = form if out is None else form_of(out, form)
     if published is None and chosen is None and not whole:
-        print_short(Console(), runs, targets, baseline, ledger)
+        print_short(Console(), runs, targets, baseline, ledger, *read_goal(goal, limits))
         say("All figures: --all prints them, --out FILE.md and --out FILE.csv write them.")
         return
     if published is None:

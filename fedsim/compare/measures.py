@@ -91,9 +91,6 @@ WITHIN = Measure("accuracy within the budget", "0-1", "accuracy", more_is_better
 _BATTERY = Measure("battery", "%", "cost", is_cost=True)
 _FLAT = Measure("flat devices", "devices", "cost", is_cost=True)
 
-GOALS = ("time", "bytes", "energy", "carbon", "money", "rounds", "battery", "flat", "accuracy", "budget")
-"""The goals of a study: least of a cost to the target, of a battery's charge or of flat devices; or the best accuracy."""
-
 
 def goal_of(goal: str, target: float | None) -> Measure | None:
     """The measure of a goal; None for a cost to the target without one."""

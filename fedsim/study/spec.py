@@ -19,11 +19,10 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from fedsim.compare.measures import GOALS
+from fedsim.compare.goals import GOALS, Budget
 from fedsim.errors import ScenarioError, nearest
 from fedsim.files import flat
 from fedsim.language.spec import Spec, json_schema
-from fedsim.language.units import Bytes, Joules, PositiveSeconds
 from fedsim.language.wording import explain
 from fedsim.records.study_folder import UNNAMED
 from fedsim.scenario import Scenario
@@ -122,27 +121,6 @@ class StudyPart(Spec):
     @classmethod
     def _listed(cls, variants: Any) -> Any:
         return {name: {} for name in variants} if isinstance(variants, list) else variants
-
-
-class Budget(Spec):
-    """Limits of what a run may cost until it has reached its best accuracy.
-
-    Attributes:
-        time: simulated.
-        bytes: moved, both ways.
-        joules: drawn, where energy is counted.
-        cost: in the currency of [costs].
-    """
-
-    time: PositiveSeconds | None = None
-    bytes: Bytes | None = None
-    joules: Joules | None = None
-    cost: float | None = Field(default=None, gt=0)
-
-    @property
-    def limits(self) -> dict[str, float]:
-        """The limits that are given, by cost."""
-        return {name: limit for name, limit in vars(self).items() if limit is not None}
 
 
 class StudySpec(Spec):
