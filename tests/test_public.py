@@ -155,7 +155,7 @@ LAYERS = {
     "sections": _COMMON | _ENGINE | {"checkpoint", "meters"},
     "scenario": _COMMON | {"output", "running", "sections", "shipped", "tables"},
     "build": _COMMON | {"world"},
-    "compare": {"arrays", "errors", "language", "output", "records", "tables"},
+    "compare": {"arrays", "errors", "language", "meters", "output", "records", "tables"},
     "analysis": {"arrays", "compare", "durable", "errors", "executors", "files", "language", "meters", "output", "records"}
     | {"strategies", "tables", "version"},
     "loading": _COMMON | {"analysis", "compare", "executors", "meters", "output", "records", "running", "scenario"},

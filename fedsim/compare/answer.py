@@ -295,7 +295,7 @@ def _world_of(line: ComparedLine) -> str:
 
 
 def _values(lines: Lines, places: Sequence[int], key: str) -> int:
-    """How many values a key of the grid has in some lines; one that lacks it counts too."""
+    """The number of values of a key of the grid in some lines; one that lacks the key counts as another."""
     return len({shown(dict(lines.lines[place].point).get(key)) for place in places})
 
 

@@ -87,7 +87,7 @@ def ratio_of(above: Sequence[float], below: Sequence[float]) -> Estimate | None:
 
 
 def pairs_to_tell(mean: float, half: float, pairs: int, level: float = 0.95, most: int = 1000) -> int | None:
-    """How many pairs an interval needs that excludes 0, if mean and deviation stay as they are; None for more than ``most``.
+    """The number of pairs whose interval excludes 0, if mean and deviation stay as they are; None for more than ``most``.
 
     Args:
         mean: of the differences.

@@ -243,6 +243,8 @@ class StudySpec(Spec):
         """The keys that are searched over; a search that does not fit the study is refused."""
         if not self.variants:
             raise ValueError("a search needs a variant at least, such as [variants.fedavg]; references are not searched")
+        if search.metric == "accuracy_within_budget" and not self.budget.limits:
+            raise ValueError(f"search.metric is {search.metric!r}, which needs the study's [budget], such as time = '20 min'")
         if METRICS[search.metric].to_target and not self.target:
             raise ValueError(f"search.metric is {search.metric!r}, which needs the study's 'target', such as target = 0.8")
         if self.published is not None:
