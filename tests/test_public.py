@@ -19,8 +19,8 @@ HEAVY = {"torch", "numba", "sklearn", "pandas", "matplotlib", "ray"}
 
 EXPORTS = {
     "fedsim": """
-        DataError FedsimError Record Result RunFolderError Scenario ScenarioError Simulation SimulationError
-        build_world load load_run load_study run run_async run_study
+        DataError FedsimError LoadedRun LoadedStudy Record Result RunFolderError Scenario ScenarioError Simulation
+        SimulationError build_world load load_run load_study run run_async run_study
     """,
     "fedsim.plugin": """
         Activity AggregatingParams Aggregation Asynchronous AsynchronousParams Attack Availability AvailabilityModel
