@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from fedsim.loading import LoadedRun, LoadedStudy, Result, load_run, load_study, run, run_async
     from fedsim.scenario import Scenario, load
     from fedsim.simulation import Record, Simulation
-    from fedsim.study.conduct import run_study
 
 _HOMES = {
     # Run a scenario.
@@ -27,7 +26,7 @@ _HOMES = {
     "load_run": "loading",
     "LoadedRun": "loading",
     # Compare strategies over seeds.
-    "run_study": "study.conduct",
+    "run_study": "lab.study.conduct",
     "load_study": "loading",
     "LoadedStudy": "loading",
     # Step through a run, or a world alone.

@@ -20,6 +20,7 @@ from fedsim.federation.server import Server
 from fedsim.language.spec import Spec
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
+from fedsim.learning.spec import Trainer
 from fedsim.meters.base import Column, Meter, MeterContext, Step, Transfer
 from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams
 from fedsim.strategies.base import Strategy, StrategyParams
@@ -29,10 +30,10 @@ from fedsim.strategies.parts.aggregation import Aggregation
 from fedsim.strategies.parts.deadline import Deadline
 from fedsim.strategies.parts.selection import Selection
 from fedsim.strategies.parts.server import ServerOptimiser
-from fedsim.strategies.peers.base import PeerHalf, PeerParams, Peers
 from fedsim.strategies.round_params import AggregatingParams, SynchronousParams
 from fedsim.strategies.synchronous import Synchronous, SynchronousClient
 from fedsim.streams import Streams
+from fedsim.toolbox.peers.base import PeerHalf, PeerParams, Peers
 from fedsim.training import Limit, Part, Training
 from fedsim.world.availability import Availability, AvailabilityModel
 from fedsim.world.distributions import Distribution
@@ -56,6 +57,8 @@ __all__ = [  # noqa: RUF022 - by task
     "Selection", "Deadline", "Aggregation", "ServerOptimiser", "Codec", "Coded", "Attack",
     # Data, and how they shift.
     "Source", "Raw", "Partition", "Part", "federated", "Shift", "Change",
+    # A trainer of clients' models.
+    "Trainer",
     # The world: availability, network, processes.
     "AvailabilityModel", "Availability", "Span", "Distribution", "NetworkModel", "Network", "SERVER", "Flow", "Sharing",
     "Protocol", "Transport", "Process", "World", "Activity", "Hold", "DeviceFacts",

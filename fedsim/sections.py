@@ -19,7 +19,7 @@ from fedsim.federation.wire import MessagesSpec
 from fedsim.language.spec import Spec
 from fedsim.language.stop import StopSpec
 from fedsim.learning.models import Logistic, ModelSpec
-from fedsim.learning.spec import TrainingSpec
+from fedsim.learning.spec import TrainerSpec, TrainingSpec
 from fedsim.meters.base import MeterContext, Meters
 from fedsim.meters.costs import CostsSpec
 from fedsim.meters.spec import METERS, MeterSpec
@@ -43,7 +43,7 @@ class Sections(Spec):
         learning: ``on``, or ``off`` for time and bytes only.
         data: the samples, and which device holds which.
         model: what is trained.
-        training: how a client trains: steps, batches, solver.
+        training: how a client trains: a kind of trainer, its rates and batches.
         population: how many devices, how fast, and when they can be reached.
         network: the links between the server and the devices.
         world: processes of the world, such as outages.
@@ -65,7 +65,7 @@ class Sections(Spec):
     learning: Literal["on", "off"] = "on"
     data: DataSpec = DataSpec()
     model: ModelSpec = Logistic()
-    training: TrainingSpec = TrainingSpec()
+    training: TrainerSpec = TrainingSpec()
     population: PopulationSpec = PopulationSpec()
     network: NetworkSpec = StarSpec()
     world: WorldSpec = WorldSpec()
@@ -118,12 +118,28 @@ class Sections(Spec):
                 f"messages.up has error_feedback = {str(up.error_feedback).lower()}, and with {self.strategy.called} that "
                 "changes nothing: its devices go by what has arrived, and what was left out is in the next update; leave it out"
             )
-        if self.learning == "on" and self.model.kind == "size":
-            raise ScenarioError("model.kind is 'size', which has no weights to learn; allowed with learning = \"off\" only")
+        if self.learning == "on" and not self.model.learnable:
+            raise ScenarioError(
+                f'model.kind is {self.model.kind!r}, which has no weights to learn; allowed with learning = "off" only'
+            )
+        if self.model.says_what_stays and self.strategy.kept_by != "scenario":
+            why = "says so itself" if self.strategy.kept_by == "strategy" else "sends them all"
+            raise ScenarioError(
+                "model.keep or model.send says which tensors stay on the devices; not for strategy.kind = "
+                f"{self.strategy.kind!r}, which {why}; allowed are fedavg and fedprox"
+            )
+        if self.learning == "on" and not self.training.steps_along_gradient and (why := self.strategy.counts_steps):
+            raise ScenarioError(
+                f"training.kind is {self.training.kind!r}, by which a step is not one along a gradient, and not for "
+                f"{self.strategy.called}: {why}; allowed are 'sgd', and 'torch' with the optimiser 'SGD' and nothing that "
+                "changes its steps"
+            )
         if self.drift is not None and self.population.samples is not None:
             raise ScenarioError("population.samples gives sizes without data, so there is nothing for [drift] to change")
         if self.population.capacity is not None and self.network.has_device_rates:
             raise ScenarioError("population.capacity and network.device both say how fast links are; give one of them")
+        if self.population.host is not None and self.energy is not None and self.energy.battery is not None:
+            raise ScenarioError("population.host and energy.battery: devices that share a machine have no battery of their own")
         if self.not_restorable and (self.checkpoint.rounds or self.checkpoint.time):
             raise ScenarioError(f"[checkpoint] asks for a run that can be resumed, but {self.not_restorable}")
         return self

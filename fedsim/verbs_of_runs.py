@@ -47,8 +47,8 @@ def compare_command(
     out: Path | None,
 ) -> None:
     """Put RUNS side by side: run folders, and folders of studies."""
-    from fedsim.compare.goals import read_goal
-    from fedsim.compare.show import as_text, compare, compare_published, form_of, print_short, print_to, write_file
+    from fedsim.lab.compare.goals import read_goal
+    from fedsim.lab.compare.show import as_text, compare, compare_published, form_of, print_short, print_to, write_file
     from fedsim.output.terminal import Console
 
     chosen = form if out is None else form_of(out, form)
@@ -76,8 +76,8 @@ def compare_command(
 @_explained
 def why_command(run: Path, number: int | None) -> None:
     """Explain how long the rounds of RUN took: the critical path of one, or of all where the simulated time went."""
-    from fedsim.compare.show import print_to
-    from fedsim.compare.why import path_table, round_in_words, run_in_words, totals_table
+    from fedsim.lab.compare.show import print_to
+    from fedsim.lab.compare.why import path_table, round_in_words, run_in_words, totals_table
     from fedsim.output.terminal import Console
     from fedsim.records.critical_path import CriticalPaths
     from fedsim.records.reading import RunFolder
@@ -104,8 +104,8 @@ def whatif_command(run: Path, changes: tuple[str, ...], out: Path | None, worker
     Beside the folders a page has both timelines, on one axis of time.
     """
     from fedsim.analysis.report import write_report
-    from fedsim.compare.show import print_short, print_to
-    from fedsim.compare.why import totals_table
+    from fedsim.lab.compare.show import print_short, print_to
+    from fedsim.lab.compare.why import totals_table
     from fedsim.loading import run as run_scenario
     from fedsim.output.terminal import Console
     from fedsim.records.critical_path import CriticalPaths

@@ -5,6 +5,7 @@ from typing import Any
 
 from fedsim.analysis.report.markup import plain
 from fedsim.strategies import strategy_name as registered_name
+from fedsim.world.device_kinds import estimates
 
 Facts = Mapping[str, Any]
 
@@ -23,7 +24,20 @@ _MODELS = {"logistic": "a logistic regression", "mlp": "a perceptron", "module":
 
 def describe(scenario: Facts) -> str:
     """One paragraph on the tables of a resolved ``scenario.toml``; what is not known here is left out."""
-    parts = (_data, _training, _speed, _availability, _lifetimes, _network, _processes, _energy, _drift, _strategy, _end)
+    parts = (
+        _data,
+        _training,
+        _speed,
+        _hosts,
+        _availability,
+        _lifetimes,
+        _network,
+        _processes,
+        _energy,
+        _drift,
+        _strategy,
+        _end,
+    )
     sentences = (_said(part, scenario) for part in parts)
     return " ".join(sentence for sentence in sentences if sentence)
 
@@ -105,7 +119,9 @@ def _training(scenario: Facts) -> str:
         return f"Nothing is learned: the run counts time and bytes, as {name} would take them."
     rate = f"learning rate {training['lr']:g}" + (" (falling)" if training.get("lr_decay", 1) < 1 else "")
     momentum = f", momentum {training['momentum']:g}" if training.get("momentum") else ""
-    return f"They train {name} by SGD ({rate}, batches of {training['batch_size']:,}{momentum})."
+    ways = {"sgd": "SGD", "torch": training.get("optimiser", "")}
+    by = ways.get(training.get("kind", "sgd")) or f"the trainer {training['kind']}"
+    return f"They train {name} by {by} ({rate}, batches of {training['batch_size']:,}{momentum})."
 
 
 def _speed(scenario: Facts) -> str:
@@ -114,6 +130,12 @@ def _speed(scenario: Facts) -> str:
         words = "Their speeds and links are those of real phones (FedScale)"
     elif "device" in population:
         words = f"The devices are {_kinds(population['device'])}, and take as long as the model's operations take on them"
+        named = population["device"].get("values") or [population["device"].get("value", "")]
+        links = all(str(_spelled_out(rate).get("value")).startswith("inf") for rate in _own_rates(scenario))
+        guessed = estimates(
+            list(dict.fromkeys(named)), links=links, energy="preset" not in scenario.get("energy", {"preset": 0})
+        )
+        words += f" (this {guessed})" if guessed else ""
     elif "speed" not in population:
         return "Training takes no simulated time."
     else:
@@ -124,6 +146,22 @@ def _speed(scenario: Facts) -> str:
     if slow := population.get("stragglers"):
         words += f"; {slow['share']:.0%} of them are slowed to {_amount(_spelled_out(slow['factor']), '.0%')} of their speed"
     return f"{words}."
+
+
+def _hosts(scenario: Facts) -> str:
+    if (host := scenario["population"].get("host")) is None:
+        return ""
+    where = "They run on one host" if host["number"] == 1 else f"They run on {host['number']:,} hosts"
+    points = [f"{work:g} times the work of one at {count:g} computations" for count, work in host.get("throughput", ())]
+    words = f"{where}, which shares {host['cores']:,} cores" if "cores" in host else f"{where}, which does {_listed(points)}"
+    words += f"; {host['workers']:,} tasks run at once, others queue" if "workers" in host else ""
+    words += f"; as many tasks of {host['task_memory']} run at once as fit into {host['memory']}" if "memory" in host else ""
+    return f"{words}{'' if str(host['start_up']).startswith('0 ') else '; a task starts up for ' + host['start_up']}."
+
+
+def _own_rates(scenario: Facts) -> list[Any]:
+    device = scenario.get("network", {}).get("device", {})
+    return [device[way] for way in ("down", "up") if way in device]
 
 
 def _kinds(device: Facts) -> str:
@@ -226,6 +264,10 @@ def _process(process: Facts) -> str:
             else:
                 what = f"edge server {process['edge']} {'crashes and is gone' if process['work'] == 'wasted' else 'is cut off'}"
             return f"Every {process['every']} {what} for {process['lasts']}{', on average' if process['random'] else ''}."
+        case "heat":
+            which = "Devices" if process.get("devices") is None else f"{len(process['devices']):,} devices"
+            slowed = f"slowed to {process['factor']} of their speed until they have cooled"
+            return f"{which} that compute get warm, and are then {slowed}."
         case own:
             return f"The process {plain(own.rpartition(':')[2], 60)}, of the user's own, acts on the world."
 

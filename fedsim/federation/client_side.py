@@ -32,6 +32,7 @@ class TaskContext:
         replied: whether it has.
         keeping: what the device keeps of its answer if it arrives, by name.
         real: its real work, as soon as that is begun.
+        brings_base: whether the message has the model's frozen tensors too.
     """
 
     instruction: Instruction
@@ -41,6 +42,7 @@ class TaskContext:
     replied: bool = False
     keeping: dict[str, Any] | None = None
     real: "Future[Any] | None" = None
+    brings_base: bool = False
 
 
 class ClientSide:
@@ -53,6 +55,7 @@ class ClientSide:
         devices: what each device knows of itself.
         batch_size: B, samples of an SGD step.
         added_up: names of contents that both sides add up (``StrategyParams.added_up``).
+        keeps_state: whether a trainer's state stays on its device from one training to the next.
         attack: what malicious devices do to their updates; None where there are no such devices.
         malicious: which they are.
     """
@@ -65,11 +68,12 @@ class ClientSide:
         devices: Devices,
         batch_size: int,
         added_up: Collection[str] = (),
+        keeps_state: bool = False,
         attack: Attack | None = None,
         malicious: Collection[int] = (),
     ) -> None:
         self._simulation, self._learner, self._up, self.devices = simulation, learner, up, devices
-        self._batch_size, self._added_up = batch_size, added_up
+        self._batch_size, self._added_up, self._keeps_state = batch_size, added_up, keeps_state
         self._attack, self._malicious = attack, frozenset(malicious)
 
     def connect(self, client: Client[Any]) -> None:
@@ -103,6 +107,8 @@ class ClientSide:
         device = self.devices.of(task.device)
         if not context.begun:
             context.begun = True
+            if context.brings_base:
+                self.devices.note_base(task.device)
             if self._is_real and context.real is None:
                 self._begin_real(task.device, context)
             if context.real is not None:  # the clock stands still until it is done
@@ -164,7 +170,9 @@ class ClientSide:
                 if start is not training.start or anchor is not training.anchor or finished != training.epochs:
                     training = replace(training, start=start, anchor=anchor, epochs=finished)
                 number, earlier = task.round or 0, before
-                update = self._learner.train(training, task.device, key=task.count, round=number, version=task.version)
+                memory, name = self.devices.of(task.device).state if self._keeps_state else {}, f"trainer/{len(before)}"
+                how: dict[str, Any] = {"key": task.count, "round": number, "version": task.version, "before": memory.get(name)}
+                memory[name] = update = self._learner.train(training, task.device, **how)
                 steps = training.sgd_steps(task.samples, self._batch_size)
         return LocalResult(task.samples, task.epochs, steps, update, start, tested, earlier, trained=update)
 

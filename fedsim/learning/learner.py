@@ -10,7 +10,7 @@ from fedsim.errors import SimulationError
 from fedsim.learning.architecture import Shape
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.functions import Function, path_of
-from fedsim.learning.models import Model
+from fedsim.learning.model import Model
 from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Recipe, Ref, Trained
 from fedsim.training import Training
 
@@ -25,6 +25,7 @@ class Learner:
         learns: whether models have weights.
         parameters: trained numbers, d.
         bytes: the model's size in float32.
+        base_bytes: of the frozen tensors, which are no part of it.
         flops_per_sample: FLOPs of a training step on one sample.
     """
 
@@ -33,6 +34,7 @@ class Learner:
     def __init__(self, model: Model, shape: Shape, classes: int) -> None:
         self.parameters = model.parameters(shape, classes)
         self.bytes = 4.0 * self.parameters
+        self.base_bytes = model.base_bytes(shape, classes)
         self.flops_per_sample = model.flops(shape, classes)
         self._serial = 0
 
@@ -42,13 +44,22 @@ class Learner:
         """A freshly initialised model; another ``count`` is another independent draw, the same for every strategy."""
         return self._name("model", Initial(count))
 
-    def train(self, training: Training, device: int, *, key: int, round: int = 0, version: int = 0) -> Ref:  # noqa: A002
+    def train(
+        self,
+        training: Training,
+        device: int,
+        *,
+        key: int,
+        round: int = 0,  # noqa: A002
+        version: int = 0,
+        before: Ref | None = None,
+    ) -> Ref:
         """The result of local training on a version of a device's data; of 0 epochs, its start.
 
         With ``device``, ``key`` names the stream of shuffles and dropout masks. ``round`` decays a learning rate that
-        ``training`` does not say.
+        ``training`` does not say. A trainer goes on with the state that it had after ``before``; None: with none.
         """
-        ref = self._name("update", Trained(training, device, version, key, round), device)
+        ref = self._name("update", Trained(training, device, version, key, round, before), device)
         ref.loss = Loss()
         return ref
 

@@ -1,6 +1,7 @@
 """The devices, as columns: a device is a row number, and a process exists only while it works."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,7 +15,7 @@ from fedsim.language.registry import Registry
 from fedsim.language.sizes import LongTailSizes, UniformSizes
 from fedsim.language.spec import Spec
 from fedsim.streams import Streams
-from fedsim.training import Training
+from fedsim.training import CutBy, Training
 from fedsim.world.availability import AlwaysOn, Availability, AvailabilitySpec
 from fedsim.world.calendar import Calendar, CalendarSpec
 from fedsim.world.columns import ALL, alike, distinct, mean
@@ -34,6 +35,7 @@ from fedsim.world.distributions import (
     NameDistribution,
     SpeedDistribution,
 )
+from fedsim.world.hosts import HostSpec
 from fedsim.world.lifetimes import ArrivalsSpec, DeparturesSpec
 from fedsim.world.roofline import Rooflines
 from fedsim.world.task import Work
@@ -56,6 +58,7 @@ class Population:
         slowness: the factor of its own speed at which a tentative straggler computes, already contained in ``speed``; else 1.
         rooflines: what says how long training takes, instead of ``speed`` and ``cost``, where devices are of kinds.
         flops: FLOP/s that each device reaches, float64; None where nothing says so.
+        share_of: cost of a sample of a smaller model (``Training.cut``) over that of the trained model.
     """
 
     speed: Floats
@@ -66,6 +69,7 @@ class Population:
     slowness: Floats | float = 1.0
     rooflines: Rooflines | None = None
     flops: Floats | None = None
+    share_of: Callable[[CutBy, float], float] | None = None
     version: Ints = field(init=False)
 
     def __post_init__(self) -> None:
@@ -83,6 +87,9 @@ class Population:
         if self.rooflines is not None:
             return self.rooflines.training_s(device, training, samples) / self._slowness(device)
         cost = self.cost * (1.0 + _FORWARD_SHARE * training.asked_besides)
+        if training.cut is not None:
+            assert self.share_of is not None
+            cost *= self.share_of(*training.cut)
         return training.samples_an_epoch(samples, batch_size) * cost / self.speed.item(device)
 
     def testing_s(self, device: int, samples: int) -> float:
@@ -180,6 +187,7 @@ class PopulationSpec(Spec):
         jitter: coefficient of variation of an epoch's time.
         slow_phases: phases in which a device is slow.
         stragglers: devices that are slow all the time.
+        host: machines that the devices share; None: each computes alone.
         calendar: which instant simulated time 0 is, and the devices' time zones; None: midnight, everywhere.
         availability: when devices can be reached while they are there.
         arrivals: devices that join later; None if all are there from the start.
@@ -196,6 +204,7 @@ class PopulationSpec(Spec):
     jitter: JitterDistribution = Constant[Jitter](value=0.0)
     slow_phases: SlowPhases | None = None
     stragglers: Stragglers | None = None
+    host: HostSpec | None = None
     calendar: CalendarSpec | None = None
     availability: AvailabilitySpec = AlwaysOn()
     arrivals: ArrivalsSpec | None = None
@@ -211,6 +220,14 @@ class PopulationSpec(Spec):
         if isinstance(self.device, Constant | Choice | Listed):
             for name in [self.device.value] if isinstance(self.device, Constant) else self.device.values:
                 find_kind(name, self.kinds, "population.device")
+        return self
+
+    @model_validator(mode="after")
+    def _hosts_fit(self) -> "PopulationSpec":
+        if self.host is not None and self.slow_phases is not None:
+            raise ValueError("'host' shares cores by what runs on them, which 'slow_phases' of devices cannot change; give one")
+        if self.host is not None and self.host.number > self.devices:
+            raise ValueError(f"'host' has {self.host.number} hosts for {self.devices} devices; allowed are 1 to {self.devices}")
         return self
 
     @model_validator(mode="after")

@@ -5,7 +5,8 @@ Waterman and Patterson, "Roofline", CACM 2009). A CPU makes further passes over 
 batch and an epoch cost something fixed besides.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -14,29 +15,45 @@ from numpy.typing import NDArray
 from fedsim.arrays import Floats, Ints
 from fedsim.errors import ScenarioError
 from fedsim.language.units import show_bytes
-from fedsim.model_cost import ModelCost, Operations
-from fedsim.training import Training
+from fedsim.model_cost import ModelCost, Operations, Processor
+from fedsim.training import CutBy, Training
 from fedsim.world.device_kinds import DeviceKind
 
 
-def operations_s(operations: Operations, samples: int, flops: float, bandwidth: float, *, gpu: bool = False) -> float:
+def operations_s(operations: Operations, samples: int, flops: float, bandwidth: float, processor: Processor = "cpu") -> float:
     """Time of operations on a batch of ``samples`` (s), at so many FLOP/s and bytes/s; a GPU makes no further passes."""
-    work, moved, again = (operations[:, 0::2] + samples * operations[:, 1::2]).T
-    return float((np.maximum(work / flops, moved / bandwidth) + (0 if gpu else again / bandwidth)).sum())
+    work, moved, again, arm_work, arm_again = (operations[:, 0::2] + samples * operations[:, 1::2]).T
+    if processor == "arm":
+        work, again = arm_work, arm_again
+    return float((np.maximum(work / flops, moved / bandwidth) + (0 if processor == "gpu" else again / bandwidth)).sum())
 
 
 class Rooflines:
-    """Training times of each device of a population; ``which`` of the ``kinds`` each is, int [devices]."""
+    """Training times of each device of a population; ``which`` of the ``kinds`` each is, int [devices].
 
-    def __init__(self, kinds: Sequence[DeviceKind], which: NDArray[np.integer], cost: ModelCost, batch_size: int) -> None:
+    ``cost_of`` gives the cost of a smaller model (``Training.cut``).
+    """
+
+    def __init__(
+        self,
+        kinds: Sequence[DeviceKind],
+        which: NDArray[np.integer],
+        cost: ModelCost,
+        batch_size: int,
+        cost_of: Callable[[CutBy, float], ModelCost] | None = None,
+    ) -> None:
         self.kinds = kinds
         self.which = which
         self._cost = cost
         self._batch_size = batch_size
         self._batch_s = cache(self._batch_s_of)
+        self._cost_of = cost_of
+        self._cuts: dict[tuple[CutBy, float], Rooflines] = {}
 
     def training_s(self, device: int, training: Training, samples: int) -> float:
         """Seconds of what counts as one epoch of a training on so many samples."""
+        if training.cut is not None:
+            return self._cut(training.cut).training_s(device, replace(training, cut=None), samples)
         kind = int(self.which[device])
         size = samples if training.full_batch else min(self._batch_size, samples)
         if not samples:
@@ -81,6 +98,8 @@ class Rooflines:
 
     def failing_s(self, device: int, training: Training | None, samples: int) -> float | None:
         """Seconds until the device finds that it has no room for that: in the first forward pass; None if it has."""
+        if training is not None and training.cut is not None:
+            return self._cut(training.cut).failing_s(device, replace(training, cut=None), samples)
         kind = int(self.which[device])
         if self.needed(training, samples) <= self.kinds[kind].room:
             return None
@@ -95,6 +114,13 @@ class Rooflines:
                 f"leaves {show_bytes(room)}"
             )
 
+    def _cut(self, cut: tuple[CutBy, float]) -> "Rooflines":
+        """The times of a smaller model."""
+        if cut not in self._cuts:
+            assert self._cost_of is not None
+            self._cuts[cut] = Rooflines(self.kinds, self.which, self._cost_of(*cut), self._batch_size)
+        return self._cuts[cut]
+
     def _pass_s(self, kind: int, samples: int, size: int, learns: bool) -> float:
         if not samples:
             return 0.0
@@ -105,4 +131,4 @@ class Rooflines:
         figures, cost = self.kinds[kind], self._cost
         parts = (cost.forward, cost.backward, cost.update) if learns else (cost.forward,)
         rates = figures.flops * figures.flops_share, figures.bandwidth * figures.bandwidth_share
-        return figures.batch + sum(operations_s(part, samples, *rates, gpu=figures.gpu) for part in parts)
+        return figures.batch + sum(operations_s(part, samples, *rates, figures.processor) for part in parts)

@@ -1,0 +1,161 @@
+"""The lines of a comparison: run folders one by one, and the variants of studies, each with the runs of its seeds."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fedsim.errors import ScenarioError, nearest
+from fedsim.output.notebook import strategy_of
+from fedsim.records.reading import RunFolder
+from fedsim.records.study_folder import UNNAMED, IndexedVariant, is_done, is_study, read_index
+
+
+@dataclass(frozen=True)
+class ComparedLine:
+    """One line of a comparison.
+
+    Attributes:
+        name: of the run's folder, or of the variant.
+        runs: one, or of a variant those of its seeds that are done.
+        planned: how many runs there should be.
+        point: the grid's keys and their values, of a variant in a study with a grid.
+        study: the name of its folder; empty for a single run.
+        reference: whether it is shown for comparison only, such as training on pooled data.
+    """
+
+    name: str
+    runs: tuple[RunFolder, ...]
+    planned: int = 1
+    point: tuple[tuple[str, Any], ...] = ()
+    study: str = ""
+    reference: bool = False
+
+    @property
+    def strategy(self) -> str:
+        """The strategies of its runs."""
+        return ", ".join(dict.fromkeys(strategy_of(run.summary) for run in self.runs))
+
+    @property
+    def statuses(self) -> str:
+        """The statuses of its runs."""
+        return ", ".join(dict.fromkeys(str(run.summary.get("status")) for run in self.runs))
+
+
+@dataclass(frozen=True)
+class Lines:
+    """All lines of a comparison.
+
+    Attributes:
+        lines: in the order of their arguments, and of the studies' variants.
+        targets: the accuracies that the studies name.
+        baselines: the place of each line's baseline, or None.
+        baseline: the name of the baseline; empty if there is none.
+        is_first: whether the first run is the baseline since none was named.
+        goal: of the answer, one of ``fedsim.lab.compare.measures.GOALS``.
+        budget: limits by cost, see ``fedsim.records.targets.within``.
+    """
+
+    lines: tuple[ComparedLine, ...]
+    targets: tuple[float, ...]
+    baselines: tuple[int | None, ...]
+    baseline: str = ""
+    is_first: bool = False
+    goal: str = "time"
+    budget: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def are_runs(self) -> bool:
+        """Whether all of them are single runs."""
+        return not any(line.study for line in self.lines)
+
+    def by_seed(self, place: int, figures: Sequence[Mapping[str, float | int | None]], name: str) -> dict[int, float]:
+        """A figure of the runs of one line that have it, by seed; single runs have 0 for a seed, since any two are compared."""
+        seeds = [0 if self.are_runs else int(run.summary["seed"]) for run in self.lines[place].runs]
+        return {seed: float(value) for seed, own in zip(seeds, figures, strict=True) if (value := own.get(name)) is not None}
+
+
+def read_lines(
+    paths: Sequence[str | Path],
+    baseline: str | None = None,
+    goal: str | None = None,
+    budget: Mapping[str, float] | None = None,
+) -> Lines:
+    """The lines of folders of runs and of studies.
+
+    Args:
+        paths: the folders.
+        baseline: the name of a run's folder or of a variant; by default the study's, or the first of only runs.
+        goal, budget: see ``Lines``; by default those of the first study, or the least time.
+
+    Raises:
+        RunFolderError: a folder is neither a run nor a study, or is damaged.
+        ScenarioError: there is no such baseline.
+    """
+    lines: list[ComparedLine] = []
+    targets: list[float] = []
+    named = baseline
+    for path in map(Path, paths):
+        if is_study(path):
+            study = read_index(path)
+            lines += [_line_of(path, variant) for variant in study.variants]
+            targets += study.targets
+            named, goal, budget = named or study.baseline, goal or study.goal, budget or study.budget
+        else:
+            lines.append(ComparedLine(path.resolve().name, (RunFolder(path),)))
+    lines = _told_apart(lines)
+    aim = goal or ("budget" if budget else "time"), budget or {}
+    if named is None and not any(line.study for line in lines):
+        return Lines(tuple(lines), (), (0,) * len(lines), lines[0].name, True, *aim)
+    names = list(dict.fromkeys(line.name for line in lines))
+    if named is not None and named not in names:
+        raise ScenarioError(f"--baseline is {named!r}; allowed are {', '.join(names)}{nearest(named, names)}")
+    baselines = tuple(_baseline_of(line, lines, named) for line in lines)
+    return Lines(tuple(lines), tuple(sorted(set(targets))), baselines, named or "", False, *aim)
+
+
+def title_of(path: Path) -> str:
+    """The name of the study in a folder; without one the folder's."""
+    name = read_index(path).name
+    return path.resolve().name if name == UNNAMED else name
+
+
+def _line_of(path: Path, variant: IndexedVariant) -> ComparedLine:
+    folders = [path / run.folder for run in variant.runs]
+    runs = tuple(RunFolder(folder) for folder in folders if is_done(folder))
+    return ComparedLine(variant.name, runs, len(folders), tuple(variant.point.items()), path.resolve().name, variant.reference)
+
+
+def _told_apart(lines: list[ComparedLine]) -> list[ComparedLine]:
+    """Lines of which no two runs have the same name: their parent's is added, then their place."""
+    for longer in ("{folder}/{name}", "{name} ({place})"):
+        count = Counter(line.name for line in lines if not line.study)
+        for at, line in enumerate(lines):
+            if not line.study and count[line.name] > 1:
+                folder = line.runs[0].path.resolve().parent.name
+                lines[at] = replace(line, name=longer.format(folder=folder, name=line.name, place=at + 1))
+    return lines
+
+
+def _baseline_of(line: ComparedLine, lines: Sequence[ComparedLine], name: str | None) -> int | None:
+    """The place of a line's baseline: in its own study, at its own point of the grid; else where the name is."""
+    places = [at for at, other in enumerate(lines) if other.name == name]
+    near = [at for at in places if (lines[at].study, lines[at].point) == (line.study, line.point)]
+    same = near or [at for at in places if not lines[at].point]
+    return same[0] if same else None
+
+
+def short_key(key: str, keys: Iterable[str]) -> str:
+    """The last part of a dotted key, where no other of the keys ends so; else all of it."""
+    last = key.rpartition(".")[2]
+    return last if sum(other.rpartition(".")[2] == last for other in keys) == 1 else key
+
+
+def shown(value: Any) -> str:
+    """A value of a grid for people: numbers and texts as they are, tables as TOML writes them."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}={shown(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(shown(item) for item in value) + "]"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,357 @@
+"""Searches of a study: the values that its keys are tried with, the metric, and the methods that propose the next values.
+
+Each variant is searched by itself, at each point of the grid, with the same number of trials: so each is compared at its best.
+A trial is a point of the space; the mean of its runs over the study's seeds counts. A method is told the order of the trials
+alone, so that trials without a figure (the target was not reached, the run failed) have a place too.
+``scenarios/studies/search.toml`` is an example.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BeforeValidator, Discriminator, Field, RootModel, Tag, field_validator, model_validator
+from typing_extensions import override
+
+from fedsim.errors import ScenarioError, nearest
+from fedsim.lab.compare.measures import WITHIN
+from fedsim.language.registry import Registry
+from fedsim.language.spec import Spec
+from fedsim.streams import Streams
+
+Number = int | float
+
+_DIGITS = 4  # of a value that is drawn: more would say nothing, and values go into names of folders
+_NUMBER_AND_UNIT = re.compile(r"\s*([0-9.eE+-]+)\s*([A-Za-z/]+)\s*")
+
+
+class Metric(NamedTuple):
+    """The aim of a search.
+
+    Attributes:
+        measure: the name of a run's figure; one "to target" lacks the accuracy, which is the study's highest target.
+        most: whether more of it is better.
+        needs: the key of a scenario without which runs do not have it.
+    """
+
+    measure: str
+    most: bool = False
+    needs: Literal["learning", "energy", "costs"] | None = "learning"
+
+    def of(self, targets: Sequence[float]) -> str:
+        """The figure's name, where a study has these targets."""
+        return f"{self.measure} {max(targets):g}" if self.to_target else self.measure
+
+    @property
+    def to_target(self) -> bool:
+        """Whether it is a cost to reach the target."""
+        return self.measure.endswith(" to target")
+
+
+METRICS: Mapping[str, Metric] = {
+    "final_accuracy": Metric("final accuracy", most=True),
+    "best_accuracy": Metric("best accuracy", most=True),
+    "worst_accuracy": Metric("worst-decile accuracy", most=True),
+    "time_to_accuracy": Metric("time to target"),
+    "bytes_to_accuracy": Metric("traffic to target"),
+    "rounds_to_accuracy": Metric("rounds to target"),
+    "energy_to_accuracy": Metric("energy to target", needs="energy"),
+    "carbon_to_accuracy": Metric("carbon to target", needs="energy"),
+    "cost_to_accuracy": Metric("cost to target", needs="costs"),
+    "accuracy_within_budget": Metric(WITHIN.name, most=True),
+    "battery": Metric("battery", needs="energy"),
+    "flat_devices": Metric("flat devices", needs="energy"),
+    "simulated_time": Metric("simulated time", needs=None),
+    "bytes": Metric("traffic", needs=None),
+    "wasted_bytes": Metric("wasted traffic", needs=None),
+    "compute": Metric("compute", needs=None),
+    "energy": Metric("energy", needs="energy"),
+    "carbon": Metric("carbon", needs="energy"),
+}
+
+
+_OF_GOALS = {
+    **{goal: f"{goal}_to_accuracy" for goal in ("time", "rounds")},
+    "money": "cost_to_accuracy",
+    "flat": "flat_devices",
+    "accuracy": "final_accuracy",
+    "budget": "accuracy_within_budget",
+}
+"""Metrics by the study's goals, where the names differ and a goal is no metric."""
+
+
+def _measured(said: Number | str) -> tuple[Number, str]:
+    """The number and the unit of a quantity; a number alone has none."""
+    if not isinstance(said, str):
+        return said, ""
+    match = _NUMBER_AND_UNIT.fullmatch(said)
+    try:
+        number = float(match[1]) if match else math.nan
+    except ValueError:
+        number = math.nan
+    if match is None or not math.isfinite(number):
+        raise ValueError(f"{said!r} is no number with a unit, such as '90 s'")
+    return number, match[2]
+
+
+class Range(Spec):
+    """All numbers from one end to another: whole ones if both ends are, and quantities if these have a unit.
+
+    Attributes:
+        low, high: the ends: numbers, or quantities in the same unit.
+        log: whether each factor is as likely as another, not each difference.
+        step: only values so far apart, from the low end on; in the unit of the ends.
+    """
+
+    low: int | float | str
+    high: int | float | str
+    log: bool = False
+    step: int | float | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _is_one(self) -> "Range":
+        (low, unit), (high, other) = _measured(self.low), _measured(self.high)
+        if unit != other:
+            raise ValueError(f"low is {self.low!r} and high is {self.high!r}; both must have the same unit")
+        if not low < high:
+            raise ValueError(f"low is {self.low!r} and high is {self.high!r}; low must be below high")
+        if self.log and low <= 0:
+            raise ValueError(f"low is {self.low!r}; with log = true it must be above 0")
+        if self.log and self.step is not None:
+            raise ValueError("a range has a step or log = true, not both")
+        if self.step is not None and (self.step > high - low or (self.whole and not isinstance(self.step, int))):
+            kind = "a whole number" if self.whole else "a number"
+            raise ValueError(f"step is {self.step!r}; allowed is {kind} up to {high - low:g}, the width of the range")
+        return self
+
+    @property
+    def ends(self) -> tuple[Number, Number]:
+        """Both as numbers."""
+        return _measured(self.low)[0], _measured(self.high)[0]
+
+    @property
+    def whole(self) -> bool:
+        """Whether its values are whole numbers."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+    @property
+    def extremes(self) -> list[Any]:
+        """The values that are tried before the search begins."""
+        return [self.low, self.high]
+
+    def at(self, share: float) -> Number:
+        """The number below which this share (0..1) of the range lies."""
+        low, high = self.ends
+        step = self.step or (1 if self.whole and not self.log else 0)
+        if step:
+            last = int((high - low) / step + 1e-9)
+            return low + step * min(int(share * (last + 1)), last)
+        if self.log:
+            below, above = (low - 0.5, high + 0.5) if self.whole else (low, high)
+            number = math.exp(math.log(below) + share * (math.log(above) - math.log(below)))
+        else:
+            number = low + share * (high - low)
+        return min(max(round(number) if self.whole else number, low), high)
+
+    def written(self, number: Number) -> Any:
+        """A number as a scenario says it: in few digits, with the unit."""
+        low, high = self.ends
+        if not isinstance(number, int) or not self.whole:
+            number = min(max(float(f"{number:.{12 if self.step else _DIGITS}g}"), low), high)
+        return f"{number:.12g} {_measured(self.low)[1]}" if isinstance(self.low, str) else number
+
+    def number(self, value: Any) -> Number:
+        """The number of a value that a scenario says."""
+        return _measured(value)[0]
+
+    @property
+    def distribution(self) -> Any:
+        """Optuna's, of its numbers."""
+        from optuna.distributions import FloatDistribution, IntDistribution
+
+        low, high = self.ends
+        if self.whole:
+            return IntDistribution(int(low), int(high), self.log, int(self.step or 1))
+        return FloatDistribution(low, high, self.log, self.step)
+
+
+class OneOf(RootModel[Annotated[list[Any], Field(min_length=1)]]):
+    """One of a list of values, which has its place for a number."""
+
+    @field_validator("root")
+    @classmethod
+    def _differ(cls, values: list[Any]) -> list[Any]:
+        if len({repr(value) for value in values}) < len(values):
+            raise ValueError(f"{values} has one of them twice")
+        return values
+
+    @property
+    def extremes(self) -> list[Any]:
+        """The values that are tried before the search begins."""
+        return self.root
+
+    def at(self, share: float) -> int:
+        """The place of the value below which this share (0..1) of them lies."""
+        return min(int(share * len(self.root)), len(self.root) - 1)
+
+    def written(self, place: Number) -> Any:
+        """The value at a place."""
+        return self.root[int(place)]
+
+    def number(self, value: Any) -> int:
+        """The place of a value."""
+        return self.root.index(value)
+
+    @property
+    def distribution(self) -> Any:
+        """Optuna's, of its places."""
+        from optuna.distributions import CategoricalDistribution
+
+        return CategoricalDistribution(range(len(self.root)))
+
+
+def _dotted(space: Any, prefix: str = "") -> Any:
+    """A space whose keys are dotted, down to its ranges and lists."""
+    if not isinstance(space, Mapping):
+        return space
+    found: dict[str, Any] = {}
+    for key, said in space.items():
+        is_range = isinstance(said, Mapping) and {"low", "high"} & set(said)
+        found |= _dotted(said, f"{prefix}{key}.") if isinstance(said, Mapping) and not is_range else {prefix + key: said}
+    return found
+
+
+def _which(said: Any) -> str:
+    return "~choice" if isinstance(said, list | OneOf) else "~range"
+
+
+Space = Annotated[
+    dict[str, Annotated[Annotated[OneOf, Tag("~choice")] | Annotated[Range, Tag("~range")], Discriminator(_which)]],
+    BeforeValidator(_dotted, json_schema_input_type=dict[str, Any]),
+]
+"""Dotted key -> the values that it is tried with."""
+
+
+class TrialResult(NamedTuple):
+    """A trial that is over: its values by key, and how many others are better."""
+
+    values: Mapping[str, Any]
+    place: int
+
+
+class Search(Spec):
+    """The method by which a study's trials are made.
+
+    Attributes:
+        trials: of each variant at each point of the grid.
+        metric: of the best trial, or one of the study's goals; one "to accuracy" is of the study's highest target.
+        space: dotted key of a scenario, or the name of one of the study's sets -> a range, or a list of values.
+        variants: by name, the keys that one of them is searched over besides.
+        seed: of the draws.
+        prune: whether a trial that is worse than the median after some of the seeds is spared the others.
+    """
+
+    kind: str
+    trials: int = Field(default=40, ge=1, le=10_000)
+    metric: str = Field(json_schema_extra={"enum": [*METRICS, *_OF_GOALS]})
+    space: Space = Field(default={})
+    variants: dict[str, Space] = Field(default={})
+    seed: int = Field(default=0, ge=0)
+    prune: bool = False
+
+    @field_validator("metric")
+    @classmethod
+    def _known(cls, metric: str) -> str:
+        metric = _OF_GOALS.get(metric, metric)
+        if metric not in METRICS:
+            raise ValueError(f"{metric!r} is none; allowed are {', '.join(METRICS)}{nearest(metric, METRICS)}")
+        return metric
+
+    def space_of(self, variant: str) -> Space:
+        """The keys that a variant is searched over."""
+        return self.space | self.variants.get(variant, {})
+
+    @property
+    def batch(self) -> int:
+        """Number of trials proposed at a time; they run side by side."""
+        return self.trials
+
+    def refuse_if_missing(self) -> None:
+        """Refuse the search if a package is missing."""
+
+    def ask(self, line: str, space: Space, told: Sequence[TrialResult], count: int) -> list[dict[str, Any]]:
+        """The values of the next ``count`` trials, the same whenever it is asked.
+
+        Args:
+            line: the label of the variant at its point of the grid.
+            space: its own.
+            told: its trials until now, in their order.
+            count: of trials.
+        """
+        raise NotImplementedError
+
+
+class RandomSearch(Search):
+    """Values drawn at random, each trial independent of the others."""
+
+    kind: Literal["random"] = "random"
+
+    @override
+    def ask(self, line: str, space: Space, told: Sequence[TrialResult], count: int) -> list[dict[str, Any]]:
+        draw = Streams(self.seed).uniform
+        numbers = range(len(told), len(told) + count)
+        return [
+            {key: one.written(one.at(draw(f"search/{line}/{key}", number))) for key, one in space.items()} for number in numbers
+        ]
+
+
+class OptunaSearch(Search):
+    """Optuna's tree-structured Parzen estimator: values like those of the trials that were best (needs the extra search).
+
+    Attributes:
+        together: how many trials are proposed at a time; they are run side by side.
+        startup: so many trials are drawn at random first.
+    """
+
+    kind: Literal["optuna"] = "optuna"
+    together: int = Field(default=4, ge=1)
+    startup: int = Field(default=10, ge=1)
+
+    @property
+    @override
+    def batch(self) -> int:
+        return self.together
+
+    @override
+    def refuse_if_missing(self) -> None:
+        try:
+            import optuna  # noqa: F401
+        except ImportError as error:
+            raise ScenarioError(
+                f"search.kind is 'optuna', but Optuna cannot be imported ({error}); pip install 'optuna>=4' installs it, "
+                "and search.kind = 'random' needs nothing"
+            ) from None
+
+    @override
+    def ask(self, line: str, space: Space, told: Sequence[TrialResult], count: int) -> list[dict[str, Any]]:
+        import warnings
+
+        import optuna
+
+        optuna.logging.disable_default_handler()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            seed = Streams(self.seed).word(f"search/{line}", len(told)) % 2**32
+            sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=self.startup, constant_liar=True)
+        study = optuna.create_study(sampler=sampler)
+        distributions = {key: one.distribution for key, one in space.items()}
+        for one in told:
+            params = {key: space[key].number(value) for key, value in one.values.items()}
+            study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=float(one.place)))
+        asked = [study.ask(distributions).params for _ in range(count)]
+        return [{key: space[key].written(number) for key, number in params.items()} for params in asked]
+
+
+SEARCHES = Registry.of("search", RandomSearch, OptunaSearch)
+AnySearch = Annotated[RandomSearch | OptunaSearch, SEARCHES]
