@@ -3,6 +3,7 @@
 What it writes (``docs/generated``) is never kept: a key, a column, a verb or a strategy is on its page since it is in the code.
 """
 
+import csv
 import inspect
 import re
 from collections.abc import Iterable, Iterator
@@ -484,6 +485,22 @@ _HOUSE = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 def _results() -> Iterator[tuple[str, str]]:
     for path in sorted((ROOT / "scenarios").glob("*/RESULTS.md")):
         yield f"results/{path.parent.name}", path.read_text(encoding="utf-8")
+    for path in sorted((ROOT / "scenarios" / "outside").glob("*/predicted.csv")):
+        with path.open(newline="", encoding="utf-8") as file:
+            found = list(csv.reader(file))
+        shown = found if len(found) < 600 else [row for row in found if row[2]]  # the others are too many for a page
+        rows = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in shown]
+        head = (path.parent / "README.md").read_text(encoding="utf-8")
+        lines = [
+            head,
+            "## All rows" if shown == found else "## Rows with a measurement; the others are in `predicted.csv`",
+            "",
+            rows[0],
+            "|---|---|---:|---:|---:|---|",
+            *rows[1:],
+            "",
+        ]
+        yield f"results/outside-{path.parent.name}", "\n".join(lines)
 
 
 def _notebooks() -> Iterator[tuple[str, str]]:
