@@ -153,20 +153,18 @@ class Regions(Network):
         usual = Connection(0.0, math.inf)
         return self._table.get((one, other), usual if one == other else self._table.get((other, one), usual))
 
+    def _rate(self, source: int, destination: int) -> float:
+        return self._way(self.region(source), self.region(destination)).rate * self._connections
+
     def route(self, source: int, destination: int) -> list[str]:
-        rate = self._way(self.region(source), self.region(destination)).rate
-        return [] if rate == math.inf else [f"{self.name(source)} -> {self.name(destination)}"]
+        return [] if self._rate(source, destination) == math.inf else [f"{self.name(source)} -> {self.name(destination)}"]
 
     def links_between(self, source: int, destination: int) -> list[tuple[str, float]]:
-        rate = self._way(self.region(source), self.region(destination)).rate * self._connections
-        return [(link, rate) for link in self.route(source, destination)]
+        return [(link, self._rate(source, destination)) for link in self.route(source, destination)]
 
     def built_rate(self, link: str) -> float:
-        ends = link.split(" -> ")
-        if len(ends) != 2:
-            return super().built_rate(link)
-        source, destination = map(self.endpoint, ends)
-        return self._way(self.region(source), self.region(destination)).rate * self._connections
+        source, found, destination = link.partition(" -> ")
+        return self._rate(self.endpoint(source), self.endpoint(destination)) if found else super().built_rate(link)
 
     def _exact_latency_s(self, source: int, destination: int) -> float:
         own = sum(self._own_s.item(end) for end in (source, destination) if end != SERVER)
