@@ -13,7 +13,7 @@ from fedsim.language.units import TICK_S
 from fedsim.streams import Streams
 
 _TICKS_PER_SECOND = 1 << 30
-_OF_STEPS = ("pfedme", "flexcfl", "fedgroup", "flower")  # an epoch of theirs need not be a pass over the device's samples
+_OF_STEPS = ("pfedme", "flexcfl", "fedgroup", "flower", "heterofl", "hetlora")  # not all epochs are passes of the whole model
 _ASKS_OTHERS = ("moon",)  # their epochs take a longer pass
 _ROUNDING = 1e-6
 

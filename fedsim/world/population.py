@@ -1,6 +1,7 @@
 """The devices, as columns: a device is a row number, and a process exists only while it works."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,7 +15,7 @@ from fedsim.language.registry import Registry
 from fedsim.language.sizes import LongTailSizes, UniformSizes
 from fedsim.language.spec import Spec
 from fedsim.streams import Streams
-from fedsim.training import Training
+from fedsim.training import CutBy, Training
 from fedsim.world.availability import AlwaysOn, Availability, AvailabilitySpec
 from fedsim.world.calendar import Calendar, CalendarSpec
 from fedsim.world.columns import ALL, alike, distinct, mean
@@ -57,6 +58,7 @@ class Population:
         slowness: the factor of its own speed at which a tentative straggler computes, already contained in ``speed``; else 1.
         rooflines: what says how long training takes, instead of ``speed`` and ``cost``, where devices are of kinds.
         flops: FLOP/s that each device reaches, float64; None where nothing says so.
+        share_of: cost of a sample of a smaller model (``Training.cut``) over that of the trained model.
     """
 
     speed: Floats
@@ -67,6 +69,7 @@ class Population:
     slowness: Floats | float = 1.0
     rooflines: Rooflines | None = None
     flops: Floats | None = None
+    share_of: Callable[[CutBy, float], float] | None = None
     version: Ints = field(init=False)
 
     def __post_init__(self) -> None:
@@ -84,6 +87,9 @@ class Population:
         if self.rooflines is not None:
             return self.rooflines.training_s(device, training, samples) / self._slowness(device)
         cost = self.cost * (1.0 + _FORWARD_SHARE * training.asked_besides)
+        if training.cut is not None:
+            assert self.share_of is not None
+            cost *= self.share_of(*training.cut)
         return training.samples_an_epoch(samples, batch_size) * cost / self.speed.item(device)
 
     def testing_s(self, device: int, samples: int) -> float:

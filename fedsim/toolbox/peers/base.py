@@ -115,7 +115,7 @@ class Peers(Strategy[P]):
 
     Client = PeerClient
     Half: ClassVar[type[PeerHalf[Any]]] = PeerHalf
-    score: ClassVar[Literal["pooled", "device-mean"]] = "device-mean"
+    score: Literal["pooled", "device-mean"] = "device-mean"
 
     def __init__(self, params: P, server: Server) -> None:
         super().__init__(params, server)
