@@ -291,7 +291,9 @@ def _strategy(kind: str, does: str, note: str) -> Iterator[str]:
         yield f"It is built on {links}; what these say of rounds, tasks and state holds here too."
     yield "## What a device does"
     owner = next(one for one in found.__mro__ if "Client" in vars(one))
-    if owner is found or owner not in kinds:
+    if found.Client is plugin.Client:
+        yield "Trains for `local_epochs` from the model that it has received, and sends its update."
+    elif owner is found or owner not in kinds:
         yield prose(found.Client.__doc__ or "")
     else:
         yield f"The same as in [](/generated/strategies/{kinds[owner]}.md): {prose(found.Client.__doc__ or '')}"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from fedsim.learning.models import Model
+    from fedsim.learning.model import Model
 
 _SMALL, _LARGE = 2, 4  # batches: what differs between them is for each sample
 _PHASES = ("forward", "backward", "update")
@@ -88,14 +88,15 @@ def cost_of(model: "Model", shape: Shape, classes: int, training: Trainer) -> Mo
     The optimiser of ``training`` counts; what strategies add to a step (a proximal term) does not. A module
     that cannot be trained on such samples raises ``ScenarioError``.
     """
-    from fedsim.learning.models import Layered, ModuleModel, SizeOnly
-    from fedsim.learning.solvers.reference import module_of
+    from fedsim.learning.card import ModelCard
+    from fedsim.learning.models import SizeOnly, TorchModel
 
+    if isinstance(model, ModelCard):
+        return model.cost(momentum=training.sgd.momentum > 0)
     if isinstance(model, SizeOnly):
         return ModelCost.of_size(model.bytes, model.flops_per_sample, momentum=training.sgd.momentum > 0)
-    assert isinstance(model, Layered | ModuleModel)
-    module = model.module() if isinstance(model, ModuleModel) else module_of(model.architecture(shape, classes))
-    return profile(module, shape, classes, training)
+    assert isinstance(model, TorchModel)
+    return profile(model.fitted(shape, classes), shape, classes, training)
 
 
 def profile(module: "nn.Module", shape: Shape, classes: int, training: Trainer | None = None) -> ModelCost:

@@ -30,6 +30,7 @@ def nominal_lines(run: Run) -> list[str]:
         *([f"of these {len(looked_at)} were looked at for the times below"] if step > 1 else []),
         f"a model of {run.learner.parameters} parameters; {show_bytes(dispatch.download_bytes)} down, "
         f"{show_bytes(dispatch.upload_bytes)} up",
+        *([f"and {show_bytes(base)} of frozen tensors, once to each device"] if (base := run.learner.base_bytes) else []),
         f"alone on its link a device downloads in {_range(down)}, uploads in {_range(up)}",
         f"an epoch takes it {_range(epoch_s)}",
     ]
@@ -78,12 +79,14 @@ def _round_lines(run: Run, params: RoundParams, rounds: int, task_s: Floats, sam
     apart_s = round_s if params.every is None else math.ceil(round_s / params.every) * params.every
     messages = trained + (min(asked, run.scenario.network.edge_servers) if params.at_edges else 0)
     traffic = messages * (run.dispatch.download_bytes + run.dispatch.upload_bytes)
+    once = run.learner.base_bytes * min(run.scenario.population.devices, rounds * messages)
     steps = np.ceil(samples / run.scenario.training.batch_size).mean() * params.local_epochs * trained
     gigaflops = run.samples.mean() * params.local_epochs * trained * run.learner.flops_per_sample / 1e9
     return [
         f"a round asks {asked}: at most {show_bytes(traffic)}, about {show_seconds(round_s)} of simulated time, "
         f"{steps:.0f} steps of SGD ({gigaflops:.3g} GFLOP)",
-        f"{rounds} rounds: at most {show_bytes(rounds * traffic)}, about {show_seconds(rounds * apart_s)} of simulated time",
+        f"{rounds} rounds: at most {show_bytes(rounds * traffic + once)}, "
+        f"about {show_seconds(rounds * apart_s)} of simulated time",
     ]
 
 
