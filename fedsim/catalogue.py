@@ -166,7 +166,7 @@ def _figure_lines(title: str, name: str) -> list[str]:
         "links": figures_of_link,
     }
     found = find[title](name) if title in find else {}
-    return [f"  {key} = {_toml(figure.value)}  # {figure.source} ({figure.date})" for key, figure in found.items()]
+    return [f"  {key} = {as_toml(figure.value)}  # {figure.source} ({figure.date})" for key, figure in found.items()]
 
 
 def _mentioned(words: list[str], paths: "Iterable[tuple[str, type[Spec], str]]") -> list[str]:
@@ -205,7 +205,7 @@ def keys_of(spec: type[Spec]) -> list[Key]:
     return [
         Key(
             name,
-            _toml(said["default"]) if "default" in said else "",
+            as_toml(said["default"]) if "default" in said else "",
             name in schema.get("required", ()),
             _in_words(said, schema.get("$defs", {})),
             said.get("description", ""),
@@ -256,12 +256,12 @@ def _one_in_words(way: Mapping[str, Any], tables: Mapping[str, Any]) -> str:
     return str(way.get("title")) if "pattern" in way else names[way.get("type")]
 
 
-def _toml(value: Any) -> str:
+def as_toml(value: Any) -> str:
     """A value on one line; a table with a kind alone as that name."""
     if isinstance(value, Mapping):
-        inner = ", ".join(f"{key} = {_toml(item)}" for key, item in value.items())
-        return _toml(value["kind"]) if [*value] == ["kind"] else f"{{ {inner} }}" if inner else "{}"
-    return f"[{', '.join(map(_toml, value))}]" if isinstance(value, list) else json.dumps(value)
+        inner = ", ".join(f"{key} = {as_toml(item)}" for key, item in value.items())
+        return as_toml(value["kind"]) if [*value] == ["kind"] else f"{{ {inner} }}" if inner else "{}"
+    return f"[{', '.join(map(as_toml, value))}]" if isinstance(value, list) else json.dumps(value)
 
 
 def schema(file: Literal["scenario", "study"]) -> dict[str, Any]:

@@ -43,15 +43,16 @@ from fedsim.world.network.protocol import Protocol, Transport
 from fedsim.world.network.spec import NetworkModel
 from fedsim.world.phases import Span
 from fedsim.world.processes import Activity, DeviceFacts, Hold, Process, World
+from fedsim.world.processes.collectives import AllReduce
 from fedsim.world.task import Evaluate, Train, Work
 
 __all__ = [
-    "BEST", "SERVER", "Activity", "AggregatingParams", "Aggregation", "Asynchronous", "AsynchronousParams", "Attack",
-    "Availability", "AvailabilityModel", "Change", "Client", "Codec", "Coded", "Column", "Contents", "Deadline", "Device",
-    "DeviceFacts", "Distribution", "Evaluate", "FedAvg", "Flow", "Grouped", "GroupedParams", "Header", "Hold", "Instruction",
-    "Lazy", "Limit", "LocalResult", "Measured", "Meter", "MeterContext", "Network", "NetworkModel", "Opaque", "Part",
-    "Partial", "Partition", "Peer", "PeerHalf", "PeerParams", "Peers", "PreviousResult", "Process", "Protocol", "Raw", "Real",
-    "Ref", "RunInfo", "Selection", "Server", "ServerOptimiser", "Sharing", "Shift", "Source", "Span", "Spec", "Step",
-    "Strategy", "StrategyParams", "Streams", "Synchronous", "SynchronousClient", "SynchronousParams", "TaskEnd", "Train",
-    "Trainer", "Training", "Transfer", "Transport", "Work", "World", "federated", "pure",
+    "BEST", "SERVER", "Activity", "AggregatingParams", "Aggregation", "AllReduce", "Asynchronous", "AsynchronousParams",
+    "Attack", "Availability", "AvailabilityModel", "Change", "Client", "Codec", "Coded", "Column", "Contents", "Deadline",
+    "Device", "DeviceFacts", "Distribution", "Evaluate", "FedAvg", "Flow", "Grouped", "GroupedParams", "Header", "Hold",
+    "Instruction", "Lazy", "Limit", "LocalResult", "Measured", "Meter", "MeterContext", "Network", "NetworkModel", "Opaque",
+    "Part", "Partial", "Partition", "Peer", "PeerHalf", "PeerParams", "Peers", "PreviousResult", "Process", "Protocol",
+    "Raw", "Real", "Ref", "RunInfo", "Selection", "Server", "ServerOptimiser", "Sharing", "Shift", "Source", "Span", "Spec",
+    "Step", "Strategy", "StrategyParams", "Streams", "Synchronous", "SynchronousClient", "SynchronousParams", "TaskEnd",
+    "Train", "Trainer", "Training", "Transfer", "Transport", "Work", "World", "federated", "pure",
 ]  # fmt: skip

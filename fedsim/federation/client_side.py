@@ -170,12 +170,9 @@ class ClientSide:
                 if start is not training.start or anchor is not training.anchor or finished != training.epochs:
                     training = replace(training, start=start, anchor=anchor, epochs=finished)
                 number, earlier = task.round or 0, before
-                how: dict[str, Any] = {"key": task.count, "round": number, "version": task.version}
-                if self._keeps_state:
-                    memory, name = self.devices.of(task.device).state, f"trainer/{len(before)}"
-                    memory[name] = update = self._learner.train(training, task.device, before=memory.get(name), **how)
-                else:
-                    update = self._learner.train(training, task.device, **how)
+                memory, name = self.devices.of(task.device).state if self._keeps_state else {}, f"trainer/{len(before)}"
+                how: dict[str, Any] = {"key": task.count, "round": number, "version": task.version, "before": memory.get(name)}
+                memory[name] = update = self._learner.train(training, task.device, **how)
                 steps = training.sgd_steps(task.samples, self._batch_size)
         return LocalResult(task.samples, task.epochs, steps, update, start, tested, earlier, trained=update)
 

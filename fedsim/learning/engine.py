@@ -91,10 +91,7 @@ class Learning(Learner):
             first = self._module(0, 0)  # the frozen tensors of all models are those of the first one
             chosen = first if model.has_frozen else chosen
         whole = self._module() if chosen is None else chosen
-        if isinstance(training, TrainingSpec):
-            self._solver = pick(whole, device, training.solver)
-        else:
-            self._solver = ByTrainer(module_of(whole) if isinstance(whole, Architecture) else whole, device, training)
+        self._solver = pick(whole, device, training.sgd.solver, training)
         samples = data.without_shards()
         self._trainer = TrainingRunner(self._solver, training, samples, streams)
         self._chooser = Chooser(self._solver, training, samples, streams)
@@ -232,7 +229,10 @@ class Learning(Learner):
     async def _train(self, refs: Sequence[Ref]) -> None:
         jobs = [self._trainer.job(ref, self._data) for ref in refs]
         found = await self._in_chunks(self._trainer.train, jobs, self._trainer.split(jobs))
-        for ref, solved in zip(refs, found, strict=True):
+        for ref, job, solved in zip(refs, jobs, found, strict=True):
+            if solved.numbers:
+                told = {"device": ref.device, "round": job.recipe.round, "ref": ref.name}
+                self._simulation.emit("reported", numbers=dict(solved.numbers), **told)
             ref.settle(solved.weights, solved.train_loss, solved.numbers)
             ref.state = solved.state or None
 
@@ -314,13 +314,16 @@ class Learning(Learner):
         return np.full(self.parameters, np.nan, dtype=np.float32) if otherwise is None else _known(otherwise)
 
 
-def pick(model: Architecture | nn.Module, device: torch.device, choice: str) -> Solver:
-    """The solver of a model on a device: closed forms for dense layers on a CPU, otherwise torch."""
-    if choice == "fast" and device.type == "cpu" and isinstance(model, Architecture) and model.is_dense:
+def pick(model: Architecture | nn.Module, device: torch.device, choice: str, trainer: Trainer | None = None) -> Solver:
+    """The solver of a model on a device: another trainer than SGD, closed forms for dense layers on a CPU, or torch."""
+    of_sgd = trainer is None or isinstance(trainer, TrainingSpec)
+    if of_sgd and choice == "fast" and device.type == "cpu" and isinstance(model, Architecture) and model.is_dense:
         from fedsim.learning.solvers.dense import Dense  # with numba, which nothing else needs
 
         return Dense(model)
     module = module_of(model) if isinstance(model, Architecture) else model
+    if trainer is not None and not of_sgd:
+        return ByTrainer(module, device, trainer)
     if choice == "reference" or device.type == "cpu" or batch_norms(module):  # what pads stacked batches is no sample
         return Reference(module, device)
     return Stacked(module, device)

@@ -8,7 +8,9 @@ from fedsim.arrays import Floats, Ints
 from fedsim.language.units import show_bytes, show_seconds
 from fedsim.running.assembly import Run
 from fedsim.strategies.round_params import RoundParams
+from fedsim.world.device_kinds import estimates
 
+_CHECKED_BATCHES = range(16, 65)
 _SHOWN = 100_000  # devices whose times are reckoned, of too many for all
 
 
@@ -33,6 +35,15 @@ def nominal_lines(run: Run) -> list[str]:
         f"alone on its link a device downloads in {_range(down)}, uploads in {_range(up)}",
         f"an epoch takes it {_range(epoch_s)}",
     ]
+    given = run.scenario
+    energy = given.energy is not None and given.energy.preset is None
+    guessed = estimates(run.processes.capacity.names, links=not given.network.has_device_rates, energy=energy)
+    lines += [f"this {guessed}"] if guessed else []
+    size = given.training.batch_size
+    if run.population.rooflines is not None and size not in _CHECKED_BATCHES:
+        lines.append(
+            f"times of batches of {size} samples are less certain: they were compared with real ones at 16 to 64 (docs/time.md)"
+        )
     params = run.scenario.strategy
     if isinstance(params, RoundParams) and stop.rounds is not None:
         task_s = _task_s(params, run.strategy.setting.mean_epoch_s, down, epoch_s, up) + decode_s + encode_s
