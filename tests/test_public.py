@@ -19,8 +19,8 @@ HEAVY = {"torch", "numba", "sklearn", "pandas", "matplotlib", "ray"}
 
 EXPORTS = {
     "fedsim": """
-        DataError FedsimError Record Result RunFolderError Scenario ScenarioError Simulation SimulationError
-        build_world load load_run load_study run run_async run_study
+        DataError FedsimError LoadedRun LoadedStudy Record Result RunFolderError Scenario ScenarioError Simulation
+        SimulationError build_world load load_run load_study run run_async run_study
     """,
     "fedsim.plugin": """
         Activity AggregatingParams Aggregation AllReduce Asynchronous AsynchronousParams Attack Availability AvailabilityModel
@@ -165,7 +165,7 @@ LAYERS = {
     "scenario": _COMMON | {"output", "running", "sections", "shipped", "tables"},
     "build": _COMMON | {"world"},
     "audit": _COMMON | {"meters", "records"},
-    "lab.compare": {"arrays", "errors", "language", "output", "records", "tables"},
+    "lab.compare": {"arrays", "errors", "language", "meters", "output", "records", "tables"},
     "lab.trackers": {"arrays", "errors", "files", "records"},
     "analysis": {"arrays", "durable", "errors", "executors", "files", "lab.compare", "lab.trackers", "language", "meters"}
     | {"output", "records", "strategies", "tables", "version"},
@@ -182,9 +182,10 @@ LAYERS = {
     "verbs": {"catalogue", "lab.bench", "lab.compare", "lab.study", "newcomer", "output", "shipped"},
     "catalogue": {"data", "errors", "executors", "federation", "language", "learning", "meters", "scenario", "shipped"}
     | {"lab.study", "strategies", "toolbox.clustering", "world"},
+    "verbs_of_runs": {"analysis", "errors", "lab.compare", "loading", "output", "records", "scenario"},
     "__main__": {"cli"},
     "cli": {"audit", "calibrate", "data", "executors", "lab.compare", "lab.forecast", "lab.study", "lab.trackers", "output"}
-    | {"records", "running", "scenario", "signals", "errors", "analysis", "language", "verbs", "version"},
+    | {"records", "running", "scenario", "signals", "errors", "analysis", "language", "verbs", "verbs_of_runs", "version"},
 }
 """What each room imports at most, lower ones first."""
 

@@ -13,6 +13,7 @@ from fedsim.analysis import style
 from fedsim.analysis.pictures import OF_ANY, OF_ONE, OF_SEVERAL, PictureKind
 from fedsim.analysis.report import tables, words
 from fedsim.analysis.report.chart import chart
+from fedsim.analysis.report.critical import waiting
 from fedsim.analysis.report.gather import MOST_DRAWN, Shown, Subject
 from fedsim.analysis.report.markup import Markup, data_block, deflated, el, pack, plain, visible
 from fedsim.analysis.report.tables import answers
@@ -162,6 +163,7 @@ def details(place: int, shown: Shown, several: bool) -> Markup:
         el("h2", shown.name if several else "Pictures and tables", id=f"run-{place}"),
         _tiles(run) if several else None,
         *pictures,
+        waiting(run) if drawn else None,
         None if drawn else el("p", hint, class_="soft"),
         _opened_later(tables.devices(run, block), several),
         _opened_later(tables.rounds(run, block), several),
