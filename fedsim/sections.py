@@ -118,8 +118,16 @@ class Sections(Spec):
                 f"messages.up has error_feedback = {str(up.error_feedback).lower()}, and with {self.strategy.called} that "
                 "changes nothing: its devices go by what has arrived, and what was left out is in the next update; leave it out"
             )
-        if self.learning == "on" and self.model.kind == "size":
-            raise ScenarioError("model.kind is 'size', which has no weights to learn; allowed with learning = \"off\" only")
+        if self.learning == "on" and not self.model.learnable:
+            raise ScenarioError(
+                f'model.kind is {self.model.kind!r}, which has no weights to learn; allowed with learning = "off" only'
+            )
+        if self.model.says_what_stays and self.strategy.kept_by != "scenario":
+            why = "says so itself" if self.strategy.kept_by == "strategy" else "sends them all"
+            raise ScenarioError(
+                "model.keep or model.send says which tensors stay on the devices; not for strategy.kind = "
+                f"{self.strategy.kind!r}, which {why}; allowed are fedavg and fedprox"
+            )
         if self.learning == "on" and not self.training.steps_along_gradient and (why := self.strategy.counts_steps):
             raise ScenarioError(
                 f"training.kind is {self.training.kind!r}, by which a step is not one along a gradient, and not for "
@@ -141,7 +149,7 @@ class Sections(Spec):
         up = self.messages.up
         of_changes = "down" not in up.ways or getattr(up, "error_feedback", False)
         wrong = {
-            "messages.up": of_changes and f"which writes changes of a model ({up.kind!r}), and devices send whole ones",
+            "messages.up": of_changes and f"which writes changes of a model ({up.kind!r}), or keeps what it leaves out; not between devices",
             "energy": self.energy is not None and "which counts what tasks alone draw",
             "server": self.server != ServerSpec() and "which is how long a server computes and waits",
             "messages.down": self.messages.down.kind != "plain" and "which is how a server writes models",

@@ -60,6 +60,19 @@ PARTS = [
         {"kind": "moon", "clients_per_round": 3, "selection": {"kind": "oort", "pacer_step": "5 s", "window": 1}},
         {"model": {"kind": "mlp", "hidden": [5]}, "training": {"lr": 0.1, "batch_size": 64}},
     ),
+    (
+        {"kind": "heterofl", "clients_per_round": 5, "deadline": "30 s", "server": "adam"},
+        {"model": {"kind": "mlp", "hidden": [9]}, "messages": {"up": {"kind": "top-k", "share": 0.3}, "down": "int8"}}
+        | {"malicious": {"attack": "sign-flip", "share": 0.1}},
+    ),
+    (
+        {"kind": "hetlora", "clients_per_round": 5, "deadline": "60 s"},
+        {"model": {"kind": "mlp", "hidden": [9], "lora": {"rank": 4}}, "messages": {"up": {"kind": "qsgd", "levels": 7}}},
+    ),
+    (
+        {"kind": "fedavg", "clients_per_round": 5, "deadline": "60 s", "aggregation": "median"},
+        {"model": {"kind": "mlp", "hidden": [9], "lora": {"rank": 4}, "train": ["*.lora_?", "3.bias"], "keep": "3.*"}},
+    ),
     ({"kind": "fednova", "clients_per_round": 5, "deadline": "20 s", "selection": {"kind": "fedcs", "time": "15 s"}}, {}),
     ({"kind": "feddyn", "clients_per_round": 5, "over_selection": 1.4, "selection": "least-available"}, {}),
     ({"kind": "fedbuff", "concurrency": 5, "buffer": 3, "server": {"kind": "sgd", "momentum": 0.5}}, {}),
@@ -80,6 +93,7 @@ def test_no_registered_strategy_is_left_out() -> None:
     aliases = {"fedgroup", "fesem-mig", "ifca"}  # each is another with one parameter changed
     aliases |= {"fedbn", "fedper"}  # the same as fedrep in all but what is trained and what stays
     elsewhere = {"flower", "hierfavg"}  # tests/flower; in a network with edge servers: tests/strategies/test_hierfavg.py
+    elsewhere |= {"diloco", "local-sgd"}  # where nobody comes or goes: tests/strategies/peers/test_diloco.py
     elsewhere |= {strategy["kind"] for strategy, _ in PARTS}
     assert {strategy["kind"] for strategy in STRATEGIES} >= set(fedsim.strategies.STRATEGIES) - aliases - elsewhere
 

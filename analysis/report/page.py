@@ -21,7 +21,7 @@ from fedsim.version import __version__
 ENDINGS = (".html", ".htm")
 _LONGEST = 100  # of the part of a file name that comes from a folder's
 SCRIPTS = ("clock", "columns", "lanes", "curves", "words", "marks", "drawing", "controls", "timeline", "tables", "page")
-_CHART = ("uPlot.iife.min", "chart")
+CHART = ("uPlot.iife.min", "chart")
 
 
 def write_report(paths: Sequence[str | Path], out: str | Path | None = None) -> Path:
@@ -81,7 +81,7 @@ def build(subject: Subject, *, live: bool = False) -> str:
 def _frame(title: str, body: Markup) -> str:
     """The whole document. Its policy lets it run the one script and the one style that stand in it, and load nothing."""
     has_chart = 'class="chart"' in body
-    script = "\n".join(asset(f"{name}.js") for name in (*SCRIPTS, *(_CHART if has_chart else ())))
+    script = "\n".join(asset(f"{name}.js") for name in (*SCRIPTS, *(CHART if has_chart else ())))
     sheet = "\n".join(asset(name) for name in ("report.css", *(("uPlot.min.css",) if has_chart else ())))
     own = f"script-src 'sha256-{_hash(script)}'; style-src 'sha256-{_hash(sheet)}'"
     policy = f"default-src 'none'; {own}; img-src data:; base-uri 'none'; form-action 'none'"

@@ -32,6 +32,7 @@ class TaskContext:
         replied: whether it has.
         keeping: what the device keeps of its answer if it arrives, by name.
         real: its real work, as soon as that is begun.
+        brings_base: whether the message has the model's frozen tensors too.
     """
 
     instruction: Instruction
@@ -41,6 +42,7 @@ class TaskContext:
     replied: bool = False
     keeping: dict[str, Any] | None = None
     real: "Future[Any] | None" = None
+    brings_base: bool = False
 
 
 class ClientSide:
@@ -105,6 +107,8 @@ class ClientSide:
         device = self.devices.of(task.device)
         if not context.begun:
             context.begun = True
+            if context.brings_base:
+                self.devices.note_base(task.device)
             if self._is_real and context.real is None:
                 self._begin_real(task.device, context)
             if context.real is not None:  # the clock stands still until it is done
@@ -166,12 +170,9 @@ class ClientSide:
                 if start is not training.start or anchor is not training.anchor or finished != training.epochs:
                     training = replace(training, start=start, anchor=anchor, epochs=finished)
                 number, earlier = task.round or 0, before
-                how: dict[str, Any] = {"key": task.count, "round": number, "version": task.version}
-                if self._keeps_state:
-                    memory, name = self.devices.of(task.device).state, f"trainer/{len(before)}"
-                    memory[name] = update = self._learner.train(training, task.device, before=memory.get(name), **how)
-                else:
-                    update = self._learner.train(training, task.device, **how)
+                memory, name = self.devices.of(task.device).state if self._keeps_state else {}, f"trainer/{len(before)}"
+                how: dict[str, Any] = {"key": task.count, "round": number, "version": task.version, "before": memory.get(name)}
+                memory[name] = update = self._learner.train(training, task.device, **how)
                 steps = training.sgd_steps(task.samples, self._batch_size)
         return LocalResult(task.samples, task.epochs, steps, update, start, tested, earlier, trained=update)
 

@@ -130,9 +130,8 @@ class TrainingRunner:
         """Carry out jobs that ``split`` put together; the results in the order given."""
         compute_with_one_thread()
         first, training, local = jobs[0], self.training.sgd, jobs[0].recipe.training
-        descent = Descent(
-            first.lr, training.momentum, training.weight_decay, training.l2, local.mu, training.l2_on, local.held, training.clip
-        )
+        mixed = (local.mu, training.l2_on, local.held, training.clip)
+        descent = Descent(first.lr, training.momentum, training.weight_decay, training.l2, *mixed)
         solver = self.solver if local.contrast is None and training.clip is None else self.solver.plain
         return solver.solve([self._local_solve(job) for job in jobs], descent)
 
@@ -145,20 +144,8 @@ class TrainingRunner:
         training = recipe.training
         order = shuffled(generator, len(y), job.batch_size, training.epochs, training.steps, only=training.only_batch)
         key = self.streams.word("learning/dropout", recipe.device, recipe.key)
-        return LocalSolve(
-            job.weights,
-            torch.from_numpy(x),
-            torch.from_numpy(y),
-            order,
-            key,
-            job.anchor,
-            job.linear,
-            job.contrast,
-            recipe.device,
-            recipe.round,
-            training.epochs,
-            job.state,
-        )
+        terms, task = (job.anchor, job.linear, job.contrast), (recipe.device, recipe.round, training.epochs)
+        return LocalSolve(job.weights, torch.from_numpy(x), torch.from_numpy(y), order, key, *terms, task, job.state)
 
 
 def _evenly(jobs: list[int], most: int) -> list[list[int]]:
@@ -228,12 +215,12 @@ class Chooser:
     def objectives(self, questions: Sequence[Question]) -> list[NDArray[np.float64]]:
         """The mean loss of each model over the device's training samples, and its penalty; float64 [models] each."""
         compute_with_one_thread()
-        solver, l2, l2_on = self._solver, self._training.l2, self._training.l2_on
+        solver, l2 = self._solver, self._training.l2
         found = []
         for shard, models, chosen in questions:
             # Copied into memory of torch's, which is aligned, whatever numpy's was.
             parts = self._all_samples.train_samples(shard)
             x, y = (torch.tensor(part if chosen is None else part[chosen], device=solver.device) for part in parts)
             losses = np.array([solver.mean_loss(weights, x, y) for weights in models])
-            found.append(losses + [l2 * solver.kernel_norm(weights, l2_on) if l2 else 0.0 for weights in models])
+            found.append(losses + [l2 * solver.kernel_norm(weights, self._training.l2_on) if l2 else 0.0 for weights in models])
         return found

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain, groupby
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -24,11 +25,12 @@ from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.factory import numbers
 from fedsim.learning.functions import FunctionCall, carry_out_all, function_at, weighted_sum
 from fedsim.learning.learner import Learner
-from fedsim.learning.models import Layered, Model, ModuleModel, SizeOnly
+from fedsim.learning.model import Model
+from fedsim.learning.models import Layered, TorchModel
 from fedsim.learning.refs import Applied, Best, Initial, Mixed, Recipe, Ref, Trained, Weights, waves
 from fedsim.learning.solvers.base import Solver
 from fedsim.learning.solvers.by_trainer import ByTrainer
-from fedsim.learning.solvers.reference import Reference, batch_norms, flat_weights, module_of
+from fedsim.learning.solvers.reference import Reference, batch_norms, flat_weights, load_weights, module_of
 from fedsim.learning.solvers.stacked import Stacked
 from fedsim.learning.spec import Trainer, TrainingSpec
 from fedsim.learning.testsets import Judged, TestSets, counted, judge, judge_each
@@ -38,6 +40,7 @@ from fedsim.training import Training
 
 T = TypeVar("T")
 
+_ADAPTERS = "strategy/adapters"
 _INIT = "strategy/init"  # the stream of initial models: one seed gives every strategy the same
 _TESTED_AT_ONCE = 64  # models in one request to a worker when each has a device of its own
 _APPLIED_AT_ONCE = 1 << 21  # numbers of models that functions are given in one request, unless one is given more: a millisecond
@@ -48,19 +51,33 @@ _MOST_PARAMETERS = 1_000_000_000  # 4 GB, of which a run holds several
 class Learning(Learner):
     """Computes the models that names stand for, on the executor of a simulation, as soon as somebody asks for a number.
 
+    ``root`` is ``data.root``, where a relative path of a file starts.
+
     Raises:
         ScenarioError: the model does not fit the data, or ``training.device`` is not there.
+        DataError: ``model.file`` does not fit the model.
     """
 
     learns: ClassVar[bool] = True
 
-    def __init__(self, simulation: Simulation, model: Model, training: Trainer, data: FederatedData, streams: Streams) -> None:
-        if isinstance(model, SizeOnly):
-            raise ScenarioError("model.kind is 'size', which has no weights to learn; allowed with learning = \"off\" only")
+    def __init__(
+        self,
+        simulation: Simulation,
+        model: Model,
+        training: Trainer,
+        data: FederatedData,
+        streams: Streams,
+        root: Path | None = None,
+    ) -> None:
+        if not isinstance(model, TorchModel):
+            raise ScenarioError(
+                f'model.kind is {model.kind!r}, which has no weights to learn; allowed with learning = "off" only'
+            )
         shape, classes = data.pool.shape, data.pool.classes
         super().__init__(model, shape, classes)
         self._simulation = simulation
         self._model, self._training, self._streams = model, training, streams
+        self._samples_are, self._root = (shape, classes), root
         self._architecture = model.architecture(shape, classes) if isinstance(model, Layered) else None
         if self.parameters > _MOST_PARAMETERS:
             raise ScenarioError(
@@ -69,11 +86,12 @@ class Learning(Learner):
             )
         device = _device(training.device)
         self._data = data
-        whole = self._architecture or self._module()
-        if isinstance(training, TrainingSpec):
-            self._solver = pick(whole, device, training.solver)
-        else:
-            self._solver = ByTrainer(module_of(whole) if isinstance(whole, Architecture) else whole, device, training)
+        chosen: Architecture | nn.Module | None = self._architecture
+        if model.has_frozen or model.file is not None:
+            first = self._module(0, 0)  # the frozen tensors of all models are those of the first one
+            chosen = first if model.has_frozen else chosen
+        whole = self._module() if chosen is None else chosen
+        self._solver = pick(whole, device, training.sgd.solver, training)
         samples = data.without_shards()
         self._trainer = TrainingRunner(self._solver, training, samples, streams)
         self._chooser = Chooser(self._solver, training, samples, streams)
@@ -211,7 +229,10 @@ class Learning(Learner):
     async def _train(self, refs: Sequence[Ref]) -> None:
         jobs = [self._trainer.job(ref, self._data) for ref in refs]
         found = await self._in_chunks(self._trainer.train, jobs, self._trainer.split(jobs))
-        for ref, solved in zip(refs, found, strict=True):
+        for ref, job, solved in zip(refs, jobs, found, strict=True):
+            if solved.numbers:
+                told = {"device": ref.device, "round": job.recipe.round, "ref": ref.name}
+                self._simulation.emit("reported", numbers=dict(solved.numbers), **told)
             ref.settle(solved.weights, solved.train_loss, solved.numbers)
             ref.state = solved.state or None
 
@@ -242,14 +263,30 @@ class Learning(Learner):
             ref.settle(self._mixed(recipe))
 
     def _initial(self, count: int) -> Weights:
-        if self._architecture is not None:
+        if self._architecture is not None and not self._model.has_frozen and self._model.file is None:
             return self._architecture.initial(self._training.init, self._streams.generator(_INIT, count))
-        return flat_weights(list(numbers(self._module(0, count)).values()))
+        found = flat_weights(list(numbers(self._module(0, count)).values()))
+        if count and self._model.file is not None and np.array_equal(found, self._initial(0)):
+            raise ScenarioError(
+                f"model.file is {self._model.file!r}, which gives every number of the model, and the strategy needs initial "
+                "models that differ; allowed are strategies with one initial model"
+            )
+        return found
 
     def _module(self, *ids: int) -> nn.Module:
-        """The user's own module, initialised under a seed of the run's."""
-        assert isinstance(self._model, ModuleModel)
-        return self._model.module(self._streams.word(_INIT, *ids) >> 1)
+        """The module as it is trained, initialised under seeds of the run's, or as its file says."""
+        model = self._model
+        module = model.plain_module(*self._samples_are, self._streams.word(_INIT, *ids) >> 1)
+        if self._architecture is not None:
+            drawn = self._architecture.initial(self._training.init, self._streams.generator(_INIT, ids[-1]))
+            load_weights(list(module.parameters()), drawn)
+        if model.has_frozen or model.file is not None:
+            from fedsim.learning.parts import fit, load
+
+            fit(module, model.lora, model.train, self._streams.word(_ADAPTERS, *ids) >> 1)
+            if model.file is not None:
+                load(module, model.file, self._root)
+        return module
 
     def _mixed(self, recipe: Mixed) -> Weights:
         self._finite([part for part, _ in recipe.parts])
@@ -277,13 +314,16 @@ class Learning(Learner):
         return np.full(self.parameters, np.nan, dtype=np.float32) if otherwise is None else _known(otherwise)
 
 
-def pick(model: Architecture | nn.Module, device: torch.device, choice: str) -> Solver:
-    """The solver of a model on a device: closed forms for dense layers on a CPU, otherwise torch."""
-    if choice == "fast" and device.type == "cpu" and isinstance(model, Architecture) and model.is_dense:
+def pick(model: Architecture | nn.Module, device: torch.device, choice: str, trainer: Trainer | None = None) -> Solver:
+    """The solver of a model on a device: another trainer than SGD, closed forms for dense layers on a CPU, or torch."""
+    of_sgd = trainer is None or isinstance(trainer, TrainingSpec)
+    if of_sgd and choice == "fast" and device.type == "cpu" and isinstance(model, Architecture) and model.is_dense:
         from fedsim.learning.solvers.dense import Dense  # with numba, which nothing else needs
 
         return Dense(model)
     module = module_of(model) if isinstance(model, Architecture) else model
+    if trainer is not None and not of_sgd:
+        return ByTrainer(module, device, trainer)
     if choice == "reference" or device.type == "cpu" or batch_norms(module):  # what pads stacked batches is no sample
         return Reference(module, device)
     return Stacked(module, device)

@@ -24,8 +24,8 @@ _LENGTHS = ("T_max", "total_steps")  # of schedules: how many steps they take to
 _SAID_ELSEWHERE = ("params", "lr", "optimizer", "last_epoch")
 
 
-class Schedule(Spec):
-    """How the learning rate changes: a schedule of ``torch.optim.lr_scheduler``, from ``training.lr``.
+class LearningRateSchedule(Spec):
+    """A schedule of ``torch.optim.lr_scheduler``: the learning rate changes from ``training.lr`` on.
 
     Attributes:
         name: its class, such as ``CosineAnnealingLR``.
@@ -87,7 +87,7 @@ class TorchTrainer(Trainer):
     optimiser: str = "SGD"
     args: dict[str, Any] = Field(default_factory=dict)
     groups: list[ParameterGroup] = Field(default_factory=list)
-    schedule: Schedule | None = None
+    schedule: LearningRateSchedule | None = None
     clip_norm: float | None = Field(default=None, gt=0.0, le=1e9)
     clip_value: float | None = Field(default=None, gt=0.0, le=1e9)
     accumulate: int = Field(default=1, ge=1, le=1_000_000)
@@ -97,7 +97,7 @@ class TorchTrainer(Trainer):
 
     @model_validator(mode="after")
     def _torch_takes_it(self) -> Self:
-        """Refuse names and arguments that torch does not take, by steps on two small parameters."""
+        """Refuse names and arguments that torch does not take, also by steps on small parameters."""
         import torch
         from torch.optim import lr_scheduler
 
@@ -107,23 +107,22 @@ class TorchTrainer(Trainer):
         if self.schedule is not None:
             schedules = _classes(lr_scheduler, lr_scheduler.LRScheduler)
             _refuse_unknown("schedule.name", self.schedule.name, "schedule.args", self.schedule.args, schedules)
-        parameters = [torch.nn.Parameter(torch.zeros(2, 2)) for _ in self.groups] + [torch.nn.Parameter(torch.zeros(2))]
+        patterns = [pattern for group in self.groups for pattern in group.match]  # each matches itself
+        parameters = {name: torch.nn.Parameter(torch.zeros(2, 2)) for name in patterns}
         try:
-            optimiser = self._of([[parameter] for parameter in parameters], self.lr)
+            optimiser = self.torch_optimiser(parameters | {"": torch.nn.Parameter(torch.zeros(2))}, self.lr)
             schedule = None if self.schedule is None else self.schedule.build(optimiser, 2)
             for _ in range(2):
-                for parameter in parameters:
+                for parameter in (member for group in optimiser.param_groups for member in group["params"]):
                     parameter.grad = torch.ones_like(parameter)
                 optimiser.step()
                 if schedule is not None:
                     schedule.step()
         except Exception as error:
-            raise ValueError(
-                f"'optimiser' is {self.optimiser!r}, with which torch takes no step by these arguments: {error}"
-            ) from error
+            raise ValueError(f"'optimiser' is {self.optimiser!r}, with which torch takes no step as asked: {error}") from error
         return self
 
-    def check_model(self, model: "nn.Module") -> None:
+    def check_model(self, model: "nn.Module", *, usual_loss: bool) -> None:
         names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         for pattern in (pattern for group in self.groups for pattern in group.match):
             if not any(fnmatchcase(name, pattern) for name in names):
@@ -131,25 +130,21 @@ class TorchTrainer(Trainer):
                     f"training.groups has the pattern {pattern!r}, which matches no parameter of the model; it has "
                     f"{', '.join(names)}{nearest(pattern, names)}"
                 )
-        if self.label_smoothing and hasattr(model, "loss"):
+        if self.label_smoothing and not usual_loss:
             raise ScenarioError(
-                f"training.label_smoothing is {self.label_smoothing:g}, which is of the cross-entropy, and the module of "
-                "model.factory has a loss of its own; allowed is 0"
+                f"training.label_smoothing is {self.label_smoothing:g}, which the usual cross-entropy alone has, and here the "
+                "loss is another one; allowed is 0"
             )
 
     def torch_optimiser(self, parameters: "Mapping[str, nn.Parameter]", lr: float) -> "torch.optim.Optimizer":
+        import torch
+
         members: list[list[nn.Parameter]] = [[] for _ in (*self.groups, None)]
         for name, parameter in parameters.items():
             of = (at for at, group in enumerate(self.groups) if any(fnmatchcase(name, pattern) for pattern in group.match))
             members[next(of, -1)].append(parameter)
-        return self._of(members, lr)
-
-    def _of(self, groups: "list[list[nn.Parameter]]", lr: float) -> "torch.optim.Optimizer":
-        """The optimiser of the members of each group, and of all others."""
-        import torch
-
         args = [*(group.args for group in self.groups), {}]
-        parts = [{"params": members, **own} for members, own in zip(groups, args, strict=True) if members]
+        parts = [{"params": own, **told} for own, told in zip(members, args, strict=True) if own]
         made: torch.optim.Optimizer = getattr(torch.optim, self.optimiser)(parts, lr=lr, **self.args)
         return made
 
@@ -163,7 +158,8 @@ class TorchTrainer(Trainer):
         optimiser = self.torch_optimiser(parameters, context.lr)
         for name, value in context.state.items():
             owner, _, part = name.rpartition("/")
-            optimiser.state[parameters[owner]][part] = value[0] if value.shape == (1,) else value
+            is_number = value.shape == (1,) != parameters[owner].shape
+            optimiser.state[parameters[owner]][part] = value[0] if is_number else value
         shares = _shares(data.counts, data.ends, self.accumulate)
         every = None if self.schedule is None else self.schedule.every
         length = context.epochs if every == "epoch" else sum(is_last for _, is_last in shares)
@@ -181,20 +177,14 @@ class TorchTrainer(Trainer):
             optimiser.zero_grad()
             if schedule is not None and (every == "step" or (every == "epoch" and ends)):
                 schedule.step()
-        owners: dict[Tensor, str] = {parameter: name for name, parameter in parameters.items()}
-        context.state = {
-            f"{owners[owner]}/{part}": value
-            for owner, parts in optimiser.state.items()
-            for part, value in parts.items()
-            if value is not None
-        }
+        states = ((name, *item) for name, parameter in parameters.items() for item in optimiser.state[parameter].items())
+        context.state = {f"{name}/{part}": value for name, part, value in states if value is not None}
         return model.state_dict(), {}
 
     @property
     def steps_along_gradient(self) -> bool:
-        """Plain SGD, whose gradients may be clipped."""
-        weight_decay = not self.args.keys() - {"weight_decay"} and not self.groups
-        return self.optimiser == "SGD" and weight_decay and self.schedule is None and self.accumulate == 1
+        is_plain = not (self.args.keys() - {"weight_decay"} or self.groups or self.schedule)
+        return self.optimiser == "SGD" and is_plain and self.accumulate == 1
 
 
 def _shares(counts: "list[int]", ends: "list[bool]", accumulate: int) -> list[tuple[float, bool]]:

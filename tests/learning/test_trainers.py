@@ -1,6 +1,7 @@
 """Trainers: torch's optimisers against a plain loop in torch, a trainer of one's own, and what each refuses."""
 
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedsim.errors import ScenarioError, SimulationError
+from fedsim.executors.processes import WorkerProcesses
 from fedsim.executors.threads import Threads
 from fedsim.learning.engine import Learning
 from fedsim.learning.models import Perceptron
@@ -17,20 +19,22 @@ from fedsim.learning.solvers.base import shuffled
 from fedsim.learning.solvers.reference import flat_weights, load_weights, module_of
 from fedsim.learning.spec import TRAINERS
 from fedsim.scenario import Scenario
-from fedsim.simulation import Simulation
+from fedsim.simulation import Record, Simulation
 from fedsim.streams import Streams
 from fedsim.training import Contrast, Training
-from tests.learning.small import federation, run
+from tests.learning.small import federation, own, run
 
 MODEL = Perceptron(hidden=[5])
 DATA = federation([23, 9])
 LR, BATCH, EPOCHS = 0.05, 5, 3
 
 
-def core(executor: Any = None, **training: Any) -> Learning:
+def core(executor: Any = None, listener: Callable[[Record], object] = lambda _: None, **training: Any) -> Learning:
     told = {"kind": "torch", "lr": LR, "batch_size": BATCH} | training
     trainer = TRAINERS.spec(told["kind"]).model_validate(told)
-    return Learning(Simulation(executor=executor), MODEL, trainer, DATA, Streams(1))
+    simulation = Simulation(executor=executor)
+    simulation.listen(listener)
+    return Learning(simulation, MODEL, trainer, DATA, Streams(1))
 
 
 def batches(key: int, size: int = BATCH, epochs: int = EPOCHS) -> list[tuple[Tensor, Tensor]]:
@@ -193,7 +197,7 @@ def test_a_kept_state_goes_on_and_a_schedule_may_count_rounds() -> None:
         ({"args": {"lr": 0.1}}, r"'args' has 'lr', which is said by training\.lr"),
         (
             {"optimiser": "Adam", "args": {"betas": [2.0, 0.9]}},
-            "torch takes no step by these arguments: Invalid beta parameter",
+            "torch takes no step as asked: Invalid beta parameter",
         ),
         ({"optimiser": "LBFGS"}, "'LBFGS', with which torch takes no step"),
         ({"schedule": {"name": "CosineAnealingLR"}}, r"'schedule\.name' is .*did you mean 'CosineAnnealingLR'"),
@@ -209,20 +213,23 @@ def test_a_scenario_with_what_torch_does_not_take_is_refused(training: dict[str,
 def test_patterns_match_and_a_smoothed_loss_is_no_modules_own() -> None:
     with pytest.raises(ScenarioError, match=r"the pattern '\*\.bais', which matches no parameter .*did you mean '2\.bias'"):
         core(groups=[{"match": ["*.bais"], "args": {"weight_decay": 0.0}}])
+    smoothing = TRAINERS.spec("torch").model_validate({"kind": "torch", "label_smoothing": 0.1})
+    with pytest.raises(ScenarioError, match=r"label_smoothing is 0\.1, .* the loss is another one; allowed is 0"):
+        Learning(Simulation(), own("Quadratic"), smoothing, DATA, Streams(1))
 
 
 @pytest.mark.parametrize(
     ("how", "message"),
     [
         ("shape", r"gave back '0\.weight' in the shape \[1, 6\]; it must be \[5, 6\]"),
-        ("few", r"gave back no tensor '0\.weight' of the model; what it gave has 0\.bias.*did you mean '2\.weight'"),
+        ("few", r"gave back no tensor '0\.weight' of the model; it gave 0\.bias.*did you mean '2\.weight'"),
         ("random", r"draws from the global generator of random, .* seeded by context\.seed"),
         ("numpy", r"draws from the global generator of numpy\.random"),
         ("torch", r"draws from the global generator of torch"),
         ("raises", r"failed on device 0 in round 2: .*own_trainers\.py, line \d+"),
         ("none", "gave back None; it must be two mappings"),
-        ("text", "numbers of which one is none: could not convert string"),
-        ("kept", r"keeps 3\.0 as 'mean' in context\.state"),
+        ("text", "reports .norm. as .large.; it must be a number"),
+        ("kept", r"keeps .mean. as 3\.0; it must be a tensor"),
     ],
 )
 def test_a_trainers_mistakes_are_named(how: str, message: str) -> None:
@@ -238,13 +245,40 @@ def test_what_is_not_finite_is_left_out_and_reported_numbers_stay_with_the_updat
     update = learning.train(Training(start), 0, key=0)
     assert (run(learning.value(learning.mix([(update, 0.5), (start, 0.5)]))) == run(learning.value(start))).all()
     assert not update.finite
-    learning = core(kind="tests.own_trainers:Steady", state="kept")
+    records: list[Record] = []
+    learning = core(None, records.append, kind="tests.own_trainers:Steady", state="kept")
     update = learning.train(Training(learning.initial()), 0, key=0, round=3)
     run(learning.value(update))
+    (record,) = records
+    assert (record.kind, record.fields["device"], record.fields["round"]) == ("reported", 0, 3)
+    assert record.fields["numbers"] == update.numbers
     assert update.numbers["round"] == 3.0
     assert update.state is not None
     assert update.state["mean"].shape == (1,)
     assert update.numbers["mean_loss"] == pytest.approx(update.state["mean"][0])
+
+
+class Elsewhere(WorkerProcesses):
+    """Another process, to which all goes as a pickle."""
+
+    workers = 1
+
+    def place(self, thing: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("training", [ADAMW, {"kind": "tests.own_trainers:Steady", "noise": 0.2}], ids=["torch", "own"])
+def test_another_process_trains_to_the_same_bits(training: dict[str, Any]) -> None:
+    found = []
+    with closing(Elsewhere(1)) as elsewhere:
+        for executor in (None, elsewhere):
+            learning = core(executor, **training, state="kept")
+            first = learning.train(Training(learning.initial(), mu=0.3), 0, key=0)
+            second = learning.train(Training(first, 2), 1, key=1, before=first)
+            found.append((run(learning.value(second)), second.numbers, second.train_loss))
+    (here, *told), (there, *told_there) = found
+    assert (here == there).all()
+    assert told == told_there
 
 
 def test_terms_of_a_strategy_are_refused_by_a_trainer_that_does_not_apply_them() -> None:

@@ -179,7 +179,7 @@ class LocalSolve:
         anchor: where the proximal term draws to, float [d]; None for the start.
         linear: added to the gradient of every step, float [d]; None for nothing.
         contrast: a contrastive term, with the weights of the previous model, float [d]; None without one.
-        device, round, epochs: whose work it is, of which round (from 0), and how many local epochs.
+        task: the device, the round (from 0), and the number of local epochs.
         state: what the device's trainer has kept of its last training, by name.
     """
 
@@ -191,9 +191,7 @@ class LocalSolve:
     anchor: Weights | None = None
     linear: Weights | None = None
     contrast: Contrast | None = None
-    device: int = 0
-    round: int = 0
-    epochs: int = 1
+    task: tuple[int, int, int] = (0, 0, 1)
     state: Mapping[str, NDArray[Any]] | None = None
 
     def constant(self, descent: Descent) -> Weights | None:

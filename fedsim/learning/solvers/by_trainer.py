@@ -21,10 +21,10 @@ from fedsim.learning.spec import Trainer
 class ByTrainer(Reference):
     """Has a trainer train each device's model, in a module of its own."""
 
-    def __init__(self, module: nn.Module, device: torch.device, trainer: Trainer) -> None:
-        super().__init__(module, device)
+    def __init__(self, module: nn.Module, device: torch.device, trainer: Trainer, **options: Any) -> None:
+        super().__init__(module, device, **options)
         self._trainer = trainer
-        trainer.check_model(self._template)
+        trainer.check_model(self._template, usual_loss=self._own_loss is None)
 
     def _solve(self, solve: LocalSolve, descent: Descent) -> Solved:
         if not solve.batches.steps:
@@ -39,7 +39,7 @@ class ByTrainer(Reference):
             except FedsimError:
                 raise
             except Exception as error:
-                where = f"failed on device {solve.device} in round {solve.round}: {type(error).__name__}: {error}"
+                where = f"failed on device {context.device} in round {context.round}: {type(error).__name__}: {error}"
                 raise SimulationError(f"{who} {where}{place_of(error)}") from error
         after = self._generators()
         if drawn := [name for name in after if after[name] != before[name]]:
@@ -47,12 +47,20 @@ class ByTrainer(Reference):
                 f"{who} draws from the global generator of {' and of '.join(drawn)}, so that results would depend on the order "
                 "of the work; allowed is a generator of its own, seeded by context.seed"
             )
-        found, numbers = _parts(who, outcome)
+        match outcome:
+            case (Mapping() as found, Mapping() as numbers):
+                told = {name: _number(f"{who} reports {name!r}", value) for name, value in numbers.items()}
+            case _:
+                raise SimulationError(
+                    f"{who} gave back {shown(outcome)}; it must be two mappings: the trained tensors by name, such as "
+                    "model.state_dict(), and named numbers (or {})"
+                )
         weights = flat_weights([_fitting(who, found, name, tensor) for name, tensor in trained.items()], solve.weights.dtype)
         for begin, end in descent.held:
             weights[begin:end] = solve.weights[begin:end]
-        loss = numbers.pop("loss", context.train_loss)
-        return Solved(weights, loss, numbers, _kept(who, context.state) if self._trainer.state == "kept" else {})
+        kept = {name: _array(f"{who} keeps {name!r}", value) for name, value in context.state.items()}
+        loss = told.pop("loss", context.train_loss)
+        return Solved(weights, loss, told, kept if self._trainer.state == "kept" else {})
 
     def _generators(self) -> dict[str, Any]:
         """State of the process's own generators."""
@@ -61,37 +69,23 @@ class ByTrainer(Reference):
         return found | ({"torch.cuda": torch.cuda.get_rng_state(self.device).tolist()} if self.device.type == "cuda" else {})
 
 
-def _parts(who: str, outcome: Any) -> tuple[Mapping[str, Tensor], dict[str, float]]:
-    """The tensors and the numbers that a trainer has given back."""
-    match outcome:
-        case (Mapping() as tensors, Mapping() as numbers):
-            try:
-                return tensors, {str(name): float(value) for name, value in numbers.items()}
-            except (TypeError, ValueError, RuntimeError) as error:
-                raise SimulationError(f"{who} gave back numbers of which one is none: {error}") from error
-    raise SimulationError(
-        f"{who} gave back {shown(outcome)}; it must be two mappings: the trained tensors by name, such as model.state_dict(), "
-        "and named numbers (or {})"
-    )
+def _array(who: str, value: Any) -> NDArray[Any]:
+    if not isinstance(value, Tensor):
+        raise SimulationError(f"{who} as {shown(value)}; it must be a tensor")
+    return np.atleast_1d(value.detach().cpu().numpy().copy())
 
 
-def _kept(who: str, state: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    for name, value in state.items():
-        if not (isinstance(name, str) and isinstance(value, Tensor)):
-            raise SimulationError(
-                f"{who} keeps {shown(value)} as {shown(name)} in context.state; it must be a tensor by a name"
-            )
-    return {name: np.atleast_1d(value.detach().cpu().numpy().copy()) for name, value in state.items()}
+def _number(who: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise SimulationError(f"{who} as {shown(value)}; it must be a number") from None
 
 
 def _fitting(who: str, found: Mapping[str, Any], name: str, like: Tensor) -> Tensor:
-    tensor = found.get(name)
-    if not isinstance(tensor, Tensor):
-        given = "no" if tensor is None else f"a {type(tensor).__name__} as"
-        raise SimulationError(
-            f"{who} gave back {given} tensor {name!r} of the model; what it gave has {', '.join(map(str, found)) or 'nothing'}"
-            f"{nearest(name, map(str, found))}"
-        )
+    if not isinstance(tensor := found.get(name), Tensor):
+        given = f"{', '.join(map(str, found)) or 'nothing'}{nearest(name, map(str, found))}"
+        raise SimulationError(f"{who} gave back no tensor {name!r} of the model; it gave {given}")
     if tensor.shape != like.shape:
         raise SimulationError(f"{who} gave back {name!r} in the shape {[*tensor.shape]}; it must be {[*like.shape]}")
     return tensor

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,12 +12,6 @@ from torch import Tensor, nn
 from fedsim.learning.solvers.base import Descent, LocalSolve
 from fedsim.learning.solvers.contrast import Contrasted
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key
-
-
-class Losses(Protocol):
-    """``Solver.losses``."""
-
-    def __call__(self, outputs: Tensor, y: Tensor, **options: Any) -> Tensor: ...
 
 
 class LocalData:
@@ -77,11 +71,11 @@ class TrainingContext:
         solve: LocalSolve,
         descent: Descent,
         trained: Mapping[str, Tensor],
-        losses: Losses,
+        losses: Callable[..., Tensor],
         data: LocalData,
         contrasted: Contrasted | None,
     ) -> None:
-        self.device, self.round, self.epochs, self.lr = solve.device, solve.round, solve.epochs, descent.lr
+        (self.device, self.round, self.epochs), self.lr = solve.task, descent.lr
         self.seed = solve.key & (1 << 63) - 1
         self.state = {name: torch.tensor(value, device=data.x.device) for name, value in (solve.state or {}).items()}
         self.data = data
@@ -103,11 +97,11 @@ class TrainingContext:
             options: of ``torch.nn.functional.cross_entropy``; none where the module has a loss of its own.
         """
         loss = self.batch_loss(outputs, y, **options)
-        for name, constant in self._constants.items():
-            loss = loss + (constant[0] * self._trained[name]).sum()
-        if self._descent.mu:
-            squares = [(tensor - self.start[name]).square().sum() for name, tensor in self._trained.items() if _moves(tensor)]
-            loss = loss + self._descent.mu / 2 * torch.stack(squares).sum()
+        for name, tensor in self._trained.items():
+            if name in self._constants and tensor.requires_grad:
+                loss = loss + (self._constants[name][0] * tensor).sum()
+            if self._descent.mu and tensor.requires_grad:
+                loss = loss + self._descent.mu / 2 * (tensor - self.start[name]).square().sum()
         return loss
 
     def batch_loss(self, outputs: Tensor, y: Tensor, **options: Any) -> Tensor:
@@ -121,18 +115,12 @@ class TrainingContext:
 
     @cached_property
     def _constants(self) -> dict[str, Tensor]:
-        found = constants_of([self._solve], self._descent, self._trained, self.data.x.device)
-        return {name: part for name, part in found.items() if _moves(self._trained[name])}
+        return constants_of([self._solve], self._descent, self._trained, self.data.x.device)
 
     @property
     def train_loss(self) -> float:
         """The mean of the samples' losses that were asked for in the last epoch; NaN where none was."""
         return self._total / self._seen if self._seen else float("nan")
-
-
-def _moves(tensor: Tensor) -> bool:
-    """Whether gradients move a tensor of a model."""
-    return tensor.requires_grad
 
 
 def parts_of(models: Tensor, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:

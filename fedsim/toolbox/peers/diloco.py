@@ -68,8 +68,11 @@ class DiLoCoHalf(CollectiveHalf[DiLoCoParams]):
             self.train(device, device.state["model"])
 
     def on_trained(self, device: Peer, update: Ref | None) -> None:
-        device.state.update({"model": update or device.state["model"], "trained": True})
-        if device.state["reducing"] is None:
+        state = device.state
+        state["trained"] = True
+        if update is not None:
+            state["model"] = device.mix([(update, 1.0)], otherwise=state["model"])
+        if state["reducing"] is None:
             self._synchronise(device)
 
     def _synchronise(self, device: Peer) -> None:

@@ -36,6 +36,20 @@ def test_traffic_and_time_agree_with_the_run(small: dict[str, Any]) -> None:
     assert said == pytest.approx(summary["simulated_s"], rel=0.25)
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_a_forecast_that_rests_on_estimates_says_so(small: dict[str, Any], own: bool) -> None:
+    del small["population"]["speed"]
+    small["population"] |= {"device": ["phone-mid", "server-gpu"] * (small["population"]["devices"] // 2)}
+    if not own:
+        small["network"] = {"kind": "star"}
+    lines = nominal_lines(Beginning.built(fedsim.Scenario(**small), Inline()).run)
+    (said,) = [line for line in lines if "estimates" in line]
+    links = "" if own else ", down, up, latency"
+    assert said.endswith(
+        f"phone-mid (flops_share, bandwidth_share, batch{links}); server-gpu (flops_share, bandwidth_share, batch{links})"
+    )
+
+
 @pytest.mark.parametrize(
     ("said", "rounds", "time"),
     [
@@ -52,3 +66,11 @@ def test_deadlines_and_schedules(said: dict[str, Any], rounds: int, time: str) -
     }
     lines = nominal_lines(Beginning.built(fedsim.Scenario(**scenario), Inline()).run)
     assert any(f"{rounds} rounds" in line and f"about {time} of simulated time" in line for line in lines)
+
+
+@pytest.mark.parametrize(("fitted", "says"), [(3, False), (9, "own links that a shared one hid"), (2, "carries so much")])
+def test_a_world_used_beyond_its_log_says_so(fitted: int, says: str | bool, small: dict[str, Any]) -> None:
+    small["population"] |= {"fitted_at_once": fitted}
+    small["strategy"] = {"kind": "fedavg", "clients_per_round": 3}
+    lines = nominal_lines(Beginning.built(fedsim.Scenario(**small), Inline()).run)
+    assert [line.endswith(str(says)) for line in lines if "were fitted to" in line] == ([True] if says else [])

@@ -1,8 +1,7 @@
 """All-reduce strategies: against FedAvg through a server, plain arithmetic, and closed forms."""
 
 import asyncio
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import fedsim
 from fedsim.errors import ScenarioError, SimulationError
 from fedsim.executors.inline import Inline
 from fedsim.running.runner import Job
-from fedsim.testing import assert_same_run, assert_sound, go_on, quiet_world, run, run_until
+from fedsim.testing import StrategyContract, quiet_world
 from tests.strategies.peers.test_peers import models, peers
 
 LINKS = {"kind": "star", "device": {"up": "100 kB/s", "latency": "10 ms"}}
@@ -20,6 +19,17 @@ LINKS = {"kind": "star", "device": {"up": "100 kB/s", "latency": "10 ms"}}
 def done(strategy: dict[str, Any], rounds: int = 3, devices: int = 4, **sections: Any) -> tuple[Job, dict[str, Any]]:
     job = Job(fedsim.Scenario(**peers(strategy, devices, rounds, **sections)), None, Inline())
     return job, asyncio.run(job.execute()).summary
+
+
+class TestContract(StrategyContract):
+    strategy: ClassVar[dict[str, Any]] = {"kind": "diloco", "local_steps": 3, "fragments": 2, "overlap": True}
+    sections: ClassVar[dict[str, Any]] = {
+        "population": {"devices": 6, "speed": {"kind": "lognormal", "median": "60 samples/s", "spread": 2.0}, "jitter": 0.2},
+        "messages": {"up": "float16"},
+    }
+    # All-reduces are refused where devices come and go.
+    test_newcomers_and_leavers = test_devices_vanish_at_any_instant = None  # type: ignore[assignment]
+    test_an_hour_with_nobody = test_everybody_leaves = None  # type: ignore[assignment]
 
 
 def through_a_server(server: dict[str, Any] | None, rounds: int = 3, **strategy: Any) -> np.ndarray[Any, Any]:
@@ -96,16 +106,6 @@ def test_low_bits_shrink_messages_and_reach_all_alike() -> None:
     assert coded["bytes"]["peer"] == pytest.approx(plain["bytes"]["peer"] / 4, rel=0.02)
     found = models(job)
     assert np.abs(found - found.mean(axis=0)).max() < 0.5
-
-
-def test_a_killed_run_goes_on_in_the_middle_of_an_all_reduce(tmp_path: Path) -> None:
-    sections = peers({"kind": "diloco", "fragments": 2, "overlap": True}, 4, 5, network=LINKS)
-    run(sections, tmp_path / "whole")
-    assert_sound(tmp_path / "whole")
-    for records in (20, 60, 111):
-        assert run_until(sections, tmp_path / f"{records}", records) == "interrupted"
-        go_on(sections, tmp_path / f"{records}")
-        assert_same_run(tmp_path / "whole", tmp_path / f"{records}")
 
 
 def test_refused() -> None:
