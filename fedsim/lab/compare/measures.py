@@ -2,16 +2,18 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from fedsim.errors import RunFolderError
+from fedsim.meters.energy import PHASES
+from fedsim.meters.energy import TABLE as ENERGY
 from fedsim.records import folder as files
 from fedsim.records.fairness import jain_index, worst_decile
 from fedsim.records.ledger import LedgerPreset, total
 from fedsim.records.reading import RunFolder
-from fedsim.records.targets import until
+from fedsim.records.targets import until, within
 
 Topic = Literal["accuracy", "cost", "to target", "wasted", "fairness and groups"]
 
@@ -71,6 +73,8 @@ _FIRST = (
     Measure("energy", "J", "cost", is_cost=True),
     Measure("carbon", "g", "cost", is_cost=True),
     Measure("cost", "", "cost", is_cost=True),
+    Measure("battery", "%", "cost", is_cost=True),
+    Measure("flat devices", "devices", "cost", is_cost=True),
 )
 _LAST = (
     Measure("wasted traffic", "bytes", "wasted"),
@@ -82,11 +86,22 @@ _LAST = (
     Measure("mean purity of groups", "0-1", "fairness and groups", more_is_better=True),
     Measure("last purity of groups", "0-1", "fairness and groups", more_is_better=True),
 )
-_TO_TARGET = {"rounds": "", "time": "s", "traffic": "bytes", "energy": "J", "carbon": "g"}
+_TO_TARGET = {"rounds": "", "time": "s", "traffic": "bytes", "energy": "J", "carbon": "g", "cost": ""}
+WITHIN = Measure("accuracy within the budget", "0-1", "accuracy", more_is_better=True)
+_BATTERY = Measure("battery", "%", "cost", is_cost=True)
+_FLAT = Measure("flat devices", "devices", "cost", is_cost=True)
+
+
+def goal_of(goal: str, target: float | None) -> Measure | None:
+    """The measure of a goal; None for a cost to the target without one."""
+    alone = {"battery": _BATTERY, "flat": _FLAT, "accuracy": FINAL, "budget": WITHIN}
+    if goal in alone or target is None:
+        return alone.get(goal)
+    return cost_of({"bytes": "traffic", "money": "cost"}.get(goal, goal), target)
 
 
 def measures(targets: Sequence[float] = ()) -> list[Measure]:
-    """All measures, in the order of their columns; five more for each target accuracy."""
+    """All measures, in the order of their columns; six more for each target accuracy."""
     return [*_FIRST, *(cost_of(what, target) for target in targets for what in _TO_TARGET), *_LAST]
 
 
@@ -95,7 +110,9 @@ def cost_of(what: str, target: float) -> Measure:
     return Measure(f"{what} to target {target:g}", _TO_TARGET[what], "to target", is_cost=True)
 
 
-def measure(run: RunFolder, targets: Sequence[float] = (), ledger: LedgerPreset = "strict") -> Values:
+def measure(
+    run: RunFolder, targets: Sequence[float] = (), ledger: LedgerPreset = "strict", budget: Mapping[str, float] | None = None
+) -> Values:
     """The figures of a run, by their measures' names.
 
     A run on pooled data (the reference line of centralised training) has accuracy and rounds alone: its times and bytes are
@@ -105,6 +122,7 @@ def measure(run: RunFolder, targets: Sequence[float] = (), ledger: LedgerPreset 
         run: the folder.
         targets: accuracies (0..1).
         ledger: ``strict`` counts every byte that moved, ``paper`` as the papers count; the bytes until a target are strict.
+        budget: limits by cost, see ``fedsim.records.targets.within``.
 
     Raises:
         RunFolderError: the folder is damaged.
@@ -113,6 +131,8 @@ def measure(run: RunFolder, targets: Sequence[float] = (), ledger: LedgerPreset 
         values = _of_run(run, ledger)
         for target in targets:
             values |= costs_until(run, target)
+        if budget:
+            values[WITHIN.name] = within(run.rounds, budget)
     except (AttributeError, KeyError, TypeError) as error:  # a summary that is JSON, but not of a run
         raise RunFolderError(f"{files.SUMMARY} of {str(run.path)!r} is damaged: {type(error).__name__}: {error}") from None
     if run.scenario.get("data", {}).get("pooled_from") is not None:
@@ -137,6 +157,7 @@ def _of_run(run: RunFolder, ledger: LedgerPreset) -> Values:
         "energy": energy.get("joules"),
         "carbon": energy.get("grams"),
         "cost": summary.get("costs", {}).get("total"),
+        **_batteries(run),
         "wasted traffic": moved["wasted"],
         "wasted compute": work.wasted,
         "wasted energy": energy.get("wasted"),
@@ -146,6 +167,16 @@ def _of_run(run: RunFolder, ledger: LedgerPreset) -> Values:
         "mean purity of groups": math.fsum(purities) / len(purities) if purities else None,
         "last purity of groups": purities[-1] if purities else None,
     }
+
+
+def _batteries(run: RunFolder) -> Values:
+    """The share of its battery that a device with one drew (mean, %), and how many of these devices ran flat."""
+    own = [row for row in run.rows(ENERGY) if (row["capacity_j"] or math.inf) < math.inf] if run.has(ENERGY) else []
+    if not own:
+        return {"battery": None, "flat devices": None}
+    drawn = [sum(row[f"{phase}_j"] for phase in PHASES) / row["capacity_j"] for row in own]
+    flat = {device for device, data in run.events_of(("battery",), ("device", "data")) if json.loads(data)["flat"]}
+    return {"battery": 100 * math.fsum(drawn) / len(drawn), "flat devices": len(flat)}
 
 
 def costs_until(run: RunFolder, target: float) -> Values:

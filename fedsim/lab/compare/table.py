@@ -10,10 +10,11 @@ from fedsim.lab.compare.measures import (
     TIME,
     TRAFFIC,
     WASTED_COMPUTE,
+    WITHIN,
     Measure,
     Preferred,
-    cost_of,
     costs_until,
+    goal_of,
     measure,
     measures,
 )
@@ -58,13 +59,17 @@ class ComparedColumn:
 
     @property
     def best_cells(self) -> set[int]:
-        """The rows of the best number; none if all are equal, or there is only one."""
+        """The rows of the best number; none if all are equal, there is only one, or its interval holds another."""
         means = {row: cell.mean if isinstance(cell, Estimate) else cell for row, cell in enumerate(self.cells)}
         known = {row: float(mean) for row, mean in means.items() if isinstance(mean, float | int)}
         if self.best is None or len(set(known.values())) < 2:
             return set()
         top = (max if self.best == "most" else min)(known.values())
-        return {row for row, mean in known.items() if mean == top}
+        best = {row for row, mean in known.items() if mean == top}
+        cells = (self.cells[row] for row in best)
+        spans = [(cell.low, cell.high) for cell in cells if isinstance(cell, Estimate)]
+        others = [mean for row, mean in known.items() if row not in best]
+        return set() if any(low <= mean <= high for low, high in spans for mean in others) else best
 
 
 @dataclass(frozen=True)
@@ -102,8 +107,8 @@ class Comparison:
 
     def __init__(self, lines: Lines, targets: Sequence[float] = (), ledger: LedgerPreset = "strict") -> None:
         self._targets = sorted({*lines.targets, *targets})
-        self.lines, self._measures = lines, measures(self._targets)
-        self._figures = [[measure(run, self._targets, ledger) for run in line.runs] for line in lines.lines]
+        self.lines, self._measures = lines, [*measures(self._targets), *([WITHIN] if lines.budget else [])]
+        self._figures = [[measure(run, self._targets, ledger, lines.budget) for run in line.runs] for line in lines.lines]
         if not self._targets and (usual := usual_target(lines, self._figures)) is not None:
             self._targets = [usual]
             for line, own in zip(lines.lines, self._figures, strict=True):
@@ -136,9 +141,10 @@ class Comparison:
         ranked = {place for one in found for place in one.order}
         rows += [place for place in range(len(self._figures)) if place not in ranked][: max(0, most - len(rows))]
         targets = sorted({one.target for one in found if one.target is not None})
-        wanted = [cost_of(what, target) for target in targets for what in TARGETED] or [TIME, TRAFFIC]
+        goals = [goal_of(goal, target) for target in targets or (None,) for goal in (self.lines.goal, *TARGETED)]
+        wanted = [*dict.fromkeys(one for one in goals if one not in (None, FINAL))] or [TIME, TRAFFIC]
         columns = [column for column in self._identity() if column.head != "strategy" or self.lines.are_runs]
-        columns += [self._column(one) for one in (FINAL, *wanted, WASTED_COMPUTE)]
+        columns += [self._column(one) for one in (FINAL, *wanted, WASTED_COMPUTE) if one is not None]
         columns = [replace(column, topic="", cells=tuple(column.cells[row] for row in rows)) for column in columns]
         left_out, notes = len(self._figures) - len(rows), [*_not_done(self.lines)]
         more = [f"{left_out} more line{'s are' if left_out > 1 else ' is'} not shown here."] if left_out else []

@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -21,6 +21,7 @@ from pydantic_core import CoreSchema
 
 from fedsim.errors import ScenarioError, nearest
 from fedsim.files import flat
+from fedsim.lab.compare.goals import GOALS, Budget
 from fedsim.lab.study.references import REFERENCES
 from fedsim.lab.study.search import METRICS, AnySearch, Search
 from fedsim.language.spec import Spec, json_schema
@@ -141,6 +142,11 @@ class StudySpec(Spec):
         references: lines to compare with, added as variants of these names (``REFERENCES``).
         baseline: the variant that the others are compared with, seed by seed; None: they are not.
         target: accuracies (0..1), one or several: what it costs to reach each is compared.
+        goal: what the cells of the study are ranked by: the least ``time``, ``bytes``, ``energy``, ``carbon``, ``money`` or
+            ``rounds`` to the highest target that can be reached; the least of a ``battery`` (%) or the fewest devices that run
+            ``flat``, over whole runs; the highest ``accuracy`` in the end, or within the ``budget``. By default the time, or
+            the accuracy within the budget, if there is one.
+        budget: limits of what a run may cost.
         published: what papers say of these figures, see ``fedsim.lab.compare.published``; tables, or in a file the path of one.
     """
 
@@ -158,6 +164,8 @@ class StudySpec(Spec):
     references: list[str] = Field(default=[])
     baseline: str | None = None
     target: Targets = Field(default=[])
+    goal: Literal[GOALS] | None = None  # type: ignore[valid-type]
+    budget: Budget = Field(default=Budget())
     published: Annotated[dict[str, Any], WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]})] | None = None
 
     def __init__(self, **tables: Any) -> None:
@@ -208,6 +216,8 @@ class StudySpec(Spec):
     def _fits_together(self) -> "StudySpec":
         if not self.names:
             raise ValueError("a study needs a variant at least, such as [variants.fedavg]")
+        if self.goal is not None and (self.goal == "budget") != bool(self.budget.limits):
+            raise ValueError(f"goal is {self.goal!r}; with [budget] it is 'budget', and without one another")
         searched = [] if self.search is None else self._searched(self.search)
         for name in self.references:
             if name in self.variants:
@@ -233,6 +243,8 @@ class StudySpec(Spec):
         """The keys that are searched over; a search that does not fit the study is refused."""
         if not self.variants:
             raise ValueError("a search needs a variant at least, such as [variants.fedavg]; references are not searched")
+        if search.metric == "accuracy_within_budget" and not self.budget.limits:
+            raise ValueError(f"search.metric is {search.metric!r}, which needs the study's [budget], such as time = '20 min'")
         if METRICS[search.metric].to_target and not self.target:
             raise ValueError(f"search.metric is {search.metric!r}, which needs the study's 'target', such as target = 0.8")
         if self.published is not None:
