@@ -43,6 +43,7 @@ from fedsim.world.network.protocol import Protocol, Transport
 from fedsim.world.network.spec import NetworkModel
 from fedsim.world.phases import Span
 from fedsim.world.processes import Activity, DeviceFacts, Hold, Process, World
+from fedsim.world.processes.collectives import AllReduce
 from fedsim.world.task import Evaluate, Train, Work
 
 __all__ = [  # noqa: RUF022 - by task
@@ -61,7 +62,8 @@ __all__ = [  # noqa: RUF022 - by task
     "Trainer",
     # The world: availability, network, processes.
     "AvailabilityModel", "Availability", "Span", "Distribution", "NetworkModel", "Network", "SERVER", "Flow", "Sharing",
-    "Protocol", "Transport", "Process", "World", "Activity", "Hold", "DeviceFacts",
+    "Protocol", "Transport", "Process", "World", "Activity", "AllReduce", "Hold",
+    "DeviceFacts",
     # A meter.
     "Meter", "MeterContext", "Column", "Step", "Transfer",
     # Of all of them.

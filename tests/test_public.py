@@ -23,7 +23,7 @@ EXPORTS = {
         SimulationError build_world load load_run load_study run run_async run_study
     """,
     "fedsim.plugin": """
-        Activity AggregatingParams Aggregation Asynchronous AsynchronousParams Attack Availability AvailabilityModel
+        Activity AggregatingParams Aggregation AllReduce Asynchronous AsynchronousParams Attack Availability AvailabilityModel
         BEST Change Client Codec Coded Column Contents Deadline Device DeviceFacts Distribution Evaluate FedAvg Flow
         Grouped GroupedParams Header Hold Instruction Lazy Limit LocalResult Measured Meter MeterContext Network
         NetworkModel Opaque Part Partial Partition Peer PeerHalf PeerParams Peers PreviousResult Process Protocol Raw

@@ -230,9 +230,9 @@ def _drawn(kind: PictureKind, *what: Any) -> Iterator[Markup]:
 
 
 def _as_data(figure: Figure) -> tuple[str, tuple[int, int]]:
-    """The figure as a data URI with 256 colours, a third of the size with all; and its size in pixels."""
+    """The figure as a data URI with 128 colours, a quarter of the size with all; and its size in pixels."""
     picture = Image.fromarray(style.pixels(figure, _DPI)).convert("RGB")
-    few = picture.quantize(256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    few = picture.quantize(128, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
     colours = few.getpalette() or []
     few.putpalette([255 if part > _ALMOST_WHITE else part for part in colours])  # or the background shows against the page's
     small = io.BytesIO()

@@ -31,7 +31,8 @@ def durations_agree(evidence: Evidence) -> Iterator[str]:
     population, strategy = scenario["population"], scenario["strategy"]["kind"]
     jitter = population["jitter"]
     of_steps = strategy in _OF_STEPS or scenario["strategy"].get("local_steps")
-    if "device" in population or of_steps or ":" in strategy or jitter["kind"] != "constant":
+    drawn = "device" in population or population.get("capacity", {}).get("kind", "fedscale") != "fedscale"
+    if drawn or of_steps or ":" in strategy or jitter["kind"] != "constant":
         return
     streams, sigma = Streams(scenario["seed"]), math.sqrt(math.log1p(jitter["value"] ** 2))
     slow = population.get("slow_phases", {"factor": 1.0})["factor"]

@@ -210,7 +210,21 @@ class Capacity:
         return {name: np.array([getattr(kind, key) for kind in self.kinds])[self.which] for name, key in KIND_POWERS.items()}
 
 
-class FedScaleCapacity(Spec):
+class CapacityModel(Spec):
+    """The base of speeds and links that come together, device by device."""
+
+    kind: str
+
+    def draw(self, streams: Streams, devices: int, root: Path | None) -> Capacity:
+        """Speeds and links of all devices; draws from ``world/capacity``."""
+        raise NotImplementedError
+
+    def jitters(self, streams: Streams, devices: int) -> Floats | None:
+        """Coefficients of variation of epochs, where ``population.jitter`` says none; float64 [devices]."""
+        return None
+
+
+class FedScaleCapacity(CapacityModel):
     """Rows of FedScale's client capacity file, drawn without replacement as long as there are enough.
 
     The file is CSV with the columns ``computation_ms_per_sample``, ``dl_kbps`` and ``ul_kbps``. A sample takes 3 times its
@@ -229,7 +243,9 @@ class FedScaleCapacity(Spec):
         return Capacity(1000.0 / (_TRAINING_PASSES * milliseconds), (down_kbps * 125.0, up_kbps * 125.0))
 
 
-CAPACITIES = Registry.of("capacity", FedScaleCapacity, usual="fedscale")
+_FEDSCALE = Registry.of("capacity", FedScaleCapacity)
+_HOSPITALS = "fedsim.world.hospitals:HospitalsCapacity", "Hospitals as slow as those of the FeTS federation were."
+CAPACITIES = Registry("capacity", "", {**_FEDSCALE.known, "hospitals-fets": _HOSPITALS}, usual="fedscale")
 
 
 def read_capacities(path: Path) -> Floats:

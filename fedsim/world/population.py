@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -20,7 +20,7 @@ from fedsim.world.availability import AlwaysOn, Availability, AvailabilitySpec
 from fedsim.world.calendar import Calendar, CalendarSpec
 from fedsim.world.columns import ALL, alike, distinct, mean
 from fedsim.world.compute import SlowPhases
-from fedsim.world.device_kinds import CAPACITIES, Capacity, FedScaleCapacity, OwnKind, find_kind
+from fedsim.world.device_kinds import CAPACITIES, Capacity, CapacityModel, OwnKind, find_kind
 from fedsim.world.distributions import (
     Choice,
     Constant,
@@ -175,7 +175,8 @@ class PopulationSpec(Spec):
     Attributes:
         devices: how many.
         speed: training speed in samples/s, for the scenario's own model, or for the reference model if that is given.
-        capacity: speeds and links from a file of real phones, instead of ``speed`` and the network's device rates.
+        capacity: speeds and links from a file of real phones, or of real hospitals, instead of ``speed`` and the network's
+            device rates. ``population = "hospitals-fets"`` is short for ``capacity`` alone.
         device: the kinds of the devices by name (``fedsim list`` has them), instead of ``speed``: one for all, a choice with
             shares, a list, or a column of a file. Training takes as long as the trained model's operations do on them.
         kinds: kinds of the user's own by name: all figures of ``DeviceKind``, or those in which one differs from the one that
@@ -196,7 +197,7 @@ class PopulationSpec(Spec):
 
     devices: int = Field(default=100, ge=1, le=100_000_000)
     speed: SpeedDistribution | None = None
-    capacity: Annotated[FedScaleCapacity, CAPACITIES] | None = None
+    capacity: Annotated[CapacityModel, CAPACITIES] | None = None
     device: NameDistribution | None = None
     kinds: dict[str, OwnKind] = Field(default_factory=dict)
     samples: SamplesByDevice | None = None
@@ -209,6 +210,11 @@ class PopulationSpec(Spec):
     availability: AvailabilitySpec = AlwaysOn()
     arrivals: ArrivalsSpec | None = None
     departures: DeparturesSpec | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare(cls, data: Any) -> Any:
+        return {"capacity": data} if isinstance(data, str) else data
 
     @model_validator(mode="after")
     def _one_source_of_speed(self) -> "PopulationSpec":
@@ -236,6 +242,11 @@ class PopulationSpec(Spec):
             if lifetimes is not None:
                 lifetimes.check(self.devices)
         return self
+
+    @property
+    def comes_and_goes(self) -> bool:
+        """Whether a device may be away."""
+        return self.availability.kind != "always" or self.arrivals is not None or self.departures is not None
 
     def capacities(self, streams: Streams, root: Path | None) -> Capacity:
         """Speeds (samples/s) and, from a file or of kinds of devices, links of all devices.
@@ -266,6 +277,9 @@ class PopulationSpec(Spec):
 
     def jitters(self, streams: Streams, root: Path | None) -> Floats:
         """Each device's coefficient of variation of an epoch's time, float64 [devices]; draws from ``world/jitter/size``."""
+        silent = isinstance(self.jitter, Constant) and self.jitter.value == 0
+        if silent and self.capacity is not None and (own := self.capacity.jitters(streams, self.devices)) is not None:
+            return own
         return self.jitter.by_device("population.jitter", streams.generator("world/jitter/size"), self.devices, root)
 
     def paths(self, streams: Streams, root: Path | None) -> Availability:

@@ -10,6 +10,7 @@ from fedsim.running.assembly import Run
 from fedsim.strategies.round_params import RoundParams
 from fedsim.world.device_kinds import estimates
 
+_CHECKED_BATCHES = range(16, 65)
 _SHOWN = 100_000  # devices whose times are reckoned, of too many for all
 
 
@@ -38,6 +39,11 @@ def nominal_lines(run: Run) -> list[str]:
     energy = given.energy is not None and given.energy.preset is None
     guessed = estimates(run.processes.capacity.names, links=not given.network.has_device_rates, energy=energy)
     lines += [f"this {guessed}"] if guessed else []
+    size = given.training.batch_size
+    if run.population.rooflines is not None and size not in _CHECKED_BATCHES:
+        lines.append(
+            f"times of batches of {size} samples are less certain: they were compared with real ones at 16 to 64 (docs/time.md)"
+        )
     params = run.scenario.strategy
     if isinstance(params, RoundParams) and stop.rounds is not None:
         task_s = _task_s(params, run.strategy.setting.mean_epoch_s, down, epoch_s, up) + decode_s + encode_s
