@@ -62,8 +62,7 @@ __all__ = [  # noqa: RUF022 - by task
     "Trainer",
     # The world: availability, network, processes.
     "AvailabilityModel", "Availability", "Span", "Distribution", "NetworkModel", "Network", "SERVER", "Flow", "Sharing",
-    "Protocol", "Transport", "Process", "World", "Activity", "AllReduce", "Hold",
-    "DeviceFacts",
+    "Protocol", "Transport", "Process", "AllReduce", "World", "Activity", "Hold", "DeviceFacts",
     # A meter.
     "Meter", "MeterContext", "Column", "Step", "Transfer",
     # Of all of them.
