@@ -168,7 +168,7 @@ LAYERS = {
     "lab.compare": {"arrays", "errors", "language", "meters", "output", "records", "tables"},
     "lab.trackers": {"arrays", "errors", "files", "records"},
     "analysis": {"arrays", "durable", "errors", "executors", "files", "lab.compare", "lab.trackers", "language", "meters"}
-    | {"output", "records", "strategies", "tables", "version"},
+    | {"output", "records", "strategies", "tables", "version", "world"},
     "loading": _COMMON | {"analysis", "executors", "lab.compare", "meters", "output", "records", "running", "scenario"},
     "fedsim": {"build", "errors", "loading", "running", "scenario", "simulation", "lab.study", "version"},
     "calibrate": _COMMON | {"output", "records", "scenario", "world"},

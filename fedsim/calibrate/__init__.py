@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import TypeAdapter
 
-from fedsim.calibrate.files import Drawn, write
+from fedsim.calibrate.files import SCENARIO, Drawn, write
 from fedsim.calibrate.fitting import fit, presence
 from fedsim.calibrate.log import LogDefaults, read_log
 from fedsim.calibrate.replay import HoldOut, held_out, predict
@@ -65,7 +65,8 @@ def calibrate(
 
 def _protocol(path: Path, name: str | None) -> Protocol:
     """By its name, or that of a run folder, whose own code is never imported."""
-    said: Any = name or (RunFolder(path).scenario["network"].get("protocol") if path.is_dir() else None) or "fluid"
+    is_run = (path / SCENARIO).is_file()
+    said: Any = name or (RunFolder(path).scenario["network"].get("protocol") if is_run else None) or "fluid"
     kind = said if isinstance(said, str) else said["kind"]
     if kind not in PROTOCOLS.kinds:
         raise DataError(f"the run {str(path)!r} has a protocol of its own, {kind!r}; say --protocol fluid or --protocol tcp")

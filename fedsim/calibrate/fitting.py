@@ -68,7 +68,7 @@ def fit(tasks: Tasks, clients: int, latency: float | None = None, protocol: Prot
         protocol: of the messages, fluid by default; shares of links are taken as alike.
     """
     protocol = protocol or Fluid()
-    steady = protocol.model_copy(update={"weight_spread": 1.0})
+    steady = protocol.model_copy(update={"weight_spread": 1.0, "late_weight": 1.0})
     speed, jitter = _speeds(tasks, clients)
     found = _latencies(tasks, clients, steady) if latency is None else np.full(clients, latency)
     latencies = np.zeros(clients) if found is None else found

@@ -1,4 +1,4 @@
-"""Logs of real deployments: a CSV or Parquet file, or a run folder of fedsim's own.
+"""Logs of real deployments: a CSV or Parquet file, the workspace of NVFlare's clients, or a run folder of fedsim's own.
 
 A row is an interval of one client, or of the server:
 
@@ -15,10 +15,9 @@ A row is an interval of one client, or of the server:
 Rows may stand in any order. A task is a client's download, training and upload, one after the other.
 """
 
-import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -28,10 +27,10 @@ import pandas as pd
 import pyarrow as pa
 
 from fedsim.arrays import Flags, Floats, Ints
+from fedsim.calibrate import foreign
 from fedsim.errors import DataError, nearest, shown
 from fedsim.files import regular
 from fedsim.language.units import CLOCK_END_S
-from fedsim.records.reading import RunFolder
 
 _ORDER = {"down": 0, "train": 1, "up": 2}
 _KNOWN = (*_ORDER, "round", "aggregate", "on")
@@ -173,11 +172,14 @@ def read_log(path: Path, said: LogDefaults) -> Log:
             raise DataError(f"{where}: {problem} (--lenient leaves out what cannot be used)")
         notes.append(f"left out: {problem}")
 
-    rows = _of_run(path) if path.is_dir() else _of_file(path, where, said, notes)
+    rows = foreign.rows_of(path, where, said.samples, said.epochs, notes)
+    is_nvflare = rows is not None
+    if rows is None:
+        rows = foreign.of_run(path) if path.is_dir() else _of_file(path, where, said, notes)
     steps = rows[rows["what"].isin(_ORDER)]
     if not {"down", "up"} & set(steps["what"]) or "train" not in set(steps["what"]):
         raise DataError(f"{where} tells of no training, or of no transfer; both are needed to fit devices and links")
-    kinds = [] if path.is_dir() else [what for what in _ORDER if what in set(steps["what"])]
+    kinds = [] if path.is_dir() and not is_nvflare else [what for what in _ORDER if what in set(steps["what"])]
     by_client = dict(list(steps.groupby("client")))
     names = sorted(by_client, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
     kept = {name: own for name in names if (own := _tasks_of(name, by_client[name], kinds, refuse))}
@@ -291,31 +293,6 @@ def _problem(row: Any) -> str | None:
     if row.end < row.start:
         return f"it ends {row.start - row.end:g} s before it starts; a clock was set back, or start and end are exchanged"
     return None
-
-
-def _of_run(path: Path) -> Any:
-    return pd.DataFrame(_recorded(RunFolder(path)), columns=["place", *_NEEDED, *_MORE])
-
-
-def _recorded(run: RunFolder) -> Iterator[tuple[Any, ...]]:
-    samples = {row["device"]: row["samples"] for row in run.devices}
-    begun: dict[int, float] = {}
-    last = 0.0
-    kinds = ("step-start", "step-end", "round-start", "round")
-    columns = ("time", "kind", "device", "round", "task", "step", "outcome", "data")
-    for time, kind, device, number, task, step, outcome, data in run.events_of(kinds, columns):
-        if kind == "step-start":
-            begun[task] = time
-        elif kind == "round-start":
-            last = time
-        elif kind == "round":
-            yield 0, "server", number, "round", last, time, 0.0, 0.0, 1
-            last = time
-        elif outcome == "done" and step in ("download", "train", "upload") and number is not None:
-            facts = json.loads(data)
-            epochs = facts.get("epochs") or 1
-            held = samples.get(device, 0) * epochs
-            yield 0, str(device), number, _WORDS[step], begun[task], time, facts.get("bytes", 0.0), held, epochs
 
 
 _Task: TypeAlias = dict[str, Any]

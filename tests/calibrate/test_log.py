@@ -136,3 +136,33 @@ def test_several_transfers_of_a_client_at_once_are_read(tmp_path: Path) -> None:
     assert tasks.round.tolist() == [0, 1]
     assert tasks.down.amount.tolist() == [12, 4]
     assert (tasks.down.end.tolist(), tasks.up.start.tolist()) == ([3, 8], [5, 11])
+
+
+def test_logs_of_nvflares_clients(tmp_path: Path) -> None:
+    """Two sites and three rounds: 2 s down, 10 s of training, 4 s up; both ways in which NVFlare has written sizes."""
+    for site in (1, 2):
+        lines = []
+        for number in range(3):
+            got, sent = 30 * number + 2, 30 * number + 16
+            old = f"Received from demo server  (4000 Bytes). getTask: train time: {2.0} seconds"
+            new = "Received from demo server. getTask: train size: 3.9KB (4000 Bytes) time: 2.000000 seconds"
+            lines += [f"2024-03-01 10:{got // 60:02}:{got % 60:02},500 - Communicator - INFO - {old if number else new}"]
+            lines += ["2024-03-01 10:00:05,000 - ClientRunner - INFO - [identity=site-1]: invoking task executor"]
+            said = "(4000 Bytes). time: 4.0 seconds"
+            lines += [
+                f"2024-03-01 10:{sent // 60:02}:{sent % 60:02},500 - Communicator - INFO -  SubmitUpdate size: 3.9KB {said}"
+            ]
+        (tmp_path / f"site-{site}").mkdir()
+        (tmp_path / f"site-{site}" / "log.txt").write_text("\n".join(lines))
+    log = read_log(tmp_path, LogDefaults(samples=100))
+    assert log.clients == ("site-1", "site-2")
+    assert len(log.tasks.round) == 6
+    for steps, took in ((log.tasks.down, 2.0), (log.tasks.train, 10.0), (log.tasks.up, 4.0)):
+        assert steps.took == pytest.approx([took] * 6)
+    with pytest.raises(DataError, match="logs no samples"):
+        read_log(tmp_path, LogDefaults())
+    (tmp_path / "server.log").write_text(
+        "INFO :      [ROUND 1]\nINFO :      aggregate_fit: received 2 results and 0 failures\n"
+    )
+    with pytest.raises(DataError, match="what Flower's server says"):
+        read_log(tmp_path / "server.log", LogDefaults())

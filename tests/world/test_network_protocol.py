@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -187,3 +188,20 @@ class TestScenario:
     def test_refused(self, small: dict[str, Any], protocol: Any, message: str) -> None:
         with pytest.raises(ScenarioError, match=message):
             fedsim.Scenario(**small | {"network": {"kind": "star", "protocol": protocol}})
+
+
+def test_who_comes_late_to_a_shared_link_gets_less() -> None:
+    """1,000 bytes each at 100 B/s: from 2 s on two thirds go to the first, who ends at 14 s, and then all to the second."""
+    network = {"kind": "star", "server": {"up": "100 B/s"}, "protocol": {"kind": "fluid", "late_weight": 0.5}}
+    world = fedsim.build_world({"devices": 2}, network)
+    ends = []
+
+    def send(device: int, begin: float) -> Iterator[Any]:
+        yield world.until(begin)
+        yield world.send(device, "server", 1000.0)
+        ends.append(world.now)
+
+    world.env.process(send(0, 0.0))  # type: ignore[arg-type]
+    world.env.process(send(1, 2.0))  # type: ignore[arg-type]
+    world.env.run()
+    assert ends == pytest.approx([14.0, 20.0], abs=1e-6)

@@ -14,6 +14,7 @@ all flows that are under way go on under ``Filling``, with the bytes that they h
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
@@ -76,6 +77,7 @@ class Network(Endpoints):
         self._receiving: set[int] = set()
         self._started = 0
         self._flows: dict[int, Flow] = {}  # that have not ended
+        self._uploads: Counter[int] = Counter()  # of these by destination, from devices and other ends but the server
         self._in_latency: dict[int, Alarm] = {}
         self._entering: dict[int, Flow] = {}  # since the last solve
         self._leaving: list[Flow] = []  # cancelled since the last solve
@@ -142,6 +144,7 @@ class Network(Endpoints):
         wire, weight = size * self.overhead, self._weight(source, destination) if self._weighs else 1.0
         flow = self._flows[self._started] = Flow(self._started, source, destination, size, now, done, wire, weight)
         self._started += 1
+        self._uploads[destination] += source >= 0
         if not self._general:
             self._take(source, destination)
         latency = on_grid(self.latency_s(source, destination) - waited) if waited else self.latency_s(source, destination)
@@ -273,6 +276,8 @@ class Network(Endpoints):
         round_trip = 2 * self._exact_latency_s(source, destination) + self._protocol.round_trip
         weight = self._protocol.weight(self._streams, device, count, round_trip, direction)
         self._transfers[device] = count + 1
+        if self._protocol.late_weight < 1 and direction == "up":
+            weight *= self._protocol.late_weight if self._uploads[destination] else 1.0
         return weight
 
     # Slow start.
@@ -355,6 +360,7 @@ class Network(Endpoints):
         if self._windows:
             self._windows.pop(flow.id, None)
         del self._flows[flow.id]
+        self._uploads[flow.destination] -= flow.source >= 0
         self._sending.discard(flow.source)
         self._receiving.discard(flow.destination)
 
@@ -370,6 +376,7 @@ class Network(Endpoints):
         """Take up what ``snapshot`` gave. Who started a flow gives it its ``done`` again; alarms follow by ``rearm``."""
         self._started, self._flows, self._general = state["started"], state["flows"], state["general"]
         self._running = {flow_id: self._flows[flow_id] for flow_id in state["running"]}
+        self._uploads = Counter(flow.destination for flow in self._flows.values() if flow.source >= 0)
         self._transfers, self._windows, self._round_trips = state["transfers"], state["windows"], state["round_trips"]
         self.limits = state["limits"]
         if self._general:

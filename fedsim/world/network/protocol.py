@@ -58,6 +58,8 @@ class Protocol(Spec):
             download's weight by chance is 1 / (1 + R / 1 ms) of what it would be. Uploads come from different machines.
         weight_by_round_trip: the power of its round trip by which a flow's weight falls: 0 for none, 1 for shares as 1 / round
             trip (as TCP Reno's are). A round trip counts as 1 ms at least.
+        late_weight: factor of the weight of an upload that begins while others to the same end are under way: who sends already
+            keeps more than its share. 1: none; 0.8 to 0.7 are nearer to real uploads (docs/time.md).
     """
 
     kind: str
@@ -69,6 +71,7 @@ class Protocol(Spec):
     weight_spread: float = Field(default=1.0, ge=1.0, le=10.0)
     turns: bool = False
     weight_by_round_trip: float = Field(default=0.0, ge=0.0, le=2.0)
+    late_weight: float = Field(default=1.0, gt=0.0, le=1.0)
 
     @cached_property
     def overhead(self) -> float:
@@ -83,7 +86,7 @@ class Protocol(Spec):
     @property
     def weighs(self) -> bool:
         """Whether flows have weights that differ."""
-        return self.weight_spread > 1 or self.weight_by_round_trip > 0
+        return self.weight_spread > 1 or self.weight_by_round_trip > 0 or self.late_weight < 1
 
     def weight(self, streams: Streams, device: int, count: int, round_trip: float, direction: Literal["down", "up"]) -> float:
         """The weight of a device's transfer of this number (from 0), with this round trip (s), in this direction; above 0."""
