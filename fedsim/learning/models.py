@@ -65,7 +65,7 @@ class TorchModel(PartedModel):
         from fedsim.learning.factory import numbers
 
         module = self.fitted(shape, classes)
-        layers = {name: type(part).__name__ for name, part in module.named_modules()}
+        layers = {name: type(part).__name__.removeprefix("LoRA") for name, part in module.named_modules()}
         tensors = numbers(module).items()
         return [Tensor(name, each.numel(), layers[name.rpartition(".")[0]], tuple(each.shape)) for name, each in tensors]
 

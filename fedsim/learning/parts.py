@@ -102,7 +102,7 @@ def load(module: nn.Module, path: str, root: Path | None) -> None:
     known = {name: tensor for name, tensor in module.state_dict(keep_vars=True).items() if tensor.is_floating_point()}
     for name, array in arrays.items():
         if name not in known or known[name].shape != array.shape:
-            there = f"of shape {tuple(known[name].shape)}" if name in known else f"none; it has {', '.join(known)}"
+            there = f"one of shape {tuple(known[name].shape)}" if name in known else f"none; it has {', '.join(known)}"
             raise DataError(f"model.file: '{place}' has {name!r} of shape {array.shape}, for which the model has {there}")
         with torch.no_grad():
             known[name].copy_(torch.from_numpy(array))
