@@ -21,8 +21,8 @@ from fedsim.errors import ScenarioError
 from fedsim.output.harmless import say, visible
 from fedsim.output.mistakes import INTERRUPTED, explained
 from fedsim.signals import InterruptOnce, end_at_once, let_go, signals
-from fedsim.verbs import NAMING
-from fedsim.verbs_of_runs import VERBS
+from fedsim.verbs.beginning import NAMING
+from fedsim.verbs.explaining import VERBS
 from fedsim.version import __version__
 
 _explained = explained("fedsim")

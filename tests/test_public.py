@@ -177,15 +177,25 @@ LAYERS = {
     | {"executors", "lab.compare", "loading", "output", "records", "running"}
     | {"scenario", "shipped", "strategies", "tables", "world"},
     "testing": {"fedsim", "audit", "data", "executors", "records", "running"},
-    "newcomer": {"errors", "files", "language", "world"},
     "lab.bench": {"errors", "files", "lab.compare", "lab.study", "language", "records", "shipped", "tables", "version"},
-    "verbs": {"catalogue", "lab.bench", "lab.compare", "lab.study", "newcomer", "output", "shipped"},
+    "verbs": {
+        "analysis",
+        "catalogue",
+        "errors",
+        "files",
+        "lab.bench",
+        "lab.compare",
+        "lab.study",
+        "language",
+        "loading",
+        "output",
+    }
+    | {"records", "scenario", "shipped", "world"},
     "catalogue": {"data", "errors", "executors", "federation", "language", "learning", "meters", "scenario", "shipped"}
     | {"lab.study", "strategies", "toolbox.clustering", "world"},
-    "verbs_of_runs": {"analysis", "errors", "lab.compare", "loading", "output", "records", "scenario"},
     "__main__": {"cli"},
     "cli": {"audit", "calibrate", "data", "executors", "lab.compare", "lab.forecast", "lab.study", "lab.trackers", "output"}
-    | {"records", "running", "scenario", "signals", "errors", "analysis", "language", "verbs", "verbs_of_runs", "version"},
+    | {"records", "running", "scenario", "signals", "errors", "analysis", "language", "verbs", "version"},
 }
 """What each room imports at most, lower ones first."""
 
