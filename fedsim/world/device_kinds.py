@@ -13,7 +13,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from fedsim.arrays import Floats
 from fedsim.errors import ScenarioError, nearest, shown
@@ -100,7 +102,16 @@ def _based(value: Any) -> Any:
     return {name: figure for name, (figure, *_) in figures(value["like"], "like").items()} | own
 
 
-OwnKind = Annotated[DeviceKind, BeforeValidator(_based)]
+class _Like:
+    """The key ``like`` in the schema for editors, and with it no key that must be there."""
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        kind = handler.resolve_ref_schema(handler(core))
+        like = {"type": "string", "description": "A kind of the catalogue, which this one is like in all that it leaves out."}
+        return {**kind, "properties": {"like": like, **kind["properties"]}, "required": []}
+
+
+OwnKind = Annotated[DeviceKind, BeforeValidator(_based), _Like()]
 
 
 class Figure(NamedTuple):

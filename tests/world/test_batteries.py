@@ -226,6 +226,17 @@ def test_a_day_by_hand() -> None:
     assert levels[26] == pytest.approx(120 + 0.15 * 3000, rel=1e-9)
 
 
+def test_days_follow_each_other_beyond_the_clocks_exact_time() -> None:
+    """A time that lay on the end of a day once found the same day again from 97 days on: a run went on for ever."""
+    for begins in (0.1, 7.77, 13.3):
+        spans = day(f"{begins} h", "6.7 h", 0.9).build(Streams(1), 1, 0.0, AlwaysOn(), None)
+        time = 96 * 24 * HOUR
+        while time < 800 * 24 * HOUR:
+            found = spans.span(0, time)
+            assert found.start <= time < found.end <= time + 24 * HOUR
+            time = found.end
+
+
 def test_off_until_charged() -> None:
     site = Site(day("1 h", "1 h"), capacity_j=1200.0, initial_j=100.0, idle_w=0.05, charge_w=0.2)
     assert site.availability.next_on(0, 0.0) == 0.0
