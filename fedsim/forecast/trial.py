@@ -102,7 +102,8 @@ class Beginning:
 
             assert run.data is not None
             streams = Streams(scenario.seed)
-            core = Learning(Simulation(executor=executor), scenario.model, scenario.training, run.data, streams)
+            parts = scenario.model, scenario.training, run.data, streams, scenario.objective
+            core = Learning(Simulation(executor=executor), *parts)
         return cls(run, core, time.perf_counter() - began)
 
     def go(self, patience_s: float) -> None:

@@ -24,7 +24,8 @@ from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.factory import numbers
 from fedsim.learning.functions import FunctionCall, carry_out_all, function_at, weighted_sum
 from fedsim.learning.learner import Learner
-from fedsim.learning.models import Layered, Model, ModuleModel, SizeOnly
+from fedsim.learning.models import Layered, Model, SizeOnly, TorchModel
+from fedsim.learning.objectives import Classification, Objective
 from fedsim.learning.refs import Applied, Best, Initial, Mixed, Recipe, Ref, Trained, Weights, waves
 from fedsim.learning.solvers.base import Solver
 from fedsim.learning.solvers.reference import Reference, batch_norms, flat_weights, module_of
@@ -40,6 +41,7 @@ _INIT = "strategy/init"  # the stream of initial models: one seed gives every st
 _TESTED_AT_ONCE = 64  # models in one request to a worker when each has a device of its own
 _APPLIED_AT_ONCE = 1 << 21  # numbers of models that functions are given in one request, unless one is given more: a millisecond
 
+_PLAIN = Classification()
 _MOST_PARAMETERS = 1_000_000_000  # 4 GB, of which a run holds several
 
 
@@ -53,11 +55,18 @@ class Learning(Learner):
     learns: ClassVar[bool] = True
 
     def __init__(
-        self, simulation: Simulation, model: Model, training: TrainingSpec, data: FederatedData, streams: Streams
+        self,
+        simulation: Simulation,
+        model: Model,
+        training: TrainingSpec,
+        data: FederatedData,
+        streams: Streams,
+        objective: Objective = _PLAIN,
     ) -> None:
         if isinstance(model, SizeOnly):
             raise ScenarioError("model.kind is 'size', which has no weights to learn; allowed with learning = \"off\" only")
-        shape, classes = data.pool.shape, data.pool.classes
+        shape, classes = data.pool.shape, data.pool.outputs or data.pool.classes
+        self._sizes, self._objective = (shape, classes), objective
         super().__init__(model, shape, classes)
         self._simulation = simulation
         self._model, self._training, self._streams = model, training, streams
@@ -69,7 +78,8 @@ class Learning(Learner):
             )
         device = _device(training.device)
         self._data = data
-        self._solver = pick(self._architecture or self._module(), device, training.solver)
+        losses = None if objective.is_plain else objective.losses
+        self._solver = pick(self._architecture or self._module(), device, training.solver, losses)
         samples = data.without_shards()
         self._trainer = Trainer(self._solver, training, samples, streams)
         self._chooser = Chooser(self._solver, training, samples, streams)
@@ -118,11 +128,13 @@ class Learning(Learner):
             together = await self.evaluate_each(list(alone.values()))
             results = {name: together.row(at) for at, name in enumerate(alone)}
         tested = {name: (self._tests.of(served), _known(ref)) for name, (ref, served) in models.items() if name not in alone}
-        blocks = [(self._solver, weights, *block) for samples, weights in tested.values() for block in samples.blocks]
+        blocks = [
+            (self._solver, self._objective, weights, *block) for samples, weights in tested.values() for block in samples.blocks
+        ]
         judged = iter(await self._joined(judge, blocks))
         for name, (samples, _) in tested.items():
             parts = [next(judged) for _ in samples.blocks]
-            results[name] = counted(samples.devices, samples.owner, parts, samples.order)
+            results[name] = counted(self._objective, samples.devices, samples.owner, parts, samples.order)
         return Evaluation.together({name: results[name] for name in models})
 
     async def evaluate_each(self, models: Sequence[tuple[Ref, int]]) -> Evaluation:
@@ -131,9 +143,9 @@ class Learning(Learner):
         order = sorted((at for at, (_, _, y) in enumerate(tests) if len(y)), key=lambda at: (-len(tests[at][2]), at))
         chunks = [order[at : at + _TESTED_AT_ONCE] for at in range(0, len(order), _TESTED_AT_ONCE)]
         parts = [zip(*((_known(tests[at][0]), *tests[at][1:]) for at in chunk), strict=True) for chunk in chunks]
-        judged: list[Judged] = await self._joined(judge_each, [(self._solver, *part) for part in parts])
+        judged: list[Judged] = await self._joined(judge_each, [(self._solver, self._objective, *part) for part in parts])
         owner = np.repeat(np.array(order, dtype=np.int64), [len(tests[at][2]) for at in order])
-        return counted([device for _, device in models], owner, judged)
+        return counted(self._objective, [device for _, device in models], owner, judged)
 
     def first_epoch(self, update: Ref) -> Ref:
         recipe = update.recipe
@@ -232,9 +244,9 @@ class Learning(Learner):
         return flat_weights(list(numbers(self._module(0, count)).values()))
 
     def _module(self, *ids: int) -> nn.Module:
-        """The user's own module, initialised under a seed of the run's."""
-        assert isinstance(self._model, ModuleModel)
-        return self._model.module(self._streams.word(_INIT, *ids) >> 1)
+        """The module, initialised under a seed of the run's."""
+        assert isinstance(self._model, TorchModel)
+        return self._model.module(*self._sizes, self._streams.word(_INIT, *ids) >> 1)
 
     def _mixed(self, recipe: Mixed) -> Weights:
         self._finite([part for part, _ in recipe.parts])
@@ -262,16 +274,25 @@ class Learning(Learner):
         return np.full(self.parameters, np.nan, dtype=np.float32) if otherwise is None else _known(otherwise)
 
 
-def pick(model: Architecture | nn.Module, device: torch.device, choice: str) -> Solver:
-    """The solver of a model on a device: closed forms for dense layers on a CPU, otherwise torch."""
-    if choice == "fast" and device.type == "cpu" and isinstance(model, Architecture) and model.is_dense:
+def pick(
+    model: Architecture | nn.Module,
+    device: torch.device,
+    choice: str,
+    losses: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+) -> Solver:
+    """The solver of a model on a device: closed forms for dense layers on a CPU, otherwise torch.
+
+    ``losses``: that of each sample instead of cross-entropy, for which there are no closed forms.
+    """
+    if choice == "fast" and device.type == "cpu" and isinstance(model, Architecture) and model.is_dense and losses is None:
         from fedsim.learning.solvers.dense import Dense  # with numba, which nothing else needs
 
         return Dense(model)
     module = module_of(model) if isinstance(model, Architecture) else model
-    if choice == "reference" or device.type == "cpu" or batch_norms(module):  # what pads stacked batches is no sample
-        return Reference(module, device)
-    return Stacked(module, device)
+    recurrent = any(isinstance(part, nn.RNNBase) for part in module.modules())  # whose kernels cannot be stacked
+    if choice == "reference" or device.type == "cpu" or batch_norms(module) or recurrent:  # padding is no sample
+        return Reference(module, device, losses=losses)
+    return Stacked(module, device, losses=losses)
 
 
 def _known(ref: Ref) -> Weights:

@@ -7,10 +7,12 @@ at the start (even inputs, stride 2), shapes and counts are the same and the val
 import math
 from abc import abstractmethod
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
+from fedsim.data.federated import TokenShape
+from fedsim.errors import ScenarioError
 from fedsim.language.imports import refuse_unless_allowed
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
@@ -62,6 +64,8 @@ class Layered(Model):
 
     def architecture(self, shape: Shape, classes: int) -> Architecture:
         """The layers for samples of ``shape``."""
+        if isinstance(shape, TokenShape):
+            raise ScenarioError(f"model.kind is {self.kind!r}, which takes numbers, and samples are tokens; {_OF_TOKENS}")
         front = self.front(shape[0])
         if front or len(shape) > 1:
             front = (*front, Flatten())
@@ -218,14 +222,107 @@ class CNN5(_TwoConvolutions):
     widths: ClassVar[tuple[int, ...]] = (128,)
 
 
-class ModuleModel(Model):
+_OF_TOKENS = "of tokens are 'char-lstm', 'transformer' and 'module'"
+
+
+class TorchModel(Model):
+    """A model that is a ``torch.nn.Module``."""
+
+    @abstractmethod
+    def module(self, shape: Shape, classes: int, seed: int = 0) -> "nn.Module":
+        """The module, initialised under ``seed``; ``ScenarioError`` if there is none, or none that can be used."""
+
+    def tensors(self, shape: Shape, classes: int) -> list[Tensor]:
+        from fedsim.learning.factory import numbers
+
+        module = self.module(shape, classes)
+        layers = {name: type(part).__name__ for name, part in module.named_modules()}
+        return [Tensor(name, each.numel(), layers[name.rpartition(".")[0]]) for name, each in numbers(module).items()]
+
+    def flops(self, shape: Shape, classes: int) -> float:
+        """FLOPs of a training step on one sample: three times the matrix products and convolutions of a forward pass."""
+        from fedsim.learning.factory import forward_flops
+
+        return 3.0 * forward_flops(self.module(shape, classes), shape)
+
+
+class _OfTokens(TorchModel):
+    """A built-in model of tokens."""
+
+    def module(self, shape: Shape, classes: int, seed: int = 0) -> "nn.Module":
+        from fedsim.learning.factory import seeded
+
+        if not isinstance(shape, TokenShape) or len(shape) != 1:
+            raise ScenarioError(
+                f"model.kind is {self.kind!r}, which takes sequences of tokens, and samples are of shape {tuple(shape)}"
+                f"{' tokens' if isinstance(shape, TokenShape) else ' numbers'}"
+            )
+        return seeded(lambda: self.made(shape, classes), seed)
+
+    @abstractmethod
+    def made(self, shape: TokenShape, outputs: int) -> "nn.Module":
+        """The module with freshly drawn weights."""
+
+
+class CharLSTM(_OfTokens):
+    """An LSTM over embedded tokens, with a dense layer at each; 35,165 parameters by default on 61 characters.
+
+    With ``hidden = 256`` and ``layers = 2`` that of TensorFlow Federated's Shakespeare (820,522 parameters on 90 characters),
+    with the second vector of biases that torch's LSTM has: 2,048 more.
+
+    Attributes:
+        embedding: numbers of an embedded token.
+        hidden: units of each layer.
+        layers: one above the other.
+    """
+
+    kind: Literal["char-lstm"] = "char-lstm"
+    embedding: int = Field(default=8, ge=1, le=100_000)
+    hidden: int = Field(default=64, ge=1, le=100_000)
+    layers: int = Field(default=1, ge=1, le=100)
+
+    def made(self, shape: TokenShape, outputs: int) -> "nn.Module":
+        from fedsim.learning.sequences import LSTMModule
+
+        return LSTMModule(shape, outputs, self.embedding, self.hidden, self.layers)
+
+
+class Transformer(_OfTokens):
+    """A transformer with learned places and norms before each block, without dropout (Radford et al. 2019, small).
+
+    For the next token attention sees earlier ones alone.
+
+    Attributes:
+        width: numbers of a token; four times as many within a block.
+        heads: of attention; divides ``width``.
+        layers: blocks.
+    """
+
+    kind: Literal["transformer"] = "transformer"
+    width: int = Field(default=32, ge=1, le=100_000)
+    heads: int = Field(default=4, ge=1, le=1_000)
+    layers: int = Field(default=2, ge=1, le=1_000)
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        if self.width % self.heads:
+            raise ValueError(f"'width' is {self.width} and 'heads' {self.heads}; heads must divide the width")
+        return self
+
+    def made(self, shape: TokenShape, outputs: int) -> "nn.Module":
+        from fedsim.learning.sequences import TransformerModule
+
+        return TransformerModule(shape, outputs, self.width, self.heads, self.layers)
+
+
+class ModuleModel(TorchModel):
     """Any ``torch.nn.Module``, by the import path of something that makes one.
 
-    The module maps samples [n, *shape] to outputs [n, classes]. Its loss is softmax cross-entropy unless it has a method
-    ``loss(outputs, y)`` that returns one loss a sample, [n]. It initialises itself, under a seed of the run's. Dropout is
-    replaced by one whose masks are keyed; whatever else draws random numbers in training is refused. Running statistics of
-    batch norms are numbers of the model like its parameters: they travel and are averaged (``fedbn`` keeps them), but no
-    gradient moves them.
+    The module maps samples [n, *shape] (tokens: int64) to outputs [n, classes], or [n, T, vocabulary] where each token asks for
+    one. Its loss is that of the objective unless it has a method ``loss(outputs, y)`` that returns one loss a sample, [n]. It
+    initialises itself, under a seed of the run's. Dropout is replaced by one whose masks are keyed; whatever else draws random
+    numbers in training is refused. Running statistics of batch norms are numbers of the model like its parameters: they travel
+    and are averaged (``fedbn`` keeps them), but no gradient moves them.
 
     Attributes:
         factory: ``package.module:Name`` of a subclass of ``torch.nn.Module``, or of a function that is annotated to return one.
@@ -242,24 +339,10 @@ class ModuleModel(Model):
         refuse_unless_allowed(factory, "model.factory")
         return factory
 
-    def module(self, seed: int = 0) -> "nn.Module":
-        """The module, initialised under ``seed``; ``ScenarioError`` if there is none, or none that can be used."""
+    def module(self, shape: Shape, classes: int, seed: int = 0) -> "nn.Module":
         from fedsim.learning.factory import build  # loads torch
 
         return build(self.factory, self.args, seed)
-
-    def tensors(self, shape: Shape, classes: int) -> list[Tensor]:
-        from fedsim.learning.factory import numbers
-
-        module = self.module()
-        layers = {name: type(part).__name__ for name, part in module.named_modules()}
-        return [Tensor(name, each.numel(), layers[name.rpartition(".")[0]]) for name, each in numbers(module).items()]
-
-    def flops(self, shape: Shape, classes: int) -> float:
-        """FLOPs of a training step on one sample: three times the matrix products and convolutions of a forward pass."""
-        from fedsim.learning.factory import forward_flops
-
-        return 3.0 * forward_flops(self.module(), shape)
 
 
 class SizeOnly(Model):
@@ -297,6 +380,8 @@ MODELS = Registry.of(
     CflCNN,
     CataCNN,
     CNN5,
+    CharLSTM,
+    Transformer,
     ModuleModel,
     SizeOnly,
 )

@@ -18,6 +18,8 @@ import numpy as np
 
 from fedsim.errors import ScenarioError
 from fedsim.learning.architecture import Shape
+from fedsim.learning.factory import example
+from fedsim.learning.objectives import Classification, Objective
 from fedsim.model_cost import ModelCost, Operations
 
 if TYPE_CHECKING:
@@ -49,30 +51,42 @@ _PASSES = {
 layers on one core of an AMD EPYC 9004 with torch 2.13 (oneDNN, MKL), and to no model."""
 
 
-def cost_of(model: "Model", shape: Shape, classes: int, training: "TrainingSpec") -> ModelCost:
-    """The cost of one SGD step with a scenario's model.
+def cost_of(
+    model: "Model", shape: Shape, classes: int, training: "TrainingSpec", objective: "Objective | None" = None
+) -> ModelCost:
+    """The cost of one SGD step with a scenario's model; the loss is that of ``objective``, without it cross-entropy.
 
     The momentum and the weight decay of ``training`` count; what strategies add to a step (a proximal term) does not. A module
     that cannot be trained on such samples raises ``ScenarioError``.
     """
-    from fedsim.learning.models import Layered, ModuleModel, SizeOnly
+    from fedsim.learning.models import Layered, SizeOnly, TorchModel
     from fedsim.learning.solvers.reference import module_of
 
     if isinstance(model, SizeOnly):
         return ModelCost.of_size(model.bytes, model.flops_per_sample, momentum=training.momentum > 0)
-    assert isinstance(model, Layered | ModuleModel)
-    module = model.module() if isinstance(model, ModuleModel) else module_of(model.architecture(shape, classes))
-    return profile(module, shape, classes, training.momentum, training.weight_decay)
+    assert isinstance(model, Layered | TorchModel)
+    module = model.module(shape, classes) if isinstance(model, TorchModel) else module_of(model.architecture(shape, classes))
+    return profile(module, shape, classes, training.momentum, training.weight_decay, objective)
 
 
-def profile(module: "nn.Module", shape: Shape, classes: int, momentum: float = 0.0, weight_decay: float = 0.0) -> ModelCost:
+def profile(
+    module: "nn.Module",
+    shape: Shape,
+    classes: int,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    objective: "Objective | None" = None,
+) -> ModelCost:
     """The cost of one SGD step with a module, which is left as it was.
 
-    The module maps samples [n, *shape] to outputs [n, classes]; its loss is cross-entropy unless it has a method ``loss``.
+    The module maps samples [n, *shape] to outputs [n, classes]; its loss is cross-entropy, or that of ``objective``, unless it
+    has a method ``loss``.
     """
+    learned = Classification() if objective is None else objective
     for place in ("meta", "cpu"):
         try:
-            steps = [_step(module, (size, *shape), momentum, weight_decay, place) for size in (_SMALL, _LARGE)]
+            batches = [example(size, shape) for size in (_SMALL, _LARGE)]
+            steps = [_step(module, batch, learned, momentum, weight_decay, place) for batch in batches]
             break
         except Exception as error:
             if place == "cpu":  # some modules look at values, which tensors that hold nothing do not have
@@ -99,17 +113,21 @@ def _by_sample(small: list[Counted], large: list[Counted]) -> Operations:
 
 
 def _step(
-    module: "nn.Module", batch: Shape, momentum: float, weight_decay: float, place: str
+    module: "nn.Module",
+    batch: "torch.Tensor",
+    objective: Objective,
+    momentum: float,
+    weight_decay: float,
+    place: str,
 ) -> "tuple[dict[str, list[Counted]], float, float]":
     """The operations of a second step (the first makes the optimiser's state), bytes kept for it, and bytes held always."""
     import torch
-    from torch.nn.functional import cross_entropy
 
     own = copy.deepcopy(module).to(place).train()
-    x, y = torch.zeros(batch, device=place), torch.zeros(batch[0], dtype=torch.long, device=place)
+    x = batch.to(place)
     trained = [parameter for parameter in own.parameters() if parameter.requires_grad]
     optimiser = torch.optim.SGD(trained, lr=0.1, momentum=momentum, weight_decay=weight_decay, foreach=False)
-    loss_of: Callable[..., Any] = own.loss if hasattr(own, "loss") else cross_entropy  # type: ignore[assignment]
+    loss_of: Callable[..., Any] = own.loss if hasattr(own, "loss") else objective.losses  # type: ignore[assignment]
     known = {_storage(parameter) for parameter in own.parameters()}
     found: dict[str, list[Counted]] = {}
     kept: dict[int, int] = {}
@@ -120,6 +138,7 @@ def _step(
         return tensor
 
     with torch.random.fork_rng(devices=[]):
+        y = objective.answers(own(x).detach())
         for _ in range(2):
             optimiser.zero_grad()
             kept.clear()

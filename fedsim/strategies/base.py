@@ -76,6 +76,14 @@ class StrategyParams(Spec):
         return self
 
     @property
+    def needs_accuracy(self) -> str | None:
+        """Why it does not go with an objective without right answers, as "key is value"; None if it does."""
+        selection = getattr(self, "selection", None)
+        if isinstance(selection, Selection) and selection.needs_accuracy:
+            return f"strategy.selection is {selection.kind!r}"
+        return None
+
+    @property
     def called(self) -> str:
         """The strategy's name in messages to users."""
         return f"the strategy {self.kind!r}"

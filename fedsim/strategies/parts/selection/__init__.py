@@ -83,6 +83,9 @@ class Selection(Spec):
     looks_at_each: ClassVar[str | None] = None
     """Reason why the selection needs single updates; None if their sum, or that of an edge server, is enough."""
 
+    needs_accuracy: ClassVar[bool] = False
+    """Whether it goes by accuracies, which not every objective has."""
+
     uniform: ClassVar[bool] = False
     """Whether all devices that are there are as likely to be chosen, whatever happened before."""
 
