@@ -319,8 +319,7 @@ def study_command(
     "--target",
     "targets",
     multiple=True,
-    type=float,
-    help="An accuracy (0..1): adds rounds, time and bytes until it was reached; may be repeated.",
+    help="An accuracy (0..1), or such as perplexity=8: adds rounds, time and bytes until it was reached; may be repeated.",
 )
 @click.option("--baseline", help="The run or variant that the others are compared with; by default the first run.")
 @click.option("--published", type=click.Path(dir_okay=False), help="A file of published figures, shown beside the study's.")
@@ -332,7 +331,7 @@ def study_command(
 def compare_command(
     runs: tuple[Path, ...],
     ledger: Any,
-    targets: tuple[float, ...],
+    targets: tuple[str, ...],
     baseline: str | None,
     published: str | None,
     form: Any,

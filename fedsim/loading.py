@@ -188,9 +188,9 @@ class LoadedRun:
         """Every model file's tensors, by file name without its ending and tensor name."""
         return self.folder.models()
 
-    def costs_to(self, accuracy: float) -> dict[str, float]:
-        """Costs until a test first showed an accuracy (0..1): rounds, time (s), bytes, joules, grams; nan if none did."""
-        return costs_to(self.folder.rounds, accuracy)
+    def costs_to(self, accuracy: float | str) -> dict[str, float]:
+        """Costs until a test had an accuracy (0..1) or ``"perplexity=8"``: rounds, time (s), bytes, joules, grams (or nan)."""
+        return costs_to(self.folder.rounds, accuracy, self.summary)
 
     def figure(self, kind: str = "accuracy", **options: Any) -> "Figure":
         """A picture of the run.

@@ -18,6 +18,7 @@ from fedsim.records.reading import RunFolder
 if TYPE_CHECKING:
     from fedsim.compare.answer import Answer, RankedLine, Ranking
     from fedsim.compare.table import ComparedColumn, ComparedTable
+    from fedsim.records.targets import Target
 
 _NOTHING = "\N{EN DASH}"
 _MOST_ROUNDS = 60  # rows; of more rounds every so many-th, the best and the last
@@ -229,7 +230,7 @@ def answers(found: "Sequence[Answer]", colours: dict[int, str]) -> list[Markup]:
     parts = []
     for answer in found[:_MOST_WORLDS]:
         parts += [el("h3", answer.world)] if answer.world else []
-        plots = [el("div", *_in_words(one, answer.target), _plot(one, answer.target, colours)) for one in answer.rankings]
+        plots = [el("div", *_in_words(one, answer.goal), _plot(one, answer.target, colours)) for one in answer.rankings]
         parts.append(el("div", *plots, class_="plots"))
         parts += [el("p", answer.missing, class_="soft")] if answer.missed else []
     if len(found) > _MOST_WORLDS:
@@ -237,18 +238,19 @@ def answers(found: "Sequence[Answer]", colours: dict[int, str]) -> list[Markup]:
     return parts
 
 
-def _in_words(ranking: "Ranking", target: float | None) -> Iterator[Markup]:
+def _in_words(ranking: "Ranking", goal: str) -> Iterator[Markup]:
     """The best in bold, then how the others compare with it."""
     if words := ranking.sentences:
-        to = f"To an accuracy of {target:g} " if ranking.measure.is_cost else ""
-        yield el("p", el("strong", to + words[0]), " " + " ".join(words[1:]), class_="answer")
+        yield el(
+            "p", el("strong", (goal if ranking.measure.is_cost else "") + words[0]), " " + " ".join(words[1:]), class_="answer"
+        )
 
 
-def _plot(ranking: "Ranking", target: float | None, colours: dict[int, str]) -> Markup:
+def _plot(ranking: "Ranking", target: "Target | None", colours: dict[int, str]) -> Markup:
     """One figure of all lines, the best on top: name, value, and a dot with its interval."""
     there = [one for one in ranking.entries if one.values]
     scale = _Scale(there, ranking)
-    show = _SHOW[ranking.measure.unit]
+    show = _SHOW.get(ranking.measure.unit, "{:.4g}".format)
     rows = []
     for one in there:
         whole = len(one.values) == one.of
@@ -264,7 +266,7 @@ def _plot(ranking: "Ranking", target: float | None, colours: dict[int, str]) -> 
         )
         rows.append(el("tr", *row, class_=None if whole and not one.reference else "soft"))
     axis = el("tr", el("td"), el("td"), el("td", el("span", scale.low), el("span", scale.high), class_="axis"))
-    title = _TITLES[ranking.measure.unit].format(f"{target:g}" if target is not None else "")
+    title = _TITLES.get(ranking.measure.unit, ranking.measure.name).format(f"{target:g}" if target is not None else "")
     more = "more is better" if ranking.measure.more_is_better else "less is better"
     caption = el("caption", el("strong", title), el("small", f" {more}{', log scale' if scale.log else ''}"))
     return el("table", caption, el("tbody", *rows), el("tfoot", axis), class_="plot")
@@ -275,7 +277,7 @@ class _Scale:
 
     def __init__(self, entries: "Sequence[RankedLine]", ranking: "Ranking") -> None:
         values = [value for one in entries for value in one.values.values()]
-        least, most, show = min(values), max(values), _SHOW[ranking.measure.unit]
+        least, most, show = min(values), max(values), _SHOW.get(ranking.measure.unit, "{:.4g}".format)
         self.log = ranking.measure.is_cost and least > 0 and most > _UNLIKE * least
         if self.log:
             self._from, self._to = math.log10(least / 1.3), math.log10(most * 1.3)

@@ -14,6 +14,7 @@ from fedsim.compare.measures import BEST, FINAL, Measure, Values, cost_of
 from fedsim.compare.paired import Estimate, mean_of, paired_difference, ratio_of
 from fedsim.language.units import show_bytes, show_joules, show_seconds
 from fedsim.output.harmless import clean
+from fedsim.records.targets import Target
 
 TARGETED = ("time", "traffic", "energy")
 _STEP = 0.05  # of targets that nobody has named
@@ -98,7 +99,8 @@ class Ranking:
 
     def _best(self, first: RankedLine) -> str:
         if not self.measure.is_cost:
-            return f"ends with the highest accuracy, {first.mean.mean:.3f}"
+            most = "highest" if self.measure.more_is_better else "lowest"
+            return f"ends with the {most} {self.measure.name.removeprefix('final ')}, {first.mean.mean:.3f}"
         verb, what, _, show = _TELLS[self.measure.unit]
         return f"{verb} the least {what}, {show(first.mean.mean)}"
 
@@ -118,7 +120,7 @@ class Ranking:
             within = f"{-found.high:.3f} to {-found.low:.3f}"
         if found.pairs < 2:
             return f"{said}, in the one world that both were run in" if not self.are_runs else said
-        sign = 1 if self.measure.is_cost else -1
+        sign = -1 if self.measure.more_is_better else 1
         beaten = sum(sign * other.values[seed] > sign * value for seed, value in first.values.items())
         doubt = "" if self.is_apart(other, first) else ", so these seeds do not tell the two apart"
         return f"{said} (95 % interval {within}; worse in {beaten} of {found.pairs} worlds{doubt})"
@@ -130,13 +132,13 @@ class Answer:
 
     Attributes:
         world: the point of the grid, or the study, in words; empty if there is only one.
-        target: the accuracy that costs are compared at; None where no line was evaluated, or reached any.
-        rankings: by time, bytes and joules to the target, as far as they are known, and by final accuracy.
+        target: the value that costs are compared at; None where no line was evaluated, or reached any.
+        rankings: by time, bytes and joules to the target, as far as they are known, by final accuracy, and final metrics.
         missed: the lines that did not reach the target in all their runs: name, runs that did, runs.
     """
 
     world: str
-    target: float | None
+    target: Target | None
     rankings: tuple[Ranking, ...]
     missed: tuple[tuple[str, int, int], ...]
 
@@ -145,11 +147,18 @@ class Answer:
         """Sentences, one paragraph per figure, and the lines that missed the target."""
         where = f"{self.world}: " if self.world else ""
         said = [
-            f"{where}{f'To an accuracy of {self.target:g} ' if one.measure.is_cost else ''}{' '.join(one.sentences)}"
+            f"{where}{self.goal if one.measure.is_cost else ''}{' '.join(one.sentences)}"
             for one in self.rankings
             if one.sentences
         ]
         return [*said, *([where + self.missing] if self.missed else [])]
+
+    @property
+    def goal(self) -> str:
+        """The target, as a sentence about costs begins."""
+        if self.target is None:
+            return ""
+        return f"To {'an accuracy of ' if self.target.metric == 'accuracy' else ''}{self.target:g} "
 
     @property
     def missing(self) -> str:
@@ -165,14 +174,18 @@ class Answer:
         return list(dict.fromkeys(places))
 
 
-def answers(lines: Lines, figures: Sequence[Sequence[Values]], targets: Sequence[float]) -> Iterator[Answer]:
+def answers(
+    lines: Lines, figures: Sequence[Sequence[Values]], targets: Sequence[float | Target], finals: Sequence[Measure] = ()
+) -> Iterator[Answer]:
     """The answers of a comparison, world by world.
 
     Args:
         lines: to compare.
         figures: of each line, those of its runs, with the costs to the ``targets``.
-        targets: accuracies; each world is compared at the highest that any of its lines reaches.
+        targets: each world is compared at the highest accuracy that any of its lines reaches; targets of metrics go first.
+        finals: of metrics, by which lines are ranked too.
     """
+    goals = [Target.read(target) for target in targets]
     worlds: dict[tuple[Any, ...], list[int]] = {}
     for place, line in enumerate(lines.lines):
         if line.runs:
@@ -182,9 +195,9 @@ def answers(lines: Lines, figures: Sequence[Sequence[Values]], targets: Sequence
         line = lines.lines[places[0]]
         point = [f"{key.rpartition('.')[2]} {shown(value)}" for key, value in line.point]
         name = ", ".join([*([line.study] if len(studies) > 1 and line.study else []), *point])
-        target = _target(lines, figures, places, targets)
+        target = _target(lines, figures, places, goals)
         costs = [] if target is None else [cost_of(what, target) for what in TARGETED]
-        rankings = [_ranking(lines, figures, places, one) for one in (*costs, FINAL)]
+        rankings = [_ranking(lines, figures, places, one) for one in (*costs, FINAL, *finals)]
         late = [one for one in rankings[0].entries if len(one.values) < one.of and not one.reference] if costs else []
         yield Answer(
             "" if len(worlds) == 1 else clean(name),
@@ -202,19 +215,25 @@ def _ranking(lines: Lines, figures: Sequence[Sequence[Values]], places: Sequence
 
     def rank(one: RankedLine) -> tuple[float, float]:
         missing = 1 - len(one.values) / one.of
-        return missing, (1 if measure.is_cost else -1) * one.mean.mean if one.values else math.inf
+        return missing, (-1 if measure.more_is_better else 1) * one.mean.mean if one.values else math.inf
 
     bases = set() if lines.is_first else {lines.baselines[place] for place in places} - {None}
     return Ranking(measure, tuple(sorted(entries, key=rank)), bases.pop() if len(bases) == 1 else None, lines.are_runs)
 
 
-def _target(lines: Lines, figures: Sequence[Sequence[Values]], places: Sequence[int], targets: Sequence[float]) -> float | None:
-    """The highest target that a line of a world reaches in all its runs, or else in any."""
+def _target(
+    lines: Lines, figures: Sequence[Sequence[Values]], places: Sequence[int], targets: Sequence[Target]
+) -> Target | None:
+    """The first target of a metric that a run of a world reaches, or the highest accuracy that a line reaches in all its runs,
+    or else in any."""
+    for target in (target for target in targets if target.metric != "accuracy"):
+        if any(values[cost_of("rounds", target).name] is not None for place in places for values in figures[place]):
+            return target
     ranked = [place for place in places if not lines.lines[place].reference]
     best = [[one[BEST.name] for one in figures[place]] for place in ranked]
     for sure in (min, max):
         most = max((sure(-1.0 if value is None else value for value in own) for own in best), default=-1.0)
-        if reached := [target for target in targets if target <= most]:
+        if reached := [target for target in targets if target.metric == "accuracy" and target.value <= most]:
             return max(reached)
     return None
 

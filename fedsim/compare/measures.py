@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -11,7 +11,7 @@ from fedsim.records import folder as files
 from fedsim.records.fairness import jain_index, worst_decile
 from fedsim.records.ledger import LedgerPreset, total
 from fedsim.records.reading import RunFolder
-from fedsim.records.targets import until
+from fedsim.records.targets import Target, until
 
 Topic = Literal["accuracy", "cost", "to target", "wasted", "fairness and groups"]
 
@@ -30,6 +30,7 @@ class Measure:
         topic: of the table in which it is shown.
         is_cost: whether ratios of it mean something. The least is the best.
         more_is_better: whether the most is the best.
+        less_is_better: whether the least is, of what is no cost.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Measure:
     topic: Topic
     is_cost: bool = False
     more_is_better: bool = False
+    less_is_better: bool = False
 
     @property
     def most(self) -> float:
@@ -46,7 +48,8 @@ class Measure:
     @property
     def best(self) -> Preferred:
         """The preferred extreme: the least of costs and waste, the most of accuracies; None for others."""
-        return "most" if self.more_is_better else "least" if self.is_cost or self.topic == "wasted" else None
+        least = self.is_cost or self.less_is_better or self.topic == "wasted"
+        return "most" if self.more_is_better else "least" if least else None
 
     @property
     def head(self) -> str:
@@ -85,17 +88,27 @@ _LAST = (
 _TO_TARGET = {"rounds": "", "time": "s", "traffic": "bytes", "energy": "J", "carbon": "g"}
 
 
-def measures(targets: Sequence[float] = ()) -> list[Measure]:
-    """All measures, in the order of their columns; five more for each target accuracy."""
-    return [*_FIRST, *(cost_of(what, target) for target in targets for what in _TO_TARGET), *_LAST]
+def measures(targets: Sequence[float | Target] = (), own: Sequence[Measure] = ()) -> list[Measure]:
+    """All measures, in the order of their columns; five more for each target, and ``own`` ones for the runs' metrics."""
+    return [*_FIRST, *own, *(cost_of(what, target) for target in targets for what in _TO_TARGET), *_LAST]
 
 
-def cost_of(what: str, target: float) -> Measure:
-    """The measure of the ``rounds``, ``time``, ``traffic``, ``energy`` or ``carbon`` to a target accuracy."""
+def of_metrics(runs: Iterable[RunFolder]) -> list[Measure]:
+    """The final and the best value of each metric that one of the runs has."""
+    known = {name: told["best_is"] == "most" for run in runs for name, told in run.summary.get("metrics", {}).items()}
+    return [
+        Measure(f"{which} {name}", "", "accuracy", more_is_better=most, less_is_better=not most)
+        for name, most in known.items()
+        for which in ("final", "best")
+    ]
+
+
+def cost_of(what: str, target: float | Target) -> Measure:
+    """The measure of the ``rounds``, ``time``, ``traffic``, ``energy`` or ``carbon`` to a target."""
     return Measure(f"{what} to target {target:g}", _TO_TARGET[what], "to target", is_cost=True)
 
 
-def measure(run: RunFolder, targets: Sequence[float] = (), ledger: LedgerPreset = "strict") -> Values:
+def measure(run: RunFolder, targets: Sequence[float | Target] = (), ledger: LedgerPreset = "strict") -> Values:
     """The figures of a run, by their measures' names.
 
     A run on pooled data (the reference line of centralised training) has accuracy and rounds alone: its times and bytes are
@@ -103,7 +116,7 @@ def measure(run: RunFolder, targets: Sequence[float] = (), ledger: LedgerPreset 
 
     Args:
         run: the folder.
-        targets: accuracies (0..1).
+        targets: accuracies (0..1), or of other metrics.
         ledger: ``strict`` counts every byte that moved, ``paper`` as the papers count; the bytes until a target are strict.
 
     Raises:
@@ -116,7 +129,7 @@ def measure(run: RunFolder, targets: Sequence[float] = (), ledger: LedgerPreset 
     except (AttributeError, KeyError, TypeError) as error:  # a summary that is JSON, but not of a run
         raise RunFolderError(f"{files.SUMMARY} of {str(run.path)!r} is damaged: {type(error).__name__}: {error}") from None
     if run.scenario.get("data", {}).get("pooled_from") is not None:
-        values |= {name: None for name in values if not name.startswith(("rounds", FINAL.name, BEST.name))}
+        values |= {name: None for name in values if not name.startswith(("rounds", "final ", "best "))}
     return {name: None if value is None or math.isnan(value) else value for name, value in values.items()}
 
 
@@ -131,6 +144,7 @@ def _of_run(run: RunFolder, ledger: LedgerPreset) -> Values:
         "best accuracy": summary["accuracy"]["best"],
         "worst-decile accuracy": worst_decile(accuracies),
         "fine-tuned accuracy": summary["accuracy"].get("fine_tuned"),
+        **{f"{which} {name}": told[which] for name, told in summary.get("metrics", {}).items() for which in ("final", "best")},
         "simulated time": summary["simulated_s"],
         "traffic": float(moved["paper"] if ledger == "paper" else total(moved)),
         "compute": work.seconds,
@@ -148,9 +162,10 @@ def _of_run(run: RunFolder, ledger: LedgerPreset) -> Values:
     }
 
 
-def costs_until(run: RunFolder, target: float) -> Values:
-    """Costs until a test first showed the target accuracy, by the measures' names; None where none did."""
-    return dict(zip((cost_of(what, target).name for what in _TO_TARGET), until(run.rounds, target).values(), strict=True))
+def costs_until(run: RunFolder, target: float | Target) -> Values:
+    """Costs until a test first showed the target, by the measures' names; None where none did."""
+    found = until(run.rounds, target, run.summary)
+    return dict(zip((cost_of(what, target).name for what in _TO_TARGET), found.values(), strict=True))
 
 
 class DeviceWork(NamedTuple):

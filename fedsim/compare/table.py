@@ -12,14 +12,18 @@ from fedsim.compare.measures import (
     WASTED_COMPUTE,
     Measure,
     Preferred,
+    Values,
     cost_of,
     costs_until,
     measure,
     measures,
+    of_metrics,
 )
 from fedsim.compare.paired import Estimate, mean_of, paired_difference, ratio_of
+from fedsim.errors import ScenarioError, nearest
 from fedsim.output.harmless import clean
 from fedsim.records.ledger import LedgerPreset
+from fedsim.records.targets import Target
 
 
 @dataclass(frozen=True)
@@ -96,16 +100,24 @@ class Comparison:
 
     Args:
         lines: to compare.
-        targets: accuracies (0..1), besides those that studies name.
+        targets: accuracies (0..1), or of other metrics; besides those that studies name.
         ledger: see ``measure``.
     """
 
-    def __init__(self, lines: Lines, targets: Sequence[float] = (), ledger: LedgerPreset = "strict") -> None:
-        self._targets = sorted({*lines.targets, *targets})
-        self.lines, self._measures = lines, measures(self._targets)
-        self._figures = [[measure(run, self._targets, ledger) for run in line.runs] for line in lines.lines]
+    def __init__(self, lines: Lines, targets: Sequence[float | str] = (), ledger: LedgerPreset = "strict") -> None:
+        self._targets = sorted({Target.read(target) for target in (*lines.targets, *targets)})
+        of_runs = of_metrics(run for line in lines.lines for run in line.runs)
+        self._finals = [one for one in of_runs if one.name.startswith("final ")]
+        known = ["accuracy", "loss", *(one.name.removeprefix("final ") for one in self._finals)]
+        for target in self._targets:
+            if target.metric not in known:
+                hint = f"{', '.join(known)}{nearest(target.metric, known)}"
+                raise ScenarioError(f"--target is of {target.metric!r}, which no run has; they have {hint}")
+        self.lines, self._measures = lines, measures(self._targets, of_runs)
+        blank: Values = dict.fromkeys(one.name for one in of_runs)
+        self._figures = [[blank | measure(run, self._targets, ledger) for run in line.runs] for line in lines.lines]
         if not self._targets and (usual := usual_target(lines, self._figures)) is not None:
-            self._targets = [usual]
+            self._targets = [Target(usual)]
             for line, own in zip(lines.lines, self._figures, strict=True):
                 for run, values in zip(line.runs, own, strict=True):
                     values |= costs_until(run, usual)
@@ -138,7 +150,7 @@ class Comparison:
         targets = sorted({one.target for one in found if one.target is not None})
         wanted = [cost_of(what, target) for target in targets for what in TARGETED] or [TIME, TRAFFIC]
         columns = [column for column in self._identity() if column.head != "strategy" or self.lines.are_runs]
-        columns += [self._column(one) for one in (FINAL, *wanted, WASTED_COMPUTE)]
+        columns += [self._column(one) for one in (FINAL, *self._finals, *wanted, WASTED_COMPUTE)]
         columns = [replace(column, topic="", cells=tuple(column.cells[row] for row in rows)) for column in columns]
         left_out, notes = len(self._figures) - len(rows), [*_not_done(self.lines)]
         more = [f"{left_out} more line{'s are' if left_out > 1 else ' is'} not shown here."] if left_out else []
@@ -147,7 +159,7 @@ class Comparison:
 
     def answers(self) -> list[Answer]:
         """The answers, world by world; where no target was named, of one that half of the lines reach."""
-        return list(answers(self.lines, self._figures, self._targets))
+        return list(answers(self.lines, self._figures, self._targets, self._finals))
 
     def one_by_one(self) -> ComparedTable:
         """A row a run, of studies."""

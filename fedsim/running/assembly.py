@@ -162,6 +162,11 @@ class Run:
             if mapped and (scenario.objective.kind != "classification" or data.pool.targets is not None):
                 kind = scenario.data.partition.kind
                 raise ScenarioError(f"data.partition.kind is {kind!r}, which maps labels, and models learn other targets here")
+            if scenario.strategy.needs_labels and not data.pool.labelled:
+                raise ScenarioError(
+                    f"strategy.kind is {scenario.strategy.kind!r}, which goes by labels, and the data have none; allowed with "
+                    "data.column"
+                )
             data.pool = scenario.objective.fitted(data.pool, streams)
             self.data = data
             self.samples = data.train_sizes()

@@ -60,9 +60,9 @@ class Result:
         own = [Column(name, "", "") for row in self.rows[:1] for name in row if name not in ROUNDS.names]
         return as_frame(pa.Table.from_pylist(self.rows, schema=with_columns(ROUNDS, own)))
 
-    def costs_to(self, accuracy: float) -> dict[str, float]:
-        """Costs until a test first showed an accuracy (0..1): rounds, time (s), bytes, joules, grams; or nan."""
-        return costs_to(self.rows, accuracy)
+    def costs_to(self, accuracy: float | str) -> dict[str, float]:
+        """Costs until a test had an accuracy (0..1) or ``"perplexity=8"``: rounds, time (s), bytes, joules, grams (or nan)."""
+        return costs_to(self.rows, accuracy, self.summary)
 
     def __repr__(self) -> str:
         return as_line("result", facts_of(self.summary))

@@ -75,6 +75,9 @@ class StrategyParams(Spec):
             raise ValueError(f"'aggregation.account' is true, but {why}; allowed is false")
         return self
 
+    needs_labels: ClassVar[bool] = False
+    """Whether it goes by the labels that devices hold."""
+
     @property
     def needs_accuracy(self) -> str | None:
         """Why it does not go with an objective without right answers, as "key is value"; None if it does."""

@@ -111,7 +111,7 @@ def test_targets(made: Made) -> None:
             for values in own:
                 values |= {f"{what} to target {target:g}": None for what in ("time", "traffic", "energy") for target in targets}
         (answer,) = answers(lines, figures, targets)
-        assert answer.target == expected
+        assert (answer.target and answer.target.value) == expected
     assert usual_target(lines, figures) == 0.6
     assert usual_target(lines, [[{"best accuracy": None}] * 2] * 3) is None
 

@@ -23,6 +23,7 @@ from fedsim.streams import Streams
 
 HERE = "tests.learning.test_objectives"
 TOKENS = {"data": {"source": {"kind": "text", "length": 12}, "partition": "by-label"}, "objective": {"kind": "next-token"}}
+LINEAR = {"data": {"source": "linear"}, "objective": {"kind": "regression"}}
 SHAPE = TokenShape.of((40,), 90, "next")
 
 
@@ -38,7 +39,7 @@ def test_perplexity_is_that_of_plain_torch(tmp_path: Any) -> None:
     run = fedsim.load_run(tmp_path / "run")
     raw = SOURCES.find("text")(length=12).load(None)
     module = CharLSTM(hidden=8).module(TokenShape.of((12,), raw.vocabulary, "next"), raw.vocabulary)
-    load_weights(list(module.parameters()), np.concatenate([part.ravel() for part in run.models["global"].values()]))
+    load_weights(list(module.parameters()), np.concatenate([part.ravel() for part in run.models()["global"].values()]))
     x = torch.from_numpy(raw.x_test)
     with torch.no_grad():
         outputs = module(x[:, :-1]).double()
@@ -147,7 +148,9 @@ class Endless(IterableDataset[Any]):
 def test_a_dataset_with_two_labels_and_a_column() -> None:
     data = {"source": {"kind": "dataset", "factory": f"{HERE}:Pairs"}, "column": "place", "partition": "by-label"}
     objective = {"kind": "multi-label", "metrics": ["f1", "auc"]}
-    result = fedsim.run(scenario(data=data, objective=objective, population={"devices": 4}, strategy={"kind": "fedavg", "clients_per_round": 2}))
+    result = fedsim.run(
+        scenario(data=data, objective=objective, population={"devices": 4}, strategy={"kind": "fedavg", "clients_per_round": 2})
+    )
     assert set(result.summary["metrics"]) == {"f1", "auc"}
     assert 0.0 <= result.summary["metrics"]["auc"]["final"] <= 1.0
 
@@ -159,14 +162,21 @@ def test_a_dataset_with_two_labels_and_a_column() -> None:
         ({"data": {"source": "linear"}}, "objective.kind is 'classification', which needs labels"),
         ({"objective": {"kind": "regression"}}, "objective.kind is 'regression', which needs targets that are floats"),
         ({"objective": {"kind": "next-token"}}, "which needs samples that are sequences of two tokens or more"),
-        ({"objective": {"kind": "regression", "metrics": ["perplexity"]}}, "allowed with objective.kind = 'regression' are mse"),
+        (
+            {"objective": {"kind": "regression", "metrics": ["perplexity"]}},
+            "allowed with objective.kind = 'regression' are mse",
+        ),
         (TOKENS | {"model": {"kind": "mlp"}}, "model.kind is 'mlp', which takes numbers, and samples are tokens"),
         ({"model": {"kind": "char-lstm"}}, "'char-lstm', which takes sequences of tokens"),
         ({"data": {"source": "linear", "partition": "dirichlet"}}, "deals by labels, and 'linear' has targets instead"),
         ({"data": {"source": "linear", "column": "place"}}, "data.column is 'place'; the columns"),
         ({"stop": {"rounds": 2, "metrics": {"perplexity": 8.0}}}, "stop.metrics has 'perplexity'"),
         (
-            {"data": {"source": "linear"}, "objective": {"kind": "regression"}, "strategy": {"kind": "tifl", "mode": "credits"}},
+            {
+                "data": {"source": "linear"},
+                "objective": {"kind": "regression"},
+                "strategy": {"kind": "tifl", "mode": "credits"},
+            },
             "strategy.mode is 'credits', which goes by accuracies",
         ),
         (TOKENS | {"drift": {"kind": "label-permutation"}, "model": {"kind": "char-lstm"}}, "the model learns targets instead"),
