@@ -10,6 +10,7 @@ from fedsim.errors import ScenarioError, nearest
 from fedsim.output.notebook import strategy_of
 from fedsim.records.reading import RunFolder
 from fedsim.records.study_folder import UNNAMED, IndexedVariant, is_done, is_study, read_index
+from fedsim.records.targets import Target
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,14 @@ class Lines:
 
     Attributes:
         lines: in the order of their arguments, and of the studies' variants.
-        targets: the accuracies that the studies name.
+        targets: those that the studies name.
         baselines: the place of each line's baseline, or None.
         baseline: the name of the baseline; empty if there is none.
         is_first: whether the first run is the baseline since none was named.
     """
 
     lines: tuple[ComparedLine, ...]
-    targets: tuple[float, ...]
+    targets: tuple[float | str, ...]
     baselines: tuple[int | None, ...]
     baseline: str = ""
     is_first: bool = False
@@ -84,7 +85,7 @@ def read_lines(paths: Sequence[str | Path], baseline: str | None = None) -> Line
         ScenarioError: there is no such baseline.
     """
     lines: list[ComparedLine] = []
-    targets: list[float] = []
+    targets: list[float | str] = []
     named = baseline
     for path in map(Path, paths):
         if is_study(path):
@@ -101,7 +102,7 @@ def read_lines(paths: Sequence[str | Path], baseline: str | None = None) -> Line
     if named is not None and named not in names:
         raise ScenarioError(f"--baseline is {named!r}; allowed are {', '.join(names)}{nearest(named, names)}")
     baselines = tuple(_baseline_of(line, lines, named) for line in lines)
-    return Lines(tuple(lines), tuple(sorted(set(targets))), baselines, named or "")
+    return Lines(tuple(lines), tuple(sorted(set(targets), key=Target.read)), baselines, named or "")
 
 
 def title_of(path: Path) -> str:

@@ -88,7 +88,7 @@ _LAST = (
 _TO_TARGET = {"rounds": "", "time": "s", "traffic": "bytes", "energy": "J", "carbon": "g"}
 
 
-def measures(targets: Sequence[float | Target] = (), own: Sequence[Measure] = ()) -> list[Measure]:
+def measures(targets: Sequence[float | str | Target] = (), own: Sequence[Measure] = ()) -> list[Measure]:
     """All measures, in the order of their columns; five more for each target, and ``own`` ones for the runs' metrics."""
     return [*_FIRST, *own, *(cost_of(what, target) for target in targets for what in _TO_TARGET), *_LAST]
 
@@ -103,12 +103,12 @@ def of_metrics(runs: Iterable[RunFolder]) -> list[Measure]:
     ]
 
 
-def cost_of(what: str, target: float | Target) -> Measure:
+def cost_of(what: str, target: float | str | Target) -> Measure:
     """The measure of the ``rounds``, ``time``, ``traffic``, ``energy`` or ``carbon`` to a target."""
-    return Measure(f"{what} to target {target:g}", _TO_TARGET[what], "to target", is_cost=True)
+    return Measure(f"{what} to target {Target.read(target):g}", _TO_TARGET[what], "to target", is_cost=True)
 
 
-def measure(run: RunFolder, targets: Sequence[float | Target] = (), ledger: LedgerPreset = "strict") -> Values:
+def measure(run: RunFolder, targets: Sequence[float | str | Target] = (), ledger: LedgerPreset = "strict") -> Values:
     """The figures of a run, by their measures' names.
 
     A run on pooled data (the reference line of centralised training) has accuracy and rounds alone: its times and bytes are
@@ -162,7 +162,7 @@ def _of_run(run: RunFolder, ledger: LedgerPreset) -> Values:
     }
 
 
-def costs_until(run: RunFolder, target: float | Target) -> Values:
+def costs_until(run: RunFolder, target: float | str | Target) -> Values:
     """Costs until a test first showed the target, by the measures' names; None where none did."""
     found = until(run.rounds, target, run.summary)
     return dict(zip((cost_of(what, target).name for what in _TO_TARGET), found.values(), strict=True))

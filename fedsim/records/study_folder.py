@@ -71,7 +71,7 @@ class StudyIndex(_IndexPart):
     name: str
     about: str = ""
     baseline: str | None
-    targets: tuple[float, ...]
+    targets: tuple[float | str, ...]
     seeds: Annotated[tuple[int, ...], Field(min_length=1)]
     variants: Annotated[tuple[IndexedVariant, ...], Field(min_length=1)]
 

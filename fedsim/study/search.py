@@ -17,6 +17,7 @@ from typing_extensions import override
 from fedsim.errors import ScenarioError, nearest
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
+from fedsim.records.targets import Target
 from fedsim.streams import Streams
 
 Number = int | float
@@ -38,9 +39,9 @@ class Metric(NamedTuple):
     most: bool = False
     needs: Literal["learning", "energy"] | None = "learning"
 
-    def of(self, targets: Sequence[float]) -> str:
+    def of(self, targets: Sequence[float | str]) -> str:
         """The figure's name, where a study has these targets."""
-        return f"{self.measure} {max(targets):g}" if self.to_target else self.measure
+        return f"{self.measure} {max(map(Target.read, targets)):g}" if self.to_target else self.measure
 
     @property
     def to_target(self) -> bool:

@@ -24,6 +24,7 @@ from fedsim.files import flat
 from fedsim.language.spec import Spec, json_schema
 from fedsim.language.wording import explain
 from fedsim.records.study_folder import UNNAMED
+from fedsim.records.targets import Target
 from fedsim.scenario import Scenario
 from fedsim.study.references import REFERENCES
 from fedsim.study.search import METRICS, AnySearch, Search
@@ -69,17 +70,22 @@ Grid = Annotated[
 
 
 def _listed(target: Any) -> Any:
-    return [target] if isinstance(target, int | float) and not isinstance(target, bool) else target
+    return [target] if isinstance(target, int | float | str) and not isinstance(target, bool) else target
 
 
-def _shares(target: list[float]) -> list[float]:
-    for accuracy in target:
-        if not 0 < accuracy <= 1:
-            raise ValueError(f"{accuracy:g} is no accuracy; it must lie in (0, 1]")
-    return sorted(set(target))
+def _reachable(target: list[float | str]) -> list[float | str]:
+    for one in target:
+        if isinstance(one, float) and not 0 < one <= 1:
+            raise ValueError(f"{one:g} is no accuracy; it must lie in (0, 1]")
+        Target.read(one)
+    return sorted(set(target), key=Target.read)
 
 
-Targets = Annotated[list[float], BeforeValidator(_listed, json_schema_input_type=float | list[float]), AfterValidator(_shares)]
+Targets = Annotated[
+    list[float | str],
+    BeforeValidator(_listed, json_schema_input_type=float | str | list[float | str]),
+    AfterValidator(_reachable),
+]
 
 
 SIZE, PART, TRIAL = "size", "part", "trial"  # places in the grid that are no keys of a scenario
@@ -140,7 +146,8 @@ class StudySpec(Spec):
         size: the one in which it is run; by default the first.
         references: lines to compare with, added as variants of these names (``REFERENCES``).
         baseline: the variant that the others are compared with, seed by seed; None: they are not.
-        target: accuracies (0..1), one or several: what it costs to reach each is compared.
+        target: accuracies (0..1), or of other metrics as ``"perplexity=8"``, one or several: what it costs to reach each is
+            compared.
         published: what papers say of these figures, see ``fedsim.compare.published``; tables, or in a file the path of one.
     """
 

@@ -6,11 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from sklearn.metrics import f1_score, roc_auc_score
 from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset
 
 import fedsim
+from fedsim.cli import main
 from fedsim.data.federated import TokenShape
 from fedsim.data.sources import SOURCES
 from fedsim.errors import FedsimError
@@ -186,3 +188,27 @@ def test_what_does_not_fit_is_refused(sections: dict[str, Any], says: str) -> No
     with pytest.raises(FedsimError) as caught:
         fedsim.run(scenario(**sections))
     assert says in str(caught.value)
+
+
+def test_targets_of_a_metric(tmp_path: Any) -> None:
+    """The least is the best of mse: costs until it was reached, in words too; the names of others are answered."""
+    run = fedsim.run(scenario(**LINEAR, stop={"rounds": 6}), tmp_path / "run")
+    errors = [row["mse"] for row in run.rows]
+    goal = errors[3] * 1.001
+    first = next(row for row in run.rows if row["mse"] <= goal)
+    assert run.costs_to(f"mse={goal}") == fedsim.load_run(tmp_path / "run").costs_to(f"mse={goal}")
+    assert run.costs_to(f"mse={goal}")["time"] == first["time"]
+    assert math.isnan(run.costs_to("mse=0")["rounds"])
+    said = CliRunner().invoke(main, ["compare", str(tmp_path / "run"), "--target", f"mse={goal}"]).output
+    assert f"To mse {goal:g} run takes the least time" in said
+    assert f"ends with the lowest mse, {errors[-1]:.3f}" in said
+    for target, hint in (("msd=1", "did you mean 'mse'"), ("mse=few", "such as perplexity=8"), ("1.5", "from 0 to 1")):
+        answer = CliRunner().invoke(main, ["compare", str(tmp_path / "run"), "--target", target])
+        assert (answer.exit_code, hint in answer.output) == (2, True)
+
+
+def test_workers_give_the_same_bits() -> None:
+    tables = scenario(**TOKENS, model={"kind": "transformer", "width": 8}, stop={"rounds": 3}).model_dump()
+    one = fedsim.run(fedsim.Scenario(**tables), workers=1).summary
+    two = fedsim.run(fedsim.Scenario(**tables), workers=3).summary
+    assert (one["models_sha256"], one["metrics"]) == (two["models_sha256"], two["metrics"])
