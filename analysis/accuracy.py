@@ -34,7 +34,7 @@ _MARKED = 30  # with more evaluations than this the points run into a line
 _UNLIKE = 3  # runs whose numbers of rounds differ by more than this factor do not fit on one linear axis
 
 
-class _Axis(NamedTuple):
+class CurveAxis(NamedTuple):
     """A column of the curves as an axis."""
 
     column: str
@@ -51,8 +51,8 @@ def draw_accuracy(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
     Runs are called after their folders, unless ``series`` has one for each, with its name and look.
     """
     series = each_alone(runs) if series is None else series
-    curves = _curves(series)
-    axes = _axes(curves)
+    curves = curves_of(series)
+    axes = axes_of(curves)
     if len(runs) == 1 and _in_step(curves[0][0]):
         last = curves[0][0].iloc[-1]
         size = style.bytes_unit(last["bytes"])
@@ -72,8 +72,8 @@ def draw_accuracy(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
     return style.finished(figure, runs, _handles([one.name for one in series], series, curves, **dot))
 
 
-def _curves(series: Sequence[Series]) -> list[list[pd.DataFrame]]:
-    """The curves of each series' runs that were evaluated."""
+def curves_of(series: Sequence[Series]) -> list[list[pd.DataFrame]]:
+    """The curves of each series' runs that were evaluated; ``NothingToDrawError`` if none was."""
     curves = [[curve for run in one.runs if len(curve := read_curve(run))] for one in series]
     if not any(curves):
         raise style.NothingToDrawError("no round was evaluated (learning is off?), so there is no accuracy to draw")
@@ -81,8 +81,8 @@ def _curves(series: Sequence[Series]) -> list[list[pd.DataFrame]]:
 
 
 def _handles(names: list[str], series: Sequence[Series], curves: Sequence[Sequence[Any]], **look: Any) -> list[Artist]:
-    labels = [name + ("" if own else " (not evaluated)") for name, own in zip(names, curves, strict=True)]
-    lines = zip(labels, series, strict=True)
+    labels = [name + ("" if own else " (not evaluated)") for name, own in zip(names, curves, strict=False)]
+    lines = zip(labels, series, strict=False)
     return [Line2D([], [], label=label, **style.line_of(one.number, _WIDTH) | look) for label, one in lines]
 
 
@@ -98,13 +98,14 @@ def _course(run: RunFolder) -> pd.DataFrame:
     return course.assign(accuracy=table["accuracy"].astype(float), epsilon=table["epsilon"].astype(float))
 
 
-def _axes(curves: Sequence[Sequence[pd.DataFrame]]) -> list[_Axis]:
+def axes_of(curves: Sequence[Sequence[pd.DataFrame]]) -> list[CurveAxis]:
+    """The axes of curves with units that suit them: rounds, time and bytes."""
     most = pd.concat([curve for own in curves for curve in own])[["time", "bytes"]].max()
     time, size = style.time_unit(most["time"]), style.bytes_unit(most["bytes"])
     return [
-        _Axis("rounds", 1.0, "rounds aggregated"),
-        _Axis("time", time.size, f"simulated time ({time.name})"),
-        _Axis("bytes", size.size, f"moved, down and up ({size.name})"),
+        CurveAxis("rounds", 1.0, "rounds aggregated"),
+        CurveAxis("time", time.size, f"simulated time ({time.name})"),
+        CurveAxis("bytes", size.size, f"moved, down and up ({size.name})"),
     ]
 
 
@@ -114,7 +115,7 @@ def _in_step(curve: pd.DataFrame) -> bool:
     return bool((shares.sub(shares["rounds"], axis=0).abs() < _EVEN).all(axis=None))
 
 
-def _draw_epsilon(panels: Sequence[Axes], curve: pd.DataFrame, axes: Sequence[_Axis]) -> list[Line2D]:
+def _draw_epsilon(panels: Sequence[Axes], curve: pd.DataFrame, axes: Sequence[CurveAxis]) -> list[Line2D]:
     """A line on an axis of its own: the privacy that was spent until then, where it is known; returns the legend's entry."""
     if curve["epsilon"].isna().all():
         return []
@@ -127,7 +128,7 @@ def _draw_epsilon(panels: Sequence[Axes], curve: pd.DataFrame, axes: Sequence[_A
     return [Line2D([], [], label="epsilon, the privacy spent (right axis)", **_EPSILON)]
 
 
-def _mark(panels: Sequence[Axes], run: RunFolder, axes: Sequence[_Axis]) -> list[Line2D]:
+def _mark(panels: Sequence[Axes], run: RunFolder, axes: Sequence[CurveAxis]) -> list[Line2D]:
     """Ticks below the line where data shift, devices come and go, and deadlines are reached; returns the legend's entries."""
     history, course = History(run), _course(run)
     rounds, found = history.rounds, []
@@ -144,7 +145,9 @@ def _mark(panels: Sequence[Axes], run: RunFolder, axes: Sequence[_Axis]) -> list
     return found
 
 
-def _plot(panel: Axes, series: Sequence[Series], curves: Sequence[Sequence[pd.DataFrame]], axis: _Axis, unlike: float) -> None:
+def _plot(
+    panel: Axes, series: Sequence[Series], curves: Sequence[Sequence[pd.DataFrame]], axis: CurveAxis, unlike: float
+) -> None:
     """A line or a band a series; the axis is logarithmic where their ends lie further apart than a factor."""
     bands = [band(own, axis.column) for own in curves]
     for one, own, drawn in zip(series, curves, bands, strict=True):
@@ -163,7 +166,7 @@ def _plot(panel: Axes, series: Sequence[Series], curves: Sequence[Sequence[pd.Da
 _POINTS = 400  # of a band: more than pixels are of no use
 _COSTS_UNLIKE = 8  # series whose axes end further apart than this factor do not fit on one linear axis
 _BAND = 0.2  # opacity
-_TOGETHER, _COLUMNS = 6, 6  # series in one panel, and panels beside each other where each has its own
+_TOGETHER = 8  # series that have a colour; the eye tells no more apart
 _WIDTH = 1.7  # of a line, in points
 _OTHERS = "#D0D0D0"
 
@@ -182,27 +185,28 @@ def draw_costs(runs: Sequence[RunFolder], series: Sequence[Series] | None = None
     """Mean test accuracy against bytes, simulated time and rounds; bands go from the lowest to the highest of the seeds.
 
     A band begins where every seed has been evaluated, and ends where the first seed does, so all of it is of the same runs.
-    Runs of one scenario are a series, unless ``series`` says which are. More than six have a panel each, by bytes and by time.
+    Runs of one scenario are a series, unless ``series`` says which are. Of more than eight the first are drawn, over the means
+    of the others in grey.
     """
     series = group_by_scenario(runs) if series is None else series
     if all(len(one.runs) == 1 for one in series):
         raise style.NothingToDrawError("no scenario was run with several seeds; the picture of accuracy shows each run")
-    curves = _curves(series)
-    by_rounds, by_time, by_bytes = _axes(curves)
-    if len(series) > _TOGETHER:
-        return _one_by_one(series, curves, [by_bytes, by_time])
+    curves = curves_of(series)
+    by_rounds, by_time, by_bytes = axes_of(curves)
     figure = Figure(figsize=(style.WIDTH_IN, 5.2))
     panels = figure.subplots(1, 3, sharey=True)
     for panel, axis in zip(panels, (by_bytes, by_time, by_rounds), strict=True):
-        _plot(panel, series, curves, axis, _COSTS_UNLIKE)
+        for own in curves[_TOGETHER:]:
+            drawn = band(own, axis.column)
+            panel.plot(drawn.at / axis.unit, drawn.mean, color=_OTHERS, linewidth=0.7, gid="other")
+        _plot(panel, series[:_TOGETHER], curves[:_TOGETHER], axis, _COSTS_UNLIKE)
     panels[0].set_ylabel("test accuracy (0 to 1)")
     words = "from the lowest to the highest of the seeds; lines are means"
-    shade = Patch(facecolor=style.GREY, alpha=2 * _BAND, label=words)
-    return style.finished(figure, _every(series), [*_handles([one.label for one in series], series, curves), shade])
-
-
-def _every(series: Sequence[Series]) -> list[RunFolder]:
-    return [run for one in series for run in one.runs]
+    handles = _handles([one.label for one in series[:_TOGETHER]], series, curves)
+    handles.append(Patch(facecolor=style.GREY, alpha=2 * _BAND, label=words))
+    if len(series) > _TOGETHER:
+        handles.append(Line2D([], [], color=_OTHERS, label=f"the other {len(series) - _TOGETHER}"))
+    return style.finished(figure, [run for one in series for run in one.runs], handles)
 
 
 def band(curves: Sequence[pd.DataFrame], column: str) -> Band:
@@ -216,34 +220,6 @@ def band(curves: Sequence[pd.DataFrame], column: str) -> Band:
     at = at[style.evenly(len(at), _POINTS)] if len(at) else at
     values = np.array([np.interp(at, own, curve["accuracy"]) for own, curve in zip(columns, curves, strict=True)])
     return Band(at, values.mean(axis=0), values.min(axis=0), values.max(axis=0))
-
-
-def _one_by_one(series: Sequence[Series], curves: Sequence[Sequence[pd.DataFrame]], axes: Sequence[_Axis]) -> Figure:
-    """A small panel for each series, in its colour over those of all others; a block of them for each axis."""
-    rows = math.ceil(len(series) / _COLUMNS)
-    figure = Figure(figsize=(style.WIDTH_IN, len(axes) * (0.8 + 1.65 * rows)))
-    for block, axis in zip(figure.subfigures(len(axes), 1, squeeze=False).flat, axes, strict=True):
-        grid = block.subplots(rows, _COLUMNS, sharex=True, sharey=True, squeeze=False)
-        bands = [band(own, axis.column) for own in curves]
-        ends = [one.at[-1] for one in bands if len(one.at) and one.at[-1] > 0]
-        is_log = max(ends, default=0.0) > _COSTS_UNLIKE * min(ends, default=0.0)
-        for place, (panel, one) in enumerate(zip(grid.flat, series, strict=False)):
-            own = bands[place]
-            for drawn in bands:
-                if drawn is not own:
-                    panel.plot(drawn.at / axis.unit, drawn.mean, color=_OTHERS, linewidth=0.7)
-            _draw_band(panel, own, one.number, axis.unit, len(curves[place]) > 1)
-            counted = len(own.at) and own.at[-1] > 0
-            nothing = " (not evaluated)" if not curves[place] else "" if counted else " (nothing counted)"
-            panel.set_title(f"{one.name}{nothing}", fontsize=9)
-            panel.tick_params(labelsize=8)
-            _scale(panel, is_log, 4)
-        for panel in grid.flat[len(series) :]:
-            panel.set_visible(False)
-        block.supxlabel(f"{axis.label}, log scale" if is_log else axis.label, fontsize=11)
-        block.supylabel("test accuracy (0 to 1)", fontsize=11)
-    words = "lines are means of seeds, bands go from the lowest to the highest; grey: all others"
-    return style.finished(figure, _every(series), [], words)
 
 
 def _scale(panel: Axes, is_log: bool, ticks: int, whole: bool = False) -> None:

@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
 from fedsim.analysis.history import History
@@ -67,7 +68,7 @@ def _wasted(books: Sequence[dict[str, Any]]) -> str:
 
 @style.styled
 def draw_batteries(run: RunFolder) -> Figure:
-    """Battery levels of a few devices over time, with the times at which these devices worked and ran flat.
+    """Battery levels of a few devices over time, each on its own range, with the times at which they worked and ran flat.
 
     Devices are those that ran flat most often, then those that worked most.
     """
@@ -83,22 +84,30 @@ def draw_batteries(run: RunFolder) -> Figure:
     unit = style.time_unit(run.summary["simulated_s"])
     figure = Figure(figsize=(style.WIDTH_IN, 1.2 + 1.15 * len(shown)))
     panels = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
+    any_flat = False
     for panel, device in zip(panels, shown, strict=True):
         times, joules = np.array(levels[device]).T
-        panel.plot(times / unit.size, 100 * joules / capacity[device], color=style.BLUE, linewidth=1.3)
+        share = 100 * joules / capacity[device]
+        panel.plot(times / unit.size, share, color=style.BLUE, linewidth=1.3)
+        least, most = float(share.min()), float(share.max())
+        span = max(most - least, 0.5)
         steps = history.steps[history.steps["device"] == device]
         start, end = (steps[name].to_numpy(float) / unit.size for name in ("start", "end"))
-        style.rectangles(panel, start, end, -13.0, -6.0, facecolor=style.GREEN)
+        style.rectangles(panel, start, end, least - 0.22 * span, least - 0.1 * span, facecolor=style.GREEN)
         flat = times[(joules <= 0) & ~np.concatenate([[False], joules[:-1] <= 0])]
+        any_flat = any_flat or len(flat) > 0
         style.marks_at(panel, flat / unit.size, np.zeros(len(flat)), **_FLAT)
-        panel.set_ylim(-14, 104)
-        panel.set_yticks([0, 50, 100])
+        panel.set_ylim(least - 0.24 * span, most + 0.06 * span)
+        panel.yaxis.set_major_locator(MaxNLocator(nbins=3))
         panel.set_ylabel(f"device {device}\n{show_joules(capacity[device])}", rotation=0, ha="right", va="center", fontsize=10)
     panels[-1].set_xlabel(f"simulated time ({unit.name})")
     panels[-1].set_xlim(0, max(run.summary["simulated_s"], 1e-9) / unit.size)
-    level = Line2D([], [], color=style.BLUE, label="level of the battery")
-    work = Patch(facecolor=style.GREEN, label="works on a task")
-    return style.finished(figure, [run], [level, work, Line2D([], [], label="flat", **_FLAT)], "how full batteries were (%)")
+    handles = [
+        Line2D([], [], color=style.BLUE, label="level of the battery"),
+        Patch(facecolor=style.GREEN, label="works on a task"),
+        *([Line2D([], [], label="flat", **_FLAT)] if any_flat else []),
+    ]
+    return style.finished(figure, [run], handles, "how full batteries were (%), each on its own range")
 
 
 def read_levels(history: History) -> dict[int, list[list[float]]]:

@@ -157,7 +157,9 @@ def label_lanes(axes: Axes, view: View) -> None:
     """Name the lanes by device and speed: all of few, some of many."""
     count, speeds = len(view.devices), view.history.population["speed"]
     lanes = np.arange(count) if count <= _MANY_LANES else style.evenly(count, 21)
-    names = [f"{device}  ({speeds[device]:.3g}/s)" for device in view.devices[lanes]]
+    host = view.history.run.scenario["population"].get("host")
+    places = ["" if host is None else f" at host {device % host['number']}" for device in view.devices[lanes]]
+    names = [f"{device}{at}  ({speeds[device]:.3g}/s)" for device, at in zip(view.devices[lanes], places, strict=True)]
     axes.set_yticks(lanes, names, fontsize=10 if count > _MANY_LANES else 9 if count <= 45 else 8)
     axes.tick_params(axis="y", length=0 if count <= _MANY_LANES else 3)
 

@@ -97,6 +97,7 @@ def _course(records: pd.DataFrame, start: float, limits: dict[str, Any]) -> dict
 
 SORTS = ("size", "epoch")
 MOST_PANELS = 8
+_PICKED = 3  # the worst rounds, where none are asked for
 _COLUMNS = 4
 _LANE_IN, _THIN_IN = 0.17, 0.105  # a lane's height, with few and with many of them
 _FEW_LANES, _MANY_LANES = 16, 60  # up to here lanes are high; with more there is no room to name each
@@ -125,16 +126,16 @@ def draw_stragglers(run: RunFolder, *, rounds: tuple[int, int] | None = None, or
 
     Args:
         run: the run.
-        rounds: of rounds ``rounds[0]`` to ``rounds[1] - 1`` those with training, at most the first eight; by default the last
-            eight of the run.
+        rounds: of rounds ``rounds[0]`` to ``rounds[1] - 1`` those with training, at most the first eight; by default the three
+            in which most tasks were not done, and the median one.
         order: ``size`` (the most samples on top) or ``epoch`` (the longest epoch on top).
     """
     if order not in SORTS:
         raise style.PictureError(f"the order is {order!r}; allowed are {', '.join(SORTS)}{nearest(order, SORTS)}")
     history = History(run)
     trained = trained_rounds(history)
-    shown = _window(run, trained, rounds)
-    attempts = read_attempts(history, shown)
+    shown = _window(run, history, trained, rounds)
+    attempts = read_attempts(history, list(shown))
     if attempts[["limit", "deadline"]].isna().all(axis=None):
         raise style.NothingToDrawError(f"the rounds of {str(run.path)!r} have no deadline that anybody could miss")
     keys = ["samples", "epoch_s", "task"] if order == "size" else ["epoch_s", "samples", "task"]
@@ -159,7 +160,7 @@ def draw_stragglers(run: RunFolder, *, rounds: tuple[int, int] | None = None, or
         else:
             _draw_round(panel, lanes, unit.size, most)
             _label(panel, lanes, order, counted)
-        panel.set_title(_heading(run, number, lanes), fontsize=10)
+        panel.set_title(_heading(run, number, shown[number], lanes), fontsize=10)
     for panel in grid.flat[len(shown) :]:
         panel.set_visible(False)
     _name_axes(grid, len(shown), order, unit.name, many)
@@ -171,20 +172,31 @@ def draw_stragglers(run: RunFolder, *, rounds: tuple[int, int] | None = None, or
     return style.finished(figure, [run], handles, f"{_excerpt(shown, len(trained))}; {what}")
 
 
-def _window(run: RunFolder, trained: list[int], rounds: tuple[int, int] | None) -> list[int]:
+def _window(run: RunFolder, history: History, trained: list[int], rounds: tuple[int, int] | None) -> dict[int, str]:
+    """The rounds to draw, in order, and why each is drawn, where that is not what was asked for."""
     if not trained:
         raise style.NothingToDrawError(f"{str(run.path)!r} has no rounds in which devices trained against a deadline")
     if rounds is None:
-        return trained[-MOST_PANELS:]
+        if len(trained) <= _PICKED + 1:
+            return dict.fromkeys(trained, "")
+        ends = history.of("task-end")
+        wasted = ends.loc[ends["outcome"] != "done", "round"].dropna().astype(int).value_counts()
+        lengths = history.rounds.set_index("round")["end"].diff()
+        ranked = sorted(trained, key=lambda number: (-wasted.get(number, 0), -lengths.get(number, 0.0)))
+        picked = dict.fromkeys(ranked[:_PICKED], "one of the worst") | {ranked[len(ranked) // 2]: "the median"}
+        return dict(sorted(picked.items()))
     inside = [number for number in trained if rounds[0] <= number < rounds[1]]
     if not inside:
         raise style.NothingToDrawError(f"nobody trained in rounds {rounds[0]}:{rounds[1]}, so there are no stragglers to draw")
-    return inside[:MOST_PANELS]
+    return dict.fromkeys(inside[:MOST_PANELS], "")
 
 
-def _excerpt(shown: list[int], every: int) -> str:
+def _excerpt(shown: dict[int, str], every: int) -> str:
     """Text that names the rounds drawn."""
-    which = f"rounds {shown[0]} to {shown[-1]}" if len(shown) > 1 else f"round {shown[0]}"
+    if any(shown.values()):
+        return f"the {_PICKED} rounds in which most tasks were not done, and the median one, of {every:,} with training"
+    numbers = list(shown)
+    which = f"rounds {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"round {numbers[0]}"
     return f"all rounds with training ({which})" if len(shown) == every else f"{which}: {len(shown)} of {every:,} with training"
 
 
@@ -301,12 +313,14 @@ def _label(panel: Axes, lanes: pd.DataFrame, order: str, counted: bool) -> None:
         panel.text(1.015, lane, text, transform=panel.get_yaxis_transform(), va="center", fontsize=small)
 
 
-def _heading(run: RunFolder, number: int, lanes: pd.DataFrame) -> str:
+def _heading(run: RunFolder, number: int, why: str, lanes: pd.DataFrame) -> str:
     word = {"cata-fed": "cluster", "tifl": "tier"}.get(str(run.summary["strategy"]), "group")
     groups = lanes["group"].dropna().unique()
     group = f", {word} {int(groups[0])}" if len(groups) == 1 else ""
     counts = lanes["outcome"].value_counts()
-    return f"round {number}{group}\n" + ", ".join(f"{counts[name]} {name}" for name in OUTCOMES if name in counts)
+    return f"round {number}{group}{f', {why}' if why else ''}\n" + ", ".join(
+        f"{counts[name]} {name}" for name in OUTCOMES if name in counts
+    )
 
 
 def _name_axes(grid: Any, shown: int, order: str, unit: str, many: bool) -> None:

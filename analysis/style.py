@@ -7,6 +7,7 @@ dark ones for work that is wasted.
 import io
 import math
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from itertools import islice
@@ -37,7 +38,13 @@ AWAY = "#BFBFBF"
 HATCHED: dict[str, Any] = {"facecolor": PALE, "edgecolor": GREY, "hatch": "//////"}  # in legends
 
 STEPS = {"download": SKY, "train": GREEN, "evaluate": YELLOW, "upload": BLUE, "queue": ORANGE}
-STEPS |= {"decode": "#88CCEE", "encode": "#332288", "compute": "#117733"}  # from Tol's muted
+STEPS |= {
+    "decode": "#88CCEE",
+    "encode": "#332288",
+    "compute": "#117733",
+    "start-up": "#DDCC77",
+    "sleep": "#DDDDDD",
+}  # from Tol's muted
 OUTCOMES = {"done": "#A9BFCC", "late": VERMILLION, "lost": BLACK, "left": PURPLE, "stopped": GREY, "memory": "#882255"}
 OUTCOMES |= {"battery": "#8C564B"}
 SERIES = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK)
@@ -47,6 +54,7 @@ GROUPS = ("#542788", "#B35806", "#A6DBA0", "#994455", "#C2A5CF", "#661100", "#EE
 SHAPES = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 
 WIDTH_IN, DPI = 13.0, 120
+_LONGEST_LINE = 120  # characters that fit beside each other at this width
 _FONT = "DejaVu Sans"  # ships with matplotlib: the same picture everywhere
 _RC: dict[Any, Any] = {
     "font.family": _FONT,
@@ -177,9 +185,9 @@ def lighten(colour: str, share: float) -> tuple[float, float, float]:
 
 
 def line_of(number: int, width: float) -> dict[str, Any]:
-    """Line style of the run (or series) at ``number``; colours first, then dashes as well."""
+    """Line style of the run (or series) at ``number``: neighbours differ in colour and dash, to stay apart in grey."""
     turn, colour = divmod(number, len(SERIES))
-    return {"color": SERIES[colour], "linestyle": ("-", "--", ":", "-.")[turn % 4], "linewidth": width}
+    return {"color": SERIES[colour], "linestyle": ("-", "--", ":", "-.")[(number + 2 * turn) % 4], "linewidth": width}
 
 
 def evenly(count: int, most: int) -> NDArray[np.int64]:
@@ -278,7 +286,7 @@ def headline(runs: Sequence[RunFolder]) -> str:
 
 def finished(figure: Figure, runs: Sequence[RunFolder], handles: Sequence[Artist], told: str = "") -> Figure:
     """The figure with its title, ``told`` below the headline, and a legend of the labelled handles under all panels."""
-    figure.suptitle(f"{headline(runs)}\n{told}" if told else headline(runs), fontsize=12)
+    figure.suptitle("\n".join([headline(runs), *textwrap.wrap(told, _LONGEST_LINE)]), fontsize=12)
     if handles:
         labels, room = [str(handle.get_label()) for handle in handles], figure.get_figwidth() * 11
         columns = next(n for n in range(len(labels), 0, -1) if n == 1 or _letters(labels, n) <= room)

@@ -26,9 +26,9 @@ from fedsim.analysis.lanes import (
     span_of_rounds,
 )
 from fedsim.arrays import Floats
+from fedsim.lab.trackers.link_load import Curve, link_load, means, summed
 from fedsim.language.units import show_seconds
 from fedsim.records.folder import TRANSFERS
-from fedsim.records.link_load import Curve, link_load, means, summed
 from fedsim.records.reading import RunFolder
 
 _LANE_IN, _LEAST_IN, _MOST_IN = 0.24, 2.2, 8.6  # the lanes' height: so much a device, within these limits

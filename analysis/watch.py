@@ -37,7 +37,7 @@ class Growing:
 
     Attributes:
         page: the report as HTML; empty as long as there is nothing to report.
-        state: what the page around it is told: ``version`` of the report, and ``says``, a line for people.
+        state: what the page around it is told: ``version`` of the report, its ``title``, and ``says``, a line for people.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -53,7 +53,7 @@ class Growing:
             return False
         try:
             subject = gather(self._paths)
-            self.page = build(subject)
+            self.page = build(subject, live=True)
         except (FedsimError, OSError) as error:  # a run was just replacing or removing what was read: look again
             self.state = self.state | {"says": str(error)}
             return False
@@ -61,7 +61,8 @@ class Growing:
         runs = subject.runs
         status = runs[0].summary if len(runs) == 1 else {"status": f"{len(runs)} runs"}
         rounds = f", {status['rounds']:,} rounds" if "rounds" in status else ""
-        self.state = {"version": self.state["version"] + 1, "says": f"{status['status']}{rounds}"}
+        said = {"version": self.state["version"] + 1, "says": f"{status['status']}{rounds}"}
+        self.state = said | {"title": f"Live: {subject.title}"}
         return True
 
     def _stamps(self) -> tuple[Any, ...]:

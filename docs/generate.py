@@ -6,6 +6,7 @@ What it writes (``docs/generated``) is never kept: a key, a column, a verb or a 
 import inspect
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,21 @@ import pyarrow as pa
 
 import fedsim
 from fedsim import plugin
-from fedsim.catalogue import Key, catalogue, keys_of, specs_titled
+from fedsim.analysis import style
+from fedsim.catalogue import Key, as_toml, catalogue, keys_of, specs_titled
 from fedsim.cli import main
 from fedsim.federation import client
+from fedsim.files import read_toml
+from fedsim.lab import bench
+from fedsim.lab.study.spec import StudySpec
 from fedsim.language import units
 from fedsim.language.registry import specs_of
 from fedsim.language.spec import Spec, told_of
+from fedsim.language.units import show_bytes, show_joules
 from fedsim.records import schema
 from fedsim.scenario import Scenario
+from fedsim.shipped import shipped
 from fedsim.strategies import STRATEGIES, strategy_class
-from fedsim.study.spec import StudySpec
 from fedsim.world.network import flow
 
 HERE = Path(__file__).resolve().parent
@@ -74,6 +80,7 @@ def _pages() -> Iterator[tuple[str, str]]:
     yield from _strategies()
     yield from _parts()
     yield "kinds", _page("Everything with a name", _kinds())
+    yield "board", _page("The board: strategies in six worlds", _board())
     yield "tables", _page("Tables of a run folder", _tables())
     yield "command", _page("The command line", _commands())
     yield from _python()
@@ -123,6 +130,7 @@ def _definition(key: Key, anchor: str, see: str) -> str:
     usual = f"default `{key.default}`" if key.default and len(key.default) <= 60 else "required" if key.required else ""
     usual = usual or ("defaults below" if key.default else "by default not given")
     told = f"\n\n  {quoted(key.told[0].upper() + key.told[1:])}" if key.told else ""
+    told += f"\n\n  Such as `{example}`." if (example := _example(anchor, key.name)) else ""
     return f"({anchor})=\n`{key.name}`\n: {quoted(key.allowed)}; {usual}.{see}{told}"
 
 
@@ -149,6 +157,34 @@ def _table(spec: type[Spec], path: str, seen: set[type[Spec]], level: int = 2, w
             yield f"{'#' * min(level, 5)} `{where}`" + (f" = `{name}`" if name else "")
             yield _told(one)
             yield from _table(one, where, seen, level + 1, f"{within or path}{kind}.{key.name}")
+
+
+@cache
+def _examples() -> dict[str, dict[str, str]]:
+    """Of each table in the shipped scenarios, the values of its keys as TOML, by the path of the table."""
+    found: dict[str, dict[str, str]] = {}
+
+    def read(tables: dict[str, Any], path: str) -> None:
+        for key, value in tables.items():
+            if isinstance(value, dict):
+                read(value, f"{path}-{key}".strip("-"))
+            if len(line := f"{key} = {as_toml(value)}") <= 80:
+                found.setdefault(path, {}).setdefault(key, line)
+
+    for path in shipped().values():
+        tables = read_toml(path)
+        for said in [tables] if "strategy" in tables else [one for one in (tables.get("base"),) if isinstance(one, dict)]:
+            read(said, "")
+    return found
+
+
+def _example(anchor: str, name: str) -> str:
+    """A line of a shipped scenario that says the key, in the table that the anchor is of; empty if none does."""
+    table = anchor.removeprefix("key-").removesuffix(f"-{_anchor(name)}").split("-")
+    for most in range(len(table), 0, -1):  # anchors say kinds, too: `population-availability-renewal`
+        if line := _examples().get("-".join(table[:most]), {}).get(name):
+            return line
+    return ""
 
 
 def _anchor(text: str) -> str:
@@ -253,21 +289,42 @@ def _strategy(kind: str, does: str, note: str) -> Iterator[str]:
         )
         yield f"It is built on {links}; what these say of rounds, tasks and state holds here too."
     yield "## What a device does"
-    yield prose(found.Client.__doc__ or "")
+    owner = next(one for one in found.__mro__ if "Client" in vars(one))
+    if owner is found or owner not in kinds:
+        yield prose(found.Client.__doc__ or "")
+    else:
+        yield f"The same as in [](/generated/strategies/{kinds[owner]}.md): {prose(found.Client.__doc__ or '')}"
     yield "## Keys"
     yield from _table(found.Params, f"strategy.{kind}", set(), 3)
 
 
 def _rows_of(page: str) -> dict[str, str]:
-    """What the tables of a hand-written page say of each kind, as a block; and where to read on."""
-    told: dict[str, str] = {}
+    """What the tables of a hand-written page say of each kind, as blocks; and where to read on.
+
+    A table of properties becomes a list of them; a row of results stays a row, under its heads.
+    """
+    told: dict[str, list[str]] = {}
     for section in re.split(r"^## ", page, flags=re.MULTILINE)[1:]:
         title = section.partition("\n")[0]
-        rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("|")]
-        for row in rows[2:]:
-            said = [f"{head.capitalize()}\n: {cell}" for head, cell in zip(rows[0][1:], row[1:], strict=False) if cell]
-            told[row[0].strip("`")] = "\n\n".join([*said, f"More under [{title}](/strategies.md)."])
-    return told
+        for table in re.findall(r"(?:^\|.*\n)+", section, flags=re.MULTILINE):
+            heads, rule, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+            for row in rows:
+                for name in row[0].replace("`", "").split(", "):
+                    told.setdefault(name, []).append(_row(title, heads, rule, row))
+    return {name: "\n\n".join(said) for name, said in told.items()}
+
+
+def _row(title: str, heads: list[str], rule: list[str], row: list[str]) -> str:
+    more = f"More under [{title}](/strategies.md)."
+    if heads[0] == "variant":
+        cells = [heads, rule, [row[0], *(cell or "not reached" for cell in row[1:])]]
+        return "\n".join(["In the study `field` (what the columns are stands there):\n", *map(_line, cells), "", more])
+    said = [f"{head[:1].upper()}{head[1:]}\n: {cell}" for head, cell in zip(heads[1:], row[1:], strict=False) if cell]
+    return "\n\n".join([*said, more])
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _parts() -> Iterator[tuple[str, str]]:
@@ -294,6 +351,52 @@ def _kinds() -> Iterator[str]:
     for title, entries in catalogue().items():
         yield f"## {title.capitalize()}"
         yield "| name | what it is |\n|---|---|\n" + "\n".join(f"| `{name}` | {quoted(about)} |" for name, about in entries)
+
+
+def _board() -> Iterator[str]:
+    """The kept board of ``fedsim bench``, with what its ranks say."""
+    lines = bench.read_board()
+    ranked = bench.places(lines)
+    worlds, names = ([*dict.fromkeys(getattr(line, key) for line in lines)] for key in ("world", "strategy"))
+    of = {(line.strategy, line.world): line for line in lines}
+    places = {name: [ranked[name, world] for world in worlds if (name, world) in ranked] for name in names}
+    names.sort(key=lambda name: sum(places[name]) / max(1, len(places[name])))
+    apart = max(names, key=lambda name: max(places[name], default=0) - min(places[name], default=0))
+    yield (
+        "Six frozen worlds, each a scenario that comes with fedsim (`fedsim init worlds/phones`): phones over LTE, boards at "
+        "home, hospitals, cloud regions, cars that come and go, and a campus with edge servers. Each strategy runs until 90 % "
+        "of the test samples are told apart. A row is its place, its mean simulated time until then over "
+        f"{lines[0].seeds} seeds with a 95 % interval, the bytes and the energy."
+    )
+    yield (
+        f"**Ranks change between worlds**: `{apart}` is {style.ordinal(min(places[apart]))} in one and "
+        f"{style.ordinal(max(places[apart]))} in another. Where intervals overlap, places say little."
+    )
+    for world in worlds:
+        rows = sorted((ranked.get((name, world), len(names)), name) for name in names)
+        yield f"## {scenario_title(world)}"
+        table = [["place", "strategy", "time", "bytes", "energy", "accuracy at the end"], ["---"] * 6]
+        for place, name in rows:
+            line = of[name, world]
+            cost = [bench.interval_of(line) or f"missed in {line.seeds - line.reached} of {line.seeds}"]
+            cost += [
+                "" if line.bytes is None else show_bytes(line.bytes),
+                "" if line.joules is None else show_joules(line.joules),
+            ]
+            table.append([str(place), f"`{name}`", *cost, f"{line.accuracy:.3f}" if line.accuracy is not None else ""])
+        yield "\n".join(map(_line, table))
+    yield (
+        "## Yours\n\n`fedsim bench ./mine.py:Mine --allow-code` runs a strategy of your own in all six, two minutes of one "
+        "core, and places it; `--keep scenarios/worlds/board.csv` puts it on the board: a new line is a pull request. All "
+        "of the board again: `fedsim bench all --seeds 5 --keep board.csv` (seven minutes on two busy cores). The worlds are "
+        "frozen: a line bears the digest of its world's file, and one of another world does not count. These were made with "
+        f"fedsim {', '.join(sorted({line.version for line in lines}))}."
+    )
+
+
+def scenario_title(world: str) -> str:
+    """The name of a world."""
+    return str(read_toml(shipped()[f"worlds/{world}"])["name"]).capitalize()
 
 
 # Tables, the command line, Python.

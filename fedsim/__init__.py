@@ -11,11 +11,11 @@ from fedsim.version import __version__ as __version__
 if TYPE_CHECKING:
     from fedsim.build import build_world
     from fedsim.errors import DataError, FedsimError, RunFolderError, ScenarioError, SimulationError
+    from fedsim.lab.study.conduct import run_study
     from fedsim.loading import load_run, load_study, run, run_async
     from fedsim.running.runner import Result
     from fedsim.scenario import Scenario, load
     from fedsim.simulation import Record, Simulation
-    from fedsim.study.conduct import run_study
 
 _HOMES = {
     "build_world": "build",
@@ -33,7 +33,7 @@ _HOMES = {
     "load": "scenario",
     "Record": "simulation",
     "Simulation": "simulation",
-    "run_study": "study.conduct",
+    "run_study": "lab.study.conduct",
 }
 
 __all__ = [  # noqa: RUF022 - by home, as above

@@ -67,7 +67,7 @@ def build_world(
     messages = Messages(simulation, net, until)
     edges = Edges(messages, net, sections.network.edge_servers, _ignore)
     compute = Compute(streams, spec.jitters(streams, None), spec.slow_phases, spec.devices)
-    tasks = TaskRunner(simulation, devices, availability, compute, net, 1, lambda task: (), _ignore, None, edges)
+    tasks = TaskRunner(simulation, devices, availability, compute, net, 1, lambda task: (), _ignore, None, edges, spec.host)
     Lifetimes(simulation, devices, availability, _ignore)
     parts = (capacity, devices, compute, net, tasks, edges)
     return Processes(sections.world.processes, simulation, streams, *parts, _ignore).world

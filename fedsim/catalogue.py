@@ -1,7 +1,7 @@
 """The language of scenarios, read off the code: all names with a title each, the keys of each table, the JSON schema."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
@@ -12,28 +12,31 @@ from fedsim.errors import ScenarioError, nearest
 from fedsim.executors.named import EXECUTORS
 from fedsim.federation.codecs import CODECS
 from fedsim.federation.malicious import ATTACKS
+from fedsim.lab.study.references import REFERENCES
+from fedsim.lab.study.search import SEARCHES
+from fedsim.lab.study.spec import StudySpec
 from fedsim.language.registry import specs_of
 from fedsim.language.spec import Spec, told_of
 from fedsim.learning.models import MODELS
+from fedsim.learning.spec import TRAINERS
 from fedsim.meters.spec import METERS
 from fedsim.scenario import Scenario
 from fedsim.shipped import shipped_titles
 from fedsim.strategies import STRATEGIES
-from fedsim.strategies.clustering.parts import CLUSTERERS, MOMENTS
 from fedsim.strategies.parts.aggregation import AGGREGATIONS
 from fedsim.strategies.parts.deadline import DEADLINES
+from fedsim.strategies.parts.moment import MOMENTS
 from fedsim.strategies.parts.selection import SELECTIONS
 from fedsim.strategies.parts.server import OPTIMISERS
-from fedsim.study.references import REFERENCES
-from fedsim.study.search import SEARCHES
-from fedsim.study.spec import StudySpec
+from fedsim.toolbox.clustering.clusterer import CLUSTERERS
 from fedsim.world.availability import AVAILABILITIES
-from fedsim.world.device_kinds import CAPACITIES
+from fedsim.world.device_kinds import CAPACITIES, Figure, figures
 from fedsim.world.device_kinds import catalogue as kinds_of_devices
 from fedsim.world.distributions import SPEEDS
 from fedsim.world.energy.charging import CHARGINGS
-from fedsim.world.energy.presets import TITLES
+from fedsim.world.energy.presets import TITLES, preset_figures
 from fedsim.world.lifetimes import ARRIVALS, DEPARTURES
+from fedsim.world.links import figures_of_link, links
 from fedsim.world.network.protocol import PROTOCOLS
 from fedsim.world.network.spec import NETWORKS
 from fedsim.world.population import SAMPLE_COUNTS
@@ -76,6 +79,7 @@ _REGISTRIES = {
     "data sources": SOURCES,
     "partitions": PARTITIONS,
     "models": MODELS,
+    "trainers": TRAINERS,
     "networks": NETWORKS,
     "data shifts": SHIFTS,
     "arrivals": ARRIVALS,
@@ -88,6 +92,14 @@ _REGISTRIES = {
     "searches of studies": SEARCHES,
 }
 _FILES: dict[str, type[Spec]] = {"scenario": Scenario, "study": StudySpec}
+_NAMES_FOR = {
+    "energy.preset": "energy presets",
+    "population.device": "kinds of devices",
+    "study.references": "references of studies",
+    "network.device": "links",
+}
+"""Keys whose values are names of a title of the catalogue, or may be copied from there."""
+_MOST_FOUND = 30
 
 
 @cache
@@ -97,6 +109,7 @@ def catalogue() -> dict[str, TitledNames]:
         **{title: [*registry.titles.items()] for title, registry in _REGISTRIES.items()},
         "kinds of devices": [*kinds_of_devices().items()],
         "energy presets": [*TITLES.items()],
+        "links": [*links().items()],
         "scenarios": shipped_titles(studies=False),
         "studies": shipped_titles(studies=True),
         "executors": [*EXECUTORS.items()],
@@ -110,10 +123,12 @@ def specs_titled(title: str) -> dict[str, type[Spec]]:
 
 
 def about(name: str) -> list[str]:
-    """Lines about a kind, a key or table of a scenario (``population``, ``network.server``), or a title of the catalogue.
+    """Lines about a kind, a key or table of a scenario or study (``network.server``, ``study.parts``), or a title of a list.
+
+    Kinds of devices, energy presets and links have their figures, with sources. Other words are searched for.
 
     Raises:
-        ScenarioError: there is none of that name.
+        ScenarioError: there is none of that name, and nothing says these words.
     """
     listed, keys = catalogue(), dict[tuple[str, ...], list[str]]()
     tables = {file: spec for file, spec in _FILES.items() if file == name}
@@ -123,7 +138,8 @@ def about(name: str) -> list[str]:
             if kind == name:
                 lines += [f"{name}, one of the {title}: {line}"]
                 lines += _key_lines(specs_titled(title)[name]) if name in specs_titled(title) else []
-    paths = [*_paths(Scenario)]
+                lines += _figure_lines(title, name)
+    paths = [*_paths(Scenario), *_paths(StudySpec, "study.")]
     for path, owner, key in [way for way in paths if way[0] == name] or [way for way in paths if way[0].endswith(f".{name}")]:
         if "" in (specs := specs_of(owner.model_fields[key])):
             tables[path] = specs[""]
@@ -133,11 +149,34 @@ def about(name: str) -> list[str]:
         lines += [f"{path}: {told_of(spec)['']}", *_key_lines(spec)]
     for (path, *said), kinds in keys.items():
         lines += [f"{path} of {', '.join(kinds)}:" if any(kinds) else f"{path}:", *said]
-    if not lines:
-        kinds = [kind for entries in listed.values() for kind, _ in entries]
-        known = [*_FILES, *(path for path, *_ in paths), *listed, *kinds]
-        raise ScenarioError(f"there is nothing called {name!r}; 'fedsim list' lists all kinds{nearest(name, known)}")
-    return lines
+    for path in {**tables, **dict.fromkeys(path for path, *_ in keys)}:
+        lines += entry_lines(_NAMES_FOR[path], listed[_NAMES_FOR[path]]) if path in _NAMES_FOR else []
+    if lines := lines or _mentioned(name.lower().split(), [way for way in paths if not way[0].startswith("study.base")]):
+        return lines
+    kinds = [kind for entries in listed.values() for kind, _ in entries]
+    known = [*_FILES, *(path for path, *_ in paths), *listed, *kinds]
+    raise ScenarioError(f"there is nothing called {name!r}; 'fedsim list' lists all kinds{nearest(name, known)}")
+
+
+def _figure_lines(title: str, name: str) -> list[str]:
+    """The figures of a kind of device, an energy preset or a link, each with its source and date."""
+    find: dict[str, Callable[[str], Mapping[str, Figure]]] = {
+        "kinds of devices": lambda kind: figures(kind, "name"),
+        "energy presets": preset_figures,
+        "links": figures_of_link,
+    }
+    found = find[title](name) if title in find else {}
+    return [f"  {key} = {as_toml(figure.value)}  # {figure.source} ({figure.date})" for key, figure in found.items()]
+
+
+def _mentioned(words: list[str], paths: "Iterable[tuple[str, type[Spec], str]]") -> list[str]:
+    """Kinds and keys whose name or meaning says all of these words."""
+    told = {f"{name}, one of the {title}": line for title, entries in catalogue().items() for name, line in entries}
+    told |= {path: told_of(owner).get(key, "") for path, owner, key in paths}
+    stems = [word.removesuffix("s") if len(word) > 3 else word for word in words]
+    found = [f"  {name}: {line}" for name, line in told.items() if all(stem in f"{name} {line}".lower() for stem in stems)]
+    more = [f"  and {len(found) - _MOST_FOUND} more"] if len(found) > _MOST_FOUND else []
+    return [f"what says {' '.join(words)}:", *found[:_MOST_FOUND], *more] if found else []
 
 
 def entry_lines(title: str, entries: TitledNames) -> list[str]:
@@ -166,7 +205,7 @@ def keys_of(spec: type[Spec]) -> list[Key]:
     return [
         Key(
             name,
-            _toml(said["default"]) if "default" in said else "",
+            as_toml(said["default"]) if "default" in said else "",
             name in schema.get("required", ()),
             _in_words(said, schema.get("$defs", {})),
             said.get("description", ""),
@@ -217,12 +256,12 @@ def _one_in_words(way: Mapping[str, Any], tables: Mapping[str, Any]) -> str:
     return str(way.get("title")) if "pattern" in way else names[way.get("type")]
 
 
-def _toml(value: Any) -> str:
+def as_toml(value: Any) -> str:
     """A value on one line; a table with a kind alone as that name."""
     if isinstance(value, Mapping):
-        inner = ", ".join(f"{key} = {_toml(item)}" for key, item in value.items())
-        return _toml(value["kind"]) if [*value] == ["kind"] else f"{{ {inner} }}" if inner else "{}"
-    return f"[{', '.join(map(_toml, value))}]" if isinstance(value, list) else json.dumps(value)
+        inner = ", ".join(f"{key} = {as_toml(item)}" for key, item in value.items())
+        return as_toml(value["kind"]) if [*value] == ["kind"] else f"{{ {inner} }}" if inner else "{}"
+    return f"[{', '.join(map(as_toml, value))}]" if isinstance(value, list) else json.dumps(value)
 
 
 def schema(file: Literal["scenario", "study"]) -> dict[str, Any]:

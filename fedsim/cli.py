@@ -21,6 +21,7 @@ from fedsim.errors import ScenarioError
 from fedsim.output.harmless import say, visible
 from fedsim.output.mistakes import INTERRUPTED, explained
 from fedsim.signals import InterruptOnce, end_at_once, let_go, signals
+from fedsim.verbs import NAMING
 from fedsim.version import __version__
 
 _explained = explained("fedsim")
@@ -89,6 +90,10 @@ def main() -> None:
     click.get_current_context().call_on_close(lambda: gc.set_threshold(*before))
     gc.set_threshold(100_000)  # libraries make many objects when they are loaded, and none of them is garbage
     atexit.register(gc.freeze)  # nor need they be looked through when the process ends
+
+
+for _verb in NAMING:
+    main.add_command(_verb)
 
 
 @main.command("run")
@@ -169,53 +174,23 @@ def _end(number: int, frame: Any) -> None:
 @_changes
 @_allow_code
 @click.option("--no-trial", is_flag=True, help="Do not try the beginning of the run (some seconds) to tell what it takes here.")
+@click.option("--toml", is_flag=True, help="Print the scenario too, with every default: the output is a scenario file.")
 @_explained
-def check_command(scenario: str, seed: int | None, changes: tuple[str, ...], allow_code: bool, no_trial: bool) -> None:
-    """Validate SCENARIO, print it with every default, and say what it will cost."""
+def check_command(
+    scenario: str, seed: int | None, changes: tuple[str, ...], allow_code: bool, no_trial: bool, toml: bool
+) -> None:
+    """Validate SCENARIO, and say what it will cost."""
     from fedsim.executors.named import make_executor
-    from fedsim.forecast import PATIENCE_S, forecast_lines
+    from fedsim.lab.forecast import PATIENCE_S, forecast_lines
     from fedsim.scenario import load
 
     read = load(scenario, changes, seed, allow_code=allow_code, tell=_tell())
     with closing(make_executor("threads", device=read.training.device)) as executor:
         lines = forecast_lines(read, executor, 0.0 if no_trial else PATIENCE_S)
-    say(*read.to_toml().split("\n"), *(f"# {line}" for line in lines))
-
-
-@main.command("list")
-@click.argument("name", required=False)
-@_explained
-def list_command(name: str | None) -> None:
-    """List what a scenario can name; or, of a kind, a table or a key (fedbuff, population, network.server), what it says."""
-    from fedsim.catalogue import about, catalogue, entry_lines
-
-    if name is None:
-        say(*(line for title, entries in catalogue().items() for line in entry_lines(title, entries)))
+    if toml:
+        say(*(f"# {line}" for line in lines), *read.to_toml().split("\n"))
     else:
-        say(*about(name))
-
-
-@main.command("init")
-@click.argument("name")
-@click.argument("folder", type=click.Path(path_type=Path), default=".")
-@_explained
-def init_command(name: str, folder: Path) -> None:
-    """Copy the scenario or study NAME, of those that come with fedsim, into FOLDER, to be changed there."""
-    from fedsim.shipped import copy
-
-    say(*(f"written {path}" for path in copy(name, folder)))
-
-
-@main.command("schema")
-@click.argument("file", type=click.Choice(["scenario", "study"]), default="scenario")
-@_explained
-def schema_command(file: Any) -> None:
-    """Print the JSON schema of a scenario or a study, with which editors of TOML complete keys."""
-    import json
-
-    from fedsim.catalogue import schema
-
-    say(*json.dumps(schema(file), indent=1).split("\n"))
+        say(*lines, "it is valid; --toml prints it with every default")
 
 
 @main.group("data")
@@ -276,12 +251,12 @@ def study_command(
     quiet: bool,
 ) -> int:
     """Run all strategies of STUDY in the same worlds, and compare them; called again, go on where it was left."""
-    from fedsim.compare.show import claims_of, compare_published, print_short, print_to
+    from fedsim.lab.compare.show import claims_of, compare_published, print_short, print_to
+    from fedsim.lab.study.conduct import Conductor
+    from fedsim.lab.study.plan import read_study
+    from fedsim.lab.study.progress import StudyProgress
     from fedsim.output.terminal import Console
     from fedsim.records.study_folder import PUBLISHED
-    from fedsim.study.conduct import Conductor
-    from fedsim.study.plan import read_study
-    from fedsim.study.progress import StudyProgress
 
     read = read_study(study, changes, size=size, seeds=seeds, allow_code=allow_code, tell=_tell(quiet))
     conductor = Conductor(read, out, workers, executor, address, only, tried=not dry_run)
@@ -339,7 +314,7 @@ def compare_command(
     out: Path | None,
 ) -> None:
     """Put RUNS side by side: run folders, and folders of studies."""
-    from fedsim.compare.show import as_text, compare, compare_published, form_of, print_short, print_to, write_file
+    from fedsim.lab.compare.show import as_text, compare, compare_published, form_of, print_short, print_to, write_file
     from fedsim.output.terminal import Console
 
     chosen = form if out is None else form_of(out, form)
@@ -367,7 +342,7 @@ def compare_command(
 @_explained
 def audit_command(run: Path, allow_code: bool) -> int:
     """Check the run folder RUN: causes before effects, one device in one place, bytes that balance."""
-    from fedsim.records.audit import audit
+    from fedsim.audit import audit
 
     findings = audit(run, allow_code=allow_code)
     for name, problems in findings.items():
@@ -384,8 +359,8 @@ def audit_command(run: Path, allow_code: bool) -> int:
 @_explained
 def trace_command(run: Path, out: Path | None) -> None:
     """Write RUN as Chrome trace JSON, which opens in Perfetto."""
+    from fedsim.lab.trackers.trace import write_trace
     from fedsim.records.reading import RunFolder
-    from fedsim.records.trace import write_trace
 
     path = out or run.resolve().with_name(run.resolve().name + ".trace.json")
     count = write_trace(RunFolder(run), path)
@@ -471,7 +446,7 @@ def report_command(runs: tuple[Path, ...], out: Path | None, watch: bool, port: 
 @_explained
 def tensorboard_command(runs: tuple[Path, ...], out: Path) -> None:
     """Write the rounds of RUNS (or studies) for TensorBoard: "Step" is the round, "Relative" the simulated time."""
-    from fedsim.records.tensorboard import write_tensorboard
+    from fedsim.lab.trackers.tensorboard import write_tensorboard
 
     say(*(f"written {path}" for path in write_tensorboard(runs, out)))
 
@@ -482,7 +457,7 @@ def tensorboard_command(runs: tuple[Path, ...], out: Path) -> None:
 @_explained
 def mlflow_command(runs: tuple[Path, ...], out: str) -> None:
     """Tell MLflow of RUNS (or studies): the step is the round, the time the simulated time; a study is an experiment."""
-    from fedsim.records.mlflow import write_mlflow
+    from fedsim.lab.trackers.mlflow import write_mlflow
 
     say(*(f"written {name}" for name in write_mlflow(runs, out)))
 
@@ -494,6 +469,6 @@ def mlflow_command(runs: tuple[Path, ...], out: str) -> None:
 @_explained
 def wandb_command(runs: tuple[Path, ...], out: Path, project: str) -> None:
     """Write RUNS (or studies) for W&B, on this machine alone: the step is the round; a study is a group."""
-    from fedsim.records.wandb import write_wandb
+    from fedsim.lab.trackers.wandb import write_wandb
 
     say(*(f"written {path}" for path in write_wandb(runs, out, project)))

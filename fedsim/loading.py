@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedsim.analysis.pictures import PictureKind
-    from fedsim.compare.lines import Lines
-    from fedsim.compare.table import ComparedTable, Comparison
+    from fedsim.lab.compare.lines import Lines
+    from fedsim.lab.compare.table import ComparedTable, Comparison
     from fedsim.running.runner import Result
 
 
@@ -313,13 +313,13 @@ class LoadedStudy:
 
     @cached_property
     def _lines(self) -> "Lines":
-        from fedsim.compare.lines import read_lines
+        from fedsim.lab.compare.lines import read_lines
 
         return read_lines([self.path])
 
     @cached_property
     def _comparison(self) -> "Comparison":
-        from fedsim.compare.table import Comparison
+        from fedsim.lab.compare.table import Comparison
 
         return Comparison(self._lines)
 
@@ -334,7 +334,7 @@ def _drawing(known: "Mapping[str, PictureKind]", kind: str) -> "Callable[..., Fi
 def _to_frame(table: "ComparedTable") -> "pd.DataFrame":
     import pandas as pd
 
-    from fedsim.compare.text import in_full
+    from fedsim.lab.compare.text import in_full
 
     frame = pd.DataFrame({column.head: list(column.cells) for column in in_full(table)})
     nowhere = [head for head in frame if frame[head].isna().all()]

@@ -4,13 +4,20 @@ The learning side counts it, the world turns it into time; neither knows the oth
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+Processor = Literal["cpu", "gpu", "arm"]
+"""What trains: a server's CPU, a GPU, or a board with ARM cores."""
+
+COLUMNS = 5
+"""Numbers of an operation: FLOPs, bytes moved, bytes of further passes on a server's CPU; FLOPs of matrix products that take as
+long on a board with ARM cores, and bytes of further passes there."""
+
 Operations = NDArray[np.float64]
-"""One row per operation, [operations, 6]: FLOPs, bytes moved, bytes of further passes on a CPU; each as a fixed amount and an
-amount per sample of the batch."""
+"""One row per operation, [operations, 2 COLUMNS]: each number as a fixed amount and an amount per sample of the batch."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,11 @@ class ModelCost:
 
         A step reads the weights twice, writes the gradients once, and reads and writes what the optimiser touches.
         """
-        forward = np.array([[0.0, flops_a_sample / 3, weights, 0.0, 0.0, 0.0]])
-        backward = np.array([[0.0, flops_a_sample * 2 / 3, 2 * weights, 0.0, 0.0, 0.0]])
-        update = np.array([[weights / 2, 0.0, (8.0 if momentum else 3.0) * weights, 0.0, 0.0, 0.0]])
+
+        def operation(fixed: float, a_sample: float, moved: float) -> Operations:
+            return np.array([[fixed, a_sample, moved, 0.0, 0.0, 0.0, fixed, a_sample, 0.0, 0.0]])
+
+        forward = operation(0.0, flops_a_sample / 3, weights)
+        backward = operation(0.0, flops_a_sample * 2 / 3, 2 * weights)
+        update = operation(weights / 2, 0.0, (8.0 if momentum else 3.0) * weights)
         return cls(forward, backward, update, weights, (3.0 if momentum else 2.0) * weights, 0.0)

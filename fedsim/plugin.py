@@ -20,6 +20,7 @@ from fedsim.federation.server import Server
 from fedsim.language.spec import Spec
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
+from fedsim.learning.spec import Trainer
 from fedsim.meters.base import Column, Meter, MeterContext, Step, Transfer
 from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams
 from fedsim.strategies.base import Strategy, StrategyParams
@@ -29,10 +30,10 @@ from fedsim.strategies.parts.aggregation import Aggregation
 from fedsim.strategies.parts.deadline import Deadline
 from fedsim.strategies.parts.selection import Selection
 from fedsim.strategies.parts.server import ServerOptimiser
-from fedsim.strategies.peers.base import PeerHalf, PeerParams, Peers
 from fedsim.strategies.round_params import AggregatingParams, SynchronousParams
 from fedsim.strategies.synchronous import Synchronous, SynchronousClient
 from fedsim.streams import Streams
+from fedsim.toolbox.peers.base import PeerHalf, PeerParams, Peers
 from fedsim.training import Limit, Part, Training
 from fedsim.world.availability import Availability, AvailabilityModel
 from fedsim.world.distributions import Distribution
@@ -52,5 +53,5 @@ __all__ = [
     "Partial", "Partition", "Peer", "PeerHalf", "PeerParams", "Peers", "PreviousResult", "Process", "Protocol", "Raw", "Real",
     "Ref", "RunInfo", "Selection", "Server", "ServerOptimiser", "Sharing", "Shift", "Source", "Span", "Spec", "Step",
     "Strategy", "StrategyParams", "Streams", "Synchronous", "SynchronousClient", "SynchronousParams", "TaskEnd", "Train",
-    "Training", "Transfer", "Transport", "Work", "World", "federated", "pure",
+    "Trainer", "Training", "Transfer", "Transport", "Work", "World", "federated", "pure",
 ]  # fmt: skip

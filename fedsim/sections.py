@@ -20,7 +20,7 @@ from fedsim.language.spec import Spec
 from fedsim.language.stop import StopSpec
 from fedsim.learning.models import Logistic, ModelSpec
 from fedsim.learning.objectives import Classification, ObjectiveSpec
-from fedsim.learning.spec import TrainingSpec
+from fedsim.learning.spec import TrainerSpec, TrainingSpec
 from fedsim.meters.base import MeterContext, Meters
 from fedsim.meters.costs import CostsSpec
 from fedsim.meters.spec import METERS, MeterSpec
@@ -45,7 +45,7 @@ class Sections(Spec):
         data: the samples, and which device holds which.
         model: what is trained.
         objective: what it learns to give for a sample, its loss, and the metrics of tests.
-        training: how a client trains: steps, batches, solver.
+        training: how a client trains: a kind of trainer, its rates and batches.
         population: how many devices, how fast, and when they can be reached.
         network: the links between the server and the devices.
         world: processes of the world, such as outages.
@@ -68,7 +68,7 @@ class Sections(Spec):
     data: DataSpec = DataSpec()
     model: ModelSpec = Logistic()
     objective: ObjectiveSpec = Classification()
-    training: TrainingSpec = TrainingSpec()
+    training: TrainerSpec = TrainingSpec()
     population: PopulationSpec = PopulationSpec()
     network: NetworkSpec = StarSpec()
     world: WorldSpec = WorldSpec()
@@ -124,10 +124,18 @@ class Sections(Spec):
         self._check_objective()
         if self.learning == "on" and self.model.kind == "size":
             raise ScenarioError("model.kind is 'size', which has no weights to learn; allowed with learning = \"off\" only")
+        if self.learning == "on" and not self.training.steps_along_gradient and (why := self.strategy.counts_steps):
+            raise ScenarioError(
+                f"training.kind is {self.training.kind!r}, by which a step is not one along a gradient, and not for "
+                f"{self.strategy.called}: {why}; allowed are 'sgd', and 'torch' with the optimiser 'SGD' and nothing that "
+                "changes its steps"
+            )
         if self.drift is not None and self.population.samples is not None:
             raise ScenarioError("population.samples gives sizes without data, so there is nothing for [drift] to change")
         if self.population.capacity is not None and self.network.has_device_rates:
             raise ScenarioError("population.capacity and network.device both say how fast links are; give one of them")
+        if self.population.host is not None and self.energy is not None and self.energy.battery is not None:
+            raise ScenarioError("population.host and energy.battery: devices that share a machine have no battery of their own")
         if self.not_restorable and (self.checkpoint.rounds or self.checkpoint.time):
             raise ScenarioError(f"[checkpoint] asks for a run that can be resumed, but {self.not_restorable}")
         return self
@@ -151,6 +159,12 @@ class Sections(Spec):
                 raise ScenarioError(
                     f"{key}, which goes by accuracies, and with objective.kind = {self.objective.kind!r} there are none"
                 )
+        smoothing = getattr(self.training, "label_smoothing", 0.0)
+        if smoothing and (self.objective.loss is not None or not self.objective.of_entropy):
+            raise ScenarioError(
+                f"training.label_smoothing is {smoothing:g}, which is of the cross-entropy, and objective.kind = "
+                f"{self.objective.kind!r} has another loss here; allowed is 0"
+            )
         others = self.objective.kind != "classification" or self.data.column is not None
         if others and self.malicious is not None and self.malicious.attack.flips_labels:
             raise ScenarioError("malicious.attack turns labels around, and models learn other targets here")

@@ -108,7 +108,7 @@ def apply_changes(
         ScenarioError: a change is not of that form, takes away what none of them says, leads through what is no table, or is
             undone by another one.
     """
-    read = [_read(change) for change in changes]
+    read = [read_change(change) for change in changes]
     given = {change.keys for change in read}
     for change in sorted(read, key=lambda one: (len(one.keys), one.keys[-1] != "kind")):
         if change.value is not None:
@@ -128,7 +128,8 @@ def apply_changes(
     return read
 
 
-def _read(text: str) -> SetChange:
+def read_change(text: str) -> SetChange:
+    """A ``key.path=value`` text; ``ScenarioError`` if it is none."""
     path, equals, value = text.partition("=")
     keys = tuple(key.strip() for key in path.split("."))
     if not equals or not all(keys):

@@ -27,11 +27,11 @@ from typing import Any
 import numpy as np
 
 import fedsim
+from fedsim.audit import audit
 from fedsim.data.federated import FederatedData
 from fedsim.executors.base import Executor
 from fedsim.executors.inline import Inline
 from fedsim.executors.threads import Threads
-from fedsim.records.audit import audit
 from fedsim.records.reading import RunFolder
 from fedsim.running.runner import Job
 

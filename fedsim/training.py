@@ -102,6 +102,12 @@ class Training:
             )
 
     @property
+    def terms(self) -> list[str]:
+        """Names of the terms that it adds to the loss."""
+        asked = {"proximal": self.mu, "linear": self.linear is not None, "contrastive": self.contrast is not None}
+        return [name for name, is_there in asked.items() if is_there]
+
+    @property
     def asked_besides(self) -> int:
         """Models that each step evaluates besides the one that is trained."""
         return 0 if self.contrast is None else 2

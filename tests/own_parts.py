@@ -222,3 +222,23 @@ class NoNumber(FedAvg[AggregatingParams]):
     async def aggregate(self) -> None:
         await super().aggregate()
         self.state["model"] = self.server.models.mix([(self.state["model"], float("nan"))])
+
+
+class Charged(Selection):
+    """Whoever said the fullest battery last comes first; who is unknown counts as full."""
+
+    kind: str = "tests.own_parts:Charged"
+
+    def select(
+        self, server: Server, state: dict[str, Any], count: int, ids: tuple[int, ...], among: list[int] | None = None
+    ) -> list[int]:
+        there = server.clients.sample(server.devices, "select", *ids, among=among)
+        said = state.setdefault("said", {})
+        return sorted(there, key=lambda device: -said.get(device, [1.0])[0])[:count]
+
+    def report(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
+        return {"power": Header([device.battery, device.plugged_in, device.link])}
+
+    def heard(self, server: Server, state: dict[str, Any], message: TaskEnd) -> None:
+        if message.outcome == "done":
+            state["said"][message.device] = message["power"]

@@ -77,18 +77,21 @@ def test_an_audit_that_finds_something_ends_with_1(tiny_run: Path) -> None:
 
 
 def test_check_prints_the_resolved_scenario_and_its_cost(scenario: Path, tmp_path: Path) -> None:
-    result = call("check", scenario)
+    short = call("check", scenario).output.splitlines()
+    assert short[0].startswith("20 devices with ")
+    assert not any("=" in line for line in short)
+    result = call("check", scenario, "--toml")
     assert result.exit_code == 0
     assert "momentum = 0.0" in result.output
     assert re.search(r"# here a run takes about .* s: .* s to simulate \d+ events, .* SGD", result.output)
     assert "# a model of 650 parameters; 2.6 kB down, 2.6 kB up" in result.output
     (tmp_path / "resolved.toml").write_text(result.output)
-    assert _without_real_times(call("check", tmp_path / "resolved.toml").output) == _without_real_times(result.output)
+    assert _without_real_times(call("check", tmp_path / "resolved.toml", "--toml").output) == _without_real_times(result.output)
 
 
 def test_a_run_of_more_than_97_days_says_how_exact_its_times_are(scenario: Path, tmp_path: Path) -> None:
     note, long = "after 97 d 02 h, .* at its end times are 60 ns apart", ("--set", "stop.simulated_time=3650 day")
-    assert re.search(f"# .*{note}", call("check", scenario, "--no-trial", *long).output)
+    assert re.search(note, call("check", scenario, "--no-trial", *long).output)
     assert re.search(note, call("run", scenario, "--out", tmp_path / "run", *long).output)
     assert "97 d 02 h" not in call("check", scenario, "--no-trial", "--set", "stop.simulated_time=97 day").output
 

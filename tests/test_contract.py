@@ -80,6 +80,7 @@ def test_no_registered_strategy_is_left_out() -> None:
     aliases = {"fedgroup", "fesem-mig", "ifca"}  # each is another with one parameter changed
     aliases |= {"fedbn", "fedper"}  # the same as fedrep in all but what is trained and what stays
     elsewhere = {"flower", "hierfavg"}  # tests/flower; in a network with edge servers: tests/strategies/test_hierfavg.py
+    elsewhere |= {"diloco", "local-sgd"}  # where nobody comes or goes: tests/strategies/peers/test_diloco.py
     elsewhere |= {strategy["kind"] for strategy, _ in PARTS}
     assert {strategy["kind"] for strategy in STRATEGIES} >= set(fedsim.strategies.STRATEGIES) - aliases - elsewhere
 

@@ -13,12 +13,12 @@ import fedsim
 from fedsim import plugin
 from fedsim.catalogue import catalogue, keys_of, specs_titled
 from fedsim.cli import main
+from fedsim.lab.study.spec import StudySpec
 from fedsim.language.registry import specs_of
 from fedsim.language.spec import Spec
 from fedsim.records import schema
 from fedsim.scenario import Scenario
 from fedsim.strategies import STRATEGIES
-from fedsim.study.spec import StudySpec
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 

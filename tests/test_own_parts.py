@@ -164,3 +164,24 @@ class TestWhatAPartOfOnesOwnMustNotDo:
         assert re.fullmatch(r"global \(own_parts\.py, line \d+\)", summary["not_finite"])
         assert summary_lines(summary)[-1].endswith(summary["not_finite"])
         assert "not_finite" not in ran("fedavg")
+
+
+def test_a_selection_sees_battery_charger_and_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """10 samples at 1 a second and 3 W leave 970 of 1,000 J; what idles draws nothing here, and no link takes any time."""
+    seen: dict[int, list[Any]] = {}
+    monkeypatch.setattr(own_parts.Charged, "heard", lambda _, __, ___, message: seen.update({message.device: message["power"]}))
+    sections: dict[str, Any] = {
+        "learning": "off",
+        "model": {"kind": "size", "bytes": "1 kB"},
+        "population": {"devices": 4, "speed": "1 samples/s", "samples": {"low": 10, "high": 10}},
+        "strategy": {"clients_per_round": 4, "local_epochs": 1, "selection": "tests.own_parts:Charged"},
+        "energy": {"compute": "3 W", "battery": {"capacity": "1000 J"}},
+        "stop": {"rounds": 1},
+    }
+    run(sections)
+    assert seen == {device: [pytest.approx(0.97), False, None] for device in range(4)}
+    sections["energy"] = {"preset": ["smartphone-wifi", "smartphone-4g"]}
+    result = run(sections)
+    assert {tuple(power[:2]) for power in seen.values()} == {(1.0, True)}
+    assert {power[2] for power in seen.values()} == {"smartphone-wifi", "smartphone-4g"}
+    assert result["status"] == "done"

@@ -28,7 +28,7 @@ EXPORTS = {
         Grouped GroupedParams Header Hold Instruction Lazy Limit LocalResult Measured Meter MeterContext Network
         NetworkModel Opaque Part Partial Partition Peer PeerHalf PeerParams Peers PreviousResult Process Protocol Raw
         Real Ref RunInfo SERVER Selection Server ServerOptimiser Sharing Shift Source Span Spec Step Strategy
-        StrategyParams Streams Synchronous SynchronousClient SynchronousParams TaskEnd Train Training Transfer
+        StrategyParams Streams Synchronous SynchronousClient SynchronousParams TaskEnd Train Trainer Training Transfer
         Transport Work World federated pure
     """,
 }
@@ -108,7 +108,8 @@ def needs(module: str, types: bool = False) -> set[str]:
 
 
 def room(module: str) -> str:
-    return module.split(".")[1] if "." in module else "fedsim"
+    parts = module.split(".")[1:]
+    return ".".join(parts[: 2 if parts[0] in ("toolbox", "lab") else 1]) if parts else "fedsim"
 
 
 def _run_time_nodes(tree: ast.AST) -> list[ast.AST]:
@@ -125,6 +126,8 @@ _COMMON = {"arrays", "environment", "errors", "files", "durable", "language", "m
 _ENGINE = {"data", "evaluation", "federation", "learning", "strategies", "world"}
 LAYERS = {
     "version": set(),
+    "lab": set(),
+    "toolbox": set(),
     "arrays": set(),
     "errors": set(),
     "durable": set(),
@@ -147,30 +150,41 @@ LAYERS = {
     "federation": _COMMON | {"evaluation", "learning", "world"},
     "strategies": _COMMON | {"evaluation", "federation", "learning", "world"},
     "flower": _COMMON | {"evaluation", "federation", "strategies", "world"},
+    "toolbox.aggregation": _COMMON | {"federation", "learning", "strategies"},
+    "toolbox.clustering": {"arrays", "errors", "language"},
+    "toolbox.selection": _COMMON | {"evaluation", "federation", "learning", "strategies", "world"},
+    "toolbox.peers": _COMMON | {"evaluation", "federation", "learning", "strategies", "world"},
+    "toolbox.strategies": _COMMON
+    | {"evaluation", "federation", "learning", "strategies", "toolbox.aggregation", "toolbox.clustering", "world"},
     "checkpoint": _COMMON | {"federation", "learning", "records", "world"},
-    "plugin": _COMMON | _ENGINE | {"meters"},
+    "plugin": _COMMON | _ENGINE | {"meters", "toolbox.peers"},
     "running": _COMMON | _ENGINE | {"checkpoint", "executors", "meters", "output", "records", "signals", "version"},
     "tables": {"errors", "files", "language", "strategies"},
     "signals": {"output"},
     "sections": _COMMON | _ENGINE | {"checkpoint", "meters"},
     "scenario": _COMMON | {"output", "running", "sections", "shipped", "tables"},
     "build": _COMMON | {"world"},
-    "compare": {"arrays", "errors", "language", "output", "records", "tables"},
-    "analysis": {"arrays", "compare", "durable", "errors", "executors", "files", "language", "meters", "output", "records"}
-    | {"strategies", "tables", "version"},
-    "loading": _COMMON | {"analysis", "compare", "executors", "meters", "output", "records", "running", "scenario"},
-    "fedsim": {"build", "errors", "loading", "running", "scenario", "simulation", "study", "version"},
+    "audit": _COMMON | {"meters", "records"},
+    "lab.compare": {"arrays", "errors", "language", "output", "records", "tables"},
+    "lab.trackers": {"arrays", "errors", "files", "records"},
+    "analysis": {"arrays", "durable", "errors", "executors", "files", "lab.compare", "lab.trackers", "language", "meters"}
+    | {"output", "records", "strategies", "tables", "version"},
+    "loading": _COMMON | {"analysis", "executors", "lab.compare", "meters", "output", "records", "running", "scenario"},
+    "fedsim": {"build", "errors", "loading", "running", "scenario", "simulation", "lab.study", "version"},
     "calibrate": _COMMON | {"output", "records", "scenario", "world"},
-    "forecast": _COMMON | {"executors", "learning", "output", "records", "running", "strategies"},
-    "study": _COMMON
-    | {"compare", "executors", "loading", "output", "records", "running"}
+    "lab.forecast": _COMMON | {"executors", "learning", "output", "records", "running", "strategies"},
+    "lab.study": _COMMON
+    | {"executors", "lab.compare", "loading", "output", "records", "running"}
     | {"scenario", "shipped", "strategies", "tables", "world"},
-    "testing": {"fedsim", "data", "executors", "records", "running"},
+    "testing": {"fedsim", "audit", "data", "executors", "records", "running"},
+    "newcomer": {"errors", "files", "language", "world"},
+    "lab.bench": {"errors", "files", "lab.compare", "lab.study", "language", "records", "shipped", "tables", "version"},
+    "verbs": {"catalogue", "lab.bench", "lab.compare", "lab.study", "newcomer", "output", "shipped"},
     "catalogue": {"data", "errors", "executors", "federation", "language", "learning", "meters", "scenario", "shipped"}
-    | {"strategies", "study", "world"},
+    | {"lab.study", "strategies", "toolbox.clustering", "world"},
     "__main__": {"cli"},
-    "cli": {"calibrate", "catalogue", "compare", "data", "executors", "forecast", "output", "records", "running", "scenario"}
-    | {"shipped", "signals", "study", "errors", "analysis", "language", "version"},
+    "cli": {"audit", "calibrate", "data", "executors", "lab.compare", "lab.forecast", "lab.study", "lab.trackers", "output"}
+    | {"records", "running", "scenario", "signals", "errors", "analysis", "language", "verbs", "version"},
 }
 """What each room imports at most, lower ones first."""
 

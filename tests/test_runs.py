@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fedsim
+from fedsim.audit import audit
 from fedsim.executors.base import Executor
 from fedsim.executors.inline import Inline
 from fedsim.executors.threads import Threads
 from fedsim.plugin import Server, Strategy, StrategyParams, TaskEnd
-from fedsim.records.audit import audit
 from fedsim.records.reading import RunFolder
 from fedsim.running.runner import Job
 from fedsim.simulation import Simulation

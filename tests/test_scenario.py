@@ -12,8 +12,8 @@ from fedsim.language.spec import Spec, _modes_of
 from fedsim.language.units import CLOCK_END_S
 from fedsim.simulation import Simulation, on_grid, on_grid_after
 from fedsim.strategies import STRATEGIES
-from fedsim.strategies.parts.aggregation.robust import Bulyan, Krum, cut_off
 from fedsim.testing import eventful_world, run
+from fedsim.toolbox.aggregation.robust import Bulyan, Krum, cut_off
 from tests.strategies.clustered import of_kind, ran
 from tests.strategies.test_hierfavg import with_cells
 

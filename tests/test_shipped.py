@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 import fedsim
 from fedsim.cli import main
+from fedsim.lab.study.plan import read_study
 from fedsim.shipped import copy, shipped
-from fedsim.study.plan import read_study
 
 ROOT = Path(__file__).resolve().parents[1]
 

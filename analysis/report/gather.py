@@ -12,11 +12,11 @@ from fedsim.errors import RunFolderError
 from fedsim.records.reading import RunFolder
 
 if TYPE_CHECKING:
-    from fedsim.compare.lines import ComparedLine, Lines
-    from fedsim.compare.table import Comparison
+    from fedsim.lab.compare.lines import ComparedLine, Lines
+    from fedsim.lab.compare.table import Comparison
 
-MOST_SHOWN = 60  # each has a timeline, and tables of its rounds and devices, and can be chosen
-MOST_DRAWN = 6  # each has several pictures as well, which take a second or two
+MOST_SHOWN = 8  # each has a timeline, and tables of its rounds and devices, and can be chosen
+MOST_DRAWN = 2  # each has several pictures as well, which take a second or two
 
 
 class Shown(NamedTuple):
@@ -75,8 +75,8 @@ def gather(paths: Sequence[str | Path]) -> Subject:
     Raises:
         RunFolderError: a folder is neither a run nor a study or is damaged, or no run of a study is done.
     """
-    from fedsim.compare.lines import read_lines
-    from fedsim.compare.table import Comparison
+    from fedsim.lab.compare.lines import read_lines
+    from fedsim.lab.compare.table import Comparison
     from fedsim.records.study_folder import is_study, read_index
 
     lines = read_lines(paths)
@@ -98,7 +98,7 @@ def gather(paths: Sequence[str | Path]) -> Subject:
 
 def _title(folders: Sequence[Path], runs: Sequence[RunFolder]) -> str:
     """The studies' own names, or the scenarios'."""
-    from fedsim.compare.lines import title_of
+    from fedsim.lab.compare.lines import title_of
     from fedsim.records.study_folder import is_study
 
     studies = [plain(title_of(path), 80) for path in folders if is_study(path)]

@@ -74,4 +74,9 @@ def pack(columns: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
         layout.append([name, kind, len(column)])
         whole = np.ascontiguousarray(column, dtype=f"<{kind}")
         planes.append(whole.view(np.uint8).reshape(-1, column.dtype.itemsize).T.tobytes())
-    return {"layout": layout, "data": base64.b64encode(zlib.compress(b"".join(planes), 8)).decode("ascii")}
+    return {"layout": layout, "data": deflated(b"".join(planes))}
+
+
+def deflated(content: bytes) -> str:
+    """Bytes deflated, in base64 (``columns.js`` inflates them)."""
+    return base64.b64encode(zlib.compress(content, 9)).decode("ascii")

@@ -5,11 +5,13 @@ import hashlib
 import html
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from string import Template
 
 from fedsim.analysis import style
 from fedsim.analysis.report import sections, words
+from fedsim.analysis.report.findings import findings
 from fedsim.analysis.report.gather import Subject, gather
 from fedsim.analysis.report.markup import Markup, asset, data_block, el, join, plain
 from fedsim.errors import RunFolderError
@@ -19,6 +21,7 @@ from fedsim.version import __version__
 ENDINGS = (".html", ".htm")
 _LONGEST = 100  # of the part of a file name that comes from a folder's
 SCRIPTS = ("clock", "columns", "lanes", "curves", "words", "marks", "drawing", "controls", "timeline", "tables", "page")
+CHART = ("uPlot.iife.min", "chart")
 
 
 def write_report(paths: Sequence[str | Path], out: str | Path | None = None) -> Path:
@@ -63,19 +66,23 @@ def default_out(folder: Path) -> Path:
     return whole.with_name(f"{kept.lstrip('-.') or 'fedsim'}.report.html")
 
 
-def build(subject: Subject) -> str:
-    """The page as HTML."""
+def build(subject: Subject, *, live: bool = False) -> str:
+    """The page as HTML; ``live``: of runs that may go on, which the page's title says."""
     several = len(subject.runs) > 1
     parts = [sections.answer(subject), *sections.comparison(subject)] if several else [sections.in_short(subject.shown[0])]
-    parts.append(sections.timelines(subject.shown))
+    parts.append(sections.timelines(subject.shown, len(subject.runs)))
     parts += [sections.details(place, shown, several) for place, shown in enumerate(subject.shown)]
     footer = f"Written by fedsim {__version__} from run folders alone. Times are simulated unless said otherwise."
+    if live:
+        subject = replace(subject, title=f"Live: {subject.title}")
     return _frame(subject.title, join(_header(subject, several), el("main", *parts), el("footer", el("p", footer))))
 
 
 def _frame(title: str, body: Markup) -> str:
     """The whole document. Its policy lets it run the one script and the one style that stand in it, and load nothing."""
-    script, sheet = "\n".join(asset(f"{name}.js") for name in SCRIPTS), asset("report.css")
+    has_chart = 'class="chart"' in body
+    script = "\n".join(asset(f"{name}.js") for name in (*SCRIPTS, *(CHART if has_chart else ())))
+    sheet = "\n".join(asset(name) for name in ("report.css", *(("uPlot.min.css",) if has_chart else ())))
     own = f"script-src 'sha256-{_hash(script)}'; style-src 'sha256-{_hash(sheet)}'"
     policy = f"default-src 'none'; {own}; img-src data:; base-uri 'none'; form-action 'none'"
     palette = data_block("palette", {"steps": style.STEPS, "outcomes": style.OUTCOMES, "idle": style.PALE, "away": style.AWAY})
@@ -104,7 +111,9 @@ def _header(subject: Subject, several: bool) -> Markup:
         names = [shown.name if several else "Pictures and tables" for shown in subject.shown]
         links += [(f"run-{place}", name) for place, name in enumerate(names)]
     entries = [el("li", el("a", text, href=f"#{where}")) for where, text in links]
+    found = [el("li", el("a", one.says, href=f"#{one.anchor}")) for one in findings(subject)]
     return join(
         el("header", el("h1", subject.title), el("p", about, class_="soft")),
+        el("nav", el("ol", *found), aria_label="Findings") if found else None,
         el("nav", el("ul", *entries), aria_label="Parts of this page"),
     )

@@ -12,8 +12,9 @@ from PIL import Image
 from fedsim.analysis import style
 from fedsim.analysis.pictures import OF_ANY, OF_ONE, OF_SEVERAL, PictureKind
 from fedsim.analysis.report import tables, words
+from fedsim.analysis.report.chart import chart
 from fedsim.analysis.report.gather import MOST_DRAWN, Shown, Subject
-from fedsim.analysis.report.markup import Markup, data_block, el, pack, plain, visible
+from fedsim.analysis.report.markup import Markup, data_block, deflated, el, pack, plain, visible
 from fedsim.analysis.report.tables import answers
 from fedsim.analysis.report.timeline import TimelineData, key, read_timeline, stage
 from fedsim.analysis.series import Series
@@ -38,7 +39,7 @@ def in_short(shown: Shown) -> Markup:
 
 def _tiles(run: RunFolder) -> Markup:
     """The headline numbers."""
-    from fedsim.compare.measures import measure
+    from fedsim.lab.compare.measures import measure
 
     summary, moved, values = run.summary, run.summary["bytes"], measure(run)
     total = moved["down"] + moved["up"]
@@ -96,7 +97,8 @@ def comparison(subject: Subject) -> Iterator[Markup]:
     few, every = min(len(subject.shown), MOST_DRAWN), len(subject.runs)
     text = f"Where single runs are drawn, they are {few} of {every}: the first of the best. Means are over all of them."
     hint = el("p", text, class_="soft") if few < every else None
-    yield el("section", el("h2", "Pictures", id="pictures"), *_of_all(subject.alone(few), subject.series), hint)
+    pictures = [*chart(subject.series), *_of_all(subject.alone(few), subject.series)]
+    yield el("section", el("h2", "Pictures", id="pictures"), *pictures, hint)
     firsts = {id(shown.line): shown for shown in reversed(subject.shown)}
     lines = [firsts[id(line)] for line in subject.lines.lines if id(line) in firsts]
     differing = tables.differing([shown.run for shown in lines], [shown.name for shown in lines])
@@ -107,12 +109,12 @@ def comparison(subject: Subject) -> Iterator[Markup]:
     yield el("section", el("h2", "Tables", id="tables"), *parts)
 
 
-def timelines(shown: tuple[Shown, ...]) -> Markup:
-    """The timeline of each run that can be chosen: the work of each device over time."""
+def timelines(shown: tuple[Shown, ...], of: int) -> Markup:
+    """The timeline of each run that can be chosen, out of so many: the work of each device over time."""
     at_once = min(len(shown), AT_ONCE)
     found = [read_timeline(one.run, _MOST_LANES // at_once, _MOST_STEPS // len(shown)) for one in shown]
     parts: list[Markup] = [el("h2", "Timeline", id="timeline")]
-    parts += _chooser(shown) if len(shown) > at_once else []
+    parts += _chooser(shown, of) if len(shown) > at_once else []
     parts.append(key(found))
     if len(shown) > 1:
         box = el("input", type="checkbox", name="together", checked=True)
@@ -126,14 +128,17 @@ def timelines(shown: tuple[Shown, ...]) -> Markup:
     return el("section", *parts)
 
 
-def _chooser(shown: tuple[Shown, ...]) -> Iterator[Markup]:
+def _chooser(shown: tuple[Shown, ...], of: int) -> Iterator[Markup]:
     """Choosers for the runs of the timelines and of the sections that follow."""
     beside = next((place for place, one in enumerate(shown) if place and one.line is not shown[0].line), 1)
     for name, text, chosen in (("first", "run ", 0), ("second", "beside it ", beside)):
         options = [el("option", one.name, value=place, selected=place == chosen) for place, one in enumerate(shown)]
         none = [el("option", "none", value="")] if name == "second" else []
         yield el("label", text, el("select", *none, *options, name=f"{name}-run"), class_="chooser")
-    yield el("p", f"{len(shown)} runs can be chosen, the best first; what follows here is of those that are.", class_="soft")
+    more = "" if of == len(shown) else f" of {of}; fedsim report, called with its folder, shows any other"
+    yield el(
+        "p", f"{len(shown)} runs can be chosen, the best first{more}. What follows here is of those that are.", class_="soft"
+    )
 
 
 def _lanes_in_words(data: TimelineData) -> str:
@@ -158,19 +163,29 @@ def details(place: int, shown: Shown, several: bool) -> Markup:
         _tiles(run) if several else None,
         *pictures,
         None if drawn else el("p", hint, class_="soft"),
-        tables.devices(run, block),
-        tables.rounds(run, block),
+        _opened_later(tables.devices(run, block), several),
+        _opened_later(tables.rounds(run, block), several),
         data_run=place,
     )
+
+
+def _opened_later(found: tuple[str, Markup] | None, packed: bool) -> Markup | None:
+    """A table under its summary; of several runs deflated, and put into the page when it is opened."""
+    if found is None:
+        return None
+    summary, table = found
+    inside = el("div", data_html=deflated(table.encode())) if packed else table
+    return el("details", el("summary", summary), inside)
 
 
 # Pictures, each with words that say what it shows.
 
 
 _ALMOST_WHITE = 250
-_DPI = 160  # 13 inches are 2,080 pixels, and are shown on 1,300 at most
-_OVER_SEEDS = ("costs", "energy", "traffic-purposes")
-_SAID_BY_MEANS = ("accuracy", "traffic-compared")  # of single runs; over seeds ``costs`` and ``traffic-purposes`` say it
+_DPI = 120  # 13 inches are 1,560 pixels, and are shown on 1,300 at most
+_OVER_SEEDS = ("energy", "traffic-purposes")
+_SAID_BY_MEANS = ("traffic-compared",)  # of single runs; over seeds ``traffic-purposes`` says it
+_IN_CHART = ("costs", "accuracy")  # of several runs
 
 
 def _key_of(run: RunFolder) -> str:
@@ -192,7 +207,7 @@ def _of_all(alone: Sequence[Series], series: Sequence[Series], but: str = "") ->
     every = [run for one in series for run in one.runs]
     runs = [run for one in alone for run in one.runs]
     over_seeds = any(len(one.runs) > 1 for one in series)
-    left_out = {but, *(_SAID_BY_MEANS if over_seeds else ())}
+    left_out = {but, *(_SAID_BY_MEANS if over_seeds else ()), *(_IN_CHART if len(every) > 1 else ())}
     for name in OF_ANY if len(every) == 1 else OF_SEVERAL:
         if name not in left_out:
             yield from _drawn(OF_SEVERAL[name], *((every, series) if name in _OVER_SEEDS else (runs, alone)))

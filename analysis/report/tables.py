@@ -16,8 +16,8 @@ from fedsim.records.folder import TRANSFERS
 from fedsim.records.reading import RunFolder
 
 if TYPE_CHECKING:
-    from fedsim.compare.answer import Answer, RankedLine, Ranking
-    from fedsim.compare.table import ComparedColumn, ComparedTable
+    from fedsim.lab.compare.answer import Answer, RankedLine, Ranking
+    from fedsim.lab.compare.table import ComparedColumn, ComparedTable
     from fedsim.records.targets import Target
 
 _NOTHING = "\N{EN DASH}"
@@ -42,7 +42,7 @@ def comparison(table: "ComparedTable", order: Sequence[int], level: str = "h3") 
 
 
 def _columns(columns: Sequence["ComparedColumn"], order: Sequence[int]) -> Markup:
-    from fedsim.compare.text import shown
+    from fedsim.lab.compare.text import shown
 
     words = [any(isinstance(cell, str) for cell in column.cells) for column in columns]
     best = [column.best_cells for column in columns]
@@ -98,8 +98,8 @@ _OF_DEVICES: tuple[_TableColumn, ...] = (
 )
 
 
-def devices(run: RunFolder, timeline: str) -> Markup | None:
-    """Work and waste of each device that worked, most waste on top; its number shows it in the timeline."""
+def devices(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
+    """Work and waste of each device that worked, most waste on top, under a summary; its number shows it in the timeline."""
     found = read_devices(run)
     if found.empty:
         return None
@@ -118,7 +118,7 @@ def devices(run: RunFolder, timeline: str) -> Markup | None:
     caption = f"One row a device that worked, who wasted most on top; its number shows it in the timeline.{part}"
     late = f", {int((found[endings].sum(axis=1) > 0).sum()):,} of them with a task that was wasted" if endings else ""
     table = _with_buttons("device", timeline, found.head(_MOST_DEVICES).to_dict("records"), columns, caption)
-    return el("details", el("summary", f"Table of {len(found):,} devices{late}"), table)
+    return f"Table of {len(found):,} devices{late}", table
 
 
 def _with_buttons(
@@ -174,8 +174,8 @@ _OF_ROUNDS = {
 }
 
 
-def rounds(run: RunFolder, timeline: str) -> Markup | None:
-    """Events and results of each round; its number shows it in the timeline. None for a run without rounds."""
+def rounds(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
+    """Events and results of each round, under a summary; its number shows it in the timeline. None for a run without rounds."""
     starts = [0.0, *(row["time"] for row in run.rounds)]
     rows = [row | {"lasted": max(0.0, row["time"] - start)} for row, start in zip(run.rounds, starts, strict=False)]
     if not rows:
@@ -199,7 +199,7 @@ def rounds(run: RunFolder, timeline: str) -> Markup | None:
     part = f" {len(shown)} of {len(rows):,} are shown: every {style.ordinal(step)}, the best and the last."
     caption = f"One row a round; its number shows it in the timeline.{'' if len(shown) == len(rows) else part}"
     table = _with_buttons("round", timeline, shown, columns, caption, best)
-    return el("details", el("summary", f"Table of {len(rows):,} rounds"), table)
+    return f"Table of {len(rows):,} rounds", table
 
 
 def differing(runs: Sequence[RunFolder], names: Sequence[str]) -> Markup | None:
@@ -272,6 +272,14 @@ def _plot(ranking: "Ranking", target: "Target | None", colours: dict[int, str]) 
     return el("table", caption, el("tbody", *rows), el("tfoot", axis), class_="plot")
 
 
+def _arrow(tip: int, back: int) -> Callable[[str], Markup]:
+    """The head of an arrow at an end of the axis: the interval goes on beyond it."""
+    return lambda colour: el("polyline", points=f"{back},4 {tip},10 {back},16", stroke=colour, fill="none", class_="beyond")
+
+
+_ARROWS = {"low": _arrow(0, 12), "high": _arrow(1000, 988)}
+
+
 class _Scale:
     """From figures to places of an axis, 0 to 1000."""
 
@@ -295,6 +303,12 @@ class _Scale:
             value = math.log10(value) if value > 0 else -math.inf
         return round(min(1000.0, max(0.0, (value - self._from) / (self._to - self._from) * 1000)), 1)
 
+    def leaves(self, value: float, end: str) -> bool:
+        """Whether a value lies beyond an end of the axis that is no end of the figure itself."""
+        edge = self._from if end == "low" else self._to
+        where = math.log10(value) if self.log and value > 0 else -math.inf if self.log else value
+        return (where < edge if end == "low" else where > edge) and not (end == "low" and edge == 0.0 and not self.log)
+
     def draw(self, one: "RankedLine", ranking: "Ranking", colour: str) -> Markup:
         """A dot at the mean, a line for its interval, and a small tick for each seed."""
         mean, parts = one.mean, []
@@ -302,6 +316,9 @@ class _Scale:
         if whole and mean.pairs > 1:
             low, high = self(max(0.0, mean.low)), self(min(mean.high, ranking.measure.most))
             parts.append(el("line", x1=low, x2=high, y1="10", y2="10", stroke=colour, class_="interval"))
+            parts += [
+                _ARROWS[end](colour) for end, beyond in (("low", mean.low), ("high", mean.high)) if self.leaves(beyond, end)
+            ]
         for value in one.values.values() if mean.pairs > 1 or not whole else ():
             parts.append(el("line", x1=self(value), x2=self(value), y1="6", y2="14", stroke=colour, class_="seed"))
         if whole:

@@ -20,8 +20,8 @@ from fedsim.analysis.lanes import MEANING, on_lanes
 from fedsim.analysis.report.markup import Markup, asset, el, join
 from fedsim.analysis.timeline import capacity, counted
 from fedsim.arrays import Ints
+from fedsim.lab.trackers.link_load import link_load, thinned
 from fedsim.records.folder import AVAILABILITY, ROUNDS
-from fedsim.records.link_load import link_load, thinned
 from fedsim.records.reading import RunFolder
 
 STEPS = tuple(style.STEPS)

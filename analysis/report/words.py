@@ -23,7 +23,20 @@ _MODELS = {"logistic": "a logistic regression", "mlp": "a perceptron", "module":
 
 def describe(scenario: Facts) -> str:
     """One paragraph on the tables of a resolved ``scenario.toml``; what is not known here is left out."""
-    parts = (_data, _training, _speed, _availability, _lifetimes, _network, _processes, _energy, _drift, _strategy, _end)
+    parts = (
+        _data,
+        _training,
+        _speed,
+        _hosts,
+        _availability,
+        _lifetimes,
+        _network,
+        _processes,
+        _energy,
+        _drift,
+        _strategy,
+        _end,
+    )
     sentences = (_said(part, scenario) for part in parts)
     return " ".join(sentence for sentence in sentences if sentence)
 
@@ -105,7 +118,9 @@ def _training(scenario: Facts) -> str:
         return f"Nothing is learned: the run counts time and bytes, as {name} would take them."
     rate = f"learning rate {training['lr']:g}" + (" (falling)" if training.get("lr_decay", 1) < 1 else "")
     momentum = f", momentum {training['momentum']:g}" if training.get("momentum") else ""
-    return f"They train {name} by SGD ({rate}, batches of {training['batch_size']:,}{momentum})."
+    ways = {"sgd": "SGD", "torch": training.get("optimiser", "")}
+    by = ways.get(training.get("kind", "sgd")) or f"the trainer {training['kind']}"
+    return f"They train {name} by {by} ({rate}, batches of {training['batch_size']:,}{momentum})."
 
 
 def _speed(scenario: Facts) -> str:
@@ -124,6 +139,17 @@ def _speed(scenario: Facts) -> str:
     if slow := population.get("stragglers"):
         words += f"; {slow['share']:.0%} of them are slowed to {_amount(_spelled_out(slow['factor']), '.0%')} of their speed"
     return f"{words}."
+
+
+def _hosts(scenario: Facts) -> str:
+    if (host := scenario["population"].get("host")) is None:
+        return ""
+    where = "They run on one host" if host["number"] == 1 else f"They run on {host['number']:,} hosts"
+    points = [f"{work:g} times the work of one at {count:g} computations" for count, work in host.get("throughput", ())]
+    words = f"{where}, which shares {host['cores']:,} cores" if "cores" in host else f"{where}, which does {_listed(points)}"
+    words += f"; {host['workers']:,} tasks run at once, others queue" if "workers" in host else ""
+    words += f"; as many tasks of {host['task_memory']} run at once as fit into {host['memory']}" if "memory" in host else ""
+    return f"{words}{'' if str(host['start_up']).startswith('0 ') else '; a task starts up for ' + host['start_up']}."
 
 
 def _kinds(device: Facts) -> str:

@@ -90,5 +90,5 @@ def _files(key: str, spec: Spec) -> Iterator[tuple[str, str]]:
     for name, value in spec:
         if isinstance(value, Spec):
             yield from _files(f"{key}.{name}", value)
-        elif name == "file":
+        elif name == "file" and value is not None:
             yield key, value

@@ -22,7 +22,7 @@ from fedsim.world.messages import NOT_SAVED as NOT_SAVED_OF_MESSAGES
 from fedsim.world.messages import Message
 from fedsim.world.network.flow import Flow
 from fedsim.world.network.star import Place, Tier
-from fedsim.world.task import NOT_SAVED, Code, Download, Evaluate, Payload, Queue, Task, Train, Upload, Work
+from fedsim.world.task import NOT_SAVED, Code, Download, Evaluate, Pause, Payload, Queue, Task, Train, Upload, Work
 
 if TYPE_CHECKING:
     from fedsim.records.recorder import Recorder
@@ -33,7 +33,7 @@ _CLASSES: dict[str, Any] = {
     for cls in (
         *(Applied, Best, Initial, Loss, Mixed, Ref, Trained, Evaluation),
         *(TaskContext, PreviousResult, Instruction, Header, Lazy, Partial, Opaque, TaskEnd),
-        *(Task, Code, Download, Evaluate, Payload, Queue, Train, Upload, Work, Training, Contrast, Limit, Part),
+        *(Task, Code, Download, Evaluate, Pause, Payload, Queue, Train, Upload, Work, Training, Contrast, Limit, Part),
         *(Flow, Message, Load, Place, Tier),
     )
 }
@@ -115,7 +115,7 @@ def _owners(run: "Run") -> dict[str, Callable[[str, int, float], object]]:
     """The method that sets an alarm of each kind again."""
     owners: dict[str, Callable[[str, int, float], object]] = {"stop": run.rearm}
     owners |= dict.fromkeys(("network", "latency"), run.network.rearm)
-    owners |= dict.fromkeys(("step", "look-ahead", "vanish", "battery", "flat"), run.tasks.rearm)
+    owners |= dict.fromkeys(("step", "look-ahead", "vanish", "battery", "flat", "host"), run.tasks.rearm)
     owners |= dict.fromkeys(("arrival", "departure"), run.lifetimes.rearm)
     owners |= dict.fromkeys(("timer", "notice", "return", "shift", "newcomer"), run.dispatch.rearm)
     owners |= dict.fromkeys(("process", "compute"), run.processes.rearm)

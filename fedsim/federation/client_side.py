@@ -53,6 +53,7 @@ class ClientSide:
         devices: what each device knows of itself.
         batch_size: B, samples of an SGD step.
         added_up: names of contents that both sides add up (``StrategyParams.added_up``).
+        keeps_state: whether a trainer's state stays on its device from one training to the next.
         attack: what malicious devices do to their updates; None where there are no such devices.
         malicious: which they are.
     """
@@ -65,11 +66,12 @@ class ClientSide:
         devices: Devices,
         batch_size: int,
         added_up: Collection[str] = (),
+        keeps_state: bool = False,
         attack: Attack | None = None,
         malicious: Collection[int] = (),
     ) -> None:
         self._simulation, self._learner, self._up, self.devices = simulation, learner, up, devices
-        self._batch_size, self._added_up = batch_size, added_up
+        self._batch_size, self._added_up, self._keeps_state = batch_size, added_up, keeps_state
         self._attack, self._malicious = attack, frozenset(malicious)
 
     def connect(self, client: Client[Any]) -> None:
@@ -164,7 +166,9 @@ class ClientSide:
                 if start is not training.start or anchor is not training.anchor or finished != training.epochs:
                     training = replace(training, start=start, anchor=anchor, epochs=finished)
                 number, earlier = task.round or 0, before
-                update = self._learner.train(training, task.device, key=task.count, round=number, version=task.version)
+                memory, name = self.devices.of(task.device).state if self._keeps_state else {}, f"trainer/{len(before)}"
+                how: dict[str, Any] = {"key": task.count, "round": number, "version": task.version, "before": memory.get(name)}
+                memory[name] = update = self._learner.train(training, task.device, **how)
                 steps = training.sgd_steps(task.samples, self._batch_size)
         return LocalResult(task.samples, task.epochs, steps, update, start, tested, earlier, trained=update)
 

@@ -16,6 +16,7 @@ from fedsim.world.network.flow import Direction
 
 if TYPE_CHECKING:
     from fedsim.learning import Learner
+    from fedsim.world.energy.batteries import Batteries
     from fedsim.world.population import Population
 
 
@@ -52,6 +53,23 @@ class Device:
     def model_s(self, direction: Direction) -> float:
         """Time of a model on its own link with nothing else on the way, with decoding or encoding it (s)."""
         return self._devices.model_s(self.number, direction)
+
+    @property
+    def battery(self) -> float:
+        """Charge of its battery now, 0 to 1; 1 for a device without one."""
+        batteries = self._devices.batteries
+        return 1.0 if batteries is None else batteries.charge(self.number)
+
+    @property
+    def plugged_in(self) -> bool:
+        """Whether it is on a charger now; true for a device without a battery."""
+        batteries = self._devices.batteries
+        return batteries is None or batteries.plugged_in(self.number)
+
+    @property
+    def link(self) -> str | None:
+        """Kind of its link: the name of its energy preset, such as ``smartphone-4g``; None without a preset."""
+        return self._devices.link_of(self.number)
 
     @property
     def label_counts(self) -> NDArray[np.int64]:
@@ -119,6 +137,7 @@ class Devices:
 
     Attributes:
         model_s: see ``Device``; set when there are links.
+        batteries: of all devices; None where energy is not drawn from batteries. ``link_of``: see ``Device.link``.
         of: each device as its client half sees it.
         states: what each device remembers.
         used_versions: on which version of its data each last computed for a task that it finished; absent: the first.
@@ -137,6 +156,8 @@ class Devices:
         self.label_counts = label_counts
         self.sizes = sizes
         self.model_s: Callable[[int, Direction], float]
+        self.batteries: Batteries | None = None
+        self.link_of: Callable[[int], str | None] = lambda _: None
         self.states: dict[int, dict[str, Any]] = {}
         self.used_versions: dict[int, int] = {}
         self.initial: dict[int, Ref] = {}

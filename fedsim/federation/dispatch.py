@@ -15,7 +15,7 @@ from fedsim.errors import SimulationError
 from fedsim.evaluation.evaluator import Evaluator
 from fedsim.federation.client import Client, Instruction
 from fedsim.federation.client_side import ClientSide, TaskContext
-from fedsim.federation.contents import Contents, payloads, received
+from fedsim.federation.contents import Contents, Partial, payloads, received
 from fedsim.federation.costs import ServerSpec, cost_s
 from fedsim.federation.messages import (
     Arrival,
@@ -161,6 +161,14 @@ class Dispatch:
         for destination in destinations:
             message = self.edges.messages.send(source, destination, parts, number, self.on_message_end)
             self._sent[message.id] = contents, {}
+
+    def written(self, value: Ref | Partial) -> tuple[Ref, float]:
+        """A model, or a part of one, as it arrives from a device, and its bytes."""
+        contents: Contents = {"part": value}
+        size = sum(part.bytes for part in self.upload_payloads(contents))
+        if self._up.changes(contents):
+            contents, _ = self._up.through(contents, {}, {})
+        return contents["part"], size
 
     @property
     def download_bytes(self) -> float:

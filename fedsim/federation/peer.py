@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedsim.federation.contents import Contents, Header
+from fedsim.federation.contents import Contents, Header, Partial
 from fedsim.federation.devices import Device
 from fedsim.learning.refs import Ref
 from fedsim.simulation import on_grid
@@ -43,6 +43,10 @@ class Peer(Device):
         They share its link up. ``on_message`` of each of them follows, or ``on_lost`` here and there.
         """
         self._dispatch.send(self.number, devices, contents, number)
+
+    def written(self, value: Ref | Partial) -> tuple[Ref, float]:
+        """A model, or a part of one, as others read it in the form that ``messages.up`` says, and its bytes."""
+        return self._dispatch.written(value)
 
     def timer(self, seconds: float) -> None:
         """Call ``on_timer`` so many seconds from now; a new timer replaces the one before."""

@@ -17,7 +17,7 @@ from fedsim.flower.app import App
 from fedsim.flower.half import AppHalf
 from fedsim.flower.messages import bytes_of
 from fedsim.flower.params import CountedBy
-from fedsim.flower.replaced import here, replace_all, where
+from fedsim.flower.replaced import Sleeper, here, replace_all, where
 from fedsim.flower.turns import carried_out, place_in
 
 
@@ -46,6 +46,7 @@ class AppReply:
     state: RecordDict
     examples: float | None  # that the reply tells of
     counted: float | None
+    slept_s: float = 0.0
 
 
 _loaded: dict[str, AppHalf] = {}  # of this process, by the run; one at a time
@@ -63,12 +64,12 @@ def carry_out(job: AppJob) -> AppReply:
 
 
 def _work(job: AppJob, half: AppHalf, called: str) -> AppReply:
-    message, app = job.message, half.loaded
+    message, app, sleeper = job.message, half.loaded, Sleeper(job.app.folder)
     ids = message.metadata.run_id, message.metadata.dst_node_id
     context = Context(*ids, dict(job.node_config), deepcopy(job.state), dict(job.app.config))
     with ExitStack() as around:
         around.enter_context(half.in_use(job.seeds[1]))
-        around.enter_context(where(now_s=message.metadata.created_at, reply=None))
+        around.enter_context(where(now_s=message.metadata.created_at, reply=None, sleeper=sleeper))
         counted = _counter(job, around)
         try:
             reply = app(message, context)
@@ -89,7 +90,7 @@ def _work(job: AppJob, half: AppHalf, called: str) -> AppReply:
     told = own if isinstance(own, Message) and own.has_content() else reply
     examples = None if told.has_error() else figure(told.content, "num-examples", "num_examples")
     examples = examples if examples is not None and examples >= 0 else None
-    return AppReply(deepcopy(reply), bytes_of(reply), context.state, examples, counted())
+    return AppReply(deepcopy(reply), bytes_of(reply), context.state, examples, counted(), sleeper.slept_s)
 
 
 def _counter(job: AppJob, around: ExitStack) -> Callable[[], float | None]:

@@ -1,11 +1,13 @@
 """Replacements of what an app finds under Flower: the clock, and the few places where Flower waits in threads of its own.
 
-Each replacement does what it stands for unless it is called in the thread of a simulated ServerApp.
+Each replacement does what it stands for unless it is called in the thread of a simulated ServerApp. In that of a ClientApp
+``time.sleep`` returns at once, and is counted.
 The clock is simulated for code that knows Flower: the app's own, flwr, and packages that import it. Other libraries wait
 for what is real (a process, a socket, a thread), so they get real time.
 """
 
 import datetime
+import math
 import sys
 import threading
 import time
@@ -46,8 +48,16 @@ class ServerSide(Protocol):
     note_figures: Callable[[int, dict[str, Any]], None]
 
 
+class Sleeper:
+    """A ClientApp at work, and how long its code has slept (s): its clocks go on by that at once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.slept_s = folder, 0.0
+
+
 class _Here(threading.local):
     side: ServerSide | None = None  # this thread is a simulated ServerApp's
+    sleeper: Sleeper | None = None  # this thread is a ClientApp's
     now_s: float | None = None  # at which Flower's own clock, of messages alone, stands
     reply: Any = None  # of the ClientApp's function, before mods may hide what it says
 
@@ -66,9 +76,9 @@ def where(**state: Any) -> Iterator[None]:
             vars(here).pop(name, None)
 
 
-def _side_of_caller() -> ServerSide | None:
-    """The simulated ServerApp, where the caller of the caller knows Flower."""
-    side = here.side
+def _side_of_caller() -> ServerSide | Sleeper | None:
+    """The simulated ServerApp, or the ClientApp, where the caller of the caller knows Flower."""
+    side = here.side or here.sleeper
     if side is None:
         return None
     frame = sys._getframe(2)
@@ -116,6 +126,8 @@ def _replace_clock() -> None:
             side = _side_of_caller()
             if side is None:
                 return real()
+            if isinstance(side, Sleeper):
+                return real() + type(real())(side.slept_s * scale)
             seconds = (begin_s + side.clock()) * scale
             return round(seconds) if whole else seconds
 
@@ -129,8 +141,10 @@ def _replace_clock() -> None:
     @wraps(real_sleep)
     def sleep(seconds: float) -> None:
         side = _side_of_caller()
-        if side is None:
-            real_sleep(seconds)
+        if side is None or not 0 <= seconds < math.inf:
+            real_sleep(seconds)  # which raises an error where there is a side
+        elif isinstance(side, Sleeper):
+            side.slept_s += seconds
         else:
             side.sleep(seconds)
 

@@ -17,7 +17,7 @@ from fedsim.federation.server import Server
 from fedsim.flower.app import read_app
 from fedsim.flower.params import FlowerParams
 from fedsim.strategies.base import Strategy, StrategyParams
-from fedsim.world.task import Work
+from fedsim.world.task import Pause, Work
 
 if TYPE_CHECKING:
     from fedsim.flower.server_side import Session
@@ -59,7 +59,7 @@ class FlowerClient(Client[FlowerParams]):
         )
         return Real(carry_out, (job,))
 
-    def work(self, device: Device, instruction: Instruction) -> list[Work]:
+    def work(self, device: Device, instruction: Instruction) -> list[Pause | Work]:
         from fedsim.flower.client_side import config_of
 
         outcome, config = instruction.value, config_of(instruction[instruction.job], self._app.config)
@@ -68,7 +68,8 @@ class FlowerClient(Client[FlowerParams]):
         if self.params.time.counts == "flops" and instruction.job not in self._flops and outcome.counted:
             self._flops[instruction.job] = outcome.counted / max(examples, 1.0)
         work = self.params.time.work(instruction.job, examples, self._flops.get(instruction.job), config)
-        return [] if work is None else [work]
+        slept: list[Pause | Work] = [Pause("sleep", outcome.slept_s)] if outcome.slept_s else []
+        return [*slept, work] if work else slept
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
         return {f"{instruction.job}-reply": Opaque(instruction.value, float(instruction.value.bytes))}

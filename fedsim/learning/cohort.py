@@ -1,9 +1,9 @@
 """Local trainings and choices of models of many devices: carried out on workers, in requests of like work."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,9 +22,9 @@ from fedsim.learning.solvers.base import (
     sgd_steps,
     shuffled,
 )
-from fedsim.learning.spec import TrainingSpec
+from fedsim.learning.spec import Trainer
 from fedsim.streams import Streams
-from fedsim.training import Places, Training
+from fedsim.training import Contrast, Places
 
 _MOST_UNEQUAL = 8  # devices in one stack differ at most by this factor in their number of steps
 _MOST_ROWS = 1 << 12  # samples in one step of a stack, unless one device alone has more: bounds the working memory
@@ -39,9 +39,11 @@ class TrainingJob:
         lr: learning rate.
         batch_size: samples of a batch.
         weights: of the start, float32 [d].
-        anchor, linear, previous: of the models in the proximal, linear and contrastive terms; None without them.
+        anchor, linear: of the models in the proximal and the linear term; None without them.
+        contrast: the contrastive term, with the weights of its previous model.
         shard: the device's data, in the version that was asked for.
         samples: positions within its training samples that it trains on, int64 [k]; None for all.
+        state: what its trainer has kept of its last training.
     """
 
     recipe: Trained
@@ -50,9 +52,10 @@ class TrainingJob:
     weights: Weights
     anchor: Weights | None
     linear: Weights | None
-    previous: Weights | None
+    contrast: Contrast | None
     shard: Shard
     samples: NDArray[np.int64] | None
+    state: Mapping[str, NDArray[Any]] | None
 
     @property
     def count(self) -> int:
@@ -71,13 +74,13 @@ class TrainingJob:
         return sgd_steps(self.count, self.batch_size, training.epochs, training.steps)
 
 
-class Trainer:
+class TrainingRunner:
     """Carries out jobs on a worker, and splits cohorts into what one worker does at a time. It never changes.
 
     ``samples`` are the shared ones, without anybody's shard.
     """
 
-    def __init__(self, solver: Solver, training: TrainingSpec, samples: FederatedData, streams: Streams) -> None:
+    def __init__(self, solver: Solver, training: Trainer, samples: FederatedData, streams: Streams) -> None:
         self.solver = solver
         self.training = training
         self.samples = samples
@@ -89,29 +92,28 @@ class Trainer:
         if not isinstance(recipe, Trained) or any(parent.value is None for parent in parents(recipe)):
             raise ValueError(f"{ref} is no training that could be done now")
         training, shard = recipe.training, data.shard(recipe.device, recipe.version)
-        previous = None if training.contrast is None else training.contrast.previous
-        anchor, linear, previous = (
-            None if model is None else model.value for model in (training.anchor, training.linear, previous)
-        )
+        anchor, linear = (None if model is None else model.value for model in (training.anchor, training.linear))
+        contrast = training.contrast and replace(training.contrast, previous=training.contrast.previous.value)
         lr = self.training.lr_in(recipe.round) if training.lr is None else training.lr
         batch_size = WHOLE if training.full_batch else self.training.batch_size
         part = training.part
+        state = recipe.before.state if recipe.before is not None and recipe.before.finite else None
         samples = None if part is None else stratified_part(data.train_labels(shard), part.splits, part.number)
-        return TrainingJob(recipe, lr, batch_size, training.start.value, anchor, linear, previous, shard, samples)
+        return TrainingJob(recipe, lr, batch_size, training.start.value, anchor, linear, contrast, shard, samples, state)
 
     def split(self, jobs: Sequence[TrainingJob]) -> list[list[int]]:
         """Positions of the jobs that are done together; those with the most steps in all come first, so that none is left last.
 
-        Looks at the jobs alone, never at the number of workers. Together are jobs with one learning rate, one proximal and one
-        contrastive term, the same tensors held and one width of batches, of like length and one kind of hint from the solver,
-        and no more rows than ``_MOST_ROWS``.
+        Looks at the jobs alone, never at the number of workers. Together are jobs with one learning rate and one proximal term,
+        the same tensors held and one width of batches, all or none with a contrastive term, of like length and one kind of
+        hint from the solver, and no more rows than ``_MOST_ROWS``.
         """
         steps = [job.steps for job in jobs]
         hints = [self.solver.batch_hint(job.count, job.width, step) for job, step in zip(jobs, steps, strict=True)]
 
-        def alike(at: int) -> tuple[float, float, int, str, Places, tuple[float, float]]:
+        def alike(at: int) -> tuple[float, float, int, str, Places, bool]:
             training = jobs[at].recipe.training
-            return jobs[at].lr, training.mu, jobs[at].width, hints[at].kind, training.held, _contrast(training)
+            return jobs[at].lr, training.mu, jobs[at].width, hints[at].kind, training.held, training.contrast is None
 
         order = sorted(range(len(jobs)), key=lambda at: (alike(at), -steps[at], at))
         chunks: list[list[int]] = []
@@ -127,9 +129,9 @@ class Trainer:
     def train(self, jobs: Sequence[TrainingJob]) -> list[Solved]:
         """Carry out jobs that ``split`` put together; the results in the order given."""
         compute_with_one_thread()
-        first, training, local = jobs[0], self.training, jobs[0].recipe.training
-        mixed = (local.mu, training.l2_on, local.held, *_contrast(local))
-        descent = Descent(first.lr, training.momentum, training.weight_decay, training.l2, *mixed, clip=training.clip)
+        first, training, local = jobs[0], self.training.sgd, jobs[0].recipe.training
+        mixed = (local.mu, training.l2_on, local.held, training.clip)
+        descent = Descent(first.lr, training.momentum, training.weight_decay, training.l2, *mixed)
         solver = self.solver if local.contrast is None and training.clip is None else self.solver.plain
         return solver.solve([self._local_solve(job) for job in jobs], descent)
 
@@ -142,14 +144,8 @@ class Trainer:
         training = recipe.training
         order = shuffled(generator, len(y), job.batch_size, training.epochs, training.steps, only=training.only_batch)
         key = self.streams.word("learning/dropout", recipe.device, recipe.key)
-        return LocalSolve(
-            job.weights, torch.from_numpy(x), torch.from_numpy(y), order, key, job.anchor, job.linear, job.previous
-        )
-
-
-def _contrast(training: Training) -> tuple[float, float]:
-    """Weight and temperature of the contrastive term."""
-    return (0.0, 1.0) if training.contrast is None else (training.contrast.weight, training.contrast.temperature)
+        terms, task = (job.anchor, job.linear, job.contrast), (recipe.device, recipe.round, training.epochs)
+        return LocalSolve(job.weights, torch.from_numpy(x), torch.from_numpy(y), order, key, *terms, task, job.state)
 
 
 def _evenly(jobs: list[int], most: int) -> list[list[int]]:
@@ -178,9 +174,9 @@ class Question(NamedTuple):
 class Chooser:
     """Answers questions on a worker, and splits waves of them into what one worker does at a time. It never changes."""
 
-    def __init__(self, solver: Solver, training: TrainingSpec, samples: FederatedData, streams: Streams) -> None:
+    def __init__(self, solver: Solver, training: Trainer, samples: FederatedData, streams: Streams) -> None:
         self._solver = solver
-        self._training = training
+        self._training = training.sgd
         self._all_samples = samples
         self._streams = streams
 

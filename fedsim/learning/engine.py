@@ -19,7 +19,7 @@ from torch import nn
 from fedsim.data.federated import FederatedData
 from fedsim.errors import ScenarioError
 from fedsim.learning.architecture import Architecture
-from fedsim.learning.cohort import Chooser, Trainer
+from fedsim.learning.cohort import Chooser, TrainingRunner
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.factory import numbers
 from fedsim.learning.functions import FunctionCall, carry_out_all, function_at, weighted_sum
@@ -28,12 +28,14 @@ from fedsim.learning.models import Layered, Model, SizeOnly, TorchModel
 from fedsim.learning.objectives import Classification, Objective
 from fedsim.learning.refs import Applied, Best, Initial, Mixed, Recipe, Ref, Trained, Weights, waves
 from fedsim.learning.solvers.base import Solver
+from fedsim.learning.solvers.by_trainer import ByTrainer
 from fedsim.learning.solvers.reference import Reference, batch_norms, flat_weights, module_of
 from fedsim.learning.solvers.stacked import Stacked
-from fedsim.learning.spec import TrainingSpec
+from fedsim.learning.spec import Trainer, TrainingSpec
 from fedsim.learning.testsets import Judged, TestSets, counted, judge, judge_each
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
+from fedsim.training import Training
 
 T = TypeVar("T")
 
@@ -58,7 +60,7 @@ class Learning(Learner):
         self,
         simulation: Simulation,
         model: Model,
-        training: TrainingSpec,
+        training: Trainer,
         data: FederatedData,
         streams: Streams,
         objective: Objective = _PLAIN,
@@ -79,9 +81,9 @@ class Learning(Learner):
         device = _device(training.device)
         self._data = data
         losses = None if objective.is_plain else objective.losses
-        self._solver = pick(self._architecture or self._module(), device, training.solver, losses)
+        self._solver = pick(self._architecture or self._module(), device, training.sgd.solver, training, losses)
         samples = data.without_shards()
-        self._trainer = Trainer(self._solver, training, samples, streams)
+        self._trainer = TrainingRunner(self._solver, training, samples, streams)
         self._chooser = Chooser(self._solver, training, samples, streams)
         self._tests = TestSets(data, samples, device)
         for thing in (samples, self._solver, self._trainer, self._chooser):
@@ -147,12 +149,22 @@ class Learning(Learner):
         owner = np.repeat(np.array(order, dtype=np.int64), [len(tests[at][2]) for at in order])
         return counted(self._objective, [device for _, device in models], owner, judged)
 
+    def train(self, training: Training, device: int, **how: Any) -> Ref:
+        if (terms := training.terms) and not self._training.applies_terms:
+            raise ScenarioError(
+                f"training.kind is {self._training.kind!r}, and the strategy asks for a {' and a '.join(terms)} term in the "
+                "loss, which this trainer does not say that it applies; allowed are a trainer that minimises context.loss and "
+                "says so by 'applies_terms: ClassVar[bool] = True', and training.kind 'sgd' and 'torch'"
+            )
+        return super().train(training, device, **how)
+
     def first_epoch(self, update: Ref) -> Ref:
         recipe = update.recipe
         if not isinstance(recipe, Trained) or recipe.training.epochs < 2:
             return update
         once = replace(recipe.training, epochs=1)
-        return self.train(once, recipe.device, key=recipe.key, round=recipe.round, version=recipe.version)
+        same = {"key": recipe.key, "round": recipe.round, "version": recipe.version, "before": recipe.before}
+        return self.train(once, recipe.device, **same)
 
     async def train_loss(self, updates: Sequence[tuple[Ref, float]]) -> float | None:
         await self._compute(ref for ref, _ in updates)
@@ -209,8 +221,12 @@ class Learning(Learner):
     async def _train(self, refs: Sequence[Ref]) -> None:
         jobs = [self._trainer.job(ref, self._data) for ref in refs]
         found = await self._in_chunks(self._trainer.train, jobs, self._trainer.split(jobs))
-        for ref, solved in zip(refs, found, strict=True):
-            ref.settle(solved.weights, solved.train_loss)
+        for ref, job, solved in zip(refs, jobs, found, strict=True):
+            if solved.numbers:
+                told = {"device": ref.device, "round": job.recipe.round, "ref": ref.name}
+                self._simulation.emit("reported", numbers=dict(solved.numbers), **told)
+            ref.settle(solved.weights, solved.train_loss, solved.numbers)
+            ref.state = solved.state or None
 
     async def _choose(self, refs: Sequence[Ref]) -> None:
         questions = [self._chooser.question(ref, self._data) for ref in refs]
@@ -278,17 +294,22 @@ def pick(
     model: Architecture | nn.Module,
     device: torch.device,
     choice: str,
-    losses: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+    trainer: Trainer | None = None,
+    losses: Callable[..., torch.Tensor] | None = None,
 ) -> Solver:
-    """The solver of a model on a device: closed forms for dense layers on a CPU, otherwise torch.
+    """The solver of a model on a device: another trainer than SGD, closed forms for dense layers on a CPU, or torch.
 
     ``losses``: that of each sample instead of cross-entropy, for which there are no closed forms.
     """
-    if choice == "fast" and device.type == "cpu" and isinstance(model, Architecture) and model.is_dense and losses is None:
+    of_sgd = trainer is None or isinstance(trainer, TrainingSpec)
+    dense = isinstance(model, Architecture) and model.is_dense
+    if of_sgd and losses is None and choice == "fast" and device.type == "cpu" and isinstance(model, Architecture) and dense:
         from fedsim.learning.solvers.dense import Dense  # with numba, which nothing else needs
 
         return Dense(model)
     module = module_of(model) if isinstance(model, Architecture) else model
+    if trainer is not None and not of_sgd:
+        return ByTrainer(module, device, trainer, losses)
     recurrent = any(isinstance(part, nn.RNNBase) for part in module.modules())  # whose kernels cannot be stacked
     if choice == "reference" or device.type == "cpu" or batch_norms(module) or recurrent:  # padding is no sample
         return Reference(module, device, losses=losses)

@@ -42,13 +42,22 @@ class Learner:
         """A freshly initialised model; another ``count`` is another independent draw, the same for every strategy."""
         return self._name("model", Initial(count))
 
-    def train(self, training: Training, device: int, *, key: int, round: int = 0, version: int = 0) -> Ref:  # noqa: A002
+    def train(
+        self,
+        training: Training,
+        device: int,
+        *,
+        key: int,
+        round: int = 0,  # noqa: A002
+        version: int = 0,
+        before: Ref | None = None,
+    ) -> Ref:
         """The result of local training on a version of a device's data; of 0 epochs, its start.
 
         With ``device``, ``key`` names the stream of shuffles and dropout masks. ``round`` decays a learning rate that
-        ``training`` does not say.
+        ``training`` does not say. A trainer goes on with the state that it had after ``before``; None: with none.
         """
-        ref = self._name("update", Trained(training, device, version, key, round), device)
+        ref = self._name("update", Trained(training, device, version, key, round, before), device)
         ref.loss = Loss()
         return ref
 

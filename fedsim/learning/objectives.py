@@ -42,6 +42,8 @@ class Objective(Spec):
     """The samples or targets that it needs, for messages."""
     has_accuracy: ClassVar[bool] = True
     """Whether an answer is right or wrong."""
+    of_entropy: ClassVar[bool] = True
+    """Whether the usual loss is softmax cross-entropy."""
 
     @field_validator("loss")
     @classmethod
@@ -95,11 +97,11 @@ class Objective(Spec):
         """The error for data that do not fit."""
         return ScenarioError(f"objective.kind is {self.kind!r}, which needs {self.needs}; data.source has {found}")
 
-    def losses(self, outputs: "Tensor", targets: "Tensor") -> "Tensor":
-        """The loss of each sample, [n]."""
+    def losses(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
+        """The loss of each sample, [n]; ``options`` are of torch's ``cross_entropy``."""
         if self.loss is None:
             asked = self.asked(targets).flatten(1)
-            return (self.each(outputs, targets).flatten(1) * asked).sum(dim=1) / asked.sum(dim=1).clamp(min=1)
+            return (self.each(outputs, targets, **options).flatten(1) * asked).sum(dim=1) / asked.sum(dim=1).clamp(min=1)
         found: Tensor = _function(self.loss)(outputs, targets)
         if tuple(found.shape) != (len(targets),):
             raise ScenarioError(
@@ -108,7 +110,7 @@ class Objective(Spec):
             )
         return found
 
-    def each(self, outputs: "Tensor", targets: "Tensor") -> "Tensor":
+    def each(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
         """The usual loss of each answer, [n, ...]."""
         raise NotImplementedError
 
@@ -141,10 +143,10 @@ class Classification(Objective):
             raise self.misfit(f"targets {pool.targets.dtype} of shape {pool.targets.shape}")
         return pool
 
-    def losses(self, outputs: "Tensor", targets: "Tensor") -> "Tensor":
+    def losses(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
         from torch.nn.functional import cross_entropy
 
-        return super().losses(outputs, targets) if self.loss else cross_entropy(outputs, targets, reduction="none")
+        return super().losses(outputs, targets) if self.loss else cross_entropy(outputs, targets, reduction="none", **options)
 
 
 class NextToken(Objective):
@@ -166,10 +168,10 @@ class NextToken(Objective):
         _, outputs = self.sizes(pool.shape, 0)
         return replace(pool, x=pool.x[:, :-1], targets=pool.x[:, 1:], outputs=outputs, answers="next")
 
-    def each(self, outputs: "Tensor", targets: "Tensor") -> "Tensor":
+    def each(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
         from torch.nn.functional import cross_entropy
 
-        return cross_entropy(outputs.transpose(1, 2), targets, reduction="none", ignore_index=UNASKED)
+        return cross_entropy(outputs.transpose(1, 2), targets, reduction="none", ignore_index=UNASKED, **options)
 
     def asked(self, targets: "Tensor") -> "Tensor":
         return targets != UNASKED
@@ -206,6 +208,7 @@ class Regression(Objective):
     metrics: list[str] = Field(default=["mse"])
     needs: ClassVar[str] = "targets that are floats, [n] or [n, k]"
     has_accuracy: ClassVar[bool] = False
+    of_entropy: ClassVar[bool] = False
 
     def fitted(self, pool: Pool, streams: Streams) -> Pool:
         if pool.targets is None or not self._takes(pool.targets):
@@ -216,7 +219,7 @@ class Regression(Objective):
     def _takes(self, targets: Any) -> bool:
         return targets.ndim == 2 and np.issubdtype(targets.dtype, np.floating)
 
-    def each(self, outputs: "Tensor", targets: "Tensor") -> "Tensor":
+    def each(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
         return (outputs - targets).square()
 
     def answers(self, outputs: "Tensor") -> "Tensor":
@@ -234,7 +237,7 @@ class MultiLabel(Regression):
     def _takes(self, targets: Any) -> bool:
         return targets.ndim == 2 and bool(np.isin(targets, (0, 1)).all())
 
-    def each(self, outputs: "Tensor", targets: "Tensor") -> "Tensor":
+    def each(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
         from torch.nn.functional import binary_cross_entropy_with_logits
 
         return binary_cross_entropy_with_logits(outputs, targets, reduction="none")

@@ -1,4 +1,4 @@
-"""Cost of a step of SGD: FLOPs and bytes of every operation, counted by torch on tensors that hold nothing.
+"""Cost of a step of training: FLOPs and bytes of every operation, counted by torch on tensors that hold nothing.
 
 FLOPs are those that ``torch.utils.flop_counter`` knows (matrix products, convolutions, attention; two a multiply-add), with the
 channels of a convolution filled up to whole registers. Bytes are the sizes of an operation's operands and results; views move
@@ -6,13 +6,15 @@ none. So each operation moves all its data through memory once: caches, and kern
 devices faster; recurrent layers are counted step by step.
 
 A CPU does more: matrix products and convolutions lay out their data anew, pooling and some others go number by number.
-``_PASSES`` has what this takes, as further passes over the data.
+``_PASSES`` has what this takes on a server's CPU, as further passes over the data. On a board with ARM cores kernels of another
+library run: ``_ARM`` has their speeds by kind of operation.
 """
 
 import copy
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,14 +22,14 @@ from fedsim.errors import ScenarioError
 from fedsim.learning.architecture import Shape
 from fedsim.learning.factory import example
 from fedsim.learning.objectives import Classification, Objective
-from fedsim.model_cost import ModelCost, Operations
+from fedsim.learning.spec import Trainer, TrainingSpec
+from fedsim.model_cost import COLUMNS, ModelCost, Operations
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from fedsim.learning.models import Model
-    from fedsim.learning.spec import TrainingSpec
 
 _SMALL, _LARGE = 2, 4  # batches: what differs between them is for each sample
 _PHASES = ("forward", "backward", "update")
@@ -50,43 +52,71 @@ _PASSES = {
 """Operation -> passes over its data that a CPU makes beside one. Fitted by ``tests/benchmarks/roofline.py --layers`` to single
 layers on one core of an AMD EPYC 9004 with torch 2.13 (oneDNN, MKL), and to no model."""
 
+_NORMALISING = ("native_batch_norm", "native_layer_norm", "native_group_norm")
+_CURVED = ("gelu", "silu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "softmax", "elu", "exp", "softplus")
 
-def cost_of(
-    model: "Model", shape: Shape, classes: int, training: "TrainingSpec", objective: "Objective | None" = None
-) -> ModelCost:
-    """The cost of one SGD step with a scenario's model; the loss is that of ``objective``, without it cross-entropy.
 
-    The momentum and the weight decay of ``training`` count; what strategies add to a step (a proximal term) does not. A module
+@dataclass(frozen=True)
+class ArmKernels:
+    """Speeds of torch's kernels on boards with ARM cores.
+
+    Attributes:
+        share: speed of convolutions by kind of operation, as a share of that of matrix products.
+        passes: further passes over their data by kind of operation; none for matrix products and convolutions.
+    """
+
+    share: Mapping[str, float]
+    passes: Mapping[str, float]
+
+
+_ARM = ArmKernels(
+    share={
+        "dense": 1.03,
+        "dense_backward": 0.79,
+        "pointwise": 0.19,
+        "pointwise_backward": 0.61,
+        "grouped": 0.010,
+        "grouped_backward": 0.35,
+    },
+    passes={"norm": 25.0, "curve": 1.1, "other": 3.7},
+)
+"""Fitted by ``scenarios/outside/pis/predict.py --fit`` to 51 published times of batches of 26 models on a Raspberry Pi 4. They
+tell kernels apart only as far as models differ in their shares of them."""
+
+
+def cost_of(model: "Model", shape: Shape, classes: int, training: Trainer, objective: Objective | None = None) -> ModelCost:
+    """The cost of one step with a scenario's model; the loss is that of ``objective``, without it cross-entropy.
+
+    The optimiser of ``training`` counts; what strategies add to a step (a proximal term) does not. A module
     that cannot be trained on such samples raises ``ScenarioError``.
     """
     from fedsim.learning.models import Layered, SizeOnly, TorchModel
     from fedsim.learning.solvers.reference import module_of
 
     if isinstance(model, SizeOnly):
-        return ModelCost.of_size(model.bytes, model.flops_per_sample, momentum=training.momentum > 0)
+        return ModelCost.of_size(model.bytes, model.flops_per_sample, momentum=training.sgd.momentum > 0)
     assert isinstance(model, Layered | TorchModel)
     module = model.module(shape, classes) if isinstance(model, TorchModel) else module_of(model.architecture(shape, classes))
-    return profile(module, shape, classes, training.momentum, training.weight_decay, objective)
+    return profile(module, shape, classes, training, objective)
 
 
 def profile(
     module: "nn.Module",
     shape: Shape,
     classes: int,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    objective: "Objective | None" = None,
+    training: Trainer | None = None,
+    objective: Objective | None = None,
 ) -> ModelCost:
-    """The cost of one SGD step with a module, which is left as it was.
+    """The cost of one step of a trainer (None: SGD) with a module, which is left as it was.
 
     The module maps samples [n, *shape] to outputs [n, classes]; its loss is cross-entropy, or that of ``objective``, unless it
     has a method ``loss``.
     """
-    learned = Classification() if objective is None else objective
+    trainer, learned = training or TrainingSpec(), objective or Classification()
     for place in ("meta", "cpu"):
         try:
             batches = [example(size, shape) for size in (_SMALL, _LARGE)]
-            steps = [_step(module, batch, learned, momentum, weight_decay, place) for batch in batches]
+            steps = [_step(module, batch, trainer, place, learned) for batch in batches]
             break
         except Exception as error:
             if place == "cpu":  # some modules look at values, which tensors that hold nothing do not have
@@ -98,35 +128,47 @@ def profile(
     return ModelCost(**parts, weights=float(weights), memory=float(held), memory_a_sample=a_sample)
 
 
-Counted = tuple[float, float, float]
-"""FLOPs, bytes moved, and bytes of a CPU's further passes."""
+class Counted(NamedTuple):
+    """An operation: FLOPs, those with channels filled up, bytes moved, its name in torch, and its kind in ``ArmKernels``."""
+
+    flops: float
+    filled: float
+    moved: float
+    name: str
+    kind: str
+
+    def columns(self) -> tuple[float, ...]:
+        """``COLUMNS`` of a batch."""
+        arm_flops = self.flops / _ARM.share.get(self.kind, 1.0)
+        return (
+            self.filled,
+            self.moved,
+            self.moved * _PASSES.get(self.name, 0.0),
+            arm_flops,
+            self.moved * _ARM.passes.get(self.kind, 0.0),
+        )
 
 
 def _by_sample(small: list[Counted], large: list[Counted]) -> Operations:
     """Each operation's FLOPs and bytes, cut into what is fixed and what each sample adds."""
-    first, second = np.reshape(small, (-1, 3)), np.reshape(large, (-1, 3))
+    first, second = (np.reshape([each.columns() for each in rows], (-1, COLUMNS)) for rows in (small, large))
     if first.shape != second.shape:  # the size of a batch decides what is done
         first, second = first.sum(axis=0, keepdims=True), second.sum(axis=0, keepdims=True)
     a_sample = (second - first) / (_LARGE - _SMALL)
     fixed = first - _SMALL * a_sample
-    return np.stack([fixed, a_sample], axis=2).reshape(-1, 6)
+    return np.stack([fixed, a_sample], axis=2).reshape(-1, 2 * COLUMNS)
 
 
 def _step(
-    module: "nn.Module",
-    batch: "torch.Tensor",
-    objective: Objective,
-    momentum: float,
-    weight_decay: float,
-    place: str,
+    module: "nn.Module", batch: "torch.Tensor", trainer: Trainer, place: str, objective: Objective
 ) -> "tuple[dict[str, list[Counted]], float, float]":
     """The operations of a second step (the first makes the optimiser's state), bytes kept for it, and bytes held always."""
     import torch
 
     own = copy.deepcopy(module).to(place).train()
     x = batch.to(place)
-    trained = [parameter for parameter in own.parameters() if parameter.requires_grad]
-    optimiser = torch.optim.SGD(trained, lr=0.1, momentum=momentum, weight_decay=weight_decay, foreach=False)
+    named = {name: parameter for name, parameter in own.named_parameters() if parameter.requires_grad}
+    trained, optimiser = named.values(), trainer.torch_optimiser(named, 0.1)
     loss_of: Callable[..., Any] = own.loss if hasattr(own, "loss") else objective.losses  # type: ignore[assignment]
     known = {_storage(parameter) for parameter in own.parameters()}
     found: dict[str, list[Counted]] = {}
@@ -158,6 +200,18 @@ def _storage(tensor: "torch.Tensor") -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def _kind_of_convolution(weight: "torch.Tensor", groups: int) -> str:
+    if groups > 1:
+        return "grouped"
+    return "pointwise" if weight[0, 0].numel() == 1 else "dense"
+
+
+def _kind_by_name(name: str) -> str:
+    if name.startswith(_NORMALISING):
+        return "norm"
+    return "curve" if any(curve in name for curve in _CURVED) else "other"
+
+
 def _counting() -> Any:
     """A mode that notes the FLOPs and bytes of each operation, in ``operations``."""
     import torch
@@ -170,14 +224,15 @@ def _counting() -> Any:
 
     def convolved(
         x: Any, weight: Any, y: Any, stride: Sequence[int], transposed: bool, groups: int, *, backward: bool = False
-    ) -> tuple[float, float]:
-        """FLOPs and bytes of one convolution from x to y; backward, the gradient of y lies spread over the grid of x."""
+    ) -> tuple[float, float, float]:
+        """FLOPs, filled FLOPs and bytes of a convolution from x to y; backward, y's gradient is spread over the grid of x."""
         if transposed:
             x, y, backward = y, x, not backward
         fill = [-(-channels // _LANES) * _LANES / channels for channels in (x.shape[1], y.shape[1]) if channels >= _FIRST]
         spread = math.prod(stride) if backward else 1
-        flops = 2 * y.numel() * weight[0].numel() * (math.prod(fill) if groups == 1 else 1)
-        return float(flops), float(size((x, weight)) + spread * size(y))
+        flops = float(2 * y.numel() * weight[0].numel())
+        filled = flops * (math.prod(fill) if groups == 1 else 1)
+        return flops, filled, float(size((x, weight)) + spread * size(y))
 
     class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __init__(self) -> None:
@@ -189,17 +244,20 @@ def _counting() -> Any:
             result = func(*args, **given)
             name = func._overloadpacket.__name__
             if name == "convolution":
-                flops, moved = convolved(args[0], args[1], result, *(args[place] for place in (3, 6, 8)))
+                flops, filled, moved = convolved(args[0], args[1], result, *(args[place] for place in (3, 6, 8)))
+                kind = _kind_of_convolution(args[1], args[8])
             elif name == "convolution_backward":  # one for the samples, unless nobody asks, and one for the weights
                 y, x, weight, _, stride, _, _, transposed, _, groups, asked, *_ = args
                 one = convolved(x, weight, y, stride, transposed, groups, backward=True)
-                flops, moved = (sum(asked[:2]) * of for of in one)
+                flops, filled, moved = (sum(asked[:2]) * of for of in one)
+                kind = _kind_of_convolution(weight, groups) + "_backward"
             else:
                 count = flop_registry.get(func._overloadpacket)
-                flops = 0 if count is None else count(*args, **given, out_val=result)
+                flops = filled = 0.0 if count is None else float(count(*args, **given, out_val=result))
+                kind = "matrix" if count is not None else _kind_by_name(name)
                 moved = 0 if func.is_view or "empty" in name or name == "_unsafe_view" else size((args, given)) + size(result)
             if flops or moved:
-                self.operations.append((float(flops), float(moved), moved * _PASSES.get(name, 0.0)))
+                self.operations.append(Counted(flops, filled, float(moved), name, kind))
             return result
 
     return Counting()

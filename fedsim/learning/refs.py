@@ -28,7 +28,8 @@ class Initial:
 class Trained:
     """Local training of one device on a version of its data.
 
-    With the device, ``key`` names the stream of shuffles and dropout masks; ``round`` decays the learning rate.
+    With the device, ``key`` names the stream of shuffles and dropout masks; ``round`` decays the learning rate. ``before`` is
+    the device's training before this one, whose trainer has left a state; None: it begins with none.
     """
 
     training: Training
@@ -36,6 +37,7 @@ class Trained:
     version: int
     key: int
     round: int
+    before: "Ref | None" = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,9 +101,9 @@ Recipe = Initial | Trained | Mixed | Best | Applied
 def parents(recipe: Recipe) -> list["Ref"]:
     """The models that a recipe needs."""
     match recipe:
-        case Trained(training=training):
+        case Trained(training=training, before=before):
             previous = None if training.contrast is None else training.contrast.previous
-            needed = [training.start, training.anchor, training.linear, previous]
+            needed = [training.start, training.anchor, training.linear, previous, before]
         case Mixed(parts=parts, otherwise=otherwise):
             needed = [*(ref for ref, _ in parts), otherwise]
         case Best(models=models):
@@ -114,12 +116,16 @@ def parents(recipe: Recipe) -> list["Ref"]:
 
 
 class Loss:
-    """Reported training loss: the mean mini-batch loss over the last local epoch, weighted by samples; NaN until then."""
+    """Reported training loss: the mean mini-batch loss over the last local epoch, weighted by samples; NaN until then.
 
-    __slots__ = ("value",)
+    ``numbers`` are those that the trainer reports besides, by name.
+    """
+
+    __slots__ = ("numbers", "value")
 
     def __init__(self) -> None:
         self.value = float("nan")
+        self.numbers: Mapping[str, float] = {}
 
 
 class Ref:
@@ -135,9 +141,10 @@ class Ref:
         loss: of a training, and of all that its device and the wire make of it, what it reports; None elsewhere.
         losses: of a choice, the objective of each model, float64 [models], read-only; None until then.
         choice: of a choice, the position of the chosen model; None until then.
+        state: of a training, what its trainer keeps on the device, by name; None until then, and elsewhere.
     """
 
-    __slots__ = ("__weakref__", "choice", "device", "finite", "loss", "losses", "name", "recipe", "serial", "value")
+    __slots__ = ("__weakref__", "choice", "device", "finite", "loss", "losses", "name", "recipe", "serial", "state", "value")
 
     def __init__(self, name: str, serial: int, recipe: Recipe | None, device: int | None = None) -> None:
         self.name = name
@@ -149,6 +156,7 @@ class Ref:
         self.loss: Loss | None = None
         self.losses: NDArray[np.float64] | None = None
         self.choice: int | None = None
+        self.state: Mapping[str, NDArray[Any]] | None = None
 
     def __repr__(self) -> str:
         return self.name
@@ -158,13 +166,18 @@ class Ref:
         """Reported training loss; NaN where none is reported."""
         return float("nan") if self.loss is None else self.loss.value
 
-    def settle(self, value: Weights, train_loss: float = float("nan")) -> None:
+    @property
+    def numbers(self) -> Mapping[str, float]:
+        """Numbers that a training reports, by name."""
+        return {} if self.loss is None else self.loss.numbers
+
+    def settle(self, value: Weights, train_loss: float = float("nan"), numbers: Mapping[str, float] | None = None) -> None:
         """Take the computed weights and forget how they were made."""
         value.setflags(write=False)
         self.value = value
         self.finite = bool(np.isfinite(value).all())
         if self.loss is not None and isinstance(self.recipe, Trained):
-            self.loss.value = train_loss
+            self.loss.value, self.loss.numbers = train_loss, numbers or {}
         self.recipe = None
 
     def choose(self, losses: NDArray[np.float64]) -> None:

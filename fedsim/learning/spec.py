@@ -1,45 +1,50 @@
-"""The table ``[training]``: local training on a device."""
+"""The table ``[training]``: local training on a device, one kind of trainer."""
 
 import re
-from typing import Literal, Self
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from fedsim.language.registry import Registry, with_any_kind
 from fedsim.language.spec import Spec
 from fedsim.training import Penalised
 
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
 
-class TrainingSpec(Spec):
-    """Local mini-batch SGD. Each local solve begins with zero momentum; batches are shuffled again each epoch, none dropped.
+    from fedsim.learning.solvers.context import LocalData, TrainingContext
+
+
+class Trainer(Spec):
+    """The base of every trainer: what a device does with the model that it has received, and with its own samples.
 
     Attributes:
         lr: learning rate eta.
         batch_size: B; the last batch of an epoch may be smaller. Anything above a device's data means full batches.
-        momentum: heavy-ball momentum, v <- momentum v + g.
-        weight_decay: added to the gradient of every parameter, as weight_decay w.
-        clip: the gradient of a batch's mean loss is scaled down to this norm, before all other terms; None: it is not. Such a
-            training takes the plain solver.
-        l2: the penalty l2 ||W||^2 on kernels (weights of dense layers and convolutions), not on biases: gradient 2 l2 W.
-        l2_on: ``kernels``, or those of ``dense`` layers alone, as in FlexCFL's FEMNIST-CNN.
         lr_decay: the learning rate of round r is lr lr_decay^r.
         init: ``glorot`` (as in Keras: Glorot-uniform kernels, zero biases) or ``torch`` (uniform up to 1/sqrt(fan in), biases
             too). A module of the user's own initialises itself.
-        solver: ``fast``: the fastest way that there is for the model; ``reference``: plain torch, with the same results up to
-            rounding.
         device: where the arithmetic is done: ``cpu``, ``cuda`` or ``cuda:N``; checked when learning starts.
+        state: ``fresh``: a trainer remembers nothing; ``kept``: its state (an optimiser's moments) stays on the device between
+            two trainings, and is never sent.
     """
 
+    kind: str
     lr: float = Field(default=0.03, gt=0.0, le=1e6)
     batch_size: int = Field(default=10, ge=1, le=1_000_000_000)
-    momentum: float = Field(default=0.0, ge=0.0, lt=1.0)
-    weight_decay: float = Field(default=0.0, ge=0.0, le=1e6)
-    clip: float | None = Field(default=None, gt=0.0, le=1e6)
-    l2: float = Field(default=0.0, ge=0.0, le=1e6)
-    l2_on: Penalised = "kernels"
     lr_decay: float = Field(default=1.0, gt=0.0, le=1.0)
     init: Literal["glorot", "torch"] = "glorot"
-    solver: Literal["fast", "reference"] = "fast"
     device: str = "cpu"
+    state: Literal["fresh", "kept"] = "fresh"
+
+    applies_terms: ClassVar[bool] = False
+    """Whether it minimises ``TrainingContext.loss``, or applies a strategy's proximal, linear and contrastive terms itself.
+
+    One that does not is refused where a strategy asks for such a term.
+    """
 
     @field_validator("device")
     @classmethod
@@ -48,12 +53,107 @@ class TrainingSpec(Spec):
             raise ValueError(f"'device' is {device!r}; allowed are cpu, cuda and cuda:N")
         return device
 
+    def lr_in(self, round_number: int) -> float:
+        """The learning rate of a round (from 0)."""
+        return self.lr * self.lr_decay**round_number
+
+    def train(
+        self, model: "nn.Module", data: "LocalData", context: "TrainingContext"
+    ) -> "tuple[Mapping[str, Tensor], Mapping[str, float]]":
+        """Train a module that holds the received model, on the device of ``training.device``.
+
+        Args:
+            model: the module; this training's own.
+            data: the device's batches, in their order.
+            context: the loss, and facts of the training. Its ``seed`` is for generators: the global ones stay untouched.
+
+        Returns:
+            The trained tensors by name, such as ``model.state_dict()``, and numbers that the device reports. ``loss`` is its
+            training loss, instead of the mean loss of the batches of the last epoch.
+        """
+        raise NotImplementedError
+
+    def check_model(self, model: "nn.Module") -> None:
+        """Refuse, by a ``ScenarioError``, a model that cannot be trained so."""
+
+    def torch_optimiser(self, parameters: "Mapping[str, nn.Parameter]", lr: float) -> "torch.optim.Optimizer":
+        """An optimiser that costs what a step of this trainer costs; by default SGD."""
+        import torch
+
+        rule = self.sgd
+        decay = rule.weight_decay
+        return torch.optim.SGD(parameters.values(), lr, momentum=rule.momentum, weight_decay=decay, foreach=False)
+
+    @property
+    def steps_along_gradient(self) -> bool:
+        """Whether K steps move the model by lr times the sum of K gradients, up to the factors of ``sgd.momentum``."""
+        return False
+
+    @property
+    def sgd(self) -> "TrainingSpec":
+        """The terms of fedsim's own step rule: none of them but for the kind ``sgd``."""
+        return TrainingSpec()
+
+    def __reduce__(self) -> Any:
+        """A pickle names the author's class: the one that takes any ``kind`` is made again."""
+        cls = type(self)
+        own = cls if getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls else cls.__base__
+        return _again, (own, self.model_dump())
+
+
+def _again(found: type[Trainer], values: dict[str, Any]) -> Trainer:
+    return (found if found.model_fields["kind"].default == values["kind"] else with_any_kind(found)).model_validate(values)
+
+
+class TrainingSpec(Trainer):
+    """Local mini-batch SGD. Each local solve begins with zero momentum; batches are shuffled again each epoch, none dropped.
+
+    Attributes:
+        momentum: heavy-ball momentum, v <- momentum v + g.
+        weight_decay: added to the gradient of every parameter, as weight_decay w.
+        clip: the gradient of a batch's mean loss is scaled down to this norm, before all other terms; None: it is not. Such a
+            training takes the plain solver.
+        l2: the penalty l2 ||W||^2 on kernels (weights of dense layers and convolutions), not on biases: gradient 2 l2 W.
+        l2_on: ``kernels``, or those of ``dense`` layers alone, as in FlexCFL's FEMNIST-CNN.
+        solver: ``fast``: the fastest way that there is for the model; ``reference``: plain torch, with the same results up to
+            rounding.
+    """
+
+    instead: ClassVar[Mapping[str, str]] = {"state": "kind = 'torch'"}
+
+    kind: Literal["sgd"] = "sgd"
+    momentum: float = Field(default=0.0, ge=0.0, lt=1.0)
+    weight_decay: float = Field(default=0.0, ge=0.0, le=1e6)
+    clip: float | None = Field(default=None, gt=0.0, le=1e6)
+    l2: float = Field(default=0.0, ge=0.0, le=1e6)
+    l2_on: Penalised = "kernels"
+    solver: Literal["fast", "reference"] = "fast"
+    state: None = None  # type: ignore[assignment]
+
+    applies_terms: ClassVar[bool] = True
+
     @model_validator(mode="after")
     def _clips_on_a_cpu(self) -> Self:
         if self.clip is not None and self.device != "cpu":
             raise ValueError(f"'clip' is {self.clip:g} and 'device' {self.device!r}; gradients are clipped on a cpu only")
         return self
 
-    def lr_in(self, round_number: int) -> float:
-        """The learning rate of a round (from 0)."""
-        return self.lr * self.lr_decay**round_number
+    @property
+    def steps_along_gradient(self) -> bool:
+        return True
+
+    @property
+    def sgd(self) -> "TrainingSpec":
+        return self
+
+
+TRAINERS = Registry(
+    "trainer",
+    f"{__name__}:Trainer",
+    {
+        "sgd": (TrainingSpec, "local SGD, by the fastest solver that the model has"),
+        "torch": ("fedsim.learning.torch_trainer:TorchTrainer", "any optimiser of torch.optim, with schedule and clipping"),
+    },
+    usual="sgd",
+)
+TrainerSpec = Annotated[Trainer, TRAINERS]

@@ -208,7 +208,7 @@ class EnergyMeter(Meter):
     def on_step(self, ended: Step) -> None:
         start, time, device, task, step, outcome, fields = ended
         if step in COMPUTING:
-            phase, joules = "compute", self._draws(device, "compute_w") * (time - start)
+            phase, joules = "compute", self._draws(device, "compute_w") * fields.get("core_s", time - start)
         elif step in _MOVING:
             phase, moved = _MOVING[step], fields["delivered"]
             joules = self._draws(device, f"{phase}_w") * (time - start) + self._draws(device, f"{phase}_j_byte") * moved

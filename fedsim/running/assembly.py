@@ -102,8 +102,13 @@ class Run:
         self.evaluator = Evaluator(self.learner, scenario.stop, scenario.evaluation, view, self.metrics)
         down, up = (Wire(codec, self.learner) for codec in (scenario.messages.down, scenario.messages.up))
         devices = Devices(self.population, self.learner, self._label_counts, up)
+        devices.batteries = batteries
+        if scenario.energy is not None and scenario.energy.preset is not None:
+            names, which = scenario.energy.preset, scenario.energy.preset_places(streams, spec.devices)
+            devices.link_of = lambda device: names[which.item(device)]
         attack, batch_size = None if malicious is None else malicious.attack, scenario.training.batch_size
-        client_side = ClientSide(simulation, self.learner, up, devices, batch_size, scenario.strategy.added_up, attack, members)
+        promised = (scenario.strategy.added_up, scenario.training.state == "kept")
+        client_side = ClientSide(simulation, self.learner, up, devices, batch_size, *promised, attack, members)
         self.dispatch = dispatch = Dispatch(
             simulation,
             self.population,
@@ -128,6 +133,7 @@ class Run:
             dispatch.on_task_end,
             batteries,
             self.edges,
+            spec.host,
         )
         setting = self._setting()
         strategy = strategy_class(scenario.strategy.kind)
@@ -204,7 +210,7 @@ class Run:
             mean_epoch_s=self.population.mean_epoch_s(scenario.strategy.mean_epoch_over),
             lr_in=scenario.training.lr_in,
             planned_rounds=scenario.stop.rounds,
-            momentum=scenario.training.momentum,
+            momentum=scenario.training.sgd.momentum,
             tensors=self._tensors,
         )
 

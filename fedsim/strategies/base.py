@@ -49,6 +49,12 @@ class StrategyParams(Spec):
         return None
 
     @property
+    def counts_steps(self) -> str | None:
+        """Why steps must be those of SGD, each lr along a gradient, so that other trainers are refused; None for none."""
+        selection = getattr(self, "selection", None)
+        return selection.counts_steps if isinstance(selection, Selection) else None
+
+    @property
     def unaccounted(self) -> str | None:
         """Why an account (``Aggregation.accounts``) would not count all that the strategy gives away; None if it does."""
         selection = getattr(self, "selection", None)

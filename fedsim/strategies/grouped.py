@@ -20,7 +20,7 @@ from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
 from fedsim.language.registry import Registry
 from fedsim.learning.refs import Ref
-from fedsim.strategies.clustering.parts import EachRound, ShiftTest, WhenShifted
+from fedsim.strategies.parts.moment import EachRound, ShiftTest, WhenShifted
 from fedsim.strategies.round_params import CombiningParams, SelectingParams, SynchronousParams
 from fedsim.strategies.synchronous import Synchronous, SynchronousClient
 from fedsim.world.population import DeadlineBase

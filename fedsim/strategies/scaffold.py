@@ -32,6 +32,10 @@ class ScaffoldParams(AggregatingParams):
     aggregation: AggregationSpec = Mean()
     option: Literal["I", "II"] = "II"
 
+    @property
+    def counts_steps(self) -> str:
+        return "SCAFFOLD finds gradients from how far steps have led"
+
     def unprotected(self, protection: Protection) -> str | None:
         return "SCAFFOLD sums control variates beside it" if protection == "private" else None
 

@@ -86,7 +86,7 @@ class Compute:
             return [on_grid(start + epoch_s * (epoch + 1)) for epoch in range(max(fitting, 0))]
         ends: list[float] = []
         while len(ends) < epochs and start < limit and start <= horizon:
-            start = self._finish(device, start, epoch_s * self._jitter(device, start, task), horizon)
+            start = self._finish(device, start, epoch_s * self.jitter(device, start, task), horizon)
             ends.append(start)
         return ends
 
@@ -102,7 +102,8 @@ class Compute:
             begun += 1
         return ends[:begun]
 
-    def _jitter(self, device: int, start: float, task: int | None) -> float:
+    def jitter(self, device: int, start: float, task: int | None) -> float:
+        """The factor of an epoch that begins at ``start`` (s), or of the ``task`` of that number; see ``epoch_ends``."""
         sigma = self._sigma.item(device)
         if sigma == 0.0:
             return 1.0

@@ -13,14 +13,15 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from fedsim.arrays import Floats
 from fedsim.errors import ScenarioError, nearest, shown
 from fedsim.files import read_toml, sought
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
-from fedsim.language.units import Bytes, FlopPerSecond, Seconds, Watts
+from fedsim.language.units import Bytes, FlopPerSecond, JoulesPerByte, Seconds, Watts
+from fedsim.model_cost import Processor
 from fedsim.streams import Streams
 from fedsim.world.device_table import DeviceTable
 from fedsim.world.distributions import LinkRate
@@ -37,6 +38,7 @@ class DeviceKind(Spec):
         flops: peak FLOP/s at float32, of the part that trains (CPU or GPU).
         flops_share: how much of it training reaches.
         gpu: whether that part is a GPU, which spares the passes over data that CPUs make beside an operation.
+        arm: whether it is a board with ARM cores, on which torch runs other kernels than on a server's CPU.
         bandwidth: peak bytes/s of its memory.
         bandwidth_share: how much of it training reaches.
         memory: its memory.
@@ -46,11 +48,14 @@ class DeviceKind(Spec):
         idle: power while it does nothing (W).
         compute: what computing adds to that (W).
         radio: what sending or receiving adds to that (W).
+        receive_byte, send_byte: what each byte on the wire adds to that (J/B).
+        tail, tail_lasts: what a radio draws that stays awake after a transfer (W), and for how long.
     """
 
     flops: FlopPerSecond
     flops_share: SpeedShare = 0.5
     gpu: bool = False
+    arm: bool = False
     bandwidth: LinkRate
     bandwidth_share: SpeedShare = 0.5
     memory: Bytes
@@ -63,6 +68,21 @@ class DeviceKind(Spec):
     idle: Watts = 0.0
     compute: Watts = 0.0
     radio: Watts = 0.0
+    receive_byte: JoulesPerByte = 0.0
+    send_byte: JoulesPerByte = 0.0
+    tail: Watts = 0.0
+    tail_lasts: Seconds = 0.0
+
+    @model_validator(mode="after")
+    def _one_processor(self) -> "DeviceKind":
+        if self.gpu and self.arm:
+            raise ValueError("'gpu' and 'arm' both say which kernels train; give one of them")
+        return self
+
+    @property
+    def processor(self) -> Processor:
+        """Whose kernels train."""
+        return "gpu" if self.gpu else "arm" if self.arm else "cpu"
 
     @property
     def room(self) -> float:
@@ -123,8 +143,17 @@ def find_kind(name: str, own: Mapping[str, DeviceKind], key: str) -> DeviceKind:
 
 _COLUMNS = ("computation_ms_per_sample", "dl_kbps", "ul_kbps")
 _TableNumber = Annotated[float, Field(ge=1e-6, le=1e12)]  # nothing overflows in its unit
-KIND_POWERS = {"idle_w": "idle", "compute_w": "compute", "receive_w": "radio", "send_w": "radio"}
-"""Powers of a kind of device, by the names that energy is counted by."""
+KIND_POWERS = {
+    "idle_w": "idle",
+    "compute_w": "compute",
+    "receive_w": "radio",
+    "send_w": "radio",
+    "receive_j_byte": "receive_byte",
+    "send_j_byte": "send_byte",
+    "tail_w": "tail",
+    "tail_s": "tail_lasts",
+}
+"""Draw of a kind of device, by the names that energy is counted by."""
 
 _TRAINING_PASSES = 3  # FedScale's time model: training a sample takes three times its inference
 

@@ -24,6 +24,7 @@ from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation
 from fedsim.world.availability import Availability
 from fedsim.world.compute import Compute
+from fedsim.world.hosts import HostSpec
 from fedsim.world.messages import Edges
 from fedsim.world.network.base import Network
 from fedsim.world.steps import StepRunner
@@ -63,12 +64,13 @@ class TaskRunner:
         on_end: Callable[[Task], None],
         batteries: "Batteries | None" = None,
         edges: Edges | None = None,
+        host: HostSpec | None = None,
     ) -> None:
         self._simulation, self._env = simulation, simulation.env
         self._population, self._availability, self._network = population, availability, network
         self._next_steps, self._on_end = next_steps, on_end
         self.batteries, self._edges = batteries, edges
-        self.steps = StepRunner(simulation, population, compute, network, batch_size, self._cut, batteries)
+        self.steps = StepRunner(simulation, population, compute, network, batch_size, self._cut, batteries, host)
         self._ways = self.steps.ways
         self.off: set[int] = set()
         self.running: dict[int, Task] = {}
@@ -105,6 +107,8 @@ class TaskRunner:
             self.batteries.start(task.device)
         if not task.steps and not self._asks_for_more(task):
             raise SimulationError(f"a task for device {task.device} has no steps")
+        if self.steps.hosts is not None:
+            task.steps = (*self.steps.hosts.admit(task), *task.steps)
 
     def _asks_for_more(self, task: Task) -> bool:
         following = self._next_steps(task)
@@ -148,6 +152,8 @@ class TaskRunner:
     def _end(self, task: Task, cause: Cause | None) -> None:
         if task.vanish is not None:
             task.vanish.cancel()
+        if self.steps.hosts is not None:
+            self.steps.hosts.dismiss(task)
         del self.running[task.id], self._working[task.device]
         self._busy[task.device] = False
         task.outcome = cause or "done"
@@ -333,6 +339,9 @@ class TaskRunner:
         """Set an alarm that was there when the snapshot was taken: of a task, or of a battery that is ``flat``."""
         if kind == "flat" and self.batteries is not None:
             self.batteries.rearm(kind, number, when)
+            return
+        if kind == "host" and self.steps.hosts is not None:
+            self.steps.hosts.rearm(kind, number, when)
             return
         task = self.running[number]
         ring: dict[str, Callable[[], None]] = {

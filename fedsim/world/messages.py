@@ -61,9 +61,17 @@ class Messages:
         self._sent = 0
 
     def send(
-        self, source: int, destination: int, payloads: tuple[Payload, ...], number: int | None, on_end: OnEnd | None = None
+        self,
+        source: int,
+        destination: int,
+        payloads: tuple[Payload, ...],
+        number: int | None,
+        on_end: OnEnd | None = None,
+        waited: float = 0.0,
     ) -> Message:
         """Send a message of the round ``number`` (or of none); ``on_end`` is called once, in no call of this object's.
+
+        ``waited``: behind another one on its connection (s), see ``Network.send``.
 
         ``SimulationError``: there is no such endpoint, or it would send to itself.
         """
@@ -75,7 +83,7 @@ class Messages:
         if until <= now:
             self._simulation.soon(partial(self._end, message, "lost"))
             return message
-        message.flow = self._network.send(source, destination, _size(payloads), partial(self._end, message, "done"))
+        message.flow = self._network.send(source, destination, _size(payloads), partial(self._end, message, "done"), waited)
         if until < math.inf:
             self.rearm("cut", message.id, until)
         return message

@@ -34,6 +34,7 @@ from fedsim.world.distributions import (
     NameDistribution,
     SpeedDistribution,
 )
+from fedsim.world.hosts import HostSpec
 from fedsim.world.lifetimes import ArrivalsSpec, DeparturesSpec
 from fedsim.world.roofline import Rooflines
 from fedsim.world.task import Work
@@ -180,6 +181,7 @@ class PopulationSpec(Spec):
         jitter: coefficient of variation of an epoch's time.
         slow_phases: phases in which a device is slow.
         stragglers: devices that are slow all the time.
+        host: machines that the devices share; None: each computes alone.
         calendar: which instant simulated time 0 is, and the devices' time zones; None: midnight, everywhere.
         availability: when devices can be reached while they are there.
         arrivals: devices that join later; None if all are there from the start.
@@ -196,6 +198,7 @@ class PopulationSpec(Spec):
     jitter: JitterDistribution = Constant[Jitter](value=0.0)
     slow_phases: SlowPhases | None = None
     stragglers: Stragglers | None = None
+    host: HostSpec | None = None
     calendar: CalendarSpec | None = None
     availability: AvailabilitySpec = AlwaysOn()
     arrivals: ArrivalsSpec | None = None
@@ -211,6 +214,14 @@ class PopulationSpec(Spec):
         if isinstance(self.device, Constant | Choice | Listed):
             for name in [self.device.value] if isinstance(self.device, Constant) else self.device.values:
                 find_kind(name, self.kinds, "population.device")
+        return self
+
+    @model_validator(mode="after")
+    def _hosts_fit(self) -> "PopulationSpec":
+        if self.host is not None and self.slow_phases is not None:
+            raise ValueError("'host' shares cores by what runs on them, which 'slow_phases' of devices cannot change; give one")
+        if self.host is not None and self.host.number > self.devices:
+            raise ValueError(f"'host' has {self.host.number} hosts for {self.devices} devices; allowed are 1 to {self.devices}")
         return self
 
     @model_validator(mode="after")

@@ -14,15 +14,17 @@ from numpy.typing import NDArray
 from fedsim.arrays import Floats, Ints
 from fedsim.errors import ScenarioError
 from fedsim.language.units import show_bytes
-from fedsim.model_cost import ModelCost, Operations
+from fedsim.model_cost import ModelCost, Operations, Processor
 from fedsim.training import Training
 from fedsim.world.device_kinds import DeviceKind
 
 
-def operations_s(operations: Operations, samples: int, flops: float, bandwidth: float, *, gpu: bool = False) -> float:
+def operations_s(operations: Operations, samples: int, flops: float, bandwidth: float, processor: Processor = "cpu") -> float:
     """Time of operations on a batch of ``samples`` (s), at so many FLOP/s and bytes/s; a GPU makes no further passes."""
-    work, moved, again = (operations[:, 0::2] + samples * operations[:, 1::2]).T
-    return float((np.maximum(work / flops, moved / bandwidth) + (0 if gpu else again / bandwidth)).sum())
+    work, moved, again, arm_work, arm_again = (operations[:, 0::2] + samples * operations[:, 1::2]).T
+    if processor == "arm":
+        work, again = arm_work, arm_again
+    return float((np.maximum(work / flops, moved / bandwidth) + (0 if processor == "gpu" else again / bandwidth)).sum())
 
 
 class Rooflines:
@@ -105,4 +107,4 @@ class Rooflines:
         figures, cost = self.kinds[kind], self._cost
         parts = (cost.forward, cost.backward, cost.update) if learns else (cost.forward,)
         rates = figures.flops * figures.flops_share, figures.bandwidth * figures.bandwidth_share
-        return figures.batch + sum(operations_s(part, samples, *rates, gpu=figures.gpu) for part in parts)
+        return figures.batch + sum(operations_s(part, samples, *rates, figures.processor) for part in parts)

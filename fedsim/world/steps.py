@@ -8,7 +8,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import simpy
 
@@ -17,15 +17,26 @@ from fedsim.errors import SimulationError
 from fedsim.simulation import TICK_S, Simulation, on_grid, on_grid_after, tie_s
 from fedsim.training import NO_LIMIT, Limit, Training
 from fedsim.world.compute import Compute
+from fedsim.world.hosts import Hosts, HostSpec
 from fedsim.world.network.base import Network
 from fedsim.world.network.flow import SERVER, Direction
-from fedsim.world.task import Cause, Code, Download, Ending, Evaluate, Queue, Task, TaskStep, Train, Upload, Work
+from fedsim.world.task import Cause, Code, Download, Ending, Evaluate, Pause, Queue, Task, TaskStep, Train, Upload, Work
 
 if TYPE_CHECKING:
     from fedsim.world.energy.batteries import Batteries
     from fedsim.world.population import Population
 
 _DISCONNECTED = ("lost", "left", "battery")
+
+
+class _Planned(NamedTuple):
+    """A computation: seconds of an undisturbed epoch, how many, its ``limit`` (s), and the number that names its jitter."""
+
+    epoch_s: float
+    epochs: int = 1
+    limit: float = math.inf
+    adaptive: bool = False
+    draw: int | None = None
 
 
 class StepRunner:
@@ -36,6 +47,7 @@ class StepRunner:
         paces: device -> factor of its own speed at which it computes now, of those for which that is not 1.
         queues: direction -> what each message of that direction holds while it is under way. They wait for it in order.
         scarce: the tasks whose batteries may not last for what they send or receive.
+        hosts: the machines that devices share, where they do.
         nominal_s: how long a message takes if the device's own link is the only limit (s); what a device can know of it.
     """
 
@@ -48,10 +60,12 @@ class StepRunner:
         batch_size: int,
         cut: Callable[[Task], None],
         batteries: "Batteries | None",
+        host: HostSpec | None = None,
     ) -> None:
         self._simulation, self._cut, self._batteries = simulation, cut, batteries
         self._population, self._compute, self._network = population, compute, network
         self._batch_size = batch_size
+        self.hosts = None if host is None else Hosts(simulation, host, self._compute_next)
         self.nominal_s = network.nominal_s
         self.ways: dict[type[TaskStep], tuple[Callable[[Task, Any], None], Callable[[Task, Any, Cause | None], Ending]]] = {
             Download: (self.send, self.sent),
@@ -60,7 +74,8 @@ class StepRunner:
             Train: (self.train, self.trained),
             Evaluate: (self.test, self.tested),
             Work: (self.work, self.worked),
-            Code: (self.code, self.coded),
+            Code: (self.pause, self.paused),
+            Pause: (self.pause, self.paused),
         }
         self.paces: dict[int, float] = {}
         self._known_ends: dict[int, list[float]] = {}  # where the pace has changed: task -> ends up to the running one
@@ -101,7 +116,7 @@ class StepRunner:
         self._note_data(task)
         self.look_ahead(task)
 
-    def code(self, task: Task, step: Code) -> None:
+    def pause(self, task: Task, step: Code | Pause) -> None:
         self._arm(task, on_grid(self._simulation.now + step.seconds))
 
     def _begin(self, task: Task, training: Training | None) -> None:
@@ -121,21 +136,11 @@ class StepRunner:
         Most of what is far away never happens: a deadline comes before. If it does not, a look later goes twice as far.
         """
         now, step, start = self._simulation.now, task.steps[task.position], task.step_start
-        limit, epochs, adaptive, draw = math.inf, 1, False, None
-        if isinstance(step, Train):
-            epochs, adaptive = step.training.epochs, step.limit.adaptive
-            if step.limit is not NO_LIMIT:
-                limit = self._limit(task, step.limit)
-            epoch_s = self._population.training_s(task.device, step.training, task.samples, self._batch_size)
-        elif isinstance(step, Work):
-            draw = task.count
-            epoch_s = self._population.working_s(task.device, step)
-        else:
-            assert isinstance(step, Evaluate)
-            limit = self._limit(task, step.limit)
-            epoch_s = self._population.testing_s(task.device, task.samples) * len(step.models)
-        if self.paces:
-            epoch_s /= self.paces.get(task.device, 1.0)
+        planned = self._planned(task, step)
+        epoch_s, epochs, limit, adaptive, draw = planned
+        if self.hosts is not None:
+            self._share_cores(task, planned)
+            return
         last = max(start, min(task.off, self._simulation.end))  # then the device has vanished, or the run is over
         reach = self._compute.reach_s
         reach = reach if reach == math.inf else on_grid(start + max(reach, 2 * (now - start)))
@@ -157,6 +162,53 @@ class StepRunner:
             return
         all_fit = bool(ends) and ends[-1] <= limit and (adaptive or len(ends) == epochs or limit == math.inf)
         self._arm(task, ends[-1] if all_fit else max(limit, now))
+
+    def _planned(self, task: Task, step: TaskStep) -> _Planned:
+        pace = self.paces.get(task.device, 1.0) if self.paces else 1.0
+        if isinstance(step, Train):
+            limit = math.inf if step.limit is NO_LIMIT else self._limit(task, step.limit)
+            epoch_s = self._population.training_s(task.device, step.training, task.samples, self._batch_size)
+            return _Planned(epoch_s / pace, step.training.epochs, limit, step.limit.adaptive)
+        if isinstance(step, Work):
+            return _Planned(self._population.working_s(task.device, step) / pace, draw=task.count)
+        assert isinstance(step, Evaluate)
+        epoch_s = self._population.testing_s(task.device, task.samples) * len(step.models)
+        return _Planned(epoch_s / pace, limit=self._limit(task, step.limit))
+
+    # Computations on hosts: one epoch after another, and an alarm at the limit.
+
+    def _share_cores(self, task: Task, planned: _Planned) -> None:
+        task.epoch_ends = []
+        if planned.limit < math.inf:
+            self._arm(task, max(planned.limit, self._simulation.now))
+        self._begin_epoch(task, planned)
+
+    def _compute_next(self, task: Task) -> None:
+        """An epoch is through: begin the next one, or end the step after the last one that fits."""
+        assert task.epoch_ends is not None
+        task.epoch_ends.append(self._simulation.now)
+        self._begin_epoch(task, self._planned(task, task.step))
+
+    def _begin_epoch(self, task: Task, planned: _Planned) -> None:
+        assert self.hosts is not None
+        assert task.epoch_ends is not None
+        now, ends = self._simulation.now, task.epoch_ends
+        over = len(ends) == planned.epochs
+        if ends and planned.adaptive and not over:
+            over = len(self._compute.adapt(task.step_start, [*ends, math.inf], planned.limit)) == len(ends)
+        if over:
+            task.carried_out()
+        elif now < planned.limit:  # else the alarm at the limit rings in this instant
+            self.hosts.compute(task, planned.epoch_s * self._compute.jitter(task.device, now, planned.draw))
+
+    def _leave_cores(self, task: Task, *, cut: bool) -> dict[str, float]:
+        """End what the host computes for the running step; returns the facts of it. An epoch in between has no end."""
+        if self.hosts is None:
+            return {}
+        is_due = not cut and self.hosts.is_due(task)
+        if self.hosts.stop(task) and task.epoch_ends is not None:
+            task.epoch_ends.append(self._simulation.now if is_due else math.inf)
+        return {"core_s": self.hosts.used_s(task)}
 
     def _limit(self, task: Task, limit: Limit) -> float:
         """When the running computation must be over (s)."""
@@ -193,6 +245,8 @@ class StepRunner:
     def is_due(self, task: Task) -> bool:
         """Whether the running computation ought to be over now, but for the rounding of times; it then is."""
         now, alarm, ends = self._simulation.now, task.alarm, task.epoch_ends
+        if self.hosts is not None and self.hosts.is_due(task) and ends is not None:
+            return len(ends) + 1 == self._planned(task, task.step).epochs
         if alarm is None or alarm.name[0] != "step" or task.fails or alarm.when > now + tie_s(now):
             return False
         if ends:
@@ -201,6 +255,7 @@ class StepRunner:
 
     def trained(self, task: Task, step: Train, cause: Cause | None) -> Ending:
         training, limit = step.training, step.limit
+        shared = self._leave_cores(task, cut=cause is not None)
         self._note_end(task, limit)
         ends = task.epoch_ends or []
         done = bisect_right(ends, self._simulation.now)
@@ -212,23 +267,24 @@ class StepRunner:
             else:
                 cause = "late"
         task.trained = (*task.trained, task.epochs)
-        facts: dict[str, Any] = {"epochs": task.epochs, "asked": training.epochs, "epoch_ends": ends[:done]}
+        facts: dict[str, Any] = {"epochs": task.epochs, "asked": training.epochs, "epoch_ends": ends[:done]} | shared
         if training.part is not None:
             facts["part"] = [training.part.number, 2**training.part.splits, training.part.samples]
         return cause, facts
 
     def tested(self, task: Task, step: Evaluate, cause: Cause | None) -> Ending:
+        shared = self._leave_cores(task, cut=cause is not None)
         self._note_end(task, step.limit)
         if cause is None and not bisect_right(task.epoch_ends or [], self._simulation.now):
             cause = "late"
         part = {} if step.samples is None else {"samples": task.samples}
-        return cause, {"models": len(step.models), **part}
+        return cause, {"models": len(step.models), **part, **shared}
 
     def worked(self, task: Task, step: Work, cause: Cause | None) -> Ending:
         self._known_ends.pop(task.id, None)
-        return cause, step.facts
+        return cause, step.facts | self._leave_cores(task, cut=cause is not None)
 
-    def coded(self, task: Task, step: Code, cause: Cause | None) -> Ending:
+    def paused(self, task: Task, step: Code | Pause, cause: Cause | None) -> Ending:
         return cause, {}
 
     def _note_end(self, task: Task, limit: Limit) -> None:
@@ -248,6 +304,9 @@ class StepRunner:
         if pace != 1.0:
             self.paces[device] = pace
         if task is None or task.epoch_ends is None or task.fails:
+            return
+        if self.hosts is not None:
+            self.hosts.stretch(task, before / pace)
             return
         now, done = self._simulation.now, bisect_right(task.epoch_ends, self._simulation.now)
         if done == len(task.epoch_ends):
@@ -375,10 +434,13 @@ class StepRunner:
         tasks = {id(task.slot): task_id for task_id, task in running.items() if task.slot is not None}
         queued = {way: [tasks[id(slot)] for slot in (*queue.users, *queue.queue)] for way, queue in self.queues.items()}
         kept = {"paces": self.paces, "known_ends": self._known_ends, "spent": self._spent}
-        return kept | {"queued": queued, "scarce": list(self.scarce)}
+        hosts = {} if self.hosts is None else {"hosts": self.hosts.snapshot(running)}
+        return kept | {"queued": queued, "scarce": list(self.scarce)} | hosts
 
     def restore(self, state: Mapping[str, Any], running: Mapping[int, Task]) -> None:
         """Take up what ``snapshot`` gave, when the tasks are there. Alarms follow, and ``queue``."""
         self.paces, self._known_ends, self._spent = state["paces"], state["known_ends"], state["spent"]
         self._queued = state["queued"]
         self.scarce = {task_id: running[task_id] for task_id in state["scarce"]}
+        if self.hosts is not None:
+            self.hosts.restore(state["hosts"], running)

@@ -100,16 +100,24 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """The device takes a fixed time (s) without computing: its worker starts, or its code sleeps."""
+
+    name: Literal["start-up", "sleep"]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Queue:
-    """The device waits until it is let in with the message of the step after this one."""
+    """The device waits until it is let in with the message of the step after this one, or has a worker of its host."""
 
     name = "queue"
 
 
-Computation = Train | Evaluate | Work
-"""Computation that a client half may ask of its device."""
+Computation = Train | Evaluate | Work | Pause
+"""Computation, or time without, that a client half may ask of its device."""
 
-TaskStep = Download | Computation | Upload | Code | Queue
+TaskStep = Download | Computation | Upload | Code | Pause | Queue
 
 Ending = tuple[Cause | None, dict[str, Any]]
 """Cause by which an ended step is counted (None: it was completed), and further fields of its record."""
@@ -136,6 +144,7 @@ class Task:
         off, dry: when its device disconnects, and when its battery is flat (s), as far as that is known.
         fails: the running computation ends for want of memory.
         flow, slot: the running transfer, and the place that its message has, or waits for, where messages queue.
+        worker: of its device's host, that it has or waits for.
         outcome: how it ended, or None while it runs.
         process, done: the device's life while it works, and the event for which it waits: the end of the running step.
         alarm, vanish, battery: ring at the end of the running computation, when the device disconnects, and when its battery is
@@ -169,6 +178,7 @@ class Task:
     process: simpy.Process | None = None
     done: simpy.Event | None = None
     slot: simpy.resources.resource.Request | None = None
+    worker: simpy.resources.resource.Request | None = None
     alarm: Alarm | None = None
     vanish: Alarm | None = None
     battery: Alarm | None = None
@@ -179,7 +189,7 @@ class Task:
 
     def take_up(self) -> None:
         """Set what a snapshot does not hold."""
-        self.process = self.done = self.slot = self.alarm = self.vanish = self.battery = None
+        self.process = self.done = self.slot = self.worker = self.alarm = self.vanish = self.battery = None
         self.__post_init__()
 
     def carried_out(self) -> None:
@@ -197,5 +207,5 @@ class Task:
         return self.begun and self.done is not None and not self.done.triggered
 
 
-NOT_SAVED = tuple(f"Task.{name}" for name in ("process", "done", "slot", "alarm", "vanish", "battery", "fields"))
+NOT_SAVED = tuple(f"Task.{name}" for name in ("process", "done", "slot", "worker", "alarm", "vanish", "battery", "fields"))
 """Fields that a snapshot omits; ``Task.take_up``, the process and the alarms bring them back."""

@@ -1,3 +1,4 @@
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -147,17 +148,20 @@ def test_seeds_of_a_scenario_are_one_line_with_a_band(small: dict[str, Any], see
     assert legend[:2] == ["fedavg (3 seeds)", "fedprox"]
 
 
-def test_many_series_have_a_panel_each(seeds: list[RunFolder]) -> None:
-    """In each its own line and band in its colour, over the lines of all others."""
-    series = [Series(f"line {number}", tuple(seeds), number) for number in range(7)]
+def test_of_many_series_eight_have_colours_and_the_others_are_grey_behind_them(seeds: list[RunFolder]) -> None:
+    series = [Series(f"line {number}", tuple(seeds), number) for number in range(10)]
     figure = draw_costs(seeds, series)
-    panels = [panel for panel in figure.axes if panel.get_visible()]
-    assert [panel.get_title() for panel in panels] == [one.name for one in series] * 2
-    for place, panel in enumerate(panels):
-        (own,) = [line for line in panel.lines if str(line.get_gid()).startswith("mean")]
-        assert own.get_color() == line_of(place % 7, 1.0)["color"]
-        assert len(panel.lines) == 6 + 2  # and a dot at its end
-        assert [item.get_gid() for item in panel.collections] == [f"band-{place % 7}"]
+    for panel in figure.axes:
+        assert [line.get_gid() for line in panel.lines if line.get_gid() == "other"] == ["other"] * 2
+        assert {item.get_gid() for item in panel.collections} == {f"band-{place}" for place in range(8)}
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert (len(legend), legend[-1]) == (10, "the other 2")
+
+
+def test_no_two_lines_look_alike_and_neighbours_differ_in_dash_too() -> None:
+    looks = [(look["color"], look["linestyle"]) for look in (line_of(number, 1.0) for number in range(28))]
+    assert len(set(looks)) == 28
+    assert all(one[1] != other[1] for one, other in pairwise(looks[:7]))
 
 
 def test_series_are_called_after_what_makes_them_different(

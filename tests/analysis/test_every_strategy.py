@@ -23,7 +23,8 @@ from fedsim.testing import assert_sound
 from tests.analysis.conftest import Lived
 from tests.analysis.test_report import Document
 
-STRATEGIES = [kind for kind in REGISTERED if kind != "flower"]  # that one: tests/flower
+_ELSEWHERE = ("flower", "diloco", "local-sgd")  # tests/flower, and all-reduces, for which nobody comes or goes
+STRATEGIES = [kind for kind in REGISTERED if kind not in _ELSEWHERE]
 MOVES = ("assign", "migration")
 HAPPENS: dict[str, tuple[str, ...]] = {
     "cata-fed": ("cluster", "split"),

@@ -12,8 +12,8 @@ from fedsim.analysis.lanes import View, span_of_rounds
 from fedsim.analysis.report.timeline import read_timeline
 from fedsim.analysis.style import PictureError
 from fedsim.analysis.timeline import draw_timeline
+from fedsim.lab.trackers.trace import trace_events
 from fedsim.records.reading import RunFolder
-from fedsim.records.trace import trace_events
 from tests.analysis.conftest import Made, drawn
 
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 import fedsim
 from fedsim import analysis
 from fedsim.analysis.__main__ import main
-from fedsim.records.audit import audit
+from fedsim.audit import audit
 from fedsim.records.folder import fingerprints
 from fedsim.records.reading import RunFolder
 

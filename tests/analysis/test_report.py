@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 import fedsim
 from fedsim.analysis.report import write_report
-from fedsim.analysis.report.page import SCRIPTS, default_out
+from fedsim.analysis.report.page import CHART, SCRIPTS, default_out
 from fedsim.cli import main
 from fedsim.records.folder import fingerprints
 from fedsim.records.reading import RunFolder
@@ -101,7 +101,8 @@ def study(small: dict[str, Any], tmp_path: Path) -> Path:
 def check_frame(document: Document, timelines: int) -> None:
     """One script, one style, both as the policy has them; nothing comes from elsewhere, nothing runs from an attribute."""
     scripts = document.of("script")
-    assert [script.get("type") for script in scripts] == ["application/json"] * (timelines + 1) + ["module"]
+    charts = len([figure for figure in document.of("figure") if figure.get("class") == "chart"])
+    assert [script.get("type") for script in scripts] == ["application/json"] * (timelines + charts + 1) + ["module"]
     assert not any("src" in script for script in scripts)
     for block in document.raw["script"][:-1]:
         json.loads(block)
@@ -247,7 +248,7 @@ def test_default_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_script_is_part_of_the_page(run: RunFolder) -> None:
     assets = {path.stem for path in (Path(fedsim.__file__).parents[1] / "analysis" / "report" / "assets").glob("*.js")}
-    assert assets == set(SCRIPTS)
+    assert assets == {*SCRIPTS, *CHART}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import re
 import tempfile
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,7 @@ def test_a_round_is_shown_from_the_field_and_from_the_table(page: Page, grouped:
     find(page, "round", "99")
     assert "no round 99" in missed(page, "round")
     page.ask("document.querySelectorAll('details').forEach(details => { details.open = true; })")
+    page.wait_for("!!document.querySelector('button[data-round=\"5\"][data-timeline=timeline-0-data]')")
     page.click("button[data-round='5'][data-timeline='timeline-0-data']")
     assert told(page).startswith("Round 5, ")
 
@@ -282,3 +284,31 @@ def test_a_narrow_window(page: Page) -> None:
     page.wait_for("document.querySelector('canvas.lanes').clientWidth < 360")
     assert drawn(page).get("#009e73", 0) > 20
     assert page.errors == []
+
+
+def test_lines_of_the_chart_are_hidden_shown_and_told(page: Page) -> None:
+    page.wait_for("document.querySelector('.chart').dataset.ready === 'yes'")
+    first = "document.querySelector('.chart [data-line]')"
+    assert page.ask(f"{first}.getAttribute('aria-pressed')") == "true"
+    x, y = page.middle(".chart .u-over")
+    page.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+    page.wait_for("/: 0\\.[0-9]{3} .*at .* simulated time/.test(document.querySelector('.chart output').textContent)")
+    page.ask("document.querySelector('.chart [data-show=\"0\"]').click()")
+    assert page.ask(f"{first}.getAttribute('aria-pressed')") == "false"
+    page.ask("document.querySelector('.chart [data-show]').click()")
+    assert page.ask(f"{first}.getAttribute('aria-pressed')") == "true"
+    assert page.errors == []
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+def test_nothing_is_cut_and_no_titles_overlap(page: Page, width: int) -> None:
+    """The page is no wider than the screen, pictures are seen whole, and no heading lies on another."""
+    page.resize(width, 900)
+    page.wait_for(f"document.documentElement.scrollWidth <= {width}")
+    boxes = page.ask("[...document.querySelectorAll('h1, h2, h3')].filter(e => e.offsetParent).map(e => { const b ="
+                     " e.getBoundingClientRect(); return [b.top, b.bottom, b.left, b.right]; })")  # fmt: skip
+    assert all(above[1] <= below[0] + 1 for above, below in pairwise(boxes) if above[2] < below[3] and below[2] < above[3])
+    wide = page.ask("[...document.querySelectorAll('figure img')].filter(e => e.offsetParent)"
+                    ".map(e => e.getBoundingClientRect().width)")  # fmt: skip
+    assert wide
+    assert max(wide) <= width

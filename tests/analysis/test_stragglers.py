@@ -44,7 +44,7 @@ def test_who_waits_in_a_queue_is_not_said_to_send(queued: RunFolder) -> None:
         assert row.answered - row.sends == pytest.approx(times[row.task, "upload"])
         assert row.sends - row.train_end == pytest.approx(times.get((row.task, "queue"), 0.0))
     waited = int((sent["sends"] > sent["train_end"]).sum())
-    figure = draw_stragglers(queued)
+    figure = draw_stragglers(queued, rounds=(0, MOST_PANELS))
     assert 0 < waited == drawn(*figure.axes)["queue"] < drawn(*figure.axes)["upload"] == len(sent)
 
 
@@ -97,14 +97,14 @@ def test_every_epoch_split_and_part_is_drawn(split: RunFolder) -> None:
 
 def test_lanes_are_sorted(split: RunFolder) -> None:
     for order in ("size", "epoch"):
-        for panel in draw_stragglers(split, order=order).axes:
+        for panel in draw_stragglers(split, rounds=(0, MOST_PANELS), order=order).axes:
             values = [float(label.get_text().split(" · ")[1]) for label in panel.get_yticklabels()]
             assert values == sorted(values, reverse=True)
 
 
 @pytest.mark.parametrize("order", ["size", "epoch"])
 def test_texts_do_not_overlap(split: RunFolder, order: str) -> None:
-    figure = draw_stragglers(split, order=order)
+    figure = draw_stragglers(split, rounds=(0, MOST_PANELS), order=order)
     figure.draw_without_rendering()
     texts = [text for panel in figure.axes for text in (*panel.get_yticklabels(), *panel.texts, panel.title)]
     boxes = [text.get_window_extent() for text in texts if text.get_text()]
@@ -160,3 +160,17 @@ def test_hundreds_of_clients_are_a_distribution(small: dict[str, Any], tmp_path:
     for share in (0.1, 0.5, 0.9):  # the topmost edge is everybody
         tops = [area[np.argmin(np.abs(area[:, 0] - share * unit_end)), 1] for area in areas]
         assert max(tops) <= selected
+
+
+def test_by_default_the_worst_rounds_and_the_median_one_are_drawn(run: RunFolder) -> None:
+    """The three rounds with the most tasks that were not done, and the one in the middle of that order."""
+    history = History(run)
+    wasted = dict.fromkeys(trained_rounds(history), 0)
+    for event in run.events:
+        if event["kind"] == "task-end" and event["outcome"] != "done" and event["round"] in wasted:
+            wasted[event["round"]] += 1
+    titles = [panel.get_title() for panel in draw_stragglers(run).axes if panel.get_title()]
+    drawn_rounds = [int(title.split()[1].strip(",")) for title in titles]
+    worst = [number for number, title in zip(drawn_rounds, titles, strict=True) if "worst" in title]
+    assert len(drawn_rounds) == 4
+    assert sorted(wasted[number] for number in worst) == sorted(wasted.values())[-3:]

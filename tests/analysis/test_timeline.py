@@ -14,7 +14,7 @@ from fedsim.analysis.history import MARKS, History
 from fedsim.analysis.lanes import TimeSpan, View
 from fedsim.analysis.style import save
 from fedsim.analysis.timeline import draw_load, draw_timeline, draw_work
-from fedsim.records.link_load import Curve, means
+from fedsim.lab.trackers.link_load import Curve, means
 from fedsim.records.reading import RunFolder
 from tests.analysis.conftest import drawn
 

@@ -27,7 +27,8 @@ def test_the_report_grows_with_the_run(run: RunFolder, tmp_path: Path) -> None:
     shutil.copytree(run.path, folder)
     assert growing.look()
     assert not growing.look()  # nothing is new
-    assert growing.state == {"version": 1, "says": f"done, {run.summary['rounds']} rounds"}
+    assert growing.state == {"version": 1, "says": f"done, {run.summary['rounds']} rounds", "title": "Live: small"}
+    assert "<h1>Live: small</h1>" in growing.page
     assert "In short" in growing.page
     (folder / "summary.json").write_text("{")
     assert not growing.look()

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import fedsim
+from fedsim.audit import audit
 from fedsim.checkpoint import store
-from fedsim.records.audit import audit
 from fedsim.testing import TABLES, eventful_world
 from tests.benchmarks.script import agree, parser, start
 from tests.test_energy import BATTERY, CHARGED, ENERGY

@@ -66,7 +66,8 @@ OWN: dict[str, Sections] = {
 OWN |= {kind: {"groups": 2, "clients_per_round": 6, "local_epochs": 1} for kind in ("fesem", "fesem-mig")}  # sweep two rounds
 """The parameters of each strategy, and of those with a mode of their own; all others have a cohort alone."""
 
-KINDS = sorted({*STRATEGIES.kinds, *OWN} - {"flower", "d-psgd", "epidemic", "gossip"})  # peers aggregate at no server
+_PEERS = {"d-psgd", "diloco", "epidemic", "gossip", "local-sgd"}  # they aggregate at no server
+KINDS = sorted({*STRATEGIES.kinds, *OWN} - {"flower"} - _PEERS)
 
 CENTRAL: Sections = {"kind": "private", "clip": CLIP, "noise": 0.0, "account": False}
 PARTS: dict[str, list[Any]] = {

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import fedsim
+from fedsim.audit import audit
 from fedsim.checkpoint import store
-from fedsim.records.audit import audit
 from fedsim.records.lock import LOCK
 from fedsim.testing import eventful_world
 from tests.benchmarks.script import agree, parser, start

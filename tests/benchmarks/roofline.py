@@ -175,8 +175,8 @@ def operations(module: nn.Module, shape: Sequence[int], seconds: float) -> list[
             func(*args, **(kwargs or {}))
             took = time.thread_time() - begun
             result = super().__torch_dispatch__(func, types, args, kwargs)
-            for flops, moved, _ in self.operations[before:]:
-                rows.append((func._overloadpacket.__name__, flops, moved, took))
+            for each in self.operations[before:]:
+                rows.append((each.name, each.filled, each.moved, took))
             return result
 
     x = torch.randn(*shape, requires_grad=True)

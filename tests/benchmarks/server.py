@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from fedsim.federation.costs import cost_s
-from fedsim.strategies.clustering.algorithms import agglomerative, k_medoids, kmeans
-from fedsim.strategies.clustering.edc import randomised
-from fedsim.strategies.clustering.similarity import gram_matrix, madc
+from fedsim.toolbox.clustering.algorithms import agglomerative, k_medoids, kmeans
+from fedsim.toolbox.clustering.edc import randomised
+from fedsim.toolbox.clustering.similarity import gram_matrix, madc
 
 REPEATS = 5
 

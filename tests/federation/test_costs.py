@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import fedsim
+from fedsim.audit import audit
 from fedsim.federation.costs import cost_s
-from fedsim.records.audit import audit
 from fedsim.records.reading import RunFolder
 from fedsim.simulation import TICK_S
 from fedsim.testing import assert_same_run, assert_sound, eventful_world, go_on, run_until

@@ -15,6 +15,7 @@ from fedsim.flower.params import SamplesTime
 from fedsim.output.progress import RunProgress
 from fedsim.output.terminal import Console
 from fedsim.simulation import Record
+from fedsim.testing import assert_sound
 from tests.flower.runs import execute, scenario
 from tests.flower.test_odd_apps import odd
 
@@ -80,3 +81,13 @@ def test_time_left_goes_by_the_app_s_rounds_and_is_not_told_without(planned: int
     progress = RunProgress(app.strategy.horizon(app.stop), Console(file=shown))
     progress.take(Record(10.0, "round", {"round": 1, "accuracy": None}))
     assert (" left" in shown.getvalue()) == (planned is not None)
+
+
+def test_a_client_s_sleep_counts_and_so_does_the_server_s_polling(tmp_path: Path) -> None:
+    """Devices sleep 2.5, 3.5 and 4.5 s, and compute 1, 2 and 2.5 s; the server looks every 3 s."""
+    execute(odd("polls", "sleeps"), tmp_path / "run")
+    events = assert_sound(tmp_path / "run").events
+    steps = [event for event in events if event["kind"] == "step-end" and event["time"] < 12]
+    ends = {step: [event["time"] for event in steps if event["step"] == step] for step in ("sleep", "compute")}
+    assert ends == {"sleep": [2.5, 3.5, 4.5], "compute": [3.5, 5.5, 7.0]}
+    assert min(event["time"] for event in events if event["kind"] == "task-start" and event["round"] == 1) == 12.0

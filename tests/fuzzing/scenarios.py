@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from fedsim.analysis.__main__ import KINDS
+from fedsim.lab.study.spec import StudySpec
 from fedsim.scenario import Scenario
 from fedsim.strategies import STRATEGIES as REGISTERED
-from fedsim.study.spec import StudySpec
 from fedsim.testing import eventful_world
 from tests.fuzzing import schema, values
 from tests.fuzzing.files import as_toml

@@ -45,7 +45,7 @@ def test_closed_form_is_autograd(
     ]
     solved = Dense(architecture, dtype, way=way).solve(solves, rule)
     kernels = [name for name, shape in architecture.tensors if len(shape) == 2]
-    for solve, (weights, loss) in zip(solves, solved, strict=True):
+    for solve, (weights, loss, *_) in zip(solves, solved, strict=True):
         module = module_of(architecture).to(dtype)
         load_weights(list(module.parameters()), solve.weights)
         expected, expected_loss = plain_sgd(module, solve, rule, kernels)

@@ -64,7 +64,7 @@ def test_convolutions_by_hand(layer: nn.Module, shape: tuple[int, ...], flops: f
 
 
 def test_momentum_has_a_state_and_moves_more() -> None:
-    plain, heavy = (profile(nn.Linear(30, 20), (30,), 20, momentum=momentum) for momentum in (0.0, 0.9))
+    plain, heavy = (profile(nn.Linear(30, 20), (30,), 20, TrainingSpec(momentum=momentum)) for momentum in (0.0, 0.9))
     assert heavy.memory == 1.5 * plain.memory
     assert totals(heavy, "update", 1)[1] > 2 * totals(plain, "update", 1)[1]
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.records.audit import audit
+from fedsim.audit import audit
 from fedsim.records.reading import RunFolder
 from fedsim.testing import run
 

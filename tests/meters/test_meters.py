@@ -8,9 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import fedsim
+from fedsim.audit import audit
 from fedsim.errors import ScenarioError, SimulationError
 from fedsim.records import folder as files
-from fedsim.records.audit import audit
 from fedsim.records.reading import RunFolder
 from fedsim.testing import assert_same_run, eventful_world, go_on, run, run_until
 

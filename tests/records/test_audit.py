@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import fedsim
+from fedsim.audit import CHECKS, audit
 from fedsim.errors import RunFolderError
 from fedsim.records import folder as files
-from fedsim.records.audit import CHECKS, audit
 from fedsim.records.digest import EventChain
 from fedsim.records.schema import EVENT_COLUMNS, EVENTS, ROUNDS, TRANSFERS
 from fedsim.testing import run_until

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from fedsim.audit import CHECKS, audit
+from fedsim.audit.evidence import Evidence
 from fedsim.errors import FedsimError
 from fedsim.records import folder as files
-from fedsim.records.audit import CHECKS, audit
-from fedsim.records.audit.evidence import Evidence
 from fedsim.records.reading import RunFolder
 from fedsim.records.schema import EVENTS, TRANSFERS
 from fedsim.testing import eventful_world, run
@@ -192,7 +192,7 @@ def test_any_field_of_a_transfer_is_compared_with_the_records(tiny_run: Path, co
 
 
 def test_findings_are_listed_up_to_a_limit(tiny_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsim.records.audit.MOST_FINDINGS", 5)
+    monkeypatch.setattr("fedsim.audit.MOST_FINDINGS", 5)
     rows = read(tiny_run, files.TRANSFERS)
     pq.write_table(pa.Table.from_pylist(rows[1:], schema=TRANSFERS), tiny_run / files.TRANSFERS)
     reseal(tiny_run)

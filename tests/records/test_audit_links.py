@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedsim
+from fedsim.audit import audit
+from fedsim.audit.capacity import overfull, slack_s
 from fedsim.records import folder as files
-from fedsim.records.audit import audit
-from fedsim.records.audit.capacity import overfull, slack_s
 from fedsim.records.schema import TRANSFERS
 from tests.records.test_audit import Rows, edit, found, reseal
 

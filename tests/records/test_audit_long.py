@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from fedsim.audit.capacity import slack_s
+from fedsim.audit.evidence import grain_s
 from fedsim.cli import main
 from fedsim.records import folder as files
-from fedsim.records.audit.capacity import slack_s
-from fedsim.records.audit.evidence import grain_s
 from fedsim.records.schema import TRANSFERS
 from fedsim.simulation import TICK_S
 from tests.records.test_audit import Rows, edit, events, found, read

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import fedsim
-from fedsim.records.audit import audit
+from fedsim.audit import audit
 from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
 from fedsim.simulation import Simulation

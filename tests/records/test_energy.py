@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import fedsim
+from fedsim.audit import audit
 from fedsim.meters.base import MeterContext
 from fedsim.meters.energy import TABLE, Zone
 from fedsim.records import folder as files
-from fedsim.records.audit import audit
 from fedsim.records.reading import RunFolder
 from fedsim.streams import Streams
 from fedsim.testing import run

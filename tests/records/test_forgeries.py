@@ -16,10 +16,10 @@ import pytest
 import tomli_w
 from safetensors.numpy import load_file, save_file
 
+from fedsim.audit import audit
 from fedsim.files import read_toml
 from fedsim.meters.energy import SETTING, TABLE
 from fedsim.records import folder as files
-from fedsim.records.audit import audit
 from fedsim.records.digest import models_digest
 from fedsim.records.reading import RunFolder
 from fedsim.testing import run

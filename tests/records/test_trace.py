@@ -13,10 +13,10 @@ import pytest
 
 import fedsim
 from fedsim.errors import RunFolderError
-from fedsim.records import trace
-from fedsim.records.link_load import Curve, link_load, summed, thinned
+from fedsim.lab.trackers import trace
+from fedsim.lab.trackers.link_load import Curve, link_load, summed, thinned
+from fedsim.lab.trackers.trace import trace_events, write_trace
 from fedsim.records.reading import RunFolder
-from fedsim.records.trace import trace_events, write_trace
 
 Entries = list[dict[str, Any]]
 

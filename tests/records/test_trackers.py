@@ -14,10 +14,10 @@ from click.testing import CliRunner, Result
 
 from fedsim.cli import main
 from fedsim.errors import RunFolderError
-from fedsim.records.exports import exports
+from fedsim.lab.trackers.exports import exports
+from fedsim.lab.trackers.tensorboard import write_tensorboard
 from fedsim.records.reading import RunFolder
 from fedsim.records.study_folder import IndexedRun, IndexedVariant, StudyIndex, write_index
-from fedsim.records.tensorboard import write_tensorboard
 
 PACKAGES = {"tensorboard": "tensorboard>=2.15", "mlflow": "mlflow-skinny>=2.10", "wandb": "wandb>=0.18"}
 

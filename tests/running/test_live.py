@@ -8,9 +8,9 @@ import pytest
 
 import fedsim
 from fedsim.analysis.report import write_report
+from fedsim.audit import audit
 from fedsim.errors import RunFolderError
 from fedsim.executors.inline import Inline
-from fedsim.records.audit import audit
 from fedsim.records.live import LIVE, RUNNING
 from fedsim.records.reading import RunFolder
 from fedsim.running.runner import Job

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import fedsim
-from fedsim.records.audit import audit
+from fedsim.audit import audit
 from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
 from fedsim.simulation import Record, Simulation

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fedsim
-from fedsim.records.audit import audit
+from fedsim.audit import audit
 from fedsim.records.reading import RunFolder
 from fedsim.simulation import Simulation
 from tests.strategies.clustered import file_data, of_kind, ran, world

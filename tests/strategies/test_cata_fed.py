@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import fedsim
+from fedsim.audit import audit
 from fedsim.data.federated import stratified_part
-from fedsim.records.audit import audit
 from fedsim.records.reading import RunFolder
 from tests.strategies.curved import model_after as weights_after
 from tests.strategies.test_fedavg_family import initial_weights, sections, write_data

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import fedsim
-from fedsim.records.audit import audit
+from fedsim.audit import audit
 from fedsim.records.reading import RunFolder
 from tests.strategies.test_cata_fed import of_kind
 

@@ -14,7 +14,7 @@ import fedsim
 from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
 from fedsim.simulation import Simulation
-from fedsim.strategies.cata_fed import (
+from fedsim.toolbox.strategies.cata_fed import (
     at_random,
     cluster_numbers,
     cut_groups,

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import fedsim
 from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
-from fedsim.strategies.cfl import is_incongruent, lengths
-from fedsim.strategies.clustering.algorithms import bipartition
-from fedsim.strategies.clustering.similarity import cosine_matrix
+from fedsim.toolbox.clustering.algorithms import bipartition
+from fedsim.toolbox.clustering.similarity import cosine_matrix
+from fedsim.toolbox.strategies.cfl import is_incongruent, lengths
 from tests.strategies.clustered import Sections, file_data, groups_of, moves, of_kind, played, ran, weights, world
 
 ALWAYS = {"eps1": 1e9, "eps2": 0.0}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fedsim
-from fedsim.strategies.fednova import reach
+from fedsim.toolbox.strategies.fednova import reach
 from tests.strategies.clustered import ROTATED, played, ran, weights, world
 from tests.strategies.curved import OPTIMUM, PULLS, curved, model_after
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.strategies.fedat import tier_shares
+from fedsim.toolbox.strategies.fedat import tier_shares
 from tests.records.test_audit import aggregated_never, events, found
 from tests.strategies.clustered import of_kind, played, ran, weights
 from tests.strategies.curved import PULLS, curved

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import fedsim
-from fedsim.strategies.fesem import FeSEMParams
 from fedsim.testing import StrategyContract
+from fedsim.toolbox.strategies.fesem import FeSEMParams
 from tests.strategies.clustered import (
     PAIRED,
     STARTED,

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import fedsim
-from fedsim.strategies.clustering.algorithms import Linkage, agglomerative, canonical, clusters_below
-from fedsim.strategies.fl_hc import update_distances
+from fedsim.toolbox.clustering.algorithms import Linkage, agglomerative, canonical, clusters_below
+from fedsim.toolbox.strategies.fl_hc import update_distances
 from fedsim.training import Training
 from tests.strategies.clustered import of_kind, opposite_groups, played, ran, weights, world
 

@@ -9,8 +9,8 @@ import torch
 
 import fedsim
 from fedsim.records.reading import RunFolder
-from fedsim.strategies.fpfc import fused, shrunk
 from fedsim.testing import assert_sound
+from fedsim.toolbox.strategies.fpfc import fused, shrunk
 from tests.strategies.clustered import file_data, groups_of, played, ran, weights
 from tests.strategies.curved import curved
 

@@ -247,7 +247,7 @@ class TestEmptiedGroups:
         assert {(event["device"], event["group"]) for event in moves(run, "migration")} == {
             (device, 1 - before) for device, before in enumerate(first_groups(run))
         }
-        from fedsim.strategies.flexcfl import FlexCFL
+        from fedsim.toolbox.strategies.flexcfl import FlexCFL
 
         built: Run = Simulation(fedsim.Scenario(**world(data, 8, strategy, 8))).installed
         assert isinstance(built.strategy, FlexCFL)

@@ -11,10 +11,10 @@ import pytest
 from numpy.typing import NDArray
 
 import fedsim
+from fedsim.audit import audit
 from fedsim.executors.inline import Inline
-from fedsim.forecast.nominal import nominal_lines
-from fedsim.forecast.trial import Beginning
-from fedsim.records.audit import audit
+from fedsim.lab.forecast.nominal import nominal_lines
+from fedsim.lab.forecast.trial import Beginning
 from fedsim.records.reading import RunFolder
 from fedsim.testing import ScenarioTables, StrategyContract, assert_sound, quiet_world, run
 

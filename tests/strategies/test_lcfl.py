@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 import fedsim
+from fedsim.audit import audit
 from fedsim.errors import SimulationError
-from fedsim.records.audit import audit
 from fedsim.records.reading import RunFolder
 from fedsim.simulation import Simulation
-from fedsim.strategies.clustering.algorithms import k_medoids
-from fedsim.strategies.clustering.similarity import diff_norm
-from fedsim.strategies.lcfl import by_losses, by_rows
+from fedsim.toolbox.clustering.algorithms import k_medoids
+from fedsim.toolbox.clustering.similarity import diff_norm
+from fedsim.toolbox.strategies.lcfl import by_losses, by_rows
 from tests.strategies.clustered import file_data
 
 MODULE = "tests.strategies.test_lcfl"

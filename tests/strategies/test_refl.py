@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fedsim.simulation import Record
-from fedsim.strategies.refl import stale_weights
 from fedsim.testing import assert_sound, eventful_world, run
+from fedsim.toolbox.strategies.refl import stale_weights
 from tests.strategies.clustered import played, ran, weights
 from tests.strategies.curved import PULLS, curved
 

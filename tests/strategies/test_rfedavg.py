@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 import fedsim
 from fedsim.running.assembly import Run
 from fedsim.simulation import Record, Simulation
-from fedsim.strategies.clustering.algorithms import threshold
-from fedsim.strategies.rfedavg import RFedAvgParams, cluster_gradients
+from fedsim.toolbox.clustering.algorithms import threshold
+from fedsim.toolbox.strategies.rfedavg import RFedAvgParams, cluster_gradients
 from tests.strategies.clustered import Sections, Weights, file_data, of_kind, played, ran, weights, world
 
 FEATURES, CLASSES = 5, 3

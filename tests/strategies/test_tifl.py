@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedsim
-from fedsim.compare.readings import Reading
+from fedsim.lab.compare.readings import Reading
 from fedsim.records.reading import RunFolder
-from fedsim.strategies.tifl import credit_probabilities, equal_width_bins, tier_numbers
+from fedsim.toolbox.strategies.tifl import credit_probabilities, equal_width_bins, tier_numbers
 from tests.strategies.clustered import file_data, ran, world
 
 

@@ -32,10 +32,7 @@ DRAWS |= {"tail_w": 0.5, "tail_s": 3.0, "capacity_j": 1000.0, "charge_w": 0.0}
 
 def level(batteries: Batteries, device: int) -> float:
     """What a battery holds now (J)."""
-    point = batteries._point(device)
-    load = batteries._loads.get(device)
-    batteries._reach(device, point, batteries._simulation.now, 0.0 if load is None else load.total)
-    return point.level
+    return batteries.charge(device) * batteries._columns["capacity_j"].item(device)
 
 
 class Site:

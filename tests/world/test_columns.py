@@ -11,13 +11,13 @@ from fedsim import Simulation
 from fedsim.analysis.clusters import read_groupings
 from fedsim.analysis.fairness import draw_fairness
 from fedsim.analysis.style import NothingToDrawError
+from fedsim.audit import audit
 from fedsim.errors import SimulationError
 from fedsim.federation import clients
-from fedsim.forecast import nominal
-from fedsim.forecast.nominal import nominal_lines
-from fedsim.records.audit import audit
+from fedsim.lab.forecast import nominal
+from fedsim.lab.forecast.nominal import nominal_lines
+from fedsim.lab.trackers.link_load import link_load
 from fedsim.records.fairness import jain_index, jain_over_time
-from fedsim.records.link_load import link_load
 from fedsim.records.reading import RunFolder
 from fedsim.streams import Streams
 from fedsim.world import columns

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import fedsim
+from fedsim.audit import audit
 from fedsim.executors.inline import Inline
-from fedsim.records.audit import audit
-from fedsim.records.trace import trace_events
+from fedsim.lab.trackers.trace import trace_events
 from fedsim.running.runner import Job
 from fedsim.testing import assert_sound, quiet_world
 from fedsim.world.task import Payload

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 import fedsim
 from fedsim.analysis.timeline import draw_timeline
+from fedsim.audit import audit
+from fedsim.audit.capacity import Rate
 from fedsim.cli import main
 from fedsim.errors import CheckpointError, ScenarioError, SimulationError
+from fedsim.lab.trackers.trace import trace_events
 from fedsim.plugin import Process, World
-from fedsim.records.audit import audit
-from fedsim.records.audit.capacity import Rate
 from fedsim.records.reading import RunFolder
-from fedsim.records.trace import trace_events
 from fedsim.simulation import Simulation, on_grid
 from fedsim.testing import assert_same_run, assert_sound, eventful_world, go_on, run, run_until
 from fedsim.world.network import SERVER, Network

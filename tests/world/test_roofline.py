@@ -1,5 +1,6 @@
 """Time and room of a model on a kind of device, worked out by hand."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,15 @@ def kind(**figures: Any) -> DeviceKind:
     return DeviceKind(**whole | {"memory": "1 MB", "memory_share": 1.0} | figures)
 
 
+def operation(fixed: Sequence[float], a_sample: Sequence[float]) -> list[float]:
+    """FLOPs, bytes, bytes of further passes: in any case, and a sample; on ARM twice the FLOPs, and 1e6 more bytes a sample."""
+    on_arm = [[2 * fixed[0], fixed[2]], [2 * a_sample[0], a_sample[2] + 1e6]]
+    return [number for pair in zip([*fixed, *on_arm[0]], [*a_sample, *on_arm[1]], strict=True) for number in pair]
+
+
 # An operation bound by its arithmetic (1 ms a sample), one bound by its data (2 ms in any case, and 1 ms a sample).
-FORWARD = np.array([[0.0, 1e6, 8.0, 8.0, 0.0, 0.0], [8.0, 8.0, 2e6, 1e6, 0.0, 0.0]])
-COST = ModelCost(FORWARD, 2 * FORWARD, np.array([[0.0, 0.0, 4e6, 0.0, 0.0, 0.0]]), 1e5, 2e5, 1e5)
+FORWARD = np.array([operation((0, 8, 0), (1e6, 8, 0)), operation((8, 2e6, 0), (8, 1e6, 0))])
+COST = ModelCost(FORWARD, 2 * FORWARD, np.array([operation((0, 4e6, 0), (0, 0, 0))]), 1e5, 2e5, 1e5)
 NOW = Training(None)
 
 
@@ -37,12 +44,13 @@ def test_each_operation_takes_the_longer_of_its_two_times() -> None:
 
 def test_further_passes_come_on_top_and_a_gpu_spares_them() -> None:
     """1 ms of arithmetic or .5 ms of data, a sample; then 3 ms in any case, and 2 ms a sample."""
-    passing = np.array([[0.0, 1e6, 0.0, 5e5, 3e6, 2e6]])
+    passing = np.array([operation((0, 0, 3e6), (1e6, 5e5, 2e6))])
     assert operations_s(passing, 4, 1e9, 1e9) == pytest.approx(4e-3 + 3e-3 + 8e-3)
-    assert operations_s(passing, 4, 1e9, 1e9, gpu=True) == pytest.approx(4e-3)
+    assert operations_s(passing, 4, 1e9, 1e9, "gpu") == pytest.approx(4e-3)
+    assert operations_s(passing, 4, 1e9, 1e9, "arm") == pytest.approx(8e-3 + 3e-3 + 12e-3)
     cost = ModelCost(passing, 0 * passing, 0 * passing, 0.0, 0.0, 0.0)
-    devices = Rooflines((kind(), kind(gpu=True)), np.arange(2), cost, 4)
-    assert [devices.training_s(device, NOW, 4) for device in range(2)] == pytest.approx([15e-3, 4e-3])
+    devices = Rooflines((kind(), kind(gpu=True), kind(arm=True)), np.arange(3), cost, 4)
+    assert [devices.training_s(device, NOW, 4) for device in range(3)] == pytest.approx([15e-3, 4e-3, 23e-3])
 
 
 def test_an_epoch_by_hand() -> None:

@@ -4,13 +4,17 @@ const KINDS = {
   u1: Uint8Array, u2: Uint16Array, u4: Uint32Array, i2: Int16Array, i4: Int32Array, f4: Float32Array,
 };
 
-/** {layout, data} -> {name: typed array}. */
-async function unpackColumns(packed) {
-  const text = atob(packed.data);
+/** Deflated bytes in base64 -> a response with the bytes. */
+function inflated(data) {
+  const text = atob(data);
   const deflated = new Uint8Array(text.length);
   for (let i = 0; i < text.length; i++) deflated[i] = text.charCodeAt(i);
-  const stream = new Blob([deflated]).stream().pipeThrough(new DecompressionStream("deflate"));
-  const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
+  return new Response(new Blob([deflated]).stream().pipeThrough(new DecompressionStream("deflate")));
+}
+
+/** {layout, data} -> {name: typed array}. */
+async function unpackColumns(packed) {
+  const bytes = new Uint8Array(await inflated(packed.data).arrayBuffer());
   const columns = {};
   let from = 0;
   for (const [name, kind, length] of packed.layout) {

@@ -1,7 +1,13 @@
 // Tables: sorted by the column whose head is chosen, and their numbers of rounds and devices bring these into view.
 
-function bindTables(timelineOf) {
-  for (const table of document.querySelectorAll("table.sortable")) {
+function bindTables(timelineOf, root = document) {
+  for (const part of root.querySelectorAll("[data-html]")) {
+    part.closest("details").addEventListener("toggle", async () => {
+      part.innerHTML = await inflated(part.dataset.html).text();
+      bindTables(timelineOf, part);
+    }, { once: true });
+  }
+  for (const table of root.querySelectorAll("table.sortable")) {
     for (const [place, head] of [...table.tHead.rows[0].cells].entries()) {
       head.tabIndex = 0;
       head.title = "sort";
@@ -13,7 +19,7 @@ function bindTables(timelineOf) {
       });
     }
   }
-  for (const button of document.querySelectorAll("button[data-timeline]")) {
+  for (const button of root.querySelectorAll("button[data-timeline]")) {
     button.addEventListener("click", async () => {
       const timeline = await timelineOf(button.dataset.timeline);
       if (!timeline) return;

@@ -3,7 +3,7 @@
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedsim.learning.refs import Weights
-from fedsim.training import Penalised, Places
+from fedsim.training import Contrast, Penalised, Places
 
 _NARROW = 64  # batches up to this size are always padded to the full batch size
 
@@ -90,9 +90,8 @@ class Descent:
 
     The gradient of each parameter w is g + weight_decay w + 2 l2 w (kernels only, or dense ones only) + mu (w - anchor) +
     linear, where each device has an anchor and a linear term of its own; with momentum m the step is v <- m v + gradient,
-    w <- w - lr v. What is ``held`` stays as it is. g is the gradient of the mean loss, with a term of the weight ``contrast``
-    and the ``temperature`` in it (``fedsim.training.Contrast``) where a device has a previous model; it is scaled down to the
-    norm ``clip``, where that is given.
+    w <- w - lr v. What is ``held`` stays as it is. g is the gradient of the mean loss, with the device's contrastive term in
+    it, and is scaled down to the norm ``clip``, where that is given.
     """
 
     lr: float
@@ -102,8 +101,6 @@ class Descent:
     mu: float = 0.0
     l2_on: Penalised = "kernels"
     held: Places = ()
-    contrast: float = 0.0
-    temperature: float = 1.0
     clip: float | None = None
 
     def of(self, begin: int, end: int) -> "Descent":
@@ -181,7 +178,9 @@ class LocalSolve:
         key: 64 random bits, for dropout.
         anchor: where the proximal term draws to, float [d]; None for the start.
         linear: added to the gradient of every step, float [d]; None for nothing.
-        previous: the model that a contrastive term draws away from, float [d]; None without one.
+        contrast: a contrastive term, with the weights of the previous model, float [d]; None without one.
+        task: the device, the round (from 0), and the number of local epochs.
+        state: what the device's trainer has kept of its last training, by name.
     """
 
     weights: Weights
@@ -191,7 +190,9 @@ class LocalSolve:
     key: int = 0
     anchor: Weights | None = None
     linear: Weights | None = None
-    previous: Weights | None = None
+    contrast: Contrast | None = None
+    task: tuple[int, int, int] = (0, 0, 1)
+    state: Mapping[str, NDArray[Any]] | None = None
 
     def constant(self, descent: Descent) -> Weights | None:
         """Constant part of each step's gradient when mu draws to the start: linear + mu (start - anchor), [d]; None for 0."""
@@ -203,10 +204,19 @@ class LocalSolve:
 
 
 class Solved(NamedTuple):
-    """The outcome: weights, float [d], and the mean loss over the samples of the last epoch (NaN without a step)."""
+    """The outcome of a local solve.
+
+    Attributes:
+        weights: float [d].
+        train_loss: the mean loss over the samples of the last epoch; NaN without a step.
+        numbers: further named numbers that the trainer reports.
+        state: what the trainer keeps on the device until its next training, by name.
+    """
 
     weights: Weights
     train_loss: float
+    numbers: Mapping[str, float] = {}
+    state: Mapping[str, NDArray[Any]] = {}
 
 
 class BatchHint(NamedTuple):
@@ -282,9 +292,9 @@ class Solver(ABC):
             at += size
         return total
 
-    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The loss of each sample, [n]: softmax cross-entropy."""
-        return functional.cross_entropy(outputs, y, reduction="none")
+    def losses(self, outputs: Tensor, y: Tensor, **options: Any) -> Tensor:
+        """The loss of each sample, [n]: softmax cross-entropy, with ``options`` of torch's."""
+        return functional.cross_entropy(outputs, y, reduction="none", **options)
 
 
 _threads = threading.local()

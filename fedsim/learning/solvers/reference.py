@@ -6,24 +6,24 @@ One device at a time keeps results equal bit for bit whatever the cohort. Convol
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import astuple
 from functools import partial
-from itertools import accumulate
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import DTypeLike
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fedsim.errors import ScenarioError
 from fedsim.learning.architecture import Architecture
 from fedsim.learning.factory import numbers
 from fedsim.learning.refs import Weights
 from fedsim.learning.solvers.base import BatchHint, Descent, LocalSolve, ParameterStep, Solved, Solver
-from fedsim.learning.solvers.dropout import KeyedDropout, step_key, with_keyed_dropout
+from fedsim.learning.solvers.context import LocalData, TrainingContext, constants_of, rules
+from fedsim.learning.solvers.contrast import Contrasted, representations, watched
+from fedsim.learning.solvers.dropout import with_keyed_dropout
 
 _APPLIED_AT_ONCE = 1 << 16  # numbers in the samples of one forward pass: activations then stay in the cache
 _ALIGNED = 16  # samples: any number of these begins where a cache line does
@@ -41,7 +41,7 @@ class Reference(Solver):
         module: nn.Module,
         device: torch.device,
         dtype: torch.dtype | None = None,
-        losses: Callable[[Tensor, Tensor], Tensor] | None = None,
+        losses: Callable[..., Tensor] | None = None,
     ) -> None:
         self._dtype = dtype
         self._template = with_keyed_dropout(copy.deepcopy(module)).to(device, dtype)
@@ -50,17 +50,17 @@ class Reference(Solver):
         self._is_image = any(isinstance(part, nn.Conv2d) for part in module.modules())
         if self._is_image:
             self._template = self._template.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._own_loss: Callable[[Tensor, Tensor], Tensor] | None = getattr(self._template, "loss", losses)
+        self._own_loss: Callable[..., Tensor] | None = getattr(self._template, "loss", losses)
         tensors = [(name, tuple(tensor.shape)) for name, tensor in numbers(self._template).items()]
         super().__init__(device, tensors, kernels(module))
 
     def batch_hint(self, samples: int, width: int, steps: int) -> BatchHint:
         return BatchHint("module", 1)
 
-    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+    def losses(self, outputs: Tensor, y: Tensor, **options: Any) -> Tensor:
         if self._own_loss is not None:
-            return self._own_loss(outputs, y)
-        return super().losses(outputs, y)
+            return self._own_loss(outputs, y, **options)
+        return super().losses(outputs, y, **options)
 
     def outputs(self, weights: Weights, x: Tensor) -> Tensor:
         module = self._loaded(weights)
@@ -68,22 +68,34 @@ class Reference(Solver):
             return self._apply(module, x)
 
     def _solve(self, solve: LocalSolve, descent: Descent) -> Solved:
-        if solve.previous is None or not solve.batches.steps:
-            return self._descend(solve, descent, None)
-        alike, other = (self._representations(weights, solve.x) for weights in (solve.weights, solve.previous))
-        with watched(self._own_copy()) as seen:
-            return self._descend(solve, descent, Contrasted(alike, other, seen))
+        with self.context(self._own_copy(), solve, descent) as (trained, context):
+            self._descend(solve, descent, trained, context)
+        found = flat_weights(list(trained.values()), solve.weights.dtype)
+        for begin, end in descent.held:  # running statistics, which forward passes move
+            found[begin:end] = solve.weights[begin:end]
+        return Solved(found, context.train_loss)
 
-    def _representations(self, weights: Weights, x: Tensor) -> Tensor:
-        """Input of a model's last dense layer for samples, without dropout: [n, features]."""
-        module = self._loaded(weights)
-        with torch.no_grad(), watched(module) as seen:
-            self._apply(module, x)
-        return torch.cat(seen).flatten(1)
+    @contextmanager
+    def context(
+        self, module: nn.Module, solve: LocalSolve, descent: Descent
+    ) -> Iterator[tuple[dict[str, Tensor], TrainingContext]]:
+        """Load a device's start into a module to be trained: its tensors by name, and the batches and the loss."""
+        with ExitStack() as stack:
+            contrasted = None
+            if solve.contrast is not None and solve.batches.steps:
+                models = (solve.weights, solve.contrast.previous)
+                alike, other = (self._representations(module, weights, solve.x) for weights in models)
+                contrasted = Contrasted(solve.contrast, alike, other, stack.enter_context(watched(module)))
+            trained = self._load(module.train(), solve.weights)
+            x, y = solve.x.to(self.device, self._dtype), solve.y.to(self.device)
+            data = LocalData(module, solve, x, y, self._laid_out)
+            yield trained, TrainingContext(solve, descent, trained, self.losses, data, contrasted)
 
-    def _descend(self, solve: LocalSolve, descent: Descent, contrasted: "Contrasted | None") -> Solved:
-        module = self._own_copy().train()
-        trained = self._load(module, solve.weights)
+    def _representations(self, module: nn.Module, weights: Weights, x: Tensor) -> Tensor:
+        self._load(module.eval(), weights)
+        return representations(module, lambda: self._apply(module, x))
+
+    def _descend(self, solve: LocalSolve, descent: Descent, trained: Mapping[str, Tensor], context: TrainingContext) -> None:
         parameters = [tensor for tensor in trained.values() if tensor.requires_grad]
         constants = constants_of([solve], descent, trained, self.device)
         steps = [
@@ -96,32 +108,15 @@ class Reference(Solver):
             for name, rule in rules(descent, trained).items()
             if trained[name].requires_grad
         ]
-        dropouts = [part for part in module.modules() if isinstance(part, KeyedDropout)]
-        x, y = solve.x.to(self.device, self._dtype), solve.y.to(self.device)
-        rows = torch.from_numpy(solve.batches.rows).to(self.device)
-        total = 0.0
-        for step, count in enumerate(solve.batches.counts.tolist()):
-            for dropout in dropouts:
-                dropout.key.fill_(step_key(solve.key, step))
-            batch = rows[step, :count]
-            losses = self.losses(module(self._laid_out(x[batch])), y[batch])
-            loss = losses.mean()
-            if contrasted is not None:
-                loss = loss + descent.contrast * contrasted.loss(batch, descent.temperature)
-            gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
+        module = self._own_copy()
+        for x, y in context.data:
+            gradients = torch.autograd.grad(context.batch_loss(module(x), y), parameters, materialize_grads=True)
             with torch.no_grad():
                 if descent.clip is not None:
                     norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]))
                     gradients = tuple(gradient * (descent.clip / norm).clamp(max=1.0) for gradient in gradients)
                 for rule, gradient in zip(steps, gradients, strict=True):
                     rule.descend(gradient)
-            if step >= solve.batches.last_epoch:
-                total += float(losses.detach().sum(dtype=torch.float64))
-        seen = int(solve.batches.counts[solve.batches.last_epoch :].sum())
-        found = flat_weights(list(trained.values()), solve.weights.dtype)
-        for begin, end in descent.held:  # running statistics, which forward passes move
-            found[begin:end] = solve.weights[begin:end]
-        return Solved(found, total / seen if seen else float("nan"))
 
     def _own_copy(self) -> nn.Module:
         if not hasattr(self.threads, "module"):
@@ -152,33 +147,6 @@ class Reference(Solver):
         return x.contiguous(memory_format=torch.channels_last) if self._is_image and x.ndim == 4 else x
 
 
-class Contrasted(NamedTuple):
-    """A contrastive term: the representations of all samples, [n, features], and where those of the trained model are seen."""
-
-    alike: Tensor
-    other: Tensor
-    seen: list[Tensor]
-
-    def loss(self, batch: Tensor, temperature: float) -> Tensor:
-        """The mean of the term over the samples of a batch, of which the representations have just been seen."""
-        own = self.seen[-1].flatten(1)
-        self.seen.clear()
-        alike, other = (functional.cosine_similarity(own, each[batch]) for each in (self.alike, self.other))
-        return functional.softplus((other - alike) / temperature).mean()
-
-
-@contextmanager
-def watched(module: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect the input of a module's last dense layer, of each forward pass from now on."""
-    seen: list[Tensor] = []
-    last = [part for part in module.modules() if isinstance(part, nn.Linear)][-1]
-    handle = last.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    try:
-        yield seen
-    finally:
-        handle.remove()
-
-
 def batch_norms(module: nn.Module) -> list[tuple[str, nn.Module]]:
     """The parts, by name, in which the samples of a batch meet."""
     return [(name, part) for name, part in module.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
@@ -192,29 +160,6 @@ def _refuse_single(name: str, part: nn.Module, args: tuple[Tensor, ...]) -> None
             "two samples at least, and the last batch of a device has one; allowed is a training.batch_size that leaves no "
             "single sample over (one above every device's samples: full batches), or torch.nn.GroupNorm"
         )
-
-
-def rules(descent: Descent, trained: Mapping[str, Tensor]) -> dict[str, Descent]:
-    """The rule of each parameter, by name."""
-    ends = accumulate(parameter.numel() for parameter in trained.values())
-    return {name: descent.of(end - trained[name].numel(), end) for name, end in zip(trained, ends, strict=True)}
-
-
-def parts_of(models: Tensor, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of flat models [devices, d], each [devices, *shape]."""
-    parts = torch.split(models, [parameter.numel() for parameter in trained.values()], dim=1)
-    return {name: part.reshape(len(part), *trained[name].shape) for name, part in zip(trained, parts, strict=True)}
-
-
-def constants_of(
-    solves: Sequence[LocalSolve], descent: Descent, trained: Mapping[str, Tensor], device: torch.device
-) -> dict[str, Tensor]:
-    """``LocalSolve.constant`` of all as such parts; nothing if nobody has one."""
-    own = [solve.constant(descent) for solve in solves]
-    if all(constant is None for constant in own):
-        return {}
-    rows = [np.zeros_like(solve.weights) if constant is None else constant for solve, constant in zip(solves, own, strict=True)]
-    return parts_of(torch.from_numpy(np.stack(rows)).to(device), trained)
 
 
 def module_of(architecture: Architecture) -> nn.Module:

@@ -10,8 +10,9 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from fedsim.learning.factory import numbers
 from fedsim.learning.solvers.base import BatchHint, Descent, LocalSolve, ParameterStep, Solved
+from fedsim.learning.solvers.context import constants_of, parts_of, rules
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key
-from fedsim.learning.solvers.reference import Reference, constants_of, parts_of, rules
+from fedsim.learning.solvers.reference import Reference
 
 _STACK_BYTES = 8 << 30  # stacked weights of one solve on a GPU
 _MOST_AT_ONCE = 256
@@ -26,7 +27,7 @@ class Stacked(Reference):
 
     def solve(self, solves: Sequence[LocalSolve], descent: Descent) -> list[Solved]:
         """Train all, each step of all at once; with a contrastive term one after the other."""
-        if any(solve.previous is not None for solve in solves):
+        if any(solve.contrast is not None for solve in solves):
             return super().solve(solves, descent)
         order = sorted(range(len(solves)), key=lambda at: -solves[at].batches.steps)
         ranked = [solves[at] for at in order]

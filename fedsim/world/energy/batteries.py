@@ -151,6 +151,18 @@ class Batteries:
         up = (self._columns["initial_j"].item(device) > 0) != bool(place % 2)
         return Span(up, turns[place - 1] if place else 0.0, turns[place] if place < len(turns) else math.inf)
 
+    def charge(self, device: int) -> float:
+        """Charge of the device's battery now, 0 to 1; 1 for a device without one. Changes nothing."""
+        if not self.has(device):
+            return 1.0
+        point, load = self._point(device), self._loads.get(device, Load())
+        self._reach(device, point, self._simulation.now, load.total)
+        return point.level / self._draws(device, "capacity_j")
+
+    def plugged_in(self, device: int) -> bool:
+        """Whether the device is on a charger now; true for a device without a battery."""
+        return not self.has(device) or self._charging.span(device, self._simulation.now).on
+
     # What a device does.
 
     def start(self, device: int) -> None:

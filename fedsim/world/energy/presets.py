@@ -12,7 +12,7 @@ Idle is what a device draws by being on, its screen dark; all else comes on top 
 What is a kind of device as well draws what ``device_kinds.toml`` says of it, with sources there.
 """
 
-from fedsim.world.device_kinds import KIND_POWERS, find_kind
+from fedsim.world.device_kinds import KIND_POWERS, Figure, figures, find_kind
 
 _WIFI = {
     "receive_w": 0.13286,
@@ -49,3 +49,17 @@ def coefficients(name: str) -> dict[str, float]:
         return _PRESETS[name]
     kind = find_kind(name, {}, "energy.preset")
     return {draws: getattr(kind, key) for draws, key in KIND_POWERS.items()}
+
+
+_MEASURED = Figure(None, "Huang et al., MobiSys 2012, section 5", "2012-06")
+_SOURCES = {
+    "idle_w": Figure(None, "Carroll and Heiser, USENIX ATC 2010: Openmoko Freerunner, screen dark", "2010-06"),
+    "compute_w": Figure(None, "estimate: within what the phones of AutoFL (Kim and Wu, MICRO 2021) draw at most", "2021-10"),
+}
+
+
+def preset_figures(name: str) -> dict[str, Figure]:
+    """The figures of a preset with their sources: W, J a byte, s."""
+    if name in _PRESETS:
+        return {key: _SOURCES.get(key, _MEASURED)._replace(value=value) for key, value in _PRESETS[name].items()}
+    return {key: figure for key, figure in figures(name, "energy.preset").items() if key in KIND_POWERS.values()}

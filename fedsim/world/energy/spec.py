@@ -197,10 +197,15 @@ class EnergySpec(Spec):
         charging = self.battery.charging.build(streams, len(arrival), self.starts, paths, root)
         return Batteries(simulation, energy.columns, self.battery.restart, charging, arrival)
 
+    def preset_places(self, streams: Streams, devices: int) -> NDArray[np.int64]:
+        """The place in ``preset`` of each device's own; int64 [devices]. Draws from ``world/energy/preset``."""
+        count = len(self.preset or [])
+        if count < 2:
+            return np.zeros(devices, dtype=np.int64)
+        shares = None if self.shares is None else np.array(self.shares) / sum(self.shares)
+        return streams.generator("world/energy/preset").choice(count, devices, p=shares)
+
     def _of_presets(self, streams: Streams, devices: int) -> dict[str, NDArray[Any]]:
         drawn = [coefficients(name) for name in self.preset or []] or [{}]
-        which = np.zeros(devices, dtype=np.int64)
-        if len(drawn) > 1:
-            shares = None if self.shares is None else np.array(self.shares) / sum(self.shares)
-            which = streams.generator("world/energy/preset").choice(len(drawn), devices, p=shares)
+        which = self.preset_places(streams, devices)
         return {key: np.array([of.get(key, 0.0) for of in drawn])[which] for key in _KEYS.values()}

@@ -23,7 +23,7 @@ from typing import Any
 
 from fedsim.arrays import Floats, Ints
 from fedsim.errors import SimulationError
-from fedsim.simulation import Alarm, Simulation, on_grid_after, tie_s
+from fedsim.simulation import Alarm, Simulation, on_grid, on_grid_after, tie_s
 from fedsim.world.network.endpoints import Endpoints
 from fedsim.world.network.filling import Filling
 from fedsim.world.network.flow import SERVER, Direction, Flow, Sharing
@@ -126,11 +126,13 @@ class Network(Endpoints):
 
     # Changes. They are taken in at the end of the instant, all at once.
 
-    def send(self, source: int, destination: int, size: float, done: Callable[[], None]) -> Flow:
+    def send(self, source: int, destination: int, size: float, done: Callable[[], None], waited: float = 0.0) -> Flow:
         """Send ``size`` bytes; ``done`` is called when the last one is there, from a wake-up and never from within this call.
 
-        Latency is paid first. A flow of size 0, or one that no link limits, takes the latency alone. ``SimulationError``: the
-        endpoints are the same, one does not exist, or size is negative or not finite.
+        Latency is paid first, less the time that the flow has ``waited`` (s) behind another one on its connection: the next
+        packet leaves right after the last one. A flow of size 0, or one that no link limits, takes the latency alone.
+
+        ``SimulationError``: the endpoints are the same, one does not exist, or size is negative or not finite.
         """
         if source == destination or not (SERVER <= source < self.endpoints > destination >= SERVER):
             raise self._no_way(source, destination)
@@ -142,7 +144,7 @@ class Network(Endpoints):
         self._started += 1
         if not self._general:
             self._take(source, destination)
-        latency = self.latency_s(source, destination)
+        latency = on_grid(self.latency_s(source, destination) - waited) if waited else self.latency_s(source, destination)
         if latency > 0:
             self._in_latency[flow.id] = self._env.at(("latency", flow.id), now + latency, partial(self._admit, flow))
         else:

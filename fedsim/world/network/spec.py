@@ -282,5 +282,11 @@ def _capacity(text: object, edge: str) -> float:
         raise ScenarioError(f"{edge} has the capacity {shown(text)}: {message}") from None
 
 
-NETWORKS = Registry.of("network", StarSpec, TreeSpec, GraphSpec, base="fedsim.world.network.spec:NetworkModel")
+_BASE = "fedsim.world.network.spec:NetworkModel"
+_REGIONS = (
+    "fedsim.world.network.regions:RegionsSpec",
+    "Devices and a server in regions of clouds, over TCP connections that were measured.",
+)
+_HERE = Registry.of("network", StarSpec, TreeSpec, GraphSpec)
+NETWORKS = Registry("network", _BASE, {**_HERE.known, "regions": _REGIONS})
 NetworkSpec = Annotated[NetworkModel, NETWORKS]

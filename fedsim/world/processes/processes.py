@@ -115,11 +115,11 @@ class Processes:
     def _wake(self, number: int, when: float, event: simpy.Event) -> None:
         self.simulation.wake(("process", number), when, partial(_succeed, event))
 
-    def send(self, number: int, source: int, destination: int, size: float, purpose: str) -> Sending:
+    def send(self, number: int, source: int, destination: int, size: float, purpose: str, waited: float) -> Sending:
         call = ("send", source, destination, size, purpose)
         message = self._taken_up(number, call)
         if message is None:
-            message = self.edges.messages.send(source, destination, (Payload(purpose, size),), None)
+            message = self.edges.messages.send(source, destination, (Payload(purpose, size),), None, waited=waited)
         sending = Sending(self.simulation.env, call, self.edges.messages, message, self._sending.pop)
         self._sending[sending] = number
         return sending
@@ -130,6 +130,8 @@ class Processes:
         if begun is not None:
             computing: ComputeActivity = begun
             return computing
+        if self.tasks.steps.hosts is not None:
+            raise SimulationError(f"a process computes on device {device}, whose host shares its cores among tasks alone")
         now, pace = self.simulation.now, self.tasks.steps.paces.get(device, 1.0)
         until, lasts = self.tasks.reachable_until(device), self.population.working_s(device, work) / pace
         away = until <= now

@@ -61,7 +61,7 @@ class Engine(Protocol):
     population: "Population"
 
     def sleep(self, number: int, when: float) -> simpy.Event: ...
-    def send(self, number: int, source: int, destination: int, size: float, purpose: str) -> Activity: ...
+    def send(self, number: int, source: int, destination: int, size: float, purpose: str, waited: float) -> Activity: ...
     def compute(self, number: int, device: int, work: Work) -> Activity: ...
     def wait_for(self, number: int, device: int) -> ProcessGenerator: ...
     def hold(self, what: str, keys: Sequence[str | int], value: float) -> Hold: ...
@@ -100,13 +100,17 @@ class World:
         """An event at a time (s), on the clock's grid."""
         return self._processes.sleep(self._number, when)
 
-    def send(self, source: int | str, destination: int | str, size: float | str, purpose: str = "process") -> Activity:
+    def send(
+        self, source: int | str, destination: int | str, size: float | str, purpose: str = "process", waited: float = 0.0
+    ) -> Activity:
         """Send a message of ``size`` bytes (``"5 MB"``) from any endpoint to any other, over the links between them.
+
+        One that has ``waited`` (s) behind another on the same connection pays so much less latency.
 
         Its value is the ``Activity``: ``outcome`` is ``lost`` if an end cannot be reached, or not until the last byte is there.
         """
         ends = self._endpoint(source), self._endpoint(destination)
-        return self._processes.send(self._number, *ends, quantity(size, Bytes, "a message"), purpose)
+        return self._processes.send(self._number, *ends, quantity(size, Bytes, "a message"), purpose, waited)
 
     def compute(
         self, device: int | str, work: float | str = 0.0, *, samples: float = 0.0, seconds: float | str = 0.0

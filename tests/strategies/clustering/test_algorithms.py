@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedsim.errors import SimulationError
-from fedsim.strategies.clustering.algorithms import (
+from fedsim.toolbox.clustering.algorithms import (
     agglomerative,
     bipartition,
     canonical,
@@ -26,7 +26,7 @@ from fedsim.strategies.clustering.algorithms import (
     threshold,
     with_all_groups,
 )
-from fedsim.strategies.clustering.similarity import cosine_matrix, require_square
+from fedsim.toolbox.clustering.similarity import cosine_matrix, require_square
 
 
 def test_groups_are_numbered_by_their_first_member() -> None:

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsim.errors import SimulationError
-from fedsim.strategies.clustering import edc
-from fedsim.strategies.clustering.algorithms import kmeans
-from fedsim.strategies.clustering.edc import edc_features
 from fedsim.streams import Streams
+from fedsim.toolbox.clustering import edc
+from fedsim.toolbox.clustering.algorithms import kmeans
+from fedsim.toolbox.clustering.edc import edc_features
 
 Form = Callable[[np.ndarray, int], np.ndarray]
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedsim.errors import SimulationError
-from fedsim.strategies.clustering import similarity
-from fedsim.strategies.clustering.similarity import (
+from fedsim.toolbox.clustering import similarity
+from fedsim.toolbox.clustering.similarity import (
     cosine_matrix,
     diff_norm,
     gradient_cosine,

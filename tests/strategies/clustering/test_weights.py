@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedsim.errors import SimulationError
-from fedsim.strategies.clustering.weights import (
+from fedsim.toolbox.clustering.weights import (
     balance_ratio,
     class_imbalance,
     class_shares,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedsim
-from fedsim.strategies.flexcfl import cluster_updates
+from fedsim.toolbox.strategies.flexcfl import cluster_updates
 from tests.strategies.clustered import PAIRED, ROTATED, Sections, file_data, of_kind, played, ran, weights, world
 from tests.strategies.flexcfl.common import FULL, flexcfl, pretrained
 

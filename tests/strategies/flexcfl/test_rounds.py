@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedsim.strategies.flexcfl import FlexCFLParams
+from fedsim.toolbox.strategies.flexcfl import FlexCFLParams
 from tests.strategies.clustered import PAIRED, STARTED, groups_of, opposite_groups, played, ran, weights, world
 from tests.strategies.flexcfl.common import FULL, flexcfl, made, pretrained
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from sklearn.decomposition import PCA
 
-from fedsim.strategies.parts.selection.favor import FAVOR, along, learnt, new_agent, principal_axes, q_values, told, weights
 from fedsim.testing import assert_sound, run
+from fedsim.toolbox.selection.favor import FAVOR, along, learnt, new_agent, principal_axes, q_values, told, weights
 from tests.strategies.clustered import file_data, played, world
 
 SIZES = {"hidden": 5, "actions": 4}

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 import fedsim
 from fedsim.plugin import Server
 from fedsim.simulation import Simulation
-from fedsim.strategies.parts.aggregation import private
-from fedsim.strategies.parts.aggregation.private import Private, epsilon
 from fedsim.testing import StrategyContract
+from fedsim.toolbox.aggregation import private
+from fedsim.toolbox.aggregation.private import Private, epsilon
 from tests.strategies.clustered import played, ran, world
 
 Floats = NDArray[np.float64]
@@ -260,7 +260,7 @@ class TestPrivate(StrategyContract):
 
 
 def test_without_the_package_an_account_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsim.strategies.parts.aggregation.private.find_spec", lambda name: None)
+    monkeypatch.setattr("fedsim.toolbox.aggregation.private.find_spec", lambda name: None)
     with pytest.raises(
         fedsim.ScenarioError, match=r"strategy.aggregation: .account. is true, which needs the package dp-accounting"
     ):

@@ -11,10 +11,10 @@ import fedsim
 from fedsim.federation.server import Server
 from fedsim.simulation import Simulation
 from fedsim.strategies.parts.selection import LeastAvailable
-from fedsim.strategies.parts.selection.fastest import FedCS
-from fedsim.strategies.parts.selection.oort import Oort
-from fedsim.strategies.parts.selection.power_of_choice import PowerOfChoice
 from fedsim.testing import ScenarioTables, assert_sound, eventful_world, run
+from fedsim.toolbox.selection.fastest import FedCS
+from fedsim.toolbox.selection.oort import Oort
+from fedsim.toolbox.selection.power_of_choice import PowerOfChoice
 from tests.strategies.clustered import file_data, of_kind, played, ran
 from tests.strategies.curved import PULLS, curved
 from tests.test_runs import STRATEGIES

@@ -14,6 +14,7 @@ from fedsim.language.spec import Spec
 from fedsim.learning.refs import Ref
 
 _HERE = "fedsim.strategies.parts.aggregation"
+_TOOLS = "fedsim.toolbox.aggregation"
 AGGREGATIONS = Registry(
     "aggregation",
     f"{_HERE}:Aggregation",
@@ -21,12 +22,12 @@ AGGREGATIONS = Registry(
         "weighted": (f"{_HERE}:Weighted", "the mean, weighted by training samples"),
         "mean": (f"{_HERE}:Mean", "the plain mean"),
         "first": (f"{_HERE}:First", "the update of the client that was asked first, alone"),
-        "median": (f"{_HERE}.robust:Median", "the median of each coordinate"),
-        "trimmed-mean": (f"{_HERE}.robust:TrimmedMean", "the mean of each coordinate without its smallest and largest values"),
-        "krum": (f"{_HERE}.robust:Krum", "the one update that is nearest to its nearest others"),
-        "multi-krum": (f"{_HERE}.robust:MultiKrum", "the mean of the updates with the best scores of Krum"),
-        "bulyan": (f"{_HERE}.robust:Bulyan", "updates picked by Krum, then the mean of each coordinate around its median"),
-        "private": (f"{_HERE}.private:Private", "the mean of clipped changes with noise (DP-FedAvg), and its epsilon"),
+        "median": (f"{_TOOLS}.robust:Median", "the median of each coordinate"),
+        "trimmed-mean": (f"{_TOOLS}.robust:TrimmedMean", "the mean of each coordinate without its smallest and largest values"),
+        "krum": (f"{_TOOLS}.robust:Krum", "the one update that is nearest to its nearest others"),
+        "multi-krum": (f"{_TOOLS}.robust:MultiKrum", "the mean of the updates with the best scores of Krum"),
+        "bulyan": (f"{_TOOLS}.robust:Bulyan", "updates picked by Krum, then the mean of each coordinate around its median"),
+        "private": (f"{_TOOLS}.private:Private", "the mean of clipped changes with noise (DP-FedAvg), and its epsilon"),
     },
     usual="weighted",
 )

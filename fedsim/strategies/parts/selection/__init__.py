@@ -23,17 +23,18 @@ from fedsim.strategies.parts import PartClient
 from fedsim.world.task import Computation
 
 _HERE = "fedsim.strategies.parts.selection"
+_TOOLS = "fedsim.toolbox.selection"
 SELECTIONS = Registry(
     "selection",
     f"{_HERE}:Selection",
     {
         "random": (f"{_HERE}:Random", "clients uniformly at random"),
         "least-asked": (f"{_HERE}:LeastAsked", "clients that were asked least often first"),
-        "power-of-choice": (f"{_HERE}.power_of_choice:PowerOfChoice", "of some candidates those with the highest loss"),
-        "oort": (f"{_HERE}.oort:Oort", "clients whose losses are high and who are fast, and some that are new"),
-        "fedcs": (f"{_HERE}.fastest:FedCS", "as many clients as can be through by a deadline"),
-        "favor": (f"{_HERE}.favor:FAVOR", "clients from whom an agent has learnt to expect most (double deep Q-learning)"),
-        "flanp": (f"{_HERE}.fastest:FLANP", "the fastest clients, and twice as many once these have learnt what they can"),
+        "power-of-choice": (f"{_TOOLS}.power_of_choice:PowerOfChoice", "of some candidates those with the highest loss"),
+        "oort": (f"{_TOOLS}.oort:Oort", "clients whose losses are high and who are fast, and some that are new"),
+        "fedcs": (f"{_TOOLS}.fastest:FedCS", "as many clients as can be through by a deadline"),
+        "favor": (f"{_TOOLS}.favor:FAVOR", "clients from whom an agent has learnt to expect most (double deep Q-learning)"),
+        "flanp": (f"{_TOOLS}.fastest:FLANP", "the fastest clients, and twice as many once these have learnt what they can"),
         "least-available": (f"{_HERE}:LeastAvailable", "clients that were there least often first (REFL)"),
     },
     usual="random",
@@ -85,6 +86,9 @@ class Selection(Spec):
 
     needs_accuracy: ClassVar[bool] = False
     """Whether it goes by accuracies, which not every objective has."""
+
+    counts_steps: ClassVar[str | None] = None
+    """Reason why local steps must be those of SGD; see ``StrategyParams.counts_steps``."""
 
     uniform: ClassVar[bool] = False
     """Whether all devices that are there are as likely to be chosen, whatever happened before."""

@@ -1,3 +1,4 @@
+import itertools
 import time
 
 import numpy as np
@@ -28,8 +29,14 @@ def answer(message: Message, context: Context) -> Message:
         raise ZeroDivisionError("by zero")
     if way == "nonsense":
         return {"accuracy": 1.0}
-    while way == "slow":
-        time.sleep(0.01)
+    if way == "slow":
+        sum(1 for _ in itertools.count())
+    if way == "sleeps":
+        before = time.perf_counter(), time.monotonic_ns()
+        time.sleep(2 + context.node_config["partition-id"])
+        time.sleep(0.5)
+        assert time.perf_counter() - before[0] > 2.5
+        assert time.monotonic_ns() - before[1] > 2_500_000_000
     metrics = MetricRecord({"num-examples": 20, "accuracy": context.node_config.get("share", 0.5)})
     if way == "says-no-number":
         del metrics["num-examples"]

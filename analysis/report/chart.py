@@ -1,0 +1,80 @@
+"""Accuracy against time, bytes and rounds as lines that a reader can hide and look at closely; ``chart.js`` draws them.
+
+uPlot (MIT, 51 kB) is in the page: of the libraries it is the smallest that has bands, dashes and a cursor, and loads nothing.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.analysis import style
+from fedsim.analysis.accuracy import axes_of, band, curves_of
+from fedsim.analysis.report.markup import Markup, data_block, el, join, pack
+from fedsim.analysis.series import Series
+from fedsim.arrays import Floats
+
+AT_ONCE = 8  # lines; the others are a click away
+_POINTS = 120
+_NONE, _SHARE = 65535, 10_000.0
+_DASHES: dict[str, list[int]] = {"-": [], "--": [8, 5], ":": [2, 4], "-.": [9, 4, 2, 4]}
+_SAYS = (
+    "Lines are means over seeds, bands go from the lowest to the highest of them; a line ends where its first seed does. Point "
+    "at a line for its figures, choose names to hide or show lines, drag to zoom, double-click for all."
+)
+
+
+def chart(series: Sequence[Series]) -> list[Markup]:
+    """The chart of all series, of which the first eight are seen; empty if nothing was evaluated."""
+    try:
+        curves = curves_of(series)
+    except style.NothingToDrawError:
+        return []
+    columns: dict[str, NDArray[Any]] = {}
+    axes = axes_of(curves)
+    for place, axis in enumerate((axes[1], axes[2], axes[0])):
+        bands = [band(own, axis.column) for own in curves]
+        grid = np.linspace(0.0, max(float(one.at[-1]) for one in bands if len(one.at)), _POINTS)
+        columns[f"x{place}"] = (grid / axis.unit).astype(np.float32)
+        for name in ("mean", "low", "high"):
+            columns[f"{name}{place}"] = np.concatenate([_shares(grid, one.at, getattr(one, name)) for one in bands])
+    looks = [style.line_of(one.number, 2.0) for one in series]
+    lines = [
+        {"name": one.name, "colour": look["color"], "dash": _DASHES[look["linestyle"]]}
+        for one, look in zip(series, looks, strict=True)
+    ]
+    labels = [axes[1].label, axes[2].label, axes[0].label]
+    header = {"points": _POINTS, "axes": labels, "lines": lines}
+    options = [el("option", label, value=place) for place, label in enumerate(labels)]
+    some = [("the best 8", AT_ONCE), ("all", len(lines)), ("none", 0)]
+    toolbar = el(
+        "div",
+        el("label", "against ", el("select", *options)),
+        *(el("button", text, type="button", data_show=most) for text, most in some if len(lines) > AT_ONCE or most != AT_ONCE),
+        class_="toolbar",
+    )
+    key = el("ul", *(el("li", _button(place, line)) for place, line in enumerate(lines)), class_="key")
+    stage = el("div", class_="plotted", role="img", aria_label=f"Accuracy of {len(lines)} lines. {_SAYS}")
+    block = data_block("chart-data", {"header": header, "packed": pack(columns)})
+    body = join(toolbar, key, stage, el("output", class_="said"), el("figcaption", _SAYS), block)
+    return [
+        el("h3", "Accuracy against time, bytes and rounds", id="accuracy"),
+        el("figure", body, class_="chart", data_block="chart-data"),
+    ]
+
+
+def _shares(grid: Floats, at: Floats, values: Floats) -> NDArray[np.uint16]:
+    """Accuracies on a grid in 16 bits each; ``_NONE`` outside of what is known."""
+    if not len(at):
+        return np.full(len(grid), _NONE, dtype=np.uint16)
+    found = np.rint(np.interp(grid, at, values) * _SHARE)
+    return np.where((grid < at[0]) | (grid > at[-1]), _NONE, found).astype(np.uint16)
+
+
+def _button(place: int, line: dict[str, Any]) -> Markup:
+    dash = " ".join(map(str, line["dash"])) or None
+    swatch = el("line", x1=0, x2=26, y1=6, y2=6, stroke=line["colour"], stroke_width=3, stroke_dasharray=dash)
+    picture = el("svg", swatch, viewBox="0 0 26 12", aria_hidden="true")
+    pressed = "true" if place < AT_ONCE else "false"
+    return el("button", picture, line["name"], type="button", data_line=place, aria_pressed=pressed)

@@ -1,0 +1,89 @@
+"""Did training take as long as the devices' speeds and samples say?"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedsim.arrays import Flags
+from fedsim.audit.evidence import Evidence, at_places, findings
+from fedsim.language.units import TICK_S
+from fedsim.streams import Streams
+
+_TICKS_PER_SECOND = 1 << 30
+_OF_STEPS = ("pfedme", "flexcfl", "fedgroup", "flower")  # an epoch of theirs need not be a pass over the device's samples
+_ASKS_OTHERS = ("moon",)  # their epochs take a longer pass
+_ROUNDING = 1e-6
+
+
+def epochs_agree(evidence: Evidence) -> Iterator[str]:
+    """As many epochs as ends of epochs, or none that counts; in order, and within the training."""
+    text = "task {task} trained {epochs:g} of {asked:g} epochs, which are said to end at {ends}"
+    told = _trainings(evidence)
+    yield from findings(text, told, ~_plausible(told))
+
+
+def durations_agree(evidence: Evidence) -> Iterator[str]:
+    """A device's last training took its samples over its speed an epoch, by the jitter of that instant."""
+    scenario = evidence.run.scenario
+    population, strategy = scenario["population"], scenario["strategy"]["kind"]
+    jitter = population["jitter"]
+    of_steps = strategy in _OF_STEPS or scenario["strategy"].get("local_steps")
+    if "device" in population or of_steps or ":" in strategy or jitter["kind"] != "constant":
+        return
+    streams, sigma = Streams(scenario["seed"]), math.sqrt(math.log1p(jitter["value"] ** 2))
+    slow = population.get("slow_phases", {"factor": 1.0})["factor"]
+    told = _last_of_device(evidence)
+    row = evidence.row_of(told["device"])
+    epoch_s = at_places(evidence.devices["samples"] / evidence.devices["speed"], row)
+
+    def ratio(training: Any, epoch_s: float) -> float:
+        begins = [training.start, *training.ends]
+        seconds = begins[-1] - begins[0]
+        if not math.isnan(training.core_s):  # of an epoch that was cut off too
+            seconds = training.core_s if begins[-1] == training.time else math.nan
+        if not 0 < epoch_s < math.inf or not seconds > 1e4 * TICK_S * len(training.ends):
+            return math.nan
+        drawn = [_jitter(streams, sigma, training.device, time) if sigma else 1.0 for time in begins[:-1]]
+        return float(seconds / (epoch_s * math.fsum(drawn)))
+
+    ratios = np.array([ratio(one, seconds) for one, seconds in zip(told.itertuples(), epoch_s, strict=True)], dtype=np.float64)
+    usual = 1.0
+    if "reference_flops" in population or strategy in _ASKS_OTHERS:
+        usual = float(np.nanmedian(ratios)) if slow == 1.0 and not np.isnan(ratios).all() else math.nan
+    if math.isnan(usual):
+        return
+    slack = _ROUNDING if usual == 1.0 else 1e-4
+    wrong = (ratios < usual * (1 - slack)) | (ratios > usual / slow * (1 + slack))
+    text = "device {device}: its last training took {ratio:.6g} times as long as its samples over its speed"
+    yield from findings(text, told.assign(ratio=ratios / usual), wrong)
+
+
+def _jitter(streams: Streams, sigma: float, device: int, begin: float) -> float:
+    return math.exp(sigma * streams.normal("world/jitter", device, int(begin * _TICKS_PER_SECOND)) - sigma**2 / 2)
+
+
+def _trainings(evidence: Evidence) -> pd.DataFrame:
+    """Ends of trainings, with their ``data``."""
+    trainings = evidence.said("step-end of train")
+    return evidence.steps.loc[trainings.index].join(trainings).join(evidence.core_s)
+
+
+def _plausible(told: pd.DataFrame) -> Flags:
+    count, epochs = told["ends"].map(len), told["epochs"]
+    ends = told["ends"].explode().dropna().astype(np.float64)
+    before = ends.groupby(level=0).shift().fillna(told["start"])
+    late = ~((before <= ends) & (ends <= told["time"].reindex(ends.index)))
+    right = ((epochs == count) | (epochs == 0)) & (count <= told["asked"]) & (epochs >= 0)
+    return right.to_numpy() & ~told.index.isin(ends.index[late])
+
+
+def _last_of_device(evidence: Evidence) -> pd.DataFrame:
+    """The last training of each device of which an epoch has ended, on all its samples as it has them at the end."""
+    events, told = evidence.events, _trainings(evidence)
+    last = told[told["ends"].map(bool) & ~told["in_part"]].drop_duplicates("device", keep="last").sort_values("device")
+    changed = events[events["kind"] == "shift"].groupby("device")["time"].last().reindex(last["device"]).fillna(-1.0)
+    paced = last["device"].isin(events["device"][events["kind"] == "pace"])
+    return last[(last["start"].to_numpy() > changed.to_numpy()) & ~paced.to_numpy()]

@@ -1,0 +1,225 @@
+"""``fedsim bench``: strategies in six frozen worlds, and their places on the kept board.
+
+The worlds are the shipped scenarios ``worlds/...``, the strategies of the board the variants of the shipped study ``bench``. A
+line of the board names the world by the digest of its file, so that figures of another world are never compared.
+"""
+
+import csv
+import hashlib
+import io
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from fedsim.errors import DataError, ScenarioError
+from fedsim.files import read_toml
+from fedsim.lab.compare.lines import read_lines
+from fedsim.lab.compare.measures import measure
+from fedsim.lab.compare.paired import mean_of
+from fedsim.lab.compare.table import Cell, ComparedTable
+from fedsim.lab.study.conduct import run_study
+from fedsim.language.units import show_bytes, show_joules, show_seconds
+from fedsim.records.folder import write_text
+from fedsim.shipped import shipped
+from fedsim.tables import read_change
+from fedsim.version import __version__
+
+BOARD = Path(__file__).parents[1] / "scenarios" / "worlds" / "board.csv"
+ALL = "all"
+_STUDY = "bench"
+
+
+@dataclass(frozen=True)
+class BoardLine:
+    """A strategy in a world.
+
+    Attributes:
+        strategy, world: names of a variant and of a part of the study ``bench``.
+        seeds, reached: how many runs there were, and how many of them reached the target.
+        time_s, time_low, time_high: mean simulated time to the target (s), and its 95 % interval over seeds (Student's t).
+        bytes, joules: means to the target. Like the times they are None unless all seeds reached it.
+        accuracy: mean at the end, 0..1.
+        file: digest of the world's file.
+        version: of fedsim, with the commit where it runs from a checkout.
+    """
+
+    strategy: str
+    world: str
+    seeds: int
+    reached: int
+    time_s: float | None
+    time_low: float | None
+    time_high: float | None
+    bytes: float | None
+    joules: float | None
+    accuracy: float | None
+    file: str
+    version: str
+
+
+def bench(
+    strategies: Sequence[str],
+    out: Path,
+    changes: Sequence[str] = (),
+    *,
+    seeds: int | None = None,
+    workers: int | None = None,
+    allow_code: bool = False,
+) -> list[BoardLine]:
+    """Run strategies in all worlds; called again with the same folder, go on where it was left.
+
+    Args:
+        strategies: names of the board, kinds of strategies, or import paths of one's own; ``all`` for those of the board.
+        out: the study's folder.
+        changes: ``key.path=value`` texts for those that are not on the board.
+        seeds: so many, from 1 on, instead of three.
+        workers, allow_code: see ``run_study``.
+
+    Raises:
+        ScenarioError, DataError, RunFolderError, SimulationError: as ``run_study``.
+    """
+    tables = read_toml(shipped()[_STUDY])
+    known, own = tables["variants"], {".".join(change.keys): change.value for change in map(read_change, changes)}
+    names = [*known] if ALL in strategies else list(dict.fromkeys(strategies))
+    if own and not set(names) - set(known):
+        raise ScenarioError(f"--set {changes[0]} has no effect: {', '.join(names)} of the board are what they are")
+    tables["variants"] = {
+        _named(name): known.get(name) or ({} if name in known else {"strategy.kind": name} | own) for name in names
+    }
+    for part in tables["parts"].values():
+        part["variants"] = {_named(name): part["variants"].get(name, {}) for name in names}
+    tables["baseline"] = _named(names[0])
+    run_study(tables, out, seeds=seeds, workers=workers, allow_code=allow_code)
+    return lines_of(out, tables["target"])
+
+
+def _named(strategy: str) -> str:
+    """The class of an import path; a kind as it is."""
+    return strategy.rpartition(":")[2]
+
+
+def lines_of(out: Path, target: float) -> list[BoardLine]:
+    """The lines of a study ``bench`` that was run in ``out``."""
+    lines, version = [], _version()
+    for line in read_lines([out]).lines:
+        world = str(dict(line.point)["part"])
+        figures = [measure(run, [target]) for run in line.runs]
+        times, moved, joules = (
+            [own[f"{what} to target {target:g}"] for own in figures] for what in ("time", "traffic", "energy")
+        )
+        reached = [time for time in times if time is not None]
+        whole = bool(reached) and len(reached) == line.planned
+        time = mean_of(reached) if whole else None
+        low, high = (None, None) if time is None else time.edges
+        lines.append(
+            BoardLine(
+                line.name,
+                world,
+                line.planned,
+                len(reached),
+                None if time is None else time.mean,
+                low if low is None else max(low, 0.0),
+                high,
+                _mean(moved) if whole else None,
+                _mean(joules) if whole else None,
+                _mean([own["final accuracy"] for own in figures]),
+                digest_of(world),
+                version,
+            )
+        )
+    return lines
+
+
+def _version() -> str:
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return __version__
+    said = subprocess.run(["git", "-C", str(root), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return "+".join(filter(None, (__version__, said.stdout.strip())))
+
+
+def _mean(values: Sequence[float | int | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known and len(known) == len(values) else None
+
+
+def digest_of(world: str) -> str:
+    """The first 12 digits of the SHA-256 of a world's file."""
+    return hashlib.sha256(shipped()[f"worlds/{world}"].read_bytes()).hexdigest()[:12]
+
+
+def read_board(path: Path = BOARD) -> list[BoardLine]:
+    """The lines of a board, without those of worlds that have changed since; none where there is no file yet.
+
+    Raises:
+        DataError: it is no board.
+    """
+    if not path.exists():
+        return []
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = [{key: value or None for key, value in row.items()} for row in csv.DictReader(file)]
+        lines = TypeAdapter(list[BoardLine]).validate_python(rows)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{str(path)!r} is no board of fedsim bench: {str(error).splitlines()[0]}") from None
+    return [line for line in lines if f"worlds/{line.world}" in shipped() and line.file == digest_of(line.world)]
+
+
+def keep(lines: Sequence[BoardLine], path: Path) -> None:
+    """Put lines on the board in a file, in the place of those of the same strategy and world."""
+    there = {(line.strategy, line.world): line for line in read_board(path)}
+    board = there | {(line.strategy, line.world): line for line in lines}
+    text = io.StringIO(newline="")
+    table = csv.DictWriter(text, [one.name for one in fields(BoardLine)], lineterminator="\n")
+    table.writeheader()
+    for _, line in sorted(board.items()):
+        table.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in asdict(line).items()})
+    write_text(path, text.getvalue())
+
+
+def places(lines: Sequence[BoardLine]) -> dict[tuple[str, str], int]:
+    """The place (from 1) of each strategy in each world, by its time to the target; those that missed it have none."""
+    ranked: dict[tuple[str, str], int] = {}
+    for world in dict.fromkeys(line.world for line in lines):
+        own = [line for line in lines if line.world == world and line.time_s is not None]
+        own.sort(key=lambda line: line.time_s or 0.0)
+        ranked |= {(line.strategy, world): place for place, line in enumerate(own, start=1)}
+    return ranked
+
+
+def table_of(lines: Sequence[BoardLine], board: Sequence[BoardLine]) -> ComparedTable:
+    """The lines with their places among those of the board and their own."""
+    new = {(line.strategy, line.world) for line in lines}
+    every = [line for line in board if (line.strategy, line.world) not in new] + list(lines)
+    ranked = places(every)
+    rows: list[dict[str, Cell]] = []
+    for line in lines:
+        among = sum(other.world == line.world for other in every)
+        place = ranked.get((line.strategy, line.world))
+        missed = f"missed in {line.seeds - line.reached} of {line.seeds}"
+        rows.append(
+            {
+                "strategy": line.strategy,
+                "world": line.world,
+                "place": missed if place is None else f"{place} of {among}",
+                "time to target": interval_of(line),
+                "bytes": None if line.bytes is None else show_bytes(line.bytes),
+                "energy": None if line.joules is None else show_joules(line.joules),
+            }
+        )
+    return ComparedTable.of(["strategy", "world", "place", "time to target", "bytes", "energy"], rows)
+
+
+def interval_of(line: BoardLine) -> str | None:
+    """Time to the target with its interval, in words; None where some seed missed it."""
+    if line.time_s is None:
+        return None
+    ends = (
+        ""
+        if line.time_low is None or line.time_high is None
+        else f" ({show_seconds(line.time_low)} to {show_seconds(line.time_high)})"
+    )
+    return f"{show_seconds(line.time_s)}{ends}"

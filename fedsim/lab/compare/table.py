@@ -1,0 +1,298 @@
+"""Rows and columns: the figures of lines side by side, with intervals over seeds and ratios to a baseline."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fedsim.errors import ScenarioError, nearest
+from fedsim.lab.compare.answer import TARGETED, Answer, answers, usual_target
+from fedsim.lab.compare.lines import ComparedLine, Lines, short_key, shown
+from fedsim.lab.compare.measures import (
+    FINAL,
+    TIME,
+    TRAFFIC,
+    WASTED_COMPUTE,
+    Measure,
+    Preferred,
+    Values,
+    cost_of,
+    costs_until,
+    measure,
+    measures,
+    of_metrics,
+)
+from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference, ratio_of
+from fedsim.output.harmless import clean
+from fedsim.records.ledger import LedgerPreset
+from fedsim.records.targets import Target
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A figure beside the published one, if any, and whether it is within the tolerance; None where that is not judged."""
+
+    ours: Estimate
+    published: float | None = None
+    within: bool | None = None
+
+
+Cell = str | float | int | Estimate | Beside | None
+
+
+@dataclass(frozen=True)
+class ComparedColumn:
+    """A column of a table.
+
+    Attributes:
+        head: with its unit.
+        cells: one a row; None where there is nothing.
+        topic: of the table in which it is shown; empty for what says which row it is.
+        over_seeds: whether its cells may be estimates, which take three columns in a spreadsheet.
+        unit: of its numbers.
+        signed: whether its numbers are differences.
+        best: which of its numbers is the best, if one is.
+    """
+
+    head: str
+    cells: tuple[Cell, ...]
+    topic: str = ""
+    over_seeds: bool = False
+    unit: str = ""
+    signed: bool = False
+    best: Preferred = None
+
+    @property
+    def best_cells(self) -> set[int]:
+        """The rows of the best number; none if all are equal, or there is only one."""
+        means = {row: cell.mean if isinstance(cell, Estimate) else cell for row, cell in enumerate(self.cells)}
+        known = {row: float(mean) for row, mean in means.items() if isinstance(mean, float | int)}
+        if self.best is None or len(set(known.values())) < 2:
+            return set()
+        top = (max if self.best == "most" else min)(known.values())
+        return {row for row, mean in known.items() if mean == top}
+
+
+@dataclass(frozen=True)
+class ComparedTable:
+    """Columns of the same length, those that say which row it is first; with notes for the reader, and a title."""
+
+    columns: tuple[ComparedColumn, ...]
+    notes: tuple[str, ...] = ()
+    title: str = ""
+
+    @classmethod
+    def of(cls, heads: Sequence[str], rows: Sequence[Mapping[str, Cell]]) -> "ComparedTable":
+        """A table of rows that hold their cells by head."""
+        return cls(tuple(ComparedColumn(head, tuple(row.get(head) for row in rows)) for head in heads))
+
+
+_NOISE = 1e-12  # of figures: sums of floats differ by less
+_MANY = 10  # seeds from which on it matters little how a figure is distributed over them
+_KEYS = ("variant", "baseline")
+_PAIRED = ("measure", "unit", "pairs", "mean difference", "low", "high", "ratio")
+_TAKEN = (*_KEYS, *_PAIRED, "study", "strategy", "runs", "rounds", "seed")
+
+Pairs = dict[int, tuple[float, float]]
+"""By seed: the figure of a line and that of its baseline."""
+
+
+class Comparison:
+    """Lines side by side, with the figures of their runs.
+
+    Args:
+        lines: to compare.
+        targets: accuracies (0..1), or of other metrics; besides those that studies name.
+        ledger: see ``measure``.
+    """
+
+    def __init__(self, lines: Lines, targets: Sequence[float | str] = (), ledger: LedgerPreset = "strict") -> None:
+        self._targets = sorted({Target.read(target) for target in (*lines.targets, *targets)})
+        of_runs = of_metrics(run for line in lines.lines for run in line.runs)
+        self._finals = [one for one in of_runs if one.name.startswith("final ")]
+        known = ["accuracy", "loss", *(one.name.removeprefix("final ") for one in self._finals)]
+        for target in self._targets:
+            if target.metric not in known:
+                hint = f"{', '.join(known)}{nearest(target.metric, known)}"
+                raise ScenarioError(f"--target is of {target.metric!r}, which no run has; they have {hint}")
+        self.lines, self._measures = lines, measures(self._targets, of_runs)
+        blank: Values = dict.fromkeys(one.name for one in of_runs)
+        self._figures = [[blank | measure(run, self._targets, ledger) for run in line.runs] for line in lines.lines]
+        if not self._targets and (usual := usual_target(lines, self._figures)) is not None:
+            self._targets = [Target(usual)]
+            for line, own in zip(lines.lines, self._figures, strict=True):
+                for run, values in zip(line.runs, own, strict=True):
+                    values |= costs_until(run, usual)
+        keys = dict.fromkeys(key for line in lines.lines for key, _ in line.point)
+        shorts = {key: short_key(key, keys) for key in keys}
+        self._heads = {key: key if short in _TAKEN else short for key, short in shorts.items()}
+
+    def tables(self) -> list[ComparedTable]:
+        """``side_by_side``; for studies with a baseline the ``differences`` from it follow."""
+        return [self.side_by_side(), *([] if self.lines.are_runs or not self.lines.baseline else [self.differences()])]
+
+    def side_by_side(self) -> ComparedTable:
+        """Means over seeds, with intervals where there are several, and ratios to the baseline."""
+        columns = [*self._identity(), *map(self._column, self._measures)]
+        if self.lines.baseline:
+            to = "first" if self.lines.is_first else "baseline"
+            for one in (one for one in self._measures if one.is_cost):
+                cells = tuple(self._ratio(one, place) for place in range(len(self._figures)))
+                columns.append(ComparedColumn(f"{one.name} to {to} (ratio)", cells, f"ratios to the {to}", unit="ratio"))
+        return ComparedTable(tuple(columns), tuple(_notes(self.lines)))
+
+    def in_short(self, most: int = 24) -> ComparedTable:
+        """The few figures that are asked for most, the best lines first, world by world, and at most about so many of them."""
+        found = self.answers()
+        each = max(3, most // max(1, len(found)))
+        bases = set(self.lines.baselines)
+        rows = [place for one in found for rank, place in enumerate(one.order) if rank < each or place in bases]
+        ranked = {place for one in found for place in one.order}
+        rows += [place for place in range(len(self._figures)) if place not in ranked][: max(0, most - len(rows))]
+        targets = sorted({one.target for one in found if one.target is not None})
+        wanted = [cost_of(what, target) for target in targets for what in TARGETED] or [TIME, TRAFFIC]
+        columns = [column for column in self._identity() if column.head != "strategy" or self.lines.are_runs]
+        columns += [self._column(one) for one in (FINAL, *self._finals, *wanted, WASTED_COMPUTE)]
+        columns = [replace(column, topic="", cells=tuple(column.cells[row] for row in rows)) for column in columns]
+        left_out, notes = len(self._figures) - len(rows), [*_not_done(self.lines)]
+        more = [f"{left_out} more line{'s are' if left_out > 1 else ' is'} not shown here."] if left_out else []
+        more += [*notes[:6], *([f"{len(notes) - 6} more lines are not done."] if len(notes) > 6 else [])]
+        return ComparedTable(tuple(column for column in columns if any(cell is not None for cell in column.cells)), tuple(more))
+
+    def answers(self) -> list[Answer]:
+        """The answers, world by world; where no target was named, of one that half of the lines reach."""
+        return list(answers(self.lines, self._figures, self._targets, self._finals))
+
+    def one_by_one(self) -> ComparedTable:
+        """A row a run, of studies."""
+        rows: list[dict[str, Cell]] = []
+        for line, own in zip(self.lines.lines, self._figures, strict=True):
+            for run, values in zip(line.runs, own, strict=True):
+                said = self._point(line) | {"strategy": line.strategy, "seed": int(run.summary["seed"])}
+                rows.append(said | {one.head: values[one.name] for one in self._measures})
+        return ComparedTable.of(
+            ["variant", *self._heads.values(), "strategy", "seed", *(one.head for one in self._measures)], rows
+        )
+
+    def paired(self, seeds: Sequence[int]) -> ComparedTable:
+        """Each line against its baseline, a row a measure: the difference in each seed's world, and their mean and interval.
+
+        The mean is empty unless both have the figure in every seed: over those in which a target happened to be reached it
+        would flatter lines that often fail.
+        """
+        rows: list[dict[str, Cell]] = []
+        for said, place, at in self._compared():
+            for one in self._measures:
+                pairs = self._pairs(place, at, one)
+                row: dict[str, Cell] = {"measure": one.name, "unit": one.unit, "pairs": len(pairs)}
+                row |= {f"seed {seed}": above - below for seed, (above, below) in pairs.items()}
+                if pairs and len(pairs) == len(seeds):
+                    mean = _mean_difference(pairs)
+                    low, high = mean.edges
+                    row |= {"mean difference": mean.mean, "low": low, "high": high, "ratio": self._ratio(one, place)}
+                rows.append(said | row)
+        return ComparedTable.of([*_KEYS, *self._heads.values(), *_PAIRED, *(f"seed {seed}" for seed in seeds)], rows)
+
+    def differences(self) -> ComparedTable:
+        """The mean differences of ``paired``, a row a line and a column a measure."""
+        compared = list(self._compared())
+        columns = [*ComparedTable.of([*_KEYS, *self._heads.values()], [said for said, _, _ in compared]).columns]
+        for one in self._measures:
+            cells: list[Cell] = []
+            for _, place, at in compared:
+                pairs = self._pairs(place, at, one)
+                most = max(len(self._figures[place]), len(self._figures[at]))
+                cells.append(_mean_difference(pairs) if len(pairs) == most > 0 else None)
+            topic = f"{one.topic}, difference to the baseline"
+            columns.append(ComparedColumn(one.head, tuple(cells), topic, over_seeds=True, unit=one.unit, signed=True))
+        return ComparedTable(tuple(columns), ("Variant minus baseline, seed by seed in the same worlds.",) if compared else ())
+
+    def _point(self, line: ComparedLine) -> dict[str, Cell]:
+        """A variant's name and its place in the grid, by the heads of their columns."""
+        return {"variant": line.name, **{self._heads[key]: shown(value) for key, value in line.point}}
+
+    def _identity(self) -> list[ComparedColumn]:
+        rows: list[dict[str, Cell]] = []
+        for line in self.lines.lines:
+            if self.lines.are_runs:
+                rows.append({"run": line.name, "strategy": line.strategy, "seed": int(line.runs[0].summary["seed"])})
+            else:
+                rows.append(
+                    self._point(line) | {"study": line.study or None, "strategy": line.strategy, "runs": len(line.runs)}
+                )
+        if self.lines.are_runs:
+            return [*ComparedTable.of(["run", "strategy", "seed"], rows).columns]
+        studies = ["study"] if len({line.study for line in self.lines.lines}) > 1 else []
+        return [*ComparedTable.of(["variant", *studies, *self._heads.values(), "strategy", "runs"], rows).columns]
+
+    def _column(self, one: Measure) -> ComparedColumn:
+        """A figure of all lines: means over seeds, with intervals where there are several."""
+        cells = tuple(_mean([values[one.name] for values in line], one.most) for line in self._figures)
+        return ComparedColumn(one.head, cells, one.topic, over_seeds=not self.lines.are_runs, unit=one.unit, best=one.best)
+
+    def _compared(self) -> Iterator[tuple[dict[str, Cell], int, int]]:
+        """The first cells of the row of each line that has a baseline, its place, and that of the baseline."""
+        for place, at in enumerate(self.lines.baselines):
+            if at is not None and at != place:
+                yield self._point(self.lines.lines[place]) | {"baseline": self.lines.lines[at].name}, place, at
+
+    def _pairs(self, place: int, at: int, one: Measure) -> Pairs:
+        own, base = (self.lines.by_seed(line, self._figures[line], one.name) for line in (place, at))
+        return {seed: (own[seed], base[seed]) for seed in own if seed in base}
+
+    def _ratio(self, one: Measure, place: int) -> float | None:
+        """Cost of a line relative to its baseline's; None where some seed lacks it, or a ratio means nothing."""
+        at = self.lines.baselines[place]
+        pairs = {} if at is None else self._pairs(place, at, one)
+        if at is None or not one.is_cost or not pairs or not len(pairs) == len(self._figures[place]) == len(self._figures[at]):
+            return None
+        found = ratio_of(*zip(*pairs.values(), strict=True))
+        return None if found is None else found.mean
+
+
+def in_one(tables: Sequence[ComparedTable]) -> ComparedTable:
+    """The tables that have the columns of the first one as one table, which says first out of which each row is."""
+    heads = [column.head for column in tables[0].columns]
+    same = [table for table in tables if [column.head for column in table.columns] == heads]
+    titles = ComparedColumn("table", tuple(table.title for table in same for _ in table.columns[0].cells))
+    parts = zip(*(table.columns for table in same), strict=True)
+    return ComparedTable(
+        (titles, *(replace(part[0], cells=tuple(cell for one in part for cell in one.cells)) for part in parts))
+    )
+
+
+def _mean_difference(pairs: Pairs) -> Estimate:
+    """Of the differences of pairs; those within the last bits of their figures are 0."""
+    found = paired_difference([above for above, _ in pairs.values()], [below for _, below in pairs.values()])
+    noise = _NOISE * max(abs(figure) for pair in pairs.values() for figure in pair)
+    mean, low, high = (0.0 if abs(edge) <= noise else edge for edge in (found.mean, found.low, found.high))
+    return Estimate(mean, low, high, found.pairs)
+
+
+def _mean(values: Sequence[float | int | None], most: float) -> Cell:
+    """One value as it is; the mean of several, if all of them are there, with the possible part of its interval."""
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return None
+    if len(known) == 1:
+        return known[0]
+    found = mean_of(known)
+    return replace(found, low=max(found.low, 0.0), high=min(found.high, most))
+
+
+def _notes(lines: Lines) -> list[str]:
+    notes = []
+    if lines.baseline and not lines.is_first:
+        notes.append(f"The baseline is {clean(lines.baseline)}.")
+    seeds = max(len(line.runs) for line in lines.lines)
+    if seeds > 1:
+        notes.append("Means over seeds with 95 % intervals (Student's t); empty unless all seeds have the figure.")
+    if 1 < seeds < _MANY:
+        notes.append(f"Of {seeds} seeds an interval relies on a normal distribution; it ends where its figure must.")
+    return [*notes, *_not_done(lines)]
+
+
+def _not_done(lines: Lines) -> Iterator[str]:
+    for line in lines.lines:
+        if len(line.runs) < line.planned:
+            yield f"Of {clean(line.name)} {len(line.runs)} of {line.planned} runs are done."
+        elif line.statuses != "done":
+            yield f"{clean(line.name)} was not run to its end: {clean(line.statuses)}."

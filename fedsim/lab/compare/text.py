@@ -1,0 +1,167 @@
+"""Tables as text: for a terminal, as CSV, as Markdown."""
+
+import csv
+import io
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from fedsim.lab.compare.paired import Estimate
+from fedsim.lab.compare.table import Beside, Cell, ComparedColumn, ComparedTable
+from fedsim.output.harmless import clean, for_csv, for_markdown
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_SCALES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
+_MOST_DIGITS = 6  # of a mean, however narrow its interval
+
+
+def to_csv(table: ComparedTable) -> str:
+    """One line a row, in full precision; an estimate takes three columns. No cell is a formula for a spreadsheet."""
+    columns = in_full(table)
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([_plain(column.head) for column in columns])
+    for row in zip(*(column.cells for column in columns), strict=True):
+        writer.writerow([_plain(cell) for cell in row])
+    return out.getvalue()
+
+
+def to_markdown(table: ComparedTable, title: str = "") -> str:
+    """A table for each topic, below the ``title`` of the page; columns in which no row has anything are left out."""
+    lines = [f"# {_escaped(title)}", ""] if title else []
+    lines += [f"## {_escaped(table.title)}", ""] if table.title else []
+    for topic, columns in _by_topic(table):
+        lines += [f"## {_escaped(topic.capitalize())}", ""] if topic else []
+        lines.append("| " + " | ".join(_escaped(column.head) for column in columns) + " |")
+        lines.append("|" + "|".join(" --- " if _is_text(column) else " ---: " for column in columns) + "|")
+        for row in zip(*([_marked(cell, column) for cell in column.cells] for column in columns), strict=True):
+            lines.append("| " + " | ".join(row) + " |")
+        lines.append("")
+    return "\n".join([*lines, *(f"{for_markdown(note)}\n" for note in table.notes)]).rstrip("\n") + "\n"
+
+
+def to_terminal(table: ComparedTable, width: int) -> "list[RenderableType]":
+    """Parts for rich to print: a table for each topic, or a list for each row where ``width`` is too narrow; then notes."""
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    parts: list[RenderableType] = [Text(clean(table.title), style="bold")] if table.title else []
+    for topic, columns in _by_topic(table):
+        cells = [[shown(cell, column) for cell in column.cells] for column in columns]
+        heads = [clean(column.head) for column in columns]
+        longest = [
+            max(map(len, " ".join([head, *column]).split()), default=0) for head, column in zip(heads, cells, strict=True)
+        ]
+        if sum(longest) + 3 * len(longest) + 1 > width:
+            parts += [Text(topic, style="bold")] if topic else []
+            for row in zip(*cells, strict=True):
+                said = [f"{head}: {cell}" for head, cell in zip(heads, row, strict=True) if cell]
+                parts.append(Text("\n".join([*said, ""])))
+            continue
+        drawn = RichTable(title=topic or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+        for head, column in zip(heads, columns, strict=True):
+            drawn.add_column(Text(head), justify="left" if _is_text(column) else "right", overflow="fold")
+        best = [column.best_cells for column in columns]
+        for number, row in enumerate(zip(*cells, strict=True)):
+            looks = ("bold" if number in own else "" for own in best)
+            drawn.add_row(*(Text(cell, style=look) for cell, look in zip(row, looks, strict=True)))
+        parts.append(drawn)
+    return [*parts, *(Text(note) for note in table.notes)]
+
+
+def shown(cell: Cell, column: ComparedColumn) -> str:
+    """A cell of a column for people: empty where there is nothing."""
+    if cell is None:
+        return ""
+    if isinstance(cell, Estimate):
+        if not cell.half:
+            return shown(cell.mean, column)
+        mean, low, high = _as_fine_as_known((cell.mean, cell.low, cell.high), cell.half, column)
+        return f"{mean} ({low} to {high})"
+    if isinstance(cell, Beside):
+        published = "" if cell.published is None else f" ({shown(cell.published, column)})"
+        return _with_half(cell.ours, column) + published
+    if isinstance(cell, str):
+        return clean(cell)
+    sign = "+" if column.signed and cell > 0 else ""
+    if isinstance(cell, int):
+        return f"{sign}{cell}"
+    if column.unit == "bytes":
+        letter, factor = _scale(abs(cell))
+        return f"{sign}{cell / factor:.4g}{letter}"
+    return sign + (f"{cell:,.0f}" if abs(cell) >= 1000 else f"{cell:.4g}")
+
+
+def _marked(cell: Cell, column: ComparedColumn) -> str:
+    """A cell of Markdown; bold what differs too much from what was published, and this in italics."""
+    if not isinstance(cell, Beside):
+        return _escaped(shown(cell, column))
+    ours = _escaped(_with_half(cell.ours, column))
+    said = "" if cell.published is None else f" *({_escaped(shown(cell.published, column))})*"
+    return (f"**{ours}**" if cell.within is False else ours) + said
+
+
+def _with_half(found: Estimate, column: ComparedColumn) -> str:
+    if not found.half:
+        return shown(found.mean, column)
+    return " +- ".join(_as_fine_as_known((found.mean, found.half), found.half, column))
+
+
+def _as_fine_as_known(values: Sequence[float], half: float, column: ComparedColumn) -> Iterator[str]:
+    """A mean and what belongs to it in digits that its interval supports: two of half its width, in the unit of the mean."""
+    letter, factor = _scale(max(abs(values[0]), half)) if column.unit == "bytes" else ("", 1.0)
+    finest = math.floor(math.log10(abs(values[0]) / factor or 1.0)) - _MOST_DIGITS + 1
+    digits = -max(finest, math.floor(math.log10(half / factor)) - 1)
+    for value in values:
+        rounded = round(value / factor, digits) + 0.0  # no -0
+        sign = "+" if column.signed and rounded > 0 else ""
+        yield f"{sign}{rounded:,.{max(0, digits)}f}{letter}"
+
+
+def _scale(size: float) -> tuple[str, float]:
+    return next(((letter, factor) for letter, factor in _SCALES if size >= factor), ("", 1.0))
+
+
+def _by_topic(table: ComparedTable) -> Iterator[tuple[str, list[ComparedColumn]]]:
+    """Each topic with its columns that have anything, after those that say which row it is."""
+    who = [column for column in table.columns if not column.topic]
+    topics = dict.fromkeys(column.topic for column in table.columns if column.topic)
+    if who and not topics:
+        yield "", who
+    for topic in topics:
+        own = [column for column in table.columns if column.topic == topic]
+        there = [column for column in own if any(cell is not None for cell in column.cells)]
+        if there:
+            yield topic, [*who, *there]
+
+
+def _is_text(column: ComparedColumn) -> bool:
+    return any(isinstance(cell, str) for cell in column.cells)
+
+
+def in_full(table: ComparedTable) -> list[ComparedColumn]:
+    """All columns, those of estimates as three: mean, low, high."""
+    found = []
+    for column in table.columns:
+        if not column.over_seeds:
+            found.append(column)
+            continue
+        whole = [(cell.mean, *cell.edges) if isinstance(cell, Estimate) else (cell, None, None) for cell in column.cells]
+        for place, ending in enumerate(("", " low", " high")):
+            found.append(ComparedColumn(column.head + ending, tuple(cells[place] for cells in whole)))
+    return found
+
+
+def _plain(cell: Cell) -> str:
+    if cell is None:
+        return ""
+    if isinstance(cell, float):
+        return f"{cell:.12g}"
+    return for_csv(cell) if isinstance(cell, str) else str(cell)
+
+
+def _escaped(text: str) -> str:
+    return for_markdown(clean(text))

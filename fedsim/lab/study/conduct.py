@@ -1,0 +1,222 @@
+"""A study from its plan to its tables: refuse invalid runs, do the missing ones, and compare."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsim.errors import DataError, FedsimError, ScenarioError, SimulationError, nearest
+from fedsim.executors.named import make_executor
+from fedsim.lab.compare.show import write_tables
+from fedsim.lab.study import folder as files
+from fedsim.lab.study.folder import RunState
+from fedsim.lab.study.plan import PlannedRun, Study, read_study
+from fedsim.lab.study.pool import WorkerPool
+from fedsim.lab.study.progress import Ended, RunOrder, StudyProgress
+from fedsim.lab.study.spec import TRIAL
+from fedsim.lab.study.trials import Trials
+from fedsim.language.imports import from_file
+from fedsim.loading import LoadedStudy, load_study
+from fedsim.output.terminal import Console
+from fedsim.simulation import Simulation
+
+if TYPE_CHECKING:
+    from fedsim.lab.study.cluster import RayWorkers
+
+EXECUTORS = {
+    "processes": "a process a run, on this machine",
+    "ray": "a worker of Ray a run, here or on a cluster whose nodes all see the study's folder (needs the extra ray)",
+}
+
+
+def run_study(
+    study: str | Path | Mapping[str, Any],
+    out: str | Path,
+    changes: Sequence[str] = (),
+    *,
+    executor: str = "processes",
+    workers: int | None = None,
+    address: str | None = None,
+    size: str | None = None,
+    seeds: int | None = None,
+    only: Sequence[str] = (),
+    allow_code: bool = False,
+) -> LoadedStudy:
+    """Run all strategies of a study in the same worlds; called again, go on where it was left.
+
+    Args:
+        study: a file, the name of one that comes with fedsim, or the tables of one as a dict.
+        out: the study's folder, new or begun before.
+        changes: ``key.path=value`` texts that override the base.
+        executor, workers, address, only: see ``Conductor``.
+        size, seeds, allow_code: see ``fedsim.lab.study.plan.read_study``.
+
+    Raises:
+        ScenarioError, DataError, RunFolderError: no run was done.
+        SimulationError: runs failed; the others are there.
+    """
+    read = read_study(study, changes, size=size, seeds=seeds, allow_code=allow_code)
+    conductor = Conductor(read, Path(out), workers, executor, address, only)
+    with closing(StudyProgress(Console(quiet=True))) as progress:
+        outcome = conductor.run(progress)
+    if not outcome.complete:
+        first = outcome.failed[0] if outcome.failed else None
+        reason = "no trial has the metric" if first is None else f"{first.order.label}: {first.error}"
+        raise SimulationError(f"{len(outcome.failed)} runs of the study {str(out)!r} failed; {reason}")
+    return load_study(out, allow_code=allow_code)
+
+
+@dataclass(frozen=True)
+class StudyOutcome:
+    """Endings of a study's runs that were still to be done, in the study's order; and the trials of a search."""
+
+    ended: tuple[Ended, ...]
+    trials: Trials | None = None
+
+    @property
+    def failed(self) -> list[Ended]:
+        """The runs that failed."""
+        return [run for run in self.ended if run.status == "failed"]
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a run was left unfinished, to be resumed."""
+        return any(run.status == "interrupted" for run in self.ended)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every run is there, or of a search all trials, and a best one of each variant."""
+        if self.trials is None:
+            return not self.failed
+        return self.trials.is_over and all(self.trials.best(line) is not None for line in self.trials.lines)
+
+
+class Conductor:
+    """Carries a study out. Building it writes nothing.
+
+    Args:
+        study: to run; a search adds its trials.
+        out: the study's folder, new or begun before.
+        workers: how many runs at a time; by default one a core.
+        executor: where they are done, out of ``EXECUTORS``; it has no influence on the results.
+        address: of the Ray cluster: ``HOST:PORT`` or ``auto``; by default Ray is started here.
+        only: ``VARIANT`` or ``KEY=VALUE`` texts, see ``Study.only``; the others are not run.
+        tried: whether a run of each variant is built first, with its data, to refuse invalid ones.
+
+    Attributes:
+        states: how far each of the study's runs was before.
+        trials: of a study that searches.
+
+    Raises:
+        ScenarioError, DataError, RunFolderError: a run cannot be done, or the folder not be used.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        out: Path,
+        workers: int | None = None,
+        executor: str = "processes",
+        address: str | None = None,
+        only: Sequence[str] = (),
+        tried: bool = True,
+    ) -> None:
+        if workers is not None and workers < 1:
+            raise ScenarioError(f"--workers is {workers}; allowed is 1 or more")
+        if executor not in EXECUTORS:
+            raise ScenarioError(f"--executor is {executor!r}; allowed are {', '.join(EXECUTORS)}{nearest(executor, EXECUTORS)}")
+        if address is not None and executor != "ray":
+            raise ScenarioError(f"--address is {address!r}, but --executor is {executor!r}; only 'ray' has an address")
+        if study.spec.search is not None and only:
+            raise ScenarioError(f"--only is {only[0]!r}, but the study searches: which trials follow depends on all its runs")
+        files.refuse_unusable(out)
+        self.study, self.out, self._only = study, out, only
+        self.executor, self.address, self.workers = executor, address, workers
+        self.trials = None if study.spec.search is None else Trials(study, study.spec.search)
+        self._look()
+        seen = set[str]()
+        for run, state in self.wanted_runs if tried else []:
+            if state != "done" and TRIAL not in dict(run.variant.point) and run.variant.label not in seen:
+                seen.add(run.variant.label)
+                try_to_build(run)
+        self._pool: WorkerPool | RayWorkers | None = None
+        self._interrupted: int | None = None
+
+    @property
+    def wanted_runs(self) -> list[tuple[PlannedRun, RunState]]:
+        """The runs that are to be done, and how far each is."""
+        runs = zip(self.study.runs, self.states, strict=True)
+        return [(run, state) for run, state in runs if run.folder in self._wanted]
+
+    def _look(self) -> None:
+        """See how far all runs are, and plan the trials that follow from them."""
+        if self.trials is not None:
+            with from_file(self.study.allow_code):
+                self.trials.grow(self.out, try_to_build)
+        self._wanted = self.study.only(self._only)
+        self.states: list[RunState] = files.states(self.out, self.study)
+
+    def interrupt(self, number: int = signal.SIGINT) -> None:
+        """Let the runs under way save themselves, and begin no other. Safe in the handler of a signal of that number."""
+        self._interrupted = number
+        if self._pool is not None:
+            self._pool.interrupt(number)
+
+    def run(self, progress: StudyProgress) -> StudyOutcome:
+        """Do the missing runs, then write the tables, of as many runs as there are if some failed."""
+        ended: list[Ended] = []
+        with self._opened(progress) as pool_over, files.locked(self.out) as lock, closing(pool_over(lock)) as pool:
+            self._pool = pool
+            if self._interrupted is not None:
+                pool.interrupt(self._interrupted)
+            self._look()  # the workers of a killed study may have ended meanwhile
+            while True:
+                files.write_study(self.out, self.study)
+                orders, planned = self._orders(), len(self.study.runs)
+                progress.begin(orders, len(self.wanted_runs) - len(orders))
+                ended += pool.run(orders)
+                outcome = StudyOutcome(tuple(ended), self.trials)
+                if outcome.interrupted:
+                    return outcome
+                self._look()
+                if len(self.study.runs) == planned:
+                    break
+            files.write_study(self.out, self.study)
+            write_tables(self.out)
+            if self.trials is not None:
+                self.trials.write(self.out)
+        return outcome
+
+    @contextmanager
+    def _opened(self, progress: StudyProgress) -> Iterator[Callable[[Sequence[int]], "WorkerPool | RayWorkers"]]:
+        """Makes the pool out of the descriptors that its workers inherit. A cluster is joined first, and left last."""
+        if self.executor == "processes":
+            yield lambda lock: WorkerPool(self.workers or os.cpu_count() or 1, progress, lock)
+            return
+        devices = (run.scenario.training.device for run, _ in self.wanted_runs)
+        other = next((device for device in devices if device != "cpu"), "cpu")
+        with closing(make_executor("ray", self.workers, self.address, other)) as executor:
+            from fedsim.executors.ray import Ray
+            from fedsim.lab.study.cluster import RayWorkers
+
+            assert isinstance(executor, Ray)
+            yield lambda _: RayWorkers(executor, progress)
+
+    def _orders(self) -> list[RunOrder]:
+        return [
+            RunOrder(run.label, run.scenario.to_toml(), (self.out / run.folder).absolute(), state)
+            for run, state in self.wanted_runs
+            if state != "done" and not (self.trials and self.trials.gave_up(self.out / run.folder))
+        ]
+
+
+def try_to_build(run: PlannedRun) -> None:
+    """Build a run's world, data and strategy, without what learns, and drop it."""
+    try:
+        Simulation(run.scenario.model_copy(update={"learning": "off"}))
+    except FedsimError as error:
+        others = "; --only runs others" if isinstance(error, DataError) else ""
+        raise type(error)(f"variant {run.variant.label!r}: {error}{others}") from None

@@ -1,0 +1,113 @@
+"""The folder of a study, and which runs of an earlier one in it can be resumed.
+
+``study.toml`` is the study as one file that needs no other, ``index.json`` its runs (see ``fedsim.records.study_folder``),
+``runs/VARIANT/seed-N`` are run folders, ``published.toml`` holds published figures; ``fedsim.lab.compare.show`` adds tables.
+"""
+
+import math
+import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+
+from fedsim.errors import RunFolderError
+from fedsim.files import flat, regular, toml
+from fedsim.lab.study.plan import Study
+from fedsim.records import folder as files
+from fedsim.records import lock
+from fedsim.records.study_folder import PUBLISHED, RUNS, STUDY, IndexedRun, IndexedVariant, StudyIndex, is_done, write_index
+from fedsim.tables import first_difference, spread_out
+
+RunState = Literal["done", "resume", "anew", "new"]
+
+_LOCK_WAIT_S = 15.0  # workers whose parent was killed are gone by then
+
+
+def refuse_unusable(path: Path) -> None:
+    """Refuse a path that holds other files than a study's, is no folder, or cannot be written; change nothing."""
+    if not (path / STUDY).is_file():
+        files.refuse_unusable(path)
+    elif not os.access(path, os.W_OK | os.X_OK):
+        raise RunFolderError(f"--out {str(path)!r} holds a study, but you may not write to it")
+
+
+def states(path: Path, study: Study) -> list[RunState]:
+    """The state of each run of a study at ``path``; runs of another study or other scenarios are refused."""
+    planned = {path / run.folder for run in study.runs}
+    for there in sorted((path / RUNS).glob("*/seed-*")):
+        if there not in planned and there.name.removeprefix("seed-").isdecimal():  # pictures and traces may lie beside a run
+            raise RunFolderError(
+                f"--out {str(path)!r} holds {str(there.relative_to(path))!r}, no run of this study; give another folder"
+            )
+    return [state_of(path / run.folder, run.scenario.to_toml()) for run in study.runs]
+
+
+def state_of(folder: Path, scenario: str) -> RunState:
+    """The state of the run of a scenario (as TOML) in its folder; other content is refused."""
+    if not folder.exists():
+        return "new"
+    try:
+        there = regular(folder / files.SCENARIO).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        if not files.holds_nothing(folder):
+            raise RunFolderError(f"{str(folder)!r} holds files, but no {files.SCENARIO}: it is no run of this study") from None
+        return "anew"
+    if there != scenario:
+        try:
+            difference = first_difference(toml(there), toml(scenario))
+        except ValueError:
+            difference = f"its {files.SCENARIO} is damaged"
+        raise RunFolderError(
+            f"{str(folder)!r} holds a run of another scenario: {difference}; give another folder, or remove that run"
+        )
+    if is_done(folder):
+        return "done"
+    return "resume" if (folder / "checkpoint").is_dir() else "anew"
+
+
+def write_study(path: Path, study: Study) -> None:
+    """Write the study and the index of its runs."""
+    files.write_text(path / STUDY, study.to_toml())
+    if study.spec.published is not None:
+        files.write_text(path / PUBLISHED, tomli_w.dumps(study.spec.published))
+    write_index(path, index_of(study))
+
+
+def index_of(study: Study) -> StudyIndex:
+    """The index of a study's runs."""
+    spec, variants = study.spec, []
+    for one in study.variants:
+        runs = (IndexedRun(seed=run.scenario.seed, folder=run.folder.as_posix()) for run in study.runs_of[one.folder])
+        point, changes = _plain(dict(one.point)), _plain(flat(spread_out(one.changes)))
+        reference = one.name in spec.references
+        variants.append(
+            IndexedVariant(name=one.name, label=one.label, point=point, changes=changes, reference=reference, runs=tuple(runs))
+        )
+    return StudyIndex(
+        format=1,
+        name=spec.name,
+        about=spec.about,
+        baseline=spec.baseline,
+        targets=tuple(spec.target),
+        seeds=tuple(spec.seeds),
+        variants=tuple(variants),
+    )
+
+
+def _plain(value: Any) -> Any:
+    """A value of TOML for JSON: dates, infinities and NaN as texts."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    is_usual = isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value))
+    return value if is_usual else str(value)
+
+
+def locked(path: Path) -> AbstractContextManager[list[int]]:
+    """Make the folder, and keep other processes from working in it: see ``fedsim.records.lock``."""
+    files.make(path)
+    return lock.locked(path, _LOCK_WAIT_S)

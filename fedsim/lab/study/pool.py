@@ -1,0 +1,113 @@
+"""Runs carried out side by side by worker processes, one run a process at a time; a thread waits for each process.
+
+A worker that dies takes one run with it and is replaced. One that has used much memory is replaced after its run, since a
+process does not give it back. When this process dies, its workers notice, save their runs and end; file descriptors that they
+inherit (``keep``, a lock) are held until the last of them is gone.
+"""
+
+import json
+import signal
+import subprocess
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TypeAlias
+
+from fedsim.executors.isolated import start
+from fedsim.lab.study.progress import Ended, News, RunOrder, StudyProgress
+
+_Process: TypeAlias = "subprocess.Popen[str]"
+
+_GRACE_S = 30.0  # a worker without work that does not end within this time is killed
+
+
+class WorkerPool:
+    """Carries out orders, with the same processes each time, until it is closed.
+
+    Args:
+        workers: how many runs at a time.
+        progress: hears of the runs, from one thread at a time.
+        keep: file descriptors that the workers inherit.
+        most_bytes: of memory; a worker that has used more takes no further run.
+    """
+
+    def __init__(self, workers: int, progress: StudyProgress, keep: Sequence[int] = (), most_bytes: int = 1 << 30) -> None:
+        self._progress, self._keep, self._most_bytes = progress, keep, most_bytes
+        self._threads = ThreadPoolExecutor(workers)
+        self._workers: list[_Process] = []
+        self._idle: list[_Process] = []
+        self._lock = threading.Lock()
+        self._interrupted = False
+
+    def interrupt(self, number: int) -> None:
+        """Begin no further run, and pass a signal on to those under way: they save themselves. Safe in its handler."""
+        self._interrupted = True
+        for worker in self._workers.copy():
+            worker.send_signal(number)
+
+    def run(self, orders: Sequence[RunOrder]) -> list[Ended]:
+        """Carry out the orders; returns how each run ended, in their order. Those never begun count as interrupted."""
+        runs = [self._threads.submit(self._carry_out, place, order) for place, order in enumerate(orders)]
+        return [run.result() for run in runs]
+
+    def close(self) -> None:
+        """Let all workers end; those still at work are killed."""
+        self._interrupted = True
+        for worker in self._workers.copy():
+            if worker not in self._idle:
+                worker.kill()
+        self._threads.shutdown(cancel_futures=True)
+        for worker in self._workers.copy():
+            self._dismiss(worker)
+
+    def _carry_out(self, place: int, order: RunOrder) -> Ended:
+        if self._interrupted:
+            return Ended(order, "interrupted")
+        with self._lock:
+            worker = self._idle.pop() if self._idle else self._hire()
+        news = self._watch(worker, place, order)
+        ended = Ended(order, "interrupted")  # a worker that was told so before it could listen has died of it
+        if news is not None:
+            ended = Ended(order, **news["run"])
+        elif not self._interrupted:
+            code = worker.wait()
+            reason = f"status {code}" if code >= 0 else f"signal {-code} ({signal.strsignal(-code)})"
+            ended = Ended(order, "failed", f"its process ended with {reason}")
+        with self._lock:
+            self._progress.ended(place, ended)
+        if news is None or news["peak_bytes"] > self._most_bytes:
+            self._dismiss(worker)
+        else:
+            self._idle.append(worker)
+        return ended
+
+    def _watch(self, worker: _Process, place: int, order: RunOrder) -> News | None:
+        """Let a worker carry out an order; returns its last news, None if it dies before."""
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        if self._interrupted:  # before the worker was there to be told
+            return {"run": {"status": "interrupted"}, "peak_bytes": 0}
+        with suppress(BrokenPipeError):  # it died before it began: the end of its output says so
+            worker.stdin.write(json.dumps({"scenario": order.scenario, "folder": str(order.folder), "how": order.how}) + "\n")
+            worker.stdin.flush()
+        for line in worker.stdout:
+            news: News = json.loads(line)
+            if news["event"] == "ended":
+                return news
+            with self._lock:
+                self._progress.take(place, news)
+        return None
+
+    def _hire(self) -> _Process:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "encoding": "utf-8"}
+        self._workers.append(start("fedsim.lab.study.worker", "main", **pipes, pass_fds=self._keep))
+        return self._workers[-1]
+
+    def _dismiss(self, worker: _Process) -> None:
+        self._workers.remove(worker)
+        try:
+            worker.communicate(timeout=_GRACE_S)
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            worker.communicate()

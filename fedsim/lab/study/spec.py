@@ -1,0 +1,285 @@
+"""The grammar of a study file."""
+
+import itertools
+import math
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    GetJsonSchemaHandler,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from fedsim.errors import ScenarioError, nearest
+from fedsim.files import flat
+from fedsim.lab.study.references import REFERENCES
+from fedsim.lab.study.search import METRICS, AnySearch, Search
+from fedsim.language.spec import Spec, json_schema
+from fedsim.language.wording import explain
+from fedsim.records.study_folder import UNNAMED
+from fedsim.records.targets import Target
+from fedsim.scenario import Scenario
+
+_MOST_RUNS = 100_000  # beyond this a study is a typing error, and its plan alone would fill the memory
+
+
+@dataclass(frozen=True)
+class _AsInScenario:
+    """Annotates tables as in a scenario; in a file perhaps the path of one."""
+
+    or_path: bool = False
+
+    def __get_pydantic_json_schema__(self, _: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        tables = json_schema(Scenario, handler)
+        return {"anyOf": [{"type": "string"}, tables]} if self.or_path else tables
+
+
+Changes = Annotated[dict[str, Any], _AsInScenario()]
+"""Tables as in a scenario, or dotted keys."""
+
+Base = Annotated[dict[str, Any], _AsInScenario(or_path=True)]
+
+
+def _dotted(grid: Any) -> Any:
+    return flat(grid) if isinstance(grid, dict) else grid
+
+
+def _several(grid: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    if "seed" in grid:
+        raise ValueError("'seed' is no key of a grid; the study's 'seeds' are what runs are repeated with")
+    for key, values in grid.items():
+        shown = [repr(value) for value in values]
+        if not values or len(set(shown)) < len(shown):
+            raise ValueError(f"{key!r} has the values {values}; allowed is a list of different ones, at least one")
+    return grid
+
+
+Grid = Annotated[
+    dict[str, list[Any]], BeforeValidator(_dotted, json_schema_input_type=dict[str, Any]), AfterValidator(_several)
+]
+"""Dotted key -> its values."""
+
+
+def _listed(target: Any) -> Any:
+    return [target] if isinstance(target, int | float | str) and not isinstance(target, bool) else target
+
+
+def _reachable(target: list[float | str]) -> list[float | str]:
+    for one in target:
+        if isinstance(one, float) and not 0 < one <= 1:
+            raise ValueError(f"{one:g} is no accuracy; it must lie in (0, 1]")
+        Target.read(one)
+    return sorted(set(target), key=Target.read)
+
+
+Targets = Annotated[
+    list[float | str],
+    BeforeValidator(_listed, json_schema_input_type=float | str | list[float | str]),
+    AfterValidator(_reachable),
+]
+
+
+SIZE, PART, TRIAL = "size", "part", "trial"  # places in the grid that are no keys of a scenario
+
+
+class Size(Spec):
+    """A way to run the same study, large or small.
+
+    Attributes:
+        base: the scenario that runs start from, if not the study's.
+        changes: to the base, before a part's or a variant's own.
+        sets: instead of those of the study that have the same names.
+    """
+
+    base: Base | None = None
+    changes: Changes = Field(default={})
+    sets: dict[str, dict[str, Changes]] = Field(default={})
+
+
+class StudyPart(Spec):
+    """Some of the variants in a world of their own, such as those of one figure.
+
+    Attributes:
+        base: the scenario that its runs start from, if not the size's or the study's.
+        changes: to the base, before the variants' own.
+        variants: names of those that are run, all by default; or by name, what each changes here besides.
+        grid: of its own, besides the study's.
+        sizes: in which it is run; by default in all.
+    """
+
+    base: Base | None = None
+    changes: Changes = Field(default={})
+    variants: dict[str, Changes] | None = None
+    grid: Grid = Field(default={})
+    sizes: list[str] | None = None
+
+    @field_validator("variants", mode="before", json_schema_input_type=list[str] | dict[str, Changes])
+    @classmethod
+    def _listed(cls, variants: Any) -> Any:
+        return {name: {} for name in variants} if isinstance(variants, list) else variants
+
+
+class StudySpec(Spec):
+    """A base scenario, what is varied, and the seeds: the same worlds for every variant.
+
+    Attributes:
+        name: for people; it goes into reports, never into a path or a command.
+        about: for people: what it shows. Reports begin with it.
+        base: the tables of the scenario that all runs start from; in a file also the path of one, relative to the study
+            file, or the name of one that comes with fedsim.
+        seeds: one run of every variant for each.
+        variants: by name, the changes that make a variant out of the base: tables as in a scenario, or dotted keys.
+        grid: dotted key -> values; every variant is run with every combination. The name of one of the ``sets`` -> names in it.
+        search: what each variant is searched over, at every point of the grid, for the values that are best.
+        sets: changes that go together, by name, for the grid.
+        parts: what is run, if not every variant at every point of the grid.
+        sizes: ways to run it.
+        size: the one in which it is run; by default the first.
+        references: lines to compare with, added as variants of these names (``REFERENCES``).
+        baseline: the variant that the others are compared with, seed by seed; None: they are not.
+        target: accuracies (0..1), or of other metrics as ``"perplexity=8"``, one or several: what it costs to reach each is
+            compared.
+        published: what papers say of these figures, see ``fedsim.lab.compare.published``; tables, or in a file the path of one.
+    """
+
+    name: str = Field(default=UNNAMED, max_length=200)
+    about: str = Field(default="", max_length=2000)
+    base: Base
+    seeds: list[int] = Field(default=[1], min_length=1)
+    variants: dict[str, Changes] = Field(default={})
+    grid: Grid = Field(default={})
+    search: AnySearch | None = None
+    sets: dict[str, dict[str, Changes]] = Field(default={})
+    parts: dict[str, StudyPart] = Field(default={})
+    sizes: dict[str, Size] = Field(default={})
+    size: str | None = None
+    references: list[str] = Field(default=[])
+    baseline: str | None = None
+    target: Targets = Field(default=[])
+    published: Annotated[dict[str, Any], WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]})] | None = None
+
+    def __init__(self, **tables: Any) -> None:
+        try:
+            super().__init__(**tables)
+        except ValidationError as error:
+            raise ScenarioError(explain(error, tables, "the study")) from None
+
+    @property
+    def names(self) -> list[str]:
+        """The variants' names, the references last."""
+        return [*self.variants, *self.references]
+
+    @field_validator("seeds")
+    @classmethod
+    def _different_seeds(cls, seeds: list[int]) -> list[int]:
+        if any(seed < 0 for seed in seeds) or len(set(seeds)) < len(seeds):
+            raise ValueError(f"{seeds} are not different whole numbers from 0 on")
+        return seeds
+
+    @field_validator("variants")
+    @classmethod
+    def _named(cls, variants: dict[str, Any]) -> dict[str, Any]:
+        for name in variants:
+            _refuse_blank("a variant's name", name, 200)
+            if "seed" in variants[name]:
+                raise ValueError(f"{name!r} has a seed of its own; all variants run with the study's 'seeds'")
+        return variants
+
+    @field_validator("parts", "sizes")
+    @classmethod
+    def _called(cls, named: dict[str, Any]) -> dict[str, Any]:
+        for name in named:
+            _refuse_blank("a name", name, 60)
+        return named
+
+    @field_validator("references")
+    @classmethod
+    def _known(cls, references: list[str]) -> list[str]:
+        for name in references:
+            if name not in REFERENCES:
+                raise ValueError(f"{name!r} is none; allowed are {', '.join(REFERENCES)}{nearest(name, REFERENCES)}")
+        if len(set(references)) < len(references):
+            raise ValueError(f"{references} names one of them twice")
+        return references
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "StudySpec":
+        if not self.names:
+            raise ValueError("a study needs a variant at least, such as [variants.fedavg]")
+        searched = [] if self.search is None else self._searched(self.search)
+        for name in self.references:
+            if name in self.variants:
+                raise ValueError(f"{name!r} is both a variant and one of the references; give the variant another name")
+        for what, names, allowed in self._used_names():
+            for name in names:
+                if name not in allowed:
+                    known = (
+                        f"allowed are {', '.join(allowed)}{nearest(str(name), allowed)}" if allowed else "the study has none"
+                    )
+                    raise ValueError(f"{what} is {name!r}; {known}")
+        trials = 1 if self.search is None else self.search.trials
+        runs = sum(math.prod(map(len, grid.values())) for grid in self._grids) * len(self.names) * len(self.seeds) * trials
+        if runs > _MOST_RUNS:
+            raise ValueError(f"it has {runs} runs; at most {_MOST_RUNS} are allowed")
+        used = [*itertools.chain(*self._grids), *searched]
+        for key in self.sets:
+            if key not in used:
+                raise ValueError(f"sets has {key!r}, which no grid has: it would change nothing{nearest(key, used)}")
+        return self
+
+    def _searched(self, search: Search) -> list[str]:
+        """The keys that are searched over; a search that does not fit the study is refused."""
+        if not self.variants:
+            raise ValueError("a search needs a variant at least, such as [variants.fedavg]; references are not searched")
+        if METRICS[search.metric].to_target and not self.target:
+            raise ValueError(f"search.metric is {search.metric!r}, which needs the study's 'target', such as target = 0.8")
+        if self.published is not None:
+            raise ValueError("it has both a search and published figures; a search is compared with no published ones")
+        for name in self.variants:
+            space = search.space_of(name)
+            if not space:
+                raise ValueError(f"search.space has no keys for the variant {name!r}; it needs one, such as 'training.lr'")
+            taken = [key for grid in self._grids for key in grid if key in space]
+            if taken:
+                raise ValueError(f"{taken[0]!r} is both in a grid and in search.space; allowed is one of them")
+            if "seed" in space:
+                raise ValueError("'seed' is no key to search over; the study's 'seeds' are what runs are repeated with")
+        return [key for name in self.variants for key in search.space_of(name)]
+
+    def _used_names(self) -> Iterator[tuple[str, Iterable[Any], Collection[str]]]:
+        """Names of other entries: where they stand, the names, and those that exist."""
+        if self.search is not None:
+            yield "a variant of the search", self.search.variants, self.variants
+            for key, one in (item for name in self.variants for item in self.search.space_of(name).items()):
+                yield f"a value of {key!r} in search.space", one.extremes if key in self.sets else (), self.sets.get(key, ())
+        yield "'baseline'", () if self.baseline is None else (self.baseline,), self.names
+        yield "size", () if self.size is None else (self.size,), self.sizes
+        for name, part in self.parts.items():
+            yield f"a variant of the part {name!r}", part.variants or (), self.names
+            yield f"a size of the part {name!r}", part.sizes or (), self.sizes
+        for key, values in (item for grid in self._grids for item in grid.items() if item[0] in self.sets):
+            yield f"a value of {key!r} in a grid", values, self.sets[key]
+
+    @property
+    def _grids(self) -> list[dict[str, list[Any]]]:
+        return [self.grid | part.grid for part in self.parts.values()] or [self.grid]
+
+    @property
+    def chosen_size(self) -> tuple[str, Size] | None:
+        """The size in which it is run, with its name."""
+        name = self.size or next(iter(self.sizes), None)
+        return None if name is None else (name, self.sizes[name])
+
+
+def _refuse_blank(what: str, name: str, most: int) -> None:
+    if not name.strip() or len(name) > most:
+        raise ValueError(f"{what} has {len(name)} characters; allowed are 1 to {most}, not all of them blank")

@@ -1,0 +1,237 @@
+"""The trials of a study that searches, planned batch by batch, each by the results of those before.
+
+All results are read from the run folders, in the order of the trials: a search that was killed is planned again from the
+beginning, which gives the same trials as far as runs are there. A trial is over when its runs are; a run that ended by an error
+of its own is over too, one whose process was lost is not.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from fedsim.errors import ScenarioError
+from fedsim.lab.compare.lines import short_key, shown
+from fedsim.lab.compare.measures import BEST, measure
+from fedsim.lab.compare.table import Cell, ComparedTable
+from fedsim.lab.compare.text import to_csv
+from fedsim.lab.study.plan import PlannedRun, Study, Variant, planned, searched
+from fedsim.lab.study.search import METRICS, Search, TrialResult
+from fedsim.lab.study.spec import TRIAL
+from fedsim.language.units import show_bytes, show_seconds
+from fedsim.records import folder as files
+from fedsim.records.reading import RunFolder
+from fedsim.records.study_folder import BEST_OF, TRIALS, is_done
+
+TrialState = Literal["open", "done", "pruned", "failed", "refused"]
+Rank = tuple[float, ...]
+
+_ENDED_WELL = {"done": 0, "pruned": 1, "failed": 2, "refused": 2, "open": 2}
+_ERROR = "error"
+_FEW = 4  # so many others are needed before one is pruned
+
+
+@dataclass
+class Trial:
+    """A point of the space that is tried.
+
+    Attributes:
+        variant: with its values.
+        number: from 1 on.
+        values: of each key that is searched over.
+        state: ``refused`` with an error.
+        figures: the metric of its runs, one a seed; None for one that does not have it.
+        nearest: the best accuracy of each run, where the metric is to reach one.
+    """
+
+    variant: Variant
+    number: int
+    values: Mapping[str, Any]
+    state: TrialState = "open"
+    figures: list[float | None] = field(default_factory=list)
+    nearest: list[float] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def value(self) -> float | None:
+        """The mean of its figures, if all of them are there."""
+        known = [figure for figure in self.figures if figure is not None]
+        return sum(known) / len(known) if known and len(known) == len(self.figures) else None
+
+    def rank(self, most: bool, seeds: int | None = None) -> Rank:
+        """Less is better: first trials that came to their end, then by how many runs lack the figure, then by the figures.
+
+        ``most``: whether more of the metric is better. ``seeds``: compare so many runs; None: all of them, and the state.
+        """
+        figures, missing = self.figures[:seeds], self.figures[:seeds].count(None)
+        near = -sum(self.nearest[:seeds])
+        known = sum(figure for figure in figures if figure is not None)
+        ended = 0 if seeds is not None else _ENDED_WELL[self.state]
+        return (ended, -len(figures), missing, near if missing else -known if most else known)
+
+
+@dataclass(frozen=True)
+class SearchedVariant:
+    """A variant at a point of the grid, without values of the keys that are searched over, and its trials in their order."""
+
+    variant: Variant
+    trials: list[Trial] = field(default_factory=list)
+
+
+class Trials:
+    """The trials of a study's search.
+
+    Args:
+        study: with its references alone; trials are added to it.
+        search: the method by which they are made.
+
+    Attributes:
+        lines: the variants that are searched.
+    """
+
+    def __init__(self, study: Study, search: Search) -> None:
+        self.study, self.search = study, search
+        spec = study.spec
+        self._metric = METRICS[search.metric]
+        self._figure = self._metric.of(spec.target)
+        self.lines = [SearchedVariant(variant) for variant in searched(spec)]
+        self._rungs = [[seed] for seed in spec.seeds] if search.prune else [spec.seeds]
+        self._rung = 0
+        self._batch: list[Trial] = []
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all trials are."""
+        return not self._batch and all(len(line.trials) == self.search.trials for line in self.lines)
+
+    def grow(self, path: Path, try_to_build: Callable[[PlannedRun], None]) -> None:
+        """Plan the trials that follow from the runs that are over in the study's folder; invalid ones are refused."""
+        while not self.is_over and self._told(path):
+            if not self._batch:
+                self._propose()
+                self._plan(path, try_to_build)
+            elif self._rung + 1 < len(self._rungs):
+                self._rung += 1
+                self._prune()
+                self._plan(path, try_to_build)
+            else:
+                for trial in self._open:
+                    trial.state = "done"
+                self._batch, self._rung = [], 0
+
+    @property
+    def _open(self) -> list[Trial]:
+        return [trial for trial in self._batch if trial.state == "open"]
+
+    def gave_up(self, folder: Path) -> bool:
+        """Whether the run in a folder ended by an error of its own; it is not tried again."""
+        return bool(files.summarised_status(folder) == "failed")
+
+    def _told(self, path: Path) -> bool:
+        """Read the figures of the runs that are planned; whether all of them are over."""
+        new = ((trial, self.study.runs_of[trial.variant.folder][len(trial.figures) :]) for trial in self._open)
+        runs = [(trial, run) for trial, own in new for run in own]
+        if not all(is_done(path / run.folder) or self.gave_up(path / run.folder) for _, run in runs):
+            return False
+        for trial, run in runs:
+            if self.gave_up(path / run.folder):
+                trial.state = "failed"
+            elif trial.state == "open":
+                values = measure(RunFolder(path / run.folder), self.study.spec.target)
+                trial.figures.append(values[self._figure])
+                trial.nearest.append(values[BEST.name] or 0.0)
+        return True
+
+    def _propose(self) -> None:
+        for line in self.lines:
+            ranks = [trial.rank(self._metric.most) for trial in line.trials]
+            told = [
+                TrialResult(trial.values, sum(other < rank for other in ranks))
+                for trial, rank in zip(line.trials, ranks, strict=True)
+            ]
+            count = min(self.search.batch, self.search.trials - len(told))
+            space = self.search.space_of(line.variant.name)
+            for values in self.search.ask(line.variant.label, space, told, count):
+                number = len(line.trials) + 1
+                line.trials.append(Trial(line.variant.at({TRIAL: number} | values), number, values))
+                self._batch.append(line.trials[-1])
+
+    def _plan(self, path: Path, try_to_build: Callable[[PlannedRun], None]) -> None:
+        """Plan the runs of this rung; trials that cannot be run are refused, and so is a search of only such ones."""
+        for trial in self._open:
+            try:
+                run = planned(trial.variant, self.study.spec, self._rungs[self._rung][0])
+                if self._rung == 0 and not is_done(path / run.folder):
+                    try_to_build(run)
+            except ScenarioError as error:
+                trial.state, trial.error = "refused", str(error)
+        self.study.add([trial.variant for trial in self._open], self._rungs[self._rung])
+        for line in self.lines:
+            if [trial.state for trial in line.trials] == ["refused"] * self.search.trials:
+                raise ScenarioError(f"no trial of {line.variant.label!r} can be run: {line.trials[-1].error}")
+
+    def _prune(self) -> None:
+        """Prune the trials that are worse than the median of the trials with as many runs."""
+        for line in self.lines:
+            peers = [trial for trial in line.trials if len(trial.figures) >= self._rung]
+            ranks = {trial.number: trial.rank(self._metric.most, self._rung) for trial in peers}
+            middle = sorted(ranks.values())[(len(ranks) - 1) // 2] if ranks else ()
+            for trial in peers:
+                if trial.state == "open" and len(ranks) > _FEW and ranks[trial.number] > middle:
+                    trial.state = "pruned"
+
+    def best(self, line: SearchedVariant) -> Trial | None:
+        """The first of a line's best trials, of those that came to their end and have the figure."""
+        there = [trial for trial in line.trials if trial.state == "done" and trial.value is not None]
+        return min(there, key=lambda trial: trial.rank(self._metric.most), default=None)
+
+    def write(self, path: Path) -> None:
+        """Write all trials as a table, the best first, and the scenario of the best of each line."""
+        files.write_text(path / TRIALS, to_csv(self.table()))
+        for line in self.lines:
+            best = self.best(line)
+            name = BEST_OF if len(self.lines) == 1 else f"{Path(BEST_OF).stem}-{line.variant.folder}.toml"
+            if best is not None:
+                files.write_text(path / name, self.study.runs_of[best.variant.folder][0].scenario.to_toml())
+
+    def table(self, most: int | None = None) -> ComparedTable:
+        """The trials of each line, the best first, and so many at ``most``; errors are in the last column."""
+        rows = [row for line in self.lines for row in [*self._rows(line)][:most]]
+        heads = sorted(dict.fromkeys(head for row in rows for head in row), key=lambda head: head == _ERROR)
+        is_wrong = any(row[_ERROR] for row in rows)
+        return ComparedTable.of([head for head in heads if head != _ERROR or is_wrong], rows)
+
+    def _rows(self, line: SearchedVariant) -> Iterator[dict[str, Cell]]:
+        for trial in sorted(line.trials, key=lambda trial: (trial.rank(self._metric.most), trial.number)):
+            yield {
+                "variant": line.variant.name,
+                **{key: _cell(value) for key, value in line.variant.point},
+                TRIAL: trial.number,
+                "state": trial.state,
+                self.search.metric: trial.value,
+                "runs": len(trial.figures),
+                **{key: _cell(value) for key, value in trial.values.items()},
+                _ERROR: trial.error or None,
+            }
+
+    def lines_of_text(self) -> list[str]:
+        """The results for people, one text for each line."""
+        return list(map(self._text_of, self.lines))
+
+    def _text_of(self, line: SearchedVariant) -> str:
+        states = [trial.state for trial in line.trials]
+        others = [f"{states.count(state)} {state}" for state in ("pruned", "failed", "refused") if state in states]
+        counted = f"{len(states)} trials" + (f", {', '.join(others)}" if others else "")
+        best = self.best(line)
+        if best is None:
+            return f"{line.variant.label}: no trial has {self.search.metric} ({counted})"
+        values = ", ".join(f"{short_key(key, best.values)} = {value}" for key, value in best.values.items())
+        assert best.value is not None
+        is_time = "time" in self._figure or "compute" in self._figure
+        show = show_seconds if is_time else show_bytes if "traffic" in self._figure else "{:.4g}".format
+        value = show(best.value)
+        return f"{line.variant.label}: best is trial {best.number}, {self.search.metric} {value}: {values} ({counted})"
+
+
+def _cell(value: Any) -> Cell:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else shown(value)

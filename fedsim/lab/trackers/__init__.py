@@ -1,0 +1,1 @@
+"""Exports of run folders to experiment trackers and trace viewers."""

@@ -1,0 +1,93 @@
+"""Models that a trainer of torch's or of the user's own trains, one device at a time, and the checks of what it gives back."""
+
+import copy
+import pickle
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedsim.errors import FedsimError, SimulationError, nearest, place_of, shown
+from fedsim.learning.solvers.base import Descent, LocalSolve, Solved
+from fedsim.learning.solvers.context import rules
+from fedsim.learning.solvers.reference import Reference, flat_weights
+from fedsim.learning.spec import Trainer
+
+
+class ByTrainer(Reference):
+    """Has a trainer train each device's model, in a module of its own."""
+
+    def __init__(
+        self, module: nn.Module, device: torch.device, trainer: Trainer, losses: Callable[..., Tensor] | None = None
+    ) -> None:
+        super().__init__(module, device, losses=losses)
+        self._trainer = trainer
+        trainer.check_model(self._template)
+
+    def _solve(self, solve: LocalSolve, descent: Descent) -> Solved:
+        if not solve.batches.steps:
+            return Solved(solve.weights.copy(), float("nan"))
+        module, who = copy.deepcopy(self._template), f"training.kind {self._trainer.kind!r}"
+        before = self._generators()
+        with self.context(module, solve, descent) as (trained, context):
+            for name, rule in rules(descent, trained).items():
+                trained[name].requires_grad_(trained[name].requires_grad and rule.lr > 0)
+            try:
+                outcome = self._trainer.train(module, context.data, context)
+            except FedsimError:
+                raise
+            except Exception as error:
+                where = f"failed on device {context.device} in round {context.round}: {type(error).__name__}: {error}"
+                raise SimulationError(f"{who} {where}{place_of(error)}") from error
+        after = self._generators()
+        if drawn := [name for name in after if after[name] != before[name]]:
+            raise SimulationError(
+                f"{who} draws from the global generator of {' and of '.join(drawn)}, so that results would depend on the order "
+                "of the work; allowed is a generator of its own, seeded by context.seed"
+            )
+        match outcome:
+            case (Mapping() as found, Mapping() as numbers):
+                told = {name: _number(f"{who} reports {name!r}", value) for name, value in numbers.items()}
+            case _:
+                raise SimulationError(
+                    f"{who} gave back {shown(outcome)}; it must be two mappings: the trained tensors by name, such as "
+                    "model.state_dict(), and named numbers (or {})"
+                )
+        weights = flat_weights([_fitting(who, found, name, tensor) for name, tensor in trained.items()], solve.weights.dtype)
+        for begin, end in descent.held:
+            weights[begin:end] = solve.weights[begin:end]
+        kept = {name: _array(f"{who} keeps {name!r}", value) for name, value in context.state.items()}
+        loss = told.pop("loss", context.train_loss)
+        return Solved(weights, loss, told, kept if self._trainer.state == "kept" else {})
+
+    def _generators(self) -> dict[str, Any]:
+        """State of the process's own generators."""
+        found: dict[str, Any] = {"random": random.getstate(), "numpy.random": pickle.dumps(np.random.get_state())}  # noqa: NPY002
+        found["torch"] = torch.get_rng_state().tolist()
+        return found | ({"torch.cuda": torch.cuda.get_rng_state(self.device).tolist()} if self.device.type == "cuda" else {})
+
+
+def _array(who: str, value: Any) -> NDArray[Any]:
+    if not isinstance(value, Tensor):
+        raise SimulationError(f"{who} as {shown(value)}; it must be a tensor")
+    return np.atleast_1d(value.detach().cpu().numpy().copy())
+
+
+def _number(who: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise SimulationError(f"{who} as {shown(value)}; it must be a number") from None
+
+
+def _fitting(who: str, found: Mapping[str, Any], name: str, like: Tensor) -> Tensor:
+    if not isinstance(tensor := found.get(name), Tensor):
+        given = f"{', '.join(map(str, found)) or 'nothing'}{nearest(name, map(str, found))}"
+        raise SimulationError(f"{who} gave back no tensor {name!r} of the model; it gave {given}")
+    if tensor.shape != like.shape:
+        raise SimulationError(f"{who} gave back {name!r} in the shape {[*tensor.shape]}; it must be {[*like.shape]}")
+    return tensor

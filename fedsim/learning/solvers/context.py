@@ -1,0 +1,146 @@
+"""A local training from the inside: its batches in their keyed order, its loss, its facts. Every trainer steps along these."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedsim.learning.solvers.base import Descent, LocalSolve
+from fedsim.learning.solvers.contrast import Contrasted
+from fedsim.learning.solvers.dropout import KeyedDropout, step_key
+
+
+class LocalData:
+    """A device's samples. Iterating gives the batches of all local epochs, once: samples [b, *shape] and labels [b].
+
+    The order is the device's and the task's own. Each step sets the key of the model's dropout masks.
+
+    Attributes:
+        x, y: all samples, [n, *shape], and their labels, [n].
+        counts: samples in each batch.
+        batch: positions of the samples in the present batch, [b].
+    """
+
+    def __init__(self, model: nn.Module, solve: LocalSolve, x: Tensor, y: Tensor, laid_out: Callable[[Tensor], Tensor]) -> None:
+        self.x, self.y = x, y
+        self.counts: list[int] = solve.batches.counts.tolist()
+        self.batch = torch.arange(0, device=x.device)
+        self.in_last_epoch = False
+        self._solve, self._laid_out = solve, laid_out
+        self._rows = torch.from_numpy(solve.batches.rows).to(x.device)
+        self._dropouts = [part for part in model.modules() if isinstance(part, KeyedDropout)]
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for step, count in enumerate(self.counts):
+            for dropout in self._dropouts:
+                dropout.key.fill_(step_key(self._solve.key, step))
+            self.batch = self._rows[step, :count]
+            self.in_last_epoch = step >= self._solve.batches.last_epoch
+            yield self._laid_out(self.x[self.batch]), self.y[self.batch]
+
+    @cached_property
+    def ends(self) -> list[bool]:
+        """Whether each batch is the last of its epoch, or of all."""
+        seen = np.cumsum(self._solve.batches.counts)
+        return [bool(total % len(self.x) == 0) for total in seen[:-1]] + [True]
+
+
+class TrainingContext:
+    """Facts of a local training, and its loss.
+
+    Attributes:
+        device: the device's number.
+        round: the round's number, from 0; 0 where there are none.
+        epochs: local epochs.
+        lr: the learning rate of the round.
+        seed: 63 bits that belong to this training alone, for a generator of your own.
+        state: tensors by name that stay on the device until its next training, with ``state = "kept"``; empty at first.
+        start: the received model, by the names of the module's tensors.
+        data: the batches.
+    """
+
+    def __init__(
+        self,
+        solve: LocalSolve,
+        descent: Descent,
+        trained: Mapping[str, Tensor],
+        losses: Callable[..., Tensor],
+        data: LocalData,
+        contrasted: Contrasted | None,
+    ) -> None:
+        (self.device, self.round, self.epochs), self.lr = solve.task, descent.lr
+        self.seed = solve.key & (1 << 63) - 1
+        self.state = {name: torch.tensor(value, device=data.x.device) for name, value in (solve.state or {}).items()}
+        self.data = data
+        self._solve, self._descent, self._trained = solve, descent, trained
+        self._losses, self._contrasted = losses, contrasted
+        self._total, self._seen = 0.0, 0
+
+    @cached_property
+    def start(self) -> dict[str, Tensor]:
+        start = torch.from_numpy(self._solve.weights[None].copy()).to(self.data.x.device)
+        return {name: part[0] for name, part in parts_of(start, self._trained).items()}
+
+    def loss(self, outputs: Tensor, y: Tensor, **options: Any) -> Tensor:
+        """The mean loss of the present batch, with all terms that the strategy adds: proximal, linear and contrastive.
+
+        Args:
+            outputs: the model's, [b, classes].
+            y: the batch's labels, [b].
+            options: of ``torch.nn.functional.cross_entropy``; none where the module has a loss of its own.
+        """
+        loss = self.batch_loss(outputs, y, **options)
+        for name, tensor in self._trained.items():
+            if name in self._constants and tensor.requires_grad:
+                loss = loss + (self._constants[name][0] * tensor).sum()
+            if self._descent.mu and tensor.requires_grad:
+                loss = loss + self._descent.mu / 2 * (tensor - self.start[name]).square().sum()
+        return loss
+
+    def batch_loss(self, outputs: Tensor, y: Tensor, **options: Any) -> Tensor:
+        """The same without the proximal and the linear term."""
+        losses = self._losses(outputs, y, **options)
+        if self.data.in_last_epoch:
+            self._total += float(losses.detach().sum(dtype=torch.float64))
+            self._seen += len(y)
+        loss = losses.mean()
+        return loss if self._contrasted is None else loss + self._contrasted.loss(self.data.batch)
+
+    @cached_property
+    def _constants(self) -> dict[str, Tensor]:
+        return constants_of([self._solve], self._descent, self._trained, self.data.x.device)
+
+    @property
+    def train_loss(self) -> float:
+        """The mean of the samples' losses that were asked for in the last epoch; NaN where none was."""
+        return self._total / self._seen if self._seen else float("nan")
+
+
+def parts_of(models: Tensor, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of flat models [devices, d], each [devices, *shape]."""
+    parts = torch.split(models, [parameter.numel() for parameter in trained.values()], dim=1)
+    return {name: part.reshape(len(part), *trained[name].shape) for name, part in zip(trained, parts, strict=True)}
+
+
+def constants_of(
+    solves: Sequence[LocalSolve], descent: Descent, trained: Mapping[str, Tensor], device: torch.device
+) -> dict[str, Tensor]:
+    """``LocalSolve.constant`` of all as such parts; nothing if nobody has one."""
+    own = [solve.constant(descent) for solve in solves]
+    if all(constant is None for constant in own):
+        return {}
+    rows = [np.zeros_like(solve.weights) if constant is None else constant for solve, constant in zip(solves, own, strict=True)]
+    return parts_of(torch.from_numpy(np.stack(rows)).to(device), trained)
+
+
+def rules(descent: Descent, trained: Mapping[str, Tensor]) -> dict[str, Descent]:
+    """The rule of each parameter, by name."""
+    ends = accumulate(parameter.numel() for parameter in trained.values())
+    return {name: descent.of(end - trained[name].numel(), end) for name, end in zip(trained, ends, strict=True)}

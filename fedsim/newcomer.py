@@ -1,0 +1,144 @@
+"""``fedsim new``: five answers become a commented study that says which deadline, which strategy, and what it costs."""
+
+import math
+import re
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from fedsim.errors import ScenarioError, nearest
+from fedsim.files import read_toml
+from fedsim.language.units import Bytes, PositiveSeconds, show_seconds
+from fedsim.world.links import figures_of_link
+
+_HERE = Path(__file__).parent / "scenarios" / "new"
+_DIGITS, _FEATURES, _CLASSES = 1437, 64, 10  # training samples of scikit-learn's digits, and their shape
+_MOST_DEVICES = _DIGITS // 2  # each needs two samples
+_WIDEST = 2048  # of one hidden layer; a larger model has two
+_EPOCHS = 2
+_FACTORS = (0.7, 1.0, 1.5, 3.0)  # deadlines to try, times what a task takes in the median
+_RATE = re.compile(r"\s*([0-9.]+)\s*/\s*([0-9.]+)\s*Mbit/s\s*")
+
+QUESTIONS = {
+    "devices": ("Which devices, and how many? (phones, boards, hospitals, regions)", "200 phones"),
+    "link": ("Over which link? (lte, 5g, wifi, office, wan, or down/up as '20/5 Mbit/s')", "lte"),
+    "model": ("How large is the model?", "5 MB"),
+    "target": ("Which accuracy is the goal?", "0.9"),
+    "deadline": ("Which deadline has a round? (a time, or 'try' for several)", "try"),
+}
+"""Each question, with the answer that Enter gives."""
+
+
+def write_study(file: Path, devices: str, link: str, model: str, target: float, deadline: str) -> str:
+    """Write a study of the answers; returns one line on what it is.
+
+    Args:
+        file: the TOML file to make; it must not exist.
+        devices: a count and a kind, ``"200 phones"``.
+        link: a kind of link (``fedsim.world.links``), or ``"20/5 Mbit/s"``, down and up.
+        model: size of a message with a whole model, ``"5 MB"``.
+        target: the accuracy to reach, in (0, 1).
+        deadline: a time, which is tried with its half and its double, or ``"try"``.
+
+    Raises:
+        ScenarioError: an answer is not allowed, or there is such a file.
+    """
+    if file.suffix != ".toml":
+        raise ScenarioError(f"the file is {str(file)!r}; allowed is a name that ends in .toml")
+    if file.exists():
+        raise ScenarioError(f"{str(file)!r} exists already; give another name")
+    if not 0 < target < 1:
+        raise ScenarioError(f"the target is {target:g}; allowed is an accuracy between 0 and 1, such as 0.9")
+    count, kind, own = _devices(devices)
+    parameters = round(_quantity("model", model, Bytes) / 4)
+    rates, spread, preset, link_s = _link(link, 4.0 * parameters)
+    task_s = link_s + _EPOCHS * own["epoch"]
+    cohort = max(2, min(count // 2, 20)) if count > 4 else count
+    tried = deadline.strip().lower() == "try"
+    middle = task_s if tried else _quantity("deadline", deadline, PositiveSeconds)
+    deadlines = [_round(middle * factor) for factor in (_FACTORS if tried else (0.5, 1.0, 2.0))]
+    note = f"a task takes some {task_s:.0f} s in the median" if tried else "yours, its half and its double"
+    answers: dict[str, Any] = {
+        "devices": f"{count} {kind}",
+        "count": count,
+        "link": link.strip(),
+        "model": model.strip(),
+        "target": f"{target:g}",
+        "percent": f"{100 * target:g} %",
+        "file": file.name,
+        "stem": file.stem,
+        "first": "fedavg",
+        "about": f"{3 * len(deadlines) + 1} cells of three seeds each; some minutes on two cores.",
+        "deadlines": ", ".join(f'"{value:g} s"' for value in deadlines),
+        "deadline_note": note,
+        "oort": f"{_round(task_s):g} s",
+        "cohort": cohort,
+        "buffer": max(1, cohort // 2),
+        "hidden": ", ".join(map(str, hidden_for(parameters))),
+        "speed": f"{_DIGITS / count / own['epoch']:.3g}",
+        "speed_spread": own["spread"],
+        "epoch": show_seconds(own["epoch"]),
+        "population": own["population"],
+        "server": own["server"],
+        "rates": "\n".join(_rate(way, rate, spread) for way, rate in rates.items()),
+        "energy": Template(own["energy"]).substitute(preset=preset),
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(Template((_HERE / "study.txt").read_text(encoding="utf-8")).substitute(answers), encoding="utf-8")
+    return f"{file}: {len(deadlines)} deadlines, 4 strategies, 3 seeds; a task takes some {show_seconds(task_s)} in the median"
+
+
+def hidden_for(parameters: int) -> list[int]:
+    """Widths of a perceptron for digits with about so many parameters: one hidden layer, or two where it would be very wide."""
+    width = (parameters - _CLASSES) / (_FEATURES + 1 + _CLASSES)
+    if width <= _WIDEST:
+        return [max(1, round(width))]
+    linear = _FEATURES + 2 + _CLASSES
+    return [round((math.sqrt(linear**2 + 4 * (parameters - _CLASSES)) - linear) / 2)] * 2
+
+
+def _devices(text: str) -> tuple[int, str, dict[str, Any]]:
+    kinds = read_toml(_HERE / "kinds.txt")
+    number, _, kind = text.strip().partition(" ")
+    kind = kind.strip().lower()
+    if not number.isdecimal() or not 2 <= int(number) <= _MOST_DEVICES or kind not in kinds:
+        allowed = f"a count from 2 to {_MOST_DEVICES} and one of {', '.join(kinds)}, such as '200 phones'{nearest(kind, kinds)}"
+        raise ScenarioError(f"devices is {text!r}; allowed is {allowed}")
+    return int(number), kind, kinds[kind]
+
+
+def _link(text: str, size: float) -> tuple[dict[str, str], str, str, float]:
+    """Rates and latency of a link as a scenario writes them, their spread, an energy preset, and the time of ``size`` bytes
+    down and up (s).
+    """
+    if found := _RATE.fullmatch(text):
+        down, up = map(float, found.groups())
+        said = {"down": f"{down:g} Mbit/s", "up": f"{up:g} Mbit/s", "latency": "30 ms", "spread": "1.5"}
+        preset = "smartphone-wifi"
+    else:
+        said = {key: str(figure.value) for key, figure in figures_of_link(text.strip().lower()).items()}
+        preset = said.pop("preset", "smartphone-wifi")
+        down, up = (float(said[way].split()[0]) * (1000 if "Gbit" in said[way] else 1) for way in ("down", "up"))
+    if down <= 0 or up <= 0:
+        raise ScenarioError(f"link is {text!r}; allowed are rates above 0")
+    return {key: said[key] for key in ("down", "up", "latency")}, said["spread"], preset, size * 8e-6 * (1 / down + 1 / up)
+
+
+def _rate(key: str, value: str, spread: str) -> str:
+    if key == "latency":
+        return f'{key} = "{value}"'
+    return f'{key} = {{ kind = "lognormal", median = "{value}", spread = {float(spread)} }}'
+
+
+def _quantity(name: str, text: str, kind: Any) -> float:
+    try:
+        return float(TypeAdapter(kind).validate_python(text))
+    except ValidationError as error:
+        raise ScenarioError(f"{name} is {text!r}: {error.errors(include_url=False)[0]['msg']}") from None
+
+
+def _round(seconds: float) -> float:
+    """The time with two digits."""
+    return float(f"{seconds:.2g}")

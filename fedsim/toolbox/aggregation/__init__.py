@@ -1,0 +1,1 @@
+"""Aggregations that are robust or private."""

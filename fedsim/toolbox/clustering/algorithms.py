@@ -1,0 +1,287 @@
+"""Groupings of devices: k-means on features, the others on similarities or distances; none leaves a group empty."""
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.errors import SimulationError
+from fedsim.toolbox.clustering.similarity import Matrix, require_finite, require_square
+
+Labels = NDArray[np.int64]
+
+
+def canonical(labels: Sequence[int] | NDArray[np.integer]) -> Labels:
+    """The same grouping, int64 [n], with groups numbered 0, 1, ... by their first member."""
+    _, first, inverse = np.unique(np.asarray(labels), return_index=True, return_inverse=True)
+    rank = np.empty(len(first), dtype=np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    numbered: Labels = rank[inverse]
+    return numbered
+
+
+def members(labels: Labels) -> list[list[int]]:
+    """The members of each group 0, 1, ..., in ascending order."""
+    count = int(labels.max(initial=-1)) + 1
+    return [np.flatnonzero(labels == group).tolist() for group in range(count)]
+
+
+def require_groups(groups: int, devices: int, method: str) -> None:
+    """Refuse more groups than devices, and no group, by a ``SimulationError``."""
+    if not 1 <= groups <= devices:
+        raise SimulationError(f"{method} into {groups} groups of {devices} devices; allowed are 1 to {devices} groups")
+
+
+_SAME = 1e-9  # rows nearer than this share of the largest value are one point
+
+
+def kmeans(features: NDArray[np.floating], groups: int, generator: np.random.Generator) -> Labels:
+    """The best of ten runs of Lloyd's algorithm (20 iterations, as FlexCFL's code has them) from k-means++ starts.
+
+    ``features`` are [n, k]; returns int64 [n], groups numbered by their first member, each with a member.
+
+    Raises:
+        SimulationError: there are fewer distinct rows than groups.
+    """
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped, unused-ignore]
+
+    rows = np.ascontiguousarray(features, dtype=np.float64)
+    _require_distinct(rows, groups)
+    model = KMeans(groups, init="k-means++", n_init=10, max_iter=20, random_state=int(generator.integers(2**32)))
+    # Several threads would add up the centres in the order in which they happen to finish.
+    with threadpool_limits(1), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer groups than asked for: mended below
+        labels = model.fit(rows).labels_
+    return canonical(with_all_groups(rows, labels.astype(np.int64), groups))
+
+
+def with_all_groups(rows: NDArray[np.float64], labels: Labels, groups: int) -> Labels:
+    """The grouping with each empty group given the row farthest from the mean of its own group of several."""
+    labels = labels.copy()
+    while len(empty := np.setdiff1d(np.arange(groups), labels)):
+        sizes = np.bincount(labels, minlength=groups)
+        means = np.stack([rows[labels == group].mean(axis=0) if sizes[group] else rows[0] for group in range(groups)])
+        away = np.linalg.norm(rows - means[labels], axis=1)
+        labels[np.argmax(np.where(sizes[labels] > 1, away, -1.0))] = empty[0]
+    return labels
+
+
+def _require_distinct(rows: NDArray[np.float64], groups: int) -> None:
+    """Refuse fewer distinct rows than groups; rows that differ by rounding alone count as one."""
+    require_groups(groups, len(rows), "k-means")
+    require_finite(np.abs(rows).max(axis=1, initial=0.0))
+    same = _SAME * float(np.abs(rows).max(initial=0.0))
+    nearest = np.linalg.norm(rows - rows[0], axis=1)
+    for found in range(1, groups):
+        farthest = int(np.argmax(nearest))
+        if nearest[farthest] <= same:
+            raise SimulationError(
+                f"k-means into {groups} groups needs as many distinct feature rows, and the {len(rows)} devices have {found}"
+            )
+        nearest = np.minimum(nearest, np.linalg.norm(rows - rows[farthest], axis=1))
+
+
+FirstMedoids = Literal["build", "heuristic", "k-medoids++"]
+
+
+def k_medoids(distance: Matrix, groups: int, start: FirstMedoids, generator: np.random.Generator) -> Labels:
+    """Alternate between the nearest medoid for each device and the best medoid for each cluster, until neither changes.
+
+    ``distance`` [n, n] need not be a metric. The first medoids (``start``) are, one after the other, each that lowers the sum
+    of distances most (``build``); those with the smallest sums of distances to all, as LCFL's code has it (``heuristic``); or
+    drawn in proportion to the squared distance from those before (``k-medoids++``, which alone draws from ``generator``).
+
+    Returns:
+        int64 [n], clusters numbered by their first member. Ties go to the smaller number, but a medoid stays one unless
+        another is better.
+
+    Raises:
+        SimulationError: there are fewer devices than groups, or a distance is not finite.
+    """
+    require_square(distance, "distance")
+    require_groups(groups, len(distance), "k-medoids")
+    medoids = _start(distance, groups, start, generator)
+    labels = _nearest(distance, medoids)
+    for _ in range(300):
+        moved = np.array([_best(distance, np.flatnonzero(labels == group), medoids[group]) for group in range(groups)])
+        if np.array_equal(moved, medoids):
+            break
+        medoids = moved
+        labels = _nearest(distance, medoids)
+    return canonical(labels)
+
+
+def _nearest(distance: Matrix, medoids: NDArray[np.int64]) -> Labels:
+    labels: Labels = np.argmin(distance[:, medoids], axis=1)
+    labels[medoids] = np.arange(len(medoids))  # one at distance 0 from another medoid still keeps its own cluster
+    return labels
+
+
+def _best(distance: Matrix, cluster: NDArray[np.int64], medoid: np.int64) -> np.int64:
+    sums = distance[np.ix_(cluster, cluster)].sum(axis=1)
+    best = int(np.argmin(sums))
+    return cluster[best] if sums[best] < sums[cluster == medoid][0] else medoid
+
+
+def _start(distance: Matrix, groups: int, start: FirstMedoids, generator: np.random.Generator) -> NDArray[np.int64]:
+    if start == "heuristic":
+        return np.argsort(distance.sum(axis=1), kind="stable")[:groups]
+    if start == "k-medoids++":
+        return plus_plus(distance, groups, generator)
+    medoids: list[int] = []
+    nearest = np.full(len(distance), np.inf)
+    for _ in range(groups):
+        costs = np.minimum(distance, nearest[:, None]).sum(axis=0)
+        costs[medoids] = np.inf
+        medoids.append(int(np.argmin(costs)))
+        nearest = np.minimum(nearest, distance[:, medoids[-1]])
+    return np.array(medoids)
+
+
+def plus_plus(distance: Matrix, groups: int, generator: np.random.Generator) -> NDArray[np.int64]:
+    """Medoids drawn by k-means++'s rule (Arthur and Vassilvitskii, 2007), int64 [groups]."""
+    medoids = [int(generator.integers(len(distance)))]
+    nearest = distance[:, medoids[0]]
+    while len(medoids) < groups:
+        weights = nearest**2
+        weights[medoids] = 0.0
+        if not weights.any():  # all that are left coincide with a medoid
+            weights = np.ones(len(distance))
+            weights[medoids] = 0.0
+        medoids.append(int(generator.choice(len(distance), p=weights / weights.sum())))
+        nearest = np.minimum(nearest, distance[:, medoids[-1]])
+    return np.array(medoids)
+
+
+Linkage = Literal["single", "complete", "average", "ward"]
+
+
+def agglomerative(distance: Matrix, groups: int, method: Linkage) -> Labels:
+    """Merge the two nearest clusters until ``groups`` are left.
+
+    The distance of two clusters is the least, the largest or the mean distance of their members, or sqrt(2 a b / (a + b)) times
+    that of their means, for Euclidean distances and clusters of a and b (``ward``).
+
+    Returns:
+        int64 [n], clusters numbered by their first member; exactly ``groups`` even where distances tie.
+
+    Raises:
+        SimulationError: there are fewer devices than groups, or a distance is not finite.
+    """
+    require_square(distance, "distance")
+    require_groups(groups, len(distance), f"{method} linkage")
+    if len(distance) == 1:
+        return np.zeros(1, dtype=np.int64)
+    from scipy.cluster.hierarchy import cut_tree
+
+    return canonical(cut_tree(_merges(distance, method), groups)[:, 0])
+
+
+def clusters_below(distance: Matrix, threshold: float, method: Linkage) -> Labels:
+    """Merge the two nearest clusters as long as they are not farther apart than ``threshold``; see ``agglomerative``."""
+    require_square(distance, "distance")
+    if len(distance) == 1:
+        return np.zeros(1, dtype=np.int64)
+    from scipy.cluster.hierarchy import fcluster
+
+    return canonical(fcluster(_merges(distance, method), threshold, "distance"))
+
+
+def _merges(distance: Matrix, method: Linkage) -> Matrix:
+    from scipy.cluster.hierarchy import linkage
+
+    merges: Matrix = linkage(distance[np.triu_indices(len(distance), 1)], method)
+    return merges
+
+
+class Bipartition(NamedTuple):
+    """Two clusters out of one, the first with device 0, and the largest similarity across (``cross``)."""
+
+    first: list[int]
+    second: list[int]
+    cross: float
+
+
+def bipartition(similarity: Matrix, method: Literal["single", "complete"] = "single") -> Bipartition:
+    """Split a cluster in two so that the largest similarity [n, n] across is the least possible (CFL, Eq. 6).
+
+    Single linkage does just that: as long as more than two clusters are left, the two most similar devices in different ones
+    must stay together, else the split is worse. ``complete`` linkage, which published code uses, need not.
+
+    Raises:
+        SimulationError: there is a single device, or a similarity is not finite.
+    """
+    require_square(similarity, "similarity")
+    if len(similarity) < 2:
+        raise SimulationError("a cluster of 1 device cannot be split in two; allowed are 2 devices or more")
+    # Ranks instead of 1 - similarity: both linkages see the order alone, which subtracting could blur.
+    _, ranks = np.unique(-similarity, return_inverse=True)
+    first, second = members(agglomerative(ranks.reshape(similarity.shape).astype(np.float64), 2, method))
+    return Bipartition(first, second, float(similarity[np.ix_(first, second)].max()))
+
+
+def radius(distance: Matrix, groups: int) -> float:
+    """The percentile 100 / (k - 1) of all entries of ``distance`` [n, n], the zeros of the diagonal included.
+
+    Raises:
+        SimulationError: ``groups`` (k) is below 2.
+    """
+    require_square(distance, "distance")
+    if groups < 2:
+        raise SimulationError(f"the radius for DBSCAN is asked for {groups} groups; allowed are 2 or more")
+    return float(np.percentile(distance, 100 / (groups - 1)))
+
+
+def dbscan(distance: Matrix, eps: float, min_samples: int = 5) -> Labels:
+    """Clusters of devices linked by dense neighbourhoods (Ester et al., 1996), noise being one cluster of its own.
+
+    Two at the distance ``eps`` or less are neighbours; ``min_samples`` of them, the device itself included, are dense. Returns
+    int64 [n], clusters numbered by their first member.
+    """
+    require_square(distance, "distance")
+    from sklearn.cluster import DBSCAN
+
+    positive = max(eps, float(np.finfo(np.float64).tiny))  # 0, where most devices coincide, is not accepted
+    return canonical(DBSCAN(eps=positive, min_samples=min_samples, metric="precomputed").fit_predict(distance))
+
+
+def threshold(loss: float, first_loss: float, least_loss: float = 0.0, theta: float = math.pi / 36) -> float:
+    """The similarity that gradients need in order to be clustered (CCS, Eq. 7): cos(theta) at first, 0 in the end.
+
+    Progress, (l_0 - l_t) / (l_0 - l_*), is limited to [0, 1]; it is 0 if there is nothing to gain from l_0 on. ``loss`` is
+    l_t, ``first_loss`` l_0, ``least_loss`` l_*, and ``theta`` the angle (radians) that is allowed at first.
+
+    Raises:
+        SimulationError: a loss is not finite.
+    """
+    if not (math.isfinite(loss) and math.isfinite(first_loss)):
+        raise SimulationError(f"the threshold of CCS needs finite losses; the first is {first_loss}, the present one {loss}")
+    progress = 0.0
+    if first_loss > least_loss:
+        progress = min(max((first_loss - loss) / (first_loss - least_loss), 0.0), 1.0)
+    # The sine of the complement: the cosine of pi/2 would not be exactly 0, and orthogonal gradients would stay apart.
+    return math.sin((math.pi / 2 - theta) * (1.0 - progress))
+
+
+def greedy_clusters(similarity: Matrix, eps: float) -> list[list[int]]:
+    """Take the largest neighbourhood among those left, again and again (CCS, Algorithm 1); clusters in the order found.
+
+    A neighbourhood is a device and all that are at least ``eps`` similar to it; its other members need not be similar to each
+    other. Of equally large ones the first is taken.
+    """
+    require_square(similarity, "similarity")
+    near = similarity >= eps
+    np.fill_diagonal(near, True)
+    left = np.ones(len(near), dtype=bool)
+    clusters = []
+    while left.any():
+        sizes = np.where(left, (near & left).sum(axis=1), 0)
+        cluster = near[np.argmax(sizes)] & left
+        clusters.append(np.flatnonzero(cluster).tolist())
+        left &= ~cluster
+    return clusters

@@ -1,0 +1,206 @@
+"""The base of every strategy without a server: the same half on each device, and the books of all of them.
+
+The strategy itself is no endpoint and sends nothing. It calls the halves, keeps each device's model for who evaluates, and says
+when a round of the run is over.
+"""
+
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
+
+from pydantic import Field
+
+from fedsim.errors import ScenarioError
+from fedsim.evaluation.evaluator import Measured, ModelAssignment
+from fedsim.federation.client import Client, Instruction, LocalResult, RunInfo
+from fedsim.federation.contents import Contents, Header
+from fedsim.federation.devices import Device
+from fedsim.federation.messages import PeerMessage, TaskEnd
+from fedsim.federation.peer import Peer
+from fedsim.federation.server import Server
+from fedsim.language.units import PositiveSeconds
+from fedsim.learning.refs import Ref
+from fedsim.strategies.base import Strategy, StrategyParams
+from fedsim.world.population import PopulationSpec
+
+
+class PeerParams(StrategyParams):
+    """Parameters of every strategy without a server.
+
+    Attributes:
+        local_epochs: passes over its own data that a device makes in a round; 0: models are averaged, and nothing is trained.
+        start: all devices begin with the ``same`` initial model, or each with its ``own``.
+        deadline: a device waits so long for messages (s) when it has trained, and then goes on without them. None: it waits
+            until they come or are lost, which is refused where devices come and go.
+    """
+
+    serverless: ClassVar[bool] = True
+
+    local_epochs: Annotated[int, Field(ge=0, le=100_000)] = 1
+    start: Literal["same", "own"] = "same"
+    deadline: PositiveSeconds | None = None
+
+    def check_population(self, population: PopulationSpec) -> None:
+        goes = population.availability.kind != "always" or population.arrivals is not None or population.departures is not None
+        if goes and self.deadline is None:
+            raise ScenarioError(
+                f"strategy.deadline is missing: devices of this population come and go, and {self.kind!r} would wait without "
+                "end for one that has gone; give the longest wait, such as '60 s'"
+            )
+        if goes and not self.local_epochs:
+            raise ScenarioError("strategy.local_epochs is 0, which takes no time; where devices come and go it is 1 or more")
+
+
+P = TypeVar("P", bound=PeerParams)
+
+
+class PeerHalf(Generic[P]):
+    """The half on every device. One object serves all: all that belongs to a device is in that device's ``state``.
+
+    ``state["model"]`` is its model, ``state["round"]`` the number of rounds that it has finished. Handlers are called only
+    while the device can be reached.
+    """
+
+    def __init__(self, params: P, setting: RunInfo) -> None:
+        self.params, self.setting = params, setting
+
+    def on_start(self, device: Peer) -> None:
+        """The device takes part for the first time; it has its initial model."""
+        raise NotImplementedError
+
+    def on_trained(self, device: Peer, update: Ref | None) -> None:
+        """The training is over; None where it gave nothing."""
+        raise NotImplementedError
+
+    def on_message(self, device: Peer, sender: int, contents: Contents) -> None:
+        """A message has arrived."""
+        raise NotImplementedError
+
+    def on_lost(self, device: Peer, other: int) -> None:
+        """A message from or to another device was lost."""
+
+    def on_timer(self, device: Peer) -> None:
+        """Its timer has gone off."""
+
+    def on_return(self, device: Peer) -> None:
+        """It can be reached again; what it was doing when it disconnected is lost."""
+        raise NotImplementedError
+
+    def train(self, device: Peer, model: Ref) -> None:
+        """Train from a model; ``on_trained`` follows, at once where there are no epochs."""
+        if self.params.local_epochs:
+            device.train(model, device.state["round"])
+        else:
+            self.on_trained(device, model)
+
+
+class PeerClient(Client[PeerParams]):
+    """Trains, and keeps what comes of it: no byte moves."""
+
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
+        return {"update": Header(result.update), "samples": Header(result.samples), "start": Header(result.start)}
+
+
+class Peers(Strategy[P]):
+    """A strategy without a server. An algorithm fills in ``Half``.
+
+    Its score is the mean of the devices' accuracies, each with its own model on its own test samples. Rounds also have
+    ``mean_accuracy`` and ``consensus``.
+
+    State:
+        round: the round of the run that is not over, from 0; ``over``, whether the last round is.
+        rounds: how many rounds each device has finished; ``steps``, how many all have finished together.
+        own: each device's model, of those that have begun.
+        updates: trainings since the last round was over: update, samples, the model from which it began, device.
+        away: devices that could not be reached when something was to be done; their halves are called when they return.
+    """
+
+    Client = PeerClient
+    Half: ClassVar[type[PeerHalf[Any]]] = PeerHalf
+    score: ClassVar[Literal["pooled", "device-mean"]] = "device-mean"
+
+    def __init__(self, params: P, server: Server) -> None:
+        super().__init__(params, server)
+        self._half = self.Half(params, server.setting)
+
+    def is_over(self) -> bool:
+        """Whether the round of the run is over: every device that is in it, and can be reached, has finished it."""
+        number, rounds = self.state["round"], self.state["rounds"]
+        if any(finished == number and self.server.peer(device).online for device, finished in rounds.items()):
+            return False
+        return bool(max(rounds.values(), default=0) > number)
+
+    async def on_start(self) -> None:
+        self.state |= {"round": 0, "steps": 0, "rounds": {}, "own": {}, "updates": [], "away": [], "over": False}
+        self.server.begin_round(0)
+        for device in range(self.server.devices):
+            if self.server.clients.arrived(device):
+                await self._call(device, "on_return")
+
+    async def on_arrival(self, device: int) -> None:
+        await self._call(device, "on_return")
+
+    async def on_return(self, device: int) -> None:
+        if device in self.state["away"]:
+            self.state["away"].remove(device)
+        await self._call(device, "on_return")
+
+    async def on_task_end(self, message: TaskEnd) -> None:
+        update, device = message.contents.get("update"), message.device
+        if message.outcome == "done" and update is not None:
+            self.server.emit("aggregate", round=message.round, tasks=[message.task], weights=[1.0], staleness=[0])
+            self.state["updates"].append((update, message["samples"], message["start"], device))
+        await self._call(device, "on_return" if message.outcome == "lost" else "on_trained", update)
+
+    async def on_peer_message(self, message: PeerMessage) -> None:
+        """A message has arrived, or was lost, of which both ends hear that can be reached."""
+        source, destination = message.source, message.destination
+        if message.outcome == "done":
+            await self._call(destination, "on_message", source, message.contents)
+        else:
+            await self._call(source, "on_lost", destination)
+            await self._call(destination, "on_lost", source)
+
+    async def on_timer(self, name: str) -> None:
+        await self._call(int(name.partition("/")[2]), "on_timer")
+
+    async def _call(self, number: int, handler: str, *told: Any) -> None:
+        """Let a device's half act, and see whether a round of the run is over. One that is away acts when it returns."""
+        device, state = self.server.peer(number), self.state
+        if state["over"]:
+            return
+        if not device.online:
+            if number not in state["away"] and self.server.clients.await_return(number):
+                state["away"].append(number)
+            elif not self.server.clients.anyone_ever():
+                self.server.stop("no device will ever be there again")
+        elif number not in state["own"]:
+            if handler == "on_return":
+                device.state["model"] = device.initial(0 if self.params.start == "same" else 1 + number)
+                device.state["round"], state["own"][number] = 0, device.state["model"]
+                self._half.on_start(device)
+        elif handler == "on_return":
+            if self.server.clients.idle(number):
+                device.cancel_timer()
+                self._half.on_return(device)
+        elif number not in state["away"]:
+            getattr(self._half, handler)(device, *told)
+        changed = not device.online
+        if number in state["own"]:
+            finished, before = device.state["round"], state["rounds"].get(number, 0)
+            state["own"][number], state["rounds"][number] = device.state["model"], finished
+            state["steps"] += finished - before
+            changed |= finished > before
+        while changed and not state["over"] and self.is_over():
+            await self._finish_round()
+
+    async def _finish_round(self) -> None:
+        state, server = self.state, self.server
+        number, models = state["round"], self.models()
+        figures = await server.models.agreement(number, [model for model, _ in models.values()])
+        updates = [Measured(update, float(samples), start, None, one) for update, samples, start, one in state["updates"]]
+        state["over"] = not await server.finish_round(number, models, updates=updates, **figures)
+        state["updates"], state["round"] = [], number + 1
+        if not state["over"]:
+            server.begin_round(number + 1)
+
+    def models(self) -> ModelAssignment:
+        return {f"device/{device}": (model, [device]) for device, model in sorted(self.state["own"].items())}

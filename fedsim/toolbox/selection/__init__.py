@@ -1,0 +1,1 @@
+"""Selections that need more than a draw."""

@@ -1,0 +1,1 @@
+"""Strategies, a file for each."""

@@ -1,0 +1,428 @@
+"""CFL: recursive bipartition of clusters whose clients pull in different directions."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from fedsim.errors import ScenarioError
+from fedsim.federation.client import Instruction, LocalResult
+from fedsim.federation.contents import Contents
+from fedsim.federation.devices import Device
+from fedsim.federation.server import Server
+from fedsim.language.spec import Epochs, OnlyWith
+from fedsim.learning.refs import Ref
+from fedsim.strategies.grouped import Grouped, GroupedParams
+from fedsim.strategies.synchronous import SynchronousClient
+from fedsim.toolbox.clustering.algorithms import bipartition
+from fedsim.toolbox.clustering.similarity import cosine_matrix, length, most_alike, shown_pairs
+from fedsim.training import Training
+
+
+class CFLParams(GroupedParams):
+    """Parameters of CFL, in addition to ``SynchronousParams``.
+
+    Attributes:
+        clients_per_round: how many clients a round asks; None for all that can be had, as the paper has it.
+        groups: 1: all begin together, and the splits make the other clusters.
+        aggregation: ``weighted`` by samples, as in the paper; ``mean``, as in the published code.
+        eps1: a cluster has converged when its aggregated update is shorter than this (Algorithm 1, line 8); like ``eps2`` in
+            the unit of the model's weights.
+        eps2: its clients are congruent when all of their updates are shorter than this (Eq. 5).
+        eps1_relative: ``eps1`` where it is not given, as a share of the mean length of the first round's updates. The paper
+            splits only near a stationary point and has no numbers: at a fifth accuracy has come to a stand, at 0.4 it climbs.
+        eps2_ratio: ``eps2`` where it is not given, in units of ``eps1``. With both defaults that is half the first length:
+            updates of clients that disagree stay longer, those of clients that agree become shorter.
+        split_rounds: split one cluster in each of these rounds (from 0), whatever the lengths: that with the longest update,
+            which violates Eq. 5 most. So 50 lets 50 rounds pass before the first split (Fig. 3). A split that is impossible
+            then is made up for in a later round. None: by the criteria.
+        split: ``single`` linkage, which solves Eq. 6 exactly; ``complete``, as in the published code.
+        as: in the round of a split the models move by the mean update of each new cluster (``published-code``), or by that of
+            the old one before they part (``paper``).
+        min_cluster_size: a cluster is split only in a round in which so many of its clients sent an update. The published code
+            has 3.
+        first_split_round: no split before this round (from 0). The published code has 20.
+        order: all clusters advance in the same rounds (``together``, as in the published code), or one after the other is
+            trained to its end, its parts before the next (``recursive``, as in Algorithm 2). Then the run is over when each has
+            converged and is congruent. It goes by the criteria, not by ``split_rounds``.
+    """
+
+    instead: ClassVar[Mapping[str, str]] = {**GroupedParams.instead, "split_step": "as"}
+
+    kind: Literal["cfl"] = "cfl"
+    clients_per_round: int | None = Field(default=None, ge=1)  # type: ignore[assignment]
+    local_epochs: Epochs = 3
+    groups: Literal[1] = 1
+    eps1: Annotated[float | None, OnlyWith("split_rounds", values=(None,))] = Field(default=None, ge=0.0)
+    eps2: Annotated[float | None, OnlyWith("split_rounds", values=(None,))] = Field(default=None, ge=0.0)
+    eps1_relative: Annotated[float, OnlyWith("eps1", values=(None,))] = Field(default=0.2, ge=0.0)
+    eps2_ratio: Annotated[float, OnlyWith("eps2", values=(None,))] = Field(default=2.5, ge=0.0)
+    split_rounds: list[int] | None = None
+    split: Literal["single", "complete"] = "single"
+    min_cluster_size: int = Field(default=2, ge=2)
+    first_split_round: int = Field(default=0, ge=0)
+    order: Literal["together", "recursive"] = "together"
+
+    @property
+    def unaccounted(self) -> str:
+        return "clusters are made of updates that are not clipped"
+
+    @model_validator(mode="after")
+    def _recursion_goes_by_the_criteria(self) -> Self:
+        rounds = self.split_rounds
+        if self.order == "recursive" and rounds is not None:
+            raise ValueError("'order' is 'recursive', which goes by the criteria alone, without 'split_rounds'")
+        if rounds is not None and (rounds != sorted(set(rounds)) or min(rounds, default=0) < 0):
+            raise ValueError(f"'split_rounds' is {rounds}; allowed are different rounds from 0 on, in ascending order")
+        return self
+
+    def check(self, devices: int) -> None:
+        super().check(devices)
+        given = {
+            "over_selection": (f"{self.over_selection:g}", "1", self.over_selection == 1),
+            "selection": (repr(self.selection.kind), "'random'", self.selection.uniform),
+        }
+        for key, (value, allowed, idle) in given.items():
+            if self.clients_per_round is None and not idle:
+                why = f"a round asks all clients; allowed is {allowed}, or give 'clients_per_round'"
+                raise ScenarioError(f"strategy.{key} is {value}, but {why}")
+
+
+class Lengths(NamedTuple):
+    """Lengths of a cluster's updates in a round: of their weighted mean, and of the longest."""
+
+    mean: float
+    longest: float
+
+
+def lengths(updates: Sequence[NDArray[np.floating]] | NDArray[np.floating], weights: Sequence[float]) -> Lengths:
+    """The lengths that the criteria are about, of ``updates`` [k, d], k >= 1, all finite; ``weights`` may have any sum."""
+    total = np.zeros(len(updates[0]))
+    for update, weight in zip(updates, weights, strict=True):
+        total += update * np.float64(weight / sum(weights))
+    return Lengths(length(total), max(length(update) for update in updates))
+
+
+def is_incongruent(found: Lengths, eps1: float, eps2: float) -> bool:
+    """Whether a cluster must be split: it has converged (Algorithm 1, line 8), but not for each of its clients (Eq. 5)."""
+    return found.mean < eps1 and found.longest >= eps2
+
+
+ReceivedUpdates = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class ClusterUpdates:
+    """Finite updates of one cluster in a round; unchecked where nothing is learnt.
+
+    Attributes:
+        group: which.
+        entries: of ``received``, in order of the devices' numbers.
+        updates: what each has changed in the model, float32 [d]; empty with ``learning = "off"``.
+        lengths: of the updates; None with ``learning = "off"``.
+    """
+
+    group: int
+    entries: ReceivedUpdates
+    updates: list[NDArray[np.float32]] = field(default_factory=list)
+    lengths: Lengths | None = None
+
+    @property
+    def norms(self) -> dict[str, float]:
+        """The lengths for the records."""
+        return {} if self.lengths is None else {"mean_norm": self.lengths.mean, "max_norm": self.lengths.longest}
+
+
+class Cut(NamedTuple):
+    """A cluster, and its clients on both sides of the cut.
+
+    Attributes:
+        cluster: what is cut.
+        sides: positions in its ``entries``, ascending.
+        similarity: the largest cosine across the cut, and the cosines of all pairs [k, k]; None with ``learning = "off"``.
+    """
+
+    cluster: ClusterUpdates
+    sides: tuple[list[int], list[int]]
+    similarity: tuple[float, NDArray[np.float64]] | None = None
+
+
+Pull = tuple[Ref, Ref]
+"""A trained model, and that from which it was trained."""
+
+
+class CFLClient(SynchronousClient[CFLParams]):
+    """Trains as FedAvg's, on the way down the tree too."""
+
+    def training(self, device: Device, instruction: Instruction) -> Training:
+        (model,) = instruction.contents.values()
+        return Training(model, self.params.local_epochs)
+
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
+        return {"cold-start": result.update} if instruction.job == "cold-start" else super().reply(device, instruction, result)
+
+
+class CFL(Grouped[CFLParams]):
+    """Clustered federated learning.
+
+    Source: Sattler, Mueller and Samek, "Clustered federated learning" (2018), Algorithms 1 and 2.
+
+    All clients begin in one cluster, the root of a tree whose leaves are the clusters. In each round all clients that can be
+    had receive their cluster's model (d parameters), train, and send their update (d parameters); the model moves by the
+    weighted mean of updates. When that mean has become shorter than ``eps1`` while some update is still at least ``eps2`` long,
+    the cluster is cut in two such that the largest cosine of updates across the cut is as small as possible (Eq. 6), and both
+    parts go on from its model.
+
+    Criteria and cut are about the updates of the round. A client of the cluster that took no part goes to the side that has the
+    update with the largest cosine with the last one that it sent to this cluster; one that has not sent any leaves it.
+
+    Such a client, and a newcomer, joins the root when it is selected, as long as that is whole. Else it goes down the tree, on
+    arrival or when it is selected: at each split it receives the parent's model (d parameters, purpose ``cold-start``), trains
+    as in a round, sends its update (d parameters), and goes to the side that had the update with the largest cosine with it.
+    Its round's task follows at the leaf. For this the server keeps the updates of every split, d parameters a client and level.
+
+    Data that shift move nobody. With ``learning = "off"`` nothing is split but by ``split_rounds``, then at random.
+
+    Records besides ``Grouped``'s, where ``norm`` is a length: ``cluster-criteria`` for each cluster that was looked at,
+    ``cluster-split``, and with it ``clustering``, the cosines.
+
+    State besides ``Grouped``'s (``models`` has one for each node of the tree; that of a split node stays as it was then):
+        children: for each node its two children, or None for a leaf.
+        pulls: for each node the updates by which its clients were cut out, each with the model from which it was trained.
+        down: newcomers that are on their way down the tree, device -> node.
+        last: what each client sent last to the cluster that it is in, device -> (update, the model from which it trained).
+        scale: mean length of the updates of the first round; None before.
+        scheduled: how many splits of ``split_rounds`` are done.
+        waiting: with ``order = "recursive"``, leaves that are not at their end, the one to train last.
+    """
+
+    Params: ClassVar[type[CFLParams]] = CFLParams
+    Client = CFLClient
+
+    def __init__(self, params: CFLParams, server: Server) -> None:
+        super().__init__(params, server)
+        self.state |= {"children": [None], "pulls": [[]], "down": {}, "last": {}, "scale": None, "scheduled": 0}
+        self.state["waiting"] = [0]
+
+    async def on_start(self) -> None:
+        self.state["models"] = [self.server.models.initial()]
+        await super().on_start()
+
+    def select(self) -> list[int]:
+        among = None
+        if self.params.order == "recursive":  # of a leaf of which nobody is there nothing can be learnt now
+            group, online = self.state["group"], self.server.clients.online()
+            for leaf in reversed(self.state["waiting"]):
+                among = [device for device in online if group[device] == leaf or (group[device] < 0 and leaf == 0)]
+                if among:
+                    break
+        if self.params.clients_per_round is not None:
+            return super().select() if among is None else self.pick(self.params.asked_per_round, among=among)
+        return self.server.clients.online() if among is None else among
+
+    async def before_asking(self) -> None:
+        for device in self.state["cohort"]:
+            if self.state["group"][device] < 0 and self._is_leaf(self._node(device)):
+                self._join(device, self._node(device), "start")
+
+    async def aggregate(self) -> None:
+        cuts = await self._cuts()
+        self.state["last"] |= {entry["device"]: (entry["update"], entry["start"]) for entry in self.state["received"]}
+        if not self.params.as_published:
+            await super().aggregate()
+        for cut in cuts:
+            await self._split(cut)
+        if self.params.as_published:
+            await super().aggregate()
+
+    async def _cuts(self) -> list[Cut]:
+        state, params = self.state, self.params
+        number, schedule = state["round"], params.split_rounds
+        # By the schedule, when fewer splits are done than should be by now: one that was impossible is made up for.
+        is_due = schedule is None or sum(at <= number for at in schedule) > state["scheduled"]
+        may_split = number >= params.first_split_round and is_due
+        if not may_split and (schedule is not None or state["scale"] is not None):
+            return []
+        if not self.server.models.learns:
+            return self._random_cut() if may_split and schedule is not None else []
+        clusters = await self._clusters()
+        if state["scale"] is None and clusters:
+            norms = [length(update) for cluster in clusters for update in cluster.updates]
+            state["scale"] = sum(norms) / len(norms)
+        limits = dict(zip(("eps1", "eps2"), self._thresholds, strict=True)) if schedule is None and clusters else {}
+        for cluster in clusters:
+            self.server.emit("cluster-criteria", round=number, group=cluster.group, **cluster.norms, **limits)
+        found = self._to_split(clusters) if may_split else []
+        if params.order == "recursive":  # a leaf that has converged is done, and the run when all are
+            done = {one.group for one in clusters if one.lengths and one.lengths.mean < self._thresholds[0]}
+            done -= {one.group for one in found}
+            state["waiting"] = [leaf for leaf in state["waiting"] if leaf not in done]
+            if not state["waiting"]:
+                self.server.stop("every cluster has converged")
+        state["scheduled"] += 0 if schedule is None else len(found)
+        return [self._bisect(cluster) for cluster in found]
+
+    def _bisect(self, cluster: ClusterUpdates) -> Cut:
+        """Cut between the updates that are least alike."""
+        self.server.compute("products", len(cluster.updates), self.setting.parameters)
+        self.server.compute("linkage", len(cluster.updates))
+        cosines = cosine_matrix(np.stack(cluster.updates))
+        first, second, cross = bipartition(cosines, self.params.split)
+        return Cut(cluster, (first, second), (cross, cosines))
+
+    async def _clusters(self) -> list[ClusterUpdates]:
+        """The clusters from which finite updates came, with these."""
+        received = self.state["received"]
+        self.server.compute("distances", len(received), self.setting.parameters)
+        changes = await self._changes([(entry["update"], entry["start"]) for entry in received])
+        updates = {entry["task"]: change for entry, change in zip(received, changes, strict=True)}
+        clusters = []
+        for group in sorted({entry["group"] for entry in received}):
+            entries = [entry for entry in self._from(group) if np.isfinite(updates[entry["task"]]).all()]
+            if entries:
+                own = [updates[entry["task"]] for entry in entries]
+                clusters.append(ClusterUpdates(group, entries, own, lengths(own, self.params.aggregation.weights(entries))))
+        return clusters
+
+    def _from(self, group: int) -> ReceivedUpdates:
+        """Updates received from a cluster, sorted by device number."""
+        return sorted((entry for entry in self.state["received"] if entry["group"] == group), key=lambda entry: entry["device"])
+
+    @property
+    def _thresholds(self) -> tuple[float, float]:
+        """eps1, eps2."""
+        params = self.params
+        eps1 = params.eps1_relative * self.state["scale"] if params.eps1 is None else params.eps1
+        return eps1, params.eps2_ratio * eps1 if params.eps2 is None else params.eps2
+
+    def _to_split(self, clusters: Sequence[ClusterUpdates]) -> list[ClusterUpdates]:
+        """The clusters that the criteria, or the schedule, split now."""
+        able = [cluster for cluster in clusters if len(cluster.entries) >= self.params.min_cluster_size]
+        if self.params.split_rounds is None:
+            return [cluster for cluster in able if cluster.lengths and is_incongruent(cluster.lengths, *self._thresholds)]
+        return [max(able, key=lambda cluster: cluster.lengths.longest if cluster.lengths else 0.0)] if able else []
+
+    def _random_cut(self) -> list[Cut]:
+        """With nothing to go by: one of the clusters that could be split, in two halves."""
+        least = self.params.min_cluster_size
+        able = [group for group in range(len(self.state["models"])) if len(self._from(group)) >= least]
+        if not able:
+            return []
+        generator = self.server.rng("split", self.state["round"])
+        group = able[int(generator.integers(len(able)))]
+        entries = self._from(group)
+        order = generator.permutation(len(entries)).tolist()
+        half = len(order) // 2
+        self.state["scheduled"] += 1
+        return [Cut(ClusterUpdates(group, entries), (sorted(order[:half]), sorted(order[half:])))]
+
+    async def _split(self, cut: Cut) -> None:
+        """Two leaves instead of one, and a place in them for all clients of the cluster."""
+        state, cluster, parent = self.state, cut.cluster, cut.cluster.group
+        children = self._grow(parent, cut)
+        # Clients that have sent an update to the cluster go where it was cut, or else by their last one.
+        devices = [entry["device"] for entry in cluster.entries]
+        side = {devices[at]: child for child, positions in zip(children, cut.sides, strict=True) for at in positions}
+        last = state["last"]
+        others = {device: last[device] for device in self.members(parent) if device not in side and device in last}
+        side |= await self._most_like(others, children)
+        members = [[device for device in self.members(parent) if side.get(device) == child] for child in children]
+        record: dict[str, Any] = {"children": children, "members": members, **cluster.norms}
+        shown = {}
+        if cut.similarity is not None:
+            record["similarity"] = cut.similarity[0]
+            shown = shown_pairs("similarity", cut.similarity[1])
+        self.server.emit("cluster-split", round=state["round"], group=parent, **record)
+        if shown:
+            groups = [side[device] for device in devices]
+            self.server.emit("clustering", measure="cosine", devices=devices, groups=groups, **shown)
+        for device in self.members(parent):
+            if device in side:
+                self.move(device, side[device], "split")
+            else:
+                # It has not sent the cluster an update, and is on no side of the cut.
+                state["group"][device], state["down"][device] = -1, parent
+                self.server.emit("assign", device=device, group=None, before=parent, why="split")
+        for device in side:
+            del last[device]
+        for entry in self._from(parent):
+            entry["group"] = side[entry["device"]]
+
+    def _grow(self, parent: int, cut: Cut) -> list[int]:
+        """Add two children, with the parent's model, and the updates by which they were told apart."""
+        state = self.state
+        children = [len(state["models"]), len(state["models"]) + 1]
+        for positions in cut.sides:
+            entries = [cut.cluster.entries[position] for position in positions]
+            state["pulls"].append([(entry["update"], entry["start"]) for entry in entries])
+            state["models"].append(state["models"][parent])
+            state["children"].append(None)
+        state["children"][parent] = children
+        if parent in state["waiting"]:
+            at = state["waiting"].index(parent)
+            state["waiting"][at : at + 1] = reversed(children)
+        return children
+
+    async def _most_like(self, trained: Mapping[int, Pull], children: Sequence[int]) -> dict[int, int]:
+        """For each device the child that has the client whose update is most like its own, as Eq. 6 would have it."""
+        if not self.server.models.learns:
+            return {device: children[int(self.server.rng("newcomer", device, *children).integers(2))] for device in trained}
+        pulls = [(child, pull) for child in children for pull in self.state["pulls"][child]]
+        changes = await self._changes([*(pull for _, pull in pulls), *trained.values()]) if trained else []
+        told, own = changes[: len(pulls)], changes[len(pulls) :]
+        return {device: pulls[place][0] for device, place in zip(trained, most_alike(own, told), strict=True)}
+
+    async def _changes(self, trained: Sequence[Pull]) -> list[NDArray[np.float32]]:
+        """Update minus starting model of each training, float32 [d] each."""
+        known = await self.server.models.values([ref for pair in trained for ref in pair])
+        with np.errstate(invalid="ignore"):  # of a device that has diverged
+            return [update - start for update, start in zip(known[::2], known[1::2], strict=True)]
+
+    def _is_leaf(self, node: int) -> bool:
+        return self.state["children"][node] is None
+
+    def _node(self, device: int) -> int:
+        """Current node in the tree of a device without a cluster."""
+        return int(self.state["down"].get(device, 0))
+
+    def _join(self, device: int, leaf: int, why: str) -> None:
+        self.state["down"].pop(device, None)
+        self.move(device, leaf, why)
+
+    async def on_arrival(self, device: int) -> None:
+        if not self._is_leaf(0):
+            self.must_prepare(device)
+
+    def preparation(self, device: int) -> tuple[Contents, str] | None:
+        node = self._node(device)
+        if self.state["group"][device] >= 0 or self._is_leaf(node):
+            return None
+        return {"cold-start": self.state["models"][node]}, "cold-start"
+
+    def _go_on(self, device: int) -> None:
+        """A newcomer goes on down the tree until it is at a leaf; all that belongs to one selection."""
+        needed = self.preparation(device)
+        if needed is None:
+            super()._go_on(device)
+        else:
+            self._prepare(device, *needed, in_round=True, continues=True)
+
+    async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
+        for entry in prepared:
+            device = entry["device"]
+            children = self.state["children"][self._node(device)]
+            pull = entry["contents"]["cold-start"], entry["asked"]["cold-start"]
+            child = (await self._most_like({device: pull}, children))[device]
+            self.state["down"][device] = child
+            if self._is_leaf(child):
+                self._join(device, child, "cold-start")
+
+    async def _assign(self) -> None:
+        aside = [entry["device"] for entry in self.state["prepared"] if not entry["in_round"]]
+        await super()._assign()
+        for device in aside:
+            if self.state["group"][device] < 0:
+                self.must_prepare(device)

@@ -1,0 +1,54 @@
+"""FedBN: the normalisation layers stay on each device (Li et al., 2021)."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from fedsim.errors import ScenarioError
+from fedsim.learning.architecture import Tensor
+from fedsim.toolbox.strategies.personal import Keeping, KeepingClient, KeepingParams
+
+
+class FedBNParams(KeepingParams):
+    """Parameters of FedBN, in addition to ``AggregatingParams``.
+
+    Attributes:
+        keeps: ``layers``: all of the normalisation layers, those whose class is called a norm: ``BatchNorm2d``, ``GroupNorm``,
+            ``LayerNorm``, or one of the user's. ``statistics``: their running statistics alone, so that their weights are
+            averaged like all others (SiloBN, Andreux et al. 2020).
+    """
+
+    kind: Literal["fedbn"] = "fedbn"
+    keeps: Literal["layers", "statistics"] = "layers"
+
+    def stays(self, tensors: Sequence[Tensor]) -> list[bool]:
+        if self.keeps == "statistics":
+            found = [tensor.name.rpartition(".")[2] in ("running_mean", "running_var") for tensor in tensors]
+            if not any(found):
+                raise ScenarioError(
+                    "strategy.keeps is 'statistics', and no layer of the model has running statistics; allowed is 'layers', or "
+                    "a model.factory of a module with a torch.nn.BatchNorm2d, say, with track_running_stats=True"
+                )
+            return found
+        found = ["norm" in tensor.layer.lower() for tensor in tensors]
+        if not any(found):
+            layers = ", ".join(dict.fromkeys(tensor.layer for tensor in tensors))
+            raise ScenarioError(
+                f"strategy.kind is 'fedbn', and the model has no normalisation layer, only {layers}; allowed is a "
+                "model.factory of a module with one, torch.nn.BatchNorm2d say"
+            )
+        return found
+
+
+class FedBN(Keeping[FedBNParams]):
+    """FedAvg without the normalisation layers.
+
+    Source: Li et al., "FedBN: federated learning on non-IID features via local batch normalization" (ICLR 2021), Algorithm 1:
+    after local training the server averages all layers but the normalisation layers, which each client keeps.
+
+    Sends all other tensors, down and up (``model`` and ``update``). Newcomers, and devices that have never answered, are tested
+    with the normalisation layers of the initial model. Running statistics are of these layers; without them
+    (``track_running_stats=False``) a batch norm goes by the batch, in tests too.
+    """
+
+    Params = FedBNParams
+    Client = KeepingClient

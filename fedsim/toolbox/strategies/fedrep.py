@@ -1,0 +1,59 @@
+"""FedRep: each device first trains a head of its own, then the layers below that all share (Collins et al., 2021)."""
+
+from collections.abc import Sequence
+from typing import Literal, Self
+
+from pydantic import model_validator
+
+from fedsim.federation.client import Instruction, PreviousResult
+from fedsim.federation.devices import Device
+from fedsim.language.spec import Epochs
+from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
+from fedsim.toolbox.strategies.fedper import HeadParams
+from fedsim.toolbox.strategies.personal import Keeping, KeepingClient
+from fedsim.training import Training
+from fedsim.world.task import Computation, Train
+
+
+class FedRepParams(HeadParams):
+    """Parameters of FedRep, in addition to ``HeadParams``.
+
+    Attributes:
+        head_epochs: passes over its data for which a device trains its head; then ``local_epochs`` for the layers below.
+        aggregation: the plain mean, as in the paper, unless another is given.
+    """
+
+    kind: Literal["fedrep"] = "fedrep"
+    head_epochs: Epochs = 10
+    aggregation: AggregationSpec = Mean()
+
+    @model_validator(mode="after")
+    def _two_trainings(self) -> Self:
+        self.refuse_budget("with FedRep a client trains its head too")
+        return self
+
+
+class FedRepClient(KeepingClient[FedRepParams]):
+    """Trains its head with the layers below held, then these with the head held."""
+
+    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+        head = Training(self.begin(device, instruction), self.params.head_epochs, held=self.sent_places)
+        return (Train(head), *super().work(device, instruction))
+
+    def training(self, device: Device, instruction: Instruction) -> Training:
+        return Training(PreviousResult(((0, 1.0),)), self.params.local_epochs, held=self.kept_places)
+
+
+class FedRep(Keeping[FedRepParams]):
+    """Shared representations.
+
+    Source: Collins et al., "Exploiting shared representations for personalized federated learning" (ICML 2021), Algorithm 1:
+    with the representation that it received a client makes many steps on its head, then with that head some on the
+    representation, and sends the latter back; the server takes the mean.
+
+    Sends what FedPer sends. An epoch of either training takes as long as one of the whole model: that the gradients of what is
+    held are not needed is not taken off. Heads begin, and are tested, as in FedPer.
+    """
+
+    Params = FedRepParams
+    Client = FedRepClient

@@ -1,0 +1,141 @@
+"""FeSEM: the server puts each client into the group whose model is nearest to the one that the client sent last."""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from fedsim.language.spec import Epochs
+from fedsim.strategies.grouped import Grouped, GroupedParams
+from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
+from fedsim.toolbox.clustering.algorithms import kmeans
+
+
+class FeSEMParams(GroupedParams):
+    """Parameters of FeSEM, in addition to ``GroupedParams``.
+
+    Attributes:
+        aggregation: ``mean``, as in the paper; ``weighted``, by samples; ``first``, as in the published code of FlexCFL.
+        as: ``published-code``: that of FlexCFL, see ``FeSEM``; the first rounds ask all devices in turn. ``paper``: clients are
+            clustered as points. After each round every client that has ever sent a model joins the group whose model is nearest
+            to the one that it sent last, and a group's model becomes the mean of its members' last models, of this round or not
+            (Xie et al., Algorithm 1). The first groups are made by k-means on what has come as soon as that is enough for all.
+    """
+
+    instead: ClassVar[Mapping[str, str]] = {**GroupedParams.instead, "centers": "as"}
+
+    kind: Literal["fesem"] = "fesem"
+    clients_per_round: int = Field(default=20, ge=1)
+    local_epochs: Epochs = 10
+    aggregation: AggregationSpec = Mean()
+
+    @property
+    def sweeps(self) -> bool:
+        return self.as_published
+
+    @model_validator(mode="after")
+    def _points_have_a_mean(self) -> Self:
+        if not self.as_published and (self.aggregation.kind != "mean" or self.server is not None):
+            raise ValueError("'as' is 'paper', where a group's model is the mean of its points; 'aggregation' must be 'mean'")
+        return self
+
+
+class FeSEM(Grouped[FeSEMParams]):
+    """Federated stochastic expectation maximisation.
+
+    Source: Xie et al., "Multi-center federated learning" (2020), as the published code of FlexCFL carries it out: distances
+    are those of the whole flattened models.
+
+    E-step, at the server, when clients are selected: each joins the group whose model is nearest (Euclidean) to the model that
+    it sent last; one that has sent none counts as having sent the initial model, so in their first rounds all go into one
+    group. It then receives its group's model (d parameters), trains, and sends its update (d parameters). M-step: a group's
+    model becomes the mean of its updates. Nothing but models is ever sent, and a device's data have no influence on its
+    group, so a shift changes nothing (FeSEM-MIG is the same). A newcomer is a client that has sent none.
+
+    State besides ``Grouped``'s: ``initial``, and ``last``, the model that each device sent last; as in the paper ``known``, who
+    has sent one, and ``begun``, whether there are centers made of them.
+    """
+
+    Params: ClassVar[type[FeSEMParams]] = FeSEMParams
+
+    async def on_start(self) -> None:
+        """Begin with m models, each a draw of its own, apart from the clients' common start."""
+        server, groups = self.server, self.params.groups
+        self.state["initial"] = server.models.initial()
+        self.state["models"] = [server.models.initial(1 + group) for group in range(groups)]
+        self.state["last"] = [self.state["initial"]] * server.devices
+        if not self.params.as_published:
+            self.state |= {"known": [], "begun": False, "models": [self.state["initial"]] * groups}
+        await super().on_start()
+
+    async def before_asking(self) -> None:
+        cohort = self.state["cohort"]
+        if self.params.as_published:
+            for device, group in zip(cohort, await self._nearest(cohort), strict=True):
+                self.move(device, group, "e-step")
+        else:
+            for device in cohort:
+                if self.group_of(device) is None:
+                    self.move(device, 0, "e-step")
+
+    async def _nearest(self, devices: Sequence[int]) -> list[int]:
+        server, models = self.server, self.state["models"]
+        if not server.models.learns:
+            return self.random_groups(len(devices), "e-step", self.state["round"])
+        server.compute("distances", len(devices), server.setting.parameters, len(models))
+        values = await server.models.values([*models, *(self.state["last"][device] for device in devices)])
+        centers, sent = values[: len(models)], values[len(models) :]
+        return [int(np.argmin([_distance(own, center) for center in centers])) for own in sent]
+
+    async def aggregate(self) -> None:
+        for entry in self.state["received"]:
+            self.state["last"][entry["device"]] = entry["update"]
+        await (super().aggregate() if self.params.as_published else self._move_centers())
+
+    async def _move_centers(self) -> None:
+        """One step of Lloyd's algorithm on all models that clients have sent; the first time a whole k-means."""
+        state, server = self.state, self.server
+        if not state["received"]:
+            return
+        known = state["known"] = sorted({*state["known"], *(entry["device"] for entry in state["received"])})
+        last, groups = state["last"], len(state["models"])
+        if server.models.learns and len(known) >= groups and not state["begun"]:
+            rows = np.stack(await server.models.values([last[device] for device in known])).astype(np.float64)
+            server.compute("k-means", len(rows), rows.shape[1], groups)
+            nearest = kmeans(rows, groups, server.rng("k-means")).tolist()
+        else:
+            nearest = await self._nearest(known)
+        state["begun"] = state["begun"] or len(known) >= groups
+        for device, group in zip(known, nearest, strict=True):
+            self.move(device, group, "e-step")
+        for entry in state["received"]:
+            entry["group"] = self.group_of(entry["device"])
+        for group in sorted({*nearest}):
+            members = [device for device, own in zip(known, nearest, strict=True) if own == group]
+            share = 1 / len(members)
+            entries = [entry for entry in state["received"] if entry["group"] == group]
+            if entries:
+                self.record_aggregate(entries, [share] * len(entries), group=group)
+            state["models"][group] = server.models.mix(
+                [(last[device], share) for device in members], otherwise=state["models"][group]
+            )
+
+
+def _distance(model: NDArray[np.float32], center: NDArray[np.float32]) -> float:
+    """The Euclidean distance of two models; infinite where one is not finite."""
+    distance = float(np.linalg.norm(model.astype(np.float64) - center))
+    return distance if np.isfinite(distance) else float("inf")
+
+
+class FeSEMMigParams(FeSEMParams):
+    """Parameters of FeSEM-MIG; see ``FeSEMParams``."""
+
+    kind: Literal["fesem-mig"] = "fesem-mig"  # type: ignore[assignment]
+
+
+class FeSEMMig(FeSEM):
+    """FeSEM in a world with shifts, by the name that FlexCFL's tables give it: the E-step sees no data, so it is FeSEM."""
+
+    Params: ClassVar[type[FeSEMParams]] = FeSEMMigParams

@@ -1,0 +1,395 @@
+"""FlexCFL: groups by the direction of first updates, newcomers by cosine, migration when data shift."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from fedsim.errors import ScenarioError, SimulationError
+from fedsim.federation.client import Instruction, LocalResult
+from fedsim.federation.contents import Contents, Header
+from fedsim.federation.devices import Device
+from fedsim.federation.messages import TaskEnd
+from fedsim.federation.server import Server
+from fedsim.language.registry import Registry
+from fedsim.language.spec import Epochs
+from fedsim.learning.functions import pure
+from fedsim.learning.refs import Ref
+from fedsim.strategies.grouped import Migrating, MigratingClient, MigratingParams, PlainDeadline
+from fedsim.strategies.parts.aggregation import Protection
+from fedsim.strategies.parts.moment import PreTraining, ShiftTest
+from fedsim.toolbox.clustering.algorithms import kmeans
+from fedsim.toolbox.clustering.clusterer import Clusterer, Hierarchical, KMeans, RandomGroups
+from fedsim.toolbox.clustering.edc import EXACT_UP_TO, edc_features
+from fedsim.toolbox.clustering.similarity import (
+    MOST_SHOWN,
+    cosine_matrix,
+    diff_norm,
+    madc,
+    most_alike,
+    rounded,
+    shown_pairs,
+)
+from fedsim.toolbox.clustering.weights import inter_group_coefficients
+from fedsim.training import Limit, Training
+from fedsim.world.task import Computation
+
+
+class FlexCFLParams(PlainDeadline, MigratingParams):
+    """Parameters of FlexCFL, in addition to ``MigratingParams``. The defaults are those of its published experiments on MNIST.
+
+    Attributes:
+        measure: how alike devices are: ``edc``, by the cosines with the m leading singular directions of all updates; ``madc``,
+            by the mean absolute difference of the cosines with all others.
+        clusterer: ``k-means`` (by default with ``edc``), ``hierarchical`` (by default with ``madc``), or ``random``: m random
+            devices each become a group (the ablation RCC).
+        moment: pre-training before the first round; newcomers; and when devices' data have shifted.
+        eta_g: the learning rate between groups; 0 keeps them apart.
+    """
+
+    instead: ClassVar[Mapping[str, str]] = {
+        **PlainDeadline.instead,
+        **MigratingParams.instead,
+        "alpha": "moment.devices",
+        "pretrain_iterations": "moment.steps",
+        "pretrain_epochs": "moment.epochs",
+        "newcomers": "moment.newcomers",
+        "on_arrival": "moment.newcomers",
+        "cold_start": "measure",
+        "epochs_after_cold_start": "as",
+        "inter_group": "as",
+    }
+    usual_shift: ClassVar[ShiftTest] = "aligned_l1"
+
+    kind: Literal["flexcfl"] = "flexcfl"
+    clients_per_round: int = Field(default=20, ge=1)
+    local_epochs: Epochs = 10
+    measure: Literal["edc", "madc"] = "edc"
+    clusterer: Annotated[Clusterer, Registry.of("clusterer", KMeans, Hierarchical, RandomGroups)] | None = None
+    moment: Annotated[PreTraining, Registry.of("moment", PreTraining, usual="pre-training")] = PreTraining()
+    eta_g: float = Field(default=0.0, ge=0.0, le=1e6)
+
+    @model_validator(mode="after")
+    def _makes_groups(self) -> Self:
+        if self.measure == "madc" and isinstance(self.clusterer, KMeans):
+            raise ValueError("'clusterer' is 'k-means', which needs features; 'measure' is 'madc', allowed is 'edc'")
+        if isinstance(self.clusterer, Hierarchical) and self.clusterer.threshold is not None:
+            raise ValueError("'clusterer.threshold' may leave any number of clusters; allowed is 'groups' alone")
+        return self
+
+    @property
+    def sweeps(self) -> bool:
+        return self.as_published
+
+    @property
+    def pretraining_epochs(self) -> int | None:
+        """Passes over its data of a pre-training; None where it is counted in steps."""
+        by_paper = None if self.as_published or self.moment.steps else self.local_epochs
+        return self.moment.epochs or by_paper
+
+    def unprotected(self, protection: Protection) -> str | None:
+        return "groups begin with the plain mean of pre-trained models" if protection == "private" else None
+
+    def pretrained(self, devices: int) -> int:
+        """The number of devices pre-trained to make the groups."""
+        drawn = isinstance(self.clusterer, RandomGroups)
+        return self.groups if drawn else min(self.moment.devices * self.groups, devices)
+
+    def combined_at_once(self, devices: int) -> int:
+        return min(super().combined_at_once(devices), self.pretrained(devices) // self.groups)
+
+    def check(self, devices: int) -> None:
+        super().check(devices)
+        if self.groups > devices:
+            raise ScenarioError(
+                f"strategy.groups is {self.groups}, more than the {devices} devices that can be pre-trained to make them; "
+                f"allowed are 1 to {devices}"
+            )
+
+
+class FedGroupParams(FlexCFLParams):
+    """Parameters of FedGroup; see ``FlexCFLParams``."""
+
+    usual_shift: ClassVar[ShiftTest] = "never"
+
+    kind: Literal["fedgroup"] = "fedgroup"  # type: ignore[assignment]
+
+
+def cluster_updates(
+    updates: NDArray[np.float32],
+    groups: int,
+    measure: Literal["edc", "madc"],
+    generator: np.random.Generator,
+    clusterer: Clusterer | None = None,
+) -> tuple[list[int], dict[str, Any]]:
+    """Group the updates [k, d] of the pre-trained devices by what they have in common.
+
+    Returns:
+        The group of each, and the fields of a record: the measure, EDC features [k, m], and for up to 200 devices the cosine of
+        every two [k, k].
+    """
+    record: dict[str, Any] = {"measure": measure}
+    similarity = cosine_matrix(updates) if measure == "madc" or len(updates) <= MOST_SHOWN else None
+    if measure == "madc":
+        assert similarity is not None
+        labels = (clusterer or Hierarchical()).labels(madc(similarity), groups, generator)
+    else:
+        features = edc_features(updates, groups, generator)
+        if clusterer is None or isinstance(clusterer, KMeans):
+            labels = kmeans(features, groups, generator)
+        else:
+            labels = clusterer.labels(diff_norm(features), groups, generator)
+        record["features"] = rounded(features)
+    if similarity is not None:
+        record |= shown_pairs("similarity", similarity)
+    found: list[int] = labels.tolist()
+    return found, record | {"groups": found}
+
+
+_MOST_FAILURES = 100  # of the group cold start: a deadline may be shorter than any pre-training, and there is no round yet
+
+
+@pure
+def nearest_direction(models: list[NDArray[np.float32]]) -> NDArray[np.float64]:
+    """The position of the direction most like the change by training, the first of equals.
+
+    ``models`` are the initial model, the trained one, and the directions; float32 [d] each.
+    """
+    initial, trained, *directions = models
+    return np.array(most_alike([trained - initial], directions), dtype=np.float64)
+
+
+class FlexCFLClient(MigratingClient[FlexCFLParams]):
+    """Pre-trains from the initial model to find its group, and trains the group's model.
+
+    State besides ``MigratingClient``'s: ``initial`` and ``directions``, as it has received them.
+    """
+
+    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+        found = {"initial": instruction.contents.get("initial-model") or instruction.contents.get("pre-training")}
+        found["directions"] = instruction.contents.get("directions")
+        device.state.update({name: value for name, value in found.items() if value is not None})
+        return super().work(device, instruction)
+
+    def training(self, device: Device, instruction: Instruction) -> Training:
+        """A little from the initial model, for the direction that it takes; else from the group's."""
+        if instruction.job == "train":
+            return Training(instruction["model"], self._epochs(instruction))
+        epochs, steps = self.params.pretraining_epochs, self.params.moment.steps or 50
+        initial = device.state["initial"]
+        return Training(initial, steps=steps) if epochs is None else Training(initial, epochs)
+
+    def _epochs(self, instruction: Instruction) -> int:
+        """In the paper a device that has been pre-trained in the same round trains one epoch less: that was the first."""
+        one_less = "pre-trained" in instruction.contents and not self.params.as_published
+        return max(1, self.params.local_epochs - one_less)
+
+    def limit(self, device: Device, instruction: Instruction) -> Limit:
+        return Limit(at_least=self._epochs(instruction) if instruction.job == "train" else self.params.pretraining_epochs or 1)
+
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
+        match instruction.job:
+            case "pre-train":
+                return {"pre-training": result.update}
+            case "find-group":
+                assert result.update is not None
+                models = [device.state["initial"], result.update, *device.state["directions"]]
+                return {"id": device.numbers(nearest_direction, models)}
+        return super().reply(device, instruction, result)
+
+    def settles(self, device: Device, instruction: Instruction) -> bool:
+        return instruction.job != "train"
+
+
+class FlexCFL(Migrating[FlexCFLParams]):
+    """Flexible clustered federated learning.
+
+    Source: Duan et al., "Flexible clustered federated learning for client-level data distribution shift" (2021), Algorithms 2
+    and 3 and section 3.4.
+
+    Group cold start: alpha m devices receive the initial model w0 (d parameters), pre-train, and send their update dw
+    (d parameters). They are clustered by dw; a group's model is the mean of its members' trained models, its direction the
+    mean of their updates, which never changes again. With fewer than m who come back it is repeated, up to 100 times.
+
+    Client cold start, when a device without a group is selected or arrives: it receives w0 and the m directions
+    (d + m d parameters), pre-trains, joins the group whose direction has the largest cosine with dw, and says which (4 bytes);
+    no round is lost by it. The pre-trained devices receive the directions with their first group model.
+
+    A round: the K clients receive their group's model (d parameters), train, and send their update (d parameters); a group's
+    model becomes the mean of its own, weighted by samples. With eta_g the groups' models then move towards each other
+    (Eq. 20), for which each goes from its group server to the auxiliary one (d parameters a group).
+
+    Migration (``Migrating``): a device whose data have shifted pre-trains again from w0, and says which group it joins now.
+
+    State besides ``Migrating``'s:
+        initial: w0; ``directions``: each group's.
+        pretraining: tasks of the group cold start that run, task -> device; ``pretrained``: what came back, (device, update).
+        attempts: how many group cold starts there were; ``failures``: those that brought back too few devices.
+        informed: for each device whether it has w0 and the directions.
+    """
+
+    Params: ClassVar[type[FlexCFLParams]] = FlexCFLParams
+    Client = FlexCFLClient
+
+    def __init__(self, params: FlexCFLParams, server: Server) -> None:
+        super().__init__(params, server)
+        self.state |= {"directions": [], "pretraining": {}, "pretrained": [], "attempts": 0, "failures": 0}
+        self.state |= {"informed": [False] * server.devices}
+        self.at_random = params.moment.newcomers == "random"
+
+    async def on_start(self) -> None:
+        self.state |= {"round": 0, "cohort": [], "open": {}, "initial": self.server.models.initial()}
+        self._begin_groups()
+
+    def _begin_groups(self) -> None:
+        state, params, server = self.state, self.params, self.server
+        devices = server.clients.sample(params.pretrained(server.devices), "pre-training", state["attempts"])
+        state["attempts"] += 1
+        state["pretrained"] = []
+        if len(devices) < params.groups:
+            server.look_again("pre-training", params.retry, at_least=params.groups)
+            return
+        if self._round_limit is not None:
+            server.timer("pre-training-deadline", server.now + self._round_limit)
+        for device in devices:
+            state["pretraining"][server.ask(device, {"pre-training": state["initial"]}, "pre-train")] = device
+
+    async def _end_pretraining(self, message: TaskEnd) -> None:
+        state, groups = self.state, self.params.groups
+        device = state["pretraining"].pop(message.task)
+        if message.outcome == "done":
+            state["pretrained"].append((device, message["pre-training"]))
+        if state["pretraining"]:
+            return
+        self.server.cancel_timer("pre-training-deadline")
+        if len(state["pretrained"]) >= groups:
+            await self._make_groups()
+            self._open_round()
+            return
+        state["failures"] += 1
+        if state["failures"] == _MOST_FAILURES:
+            self.server.stop(f"{_MOST_FAILURES} group cold starts brought back fewer than {groups} devices each")
+        else:
+            self.server.look_again("pre-training", self.params.retry, at_least=groups)
+
+    async def _make_groups(self) -> None:
+        """Cluster the updates that came back; each cluster becomes a group, with a model and a direction."""
+        state, server, params = self.state, self.server, self.params
+        devices, updates, labels = await self._cluster()
+        state["pretrained"] = []
+        for group in range(params.groups):
+            members = [update for update, label in zip(updates, labels, strict=True) if label == group]
+            parts = await params.aggregation.total(server, members, 1 / len(members))
+            state["models"].append(server.models.mix(parts))
+            state["directions"].append(server.models.mix([*parts, (state["initial"], -1.0)], rescale=False))
+        for device, label in zip(devices, labels, strict=True):
+            self.settle(device, label, "pre-training")
+        await self.test_again(devices)
+
+    async def _cluster(self) -> tuple[list[int], list[Ref], list[int]]:
+        """The pre-trained devices whose update is finite, these updates, and the group of each."""
+        server, params = self.server, self.params
+        devices, updates = map(list, zip(*self.state["pretrained"], strict=True))
+        m = params.groups
+        if server.models.learns:
+            initial, *trained = await server.models.values([self.state["initial"], *updates])
+            kept = [at for at, value in enumerate(trained) if np.isfinite(value).all()]
+            if len(kept) < m:
+                raise SimulationError(
+                    f"the pre-training of {len(trained)} devices gave {len(kept)} finite updates, fewer than the "
+                    f"{m} groups that they are to make; a smaller training.lr may help"
+                )
+            devices, updates = [devices[at] for at in kept], [updates[at] for at in kept]
+        generator = server.rng("clustering", self.state["attempts"])
+        if not server.models.learns or isinstance(params.clusterer, RandomGroups):
+            order = generator.permutation(len(devices))
+            return devices, updates, [int(place) % m for place in np.argsort(order)]
+        n, d = len(updates), server.setting.parameters
+        if params.measure == "madc":
+            server.compute("products", n, d)
+            server.compute("absolute differences", n)
+        else:
+            server.compute("products" if n <= EXACT_UP_TO else "directions", n, d, m)
+            server.compute("k-means", n, m, m)
+        changes = np.stack([trained[at] for at in kept]) - initial
+        labels, record = cluster_updates(changes, m, params.measure, generator, params.clusterer)
+        server.emit("clustering", devices=devices, **record)
+        return devices, updates, labels
+
+    def preparation(self, device: int) -> tuple[Contents, str] | None:
+        state = self.state
+        if state["group"][device] >= 0 and device not in state["unprepared"]:
+            return None
+        needed = {} if state["informed"][device] else {"initial-model": state["initial"], "directions": state["directions"]}
+        return needed, "find-group"
+
+    def _ask(self, device: int) -> None:
+        if self.at_random and self.state["group"][device] < 0:
+            generator = self.server.rng("newcomer", device)
+            self.move(device, int(generator.integers(self.params.groups)), "cold-start")
+        super()._ask(device)
+
+    def contents_after_preparation(self, device: int) -> Contents:
+        return {**self.contents(device), "pre-trained": Header(True)}
+
+    def contents(self, device: int) -> Contents:
+        """The group's model; a device pre-trained for the groups receives the directions with its first one."""
+        if self.state["informed"][device] or self.at_random:
+            return super().contents(device)
+        return {**super().contents(device), "directions": self.state["directions"]}
+
+    async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
+        for entry, group in zip(prepared, await self.choices(prepared, "nearest"), strict=True):
+            self.state["informed"][entry["device"]] = True
+            self.settle(entry["device"], group)
+
+    async def on_arrival(self, device: int) -> None:
+        if self.params.moment.newcomers == "arrival" and self.state["models"]:
+            self.must_prepare(device)
+
+    async def after_aggregation(self) -> None:
+        state, server, params = self.state, self.server, self.params
+        inhabited = sorted({group for group in state["group"] if group >= 0})
+        if not params.eta_g or len(inhabited) < 2:
+            return
+        for group in inhabited:
+            server.exchange({"group-exchange": state["models"][group]}, f"group-{group}", "auxiliary")
+        if not server.models.learns:
+            return
+        models = [state["models"][group] for group in inhabited]
+        server.compute("distances", len(models), server.setting.parameters)
+        norms = [float(np.linalg.norm(value.astype(np.float64))) for value in await server.models.values(models)]
+        if not np.isfinite(norms).all():
+            return
+        matrix = inter_group_coefficients(np.array(norms), params.eta_g, literal=not params.as_published)
+        for group, row in zip(inhabited, matrix.tolist(), strict=True):
+            state["models"][group] = server.models.mix(list(zip(models, row, strict=True)))
+
+    async def on_task_end(self, message: TaskEnd) -> None:
+        if message.task in self.state["pretraining"]:
+            await self._end_pretraining(message)
+            return
+        if "update" in message.contents and message.task in self.state["open"]:
+            self.state["informed"][message.device] |= not self.at_random
+        await super().on_task_end(message)
+
+    async def on_timer(self, name: str) -> None:
+        if name == "pre-training":
+            self._begin_groups()
+        elif name == "pre-training-deadline":
+            for task in list(self.state["pretraining"]):
+                self.server.end(task, "late")
+        else:
+            await super().on_timer(name)
+
+
+class FedGroup(FlexCFL):
+    """FlexCFL without migration: groups as they were found first, and newcomers by cosine.
+
+    Source: Duan et al., "FedGroup: efficient clustered federated learning via decomposed data-driven measure" (2020), and
+    the static form in the paper of FlexCFL. Sends what FlexCFL sends.
+    """
+
+    Params: ClassVar[type[FlexCFLParams]] = FedGroupParams

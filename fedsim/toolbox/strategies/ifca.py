@@ -1,0 +1,190 @@
+"""IFCA and HypCluster: every client chooses, out of all groups' models, the one that fits its own data best."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from fedsim.errors import ScenarioError
+from fedsim.federation.client import BEST, Instruction, LocalResult
+from fedsim.federation.contents import Contents, Header, Lazy
+from fedsim.federation.devices import Device
+from fedsim.federation.messages import TaskEnd
+from fedsim.language.spec import Epochs, OnlyWith
+from fedsim.learning.refs import Ref
+from fedsim.strategies.grouped import Migrating, MigratingClient, MigratingParams, Preset
+from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection, Weighted
+from fedsim.strategies.parts.moment import ShiftTest
+from fedsim.training import Limit, Training
+from fedsim.world.task import Computation, Evaluate, Train
+
+
+class IFCAParams(MigratingParams):
+    """Parameters of IFCA, in addition to ``MigratingParams``.
+
+    Attributes:
+        aggregation: ``mean``, as in the paper; ``weighted``, by samples; ``first``, as in the published code of FlexCFL.
+        averaging: ``models``: clients train for ``local_epochs``, and their models are averaged (Algorithm 1, option II).
+            ``gradients``: each makes one step on all of its data, and a group's model moves by the sum of its clients' steps,
+            divided by the number of all clients of the round (option I; ``local_epochs`` and ``aggregation`` do not count).
+        starts: the m models begin at draws of their own (``different``) or all at one (``same``). Devices cannot tell equal
+            models apart and all choose the first, for ever: refused for more than one group.
+    """
+
+    kind: Literal["ifca"] = "ifca"
+    clients_per_round: int = Field(default=20, ge=1)
+    local_epochs: Annotated[Epochs, OnlyWith("averaging", values=("models",))] = 10
+    aggregation: Annotated[AggregationSpec, OnlyWith("averaging", values=("models",))] = Mean()
+    averaging: Literal["models", "gradients"] = "models"
+    starts: Literal["different", "same"] = "different"
+
+    @property
+    def counts_steps(self) -> str | None:
+        return "a step of SGD gives IFCA's gradients" if self.averaging == "gradients" else super().counts_steps
+
+    @property
+    def sweeps(self) -> bool:
+        return self.as_published
+
+    def unprotected(self, protection: Protection) -> str | None:
+        return "with 'averaging' = 'gradients' clients' steps are summed beside it" if self.averaging == "gradients" else None
+
+    def check(self, devices: int) -> None:
+        super().check(devices)
+        if self.starts == "same" and self.groups > 1:
+            raise ScenarioError(
+                f"strategy.starts is 'same' with {self.groups} groups: devices could not tell their models apart and would all "
+                "choose the first; allowed is 'different'"
+            )
+
+
+class IFCAClient(MigratingClient[IFCAParams]):
+    """Tests all models, trains the best, and says which that was."""
+
+    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+        if instruction.job == "choose":
+            return (Evaluate(tuple(instruction["migration"]), self.testing_limit(instruction)),)
+        once = self.params.averaging == "gradients"
+        training = Training(BEST, full_batch=True) if once else Training(BEST, self.params.local_epochs)
+        return (
+            Evaluate(tuple(instruction["model"]), self.testing_limit(instruction)),
+            Train(training, self.limit(device, instruction)),
+        )
+
+    def limit(self, device: Device, instruction: Instruction) -> Limit:
+        once = self.params.averaging == "gradients"
+        return Limit(budget=self.training_limit) if once else super().limit(device, instruction)
+
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
+        assert result.tested is not None
+        choice = {"id": Lazy("choice", result.tested)}
+        if instruction.job == "choose":
+            return choice
+        return {"update": result.update, **choice, "samples": Header(result.samples)}
+
+    def settles(self, device: Device, instruction: Instruction) -> bool:
+        return instruction.job == "choose" or "reference" not in device.state
+
+
+class IFCA(Migrating[IFCAParams]):
+    """The iterative federated clustering algorithm.
+
+    Source: Ghosh et al., "An efficient framework for clustered federated learning" (2020), Algorithm 1.
+
+    In each round the K clients receive the models of all m groups (m d parameters). Each computes their loss on its training
+    data, trains the best one (the first of equals), and sends its update and which group that was (d parameters, 4 bytes). A
+    group's model becomes the mean of its updates; a group without any keeps the one that it has. A newcomer is a client like
+    any other: it chooses when it is selected.
+
+    With a test for shifts (IFCA-MIG, a variant in the paper of FlexCFL) a device whose data have shifted receives all models
+    (m d parameters) and chooses at once.
+
+    State besides ``Migrating``'s: ``chosen_in``, the task of each device's latest choice of its own group, -1 for none.
+    """
+
+    Params: ClassVar[type[IFCAParams]] = IFCAParams
+    Client = IFCAClient
+
+    async def on_start(self) -> None:
+        same = self.params.starts == "same"
+        self.state["models"] = [self.server.models.initial(0 if same else group) for group in range(self.params.groups)]
+        self.state["chosen_in"] = [-1] * self.server.devices
+        await super().on_start()
+
+    def contents(self, device: int) -> Contents:
+        return {"model": self.state["models"]}
+
+    def entry(self, message: TaskEnd) -> dict[str, Any]:
+        return super().entry(message) | {"start": message["id"].ref}
+
+    def preparation(self, device: int) -> tuple[Contents, str] | None:
+        return ({"migration": self.state["models"]}, "choose") if device in self.state["unprepared"] else None
+
+    async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
+        for entry, group in zip(prepared, await self.choices(prepared, "choice"), strict=True):
+            self.state["chosen_in"][entry["device"]] = entry["task"]
+            self.settle(entry["device"], group)
+
+    async def aggregate(self) -> None:
+        received, latest = self.state["received"], self.state["chosen_in"]
+        newcomers: list[int] = []
+        for entry, group in zip(received, await self.choices(received, "choice"), strict=True):
+            device, entry["group"] = entry["device"], group
+            if entry["task"] < latest[device]:
+                continue  # its data have shifted since, and it has chosen again
+            latest[device] = entry["task"]
+            if self.group_of(device) is None:
+                newcomers.append(device)
+            self.move(device, group, "choice")
+        await super().aggregate()
+        await self.test_again(newcomers)
+
+    async def combine(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: int) -> Ref:
+        """With gradients: a step along their sum, divided by the number of all clients of the round."""
+        if self.params.averaging == "models":
+            return await super().combine(model, entries, slot, **record)
+        mix, share = self.server.models.mix, 1 / len(self.state["received"])
+        self.record_aggregate(entries, [share] * len(entries), **record)
+        # Differences are mixes of their own, so that one that is not finite is left out alone.
+        steps = [(mix([(entry["update"], 1.0), (model, -1.0)]), share) for entry in entries]
+        moved = mix([(model, 1.0), (mix(steps, rescale=False), 1.0)], otherwise=model, rescale=False)
+        return self.advance(model, moved, slot)
+
+
+class IFCAMigParams(IFCAParams):
+    """Parameters of IFCA-MIG; see ``IFCAParams``."""
+
+    usual_shift: ClassVar[ShiftTest] = "aligned_l1"
+
+    kind: Literal["ifca-mig"] = "ifca-mig"  # type: ignore[assignment]
+
+
+class IFCAMig(IFCA):
+    """IFCA whose devices choose again as soon as their data have shifted; see ``IFCA``."""
+
+    Params: ClassVar[type[IFCAParams]] = IFCAMigParams
+
+
+class HypClusterParams(IFCAParams):
+    """Parameters of HypCluster; see ``IFCAParams``. Clients are drawn at random from the first round on.
+
+    Attributes:
+        aggregation: weighted by samples, as the loss of a cluster is in the paper.
+        local_epochs: the paper's few steps.
+    """
+
+    kind: Literal["hypcluster"] = "hypcluster"  # type: ignore[assignment]
+    aggregation: AggregationSpec = Weighted()
+    local_epochs: Epochs = 1
+    __annotations__["as"] = Annotated[Preset, Field(default="paper")]
+
+
+class HypCluster(IFCA):
+    """Every client chooses the hypothesis of least loss on its data, and each hypothesis is trained by those who chose it.
+
+    Source: Mansour et al., "Three approaches for personalization with applications to federated learning" (2020), section 4,
+    HYPCLUSTER. That is IFCA with model averaging weighted by samples, ``groups`` being its q: messages, state and newcomers are
+    IFCA's. The hypotheses begin at draws of their own, where the paper begins near one model that was trained before.
+    """
+
+    Params: ClassVar[type[IFCAParams]] = HypClusterParams

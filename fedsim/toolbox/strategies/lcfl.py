@@ -1,0 +1,476 @@
+"""LCFL: devices are clustered once, by how much worse their models do on each other's data."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fedsim.errors import ScenarioError, SimulationError
+from fedsim.evaluation.evaluator import ModelAssignment
+from fedsim.federation.client import Instruction, LocalResult
+from fedsim.federation.contents import Contents, Header, Lazy
+from fedsim.federation.devices import Device
+from fedsim.federation.messages import TaskEnd
+from fedsim.federation.server import Server
+from fedsim.language.registry import Registry
+from fedsim.language.spec import Epochs
+from fedsim.learning.refs import Ref
+from fedsim.strategies.grouped import ClusteredParams, Grouped, PlainDeadline, Preset
+from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection
+from fedsim.strategies.parts.moment import AfterLocalTraining, AfterRounds
+from fedsim.strategies.synchronous import SynchronousClient
+from fedsim.toolbox.clustering.algorithms import Labels, Linkage, canonical, k_medoids, members
+from fedsim.toolbox.clustering.clusterer import Clusterer, Dbscan, Hierarchical, KMedoids
+from fedsim.toolbox.clustering.similarity import Matrix, diff_norm, gradient_cosine, loss_distance, loss_gap, shown_pairs
+from fedsim.training import Training
+from fedsim.world.task import Computation, Evaluate, Train
+
+
+class AverageLinkage(Hierarchical):
+    """Agglomerative clustering, by default with average linkage as in LCFL's published code; see ``Hierarchical``."""
+
+    linkage: Linkage = "average"
+
+
+_CLUSTERERS = Registry.of("clusterer", KMedoids, AverageLinkage, Dbscan, usual="k-medoids")
+_MOMENTS = Registry.of("moment", AfterRounds, AfterLocalTraining, usual="rounds")
+
+
+class LCFLParams(PlainDeadline, ClusteredParams):
+    """Parameters of LCFL. The defaults are those of its published code on Rotated MNIST.
+
+    Attributes:
+        groups: k, how many clusters to look for.
+        participation: the share of a group's members asked in a round, in place of ``clients_per_round``; one at least.
+        aggregation: ``mean`` (published) or ``weighted`` by samples; before the clustering too.
+        measure: how far apart two devices are: ``lcfl`` (Eq. 2); ``loss-gap``, by what both objectives say of the same model
+            (Eq. 6), for which devices send their losses themselves; ``diff-norm``, the distance of their models;
+            ``grad-cos``, 1 minus the cosine of the gradients on all of a device's data at its own model, which it sends;
+            ``update-cos``, the same of the whole changes by the last training, which the server has anyway.
+        clusterer: ``k-medoids``, ``hierarchical`` or ``dbscan``.
+        moment: when the devices are clustered: after rounds of FedAvg (``rounds``, as in the published experiments), or after
+            a training of each by itself (``local``, Algorithm 1).
+        clusters_start: every cluster begins at the global model (``global``, published; after a local training the initial one)
+            or at the mean of the models of its members (``members``).
+        as: the first medoids of ``k-medoids`` are, with ``published-code``, the k devices nearest to all others, which may lie
+            in one cluster.
+    """
+
+    instead: ClassVar[Mapping[str, str]] = {
+        **PlainDeadline.instead,
+        "clients_per_round": "participation",
+        "metric": "measure",
+        "gradient": "measure",
+        "warmup": "moment",
+        "clustering": "clusterer",
+        "local_start": "moment.start",
+        "warmup_iterations": "moment.steps",
+        **{f"warmup_{key}": f"moment.{key}" for key in ("rounds", "participation", "epochs")},
+        **{f"exchange_{key}": f"moment.{key}" for key in ("attempts", "deadline")},
+        **{key: f"clusterer.{key}" for key in ("start", "eps", "min_samples", "linkage", "threshold")},
+    }
+
+    kind: Literal["lcfl"] = "lcfl"
+    clients_per_round: None = None  # type: ignore[assignment]
+    groups: int = Field(default=4, ge=1, le=10_000)
+    local_epochs: Epochs = 10
+    participation: float = Field(default=1.0, gt=0.0, le=1.0)
+    aggregation: AggregationSpec = Mean()
+    measure: Literal["lcfl", "loss-gap", "diff-norm", "grad-cos", "update-cos"] = "lcfl"
+    clusterer: Annotated[Clusterer, _CLUSTERERS] = KMedoids()
+    moment: Annotated[AfterRounds | AfterLocalTraining, _MOMENTS] = AfterRounds()
+    clusters_start: Literal["global", "members"] = "global"
+    __annotations__["as"] = Annotated[Preset, Field(default="paper")]
+
+    def unprotected(self, protection: Protection) -> str | None:
+        start = "clusters begin at the plain mean of their members' models"
+        return start if self.clusters_start == "members" and protection == "private" else None
+
+    @property
+    def counts_steps(self) -> str | None:
+        return "a step of SGD gives LCFL's gradients" if self.measure == "grad-cos" else super().counts_steps
+
+    @property
+    def unaccounted(self) -> str:
+        return "clusters are made of updates that are not clipped"
+
+    @property
+    def second_campaign(self) -> str | None:
+        """The job of devices that have a model, before they are clustered; None if there is none."""
+        return {"lcfl": "exchange", "loss-gap": "exchange", "grad-cos": "gradient"}.get(self.measure)
+
+    def cohort_size(self, devices: int) -> int:
+        return share_of(devices, self.participation)
+
+    def check(self, devices: int) -> None:
+        self.aggregation.check(self.selection.fewest(self.cohort_size(devices)))
+        if self.groups > devices:
+            raise ScenarioError(
+                f"strategy.groups is {self.groups}, more than the population's {devices} devices; allowed are 1 to {devices}"
+            )
+        if isinstance(self.clusterer, Dbscan) and self.clusterer.eps is None and self.groups < 2:
+            raise ScenarioError(
+                f"strategy.groups is {self.groups}, from which no radius for dbscan follows; allowed are 2 or more, or "
+                "'clusterer.eps'"
+            )
+
+
+def share_of(count: int, participation: float) -> int:
+    """The number of devices in a share of ``count``: the nearest whole number, one at least."""
+    return max(1, round(participation * count))
+
+
+Found = tuple[list[int], Matrix]
+"""Positions of the devices that can be compared, and their distances."""
+
+
+def by_losses(losses: Matrix, measure: Callable[[Matrix], Matrix] = loss_distance) -> Found:
+    """Distances by ``losses`` [n, n]: L_i(w_j), on the data of device i (row), of the model of device j (column).
+
+    Without devices whose own objective, or whose model on another's data, is no finite number.
+    """
+    own = np.flatnonzero(np.isfinite(losses.diagonal()))
+    kept = own[np.isfinite(losses[np.ix_(own, own)]).all(axis=0)]
+    return kept.tolist(), measure(losses[np.ix_(kept, kept)]) if len(kept) else np.zeros((0, 0))
+
+
+def by_rows(rows: Sequence[NDArray[np.floating]], measure: Callable[[NDArray[np.floating]], Matrix]) -> Found:
+    """Distances of models or updates [d], without those that are not finite."""
+    kept = [at for at, row in enumerate(rows) if np.isfinite(row).all()]
+    return kept, measure(np.stack([rows[at] for at in kept])) if kept else np.zeros((0, 0))
+
+
+class LCFLClient(SynchronousClient[LCFLParams]):
+    """Trains a model of its own at first, compares it with those of others, and then trains its cluster's.
+
+    State: ``own``, the model that it has sent last, as long as it is needed: until it has been compared.
+    """
+
+    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+        match instruction.job:
+            case "exchange":
+                models = list(instruction["exchange"])
+                models.insert(instruction["place"], device.state["own"])
+                return (Evaluate(tuple(models)),)
+            case "gradient":
+                return (Train(Training(device.state["own"], full_batch=True, lr=1.0)),)
+            case "cold-start":
+                return (Evaluate(tuple(instruction["cold-start"])),)
+            case "warm-up":
+                return (Train(self._warming_up(device, instruction)),)
+        return super().work(device, instruction)
+
+    def _warming_up(self, device: Device, instruction: Instruction) -> Training:
+        """From the model that was received, or a draw of its own."""
+        moment = self.params.moment
+        start = instruction.contents.get("warm-up") or device.initial(1 + device.number)
+        if isinstance(moment, AfterRounds):
+            return Training(start, self.params.local_epochs)
+        return Training(start, moment.epochs) if moment.steps is None else Training(start, steps=moment.steps)
+
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
+        match instruction.job:
+            case "exchange":
+                assert result.tested is not None
+                differences = len(instruction["exchange"])
+                return {"probe-loss": Lazy("losses", result.tested, differences + (self.params.measure == "loss-gap"))}
+            case "gradient":
+                return {"gradient": result.update}
+            case "cold-start":
+                assert result.tested is not None
+                return {"id": Lazy("choice", result.tested)}
+            case "warm-up":
+                return {"warm-up": result.update, "start": Header(result.start)}
+        return super().reply(device, instruction, result)
+
+    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
+        if instruction.job == self.params.second_campaign:
+            device.state.pop("own", None)
+        elif self.params.second_campaign and (instruction.job == "warm-up" or "compared" in instruction.contents):
+            device.state["own"] = reply.get("update") or reply.get("warm-up")
+
+
+class LCFL(Grouped[LCFLParams]):
+    """Loss-based clustered federated learning.
+
+    Source: Gu et al., "Novel clustered federated learning based on local loss" (2024), Algorithm 1 and Eq. 2; the rounds of
+    FedAvg before the clustering as in its published experiments.
+
+    Warm-up: rounds of FedAvg, where the last model that a device sent is its w_i (a device that was never drawn, and is there
+    when they are over, trains once more: d parameters each way). Or each device receives the initial model (d parameters;
+    nothing if it draws its own), trains, and sends w_i (d parameters).
+
+    Exchange: each of the M devices with a w_i receives those of the others ((M - 1) d parameters), computes the objective L_i,
+    with ``training.l2``, of them and of its own on its training data, and sends |L_i(w_j) - L_i(w_i)| for each (M - 1 scalars
+    of 4 bytes; for ``loss-gap`` L_i(w_j), M scalars). The distance of two devices is the sum of what both found. The other
+    measures need no exchange. For ``grad-cos`` each of these devices makes one step of length 1 on all of its data from w_i and
+    sends the model that it has then (d parameters).
+
+    Then the devices are clustered, once and for all, and each cluster runs FedAvg by itself (d parameters each way). Clusters
+    are made of those who came back; with fewer than ``groups`` of them the run ends. All others, those whose training has
+    diverged, and newcomers receive the clusters' models (k d parameters), test them on their training data, join the best and
+    say which (4 bytes): as soon as they can, but not before no two clusters have the same model.
+
+    A campaign is one task each for many devices, outside of the rounds: the local warm-up, the exchange, or the gradients.
+
+    State besides ``Grouped``'s:
+        campaign: the name of the campaign that runs, or None.
+        campaign_open: its tasks that have not ended, task -> device; ``campaign_waiting``: devices whose return it waits for.
+        campaign_asked: how often it has asked each device, device -> count.
+        global: the model of the warm-up.
+        clustered: whether there are clusters; ``admitting``: whether newcomers can tell them apart.
+        own: the model w_i that each device sent last before that, or None; ``began``: the model from which it trained.
+        exchanged: devices whose models are exchanged, in order; ``tested``: what each found, device -> choice or model.
+    """
+
+    Params: ClassVar[type[LCFLParams]] = LCFLParams
+    Client = LCFLClient
+
+    def __init__(self, params: LCFLParams, server: Server) -> None:
+        super().__init__(params, server)
+        devices = server.devices
+        self.state |= {"campaign": None, "campaign_open": {}, "campaign_waiting": [], "campaign_asked": {}}
+        self.state |= {"clustered": False, "admitting": False, "own": [None] * devices, "began": [None] * devices}
+        self.state |= {"exchanged": [], "tested": {}, "cohort": [], "open": {}}
+
+    async def on_start(self) -> None:
+        self.state["global"] = self.server.models.initial()
+        await super().on_start()
+
+    # Rounds: FedAvg of all, then of each cluster.
+
+    def _open_round(self) -> None:
+        moment = self.params.moment
+        warm_up = moment.rounds if isinstance(moment, AfterRounds) else 0
+        if self.state["clustered"] or self.state["round"] < warm_up:
+            super()._open_round()
+        else:
+            self.state["cohort"] = []
+            self.server.timer("gather", self.server.now)
+
+    def select(self) -> list[int]:
+        """In the warm-up a share of all devices, drawn as FedAvg does; then a share of each cluster's members."""
+        if not self.state["clustered"]:
+            assert isinstance(self.params.moment, AfterRounds)
+            return self.pick(share_of(self.server.devices, self.params.moment.participation))
+        chosen: list[int] = []
+        for group in range(len(self.state["models"])):
+            among = self.members(group)
+            chosen += self.pick(share_of(len(among), self.params.participation), group, among=among)
+        return chosen
+
+    def contents(self, device: int) -> Contents:
+        """The model of the device's cluster; in the warm-up the global one, and that the update will be compared."""
+        if self.state["clustered"]:
+            return super().contents(device)
+        return {"model": self.state["global"], "compared": Header(True)}
+
+    async def aggregate(self) -> None:
+        state = self.state
+        if state["clustered"]:
+            await super().aggregate()
+            return
+        received = state["received"]
+        for entry in received:
+            self._keep(entry["device"], entry["update"], entry["start"])
+        if received:
+            state["global"] = await self.combine(state["global"], received, -1)
+
+    def _keep(self, device: int, update: Ref | None, start: Ref | None) -> None:
+        self.state["own"][device], self.state["began"][device] = update, start
+
+    def center(self, entry: dict[str, Any]) -> Ref | None:
+        return super().center(entry) if self.state["clustered"] else self.state["global"]
+
+    def models(self) -> ModelAssignment:
+        return super().models() if self.state["clustered"] else {"global": (self.state["global"], None)}
+
+    async def on_timer(self, name: str) -> None:
+        """After the rounds of the warm-up: a model of everybody. A campaign's deadline ends what is open, waits for nobody."""
+        if name == "gather":
+            await self._gather()
+        elif name == "campaign-deadline":
+            self.state["campaign_waiting"] = []
+            for task in list(self.state["campaign_open"]):
+                self.server.end(task, "late")
+            await self._look_whether_over()
+        else:
+            await super().on_timer(name)
+
+    async def _gather(self) -> None:
+        """Ask those who are there and have sent no model for one."""
+        own = self.state["own"]
+        without = [device for device in self.server.clients.online() if own[device] is None]
+        if len(without) + sum(model is not None for model in own) < self.params.groups:
+            self.server.look_again("gather", self.params.retry)
+        else:
+            await self._begin_campaign("warm-up", without)
+
+    async def _begin_campaign(self, name: str, devices: Sequence[int]) -> None:
+        """Ask devices, those that are away when they are back."""
+        server, deadline = self.server, self.params.moment.deadline
+        self.state |= {"campaign": name, "campaign_open": {}, "campaign_waiting": []}
+        self.state["campaign_asked"] = dict.fromkeys(devices, 0)
+        server.emit("campaign", what=name, devices=len(devices))
+        if deadline is not None:
+            server.timer("campaign-deadline", server.now + deadline)
+        for device in devices:
+            self._invite(device)
+        await self._look_whether_over()
+
+    def _invite(self, device: int) -> None:
+        """Ask a device that is there; wait for one that is not, if it will ever be."""
+        state = self.state
+        if self.server.clients.idle(device):
+            state["campaign_asked"][device] += 1
+            task = self.server.ask(device, self._campaign_contents(device), state["campaign"])
+            state["campaign_open"][task] = device
+        elif self.server.clients.await_return(device):
+            state["campaign_waiting"].append(device)
+
+    async def _look_whether_over(self) -> None:
+        state = self.state
+        if not state["campaign_open"] and not state["campaign_waiting"]:
+            name, state["campaign"] = state["campaign"], None
+            self.server.cancel_timer("campaign-deadline")
+            await self._campaign_over(name)
+
+    async def on_task_end(self, message: TaskEnd) -> None:
+        state = self.state
+        if message.task not in state["campaign_open"]:
+            await super().on_task_end(message)
+            return
+        device = state["campaign_open"].pop(message.task)
+        if message.outcome == "done":
+            if message.job == self.params.second_campaign:
+                state["tested"][device] = message["probe-loss" if message.job == "exchange" else "gradient"]
+            else:
+                self._keep(device, message["warm-up"], message["start"])
+        elif message.outcome in ("lost", "battery") and state["campaign_asked"][device] < self.params.moment.attempts:
+            self._invite(device)
+        await self._look_whether_over()
+
+    async def on_return(self, device: int) -> None:
+        if device in self.state["campaign_waiting"]:
+            self.state["campaign_waiting"].remove(device)
+            self._invite(device)
+            await self._look_whether_over()
+        else:
+            await super().on_return(device)
+
+    def _campaign_contents(self, device: int) -> Contents:
+        """A model to train from; or the models of all others, and which place is the device's own."""
+        state, moment = self.state, self.params.moment
+        if state["campaign"] == "gradient":
+            return {}
+        if state["campaign"] == "exchange":
+            others = [state["own"][other] for other in state["exchanged"] if other != device]
+            return {"exchange": others, "place": Header(state["exchanged"].index(device))}
+        if isinstance(moment, AfterLocalTraining) and moment.start == "own":
+            return {}
+        return {"warm-up": state["global"]}
+
+    async def _campaign_over(self, name: str) -> None:
+        """Go on with those who came back: to the exchange, or to the clusters."""
+        state, params = self.state, self.params
+        has_model = [device for device, own in enumerate(state["own"]) if own is not None]
+        found = has_model if name == "warm-up" else list(state["tested"])
+        if len(found) < params.groups:
+            self.server.stop(f"{len(found)} devices came back from the {name}, too few for {params.groups} groups")
+        elif name == "warm-up" and params.second_campaign is not None:
+            state["exchanged"] = found
+            await self._begin_campaign(params.second_campaign, found)
+        else:
+            await self._make_clusters(sorted(found))
+
+    async def _make_clusters(self, devices: list[int]) -> None:
+        """Cluster devices; a cluster gets its first model, and devices in none look for one."""
+        state, server, params = self.state, self.server, self.params
+        devices, labels = await self._cluster(devices)
+        for cluster in members(np.array(labels)):
+            if params.clusters_start == "members":
+                own = [state["own"][devices[at]] for at in cluster]
+                state["models"].append(server.models.mix(await params.aggregation.total(server, own, 1 / len(cluster))))
+            else:
+                state["models"].append(state["global"])
+        for device, group in zip(devices, labels, strict=True):
+            self.move(device, group, "clustering")
+        state |= {"clustered": True, "own": [], "began": [], "exchanged": [], "tested": {}}  # large, and needed no more
+        self._admit()
+        self._open_round()
+
+    async def _cluster(self, devices: list[int]) -> tuple[list[int], list[int]]:
+        """The comparable devices among ``devices``, and the cluster of each; random clusters where nothing is learnt."""
+        server, params = self.server, self.params
+        generator = server.rng("clustering")
+        record: dict[str, Any] = {"measure": params.measure}
+        if server.models.learns:
+            kept, distance = await self.distances(devices)
+            if params.second_campaign != "exchange":
+                server.compute("products", len(kept), server.setting.parameters)
+            cost = "medoids" if isinstance(params.clusterer, KMedoids) else "linkage"
+            server.compute(cost, len(kept), m=params.groups)
+            if len(kept) < params.groups:
+                raise SimulationError(
+                    f"the warm-up of {len(devices)} devices gave {len(kept)} finite models, fewer than the {params.groups} "
+                    "groups that they are to make; a smaller training.lr may help"
+                )
+            devices = [devices[at] for at in kept]
+            labels = self._labels(distance, generator).tolist()
+            record |= shown_pairs("distance", distance)
+        else:
+            labels = canonical(generator.permutation(len(devices)) % params.groups).tolist()
+        server.emit("clustering", devices=devices, groups=labels, **record)
+        return devices, labels
+
+    def _labels(self, distance: Matrix, generator: np.random.Generator) -> Labels:
+        params = self.params
+        if params.as_published and isinstance(params.clusterer, KMedoids):
+            return k_medoids(distance, params.groups, "heuristic", generator)
+        return params.clusterer.labels(distance, params.groups, generator)
+
+    async def distances(self, devices: list[int]) -> Found:
+        """Pairwise distances of the devices, by positions in ``devices``."""
+        server, state, measure = self.server, self.state, self.params.measure
+        if self.params.second_campaign == "exchange":
+            rows = await server.models.numbers([state["tested"][device] for device in devices])
+            columns = [state["exchanged"].index(device) for device in devices]
+            return by_losses(np.stack(rows)[:, columns], loss_gap if measure == "loss-gap" else loss_distance)
+        models = await server.models.values([state["own"][device] for device in devices])
+        if measure == "diff-norm":
+            return by_rows(models, diff_norm)
+        others = await server.models.values(
+            [state["tested" if measure == "grad-cos" else "began"][device] for device in devices]
+        )
+        with np.errstate(all="ignore"):  # of a device that has diverged
+            return by_rows([model - other for model, other in zip(models, others, strict=True)], gradient_cosine)
+
+    async def after_aggregation(self) -> None:
+        self._admit()
+
+    def _admit(self) -> None:
+        """Once no two clusters have the same model, all devices without a cluster look for one, now or on their return."""
+        state = self.state
+        if state["admitting"] or len({model.name for model in state["models"]}) < len(state["models"]):
+            return
+        state["admitting"] = True
+        for device in range(self.server.devices):
+            if state["group"][device] < 0:
+                there = self.server.clients.idle(device)
+                self.must_prepare(device)
+                if not there:
+                    self.server.clients.await_return(device)
+
+    async def on_arrival(self, device: int) -> None:
+        """A newcomer looks for its cluster as soon as it can be found; in the warm-up it is like any other device."""
+        if self.state["admitting"] and self.state["group"][device] < 0:
+            self.must_prepare(device)
+
+    def preparation(self, device: int) -> tuple[Contents, str] | None:
+        return ({"cold-start": self.state["models"]}, "cold-start") if device in self.state["unprepared"] else None
+
+    async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
+        for entry, group in zip(prepared, await self.choices(prepared, "cold-start"), strict=True):
+            self.move(entry["device"], group, "cold-start")

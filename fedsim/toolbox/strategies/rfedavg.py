@@ -1,0 +1,368 @@
+"""RFedAvg on clusters by CCS, and the benchmarks of its paper (Wang, Zhang and Tao)."""
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fedsim.arrays import Floats
+from fedsim.federation.client import Instruction, LocalResult
+from fedsim.federation.contents import Contents, Header, Lazy
+from fedsim.federation.devices import Device
+from fedsim.federation.messages import TaskEnd
+from fedsim.federation.server import Server
+from fedsim.language.spec import OnlyWith
+from fedsim.strategies.fedavg import FedAvg
+from fedsim.strategies.parts.server import ServerOptimiserSpec
+from fedsim.strategies.round_params import RoundParams, SynchronousParams
+from fedsim.strategies.synchronous import SynchronousClient
+from fedsim.toolbox.clustering.algorithms import canonical, greedy_clusters, kmeans, members, threshold
+from fedsim.toolbox.clustering.similarity import Matrix, cosine_matrix, shown_pairs
+from fedsim.toolbox.clustering.weights import (
+    balance_ratio,
+    class_imbalance,
+    class_shares,
+    cluster_imbalance,
+    inverse_weights,
+    optimal_weights,
+)
+from fedsim.training import Training
+from fedsim.world.task import Computation
+
+
+class RFedAvgParams(SynchronousParams):
+    """Parameters of RFedAvg, in addition to ``SynchronousParams``.
+
+    Attributes:
+        local_epochs: gradient steps on all of its data that a client makes; 1 in the paper.
+        server: what the server makes of the reweighted mean (``parts/server``); None: it is the new model.
+        weights: p_n of the clusters: ``rfedavg``, in inverse proportion to their data imbalance; ``optimal``, those that bring
+            the mixture nearest to equal class shares (the paper's benchmark: clients disclose their class counts);
+            ``uniform-by-data``, by samples, so that clusters make no difference (its FedAvg).
+        clustering: ``ccs``, greedy clusters by cosine; ``kmeans``, K-means on the gradients as they are (the paper's
+            benchmark).
+        kmeans_clusters: N of K-means, which the paper does not say: a number, or as many as there are ``classes``, or as
+            ``ccs`` would find. Fewer if there are not so many distinct gradients.
+        imbalance: a device's I_k compares its class counts with D / M, D all samples of all devices (``global``, Eq. 17 as it
+            stands), or with D_k / M, its own (``local``).
+        theta: the angle (radians) between gradients that counts as alike at first (Eq. 7; not given in the paper).
+        least_loss: l_*, the loss at which every acute angle does (likewise).
+    """
+
+    kind: Literal["rfedavg"] = "rfedavg"
+    needs_labels: ClassVar[bool] = True
+    server: ServerOptimiserSpec | None = None
+    clients_per_round: int = Field(default=30, ge=1)
+    weights: Literal["rfedavg", "optimal", "uniform-by-data"] = "rfedavg"
+    clustering: Literal["ccs", "kmeans"] = "ccs"
+    kmeans_clusters: Annotated[
+        Literal["classes", "ccs"] | Annotated[int, Field(ge=1)], OnlyWith("clustering", values=("kmeans",))
+    ] = "classes"
+    imbalance: Annotated[Literal["global", "local"], OnlyWith("weights", values=("rfedavg",))] = "global"
+    theta: float = Field(default=math.pi / 36, ge=0.0, le=math.pi / 2)
+    least_loss: float = Field(default=0.0, ge=0.0)
+
+    @property
+    def uses_total(self) -> bool:
+        """Whether clients must know for their imbalance how many samples all devices have."""
+        return self.weights == "rfedavg" and self.imbalance == "global"
+
+    @property
+    def uses_loss(self) -> bool:
+        """Whether clients say how large their loss is."""
+        return self.clustering == "ccs" or self.kmeans_clusters == "ccs"
+
+
+Clusters = list[list[int]]
+
+
+def cluster_gradients(
+    params: RFedAvgParams,
+    gradients: NDArray[np.float32],
+    similarity: Matrix,
+    eps: float | None,
+    classes: int,
+    generator: np.random.Generator,
+) -> Clusters:
+    """Clusters of like ``gradients`` [n, d] of one scale, with cosines ``similarity`` [n, n]; positions in ascending order.
+
+    ``eps`` is the cosine that like gradients have, needed where CCS is; ``classes`` is M; ``generator`` is for K-means.
+    """
+    found = [] if eps is None else greedy_clusters(similarity, eps)
+    if params.clustering == "ccs":
+        return found
+    wanted = params.kmeans_clusters
+    if isinstance(wanted, str):
+        wanted = len(found) if wanted == "ccs" else classes
+    distinct = len({row.tobytes() for row in gradients + 0.0})  # -0.0 becomes 0.0
+    # In an orthonormal basis of what they span distances are the same, at less cost.
+    coordinates = np.asarray(np.linalg.qr(gradients.T.astype(np.float64), mode="r")).T
+    return members(kmeans(coordinates, min(wanted, distinct), generator))
+
+
+def by_samples(clusters: Clusters, sizes: NDArray[np.int64]) -> Floats:
+    """D_Cn / D_S, each cluster's share of the samples, float64 [N]."""
+    totals = np.array([sizes[cluster].sum() for cluster in clusters], dtype=np.float64)
+    shares: Floats = totals / totals.sum()
+    return shares
+
+
+def client_weights(clusters: Clusters, weights: Floats, sizes: NDArray[np.int64]) -> list[float]:
+    """The weight of each client: its cluster's weight, times its share of the cluster's samples (Eq. 4)."""
+    each = np.zeros(len(sizes))
+    for cluster, weight in zip(clusters, weights, strict=True):
+        each[cluster] = weight * (sizes[cluster] / sizes[cluster].sum())
+    found: list[float] = each.tolist()
+    return found
+
+
+def balance(counts: NDArray[np.int64], clusters: Clusters, weights: Sequence[Floats]) -> dict[str, list[float | None]]:
+    """Balance of the classes in mixtures of clusters, one entry for each vector of weights.
+
+    ``beta`` is the largest class share by the smallest (Eq. 3), None where a class is missing; ``distance`` the squared
+    distance of the class shares from equal ones (Theorem 1, Q1).
+    """
+    shares = class_shares(counts, clusters)
+    mixtures = [shares @ each for each in weights]
+    ratios = [balance_ratio(mixture) for mixture in mixtures]
+    return {
+        "beta": [ratio if np.isfinite(ratio) else None for ratio in ratios],
+        "distance": [float(np.square(mixture - 1 / len(mixture)).sum()) for mixture in mixtures],
+    }
+
+
+class RFedAvgClient(SynchronousClient[RFedAvgParams]):
+    """Makes gradient steps on all of its data, and says what is asked of these.
+
+    State: ``total``, D as it was told last.
+    """
+
+    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+        return () if instruction.job == "report" else super().work(device, instruction)
+
+    def training(self, device: Device, instruction: Instruction) -> Training:
+        return Training(instruction["model"], self.params.local_epochs, full_batch=True)
+
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
+        params = self.params
+        if instruction.job == "report":
+            return {"size-report": result.samples}
+        if "control" in instruction.contents:
+            device.state["total"] = instruction["control"]
+        control: list[Any] = [result.samples]
+        if params.weights == "rfedavg":
+            total = device.state["total"] if params.uses_total else None
+            control.append(float(class_imbalance(device.label_counts[None], total)[0]))
+        if params.uses_loss:
+            assert result.update is not None
+            control.append(Lazy("loss", result.update))
+        labels: list[int] = device.label_counts.tolist()
+        counts = {"class-counts": labels} if params.weights == "optimal" else {}
+        # The labels go along for the record of how balanced the classes are: nobody acts on them.
+        return {"update": result.update, "control": control} | counts | {"labels": Header(labels)}
+
+
+class RFedAvg(FedAvg[RFedAvgParams]):
+    """Reweighted federated averaging over clusters of like gradients.
+
+    Source: Wang, Zhang and Tao, "Adaptive clustering-based model aggregation for federated learning with imbalanced data":
+    Algorithm 1 (CCS), Eqs. 4 to 7 and 17, and the two steps after it; benchmarks of section IV.
+
+    A round: K clients receive the model (d parameters). Each makes one gradient step on all of its data, and sends the model
+    that it has then (d parameters), with its samples D_k, its imbalance I_k and its loss F_k (a scalar each, those that are
+    used). The server clusters the gradients; a cluster's model is the mean of its clients', weighted by samples; the new model
+    is the sum over clusters of p_n times theirs: as the p_n sum to 1, the gradient step of Eq. 5. The threshold of CCS falls
+    with the mean of the reported losses; the first is l_0.
+
+    I_k needs D, the samples of all devices: each device reports its size at the begin or when it can be reached (a scalar,
+    ``size-report``), and is not drawn before. D is the sum of the sizes last heard, and goes with the model to each client that
+    was told another before (a scalar, ``control``). ``optimal`` needs class counts (M scalars, ``class-counts``).
+
+    An update that is not finite counts for nothing. Without learning the clusters are drawn at random.
+
+    Records, beside ``aggregate``: ``reweighting``, each round: the clusters' numbers of clients, their weights, eps, and how
+    balanced the classes are under weights by samples and under these (``balance``: from the devices' labels, which the server
+    does not see). ``clustering``: who was clustered with whom, in rounds 0, 1, 2, 4, 8, ...
+
+    State besides FedAvg's:
+        sizes: the samples that each device has last said that it holds, or None.
+        reporting: tasks of devices that report their size, device -> task; ``begun``: whether rounds have.
+        total: D as it is told in this round; ``told``: which D each device knows, 0 for none.
+        imbalance, counts: what each device has last said: I_k, and its samples of each class.
+        first_loss, loss: l_0 and l_t, None before there is one.
+        cluster: the last round's clusters, device -> cluster.
+    """
+
+    Params: ClassVar[type[RoundParams]] = RFedAvgParams
+    Client = RFedAvgClient
+
+    def __init__(self, params: RFedAvgParams, server: Server) -> None:
+        super().__init__(params, server)
+        devices = server.devices
+        self.state |= {"sizes": [None] * devices, "reporting": {}, "begun": False, "total": 0, "told": [0] * devices}
+        self.state |= {"imbalance": [0.0] * devices, "counts": {}, "first_loss": None, "loss": None, "cluster": {}}
+
+    async def on_start(self) -> None:
+        if not self.params.uses_total:
+            await super().on_start()
+            return
+        self.state |= {"model": self.server.models.initial(), "round": 0, "open": {}}
+        for device in range(self.server.devices):
+            self._hear_size(device)
+        self._begin()
+
+    async def on_return(self, device: int) -> None:
+        self._hear_size(device)
+
+    async def on_arrival(self, device: int) -> None:
+        self._hear_size(device)
+
+    def _hear_size(self, device: int) -> None:
+        state, server = self.state, self.server
+        if not self.params.uses_total or state["sizes"][device] is not None or device in state["reporting"]:
+            return
+        if server.clients.idle(device):
+            state["reporting"][device] = server.ask(device, {}, "report")
+        else:
+            server.clients.await_return(device)
+
+    def _begin(self) -> None:
+        if not (self.state["begun"] or self.state["reporting"]):
+            self.state["begun"] = True
+            self._open_round()
+
+    def select(self) -> list[int]:
+        sizes = self.state["sizes"]
+        if not self.params.uses_total or None not in sizes:
+            return super().select()
+        known = [device for device, size in enumerate(sizes) if size is not None]
+        return self.pick(self.params.asked_per_round, among=known)
+
+    async def before_asking(self) -> None:
+        """D stays the same for a round, and the clusters of the round before are over."""
+        self.state["total"] = sum(size for size in self.state["sizes"] if size is not None)
+        self.state["cluster"] = {}
+
+    def contents(self, device: int) -> Contents:
+        state = self.state
+        tell = self.params.uses_total and state["told"][device] != state["total"]
+        return {"model": state["model"]} | ({"control": state["total"]} if tell else {})
+
+    def _samples(self, message: TaskEnd) -> int:
+        return int(message["control"][0])
+
+    async def on_task_end(self, message: TaskEnd) -> None:
+        state, device = self.state, message.device
+        if state["reporting"].get(device) == message.task:
+            del state["reporting"][device]
+            if message.outcome == "done":
+                state["sizes"][device] = message["size-report"]
+            self._hear_size(device)
+            self._begin()
+            return
+        if message.outcome == "done" and message.job == "train":
+            state["sizes"][device] = self._samples(message)
+            if self.params.weights == "rfedavg":
+                state["imbalance"][device] = message["control"][1]
+                state["told"][device] = state["total"]
+            if self.params.weights == "optimal":
+                state["counts"][device] = message["class-counts"]
+        await super().on_task_end(message)
+
+    async def aggregate(self) -> None:
+        received: list[dict[str, Any]] = self.state["received"]
+        if not any(entry["samples"] for entry in received):
+            return
+        weights = await self._weights(received)
+        parts = [(entry["update"], weight) for entry, weight in zip(received, weights, strict=True)]
+        before = self.state["model"]
+        self.state["model"] = self.advance(before, self.server.models.mix(parts, otherwise=before))
+        self.record_aggregate(received, weights)
+
+    async def _weights(self, received: list[dict[str, Any]]) -> list[float]:
+        """The weight of each update; 0 for one that is left out."""
+        weights = [0.0] * len(received)
+        held = [at for at, entry in enumerate(received) if entry["samples"]]
+        held.sort(key=lambda at: received[at]["device"])  # who came first decides nothing, not even between equals
+        gradients: NDArray[np.float32] | None = None
+        if self.server.models.learns:
+            model, *updates = await self.server.models.values([self.state["model"], *(received[at]["update"] for at in held)])
+            with np.errstate(over="ignore", invalid="ignore"):
+                changes = np.stack(updates) - model
+            finite = np.isfinite(changes).all(axis=1)
+            held, gradients = [at for at, is_finite in zip(held, finite, strict=True) if is_finite], changes[finite]
+        if held:
+            entries = [received[at] for at in held]
+            sizes = np.array([entry["samples"] for entry in entries], dtype=np.int64)
+            clusters, eps = await self._cluster(entries, gradients)
+            shares = self._shares(entries, sizes, clusters, eps)
+            for at, weight in zip(held, client_weights(clusters, shares, sizes), strict=True):
+                weights[at] = weight
+        return weights
+
+    async def _cluster(
+        self, entries: list[dict[str, Any]], gradients: NDArray[np.float32] | None
+    ) -> tuple[Clusters, float | None]:
+        """The clusters, positions in ``entries``, and the threshold if there was one; at random without gradients."""
+        params, server, number, classes = self.params, self.server, self.state["round"], self.setting.classes
+        devices = [entry["device"] for entry in entries]
+        generator = server.rng("clusters", number)
+        eps, shown = None, None
+        if gradients is None:
+            clusters = members(canonical(generator.integers(classes, size=len(entries))))
+        else:
+            eps = await self._threshold(entries) if params.uses_loss else None
+            n, d = gradients.shape
+            server.compute("products", n, d)
+            if params.clustering == "kmeans":
+                server.compute("k-means", n, d, classes)
+            similarity = cosine_matrix(gradients)
+            clusters = cluster_gradients(params, gradients, similarity, eps, classes, generator)
+            shown = shown_pairs("similarity", similarity)
+        place = {at: number for number, cluster in enumerate(clusters) for at in cluster}
+        groups = [place[at] for at in range(len(devices))]
+        if shown is not None and number & (number - 1) == 0:
+            server.emit("clustering", round=number, measure=params.clustering, devices=devices, groups=groups, **shown)
+        self.state["cluster"] = dict(zip(devices, groups, strict=True))
+        return clusters, eps
+
+    async def _threshold(self, entries: list[dict[str, Any]]) -> float:
+        """The cosine that like gradients have now; a loss that is not known is taken to be the last one."""
+        state, params = self.state, self.params
+        loss = await self.server.models.train_loss([(entry["update"], float(entry["samples"])) for entry in entries])
+        if loss is not None:
+            state["loss"] = loss
+            if state["first_loss"] is None:
+                state["first_loss"] = loss
+        if state["first_loss"] is None:
+            return threshold(0.0, 0.0, 0.0, params.theta)
+        return threshold(state["loss"], state["first_loss"], params.least_loss, params.theta)
+
+    def _shares(self, entries: list[dict[str, Any]], sizes: NDArray[np.int64], clusters: Clusters, eps: float | None) -> Floats:
+        """p_n of each cluster, float64 [N], with sum 1."""
+        state, devices = self.state, [entry["device"] for entry in entries]
+        match self.params.weights:
+            case "rfedavg":
+                imbalance = np.array([state["imbalance"][device] for device in devices])
+                shares = inverse_weights(cluster_imbalance(imbalance, sizes, clusters))
+            case "optimal":
+                shares = optimal_weights(class_shares(np.array([state["counts"][device] for device in devices]), clusters))
+            case _:
+                shares = by_samples(clusters, sizes)
+        truth = np.array([entry["contents"]["labels"] for entry in entries])
+        self.server.emit(
+            "reweighting",
+            round=state["round"],
+            clusters=[len(cluster) for cluster in clusters],
+            weights=shares.tolist(),
+            eps=eps,
+            balance=balance(truth, clusters, [by_samples(clusters, sizes), shares]),
+        )
+        return shares
+
+    def group_of(self, device: int) -> int | None:
+        cluster: int | None = self.state["cluster"].get(device)
+        return cluster

@@ -1,0 +1,229 @@
+"""Devices in regions of clouds: each pair has TCP connections of its own, as fast as a window and their round trip let them be.
+
+``cloud_regions.toml`` has what was measured between some regions, with source, licence and date. The connections of other pairs
+follow from two rules, fitted to these rows: the rate of a connection is a window over the round trip, and the round trip grows
+with the length of the way (``CloudFacts``).
+"""
+
+import math
+from collections.abc import Mapping
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+from pydantic import Field, ValidationInfo, field_validator
+
+from fedsim.arrays import Floats
+from fedsim.errors import ScenarioError, nearest
+from fedsim.files import read_toml, sought
+from fedsim.simulation import Simulation, on_grid
+from fedsim.world.columns import ALL
+from fedsim.world.device_table import DeviceTable
+from fedsim.world.network.base import Network
+from fedsim.world.network.flow import SERVER, Direction
+from fedsim.world.network.protocol import Transport
+from fedsim.world.network.spec import AccessColumns, NetworkModel
+
+_TABLE = Path(__file__).parents[1] / "cloud_regions.toml"
+_EARTH_KM = 6371.0
+_HUB = "aws:ca-central-1"
+_Milliseconds = Annotated[float, Field(ge=0.0, le=1e6)]
+_Megabits = Annotated[float, Field(gt=0.0, le=1e9)]
+
+
+class Connection(NamedTuple):
+    """A TCP connection between two regions: its round trip (s), its rate (bytes/s), and whether that was measured."""
+
+    round_trip: float
+    rate: float
+    measured: bool = True
+
+
+class Site(NamedTuple):
+    """Place of a region: city, part of the world, latitude and longitude (degrees)."""
+
+    city: str
+    part: str
+    latitude: float
+    longitude: float
+
+
+class CloudFacts:
+    """Measured connections between regions, and rules for the others.
+
+    Attributes:
+        sites: of regions, by name.
+        measured: by names (from, to).
+        window: bytes of a connection under way: the median of rate x round trip.
+        round_trip: its part that is always there (s), and seconds a km of the way, by least squares of relative errors. The way
+            is the great circle; from South America, and between Europe and East Asia, that over North America.
+    """
+
+    def __init__(self) -> None:
+        table = read_toml(_TABLE)
+        self.sites = {name: Site(*site) for name, site in table["sites"].items()}
+        self.measured = {(one, other): Connection(ms / 1e3, mbit * 1e6 / 8) for one, other, ms, mbit in table["measured"]}
+        self.fit()
+
+    def fit(self) -> None:
+        """Find the rules' constants from what is ``measured``."""
+        self.window = float(np.median([each.round_trip * each.rate for each in self.measured.values()]))
+        took = np.array([each.round_trip for each in self.measured.values()])
+        ways = np.array([[1.0, self.way_km(*pair)] for pair in self.measured])
+        fixed, per_km = np.linalg.lstsq(ways / took[:, None], np.ones(len(took)), rcond=None)[0].tolist()
+        self.round_trip = fixed, per_km
+
+    def way_km(self, one: str, other: str) -> float:
+        """Length of the way between two regions (km)."""
+        parts = {self.sites[name].part for name in (one, other)}
+        detour = parts == {"europe", "east-asia"} or (
+            "south-america" in parts and not parts & {"north-america"} and len(parts) > 1
+        )
+        way = [one, _HUB, other] if detour else [one, other]
+        return sum(self.great_circle_km(*leg) for leg in pairwise(way))
+
+    def great_circle_km(self, one: str, other: str) -> float:
+        """Distance between two regions (km)."""
+        here, there = self.sites[one], self.sites[other]
+        lat, far_lat = math.radians(here.latitude), math.radians(there.latitude)
+        across = math.sin(math.radians(there.longitude - here.longitude) / 2) ** 2
+        half = math.sin((far_lat - lat) / 2) ** 2 + math.cos(lat) * math.cos(far_lat) * across
+        return 2 * _EARTH_KM * math.asin(math.sqrt(half))
+
+    def connection(self, one: str, other: str) -> Connection:
+        """The connection from one region to another, measured that way, the other way, or by the rules."""
+        return self.measured.get((one, other)) or self.measured.get((other, one)) or self.ruled(one, other)
+
+    def ruled(self, one: str, other: str) -> Connection:
+        """A connection by the rules alone."""
+        fixed, per_km = self.round_trip
+        round_trip = fixed + per_km * self.way_km(one, other)
+        return Connection(round_trip, self.window / round_trip, False)
+
+
+@cache
+def cloud_facts() -> CloudFacts:
+    """The facts that come with fedsim."""
+    return CloudFacts()
+
+
+class Regions(Network):
+    """Devices in regions, device i in region i modulo their number, and a server in one of them.
+
+    Each pair of endpoints has ``connections`` of its own in each direction. ``table`` says those between two regions; within a
+    region that it leaves out, only devices' own links limit.
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        columns: AccessColumns,
+        transport: Transport,
+        of: list[str],
+        server: str,
+        connections: int,
+        table: Mapping[tuple[str, str], Connection],
+    ) -> None:
+        down, up, latency = columns
+        self._of, self._server, self._table, self._connections = of, server, table, connections
+        self._own_s = latency
+        far = np.array([self._way(server, region).round_trip / 2 for region in of])
+        super().__init__(simulation, {}, down, up, latency + far[np.arange(len(latency)) % len(of)], transport)
+
+    def region(self, endpoint: int) -> str:
+        """The region of a device, or of the server."""
+        return self._server if endpoint == SERVER else self._of[endpoint % len(self._of)]
+
+    def _way(self, one: str, other: str) -> Connection:
+        usual = Connection(0.0, math.inf)
+        return self._table.get((one, other), usual if one == other else self._table.get((other, one), usual))
+
+    def route(self, source: int, destination: int) -> list[str]:
+        rate = self._way(self.region(source), self.region(destination)).rate
+        return [] if rate == math.inf else [f"{self.name(source)} -> {self.name(destination)}"]
+
+    def links_between(self, source: int, destination: int) -> list[tuple[str, float]]:
+        rate = self._way(self.region(source), self.region(destination)).rate * self._connections
+        return [(link, rate) for link in self.route(source, destination)]
+
+    def built_rate(self, link: str) -> float:
+        ends = link.split(" -> ")
+        if len(ends) != 2:
+            return super().built_rate(link)
+        source, destination = map(self.endpoint, ends)
+        return self._way(self.region(source), self.region(destination)).rate * self._connections
+
+    def _exact_latency_s(self, source: int, destination: int) -> float:
+        own = sum(self._own_s.item(end) for end in (source, destination) if end != SERVER)
+        return own + self._way(self.region(source), self.region(destination)).round_trip / 2
+
+    def latency_s(self, source: int, destination: int) -> float:
+        return on_grid(self._exact_latency_s(source, destination))
+
+    def lone_rates(self, direction: Direction, devices: slice = ALL) -> Floats:
+        ways = [(self._server, one) if direction == "down" else (one, self._server) for one in self._of]
+        rates = np.array([self._way(*way).rate * self._connections for way in ways])
+        numbers = np.arange(*devices.indices(self.devices)) % len(self._of)
+        found: Floats = np.minimum(self.access_rates(direction)[devices], rates[numbers])
+        return found
+
+
+class RegionsSpec(NetworkModel):
+    """Devices and a server in regions of clouds, over TCP connections of measured round trip and rate.
+
+    The rate of several connections is so many times that of one, up to what devices' own links carry (``device``). Of a pair
+    that nobody measured the rate follows from a window of 0.83 MB over the round trip (on the 30 measured pairs 2 % off on the
+    mean, 5 % at most), and the round trip from the way between the cities (5 % off on the mean, 11 % at most).
+
+    Attributes:
+        of: regions by name, such as "aws:eu-west-1" or "gcp:us-central1"; devices are dealt over them in turn.
+        server_in: the region of the server; None: the first of ``of``.
+        connections: TCP connections of each pair in each direction, over which a message goes at once.
+        file: a table of your own instead of the measured one: CSV with ``from``, ``to``, ``rtt_ms`` and ``mbit_s`` of one
+            connection; a row from a region to itself says what limits a connection within it. A relative path starts from
+            ``data.root``, else the working directory, else ``$FEDSIM_DATA``.
+    """
+
+    kind: Literal["regions"] = "regions"
+    file: str | None = None
+    of: list[str] = Field(min_length=1)
+    server_in: str | None = None
+    connections: int = Field(default=1, ge=1, le=1000)
+
+    @field_validator("of", "server_in")
+    @classmethod
+    def _known(cls, value: Any, info: ValidationInfo) -> Any:
+        sites = cloud_facts().sites
+        for name in [] if info.data.get("file") else [value] if isinstance(value, str) else value or []:
+            if name not in sites:
+                raise ValueError(f"{info.field_name!r} has {name!r}; allowed are {', '.join(sites)}{nearest(name, sites)}")
+        return value
+
+    @property
+    def places(self) -> int:
+        return len(self.of)
+
+    def _connect(self, simulation: Simulation, columns: AccessColumns, transport: Transport, root: Path | None) -> Network:
+        server = self.server_in or self.of[0]
+        names = [*dict.fromkeys([*self.of, server])]
+        if self.file is None:
+            facts = cloud_facts()
+            table = {(one, other): facts.connection(one, other) for one in names for other in names if one != other}
+        else:
+            table = _read(sought(self.file, root))
+            for one in names:
+                for other in names:
+                    if one != other and (one, other) not in table and (other, one) not in table:
+                        raise ScenarioError(f"network.file {self.file!r} has no row from {one!r} to {other!r}, nor back")
+        return Regions(simulation, columns, transport, self.of, server, self.connections, table)
+
+
+def _read(path: Path) -> dict[tuple[str, str], Connection]:
+    """A user's table of connections, by (from, to); ``DataError``: it is missing or malformed."""
+    table = DeviceTable("network.file", path, ("from", "to", "rtt_ms", "mbit_s"))
+    round_trips, rates = table.values("rtt_ms", _Milliseconds), table.values("mbit_s", _Megabits)
+    ends = zip(table.values("from", str), table.values("to", str), strict=True)
+    found = [Connection(ms / 1e3, mbit * 1e6 / 8) for ms, mbit in zip(round_trips, rates, strict=True)]
+    return dict(zip(ends, found, strict=True))

@@ -1,0 +1,62 @@
+"""Predicts round trips and rates between regions: ``python scenarios/outside/regions/predict.py``."""
+
+from itertools import permutations
+from pathlib import Path
+from statistics import median
+
+from fedsim.scenarios.outside.rows import Prediction, given, show, write
+from fedsim.world.network.regions import CloudFacts, Connection
+
+HERE = Path(__file__).resolve().parent
+ROUND_TRIPS_MS = (2, 5, 10, 15, 20, 30, 40, 50, 75, 100, 125, 150, 175, 200, 225, 250, 275, 300, 350, 400)
+
+
+def named(region: str) -> str:
+    """``aws:eu-west-1`` of ``AWS eu-west-1``."""
+    cloud, name = region.split()
+    return f"{cloud.lower()}:{name}"
+
+
+def predictions(pair: tuple[str, str], ways: Connection, row: dict[str, str] | None) -> list[Prediction]:
+    """Round trip, and rate of one connection."""
+    found = {"rtt_ms": 1e3 * ways.round_trip, "mbit_s": ways.rate * 8 / 1e6}
+    cell = " -> ".join(pair)
+    return [Prediction(what, cell, float(row[what]) if row else None, value, row is not None) for what, value in found.items()]
+
+
+def main() -> None:
+    """Print the tables, and write the predictions."""
+    facts = CloudFacts()
+    rows = {(named(row["from"]), named(row["to"])): row for row in given(HERE)}
+    before = []
+    for pair, row in rows.items():
+        round_trip = 2 * facts.great_circle_km(*pair) / 200e3
+        before += predictions(pair, Connection(round_trip, 65_536 / round_trip), row)
+    show("before anything is fitted", before)
+    measured, left_out = dict(facts.measured), []
+    for one, other in [pair for pair in rows if pair[0] < pair[1]]:
+        facts.measured = {pair: known for pair, known in measured.items() if {*pair} != {one, other}}
+        facts.fit()
+        left_out += predictions((one, other), facts.connection(one, other), rows[one, other])
+    show("each pair from the others", left_out)
+    facts.measured = measured
+    facts.fit()
+    ruled = [each for pair, row in rows.items() for each in predictions(pair, facts.ruled(*pair), row)]
+    show("after", ruled)
+    print(
+        f"window {facts.window:.0f} B, round trip {1e3 * facts.round_trip[0]:.2f} ms + {1e6 * facts.round_trip[1]:.2f} us a km"
+    )
+    for low, high in ((0, 50), (50, 100), (100, 200), (200, 400)):
+        rates = [row for row in ruled[1::2] if low <= float(rows[tuple(row.cell.split(" -> "))]["rtt_ms"]) < high]  # type: ignore[index]
+        medians = median(row.measured or 0.0 for row in rates), median(row.predicted for row in rates)
+        print(f"  {low} to {high} ms: measured {medians[0]:.1f} Mbit/s, predicted {medians[1]:.1f}")
+    for pair in permutations(facts.sites, 2):
+        if pair not in rows:
+            ruled += predictions(pair, facts.ruled(*pair), None)
+    for ms in ROUND_TRIPS_MS:
+        ruled.append(Prediction("mbit_s", f"rate at a round trip of {ms} ms", None, facts.window / (ms / 1e3) * 8 / 1e6, False))
+    write(HERE / "predicted.csv", ruled)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,301 @@
+"""Published figures beside a study's own: what is read off its runs, and what is said of it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tomli_w
+from click.testing import CliRunner, Result
+
+import fedsim
+from fedsim.cli import main
+from fedsim.errors import RunFolderError, ScenarioError
+from fedsim.lab.compare.lines import read_lines
+from fedsim.lab.compare.published import Published, as_printed, beside_published
+from fedsim.lab.compare.readings import Reading
+from fedsim.lab.compare.table import ComparedTable
+from fedsim.lab.compare.text import to_markdown
+from fedsim.records import folder as files
+from fedsim.records.reading import RunFolder
+from fedsim.records.schema import EVENTS, ROUNDS
+from fedsim.records.study_folder import IndexedRun, IndexedVariant, StudyIndex, write_index
+
+Column = Sequence[float | None]
+
+
+def write_run(folder: Path, accuracy: Column, events: Sequence[tuple[str, int]] = (), seed: int = 1) -> RunFolder:
+    """A run folder with these accuracies, and events of these kinds in these rounds."""
+    folder.mkdir(parents=True)
+    (folder / files.SUMMARY).write_text(json.dumps({"status": "done", "seed": seed}))
+    columns = {"round": range(len(accuracy)), "time": [10.0 * (at + 1) for at in range(len(accuracy))], "accuracy": accuracy}
+    rounds = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    pq.write_table(pa.Table.from_pylist(rounds, ROUNDS), folder / files.ROUNDS)
+    rows = [{"time": 0.0, "kind": kind, "round": number} for kind, number in events]
+    pq.write_table(pa.Table.from_pylist(rows, EVENTS), folder / files.EVENTS)
+    return RunFolder(folder)
+
+
+def write_study(place: Path, runs: Mapping[tuple[str, str], Sequence[Column]]) -> Path:
+    """The folder of a study: accuracies by variant and ``size.data``, seed by seed."""
+    variants = []
+    for (name, data), columns in runs.items():
+        folders = [f"runs/{name}-{data}/seed-{seed}" for seed in range(1, len(columns) + 1)]
+        for seed, (folder, accuracy) in enumerate(zip(folders, columns, strict=True), 1):
+            write_run(place / folder, accuracy, seed=seed)
+        indexed = tuple(IndexedRun(seed=seed, folder=folder) for seed, folder in enumerate(folders, 1))
+        point = {"size": "full", "world.data": data}
+        variants.append(
+            IndexedVariant(name=name, label=f"{name}{data}", point=point, changes={}, reference=False, runs=indexed)
+        )
+    index = StudyIndex(format=1, name="s", baseline=None, targets=(), seeds=(1, 2), variants=tuple(variants))
+    write_index(place, index)
+    return place
+
+
+PAPER: dict[str, Any] = {
+    "titles": {"ours": "Ours", "fedavg": "FedAvg"},
+    "measures": {
+        "best": {"title": "best %", "scale": 100, "tolerance": 1.5},
+        "lead": {"title": "points over FedAvg", "scale": 100, "minus": {"variant": "fedavg"}},
+        "times": {"title": "best / FedAvg", "over": {"variant": "fedavg"}},
+    },
+    "tables": [
+        {
+            "title": "Table 1: {data}",
+            "at": {"data": ["mnist", "cifar"]},
+            "measures": ["best", "lead", "times"],
+            "rows": ["ours", "fedavg", {"name": "same", "variant": "ours", "title": "Ours | again"}],
+            "published": {"mnist": {"ours": [90.0, 9.0], "fedavg": 75.0, "same": {"times": 2.0}}},
+            "tolerance": {"fedavg": 7.0},
+            "claims": [{"says": "{above} beats {below}", "pairs": [["ours", "fedavg"], ["fedavg", "ours"]], "by": 5.0}],
+            "note": "A note.",
+        }
+    ],
+}
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    mnist = {("ours", "mnist"): ([0.5, 0.91], [0.9, 0.2]), ("fedavg", "mnist"): ([0.8, None], [0.84])}
+    cifar = {("ours", "cifar"): ([0.4],), ("fedavg", "cifar"): ([0.2], [0.3])}
+    return write_study(tmp_path / "study", mnist | cifar)
+
+
+def rows_of(table: ComparedTable) -> list[tuple[Any, ...]]:
+    return list(zip(*(column.cells for column in table.columns), strict=True))
+
+
+def test_measured_beside_published_with_verdicts(study: Path) -> None:
+    mnist, cifar, claims = beside_published(read_lines([study]).lines, Published(**PAPER))
+    assert [table.title for table in (mnist, cifar, claims)] == ["Table 1: mnist", "Table 1: cifar", "Claims"]
+    ours, lead, times, fedavg, *_ = rows_of(mnist)
+    assert ours[:3] == ("Ours", "best %", 90.0)
+    assert (ours[3].mean, ours[4], ours[5], ours[6]) == pytest.approx((90.5, 0.5, 1.5, "yes"))
+    half = 12.706204736432095 * 0.5  # t(0.975, 1), and the standard error of 91 and 90
+    assert (ours[3].low, ours[3].high) == pytest.approx((90.5 - half, 90.5 + half))
+    assert (lead[3].mean, lead[4], lead[5], lead[6]) == pytest.approx((8.5, -0.5, None, None))  # no tolerance: not judged
+    assert times[2:5:2] == (None, None)
+    assert times[3].mean == pytest.approx((0.91 / 0.8 + 0.9 / 0.84) / 2)
+    assert (fedavg[3].mean, fedavg[5], fedavg[6]) == pytest.approx((82.0, 7.0, "yes"))  # the row's own tolerance
+    assert rows_of(mnist)[-1][:3] == ("Ours | again", "best / FedAvg", 2.0)
+    assert mnist.notes == ("Seeds 1, 2.", "A note.", "2 of 2 figures are within the tolerance.")
+    assert cifar.notes == ("Seeds 1.", "A note.")  # the seeds with which all its rows were run
+    first, second, third, _ = rows_of(claims)
+    assert first[:2] == ("Table 1: mnist", "Ours beats FedAvg")
+    assert first[2] == pytest.approx(3.5)  # 11 and 6, less 5
+    assert first[4] == "holds in part"
+    assert (second[1], second[4]) == ("FedAvg beats Ours", "does not hold")
+    assert third[3:] == ("none: one seed", "not judged: one seed")
+
+
+def test_printed_it_has_a_column_a_measure(study: Path) -> None:
+    long = beside_published(read_lines([study]).lines, Published(**PAPER))
+    mnist, cifar, claims = as_printed(long)
+    assert (claims, mnist.notes, cifar.title) == (long[2], long[0].notes, "Table 1: cifar")
+    assert to_markdown(mnist).splitlines()[2:7] == [
+        "| row | best % (+-1.5) | points over FedAvg | best / FedAvg |",
+        "| --- | ---: | ---: | ---: |",
+        "| Ours | 90.5 +- 6.4 *(90)* | 8 +- 32 *(9)* | 1.10 +- 0.42 |",
+        "| FedAvg (+-7) | 82 +- 25 *(75)* | 0 | 1 |",
+        "| Ours \\| again | 90.5 +- 6.4 | 8 +- 32 | 1.10 +- 0.42 *(2)* |",
+    ]
+    assert "| Ours | 40 | 20 | 2 |" in to_markdown(cifar)
+
+
+def test_printed_what_misses_is_bold(study: Path) -> None:
+    table = PAPER["tables"][0] | {"published": {"ours": 80.0}}
+    printed = as_printed(beside_published(read_lines([study]).lines, Published(**PAPER | {"tables": [table]})))
+    assert "| Ours | **90.5 +- 6.4** *(80)* |" in to_markdown(printed[0])
+
+
+def test_what_runs_do_not_have_is_left_empty_and_not_judged(tmp_path: Path) -> None:
+    """Runs without a measured value, as short ones are."""
+    place = write_study(tmp_path / "study", {("ours", "mnist"): ([None], [None]), ("fedavg", "mnist"): ([0.8], [0.8])})
+    table = PAPER["tables"][0] | {"measures": ["mean"], "published": {"mnist": {"ours": 90.0}}}
+    said = PAPER | {"measures": {"mean": {"title": "mean", "take": "mean"}}, "tables": [table]}
+    mnist, claims = beside_published(read_lines([place]).lines, Published(**said))
+    assert rows_of(mnist)[0] == ("Ours", "mean", 90.0, None, None, None, None)
+    assert rows_of(claims)[0][2:] == (None, "none", "not judged: runs without the figure")
+
+
+def test_figures_that_are_the_same_in_every_table_are_said_once(study: Path) -> None:
+    table = PAPER["tables"][0] | {"published": {"ours": 90.0}}
+    mnist, cifar, _ = beside_published(read_lines([study]).lines, Published(**PAPER | {"tables": [table]}))
+    assert [rows_of(one)[0][2] for one in (mnist, cifar)] == [90.0, 90.0]
+
+
+def test_another_size_than_the_published_one_is_not_judged(study: Path) -> None:
+    (mnist, *_) = beside_published(read_lines([study]).lines, Published(**PAPER | {"judged": {"size": "huge"}}))
+    assert {row[6] for row in rows_of(mnist)} == {None}
+    judged, *_ = beside_published(read_lines([study]).lines, Published(**PAPER | {"judged": {"size": "full"}}))
+    assert {row[6] for row in rows_of(judged)} == {None, "yes"}
+
+
+def test_tables_of_what_a_study_has_not_are_left_out_but_a_row_must_be_one_variant(study: Path) -> None:
+    table = PAPER["tables"][0]
+    elsewhere = table | {"at": {"data": "femnist"}, "published": {}}
+    assert beside_published(read_lines([study]).lines, Published(**PAPER | {"tables": [elsewhere]})) == []
+    typo = table | {"rows": ["ours", "fedagv"], "published": {}, "tolerance": {}, "claims": []}
+    with pytest.raises(ScenarioError, match="no variants with data=mnist, variant=fedagv"):
+        beside_published(read_lines([study]).lines, Published(**PAPER | {"tables": [typo]}))
+    nowhere = table | {"at": {}, "published": {}}
+    with pytest.raises(ScenarioError, match="2 variants with variant=ours; a row must be one"):
+        beside_published(read_lines([study]).lines, Published(**PAPER | {"tables": [nowhere]}))
+
+
+def test_what_a_figure_is_compared_with_must_be_there_too(tmp_path: Path) -> None:
+    """Even if it is no row: a seed without it is left out."""
+    runs = {("ours", "mnist"): ([0.5], [0.6]), ("fedavg", "mnist"): ([0.25],)}
+    lines = read_lines([write_study(tmp_path / "s", runs)]).lines
+    alone = PAPER["tables"][0] | {"rows": ["ours"], "published": {}, "tolerance": {}, "claims": []}
+    (mnist,) = beside_published(lines, Published(**PAPER | {"tables": [alone]}))
+    assert mnist.notes[0] == "Seeds 1."
+    assert [row[3].mean for row in rows_of(mnist)] == pytest.approx([50.0, 25.0, 2.0])
+    nothing = read_lines([write_study(tmp_path / "t", {("ours", "mnist"): ([0.5],), ("fedavg", "mnist"): ([0.0],)})]).lines
+    with pytest.raises(RunFolderError, match="it would be divided by 0"):
+        beside_published(nothing, Published(**PAPER | {"tables": [alone]}))
+
+
+def test_runs_that_have_not_been_made_are_said(tmp_path: Path) -> None:
+    study = write_study(tmp_path / "s", {("ours", "mnist"): (), ("fedavg", "mnist"): ([0.5],)})
+    (mnist,) = beside_published(read_lines([study]).lines, Published(**PAPER))
+    assert mnist.notes[0] == "Its runs have not been made."
+    assert rows_of(mnist) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"measures": {"x": {"title": "x", "take": "maximum"}}}, "measures.x.take is 'maximum'; allowed are max, mean"),
+        ({"measures": {"x": {"title": "x", "take": "rounds to"}}}, "needs 'target' or 'below_best'"),
+        ({"measures": {"x": {"title": "x", "take": "count"}}}, "needs 'event'"),
+        ({"measures": {"x": {"title": "x", "figure": "trafic"}}}, "did you mean 'traffic'?"),
+        ({"tables": [PAPER["tables"][0] | {"measures": ["bets"]}]}, "no measure 'bets'; allowed are best, lead, times (did"),
+        (
+            {"tables": [PAPER["tables"][0] | {"published": {"minst": {}}}]},
+            "no value of 'data' 'minst'; allowed are mnist, cifar",
+        ),
+        ({"tables": [PAPER["tables"][0] | {"published": {"mnist": {"our": 1.0}}}]}, "no row 'our'; allowed are ours"),
+        ({"tables": [PAPER["tables"][0] | {"tolerance": {"our": 1.0}}]}, "no row 'our'"),
+        ({"tables": [PAPER["tables"][0] | {"rows": ["ours", "ours"]}]}, "two rows of one name"),
+        ({"tables": [PAPER["tables"][0] | {"rows": []}]}, "rows is []"),
+        ({"tabels": []}, "the published figures: all has the unknown key 'tabels'"),
+    ],
+)
+def test_what_is_wrong_is_named(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(ScenarioError) as raised:
+        Published(**PAPER | change)
+    assert says in str(raised.value)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def call(*words: str | Path) -> Result:
+    return CliRunner().invoke(main, ["compare", *map(str, words)])
+
+
+def test_the_command_line(study: Path, tmp_path: Path) -> None:
+    (tmp_path / "paper.toml").write_text(tomli_w.dumps(PAPER))
+    text = call(study, "--published", tmp_path / "paper.toml", "--markdown")
+    assert text.exit_code == 0, text.output
+    assert "## Table 1: mnist" in text.output
+    assert r"| Ours \| again | 90.5" in text.output
+    assert "Table 1: cifar" in call(study, "--published", tmp_path / "paper.toml").output
+    lines = call(study, "--published", tmp_path / "paper.toml", "--csv").output.splitlines()
+    assert lines[0] == "table,row,measure,published,ours,ours low,ours high,difference,tolerance,within"
+    assert lines[1].startswith("Table 1: mnist,Ours,best %,90,90.5,")
+    assert len(lines) == 1 + 2 * 9
+    for words in ((study, study, "--published", tmp_path / "paper.toml"), (study, "--published", tmp_path / "none.toml")):
+        refused = call(*words)
+        assert refused.exit_code == 2
+        assert "Traceback" not in refused.output
+
+
+ACCURACY = [0.1, None, 0.3, 0.5, 0.4, 0.6]
+
+
+@pytest.mark.parametrize(
+    ("said", "value"),
+    [
+        ({}, 60.0),
+        ({"take": "mean"}, 38.0),
+        ({"take": "mean", "first": 2}, 20.0),
+        ({"take": "mean", "last": 50}, 50.0),  # of five tests the last two
+        ({"take": "median"}, 40.0),
+        ({"take": "variance around a line"}, 90.0),  # 270 of squares left, by hand, over 5 - 2
+        ({"take": "zeros"}, 0.0),
+        ({"take": "variance"}, float(np.var([10, 30, 50, 40, 60], ddof=1))),
+        ({"take": "last"}, 60.0),
+        ({"take": "after", "rounds": 4}, 50.0),
+        ({"take": "rounds to", "target": 30.0}, 3.0),
+        ({"take": "rounds to", "target": 61.0}, 6.0),  # never: all of them
+        ({"take": "time to", "target": 30.0}, 30.0),
+        ({"take": "missed", "target": 30.0}, 0.0),
+        ({"take": "missed", "target": 61.0}, 1.0),
+        ({"take": "rounds to", "below_best": 35.0}, 4.0),  # 85 less 35
+        ({"take": "count", "event": "split"}, 2.0),
+        ({"take": "rounds before", "event": "split"}, 3.0),
+        ({"take": "rounds before", "event": "split", "number": 2}, 5.0),
+        ({"take": "rounds before", "event": "split", "number": 3}, 6.0),
+        ({"take": "before", "event": "split"}, 30.0),
+        ({"take": "before", "event": "other"}, 60.0),
+    ],
+)
+def test_readings(said: dict[str, Any], value: float, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", ACCURACY, [("split", 3), ("assign", 4), ("split", 5)])
+    assert Reading(title="x", scale=100, **said).of(run, best=85.0) == pytest.approx(value)
+
+
+def test_a_share_is_in_the_unit_that_is_said(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [0.0, 0.5, 0.0, None, 0.5], [])
+    assert Reading(title="%", take="zeros", scale=100).of(run) == 50.0
+
+
+def test_what_a_run_does_not_have_is_unknown_and_a_column_that_there_is_not_an_error(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", ACCURACY, [("split", 0)])
+    for said in ({"take": "after", "rounds": 2}, {"take": "after", "rounds": 7}, {"take": "before", "event": "split"}):
+        assert np.isnan(Reading(title="what it is", **said).of(run))
+    with pytest.raises(RunFolderError, match="has no column 'acuracy' in its rounds, for 'what it is'"):
+        Reading(title="what it is", column="acuracy").of(run)
+
+
+@pytest.mark.parametrize(
+    ("take", "least"), [("mean", 1), ("median", 1), ("zeros", 1), ("variance", 2), ("variance around a line", 3)]
+)
+def test_of_too_few_values_a_reading_is_unknown_without_a_warning(tmp_path: Path, take: Any, least: int) -> None:
+    short, enough = (write_run(tmp_path / str(rounds), [0.5] * rounds) for rounds in (least - 1, least))
+    assert np.isnan(Reading(title="x", take=take).of(short))
+    assert not np.isnan(Reading(title="x", take=take).of(enough))
+
+
+def test_figures_of_all_comparisons_are_readings_too(runs: dict[str, Path]) -> None:
+    run = RunFolder(runs["fedavg"])
+    rounds = fedsim.load_run(runs["fedavg"]).rounds
+    dropped = Reading(title="x", figure="dropped updates", scale=100).of(run)
+    assert dropped == pytest.approx(100 * (1 - rounds["valid"].sum() / rounds["selected"].sum()))
+    assert 0 < dropped < 100
+    assert Reading(title="x", figure="traffic", ledger="paper").of(run) == run.summary["bytes"]["paper"]

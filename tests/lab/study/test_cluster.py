@@ -1,0 +1,116 @@
+"""Studies on Ray: the same folders to the byte as from the local pool, whatever becomes of workers and nodes."""
+
+import json
+import signal
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fedsim.cli import main
+from tests.lab.study.conftest import finish, write
+from tests.lab.study.test_run import checkpoints, ends_with_130, start, wait_for
+
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'ray>=2.60' 'cloudpickle>=3'")
+
+
+def call(*words: object) -> Result:
+    return CliRunner().invoke(main, ["study", *map(str, words)])
+
+
+def content(out: Path) -> dict[str, bytes]:
+    """Every file of a study's folder by its path, but for how long runs took."""
+    found = {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    for name in [name for name in found if name.endswith("summary.json")]:
+        found[name] = json.dumps(json.loads(found[name]) | {"wall_s": 0, "summary_sha256": ""}).encode()
+    return found
+
+
+@pytest.fixture
+def losing(tables: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A study whose run loses its process once, in round 7, after it was saved after five rounds."""
+    monkeypatch.setenv("LOSSES", str(tmp_path / "losses"))
+    (tmp_path / "losses").mkdir()
+    tables["base"] |= {"stop": {"rounds": 9}, "checkpoint": {"rounds": 5}, "learning": "off"}
+    tables["variants"] = {"loses": {"strategy.kind": "tests.lab.study.strategies:LosesWorker"}}
+    return tables | {"baseline": "loses", "seeds": [1]}
+
+
+@needs_ray
+def test_the_same_folder_as_from_the_local_pool(study_file: Path, tmp_path: Path) -> None:
+    done = call(study_file, "--out", tmp_path / "out", "--executor", "ray", "--workers", "2")
+    assert done.exit_code == 0, done.output
+    assert "4/4" in done.stderr
+    assert content(tmp_path / "out") == content(finish(study_file, tmp_path / "here"))
+
+
+@needs_ray
+def test_a_lost_run_goes_on_from_its_newest_checkpoint(losing: dict[str, Any], tmp_path: Path) -> None:
+    study = write(tmp_path / "s.toml", losing)
+    done = call(study, "--out", tmp_path / "out", "--executor", "ray", "--workers", "1")
+    assert done.exit_code == 0, done.output
+    rounds = [int(line) for line in (tmp_path / "losses" / "rounds").read_text().split()]
+    assert rounds == [*range(8), *range(5, 9)]  # who came after it made only those again that had not been saved
+    assert content(tmp_path / "out") == content(finish(study, tmp_path / "here"))
+
+
+@needs_ray
+def test_a_study_on_a_cluster_that_loses_a_node(
+    losing: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    from ray.cluster_utils import Cluster
+
+    losing["variants"]["loses"]["strategy.kind"] = "tests.lab.study.strategies:LosesNode"
+    study = write(tmp_path / "s.toml", losing | {"seeds": [1, 2, 3]})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        cluster.add_node(num_cpus=1)
+        (tmp_path / "losses" / "head").write_text(cluster.head_node.node_id)
+        done = call(study, "--out", tmp_path / "out", "--executor", "ray", "--address", cluster.address)
+        assert done.exit_code == 0, done.output
+        assert (tmp_path / "losses" / "lost").exists()
+    finally:
+        cluster.shutdown()
+    assert content(tmp_path / "out") == content(finish(study, tmp_path / "here"))
+
+
+@needs_ray
+def test_an_interrupted_study_goes_on(tables: dict[str, Any], tmp_path: Path) -> None:
+    tables["base"] |= {"stop": {"rounds": 20_000}, "checkpoint": {"rounds": 10}, "learning": "off"}
+    words, out = (write(tmp_path / "s.toml", tables), "--out", tmp_path / "out"), tmp_path / "out"
+    process = start(*words, "--executor", "ray", "--workers", "2")
+    wait_for(lambda: {path.parts[-5] for path in checkpoints(out)} == {"fedavg", "fedprox"}, process)
+    ends_with_130(process, signal.SIGINT)
+    listed = call(*words, "--dry-run").output.splitlines()
+    assert sorted(line.split()[0] for line in listed) == ["new", "new", "resume", "resume"]
+
+
+class TestMistakes:
+    """Each ends with 2 and one line, and nothing is written."""
+
+    def refused(self, *words: object) -> str:
+        result = call(*words)
+        assert result.exit_code == 2, (result.output, result.exception)
+        return result.output
+
+    def test_what_does_not_go_together(self, study_file: Path, tables: dict[str, Any], tmp_path: Path) -> None:
+        out = tmp_path / "out"
+        assert "did you mean 'processes'?" in self.refused(study_file, "--out", out, "--executor", "process")
+        assert "only 'ray' has an address" in self.refused(study_file, "--out", out, "--address", "auto")
+        ray = ("--out", out, "--executor", "ray")
+        assert "its own number" in self.refused(study_file, *ray, "--address", "127.0.0.1:1", "--workers", "2")
+        tables["base"]["training"]["device"] = "cuda"
+        assert "workers use CPUs alone" in self.refused(write(study_file, tables), *ray)
+        assert not out.exists()
+
+    def test_ray_is_not_installed(self, study_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "ray", None)
+        monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        assert "pip install 'ray>=2.60' 'cloudpickle>=3'" in self.refused(
+            study_file, "--out", tmp_path / "out", "--executor", "ray"
+        )
+        assert not (tmp_path / "out").exists()

@@ -1,0 +1,148 @@
+"""The studies of papers: valid scenarios, in the published settings, and published figures of rows that there are."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsim.lab.compare.lines import read_lines
+from fedsim.lab.compare.published import Published, beside_published
+from fedsim.lab.study.folder import write_study
+from fedsim.lab.study.plan import Study, read_study
+from fedsim.scenario import Scenario
+
+HERE = Path(__file__).resolve().parents[2] / "scenarios"
+PAPERS = sorted(path.parent.name for path in HERE.glob("*/published.toml"))
+RUNS = {  # of one seed: each scenario once, however many tables show it
+    "ccs": {"small": 26, "full": 16},
+    "cfl": {"small": 10, "full": 5},
+    "field": {"small": 51},
+    "flexcfl": {"small": 121, "full": 22},
+    "lcfl": {"small": 31, "full": 16},
+    "stragglers": {"small": 113, "full": 105},
+}
+
+
+def read(paper: str, size: str) -> Study:
+    return read_study(HERE / paper / "study.toml", size=size, seeds=1)
+
+
+def scenarios(study: Study, **where: Any) -> dict[str, Scenario]:
+    """By variant: the scenarios at a point."""
+    at = [variant for variant in study.variants if where.items() <= dict(variant.point).items()]
+    return {variant.name: study.runs_of[variant.folder][0].scenario for variant in at}
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_run_is_valid_and_every_row_is_one_variant(paper: str, tmp_path: Path) -> None:
+    published, shown = Published.read(HERE / paper / "published.toml"), set()
+    for size, runs in RUNS[paper].items():
+        study = read(paper, size)
+        assert len(study.runs) == runs
+        (tmp_path / size).mkdir()
+        write_study(tmp_path / size, study)
+        tables = beside_published(read_lines([tmp_path / size]).lines, published)
+        shown |= {table.title for table in tables}
+        assert {table.notes[0] for table in tables} == {"Its runs have not been made."}
+    assert shown == {table.title for table in published.apart}
+
+
+@pytest.mark.parametrize("size", ["small", "full"])
+def test_ccs(size: str) -> None:
+    for classes in (10, 5, 2, 1):
+        panel = {"part": "figure", "data.partition.classes_per_device": classes}
+        for name, scenario in scenarios(read("ccs", size), **panel).items():
+            params: Any = scenario.strategy
+            assert params.weights == {"fedavg": "uniform-by-data", "optimal": "optimal"}.get(name, "rfedavg")
+            assert params.clustering == ("kmeans" if name == "kmeans" else "ccs")
+            assert scenario.data.partition.model_dump()["classes_per_device"] == classes
+            assert (scenario.stop.rounds, scenario.evaluation.every) == (300, 5)  # what the measures' titles say
+
+
+@pytest.mark.parametrize(("size", "rounds", "schedule"), [("small", 60, [15, 30, 45]), ("full", 200, [50, 100, 150])])
+def test_cfl(size: str, rounds: int, schedule: list[int]) -> None:
+    for name, scenario in scenarios(read("cfl", size)).items():
+        params: Any = scenario.strategy
+        assert (scenario.stop.rounds, scenario.population.devices) == (rounds, 20)
+        assert params.local_epochs == (1 if size == "small" else 3)
+        if name == "fedavg":
+            assert params.clients_per_round == 20
+        else:
+            assert params.split == ("complete" if name == "cfl-complete" else "single")
+            assert params.split_rounds == (schedule if name == "cfl-scheduled" else None)
+
+
+@pytest.mark.parametrize(
+    ("part", "lr", "epochs", "rounds", "participation", "groups"),
+    [
+        ("rotated-mnist-full", 0.02, 10, 60, 1.0, 4),
+        ("femnist-full", 0.03, 5, 100, 0.3, 10),
+        ("rotated-cifar10", 0.02, 5, 200, 0.1, 2),
+    ],
+)
+def test_lcfl_in_full(part: str, lr: float, epochs: int, rounds: int, participation: float, groups: int) -> None:
+    for name, scenario in scenarios(read("lcfl", "full"), part=part).items():
+        params = scenario.strategy.model_dump()
+        assert (scenario.training.lr, scenario.training.batch_size, scenario.stop.rounds) == (lr, 20, rounds)
+        assert params["local_epochs"] == epochs
+        assert scenario.evaluation.every == (5 if name in ("ifca", "fedavg", "local") else 1)  # figures need each round
+        assert params.get("groups", groups) == groups
+        if params["kind"] == "lcfl":
+            assert params["participation"] == participation
+        elif name != "local":
+            assert params["clients_per_round"] == round(participation * scenario.population.devices)
+
+
+def test_field() -> None:
+    study = read("field", "small")
+    for similarity in (0.0, 0.1, 1.0):
+        for name, scenario in scenarios(study, part="scaffold", **{"data.partition.similarity": similarity}).items():
+            params = scenario.strategy.model_dump()
+            assert (scenario.population.devices, params["clients_per_round"]) == (100, 20)
+            assert params["aggregation"]["kind"] == "mean"
+            assert (60_000 // 100) // scenario.training.batch_size == (1 if name == "sgd" else 5)  # steps an epoch
+            assert params["local_epochs"] == (1 if name == "sgd" else int(name.split("-")[1]))
+    for concurrency in (20, 100, 400):
+        one = scenarios(study, part=f"fedbuff-{concurrency}")
+        asked: Any = one["fedavg"].strategy
+        assert one["fedbuff"].strategy.model_dump()["concurrency"] == asked.asked_per_round == concurrency
+    for edges, digits in (("each-with-all-digits", 10), ("each-with-five-digits", 5)):
+        for scenario in scenarios(study, part="hierfavg", edges=edges).values():
+            params, network = scenario.strategy.model_dump(), scenario.network.model_dump()
+            at = [{device % 10 for device in range(cell, 50, network["cells"])} for cell in range(network["cells"])]
+            assert {len(there) for there in at} == {digits}  # device i has digit i mod 10 alone
+            assert (params["kappa1"] * params["kappa2"], params["clients_per_round"]) == (60, 50)
+
+
+def test_flexcfl() -> None:
+    study = read("flexcfl", "small")
+    for name, scenario in scenarios(study, part="swap-all").items():
+        params = scenario.strategy.model_dump()
+        assert (params["clients_per_round"], params["local_epochs"], params.get("groups", 3)) == (20, 10, 3)
+        assert scenario.drift.model_dump()["among"] == ("all" if name == "fedavg" else "selected")  # type: ignore[union-attr]
+    for name, scenario in scenarios(study, part="swap-part").items():
+        drift: Any = scenario.drift
+        assert (drift.among, drift.quirk) == ("all" if name == "fedavg" else "selected", True)  # as the table was made
+    for part, metric in (("swap-all", "sorted_counts"), ("bytes-mnist", "oracle")):
+        migrating = [one.strategy.model_dump() for name, one in scenarios(study, part=part).items() if "ifca-mig" in name]
+        assert {params["moment"]["shift"] for params in migrating} == {metric}
+    assert {one.strategy.model_dump().get("groups", 5) for one in scenarios(study, part="no-shift-fashion").values()} == {5}
+
+
+@pytest.mark.parametrize("size", ["small", "full"])
+def test_stragglers(size: str) -> None:
+    study = read("stragglers", size)
+    (free,) = scenarios(study, part="no-deadline", data="mnist").values()
+    assert free.strategy.model_dump()["relative_deadline"] is None
+    shared = scenarios(study, part="bias", data="cifar", **{"data.partition.classes_per_device": 1})
+    assert shared["fedavg"] is scenarios(study, part="clusters", data="cifar")["fedavg"]
+    fair = scenarios(study, part="fairness", sizes="uniform")
+    assert len(fair) == (4 if size == "small" else 0)
+    for scenario in fair.values():  # 40 selections a device
+        params = scenario.strategy.model_dump()
+        assert (scenario.stop.rounds, params["clients_per_round"], scenario.population.devices) == (1000, 40, 1000)
+    for run in study.runs:
+        params = run.scenario.strategy.model_dump()
+        small = size == "small" and run.scenario.learning == "on"
+        assert (params["clients_per_round"], params["local_epochs"]) == (10 if small else 40, 5)
+        assert params.get("smallest_part", 10 if size == "small" else 100) == (10 if size == "small" else 100)

@@ -1,0 +1,304 @@
+"""Study files: what they may say, and the runs that follow from them."""
+
+import tomllib
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedsim
+from fedsim.errors import ScenarioError
+from fedsim.lab.study.plan import read_study, safe_name
+from tests.lab.study.conftest import write
+
+
+def test_all_runs_in_order_with_their_scenarios(tables: dict[str, Any], tmp_path: Path) -> None:
+    tables["grid"] = {"population.jitter": [0.0, 0.2], "training.lr": [0.1]}
+    study = read_study(write(tmp_path / "s.toml", tables))
+    assert [(run.variant.name, run.scenario.population.jitter.value, run.scenario.seed) for run in study.runs] == [
+        (name, jitter, seed) for seed in (1, 2) for jitter in (0.0, 0.2) for name in ("fedavg", "fedprox")
+    ]
+    assert study.runs[1].folder == Path("runs/fedprox,jitter=0.0,lr=0.1/seed-1")
+    assert [run.scenario.strategy.kind for run in study.runs[:2]] == ["fedavg", "fedprox"]
+    assert study.runs[1].scenario.strategy.deadline == 30.0  # type: ignore[attr-defined]  # said once, in the base
+
+
+def test_a_grid_without_quotes_is_the_same(tables: dict[str, Any], tmp_path: Path) -> None:
+    tables["grid"] = {"training.lr": [0.1, 0.2], "stop.rounds": [1]}
+    quoted = read_study(write(tmp_path / "q.toml", tables))
+    tables["grid"] = {"training": {"lr": [0.1, 0.2]}, "stop": {"rounds": [1]}}  # training.lr = [0.1, 0.2]
+    assert read_study(write(tmp_path / "u.toml", tables)).runs == quoted.runs
+    assert len(quoted.runs) == 8
+
+
+def test_a_change_of_the_base_may_take_a_key_away_and_tells_what_it_drops(tables: dict[str, Any], tmp_path: Path) -> None:
+    told: list[str] = []
+    changes = ["strategy.deadline=", "population.availability.kind=always"]
+    study = read_study(write(tmp_path / "s.toml", tables), changes, tell=told.append)
+    assert study.runs[0].scenario.strategy.model_dump()["deadline"] is None
+    assert [line.partition(" = ")[0] for line in told] == [
+        f"population.availability.{key}" for key in tables["base"]["population"]["availability"] if key != "kind"
+    ]
+
+
+def test_the_resolved_file_is_the_same_study_and_needs_no_other(tables: dict[str, Any], tmp_path: Path) -> None:
+    write(tmp_path / "base.toml", tables["base"] | {"seed": 77})
+    (tmp_path / "elsewhere").mkdir()
+    tables |= {
+        "base": "../base.toml",
+        "target": 0.3,
+        "references": ["local", "centralised"],
+        "grid": {"training.lr": [0.1, 0.2]},
+    }
+    study = read_study(write(tmp_path / "elsewhere" / "s.toml", tables), ["stop.rounds=2"])
+    (tmp_path / "again.toml").write_text(study.to_toml())
+    again = read_study(tmp_path / "again.toml")
+    assert again.runs == study.runs
+    assert again.to_toml() == study.to_toml()
+    assert {run.scenario.stop.rounds for run in study.runs} == {2}
+    assert {run.scenario.seed for run in study.runs} == {1, 2}
+
+
+def test_a_base_may_be_one_that_comes_with_fedsim() -> None:
+    study = read_study({"base": "quickstart", "variants": {"a": {"stop.rounds": 2}}})
+    assert study.runs[0].scenario.to_toml() == fedsim.load("quickstart", ["stop.rounds=2"]).to_toml()
+
+
+def refused(tables: dict[str, Any], tmp_path: Path) -> str:
+    with pytest.raises(ScenarioError) as raised:
+        read_study(write(tmp_path / "wrong.toml", tables))
+    assert len(str(raised.value).splitlines()) == 1
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"seedz": [1]}, "the study has the unknown key 'seedz'; allowed are name, about, base, seeds"),
+        ({"seedz": [1]}, "did you mean 'seeds'?"),
+        ({"seeds": []}, "seeds is []"),
+        ({"seeds": [1, 1]}, "seeds: [1, 1] are not different"),
+        ({"seeds": [-1]}, "seeds: [-1] are not"),
+        ({"seeds": ["a"]}, "seeds.0 is 'a'"),
+        ({"baseline": "fedagv"}, "'baseline' is 'fedagv'; allowed are fedavg, fedprox (did you mean 'fedavg'?)"),
+        ({"target": [1.5]}, "target: 1.5 is no accuracy"),
+        ({"target": "high"}, "target is 'high'"),
+        ({"references": ["centralized"]}, "did you mean 'centralised'?"),
+        ({"references": ["local", "local"]}, "names one of them twice"),
+        ({"variants": {}, "baseline": "x"}, "a study needs a variant"),
+        ({"variants": {" ": {}}}, "a variant's name has 1 characters"),
+        ({"variants": {"fedavg": {"seed": 3}}}, "'fedavg' has a seed of its own"),
+        ({"variants": {"fedavg": {"strategy.kind": "fedavgg"}}}, "variant 'fedavg': strategy.kind is 'fedavgg'"),
+        ({"variants": {"fedavg": {"training.lrr": 1.0}}}, "variant 'fedavg': training has the unknown key 'lrr'"),
+        ({"variants": {"fedavg": 3}}, "variants.fedavg is 3"),
+        ({"grid": {"seed": [1, 2]}}, "'seed' is no key of a grid"),
+        ({"grid": {"training.lr": []}}, "'training.lr' has the values []"),
+        ({"grid": {"training.lr": [0.1, 0.1]}}, "different ones"),
+        ({"grid": {"training.lr": 0.1}}, "grid.training.lr is 0.1"),
+        ({"grid": {"training.lr": [0.1, "x"]}}, "variant 'fedavg, lr=x': training.lr is 'x'"),
+        ({"grid": {"training.lr": [float(n) for n in range(60_000)]}}, "at most 100000 are allowed"),
+        ({"base": 3}, "base"),
+        ({"base": {"population": 3}}, "variant 'fedavg': population is 3"),
+        ({"base": "nowhere.toml"}, "nowhere.toml' does not exist"),
+        ({"base": "communication"}, "base is 'communication', which is a study; allowed is a scenario"),
+        ({"sets": {"rates": {"a": {}}}, "grid": {"rate": [1]}}, "sets has 'rates', which no grid has: it would change nothing"),
+        ({"base": {"strategy": {"kind": 5}}, "references": ["local"], "variants": {}, "baseline": "local"}, "must be a name"),
+        ({"references": ["centralised"], "base": {"learning": "off"}}, "'centralised' has no meaning with learning"),
+        ({"references": ["centralised"], "base": {"drift": {"kind": "rotation"}}}, "no meaning with drift.kind 'rotation'"),
+        ({"references": ["centralised"], "base": {"stop": {"simulated_time": "1 h"}}}, "needs stop.rounds"),
+        ({"references": ["local"], "variants": {"local": {}}, "baseline": "local"}, "both a variant and one of the references"),
+    ],
+)
+def test_what_is_wrong_is_named(tables: dict[str, Any], tmp_path: Path, change: dict[str, Any], says: str) -> None:
+    assert says in refused(tables | change, tmp_path)
+
+
+SIZES = {"sizes": {"small": {"changes": {"strategy.mu": 0.5}}}}
+
+
+def part(**says: Any) -> dict[str, Any]:
+    return {"parts": {"p": says}}
+
+
+@pytest.mark.parametrize(
+    ("more", "changes", "says"),
+    [
+        (part(changes={"strategy.agregation": "krum"}), [], "parts.p.changes says 'strategy.agregation'.*mean 'aggregation'"),
+        (part(changes={"strategy": {"buffer": 3}}), [], "parts.p.changes says 'strategy.buffer', which reaches no run"),
+        (part(changes={"population.availability.mean_onn": "3 h"}), [], "unknown key 'mean_onn'"),
+        (part(variants=["fedavg"]) | SIZES, [], "sizes.small.changes says 'strategy.mu'"),
+        (part(changes={"seed": 3}), [], "parts.p.changes says 'seed'.*the study's 'seeds' count"),
+        ({"base": {"strategy": {"kind": "scaffold", "agregation": "krum"}}}, [], "base says 'strategy.agregation'"),
+        ({}, ["strategy.agregation=krum"], "--set says 'strategy.agregation=krum'.*did you mean 'aggregation'"),
+        ({}, ["strategy.buffer=3", "strategy.kind=fedbuff"], "--set says 'strategy.buffer=3', which reaches no run"),
+        ({"grid": {"training.lr": [0.1, 0.2]}}, ["training.lr=0.3"], "--set says 'training.lr=0.3', which reaches no run"),
+        ({}, ["seed=3"], "--set says 'seed=3'.*the study's 'seeds' count"),
+    ],
+)  # fmt: skip
+def test_what_reaches_no_run_is_refused(
+    tables: dict[str, Any], tmp_path: Path, more: dict[str, Any], changes: list[str], says: str
+) -> None:
+    """Every variant says a kind of its own, which drops keys of the base that this kind lacks."""
+    tables["variants"] = {"fedavg": {"strategy.kind": "fedavg"}, "fedprox": {"strategy": {"kind": "fedprox", "mu": 0.1}}}
+    base = tables["base"] | {"strategy": {"kind": "scaffold", "clients_per_round": 3}}
+    assert read_study(write(tmp_path / "fine.toml", tables | {"base": base}), ["strategy.clients_per_round=4"])
+    more = more | {"base": base | more.get("base", {})}
+    with pytest.raises(ScenarioError, match=says.replace("--set", "changes")):
+        read_study(write(tmp_path / "s.toml", tables | more), changes)
+
+
+def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text("base = ")
+    with pytest.raises(ScenarioError, match="is not valid TOML"):
+        read_study(tmp_path / "s.toml")
+    with pytest.raises(ScenarioError, match="base is missing"):
+        read_study(write(tmp_path / "s.toml", {"variants": {"a": {}}}))
+
+
+HOSTILE = [
+    "../../etc",
+    "/",
+    ".",
+    "..",
+    "a/b",
+    "CON\n",
+    "<script>alert(1)</script>",
+    "\x1b[31mred",
+    "=1+1",
+    "x" * 10_000,
+    "-rf",
+    "é",
+    "",
+]
+
+
+def test_folders_have_harmless_names_that_differ() -> None:
+    folders = [safe_name(name) for name in [*HOSTILE, *(name + " " for name in HOSTILE)]]
+    assert len({folder.lower() for folder in folders}) == len(folders)
+    for folder in folders:
+        assert folder.isascii()
+        assert folder[0].isalnum()
+        assert len(folder) < 80
+        assert not set(folder) & set('/\\:*?"<>|\n\x1b ')
+    assert safe_name("flexcfl, share=0.3") == "flexcfl,share=0.3"
+
+
+def test_variants_that_would_share_a_folder_are_refused(tables: dict[str, Any], tmp_path: Path) -> None:
+    tables["variants"] = {"fedavg": {}, "FedAvg": {}}  # one folder on some systems
+    assert "would share a folder" in refused(tables, tmp_path)
+
+
+SIZED: dict[str, Any] = {
+    "variants": {"fedavg": {}, "fedprox": {"strategy": {"kind": "fedprox", "mu": 0.1}}},
+    "sets": {"links": {"slow": {"network.server.up": "1 Mbit/s"}, "usual": {}}},
+    "sizes": {
+        "small": {},
+        "full": {"changes": {"stop.rounds": 9}, "sets": {"links": {"slow": {"network.server.up": "1 kbit/s"}}}},
+    },
+    "parts": {
+        "steps": {"variants": ["fedprox"], "grid": {"training.lr": [0.1, 0.2]}},
+        "links": {
+            "changes": {"training.lr": 0.2},
+            "variants": {"fedavg": {"training.l2": 0.5}, "fedprox": {}},
+            "grid": {"links": ["usual", "slow"]},
+        },
+        "long": {"sizes": ["full"]},
+    },
+}
+
+
+OF_NOBODY = {"measures": {"best": {"title": "best"}}, "tables": [{"title": "T", "measures": ["best"], "rows": ["fedagv"]}]}
+
+
+def test_parts_and_sizes(tables: dict[str, Any], tmp_path: Path) -> None:
+    write(tmp_path / "other.toml", tables["base"] | {"name": "other", "seed": 9})
+    tables |= deepcopy(SIZED) | {"seeds": [1]}
+    tables["sizes"]["full"]["base"] = "other.toml"
+    path = write(tmp_path / "s.toml", tables)
+    study = read_study(path)
+    assert [variant.label for variant in study.variants] == [
+        "fedprox, size=small, part=steps, lr=0.1", "fedprox, size=small, part=steps, lr=0.2",
+        "fedavg, size=small, part=links, links=usual", "fedprox, size=small, part=links, links=usual",
+        "fedavg, size=small, part=links, links=slow", "fedprox, size=small, part=links, links=slow",
+    ]  # fmt: skip
+    first, second, third, fourth, fifth, _ = (study.runs_of[variant.folder][0] for variant in study.variants)
+    assert (first.scenario.training.lr, second.scenario.training.lr) == (0.1, 0.2)
+    assert fourth is second  # one scenario, one run
+    assert len(study.runs) == 5
+    assert (third.scenario.training.lr, third.scenario.training.l2) == (0.2, 0.5)
+    assert fifth.scenario.network.model_dump()["server"]["up"] == "1 Mbit/s"
+    full = read_study(path, size="full", seeds=2)
+    assert {dict(variant.point)["part"] for variant in full.variants} == {"steps", "links", "long"}
+    assert {(run.scenario.name, run.scenario.stop.rounds) for run in full.runs} == {("other", 9)}
+    assert [run.scenario.seed for run in full.runs] == sorted(seed for seed in (1, 2) for _ in range(len(full.runs) // 2))
+    slow = full.runs_of["fedprox,size=full,part=links,links=slow"][0]
+    assert slow.scenario.network.model_dump()["server"]["up"] == "1 kbit/s"
+    again = read_study(write(tmp_path / "again.toml", tomllib.loads(full.to_toml())))
+    assert again.runs == full.runs
+
+
+def test_a_part_that_extends_another_says_only_what_differs(tables: dict[str, Any], tmp_path: Path) -> None:
+    more = {"extends": "links", "changes": {"training": {"l2": 0.25}}, "grid": {"links": ["slow"]}}
+    tables |= {**deepcopy(SIZED), "seeds": [1]}
+    tables["parts"] |= {"slow": more, "slower": {"extends": "slow", "changes": {"training.batch_size": 5}}}
+    study = read_study(write(tmp_path / "s.toml", tables))
+    own = {
+        (dict(one.point)["part"], one.name): study.runs_of[one.folder][0].scenario.training
+        for one in study.variants
+        if dict(one.point).get("links") == "slow"
+    }
+    slower = [own["slower", name] for name in ("fedavg", "fedprox")]
+    assert [(training.lr, training.batch_size, training.l2) for training in slower] == [(0.2, 5, 0.5), (0.2, 5, 0.25)]
+    assert own["slow", "fedprox"].batch_size == own["links", "fedprox"].batch_size
+    assert own["links", "fedprox"].l2 == 0.0
+
+
+def test_some_of_a_study(tables: dict[str, Any], tmp_path: Path) -> None:
+    study = read_study(write(tmp_path / "s.toml", tables | SIZED))
+
+    def labels(*wanted: str) -> set[str]:
+        return {run.label for run in study.runs if run.folder in study.only(wanted)}
+
+    assert len(labels()) == len(study.runs) == 10
+    assert labels("fedprox") == labels("variant=fedprox") < labels("fedprox", "fedavg") == labels()
+    assert labels("part=steps", "seed=2", "lr=0.2") == {"fedprox, size=small, part=steps, lr=0.2, seed 2"}
+    assert labels("variant=fedavg", "links=usual", "links=slow", "seed=1") == {
+        f"fedavg, size=small, part=links, links={links}, seed 1" for links in ("usual", "slow")
+    }
+    shared = labels("part=links", "variant=fedprox", "links=usual", "seed=1")
+    assert shared == {"fedprox, size=small, part=steps, lr=0.2, seed 1"}  # the run that two parts share
+    for text, says in (
+        ("prat=steps", "only names 'prat'; allowed are variant, seed, size, part"),
+        ("part=step", "only part is 'step'; allowed are steps, links (did you mean 'steps'?)"),
+        ("part=", "only part is ''; allowed are steps, links"),
+        ("fedpro", "only variant is 'fedpro'; allowed are fedprox, fedavg (did you mean 'fedprox'?)"),
+    ):
+        with pytest.raises(ScenarioError) as raised:
+            study.only([text])
+        assert says in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"size": "ful"}, "size is 'ful'; allowed are small, full (did you mean 'full'?)"),
+        ({"parts": {"a": {"variants": ["fedagv"]}}}, "a variant of the part 'a' is 'fedagv'; allowed are fedavg, fedprox"),
+        ({"parts": {"a": {"sizes": ["smal"]}}}, "a size of the part 'a' is 'smal'; allowed are small, full"),
+        ({"parts": {"a": {"grid": {"links": ["fast"]}}}}, "a value of 'links' in a grid is 'fast'; allowed are slow, usual"),
+        ({"parts": {"a": {"grid": {"training.lr": []}}}}, "'training.lr' has the values []"),
+        ({"parts": {"a": {"grid": {"training.lr": [float(n) for n in range(60_000)]}}}}, "at most 100000 are allowed"),
+        ({"parts": {"a": {"varians": []}}}, "did you mean 'variants'?"),
+        ({"sets": {}, "parts": {"a": {"changes": {"training.lrr": 1}}}}, "training has the unknown key 'lrr'"),
+        ({"parts": {"a": {"extends": "b"}, "bb": {}}}, "parts.a.extends is 'b'; allowed are bb (did you mean 'bb'?)"),
+        ({"parts": {"a": {"extends": "b"}, "b": {"extends": "a"}, "c": {}}}, "parts.b.extends is 'a'; allowed are c"),
+        ({"parts": {"a": {"base": "nowhere.toml"}}}, "nowhere.toml' does not exist"),
+        ({"published": "nowhere.toml"}, "nowhere.toml' does not exist"),
+        ({"published": {"measures": {}, "tables": []}}, "the published figures: tables is []"),
+        ({"published": OF_NOBODY}, "table 'T': the study has no variants with variant=fedagv; a row must be one"),
+    ],
+)
+def test_what_is_wrong_in_parts_and_sizes_is_named(
+    tables: dict[str, Any], tmp_path: Path, change: dict[str, Any], says: str
+) -> None:
+    assert says in refused(tables | SIZED | change, tmp_path)

@@ -1,0 +1,356 @@
+"""Studies that are really run: as the command line does it, stopped in any way, and gone on with."""
+
+import csv
+import io
+import json
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import fedsim
+from fedsim.analysis.report.gather import gather
+from fedsim.cli import main
+from fedsim.lab.compare.show import write_tables
+from fedsim.lab.study.folder import locked
+from fedsim.records.study_folder import read_index
+from tests.lab.study.conftest import finish, write
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLES = ("compare.csv", "compare.md", "paired.csv", "runs.csv")
+
+
+def call(*words: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+def start(*words: str | Path) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", "from fedsim.cli import main; main()", "study", *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+
+
+def tables_of(out: Path) -> dict[str, bytes]:
+    return {name: (out / name).read_bytes() for name in TABLES}
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(path.read_text())))
+
+
+def states(study: Path, out: Path) -> list[str]:
+    return [line.split()[0] for line in call("study", study, "--out", out, "--dry-run").output.splitlines()]
+
+
+def summaries(out: Path) -> dict[str, dict[str, Any]]:
+    found = {path.parent: json.loads(path.read_text()) for path in sorted(out.glob("runs/*/*/summary.json"))}
+    return {str(path.relative_to(out)): summary for path, summary in found.items()}
+
+
+def test_a_study_from_beginning_to_end(
+    study_file: Path,
+    tables: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PYTHONWARNINGS", "default::ResourceWarning")
+    out = tmp_path / "out"
+    listed = call("study", study_file, "--out", out, "--dry-run")
+    assert listed.exit_code == 0
+    assert [line.split() for line in listed.output.splitlines()] == [
+        ["new", f"runs/{name}/seed-{seed}"] for seed in (1, 2) for name in ("fedavg", "fedprox")
+    ]
+    assert not out.exists()
+    missing = ("study", study_file, "--out", out, "--set", "data.source=mnist", "--set", "data.root=nowhere")
+    assert len(call(*missing, "--dry-run").output.splitlines()) == 4  # a list needs no data, a run does
+    assert "data.source is 'mnist'" in call(*missing).output
+
+    done = call("study", study_file, "--out", out, "--workers", "2")
+    assert done.exit_code == 0, done.output
+    assert capfd.readouterr().err == ""  # of the workers, which leave nothing open
+    assert "4/4" in done.stderr
+    assert "final accuracy (0-1)" in done.stdout
+    assert {path.name for path in out.iterdir()} == {"study.toml", "index.json", "runs", *TABLES}
+    assert {summary["status"] for summary in summaries(out).values()} == {"done"}
+
+    alone = fedsim.run(fedsim.load(out / "runs/fedprox/seed-2/scenario.toml"), tmp_path / "alone", executor="inline")
+    assert summaries(out)["runs/fedprox/seed-2"]["events_sha256"] == alone.summary["events_sha256"]
+    assert summaries(out)["runs/fedprox/seed-2"]["models_sha256"] == alone.summary["models_sha256"]
+
+    before = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*/*")}
+    again = call("study", study_file, "--out", out, "--quiet")
+    assert (again.exit_code, again.output) == (0, "")
+    assert {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*/*")} == before
+    assert states(study_file, out) == ["done"] * 4
+
+    first = summaries(out)["runs/fedprox/seed-1"]["accuracy"]["final"]
+    runs = rows_of(out / "runs.csv")  # the other tables follow from it: tests/lab/compare/test_show.py
+    assert [(row["variant"], row["seed"]) for row in runs] == [(name, seed) for name in ("fedavg", "fedprox") for seed in "12"]
+    assert float(runs[2]["final accuracy (0-1)"]) == pytest.approx(first)
+    assert runs[0]["migrations"] == ""  # no groups: nothing, and not 0
+    assert tables_of(finish(study_file, tmp_path / "one by one")) == tables_of(out)
+
+
+def test_from_python_it_is_the_same_study(tables: dict[str, Any], tmp_path: Path) -> None:
+    tables |= {"variants": {"fedavg": {}, "fails": {"strategy.kind": "tests.lab.study.strategies:Fails"}}}
+    tables["base"]["learning"] = "off"
+    with pytest.raises(fedsim.SimulationError, match=r"2 runs of the study .* failed; fails, seed 1: ValueError: on purpose"):
+        fedsim.run_study(tables, tmp_path / "out", workers=1, allow_code=True)
+    done = fedsim.run_study(tables, tmp_path / "out", only=["variant=fedavg"], allow_code=True)
+    assert done.variants == ["fedavg", "fails"]
+    assert list(done.runs["seed"]) == [1, 2]
+    assert tables["base"]["learning"] == "off"  # what was given is as it was
+
+
+@pytest.fixture
+def slow_study(tables: dict[str, Any], tmp_path: Path) -> Path:
+    """Runs that take a second or two, saved on the way."""
+    tables["base"] |= {"stop": {"rounds": 100}, "checkpoint": {"rounds": 10}, "evaluation": {"every": 50}}
+    return write(tmp_path / "slow.toml", tables | {"seeds": [1]})
+
+
+def checkpoints(out: Path) -> set[Path]:
+    return set(out.glob("runs/*/*/checkpoint/0*/manifest.json"))
+
+
+def wait_for(ready: Callable[[], object], process: "subprocess.Popen[str]") -> None:
+    deadline = time.monotonic() + 90
+    while not ready():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def workers_of(pid: int) -> list[int]:
+    """The processes whose parent is ``pid``."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has just ended
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(stat.parent.name))
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process is there that is not merely waiting to be forgotten."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_a_killed_study_goes_on_to_the_same_tables(slow_study: Path, tmp_path: Path) -> None:
+    whole, out = finish(slow_study, tmp_path / "whole"), tmp_path / "out"
+    killed = start(slow_study, "--out", out, "--workers", "2")
+    wait_for(lambda: checkpoints(out), killed)
+    workers = workers_of(killed.pid)
+    killed.kill()
+    killed.communicate()
+    assert len(workers) == 2
+    with locked(out):  # theirs too, until they have saved their runs
+        deadline = time.monotonic() + 5  # a process lets go of its files in its last instant, but not as the very last
+        while any(map(is_alive, workers)):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    assert not (out / "compare.csv").exists()
+    assert "resume" in states(slow_study, out)
+
+    finish(slow_study, out)
+    assert tables_of(out) == tables_of(whole)
+    for path, summary in summaries(out).items():
+        for key in ("events", "events_sha256", "models_sha256", "bytes", "accuracy"):
+            assert summary[key] == summaries(whole)[path][key]
+        assert call("audit", out / path).exit_code == 0
+
+
+def test_a_study_under_way_can_be_read_and_interrupted_but_is_no_one_elses(
+    slow_study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedsim.lab.study.folder._LOCK_WAIT_S", 0.5)
+    out = tmp_path / "out"
+    words = (slow_study, "--out", out, "--set", "stop.rounds=100000", "--set", "learning=off")
+    process = start(*words, "--workers", "1")
+    wait_for(lambda: checkpoints(out), process)
+    assert f"another process ({process.pid} on {socket.gethostname()!r}) works in" in refused(*words)
+    assert "Of fedprox 0 of 1 runs are done." in call("compare", out).output
+    ends_with_130(process, signal.SIGINT)
+    assert [summary["status"] for summary in summaries(out).values()] == ["interrupted"]  # the other was not begun
+
+    before = checkpoints(out)
+    process = start(*words, "--workers", "2")
+    wait_for(lambda: {path.parts[-5] for path in checkpoints(out) - before} == {"fedavg", "fedprox"}, process)
+    ends_with_130(process, signal.SIGTERM)
+    assert [summary["status"] for summary in summaries(out).values()] == ["interrupted"] * 2
+    listed = call("study", *words, "--dry-run").output.splitlines()
+    assert [line.split()[0] for line in listed] == ["resume"] * 2
+    assert not (out / "compare.csv").exists()
+
+
+def ends_with_130(process: "subprocess.Popen[str]", number: signal.Signals) -> None:
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+
+
+def test_a_run_that_fails_is_reported_and_the_others_go_on(tables: dict[str, Any], tmp_path: Path) -> None:
+    tables["variants"] = {
+        "fails": {"strategy.kind": "tests.lab.study.strategies:Fails"},
+        "dies": {"strategy.kind": "tests.lab.study.strategies:Dies"},  # so that another process does those after it
+        **tables["variants"],
+    }
+    tables["seeds"], tables["base"]["learning"] = [1], "off"
+    study, out = write(tmp_path / "s.toml", tables), tmp_path / "out"
+    done = call("study", study, "--out", out, "--workers", "1")
+    assert done.exit_code == 1
+    assert "fedsim: fails, seed 1 failed: ValueError: on purpose" in done.stderr
+    assert "fedsim: dies, seed 1 failed: its process ended with signal 9" in done.stderr
+    assert "Of fails 0 of 1 runs are done." in done.stdout
+    assert [(row["variant"], row["runs"]) for row in rows_of(out / "compare.csv")] == [
+        ("fails", "0"), ("dies", "0"), ("fedavg", "1"), ("fedprox", "1")
+    ]  # fmt: skip
+    assert [bool(row["traffic (bytes)"]) for row in rows_of(out / "compare.csv")] == [False, False, True, True]
+    again = call("study", study, "--out", out, "--workers", "1")
+    assert again.exit_code == 1
+    assert "2 runs to do, 2 are there" in again.stderr
+    assert again.stderr.count("failed: its process ended with signal 9") == 2  # when it happens, and at the end
+
+
+def refused(*words: str | Path) -> str:
+    """What ``fedsim study`` says when it ends with 2."""
+    result = call("study", *words)
+    assert result.exit_code == 2, (result.output, result.exception)
+    assert "Traceback" not in result.output
+    return result.output
+
+
+class TestRefusals:
+    """Each ends with 2 and one line, and changes nothing."""
+
+    def test_wrong_files_and_command_lines(self, study_file: Path, tables: dict[str, Any], tmp_path: Path) -> None:
+        out = tmp_path / "out"
+        refused(study_file)
+        refused(tmp_path / "none.toml", "--out", out)
+        assert "--workers is 0" in refused(study_file, "--out", out, "--workers", "0")
+        assert "variant 'fedavg': training has the unknown key" in refused(study_file, "--out", out, "--set", "training.l=1")
+        message = refused(study_file, "--out", out, "--set", "data.source=mnist", "--set", f"data.root={tmp_path}")
+        assert message.startswith("fedsim: variant 'fedavg': data.source is 'mnist', whose files are missing")
+        tables["variants"]["many"] = {"strategy.clients_per_round": 13}
+        assert "variant 'many'" in refused(write(study_file, tables), "--out", out)
+        tables["variants"]["many"] = {"data.partition": {"kind": "label-groups", "groups": 13}}
+        assert "variant 'many'" in refused(write(study_file, tables), "--out", out)  # shows only when it is built
+        assert not out.exists()
+
+    def test_folders_that_are_none_of_a_study(self, study_file: Path, tmp_path: Path) -> None:
+        (tmp_path / "used").mkdir()
+        (tmp_path / "used" / "precious.txt").write_text("mine")
+        assert "already holds files" in refused(study_file, "--out", tmp_path / "used")
+        assert [path.name for path in (tmp_path / "used").iterdir()] == ["precious.txt"]
+        assert "is a file" in refused(study_file, "--out", study_file)
+
+    def test_runs_of_other_scenarios(self, study_file: Path, tables: dict[str, Any], finished: Path) -> None:
+        before = tables_of(finished)
+        message = refused(study_file, "--out", finished, "--set", "training.lr=0.2")
+        assert "runs/fedavg/seed-1' holds a run of another scenario: training.lr was 0.1, and is 0.2 now" in message
+        (finished / "runs" / "fedavg" / "seed-1.trace.json").touch()  # what a verb has put beside a run is none
+        fedprox = tables["variants"].pop("fedprox")
+        message = refused(write(study_file, tables), "--out", finished)
+        assert "holds 'runs/fedprox/seed-1', no run of this study" in message
+        tables["variants"]["fedprox"] = fedprox
+        write(study_file, tables)
+        (finished / "runs" / "fedavg" / "seed-1" / "scenario.toml").unlink()
+        assert "it is no run of this study" in refused(study_file, "--out", finished)
+        assert tables_of(finished) == before
+
+
+@pytest.mark.long
+def test_a_changed_file_whose_runs_are_the_same_goes_on(study_file: Path, tables: dict[str, Any], finished: Path) -> None:
+    tables |= {"seeds": [1, 2, 3], "target": [0.2, 0.3], "name": "<b>renamed</b>", "baseline": "fedprox"}
+    done = call("study", write(study_file, tables), "--out", finished, "--workers", "1")
+    assert done.exit_code == 0, done.output
+    assert "2 runs to do, 4 are there" in done.stderr
+    assert {row["runs"] for row in rows_of(finished / "compare.csv")} == {"3"}
+    assert (finished / "compare.md").read_text().startswith("# &lt;b&gt;renamed&lt;/b&gt;\n")
+    assert {row["baseline"] for row in rows_of(finished / "paired.csv")} == {"fedprox"}
+    index = read_index(finished)
+    assert (index.seeds, index.targets, index.baseline, index.name) == ((1, 2, 3), (0.2, 0.3), "fedprox", "<b>renamed</b>")
+
+
+def test_published_figures_come_beside_those_of_some_of_a_study(
+    study_file: Path, tables: dict[str, Any], finished: Path, tmp_path: Path
+) -> None:
+    table = {"title": "Table 1", "measures": ["rounds"], "rows": ["fedavg"], "published": {"fedavg": 2}}
+    other = {"title": "Table 2", "measures": ["rounds"], "rows": ["fedprox"]}
+    paper = {"about": "<b>About</b>", "measures": {"rounds": {"title": "rounds", "figure": "rounds", "tolerance": 0.5}}}
+    write(tmp_path / "paper.toml", paper | {"tables": [table, other]})
+    write(study_file, tables | {"published": "paper.toml"})
+    done = call("study", study_file, "--out", tmp_path / "out", "--only", "fedavg", "--workers", "1")
+    assert done.exit_code == 0, done.output
+    assert "2 runs to do, 0 are there" in done.stderr
+    assert "Table 1" in done.stdout
+    assert set(summaries(tmp_path / "out")) == {"runs/fedavg/seed-1", "runs/fedavg/seed-2"}
+    report = (tmp_path / "out" / "published.md").read_text()
+    assert report.startswith("# small\n\n&lt;b&gt;About&lt;/b&gt;\n\nA cell has the mean")
+    assert "## Table 1\n\n| row | rounds (+-0.5) |\n| --- | ---: |\n| fedavg | **3** *(2)* |\n" in report
+    assert "Seeds 1, 2.\n\n0 of 1 figures are within the tolerance.\n" in report
+    assert report.endswith("## Not run\n\nTable 2.\n")
+    again = call("study", tmp_path / "out" / "study.toml", "--out", tmp_path / "out", "--workers", "1", "--quiet")
+    assert again.exit_code == 0, again.output
+    assert "Not run" not in (tmp_path / "out" / "published.md").read_text()
+    assert tables_of(tmp_path / "out") == tables_of(finished)
+
+
+@pytest.mark.long
+def test_what_is_left_of_a_run_that_had_hardly_begun_is_done_anew(study_file: Path, finished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(finished, out)
+    (out / "runs/fedavg/seed-1/summary.json").unlink()  # killed before it was saved
+    shutil.rmtree(out / "runs/fedavg/seed-2")
+    (out / "runs/fedavg/seed-2").mkdir()  # killed as soon as its folder was there
+    (out / "runs/fedprox/seed-1/summary.json").unlink()
+    (out / "runs/fedprox/seed-1/checkpoint/000000000012").mkdir(parents=True)  # a checkpoint of nothing
+    assert states(study_file, out) == ["anew", "resume", "anew", "done"]
+    done = call("study", study_file, "--out", out, "--workers", "1")
+    assert done.exit_code == 0, done.output
+    assert "fedprox, seed 1: begins anew: the checkpoint" in done.stderr
+    assert tables_of(out) == tables_of(finished)
+
+
+def test_a_folder_of_an_older_fedsim_is_brought_up_to_date_without_a_run(finished: Path) -> None:
+    index, before = (finished / "index.json").read_bytes(), tables_of(finished)
+    (finished / "index.json").unlink()
+    asked = call("compare", finished)
+    assert asked.exit_code == 2
+    words = shlex.split(asked.output.partition("; ")[2].partition(" writes it")[0])
+    assert words[:2] == ["fedsim", "study"]
+    times = {path: path.stat().st_mtime_ns for path in finished.glob("runs/*/*/*")}
+    done = call(*words[1:])
+    assert done.exit_code == 0, done.output
+    assert "0 runs to do, 4 are there" in done.stderr
+    assert (finished / "index.json").read_bytes() == index
+    assert tables_of(finished) == before
+    assert {path: path.stat().st_mtime_ns for path in finished.glob("runs/*/*/*")} == times
+
+
+def test_a_folder_whose_study_file_nobody_understands_can_be_read(finished: Path) -> None:
+    """Whatever a later grammar makes of it: what has been run can be compared and shown."""
+    compared, before = call("compare", finished).output, tables_of(finished)
+    (finished / "study.toml").write_text("of another grammar =")
+    assert call("compare", finished).output == compared
+    write_tables(finished)
+    assert tables_of(finished) == before
+    subject = gather([finished])
+    assert (subject.title, len(subject.runs)) == ("small", 4)
+    loaded = fedsim.load_study(finished)
+    assert (loaded.variants, len(loaded.runs)) == (["fedavg", "fedprox"], 4)
+    assert "holds files" not in refused(finished / "study.toml", "--out", finished)

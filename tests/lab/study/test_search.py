@@ -1,0 +1,332 @@
+"""Searches: the values that are proposed, known optima, trials that fail, and what is taken up again."""
+
+import csv
+import io
+import json
+import math
+import signal
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import fedsim
+from fedsim.analysis.report.gather import gather
+from fedsim.cli import main
+from fedsim.errors import ScenarioError
+from fedsim.lab.study.conduct import try_to_build
+from fedsim.lab.study.folder import write_study
+from fedsim.lab.study.plan import read_study
+from fedsim.lab.study.search import OneOf, OptunaSearch, RandomSearch, Range, Search, TrialResult
+from fedsim.lab.study.trials import Trials
+from fedsim.lab.study.worker import Worker
+from fedsim.records.study_folder import is_done
+from tests.lab.study.conftest import write
+from tests.lab.study.test_run import ends_with_130, start, wait_for
+
+needs_optuna = pytest.mark.skipif(find_spec("optuna") is None, reason="needs Optuna: pip install 'optuna>=4'")
+
+LR = {"low": 0.001, "high": 1.0, "log": True}
+
+
+def call(*words: object) -> Result:
+    return CliRunner().invoke(main, ["study", *map(str, words)])
+
+
+# Values
+
+
+@pytest.mark.parametrize(
+    ("said", "written"),
+    [
+        ({"low": 0.0, "high": 2.0}, [0.0, 1.0, 1.998]),
+        ({"low": 0.01, "high": 1.0, "log": True}, [0.01, 0.1, 0.9954]),
+        ({"low": 1, "high": 4}, [1, 3, 4]),
+        ({"low": 2, "high": 10, "step": 4}, [2, 6, 10]),
+        ({"low": 0.5, "high": 1.5, "step": 0.25}, [0.5, 1.0, 1.5]),
+        ({"low": "10 s", "high": "30 s"}, ["10 s", "20 s", "29.98 s"]),
+        ({"low": "1 Mbit/s", "high": "100 Mbit/s", "log": True}, ["1 Mbit/s", "10 Mbit/s", "99.54 Mbit/s"]),
+    ],
+)
+def test_a_share_of_a_range_is_a_value_of_it(said: dict[str, Any], written: list[Any]) -> None:
+    one = Range(**said)
+    assert [one.written(one.at(share)) for share in (0.0, 0.5, 0.999)] == written
+    assert [type(one.written(one.at(0.5)))] == [type(written[1])]
+
+
+def test_whole_numbers_and_choices_are_all_as_likely() -> None:
+    shares = [(place + 0.5) / 1200 for place in range(1200)]
+    whole, choice = Range(low=3, high=8), OneOf(["a", {"kind": "b"}, True])
+    assert [sum(whole.at(share) == number for share in shares) for number in range(3, 9)] == [200] * 6
+    assert [sum(choice.at(share) == place for share in shares) for place in range(3)] == [400] * 3
+
+
+def test_random_values_do_not_depend_on_how_many_are_asked_for_at_a_time() -> None:
+    search = RandomSearch(trials=6, metric="best_accuracy", space={"training.lr": LR, "model.kind": ["mlp", "logistic"]})
+    together = search.ask("fedavg", search.space, [], 6)
+    alone = [search.ask("fedavg", search.space, [TrialResult({}, 0)] * number, 1)[0] for number in range(6)]
+    assert together == alone
+    assert len({values["training.lr"] for values in together}) == 6
+    assert together != search.ask("fedprox", search.space, [], 6)
+    assert together != search.model_copy(update={"seed": 1}).ask("fedavg", search.space, [], 6)
+
+
+def squares(search: Search) -> list[tuple[float, Mapping[str, Any]]]:
+    """Search for the least value of a bowl with its bottom at 0.1, 12 and "b"."""
+    made: list[tuple[float, Mapping[str, Any]]] = []
+    while len(made) < search.trials:
+        told = [TrialResult(values, sum(other < value for other, _ in made)) for value, values in made]
+        for one in search.ask("bowl", search.space, told, min(search.batch, search.trials - len(made))):
+            far = math.log10(one["lr"]) + 1, (one["whole"] - 12) / 10, 0.0 if one["name"] == "b" else 1.0
+            made.append((sum(part * part for part in far), one))
+    return made
+
+
+SPACE = {"lr": {"low": 1e-4, "high": 1.0, "log": True}, "whole": {"low": 2, "high": 40, "step": 2}, "name": ["a", "b", "c"]}
+
+
+@needs_optuna
+def test_optuna_finds_the_bottom_of_a_bowl_and_the_same_one_again() -> None:
+    search = OptunaSearch(trials=60, metric="bytes", space=SPACE)
+    made = squares(search)
+    value, best = min(made, key=lambda one: one[0])
+    assert value < 0.1
+    assert (best["name"], abs(best["whole"] - 12) <= 4) == ("b", True)
+    assert made == squares(search)
+    late, early = (sum(value for value, _ in part) for part in (made[40:], made[:20]))
+    assert late < early / 2  # it has learnt where to look
+    drawn = sum(value for value, _ in squares(RandomSearch(trials=60, metric="bytes", space=SPACE))[40:])
+    assert late < drawn / 2
+
+
+def test_without_optuna_it_says_what_to_install(tables: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "optuna", None)
+    study = write(tmp_path / "s.toml", tables | {"search": {**SEARCH, "kind": "optuna"}})
+    done = call(study, "--out", tmp_path / "out")
+    assert done.exit_code == 2
+    assert "pip install 'optuna>=4' installs it" in done.output
+    assert not (tmp_path / "out").exists()
+
+
+# What is wrong
+
+SEARCH = {"kind": "random", "trials": 4, "metric": "final_accuracy", "space": {"training.lr": LR}}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"kind": "optun"}, "search.kind is 'optun'; allowed are random, optuna (did you mean 'optuna'?)"),
+        ({"metric": "time_to_acuracy"}, "'time_to_acuracy' is none; allowed are final_accuracy"),
+        ({"trials": 0}, "search.trials is 0"),
+        ({"startup": 3}, "search has the unknown key 'startup'"),
+        ({"space": {}}, "search.space has no keys for the variant 'fedavg'"),
+        ({"space": {"training.lr": {"low": 1.0, "high": 0.1}}}, "low is 1.0 and high is 0.1; low must be below high"),
+        ({"space": {"training.lr": {"low": 0.0, "high": 0.1, "log": True}}}, "with log = true it must be above 0"),
+        ({"space": {"training.lr": {"low": 0.1, "hihg": 0.2}}}, "unknown key 'hihg'"),
+        ({"space": {"training.lr": {"low": 0.1}}}, "high is missing"),
+        ({"space": {"training.lr": 0.1}}, "search.space.training.lr is 0.1"),
+        ({"space": {"training.lr": []}}, "search.space.training.lr"),
+        ({"space": {"training.lr": [0.1, 0.1]}}, "has one of them twice"),
+        ({"space": {"strategy.deadline": {"low": "5 s", "high": "1 min"}}}, "both must have the same unit"),
+        ({"space": {"strategy.deadline": {"low": "5", "high": "10"}}}, "'5' is no number with a unit"),
+        (
+            {"space": {"strategy.local_epochs": {"low": 1, "high": 5, "step": 9}}},
+            "step is 9; allowed is a whole number",
+        ),
+        ({"space": {"training.lrr": LR}}, "training has the unknown key 'lrr'"),
+        ({"space": {"training.lr": {"low": 0.1, "high": -1e9}}}, "low must be below high"),
+        ({"space": {"strategy.local_epochs": {"low": 0, "high": 5}}}, "local_epochs=0': strategy.local_epochs is 0"),
+        ({"space": {"strategy.kind": ["fedavg", "fedagv"]}}, "strategy.kind is 'fedagv'"),
+        ({"space": {"seed": {"low": 1, "high": 5}}}, "'seed' is no key to search over"),
+        ({"variants": {"fedpox": {"training.lr": LR}}}, "a variant of the search is 'fedpox'; allowed are fedavg, fedprox"),
+        ({"metric": "energy"}, "search.metric is 'energy', which needs [energy]"),
+    ],
+)
+def test_what_is_wrong_is_named(tables: dict[str, Any], tmp_path: Path, change: dict[str, Any], says: str) -> None:
+    with pytest.raises(ScenarioError) as raised:
+        read_study(write(tmp_path / "s.toml", tables | {"search": SEARCH | change}))
+    assert says in str(raised.value)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"search": {"trials": 4}}, "search.kind is missing; allowed are random, optuna"),
+        ({"target": [], "search": SEARCH | {"metric": "time_to_accuracy"}}, "which needs the study's 'target'"),
+        ({"grid": {"training.lr": [0.1]}}, "'training.lr' is both in a grid and in search.space"),
+        ({"variants": {}, "baseline": "local", "references": ["local"]}, "a search needs a variant at least"),
+        ({"sets": {"training.lr": {"a": {}}}}, "a value of 'training.lr' in search.space is 0.001; allowed are a"),
+    ],
+)
+def test_what_does_not_fit_the_study_is_named(
+    tables: dict[str, Any], tmp_path: Path, change: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ScenarioError) as raised:
+        read_study(write(tmp_path / "s.toml", tables | {"search": SEARCH} | change))
+    assert says in str(raised.value)
+
+
+def test_a_search_takes_no_only(tables: dict[str, Any], tmp_path: Path) -> None:
+    study = write(tmp_path / "s.toml", tables | {"search": SEARCH})
+    done = call(study, "--out", tmp_path / "out", "--only", "fedavg")
+    assert (done.exit_code, "the study searches" in done.output) == (2, True)
+
+
+# Searches that are run
+
+
+@pytest.fixture
+def searched(tables: dict[str, Any]) -> dict[str, Any]:
+    """A study whose optimum is known: without learning a round takes the longer the more epochs it has."""
+    del tables["base"]["population"]["availability"], tables["base"]["strategy"]["deadline"]
+    tables["base"] |= {"learning": "off", "stop": {"rounds": 2}}
+    space = {"strategy.local_epochs": {"low": 1, "high": 30}, "population.jitter": [0.0, 0.1]}
+    return tables | {
+        "target": [],
+        "search": {"kind": "random", "trials": 5, "metric": "simulated_time", "space": space},
+    }
+
+
+def search_here(study_file: Path, out: Path, most: int = 10_000) -> Trials:
+    """Do what ``fedsim study`` does, but in this process, and at ``most`` so many runs."""
+    study = read_study(study_file)
+    assert study.spec.search is not None
+    trials = Trials(study, study.spec.search)
+    out.mkdir(exist_ok=True)
+    worker = Worker(lambda **_: None)
+    while True:
+        trials.grow(out, try_to_build)
+        write_study(out, trials.study)
+        left = [run for run in trials.study.runs if not is_done(out / run.folder)]
+        for run in left[:most]:
+            how = "anew" if (out / run.folder).exists() else "new"
+            worker.carry_out({"scenario": run.scenario.to_toml(), "folder": str(out / run.folder), "how": how})
+            most -= 1
+        if not left or not most:
+            trials.write(out)
+            return trials
+
+
+def rows_of(out: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO((out / "trials.csv").read_text())))
+
+
+def test_a_search_from_beginning_to_end(searched: dict[str, Any], tmp_path: Path) -> None:
+    study, out = write(tmp_path / "s.toml", searched), tmp_path / "out"
+    done = call(study, "--out", out, "--workers", "1")
+    assert done.exit_code == 0, done.output
+    rows = rows_of(out)
+    assert [(row["variant"], row["state"], row["runs"]) for row in rows] == [
+        (name, "done", "2") for name in ("fedavg", "fedprox") for _ in range(5)
+    ]
+    for name in ("fedavg", "fedprox"):
+        own = [row for row in rows if row["variant"] == name]
+        times = [float(row["simulated_time"]) for row in own]
+        epochs = [int(row["strategy.local_epochs"]) for row in own]
+        assert times == sorted(times)
+        assert (epochs[0], epochs[-1]) == (min(epochs), max(epochs))
+        assert f"{name}: best is trial {own[0]['trial']}, simulated_time" in done.stdout
+        best = fedsim.load(out / f"best-{name}.toml")
+        assert best.strategy.model_dump()["local_epochs"] == epochs[0]
+        mean = sum(
+            json.loads(path.read_text())["simulated_s"]
+            for path in out.glob(f"runs/{name},trial={own[0]['trial']},*/*/summary.json")
+        )
+        assert times[0] == pytest.approx(mean / 2)
+    loaded = fedsim.load_study(out)
+    assert len(loaded.variants) == 10
+    assert list(loaded.trials["trial"]) == [int(row["trial"]) for row in rows]
+    assert set(loaded.table["trial"].astype(int)) == {1, 2, 3, 4, 5}
+    assert len(gather([out]).runs) == 20
+    again = call(study, "--out", out, "--quiet")
+    assert (again.exit_code, again.output) == (0, "")
+    assert call(out / "study.toml", "--out", out, "--dry-run").output.split()[::2] == ["done"] * 20
+
+
+@pytest.mark.parametrize("kind", ["random", pytest.param("optuna", marks=needs_optuna)])
+def test_stopped_anywhere_and_taken_up_it_makes_the_same_trials(searched: dict[str, Any], tmp_path: Path, kind: str) -> None:
+    searched["search"] |= {"kind": kind, "prune": True, "trials": 6}
+    searched["search"] |= {"together": 2, "startup": 2} if kind == "optuna" else {}
+    del searched["variants"]["fedprox"]
+    study, whole, parts = write(tmp_path / "s.toml", searched), tmp_path / "whole", tmp_path / "parts"
+    search_here(study, whole)
+    assert "pruned" in {row["state"] for row in rows_of(whole)}
+    for _ in range(10):
+        trials = search_here(study, parts, most=2)  # another process each time, as far as it can know
+        if trials.is_over:
+            break
+        assert "open" in {row["state"] for row in rows_of(parts)}
+    for name in ("trials.csv", "index.json", "study.toml", "best.toml"):
+        assert (parts / name).read_bytes() == (whole / name).read_bytes()
+    assert sorted(path.relative_to(parts) for path in parts.rglob("summary.json")) == sorted(
+        path.relative_to(whole) for path in whole.rglob("summary.json")
+    )
+
+
+@pytest.mark.long
+def test_pruning_spares_the_worse_the_other_seeds(searched: dict[str, Any], tmp_path: Path) -> None:
+    searched["search"] |= {"prune": True, "trials": 8}
+    searched["search"]["space"] = {"strategy.local_epochs": {"low": 1, "high": 300}}
+    del searched["variants"]["fedprox"]
+    trials = search_here(write(tmp_path / "s.toml", searched), tmp_path / "out")
+    (line,) = trials.lines
+    by_epochs = sorted(line.trials, key=lambda trial: trial.values["strategy.local_epochs"])
+    assert [trial.state for trial in by_epochs] == ["done"] * 4 + ["pruned"] * 4
+    assert [len(trial.figures) for trial in by_epochs] == [2] * 4 + [1] * 4
+    assert trials.best(line) is by_epochs[0]
+
+
+def test_trials_that_fail_or_cannot_be_run_are_worst_and_not_tried_again(searched: dict[str, Any], tmp_path: Path) -> None:
+    fails = "tests.lab.study.strategies:Fails"
+    searched["search"]["space"] = {"strategy.kind": ["fedavg", fails], "strategy.clients_per_round": {"low": 1, "high": 12}}
+    searched |= {"variants": {"either": {}}, "baseline": "either", "seeds": [1]}
+    study, out = write(tmp_path / "s.toml", searched), tmp_path / "out"
+    done = call(study, "--out", out, "--workers", "1", "--allow-code")
+    assert done.exit_code == 0, done.output
+    rows = rows_of(out)
+    broken = [row["strategy.kind"] == fails for row in rows]
+    assert [row["state"] for row in rows] == ["failed" if one else "done" for one in broken]
+    assert broken == sorted(broken)
+    assert 0 < sum(broken) < 5
+    assert f"{sum(broken)} failed" in done.stdout
+    assert "on purpose" in done.stderr
+    before = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*/*")}
+    assert call(study, "--out", out, "--quiet", "--allow-code").exit_code == 0
+    assert {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*/*")} == before
+
+
+def test_points_that_make_no_scenario_are_refused_one_by_one(searched: dict[str, Any], tmp_path: Path) -> None:
+    searched["base"]["strategy"]["clients_per_round"] = 1
+    searched["search"]["space"] = {
+        "population.devices": {"low": 2, "high": 12},
+        "strategy.clients_per_round": {"low": 1, "high": 12},
+    }
+    del searched["variants"]["fedprox"]
+    trials = search_here(write(tmp_path / "s.toml", searched), tmp_path / "out")
+    for trial in trials.lines[0].trials:
+        too_many = trial.values["strategy.clients_per_round"] > trial.values["population.devices"]
+        assert trial.state == ("refused" if too_many else "done")
+        assert bool(trial.error) == too_many
+    assert {trial.state for trial in trials.lines[0].trials} == {"refused", "done"}
+    searched["search"]["space"] = {"population.devices": [2, 3], "strategy.clients_per_round": [4, 12]}
+    searched["base"]["population"]["devices"] = 12
+    done = call(write(tmp_path / "none.toml", searched), "--out", tmp_path / "none")
+    assert done.exit_code == 2
+    assert "no trial of 'fedavg' can be run: variant 'fedavg, trial=5, devices=" in done.output
+
+
+@pytest.mark.long
+def test_a_killed_search_goes_on(searched: dict[str, Any], tmp_path: Path) -> None:
+    del searched["variants"]["fedprox"]
+    study, out = write(tmp_path / "s.toml", searched), tmp_path / "out"
+    process = start(study, "--out", out, "--workers", "1")
+    wait_for(lambda: list(out.glob("runs/*/*/summary.json")), process)
+    ends_with_130(process, signal.SIGINT)
+    search_here(study, out)
+    search_here(study, tmp_path / "whole")
+    assert (out / "trials.csv").read_bytes() == (tmp_path / "whole" / "trials.csv").read_bytes()

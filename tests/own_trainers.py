@@ -1,0 +1,74 @@
+"""Trainers of a user's own: a good one, and the mistakes that one can make."""
+
+import random
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedsim.plugin import Trainer
+
+
+class Steady(Trainer):
+    """Adam with noise in its gradients, and moments that stay on the device.
+
+    Attributes:
+        noise: standard deviation of what is added to each gradient.
+    """
+
+    noise: float = 0.01
+    applies_terms: ClassVar[bool] = True
+
+    def train(self, model: nn.Module, data: Any, context: Any) -> tuple[Mapping[str, Tensor], Mapping[str, float]]:
+        draw = torch.Generator().manual_seed(context.seed)
+        mean = context.state.get("mean", torch.zeros(1))
+        for x, y in data:
+            model.zero_grad()
+            loss = context.loss(model(x), y)
+            loss.backward()
+            mean = 0.9 * mean + 0.1 * loss.detach()
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter.data -= context.lr * (parameter.grad + self.noise * torch.randn(parameter.shape, generator=draw))
+        context.state["mean"] = mean
+        return model.state_dict(), {"mean_loss": float(mean), "round": context.round}
+
+
+class Ignorant(Steady):
+    """Does not say that it applies what a strategy adds."""
+
+    applies_terms: ClassVar[bool] = False
+
+
+class Wrong(Trainer):
+    """Makes one mistake."""
+
+    how: str
+
+    def train(self, model: nn.Module, data: Any, context: Any) -> Any:
+        state = model.state_dict()
+        name = next(iter(state))
+        match self.how:
+            case "nan":
+                state = {name: value * float("nan") for name, value in state.items()}
+            case "shape":
+                state[name] = state[name][:1]
+            case "few":
+                del state[name]
+            case "random":
+                random.random()
+            case "numpy":
+                np.random.rand()  # noqa: NPY002
+            case "torch":
+                torch.rand(1)
+            case "raises":
+                state[name].cuda(7)
+            case "none":
+                return None
+            case "text":
+                return state, {"norm": "large"}
+            case "kept":
+                context.state["mean"] = 3.0
+        return state, {}

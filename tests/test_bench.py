@@ -1,0 +1,60 @@
+"""``fedsim bench``: worlds are as the board says, places are those of the times, and a strategy of one's own gets one."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from fedsim.cli import main
+from fedsim.errors import DataError, ScenarioError
+from fedsim.files import read_toml
+from fedsim.lab import bench
+from fedsim.shipped import shipped
+
+LINE = bench.BoardLine("a", "phones", 3, 3, 60.0, 50.0, 70.0, 1e6, 1e3, 0.9, bench.digest_of("phones"), "0.2.0")
+SLOWER = replace(LINE, strategy="b", time_s=90.0)
+MISSED = replace(LINE, strategy="c", reached=2, time_s=None, time_low=None, time_high=None, bytes=None, joules=None)
+
+
+def test_the_kept_board_has_every_strategy_in_every_world_as_it_is_shipped() -> None:
+    study = read_toml(shipped()["bench"])
+    lines = bench.read_board()
+    assert {(line.strategy, line.world) for line in lines} == {(a, b) for a in study["variants"] for b in study["parts"]}
+    assert all(set(part["variants"]) == set(study["variants"]) for part in study["parts"].values())
+
+
+def test_places_are_those_of_times_and_a_line_that_misses_has_none() -> None:
+    assert bench.places([SLOWER, MISSED, LINE]) == {("a", "phones"): 1, ("b", "phones"): 2}
+    cells = {column.head: column.cells for column in bench.table_of([MISSED, SLOWER], [LINE, MISSED]).columns}
+    assert cells["place"] == ("missed in 1 of 3", "2 of 3")
+
+
+def test_a_board_is_read_as_it_was_kept_and_other_worlds_do_not_count(tmp_path: Path) -> None:
+    path = tmp_path / "board.csv"
+    bench.keep([MISSED, SLOWER], path)
+    bench.keep([LINE, replace(SLOWER, time_s=80.0)], path)
+    assert bench.read_board(path) == [LINE, replace(SLOWER, time_s=80.0), MISSED]
+    path.write_text(path.read_text().replace(LINE.file, "0" * 12))
+    assert bench.read_board(path) == []
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(DataError, match="is no board"):
+        bench.read_board(path)
+
+
+def test_a_strategy_of_ones_own_is_run_in_all_worlds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "run_study", lambda tables, out, **options: seen.append((tables, options)))
+    monkeypatch.setattr(bench, "lines_of", lambda out, target: [])
+    seen: list = []  # type: ignore[type-arg]
+    bench.bench(["tests.own_parts:Proud", "fedavg"], tmp_path, ["strategy.boldness=0.2"], seeds=1, allow_code=True)
+    tables, options = seen[0]
+    assert tables["variants"]["Proud"] == {"strategy.kind": "tests.own_parts:Proud", "strategy.boldness": 0.2}
+    assert all([*part["variants"]] == ["Proud", "fedavg"] for part in tables["parts"].values())
+    assert (options["seeds"], options["allow_code"]) == (1, True)
+    with pytest.raises(ScenarioError, match="has no effect"):
+        bench.bench(["fedavg"], tmp_path, ["strategy.mu=1"])
+
+
+def test_an_unknown_strategy_is_a_mistake_with_the_nearest_name(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["bench", "fedavgg", "--out", str(tmp_path / "out")])
+    assert (result.exit_code, "did you mean" in result.output) == (2, True), result.output

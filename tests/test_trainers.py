@@ -1,0 +1,109 @@
+"""Whole runs with trainers of torch's and of one's own: every strategy, any workers, stopped and resumed."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+import fedsim
+from fedsim.errors import ScenarioError
+from fedsim.executors.named import make_executor
+from fedsim.executors.threads import Threads
+from fedsim.records.reading import RunFolder
+from fedsim.strategies import STRATEGIES
+from fedsim.testing import FIGURES, StrategyContract, eventful_world, quiet_world, run
+from tests import own_trainers
+from tests.benchmarks.hashes import OF_WORLDS, WORLDS
+from tests.benchmarks.hashes import STRATEGIES as SAID
+from tests.test_own_parts import EXECUTORS
+
+ADAMW: dict[str, Any] = {"kind": "torch", "optimiser": "AdamW", "lr": 0.01, "batch_size": 32, "clip_norm": 1.0}
+ADAMW |= {"schedule": {"name": "CosineAnnealingLR"}, "state": "kept"}
+OWN: dict[str, Any] = {"kind": "tests.own_trainers:Steady", "lr": 0.05, "batch_size": 32, "state": "kept"}
+STEPS_OF_SGD = {"fednova", "scaffold"}
+FEDDYN = {"kind": "feddyn", "clients_per_round": 6, "local_epochs": 3}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in STRATEGIES if kind != "flower"])
+def test_every_strategy_trains_by_torch_or_says_why_not(kind: str) -> None:
+    sections = WORLDS["tree" if kind == "hierfavg" else "star"] | OF_WORLDS.get(kind, {}) | {"training": ADAMW}
+    sections |= {"strategy": {"kind": kind} | SAID.get(kind, {}), "stop": {"rounds": 2}}
+    if kind in STEPS_OF_SGD:
+        with pytest.raises(
+            ScenarioError, match=rf"training.kind is 'torch', .* not for the strategy '{kind}': .*; allowed are"
+        ):
+            run(sections)
+        sections["training"] = {"kind": "torch", "lr": 0.05}
+    one, other = (run(sections, executor=Threads(workers)) for workers in (1, 4))
+    assert one["status"] == "done"
+    assert [one[name] for name in FIGURES] == [other[name] for name in FIGURES]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sections"),
+    [
+        ({"kind": "lcfl", "groups": 2, "measure": "grad-cos"}, {}),
+        ({"kind": "ifca", "groups": 2, "averaging": "gradients"}, {}),
+        ({"kind": "fedavg", "selection": {"kind": "flanp", "accuracy": 50.0}}, {}),
+        ({"kind": "scaffold"}, {"training": OWN}),
+    ],
+    ids=["grad-cos", "gradients", "flanp", "own"],
+)
+def test_who_counts_steps_of_sgd_refuses_others(strategy: dict[str, Any], sections: dict[str, Any]) -> None:
+    with pytest.raises(ScenarioError, match=r"training\.kind is .* by which a step is not one along a gradient"):
+        fedsim.Scenario(**quiet_world(strategy) | {"training": ADAMW} | sections)
+
+
+class Contract(StrategyContract):
+    strategy: ClassVar[Mapping[str, Any]] = FEDDYN | {"deadline": "30 s"}
+
+
+@pytest.mark.parametrize("training", [ADAMW, OWN], ids=["torch", "own"])
+def test_workers_and_a_stop_change_nothing(training: dict[str, Any], tmp_path: Path) -> None:
+    contract = Contract()
+    contract.sections = {"training": training}  # type: ignore[misc]
+    contract.test_workers_executors_and_real_delays_change_nothing()
+    contract.test_it_goes_on_as_if_it_had_not_been_stopped(tmp_path)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_in_a_file_outside_of_any_package_it_is_the_same_run(
+    executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(own_trainers.__file__, tmp_path / "ours.py")
+    monkeypatch.chdir(tmp_path)
+    sections = eventful_world(FEDDYN, rounds=3) | {"training": OWN | {"kind": "./ours.py:Steady", "noise": 0.02}}
+    inline, other = run(sections), run(sections, executor=make_executor(executor, workers=2))
+    assert [inline[name] for name in FIGURES] == [other[name] for name in FIGURES]
+
+
+@pytest.mark.parametrize(
+    "strategy", [{"kind": "fedavg"}, FEDDYN, {"kind": "fedprox", "mu": 0.1}], ids=lambda told: told["kind"]
+)
+def test_sgd_by_torch_and_by_closed_forms_is_the_same_run(strategy: dict[str, Any], tmp_path: Path) -> None:
+    folders = []
+    for kind in ("sgd", "torch"):
+        sections = quiet_world(strategy, rounds=3) | {"training": {"kind": kind, "lr": 0.05, "batch_size": 8}}
+        run(sections, tmp_path / kind)
+        folders.append(RunFolder(tmp_path / kind))
+    one, other = folders
+    assert [event["time"] for event in one.events] == [event["time"] for event in other.events]
+    for row, twin in zip(one.rounds, other.rounds, strict=True):
+        assert row["train_loss"] == pytest.approx(twin["train_loss"], rel=1e-5)
+        assert row["accuracy"] == pytest.approx(twin["accuracy"], abs=0.003)  # one sample of 360
+    for tensors, twins in zip(one.models().values(), other.models().values(), strict=True):
+        assert all(np.allclose(tensors[name], twins[name], atol=1e-5) for name in tensors)
+
+
+def test_feddyn_clips_the_whole_gradient_as_its_authors_do() -> None:
+    """With a gradient that a linear term has made long, the norm of 10 bites; on tame data it changes nothing."""
+    tame, clipped, wild, held = (
+        run(quiet_world(FEDDYN | {"alpha": alpha}, rounds=3) | {"training": {"kind": "torch", "lr": lr} | clip})
+        for alpha, lr in ((0.01, 0.05), (3.0, 0.9))
+        for clip in ({}, {"clip_norm": 10.0})
+    )
+    assert tame["models_sha256"] == clipped["models_sha256"]
+    assert wild["models_sha256"] != held["models_sha256"]
