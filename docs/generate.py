@@ -3,6 +3,7 @@
 What it writes (``docs/generated``) is never kept: a key, a column, a verb or a strategy is on its page since it is in the code.
 """
 
+import csv
 import inspect
 import re
 from collections.abc import Iterable, Iterator
@@ -290,7 +291,9 @@ def _strategy(kind: str, does: str, note: str) -> Iterator[str]:
         yield f"It is built on {links}; what these say of rounds, tasks and state holds here too."
     yield "## What a device does"
     owner = next(one for one in found.__mro__ if "Client" in vars(one))
-    if owner is found or owner not in kinds:
+    if found.Client is plugin.Client:
+        yield "Trains for `local_epochs` from the model that it has received, and sends its update."
+    elif owner is found or owner not in kinds:
         yield prose(found.Client.__doc__ or "")
     else:
         yield f"The same as in [](/generated/strategies/{kinds[owner]}.md): {prose(found.Client.__doc__ or '')}"
@@ -482,6 +485,22 @@ _HOUSE = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 def _results() -> Iterator[tuple[str, str]]:
     for path in sorted((ROOT / "scenarios").glob("*/RESULTS.md")):
         yield f"results/{path.parent.name}", path.read_text(encoding="utf-8")
+    for path in sorted((ROOT / "scenarios" / "outside").glob("*/predicted.csv")):
+        with path.open(newline="", encoding="utf-8") as file:
+            found = list(csv.reader(file))
+        shown = found if len(found) < 600 else [row for row in found if row[2]]  # the others are too many for a page
+        rows = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in shown]
+        head = (path.parent / "README.md").read_text(encoding="utf-8")
+        lines = [
+            head,
+            "## All rows" if shown == found else "## Rows with a measurement; the others are in `predicted.csv`",
+            "",
+            rows[0],
+            "|---|---|---:|---:|---:|---|",
+            *rows[1:],
+            "",
+        ]
+        yield f"results/outside-{path.parent.name}", "\n".join(lines)
 
 
 def _notebooks() -> Iterator[tuple[str, str]]:

@@ -11,49 +11,43 @@ from fedsim.version import __version__ as __version__
 if TYPE_CHECKING:
     from fedsim.build import build_world
     from fedsim.errors import DataError, FedsimError, RunFolderError, ScenarioError, SimulationError
-    from fedsim.lab.study.conduct import run_study
-    from fedsim.loading import load_run, load_study, run, run_async
-    from fedsim.running.runner import Result
+    from fedsim.loading import LoadedRun, LoadedStudy, Result, load_run, load_study, run, run_async
     from fedsim.scenario import Scenario, load
     from fedsim.simulation import Record, Simulation
 
 _HOMES = {
-    "build_world": "build",
-    "DataError": "errors",
-    "FedsimError": "errors",
-    "RunFolderError": "errors",
-    "ScenarioError": "errors",
-    "SimulationError": "errors",
-    "load_run": "loading",
-    "load_study": "loading",
+    # Run a scenario.
+    "load": "scenario",
+    "Scenario": "scenario",
     "run": "loading",
     "run_async": "loading",
-    "Result": "running.runner",
-    "Scenario": "scenario",
-    "load": "scenario",
-    "Record": "simulation",
-    "Simulation": "simulation",
+    "Result": "loading",
+    # Look at a run that is there.
+    "load_run": "loading",
+    "LoadedRun": "loading",
+    # Compare strategies over seeds.
     "run_study": "lab.study.conduct",
+    "load_study": "loading",
+    "LoadedStudy": "loading",
+    # Step through a run, or a world alone.
+    "Simulation": "simulation",
+    "Record": "simulation",
+    "build_world": "build",
+    # Errors.
+    "FedsimError": "errors",
+    "ScenarioError": "errors",
+    "DataError": "errors",
+    "RunFolderError": "errors",
+    "SimulationError": "errors",
 }
 
-__all__ = [  # noqa: RUF022 - by home, as above
-    "build_world",
-    "DataError",
-    "FedsimError",
-    "RunFolderError",
-    "ScenarioError",
-    "SimulationError",
-    "load_run",
-    "load_study",
-    "run",
-    "run_async",
-    "Result",
-    "Scenario",
-    "load",
-    "Record",
-    "Simulation",
-    "run_study",
-]
+__all__ = [  # noqa: RUF022 - by task, as above
+    "load", "Scenario", "run", "run_async", "Result",
+    "load_run", "LoadedRun",
+    "run_study", "load_study", "LoadedStudy",
+    "Simulation", "Record", "build_world",
+    "FedsimError", "ScenarioError", "DataError", "RunFolderError", "SimulationError",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -21,7 +21,8 @@ from fedsim.errors import ScenarioError
 from fedsim.output.harmless import say, visible
 from fedsim.output.mistakes import INTERRUPTED, explained
 from fedsim.signals import InterruptOnce, end_at_once, let_go, signals
-from fedsim.verbs import NAMING
+from fedsim.verbs.beginning import NAMING
+from fedsim.verbs.explaining import VERBS
 from fedsim.version import __version__
 
 _explained = explained("fedsim")
@@ -92,7 +93,7 @@ def main() -> None:
     atexit.register(gc.freeze)  # nor need they be looked through when the process ends
 
 
-for _verb in NAMING:
+for _verb in (*NAMING, *VERBS):
     main.add_command(_verb)
 
 
@@ -285,55 +286,6 @@ def study_command(
     elif outcome.trials is not None and not outcome.complete:
         say(*outcome.trials.lines_of_text(), err=True)
     return 0 if outcome.complete else 1
-
-
-@main.command("compare")
-@_runs
-@click.option("--ledger", type=click.Choice(["strict", "paper"]), default="strict", show_default=True, help="Counted bytes.")
-@click.option(
-    "--target",
-    "targets",
-    multiple=True,
-    help="An accuracy (0..1), or such as perplexity=8: adds rounds, time and bytes until it was reached; may be repeated.",
-)
-@click.option("--baseline", help="The run or variant that the others are compared with; by default the first run.")
-@click.option("--published", type=click.Path(dir_okay=False), help="A file of published figures, shown beside the study's.")
-@click.option("--csv", "form", flag_value="csv", help="Print CSV.")
-@click.option("--markdown", "form", flag_value="markdown", help="Print Markdown.")
-@click.option("--all", "whole", is_flag=True, help="Print all figures, and not only what is asked for most.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="The file to write: .csv or .md.")
-@_explained
-def compare_command(
-    runs: tuple[Path, ...],
-    ledger: Any,
-    targets: tuple[str, ...],
-    baseline: str | None,
-    published: str | None,
-    form: Any,
-    whole: bool,
-    out: Path | None,
-) -> None:
-    """Put RUNS side by side: run folders, and folders of studies."""
-    from fedsim.lab.compare.show import as_text, compare, compare_published, form_of, print_short, print_to, write_file
-    from fedsim.output.terminal import Console
-
-    chosen = form if out is None else form_of(out, form)
-    if published is None and chosen is None and not whole:
-        print_short(Console(), runs, targets, baseline, ledger)
-        say("All figures: --all prints them, --out FILE.md and --out FILE.csv write them.")
-        return
-    if published is None:
-        tables = compare(runs, targets, baseline, ledger)
-    elif len(runs) == 1:
-        tables = compare_published(runs[0], published)
-    else:
-        raise ScenarioError(f"--published is of one study, but {len(runs)} folders are given")
-    if chosen is None:
-        print_to(Console(), tables)
-    elif out is None:
-        say(*as_text(tables, chosen).removesuffix("\n").split("\n"))
-    else:
-        write_file(out, as_text(tables, chosen))
 
 
 @main.command("audit")

@@ -10,12 +10,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from fedsim.errors import FedsimError, RunFolderError, ScenarioError, nearest
 from fedsim.language.imports import from_file
+from fedsim.meters.base import Column
 from fedsim.meters.energy import TABLE as ENERGY
 from fedsim.output.notebook import as_html, as_line, facts_of
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder, as_frame, making_sense
+from fedsim.records.schema import ROUNDS, with_columns
 from fedsim.records.study_folder import TRIALS, read_index
 from fedsim.records.targets import costs_to
 from fedsim.scenario import Scenario, load
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
     from fedsim.analysis.pictures import PictureKind
     from fedsim.lab.compare.lines import Lines
     from fedsim.lab.compare.table import ComparedTable, Comparison
-    from fedsim.running.runner import Result
+    from fedsim.running.runner import EndedRun
 
 
 async def run_async(
@@ -47,7 +51,7 @@ async def run_async(
 
     read, place = scenario if isinstance(scenario, Scenario) else load(scenario), None if out is None else Path(out)
     with closing(make_executor(executor, workers, address, read.training.device)) as where:
-        return await Job(read, place, where, resume=resume).execute()
+        return Result(await Job(read, place, where, resume=resume).execute())
 
 
 def run(
@@ -120,24 +124,30 @@ def load_study(path: str | Path, *, allow_code: bool = False) -> "LoadedStudy":
 class LoadedRun:
     """A run folder. Tables are pandas frames; times in s, sizes in bytes."""
 
-    def __init__(self, folder: RunFolder, allow_code: bool = False) -> None:
-        self.folder = folder
+    def __init__(self, files_of: RunFolder | None, allow_code: bool = False) -> None:
+        self._files_of = files_of
         self._allow_code = allow_code
+
+    @property
+    def _read(self) -> RunFolder:
+        if self._files_of is None:
+            raise RunFolderError("the run was kept in no folder: fedsim.run(scenario, 'runs/NAME') keeps its tables")
+        return self._files_of
 
     @property
     def path(self) -> Path:
         """The run folder."""
-        return self.folder.path
+        return self._read.path
 
     @property
     def summary(self) -> dict[str, Any]:
         """The content of ``summary.json``."""
-        return self.folder.summary
+        return self._read.summary
 
     @property
     def sections(self) -> dict[str, Any]:
         """The scenario as the plain tables of ``scenario.toml``."""
-        return self.folder.scenario
+        return self._read.scenario
 
     @cached_property
     def scenario(self) -> Scenario:
@@ -186,11 +196,11 @@ class LoadedRun:
 
     def models(self) -> "dict[str, dict[str, NDArray[np.float32]]]":
         """Every model file's tensors, by file name without its ending and tensor name."""
-        return self.folder.models()
+        return self._read.models()
 
     def costs_to(self, accuracy: float | str) -> dict[str, float]:
         """Costs until a test had an accuracy (0..1) or ``"perplexity=8"``: rounds, time (s), bytes, joules, grams (or nan)."""
-        return costs_to(self.folder.rounds, accuracy, self.summary)
+        return costs_to(self._read.rounds, accuracy, self.summary)
 
     def figure(self, kind: str = "accuracy", **options: Any) -> "Figure":
         """A picture of the run.
@@ -206,7 +216,7 @@ class LoadedRun:
 
         draw = _drawing(OF_ONE | OF_SEVERAL, kind)
         with making_sense([self.path]):
-            return draw([self.folder] if kind in OF_SEVERAL else self.folder, **options)
+            return draw([self._read] if kind in OF_SEVERAL else self._read, **options)
 
     def __repr__(self) -> str:
         return as_line(f"run {str(self.path)!r}", self._facts())
@@ -219,7 +229,43 @@ class LoadedRun:
             return facts_of(self.summary)
 
     def _frame(self, name: str) -> "pd.DataFrame":
-        return as_frame(self.folder.table(name))
+        return as_frame(self._read.table(name))
+
+
+class Result(LoadedRun):
+    """A run that has just ended, with all that ``load_run`` gives of its folder; without one with its summary and rounds alone.
+
+    Attributes:
+        rows: one dict an aggregation, as in ``rounds.parquet``.
+        folder: the run folder, or None.
+    """
+
+    def __init__(self, ended: "EndedRun") -> None:
+        super().__init__(None if ended.folder is None else RunFolder(ended.folder), allow_code=True)
+        self._summary, self.rows, self.folder = ended.summary, ended.rows, ended.folder
+
+    @property
+    @override
+    def summary(self) -> dict[str, Any]:
+        return self._summary
+
+    @cached_property
+    @override
+    def rounds(self) -> "pd.DataFrame":
+        import pyarrow as pa
+
+        own = [Column(name, "", "") for row in self.rows[:1] for name in row if name not in ROUNDS.names]
+        return as_frame(pa.Table.from_pylist(self.rows, schema=with_columns(ROUNDS, own)))
+
+    @override
+    def costs_to(self, accuracy: float | str) -> dict[str, float]:
+        return costs_to(self.rows, accuracy, self.summary)
+
+    def __repr__(self) -> str:
+        return as_line("result", facts_of(self.summary))
+
+    def _repr_html_(self) -> str:
+        return as_html("result" if self.folder is None else f"result in {self.folder}", facts_of(self.summary))
 
 
 class LoadedStudy:

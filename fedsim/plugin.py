@@ -43,15 +43,28 @@ from fedsim.world.network.protocol import Protocol, Transport
 from fedsim.world.network.spec import NetworkModel
 from fedsim.world.phases import Span
 from fedsim.world.processes import Activity, DeviceFacts, Hold, Process, World
+from fedsim.world.processes.collectives import AllReduce
 from fedsim.world.task import Evaluate, Train, Work
 
-__all__ = [
-    "BEST", "SERVER", "Activity", "AggregatingParams", "Aggregation", "Asynchronous", "AsynchronousParams", "Attack",
-    "Availability", "AvailabilityModel", "Change", "Client", "Codec", "Coded", "Column", "Contents", "Deadline", "Device",
-    "DeviceFacts", "Distribution", "Evaluate", "FedAvg", "Flow", "Grouped", "GroupedParams", "Header", "Hold", "Instruction",
-    "Lazy", "Limit", "LocalResult", "Measured", "Meter", "MeterContext", "Network", "NetworkModel", "Opaque", "Part",
-    "Partial", "Partition", "Peer", "PeerHalf", "PeerParams", "Peers", "PreviousResult", "Process", "Protocol", "Raw", "Real",
-    "Ref", "RunInfo", "Selection", "Server", "ServerOptimiser", "Sharing", "Shift", "Source", "Span", "Spec", "Step",
-    "Strategy", "StrategyParams", "Streams", "Synchronous", "SynchronousClient", "SynchronousParams", "TaskEnd", "Train",
-    "Trainer", "Training", "Transfer", "Transport", "Work", "World", "federated", "pure",
+__all__ = [  # noqa: RUF022 - by task
+    # A strategy: its server half, its client half, and what they send each other.
+    "Strategy", "StrategyParams", "FedAvg", "Synchronous", "SynchronousClient", "SynchronousParams", "AggregatingParams",
+    "Asynchronous", "AsynchronousParams", "Grouped", "GroupedParams", "Server", "TaskEnd", "Client", "Device", "Instruction",
+    "LocalResult", "PreviousResult", "RunInfo", "BEST", "Real", "Contents", "Header", "Lazy", "Opaque", "Partial", "Ref",
+    "pure", "Train", "Evaluate", "Work", "Limit", "Training", "Measured",
+    # A strategy without a server.
+    "Peers", "PeerHalf", "PeerParams", "Peer",
+    # A part of strategies.
+    "Selection", "Deadline", "Aggregation", "ServerOptimiser", "Codec", "Coded", "Attack",
+    # Data, and how they shift.
+    "Source", "Raw", "Partition", "Part", "federated", "Shift", "Change",
+    # A trainer of clients' models.
+    "Trainer",
+    # The world: availability, network, processes.
+    "AvailabilityModel", "Availability", "Span", "Distribution", "NetworkModel", "Network", "SERVER", "Flow", "Sharing",
+    "Protocol", "Transport", "Process", "AllReduce", "World", "Activity", "Hold", "DeviceFacts",
+    # A meter.
+    "Meter", "MeterContext", "Column", "Step", "Transfer",
+    # Of all of them.
+    "Spec", "Streams",
 ]  # fmt: skip

@@ -122,8 +122,16 @@ class Sections(Spec):
                 "changes nothing: its devices go by what has arrived, and what was left out is in the next update; leave it out"
             )
         self._check_objective()
-        if self.learning == "on" and self.model.kind == "size":
-            raise ScenarioError("model.kind is 'size', which has no weights to learn; allowed with learning = \"off\" only")
+        if self.learning == "on" and not self.model.learnable:
+            raise ScenarioError(
+                f'model.kind is {self.model.kind!r}, which has no weights to learn; allowed with learning = "off" only'
+            )
+        if self.model.says_what_stays and self.strategy.kept_by != "scenario":
+            why = "says so itself" if self.strategy.kept_by == "strategy" else "sends them all"
+            raise ScenarioError(
+                "model.keep or model.send says which tensors stay on the devices; not for strategy.kind = "
+                f"{self.strategy.kind!r}, which {why}; allowed are fedavg and fedprox"
+            )
         if self.learning == "on" and not self.training.steps_along_gradient and (why := self.strategy.counts_steps):
             raise ScenarioError(
                 f"training.kind is {self.training.kind!r}, by which a step is not one along a gradient, and not for "

@@ -11,6 +11,9 @@ from fedsim.errors import SimulationError
 Places = tuple[tuple[int, int], ...]
 """Ranges of tensors in a flat model: begin and end, in order."""
 
+CutBy = Literal["width", "rank"]
+"""Measure of a smaller model within a model: the share of its channels and units, or the rank of its adapters."""
+
 Penalised = Literal["kernels", "dense"]
 """Weights under the L2 penalty: all kernels, or the kernels of dense layers alone."""
 
@@ -73,6 +76,7 @@ class Training:
         held: what stays as it is in the start, whole tensors of the flat model. A step takes as long as one of all of them.
         only_batch: all ``steps`` are on one batch: the one that would be of this number, from 0, in a training without this.
         contrast: a contrastive term in the loss; None for none.
+        cut: the smaller model that a step costs as much as; None: the whole one. All numbers outside of it are 0, and stay so.
 
     Raises:
         SimulationError: ``epochs`` and ``steps`` do not go together.
@@ -90,6 +94,7 @@ class Training:
     held: Places = ()
     only_batch: int | None = None
     contrast: Contrast | None = None
+    cut: tuple[CutBy, float] | None = None
 
     def __post_init__(self) -> None:
         if self.steps is not None and (self.steps < 1 or self.epochs != 1):

@@ -60,6 +60,19 @@ PARTS = [
         {"kind": "moon", "clients_per_round": 3, "selection": {"kind": "oort", "pacer_step": "5 s", "window": 1}},
         {"model": {"kind": "mlp", "hidden": [5]}, "training": {"lr": 0.1, "batch_size": 64}},
     ),
+    (
+        {"kind": "heterofl", "clients_per_round": 5, "deadline": "30 s", "server": "adam"},
+        {"model": {"kind": "mlp", "hidden": [9]}, "messages": {"up": {"kind": "top-k", "share": 0.3}, "down": "int8"}}
+        | {"malicious": {"attack": "sign-flip", "share": 0.1}},
+    ),
+    (
+        {"kind": "hetlora", "clients_per_round": 5, "deadline": "60 s"},
+        {"model": {"kind": "mlp", "hidden": [9], "lora": {"rank": 4}}, "messages": {"up": {"kind": "qsgd", "levels": 7}}},
+    ),
+    (
+        {"kind": "fedavg", "clients_per_round": 5, "deadline": "60 s", "aggregation": "median"},
+        {"model": {"kind": "mlp", "hidden": [9], "lora": {"rank": 4}, "train": ["*.lora_?", "3.bias"], "keep": "3.*"}},
+    ),
     ({"kind": "fednova", "clients_per_round": 5, "deadline": "20 s", "selection": {"kind": "fedcs", "time": "15 s"}}, {}),
     ({"kind": "feddyn", "clients_per_round": 5, "over_selection": 1.4, "selection": "least-available"}, {}),
     ({"kind": "fedbuff", "concurrency": 5, "buffer": 3, "server": {"kind": "sgd", "momentum": 0.5}}, {}),

@@ -10,7 +10,7 @@ from fedsim.catalogue import about
 from fedsim.cli import main
 from fedsim.lab.study.plan import read_study
 from fedsim.learning.models import Perceptron
-from fedsim.newcomer import hidden_for
+from fedsim.verbs.newcomer import hidden_for
 
 LTE = ["--devices", "200 phones", "--link", "lte", "--model", "5 MB", "--target", "0.9", "--deadline", "try"]
 

@@ -116,3 +116,19 @@ def test_where_it_cannot_run_it_says_so() -> None:
     assert "compare.py" in done.stderr
     done = subprocess.run([*words, "mixt"], capture_output=True, text=True, check=False)
     assert "there is no world 'mixt'; allowed are mixed, server" in done.stderr
+
+
+def test_the_page_of_evidence_has_every_study_of_others_measurements() -> None:
+    spec = importlib.util.spec_from_file_location("evidence", STUDY.parent / "outside" / "evidence.py")
+    assert spec is not None
+    assert spec.loader is not None
+    evidence = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(evidence)
+    page = (STUDY.parents[1] / "docs" / "validation.md").read_text()
+    for path in sorted((STUDY.parent / "outside").glob("*/predicted.csv")):
+        rows = evidence.rows_of(path.parent)
+        assert rows
+        assert all(row.predicted >= 0 for row in rows)
+        assert "rule" in (path.parent / "README.md").read_text()
+        assert path.parent.name in page
+        assert len(evidence.table(rows)) > 2

@@ -23,12 +23,13 @@ def findings(subject: Subject) -> list[Finding]:
     """The findings of one run, or of several compared."""
     if len(subject.runs) == 1:
         return _of_run(subject.runs[0])
+    worlds = subject.comparison.answers()
     found = [
-        Finding(plain(ranking.sentences[0], 160), "summary")
-        for answer in subject.comparison.answers()[:1]
-        for ranking in answer.rankings
+        Finding(plain(f"{answer.world}: {ranking.sentences[0]}" if answer.world else ranking.sentences[0], 160), "summary")
+        for answer in worlds
+        for ranking in answer.rankings[: 1 if len(worlds) > 1 else None]
         if ranking.sentences
-    ]
+    ][: _MOST - 1]
     names = {id(run): line.name for line in subject.lines.lines for run in line.runs}
     shares = [(_wasted(run), plain(names[id(run)], 60)) for run in subject.runs if _wasted(run) is not None]
     if shares:

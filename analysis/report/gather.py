@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fedsim.lab.compare.lines import ComparedLine, Lines
     from fedsim.lab.compare.table import Comparison
 
-MOST_SHOWN = 8  # each has a timeline, and tables of its rounds and devices, and can be chosen
+MOST_SHOWN = 6  # each has a timeline, and tables of its rounds and devices, and can be chosen
 MOST_DRAWN = 2  # each has several pictures as well, which take a second or two
 
 

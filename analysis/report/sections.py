@@ -13,6 +13,7 @@ from fedsim.analysis import style
 from fedsim.analysis.pictures import OF_ANY, OF_ONE, OF_SEVERAL, PictureKind
 from fedsim.analysis.report import tables, words
 from fedsim.analysis.report.chart import chart
+from fedsim.analysis.report.critical import waiting
 from fedsim.analysis.report.gather import MOST_DRAWN, Shown, Subject
 from fedsim.analysis.report.markup import Markup, data_block, deflated, el, pack, plain, visible
 from fedsim.analysis.report.tables import answers
@@ -165,6 +166,7 @@ def details(place: int, shown: Shown, several: bool) -> Markup:
         el("h2", shown.name if several else "Pictures and tables", id=f"run-{place}"),
         _tiles(run) if several else None,
         *pictures,
+        waiting(run) if drawn else None,
         None if drawn else el("p", hint, class_="soft"),
         _opened_later(tables.devices(run, block), several),
         _opened_later(tables.rounds(run, block), several),
@@ -231,9 +233,9 @@ def _drawn(kind: PictureKind, *what: Any) -> Iterator[Markup]:
 
 
 def _as_data(figure: Figure) -> tuple[str, tuple[int, int]]:
-    """The figure as a data URI with 256 colours, a third of the size with all; and its size in pixels."""
+    """The figure as a data URI with 128 colours, a quarter of the size with all; and its size in pixels."""
     picture = Image.fromarray(style.pixels(figure, _DPI)).convert("RGB")
-    few = picture.quantize(256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    few = picture.quantize(128, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
     colours = few.getpalette() or []
     few.putpalette([255 if part > _ALMOST_WHITE else part for part in colours])  # or the background shows against the page's
     small = io.BytesIO()

@@ -11,6 +11,7 @@ from fedsim.analysis.history import History
 from fedsim.analysis.report.markup import Markup, el, plain
 from fedsim.analysis.report.words import without_places
 from fedsim.files import flat
+from fedsim.lab.compare import explore
 from fedsim.language.units import show_bytes, show_joules, show_seconds
 from fedsim.records.folder import TRANSFERS
 from fedsim.records.reading import RunFolder
@@ -18,7 +19,6 @@ from fedsim.records.reading import RunFolder
 if TYPE_CHECKING:
     from fedsim.lab.compare.answer import Answer, RankedLine, Ranking
     from fedsim.lab.compare.table import ComparedColumn, ComparedTable
-    from fedsim.records.targets import Target
 
 _NOTHING = "\N{EN DASH}"
 _MOST_ROUNDS = 60  # rows; of more rounds every so many-th, the best and the last
@@ -217,8 +217,6 @@ def differing(runs: Sequence[RunFolder], names: Sequence[str]) -> Markup | None:
 
 _MOST_WORLDS = 6
 _UNLIKE = 12  # values further apart than this factor do not fit on one linear axis
-_SHOW: dict[str, Callable[[float], str]] = {"s": show_seconds, "bytes": show_bytes, "J": show_joules, "0-1": "{:.3f}".format}
-_TITLES = {"s": "Time to {}", "bytes": "Bytes to {}", "J": "Energy to {}", "0-1": "Final accuracy"}
 
 
 # What a comparison answers: sentences, and for each figure a sorted plot of dots with intervals. Plots are tables whose last
@@ -230,35 +228,37 @@ def answers(found: "Sequence[Answer]", colours: dict[int, str]) -> list[Markup]:
     parts = []
     for answer in found[:_MOST_WORLDS]:
         parts += [el("h3", answer.world)] if answer.world else []
-        plots = [el("div", *_in_words(one, answer.goal), _plot(one, answer.target, colours)) for one in answer.rankings]
-        parts.append(el("div", *plots, class_="plots"))
-        parts += [el("p", answer.missing, class_="soft")] if answer.missed else []
+        parts += [*_answer_words(answer)]
+        cells = explore.heat_map(answer)
+        parts += [el("h4", cells.title), _columns(cells.columns, range(len(cells.columns[0].cells)))] if cells else []
+        parts.append(el("div", *(el("div", _plot(one, colours)) for one in answer.rankings), class_="plots"))
     if len(found) > _MOST_WORLDS:
         parts.append(el("p", f"{len(found) - _MOST_WORLDS} more worlds are in the tables below.", class_="soft"))
     return parts
 
 
-def _in_words(ranking: "Ranking", goal: str) -> Iterator[Markup]:
-    """The best in bold, then how the others compare with it."""
-    if words := ranking.sentences:
-        yield el(
-            "p", el("strong", (goal if ranking.measure.is_cost else "") + words[0]), " " + " ".join(words[1:]), class_="answer"
-        )
+def _answer_words(answer: "Answer") -> Iterator[Markup]:
+    """The goal's sentences, the best in bold where it is told apart from the next; then what else there is to say."""
+    first, goal = answer.words, answer.rankings[0] if answer.rankings else None
+    if goal and goal.sentences:
+        best = answer.to(goal) + goal.sentences[0]
+        yield el("p", el("strong", best) if goal.is_sure else best, " " + " ".join(goal.sentences[1:]), class_="answer")
+        first = first[1:]
+    yield from (el("p", text) for text in [*first, *explore.in_words(answer)])
 
 
-def _plot(ranking: "Ranking", target: "Target | None", colours: dict[int, str]) -> Markup:
+def _plot(ranking: "Ranking", colours: dict[int, str]) -> Markup:
     """One figure of all lines, the best on top: name, value, and a dot with its interval."""
     there = [one for one in ranking.entries if one.values]
     scale = _Scale(there, ranking)
-    show = _SHOW.get(ranking.measure.unit, "{:.4g}".format)
     rows = []
     for one in there:
         whole = len(one.values) == one.of
         name = (
             f"{one.name}{', a reference' if one.reference else ''}{', the baseline' if one.place == ranking.baseline else ''}"
         )
-        said = show(one.mean.mean) if whole else f"{len(one.values)} of {one.of}"
-        best = bool(ranking.whole) and one is ranking.whole[0]
+        said = ranking.show(one.mean.mean) if whole else f"{len(one.values)} of {one.of}"
+        best = ranking.is_sure and one is ranking.whole[0]
         row = (
             el("th", plain(one.name, 40), scope="row", class_="text", title=plain(name, 200)),
             el("td", el("strong", said) if best else said),
@@ -266,7 +266,7 @@ def _plot(ranking: "Ranking", target: "Target | None", colours: dict[int, str]) 
         )
         rows.append(el("tr", *row, class_=None if whole and not one.reference else "soft"))
     axis = el("tr", el("td"), el("td"), el("td", el("span", scale.low), el("span", scale.high), class_="axis"))
-    title = _TITLES.get(ranking.measure.unit, ranking.measure.name).format(f"{target:g}" if target is not None else "")
+    title = ranking.measure.name.capitalize()
     more = "more is better" if ranking.measure.more_is_better else "less is better"
     caption = el("caption", el("strong", title), el("small", f" {more}{', log scale' if scale.log else ''}"))
     return el("table", caption, el("tbody", *rows), el("tfoot", axis), class_="plot")
@@ -285,7 +285,7 @@ class _Scale:
 
     def __init__(self, entries: "Sequence[RankedLine]", ranking: "Ranking") -> None:
         values = [value for one in entries for value in one.values.values()]
-        least, most, show = min(values), max(values), _SHOW.get(ranking.measure.unit, "{:.4g}".format)
+        least, most, show = min(values), max(values), ranking.show
         self.log = ranking.measure.is_cost and least > 0 and most > _UNLIKE * least
         if self.log:
             self._from, self._to = math.log10(least / 1.3), math.log10(most * 1.3)

@@ -5,6 +5,7 @@ from typing import Any
 
 from fedsim.analysis.report.markup import plain
 from fedsim.strategies import strategy_name as registered_name
+from fedsim.world.device_kinds import estimates
 
 Facts = Mapping[str, Any]
 
@@ -129,6 +130,12 @@ def _speed(scenario: Facts) -> str:
         words = "Their speeds and links are those of real phones (FedScale)"
     elif "device" in population:
         words = f"The devices are {_kinds(population['device'])}, and take as long as the model's operations take on them"
+        named = population["device"].get("values") or [population["device"].get("value", "")]
+        links = all(str(_spelled_out(rate).get("value")).startswith("inf") for rate in _own_rates(scenario))
+        guessed = estimates(
+            list(dict.fromkeys(named)), links=links, energy="preset" not in scenario.get("energy", {"preset": 0})
+        )
+        words += f" (this {guessed})" if guessed else ""
     elif "speed" not in population:
         return "Training takes no simulated time."
     else:
@@ -150,6 +157,11 @@ def _hosts(scenario: Facts) -> str:
     words += f"; {host['workers']:,} tasks run at once, others queue" if "workers" in host else ""
     words += f"; as many tasks of {host['task_memory']} run at once as fit into {host['memory']}" if "memory" in host else ""
     return f"{words}{'' if str(host['start_up']).startswith('0 ') else '; a task starts up for ' + host['start_up']}."
+
+
+def _own_rates(scenario: Facts) -> list[Any]:
+    device = scenario.get("network", {}).get("device", {})
+    return [device[way] for way in ("down", "up") if way in device]
 
 
 def _kinds(device: Facts) -> str:
@@ -252,6 +264,10 @@ def _process(process: Facts) -> str:
             else:
                 what = f"edge server {process['edge']} {'crashes and is gone' if process['work'] == 'wasted' else 'is cut off'}"
             return f"Every {process['every']} {what} for {process['lasts']}{', on average' if process['random'] else ''}."
+        case "heat":
+            which = "Devices" if process.get("devices") is None else f"{len(process['devices']):,} devices"
+            slowed = f"slowed to {process['factor']} of their speed until they have cooled"
+            return f"{which} that compute get warm, and are then {slowed}."
         case own:
             return f"The process {plain(own.rpartition(':')[2], 60)}, of the user's own, acts on the world."
 

@@ -89,7 +89,7 @@ def batteries_hold(evidence: Evidence) -> Iterator[str]:
     yield from findings(text, told, ~(np.abs(told["level"] - told["held"]) <= slack))
     if evidence.run.summary["status"] == "failed":  # nobody has told of the end of what was under way
         return
-    took = account.of_devices[list(PHASES[1:])].sum(axis=1)
+    took = account.of_devices[list(PHASES[1:])].sum(axis=1) - account.after_the_end()
     last = told.assign(slack=slack).drop_duplicates("device", keep="last").sort_values("device")
     last["took"] = took.reindex(last["device"]).to_numpy()
     text = "the battery of device {device} gave {drawn!r} J to tasks, they took {took!r} J"
@@ -147,6 +147,12 @@ class _Account:
         """Joules of each device (row) in each phase (column)."""
         found = self.drawn.groupby(["device", "phase"])["joules"].sum().unstack(fill_value=0)
         return found.reindex(index=self.table.index, columns=PHASES, fill_value=0.0)
+
+    def after_the_end(self) -> pd.Series:
+        """Joules of tails that each device's radio draws after the run, of which no battery tells."""
+        tails = self.drawn[self.drawn["phase"] == "tail"]
+        late = (tails["end"] - np.maximum(tails["start"], self._end)).clip(lower=0.0) * self._of_devices(tails, "tail_w")
+        return late.groupby(tails["device"]).sum().reindex(self.table.index, fill_value=0.0)
 
     def wasted(self) -> float:
         """Joules of tasks that ended otherwise than done, or trained without an epoch that counts; their idling included."""
@@ -228,7 +234,7 @@ class _Account:
         return drawn.dropna(subset="start")[["device", "task", "start", "end", "joules", "row"]]
 
     def _tails(self) -> pd.DataFrame:
-        """Radios that stay awake after a transfer: until the next one of the device, or its battery is flat, or the end."""
+        """Radios that stay awake after a transfer: until its next one, or its battery is flat, or for their time."""
         events = self._events
         moving, ran_flat = events["step"].isin(("download", "upload")), events["outcome"] == "battery"
         begins = (events["kind"] == "step-end") & moving & ~ran_flat
@@ -237,11 +243,11 @@ class _Account:
             battery = self._evidence.said("battery")
             cuts |= events.index.isin(battery.index[battery["flat"]])
         turns = events.assign(row=events.index)[begins | cuts]
-        following = turns.groupby("device")[["row", "time"]].shift(-1).fillna({"row": len(events), "time": self._end})
+        following = turns.groupby("device")[["row", "time"]].shift(-1).fillna({"row": len(events), "time": np.inf})
         following = following[begins[turns.index]]
         tails = turns[begins[turns.index]].rename(columns={"time": "start"})
         asleep = tails["start"] + self._of_devices(tails, "tail_s")
-        end = np.minimum(np.minimum(following["time"], asleep), self._end)
+        end = np.minimum(following["time"], asleep)
         drawn = self._booked(tails.assign(end=end), "tail_w")
         over = np.searchsorted(events["time"].to_numpy()[self.round_rows], asleep)  # the first round of which its end is known
         known, ending = np.append(self.round_rows, len(events))[over], following["row"].to_numpy()

@@ -27,8 +27,8 @@ _WIDTHS: Mapping[str, tuple[int, ...]] = {
 
 _FAMILIES = {
     ("global",): (
-        *("cata-fed", "fedasync", "fedat", "fedavg", "fedbuff", "feddr", "feddyn", "fednova", "fedprox", "hierfavg", "moon"),
-        *("refl", "rfedavg", "scaffold", "tifl"),
+        *("cata-fed", "fedasync", "fedat", "fedavg", "fedbuff", "feddr", "feddyn", "fednova", "fedprox"),
+        *("heterofl", "hetlora", "hierfavg", "moon", "refl", "rfedavg", "scaffold", "tifl"),
     ),
     ("global", "device"): ("ditto", "fedbn", "fedper", "fedrep", "pfedme"),
     ("group",): ("cfl", "fedgroup", "fesem", "fesem-mig", "fl-hc", "flexcfl", "hypcluster", "ifca", "ifca-mig", "lcfl"),
@@ -99,11 +99,14 @@ def models_as_said(evidence: Evidence) -> Iterator[str]:
     wanted = _FILES.get(strategy, set()) if learns else set()
     if strategy in ("lcfl", "fl-hc") and "global" in models and "group" not in models:  # the run has ended in its warm-up
         wanted = {"global"}
+    if wanted and {"keep", "send"} & model.keys():
+        wanted = wanted | {"device"}
     if not evidence.said("aggregate")["tasks"].map(len).any():  # nobody has a model of its own or of a group yet
         wanted = wanted - {"device", "group"}
     for name in sorted(wanted - models.keys()):
         yield f"there is no models/{name}.safetensors, which the strategy {strategy!r} leaves"
-    widths = tuple(model["hidden"]) if model["kind"] == "mlp" else _WIDTHS.get(model["kind"])
+    whole = tuple(model["hidden"]) if model["kind"] == "mlp" else _WIDTHS.get(model["kind"])
+    widths = None if whole is None or "train" in model else tuple(math.ceil(model.get("width", 1.0) * each) for each in whole)
     for name in sorted(wanted & models.keys()):
         for member, found in sorted(_layers(models[name]).items()):
             if widths is not None and found[:-1] != widths:

@@ -13,7 +13,7 @@ from fedsim.language.units import TICK_S
 from fedsim.streams import Streams
 
 _TICKS_PER_SECOND = 1 << 30
-_OF_STEPS = ("pfedme", "flexcfl", "fedgroup", "flower")  # an epoch of theirs need not be a pass over the device's samples
+_OF_STEPS = ("pfedme", "flexcfl", "fedgroup", "flower", "heterofl", "hetlora")  # not all epochs are passes of the whole model
 _ASKS_OTHERS = ("moon",)  # their epochs take a longer pass
 _ROUNDING = 1e-6
 
@@ -31,7 +31,8 @@ def durations_agree(evidence: Evidence) -> Iterator[str]:
     population, strategy = scenario["population"], scenario["strategy"]["kind"]
     jitter = population["jitter"]
     of_steps = strategy in _OF_STEPS or scenario["strategy"].get("local_steps")
-    if "device" in population or of_steps or ":" in strategy or jitter["kind"] != "constant":
+    drawn = "device" in population or population.get("capacity", {}).get("kind", "fedscale") != "fedscale"
+    if drawn or of_steps or ":" in strategy or jitter["kind"] != "constant":
         return
     streams, sigma = Streams(scenario["seed"]), math.sqrt(math.log1p(jitter["value"] ** 2))
     slow = population.get("slow_phases", {"factor": 1.0})["factor"]

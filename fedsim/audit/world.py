@@ -106,7 +106,8 @@ def _setting(evidence: Evidence, said: TomlTable) -> dict[str, Any]:
         return {
             "idle_w": count * _read(units.Watts, given["idle"]),
             "update_j": _read(units.Joules, given["update"]),
-            "j_byte": _read(units.JoulesPerByte, given["byte"]),
+            "j_byte": _read(units.JoulesPerByte, given["byte"])
+            * (math.nan if evidence.has_own_protocol else evidence.overhead),
         }
 
     setting = {
@@ -134,13 +135,13 @@ def _read(kind: Any, text: Any) -> Any:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Equal tables, but for the rounding of their numbers."""
+    """Equal tables, but for the rounding of their numbers and where ``other`` does not say one (NaN)."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(_alike, one, other))
     if isinstance(one, float) or isinstance(other, float):
-        return math.isclose(one, other, rel_tol=1e-9)
+        return math.isnan(other) or math.isclose(one, other, rel_tol=1e-9)
     return bool(one == other)
 
 

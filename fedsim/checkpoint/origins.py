@@ -78,9 +78,11 @@ def _add(digest: "hashlib._Hash", *arrays: NDArray[Any] | None) -> None:
 
 
 def _traces(scenario: "Sections") -> Fingerprints:
-    """Of the files that the world is described by; they have just been read."""
+    """Of the files that the world and the model are described by; they have just been read."""
     root = scenario.data.own_folder()
-    sections = {"population": scenario.population, "network": scenario.network}
+    sections: dict[str, Spec] = {"population": scenario.population, "network": scenario.network}
+    if scenario.learning == "on":
+        sections["model"] = scenario.model
     files = {key: sought(file, root) for section, spec in sections.items() for key, file in _files(section, spec)}
     return {key: hashlib.sha256(path.read_bytes()).hexdigest() for key, path in files.items()}
 

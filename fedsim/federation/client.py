@@ -9,7 +9,7 @@ from fedsim.federation.devices import Device
 from fedsim.language.spec import Spec
 from fedsim.learning.architecture import Tensor
 from fedsim.learning.refs import Ref
-from fedsim.training import NO_LIMIT, Limit, Training
+from fedsim.training import NO_LIMIT, CutBy, Limit, Training
 from fedsim.world.task import Computation, Train
 
 P = TypeVar("P", bound=Spec)
@@ -43,6 +43,10 @@ class RunInfo:
         planned_rounds: when the run is to stop, or None.
         momentum: of local SGD.
         tensors: the model's tensors, in the order of a flat model; none where only its size is known.
+        keeps: whether the scenario says which of them stay on the devices.
+        cut: the tensors of a smaller model (``Model.cut``): each is the first numbers of the model's along all of its axes.
+        kinds: names of the kinds of devices, in the order of the scenario; none where devices have no kind.
+        kind_of: the kind of a device, which it says when it joins.
     """
 
     devices: int
@@ -53,6 +57,10 @@ class RunInfo:
     planned_rounds: int | None
     momentum: float = 0.0
     tensors: Callable[[], Sequence[Tensor]] = tuple
+    keeps: bool = False
+    cut: Callable[[CutBy, float], Sequence[Tensor]] = lambda by, size: ()
+    kinds: Sequence[str] = ()
+    kind_of: Callable[[int], str | None] = lambda device: None
 
 
 @dataclass(slots=True)

@@ -32,6 +32,7 @@ class TaskContext:
         replied: whether it has.
         keeping: what the device keeps of its answer if it arrives, by name.
         real: its real work, as soon as that is begun.
+        brings_base: whether the message has the model's frozen tensors too.
     """
 
     instruction: Instruction
@@ -41,6 +42,7 @@ class TaskContext:
     replied: bool = False
     keeping: dict[str, Any] | None = None
     real: "Future[Any] | None" = None
+    brings_base: bool = False
 
 
 class ClientSide:
@@ -105,6 +107,8 @@ class ClientSide:
         device = self.devices.of(task.device)
         if not context.begun:
             context.begun = True
+            if context.brings_base:
+                self.devices.note_base(task.device)
             if self._is_real and context.real is None:
                 self._begin_real(task.device, context)
             if context.real is not None:  # the clock stands still until it is done

@@ -27,6 +27,9 @@ from fedsim.world.task import Payload
 Contents = Mapping[str, Any]
 """Contents of a message by name. Names are the purposes of the ledger."""
 
+BASE = "base"
+"""Purpose of a model's frozen tensors, which come with the first model that a device receives."""
+
 _NUMBER_BYTES = 4.0
 
 
@@ -107,6 +110,12 @@ def payloads(contents: Contents, sizes: WireSizes) -> tuple[Payload, ...]:
 
 
 _payload = lru_cache(maxsize=256, typed=True)(Payload)  # most messages are like those before
+
+
+def has_model(contents: Contents) -> bool:
+    """Whether contents have a model, or tensors of one."""
+    items = (item for value in contents.values() for item in (value if isinstance(value, list | tuple) else (value,)))
+    return any(isinstance(item, Ref | Partial) for item in items)
 
 
 def received(contents: Contents) -> dict[str, Any]:

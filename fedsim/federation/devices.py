@@ -123,7 +123,14 @@ class Device:
         return sum(part.bytes for part in payloads(contents, self._devices.sizes))
 
 
-_REMEMBERED = ("states", "used_versions", "initial", "_kept", "zero")  # the last, if anybody has asked for it: it has a name
+_REMEMBERED = (
+    "states",
+    "used_versions",
+    "initial",
+    "_kept",
+    "_bases",
+    "zero",
+)  # the last, if anybody has asked for it: it has a name
 
 
 class Devices:
@@ -162,6 +169,7 @@ class Devices:
         self.used_versions: dict[int, int] = {}
         self.initial: dict[int, Ref] = {}
         self._kept: dict[int, dict[str, Ref]] = {}  # by lossy codecs, of what was not sent
+        self._bases: dict[int, bool] = {}  # devices that have the model's frozen tensors
         self.of: Callable[[int], Device] = lru_cache(maxsize=4096)(partial(Device, devices=self))
 
     @cached_property
@@ -186,6 +194,14 @@ class Devices:
         """A message of a device has arrived, of which a codec has kept something."""
         if kept:
             self._kept[device] = dict(kept)
+
+    def has_base(self, device: int) -> bool:
+        """Whether a device has the model's frozen tensors, or there are none."""
+        return not self.learner.base_bytes or device in self._bases
+
+    def note_base(self, device: int) -> None:
+        """A device has received the frozen tensors."""
+        self._bases[device] = True
 
     # Snapshots, between two instants.
 

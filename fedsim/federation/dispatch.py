@@ -15,7 +15,7 @@ from fedsim.errors import SimulationError
 from fedsim.evaluation.evaluator import Evaluator
 from fedsim.federation.client import Client, Instruction
 from fedsim.federation.client_side import ClientSide, TaskContext
-from fedsim.federation.contents import Contents, Partial, payloads, received
+from fedsim.federation.contents import BASE, Contents, Partial, has_model, payloads, received
 from fedsim.federation.costs import ServerSpec, cost_s
 from fedsim.federation.messages import (
     Arrival,
@@ -102,6 +102,7 @@ class Dispatch:
         self._untold: list[tuple[str, int]] = []  # of _MESSAGES: kind and device, which is switched off
         self._sent: dict[int, tuple[Contents, dict[str, Any]]] = {}  # of messages outside of tasks: what arrives, is kept
         self._kept_at: dict[int, dict[str, Any]] = {}  # by lossy codecs at edge servers, of what was not sent
+        self._bases_at: dict[int, bool] = {}  # edge servers that have the model's frozen tensors
 
     def connect(
         self, tasks: "TaskRunner", edges: "Edges", strategy: "Handlers", client: Client[Any], drift: "Drift | None"
@@ -131,13 +132,16 @@ class Dispatch:
     ) -> int:
         """See ``Server.ask``; ``number`` is the round's."""
         parts = payloads(contents, self._down)
+        brings_base = not self.devices.has_base(device) and has_model(contents)
+        if brings_base:
+            parts = (Payload(BASE, self.learner.base_bytes), *parts)
         steps: tuple[TaskStep, ...] = (Download(parts),) if parts else ()
         if parts and self._down.model_s:
             steps += self._down.work_on(contents, "decode")
         edge = self.edges.of(device) if at_edge else None
         if self._down.changes(contents):
             contents, _ = self._down.through(contents, {}, {})
-        context = TaskContext(Instruction(job, received(contents), number))
+        context = TaskContext(Instruction(job, received(contents), number), brings_base=brings_base)
         task = self.tasks.start(device, steps, number, group, continues=continues, edge=edge, context=context)
         self._client_side.prefetch(device, context)
         return task.id
@@ -146,7 +150,10 @@ class Dispatch:
         """See ``ServerEdges.carry``; ``number`` is the round's. To write and read models takes an edge server no time."""
         wire = self._down if direction == "down" else self._up
         keeping: dict[str, Any] = {}
-        message = self.edges.send(edge, direction, payloads(contents, wire), number, self.on_message_end)
+        parts = payloads(contents, wire)
+        if direction == "down" and edge not in self._bases_at and self.learner.base_bytes and has_model(contents):
+            parts = (Payload(BASE, self.learner.base_bytes), *parts)
+        message = self.edges.send(edge, direction, parts, number, self.on_message_end)
         if wire.changes(contents):
             bases = {} if start is None else {value: start for value in contents.values() if type(value) is type(start)}
             kept = self._kept_at.get(edge, {}) if direction == "up" else {}
@@ -267,11 +274,14 @@ class Dispatch:
             return
         if outcome == "done" and keeping and up:
             self._kept_at[edge] = dict(keeping)
+        if outcome == "done" and not up and has_model(contents):
+            self._bases_at[edge] = True
         self.simulation.post(Carried(edge, "up" if up else "down", message.round, outcome, arrived))
 
     def on_edge_lost(self, edge: int) -> None:
         """The world says that an edge server is lost."""
         self._kept_at.pop(edge, None)
+        self._bases_at.pop(edge, None)
         self.simulation.post(EdgeLost(edge))
 
     def on_arrival(self, device: int) -> None:
@@ -357,6 +367,7 @@ class Dispatch:
             "unnoticed": self.unnoticed,
             "sent": self._sent,
             "kept_at": self._kept_at,
+            "bases_at": self._bases_at,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -367,7 +378,7 @@ class Dispatch:
         self._timers = {}
         self._untold = state["untold"]
         self.busy_until, self.unnoticed = state["busy_until"], state["unnoticed"]
-        self._sent, self._kept_at = state["sent"], state["kept_at"]
+        self._sent, self._kept_at, self._bases_at = state["sent"], state["kept_at"], state["bases_at"]
         for number in self._sent:
             self.edges.messages.under_way[number].on_end = self.on_message_end
 

@@ -18,7 +18,7 @@ from fedsim.errors import DataError, ScenarioError
 from fedsim.files import read_toml
 from fedsim.lab.compare.lines import read_lines
 from fedsim.lab.compare.measures import measure
-from fedsim.lab.compare.paired import mean_of
+from fedsim.lab.compare.paired import Estimate, mean_of
 from fedsim.lab.compare.table import Cell, ComparedTable
 from fedsim.lab.study.conduct import run_study
 from fedsim.language.units import show_bytes, show_joules, show_seconds
@@ -107,30 +107,36 @@ def lines_of(out: Path, target: float) -> list[BoardLine]:
     for line in read_lines([out]).lines:
         world = str(dict(line.point)["part"])
         figures = [measure(run, [target]) for run in line.runs]
-        times, moved, joules = (
-            [own[f"{what} to target {target:g}"] for own in figures] for what in ("time", "traffic", "energy")
+        time, moved, joules = (
+            _whole([own[f"{what} to target {target:g}"] for own in figures], line.planned)
+            for what in ("time", "traffic", "energy")
         )
-        reached = [time for time in times if time is not None]
-        whole = bool(reached) and len(reached) == line.planned
-        time = mean_of(reached) if whole else None
-        low, high = (None, None) if time is None else time.edges
+        reached = sum(own[f"time to target {target:g}"] is not None for own in figures)
+        accuracy = _whole([own["final accuracy"] for own in figures], line.planned)
+        mean, low, high = (None, None, None) if time is None else (time.mean, *time.edges)
         lines.append(
             BoardLine(
                 line.name,
                 world,
-                line.planned,
-                len(reached),
-                None if time is None else time.mean,
-                low if low is None else max(low, 0.0),
-                high,
-                _mean(moved) if whole else None,
-                _mean(joules) if whole else None,
-                _mean([own["final accuracy"] for own in figures]),
-                digest_of(world),
-                version,
+                seeds=line.planned,
+                reached=reached,
+                time_s=mean,
+                time_low=None if low is None else max(low, 0.0),
+                time_high=high,
+                bytes=None if moved is None else moved.mean,
+                joules=None if joules is None else joules.mean,
+                accuracy=None if accuracy is None else accuracy.mean,
+                file=digest_of(world),
+                version=version,
             )
         )
     return lines
+
+
+def _whole(values: Sequence[float | int | None], planned: int) -> Estimate | None:
+    """The mean over seeds with its interval; None unless all that were planned have the figure."""
+    known = [value for value in values if value is not None]
+    return mean_of(known) if len(known) == planned else None
 
 
 def _version() -> str:
@@ -139,11 +145,6 @@ def _version() -> str:
         return __version__
     said = subprocess.run(["git", "-C", str(root), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return "+".join(filter(None, (__version__, said.stdout.strip())))
-
-
-def _mean(values: Sequence[float | int | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known and len(known) == len(values) else None
 
 
 def digest_of(world: str) -> str:

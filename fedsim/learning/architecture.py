@@ -5,7 +5,7 @@ FLOPs count two for a multiply-add. A training step costs three forward passes (
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -24,11 +24,15 @@ class Tensor(NamedTuple):
         name: as torch names it, ``0.weight``.
         size: how many numbers it has.
         layer: the class of the layer that it is of, ``Linear``.
+        shape: of the tensor.
+        kept: whether the scenario keeps it on each device (``model.keep``, ``model.send``).
     """
 
     name: str
     size: int
     layer: str
+    shape: Shape = ()
+    kept: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,15 @@ class Architecture:
         """FLOPs of one training step on one sample: three forward passes, two FLOPs a multiply-add."""
         shapes = self.shapes
         return 3 * sum(2 * math.prod(layer.kernel_shape) * math.prod(shapes[at + 1][1:]) for at, layer in self.trained())
+
+    def narrowed(self, width: float) -> "Architecture":
+        """The layers with this share of the channels or units between each two, rounded up; inputs and outputs stay."""
+        layers, trained = list(self.layers), [at for at, _ in self.trained()]
+        for at, layer in self.trained():
+            inputs = layer.inputs if at == trained[0] else Architecture(self.input, tuple(layers[:at])).shapes[-1][0]
+            outputs = layer.outputs if at == trained[-1] else math.ceil(width * layer.outputs)
+            layers[at] = replace(layer, inputs=inputs, outputs=outputs)
+        return Architecture(self.input, tuple(layers))
 
     def initial(self, init: str, generator: np.random.Generator) -> NDArray[np.float32]:
         """A freshly initialised model, float32 [d]; for ``init`` see ``TrainingSpec``."""

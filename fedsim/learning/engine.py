@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain, groupby
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -24,12 +25,13 @@ from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.factory import numbers
 from fedsim.learning.functions import FunctionCall, carry_out_all, function_at, weighted_sum
 from fedsim.learning.learner import Learner
-from fedsim.learning.models import Layered, Model, SizeOnly, TorchModel
+from fedsim.learning.model import Model
+from fedsim.learning.models import Layered, TorchModel
 from fedsim.learning.objectives import Classification, Objective
 from fedsim.learning.refs import Applied, Best, Initial, Mixed, Recipe, Ref, Trained, Weights, waves
 from fedsim.learning.solvers.base import Solver
 from fedsim.learning.solvers.by_trainer import ByTrainer
-from fedsim.learning.solvers.reference import Reference, batch_norms, flat_weights, module_of
+from fedsim.learning.solvers.reference import Reference, batch_norms, flat_weights, load_weights, module_of
 from fedsim.learning.solvers.stacked import Stacked
 from fedsim.learning.spec import Trainer, TrainingSpec
 from fedsim.learning.testsets import Judged, TestSets, counted, judge, judge_each
@@ -39,6 +41,7 @@ from fedsim.training import Training
 
 T = TypeVar("T")
 
+_ADAPTERS = "strategy/adapters"
 _INIT = "strategy/init"  # the stream of initial models: one seed gives every strategy the same
 _TESTED_AT_ONCE = 64  # models in one request to a worker when each has a device of its own
 _APPLIED_AT_ONCE = 1 << 21  # numbers of models that functions are given in one request, unless one is given more: a millisecond
@@ -50,8 +53,11 @@ _MOST_PARAMETERS = 1_000_000_000  # 4 GB, of which a run holds several
 class Learning(Learner):
     """Computes the models that names stand for, on the executor of a simulation, as soon as somebody asks for a number.
 
+    ``root`` is ``data.root``, where a relative path of a file starts.
+
     Raises:
         ScenarioError: the model does not fit the data, or ``training.device`` is not there.
+        DataError: ``model.file`` does not fit the model.
     """
 
     learns: ClassVar[bool] = True
@@ -63,15 +69,19 @@ class Learning(Learner):
         training: Trainer,
         data: FederatedData,
         streams: Streams,
+        root: Path | None = None,
         objective: Objective = _PLAIN,
     ) -> None:
-        if isinstance(model, SizeOnly):
-            raise ScenarioError("model.kind is 'size', which has no weights to learn; allowed with learning = \"off\" only")
+        if not isinstance(model, TorchModel):
+            raise ScenarioError(
+                f'model.kind is {model.kind!r}, which has no weights to learn; allowed with learning = "off" only'
+            )
         shape, classes = data.pool.shape, data.pool.outputs or data.pool.classes
-        self._sizes, self._objective = (shape, classes), objective
+        self._objective = objective
         super().__init__(model, shape, classes)
         self._simulation = simulation
         self._model, self._training, self._streams = model, training, streams
+        self._samples_are, self._root = (shape, classes), root
         self._architecture = model.architecture(shape, classes) if isinstance(model, Layered) else None
         if self.parameters > _MOST_PARAMETERS:
             raise ScenarioError(
@@ -80,8 +90,13 @@ class Learning(Learner):
             )
         device = _device(training.device)
         self._data = data
+        chosen: Architecture | nn.Module | None = self._architecture
+        if model.has_frozen or model.file is not None:
+            first = self._module(0, 0)  # the frozen tensors of all models are those of the first one
+            chosen = first if model.has_frozen else chosen
+        whole = self._module() if chosen is None else chosen
         losses = None if objective.is_plain else objective.losses
-        self._solver = pick(self._architecture or self._module(), device, training.sgd.solver, training, losses)
+        self._solver = pick(whole, device, training.sgd.solver, training, losses)
         samples = data.without_shards()
         self._trainer = TrainingRunner(self._solver, training, samples, streams)
         self._chooser = Chooser(self._solver, training, samples, streams)
@@ -255,14 +270,30 @@ class Learning(Learner):
             ref.settle(self._mixed(recipe))
 
     def _initial(self, count: int) -> Weights:
-        if self._architecture is not None:
+        if self._architecture is not None and not self._model.has_frozen and self._model.file is None:
             return self._architecture.initial(self._training.init, self._streams.generator(_INIT, count))
-        return flat_weights(list(numbers(self._module(0, count)).values()))
+        found = flat_weights(list(numbers(self._module(0, count)).values()))
+        if count and self._model.file is not None and np.array_equal(found, self._initial(0)):
+            raise ScenarioError(
+                f"model.file is {self._model.file!r}, which gives every number of the model, and the strategy needs initial "
+                "models that differ; allowed are strategies with one initial model"
+            )
+        return found
 
     def _module(self, *ids: int) -> nn.Module:
-        """The module, initialised under a seed of the run's."""
-        assert isinstance(self._model, TorchModel)
-        return self._model.module(*self._sizes, self._streams.word(_INIT, *ids) >> 1)
+        """The module as it is trained, initialised under seeds of the run's, or as its file says."""
+        model = self._model
+        module = model.plain_module(*self._samples_are, self._streams.word(_INIT, *ids) >> 1)
+        if self._architecture is not None:
+            drawn = self._architecture.initial(self._training.init, self._streams.generator(_INIT, ids[-1]))
+            load_weights(list(module.parameters()), drawn)
+        if model.has_frozen or model.file is not None:
+            from fedsim.learning.parts import fit, load
+
+            fit(module, model.lora, model.train, self._streams.word(_ADAPTERS, *ids) >> 1)
+            if model.file is not None:
+                load(module, model.file, self._root)
+        return module
 
     def _mixed(self, recipe: Mixed) -> Weights:
         self._finite([part for part, _ in recipe.parts])
@@ -309,7 +340,7 @@ def pick(
         return Dense(model)
     module = module_of(model) if isinstance(model, Architecture) else model
     if trainer is not None and not of_sgd:
-        return ByTrainer(module, device, trainer, losses)
+        return ByTrainer(module, device, trainer, losses=losses)
     recurrent = any(isinstance(part, nn.RNNBase) for part in module.modules())  # whose kernels cannot be stacked
     if choice == "reference" or device.type == "cpu" or batch_norms(module) or recurrent:  # padding is no sample
         return Reference(module, device, losses=losses)

@@ -3,7 +3,7 @@
 import copy
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from fedsim.data.federated import TokenShape
 from fedsim.errors import ScenarioError
@@ -13,7 +13,14 @@ from fedsim.learning.architecture import Shape
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-_STATISTICS = ("running_mean", "running_var")  # buffers of torch's batch and instance norms
+STATISTICS = ("running_mean", "running_var")  # buffers of torch's batch and instance norms
+
+
+class Frozen:
+    """A norm that goes by its running statistics, in training too, and leaves them as they are."""
+
+    def train(self, mode: bool = True) -> Self:
+        return super().train(False)  # type: ignore[misc,no-any-return]
 
 
 def build(path: str, args: Mapping[str, Any], seed: int) -> "nn.Module":
@@ -48,7 +55,8 @@ def numbers(module: "nn.Module") -> dict[str, "Tensor"]:
     found: dict[str, Tensor] = {}
     for name, part in module.named_modules():
         own = [(key, tensor) for key, tensor in part.named_parameters(recurse=False) if tensor.requires_grad]
-        own += [(key, tensor) for key, tensor in part.named_buffers(recurse=False) if key in _STATISTICS]
+        if not isinstance(part, Frozen):
+            own += [(key, tensor) for key, tensor in part.named_buffers(recurse=False) if key in STATISTICS]
         for key, tensor in own:
             if all(tensor is not other for other in found.values()):
                 found[f"{name}.{key}" if name else key] = tensor

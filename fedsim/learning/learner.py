@@ -10,7 +10,7 @@ from fedsim.errors import SimulationError
 from fedsim.learning.architecture import Shape
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.functions import Function, path_of
-from fedsim.learning.models import Model
+from fedsim.learning.model import Model
 from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Recipe, Ref, Trained
 from fedsim.training import Training
 
@@ -25,6 +25,7 @@ class Learner:
         learns: whether models have weights.
         parameters: trained numbers, d.
         bytes: the model's size in float32.
+        base_bytes: of the frozen tensors, which are no part of it.
         flops_per_sample: FLOPs of a training step on one sample.
     """
 
@@ -33,6 +34,7 @@ class Learner:
     def __init__(self, model: Model, shape: Shape, classes: int) -> None:
         self.parameters = model.parameters(shape, classes)
         self.bytes = 4.0 * self.parameters
+        self.base_bytes = model.base_bytes(shape, classes)
         self.flops_per_sample = model.flops(shape, classes)
         self._serial = 0
 

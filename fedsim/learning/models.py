@@ -15,7 +15,6 @@ from fedsim.data.federated import TokenShape
 from fedsim.errors import ScenarioError
 from fedsim.language.imports import refuse_unless_allowed
 from fedsim.language.registry import Registry
-from fedsim.language.spec import Spec
 from fedsim.language.units import Bytes
 from fedsim.learning.architecture import (
     Architecture,
@@ -30,42 +29,85 @@ from fedsim.learning.architecture import (
     Tensor,
     dense,
 )
+from fedsim.learning.card import ModelCard
+from fedsim.learning.model import Model, PartedModel
+from fedsim.training import CutBy
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-class Model(Spec):
-    """A model: its size and cost for samples of a shape and a number of classes."""
+class TorchModel(PartedModel):
+    """A model that torch can train.
 
-    kind: str
+    Attributes:
+        file: a ``.safetensors`` file with the first values of tensors, by name, as a run folder has it in ``models``; tensors
+            that are not in it are drawn. A relative path starts as that of data does.
+    """
 
-    @abstractmethod
-    def tensors(self, shape: Shape, classes: int) -> list[Tensor]:
-        """The parameters (and running statistics), in the order of a flat model.
-
-        Raises:
-            ScenarioError: the model cannot take such samples.
-        """
+    file: str | None = None
 
     @abstractmethod
+    def plain_module(self, shape: Shape, classes: int, seed: int = 0) -> "nn.Module":
+        """The module without adapters, with all of its tensors trained; of layers of ours the weights are arbitrary."""
+
+    def fitted(self, shape: Shape, classes: int) -> "nn.Module":
+        """The module as it is trained, with arbitrary weights."""
+        from fedsim.learning.parts import fit  # loads torch
+
+        return fit(self.plain_module(shape, classes), self.lora, self.train)
+
+    def base_bytes(self, shape: Shape, classes: int) -> float:
+        from fedsim.learning.parts import frozen_numbers
+
+        return 4.0 * frozen_numbers(self.fitted(shape, classes))
+
+    def trained(self, shape: Shape, classes: int) -> list[Tensor]:
+        from fedsim.learning.factory import numbers
+
+        module = self.fitted(shape, classes)
+        layers = {name: type(part).__name__ for name, part in module.named_modules()}
+        tensors = numbers(module).items()
+        return [Tensor(name, each.numel(), layers[name.rpartition(".")[0]], tuple(each.shape)) for name, each in tensors]
+
     def flops(self, shape: Shape, classes: int) -> float:
-        """FLOPs of a training step on one sample."""
+        from fedsim.learning.parts import step_flops
 
-    def parameters(self, shape: Shape, classes: int) -> int:
-        """Numbers in the model."""
-        return sum(tensor.size for tensor in self.tensors(shape, classes))
+        return step_flops(self.fitted(shape, classes), shape)
 
 
-class Layered(Model):
-    """Layers ``front``, then dense ones of ``widths``, with ReLU between."""
+class Layered(TorchModel):
+    """Layers ``front``, then dense ones of ``widths``, with ReLU between.
+
+    Attributes:
+        width: share of the channels and units of all layers but the last, rounded up.
+    """
 
     widths: ClassVar[tuple[int, ...]] = ()
+    width: float = Field(default=1.0, gt=0.0, le=1.0)
+
+    def cut(self, by: CutBy, size: float) -> Self:
+        if by == "rank":
+            return super().cut(by, size)
+        if self.has_frozen or size > self.width:
+            raise ScenarioError(
+                f"strategy.sizes has a width of {size:g}, and the model is of width {self.width:g}"
+                f"{' with frozen tensors' if self.has_frozen else ''}; allowed are widths up to {self.width:g} of a model that "
+                "is trained as a whole"
+            )
+        return self.model_copy(update={"width": size})
 
     def architecture(self, shape: Shape, classes: int) -> Architecture:
         """The layers for samples of ``shape``."""
         if isinstance(shape, TokenShape):
-            raise ScenarioError(f"model.kind is {self.kind!r}, which takes numbers, and samples are tokens; {_OF_TOKENS}")
+            raise ScenarioError(
+                f"model.kind is {self.kind!r}, which takes numbers, and samples are tokens; allowed are 'char-lstm', "
+                "'transformer' and 'module'"
+            )
+        whole = self._whole(shape, classes)
+        return whole if self.width == 1.0 else whole.narrowed(self.width)
+
+    def _whole(self, shape: Shape, classes: int) -> Architecture:
         front = self.front(shape[0])
         if front or len(shape) > 1:
             front = (*front, Flatten())
@@ -80,14 +122,24 @@ class Layered(Model):
         """The dense layers."""
         return dense(features, *self.widths, classes)
 
-    def tensors(self, shape: Shape, classes: int) -> list[Tensor]:
+    def plain_module(self, shape: Shape, classes: int, seed: int = 0) -> "nn.Module":
+        from fedsim.learning.solvers.reference import module_of
+
+        return module_of(self.architecture(shape, classes))
+
+    def base_bytes(self, shape: Shape, classes: int) -> float:
+        return super().base_bytes(shape, classes) if self.has_frozen else 0.0
+
+    def trained(self, shape: Shape, classes: int) -> list[Tensor]:
+        if self.has_frozen:
+            return super().trained(shape, classes)
         architecture = self.architecture(shape, classes)
         layers = [type(layer).__name__ for _, layer in architecture.trained() for _ in ("weight", "bias")]
         named = zip(architecture.tensors, layers, strict=True)
-        return [Tensor(name, math.prod(own), layer) for (name, own), layer in named]
+        return [Tensor(name, math.prod(own), layer, own) for (name, own), layer in named]
 
     def flops(self, shape: Shape, classes: int) -> float:
-        return float(self.architecture(shape, classes).flops)
+        return super().flops(shape, classes) if self.has_frozen else float(self.architecture(shape, classes).flops)
 
 
 class _TwoConvolutions(Layered):
@@ -222,34 +274,10 @@ class CNN5(_TwoConvolutions):
     widths: ClassVar[tuple[int, ...]] = (128,)
 
 
-_OF_TOKENS = "of tokens are 'char-lstm', 'transformer' and 'module'"
-
-
-class TorchModel(Model):
-    """A model that is a ``torch.nn.Module``."""
-
-    @abstractmethod
-    def module(self, shape: Shape, classes: int, seed: int = 0) -> "nn.Module":
-        """The module, initialised under ``seed``; ``ScenarioError`` if there is none, or none that can be used."""
-
-    def tensors(self, shape: Shape, classes: int) -> list[Tensor]:
-        from fedsim.learning.factory import numbers
-
-        module = self.module(shape, classes)
-        layers = {name: type(part).__name__ for name, part in module.named_modules()}
-        return [Tensor(name, each.numel(), layers[name.rpartition(".")[0]]) for name, each in numbers(module).items()]
-
-    def flops(self, shape: Shape, classes: int) -> float:
-        """FLOPs of a training step on one sample: three times the matrix products and convolutions of a forward pass."""
-        from fedsim.learning.factory import forward_flops
-
-        return 3.0 * forward_flops(self.module(shape, classes), shape)
-
-
 class _OfTokens(TorchModel):
     """A built-in model of tokens."""
 
-    def module(self, shape: Shape, classes: int, seed: int = 0) -> "nn.Module":
+    def plain_module(self, shape: Shape, classes: int, seed: int = 0) -> "nn.Module":
         from fedsim.learning.factory import seeded
 
         if not isinstance(shape, TokenShape) or len(shape) != 1:
@@ -263,9 +291,14 @@ class _OfTokens(TorchModel):
     def made(self, shape: TokenShape, outputs: int) -> "nn.Module":
         """The module with freshly drawn weights."""
 
+    def flops(self, shape: Shape, classes: int) -> float:
+        from fedsim.learning.factory import forward_flops
+
+        return super().flops(shape, classes) if self.has_frozen else 3.0 * forward_flops(self.fitted(shape, classes), shape)
+
 
 class CharLSTM(_OfTokens):
-    """An LSTM over embedded tokens, with a dense layer at each; 35,165 parameters by default on 61 characters.
+    """An LSTM over embedded tokens, with a dense layer at each; 23,405 parameters by default on 61 characters.
 
     With ``hidden = 256`` and ``layers = 2`` that of TensorFlow Federated's Shakespeare (820,522 parameters on 90 characters),
     with the second vector of biases that torch's LSTM has: 2,048 more.
@@ -293,26 +326,26 @@ class Transformer(_OfTokens):
     For the next token attention sees earlier ones alone.
 
     Attributes:
-        width: numbers of a token; four times as many within a block.
-        heads: of attention; divides ``width``.
+        hidden: numbers of a token; four times as many within a block.
+        heads: of attention; divides ``hidden``.
         layers: blocks.
     """
 
     kind: Literal["transformer"] = "transformer"
-    width: int = Field(default=32, ge=1, le=100_000)
+    hidden: int = Field(default=32, ge=1, le=100_000)
     heads: int = Field(default=4, ge=1, le=1_000)
     layers: int = Field(default=2, ge=1, le=1_000)
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
-        if self.width % self.heads:
-            raise ValueError(f"'width' is {self.width} and 'heads' {self.heads}; heads must divide the width")
+        if self.hidden % self.heads:
+            raise ValueError(f"'hidden' is {self.hidden} and 'heads' {self.heads}; heads must divide it")
         return self
 
     def made(self, shape: TokenShape, outputs: int) -> "nn.Module":
         from fedsim.learning.sequences import TransformerModule
 
-        return TransformerModule(shape, outputs, self.width, self.heads, self.layers)
+        return TransformerModule(shape, outputs, self.hidden, self.heads, self.layers)
 
 
 class ModuleModel(TorchModel):
@@ -339,10 +372,21 @@ class ModuleModel(TorchModel):
         refuse_unless_allowed(factory, "model.factory")
         return factory
 
-    def module(self, shape: Shape, classes: int, seed: int = 0) -> "nn.Module":
+    def module(self, seed: int = 0) -> "nn.Module":
+        """The module, initialised under ``seed``; ``ScenarioError`` if there is none, or none that can be used."""
         from fedsim.learning.factory import build  # loads torch
 
         return build(self.factory, self.args, seed)
+
+    def plain_module(self, shape: Shape, classes: int, seed: int = 0) -> "nn.Module":
+        return self.module(seed)
+
+    def flops(self, shape: Shape, classes: int) -> float:
+        """FLOPs of a training step on one sample: three times the matrix products and convolutions of a forward pass, or with
+        frozen tensors those of both passes."""
+        from fedsim.learning.factory import forward_flops
+
+        return super().flops(shape, classes) if self.has_frozen else 3.0 * forward_flops(self.module(), shape)
 
 
 class SizeOnly(Model):
@@ -353,6 +397,7 @@ class SizeOnly(Model):
         flops_per_sample: FLOPs of a training step on one sample.
     """
 
+    learnable: ClassVar[bool] = False
     kind: Literal["size"] = "size"
     bytes: Bytes
     flops_per_sample: float = Field(default=1e6, ge=1.0, le=1e30)
@@ -383,6 +428,7 @@ MODELS = Registry.of(
     CharLSTM,
     Transformer,
     ModuleModel,
+    ModelCard,
     SizeOnly,
 )
 ModelSpec = Annotated[Model, MODELS]

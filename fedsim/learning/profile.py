@@ -1,9 +1,9 @@
 """Cost of a step of training: FLOPs and bytes of every operation, counted by torch on tensors that hold nothing.
 
-FLOPs are those that ``torch.utils.flop_counter`` knows (matrix products, convolutions, attention; two a multiply-add), with the
-channels of a convolution filled up to whole registers. Bytes are the sizes of an operation's operands and results; views move
-none. So each operation moves all its data through memory once: caches, and kernels that fuse several operations, make real
-devices faster; recurrent layers are counted step by step.
+FLOPs are those that ``torch.utils.flop_counter`` knows (matrix products, convolutions, attention; two a multiply-add) and those
+of LSTM layers, with the channels of a convolution filled up to whole registers. Bytes are the sizes of an operation's operands
+and results; views move none. So each operation moves all its data through memory once: caches, and kernels that fuse several
+operations, make real devices faster. Other recurrent layers than LSTM are counted step by step, as torch computes them.
 
 A CPU does more: matrix products and convolutions lay out their data anew, pooling and some others go number by number.
 ``_PASSES`` has what this takes on a server's CPU, as further passes over the data. On a board with ARM cores kernels of another
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from fedsim.learning.models import Model
+    from fedsim.learning.model import Model
 
 _SMALL, _LARGE = 2, 4  # batches: what differs between them is for each sample
 _PHASES = ("forward", "backward", "update")
@@ -90,14 +90,15 @@ def cost_of(model: "Model", shape: Shape, classes: int, training: Trainer, objec
     The optimiser of ``training`` counts; what strategies add to a step (a proximal term) does not. A module
     that cannot be trained on such samples raises ``ScenarioError``.
     """
-    from fedsim.learning.models import Layered, SizeOnly, TorchModel
-    from fedsim.learning.solvers.reference import module_of
+    from fedsim.learning.card import ModelCard
+    from fedsim.learning.models import SizeOnly, TorchModel
 
+    if isinstance(model, ModelCard):
+        return model.cost(momentum=training.sgd.momentum > 0)
     if isinstance(model, SizeOnly):
         return ModelCost.of_size(model.bytes, model.flops_per_sample, momentum=training.sgd.momentum > 0)
-    assert isinstance(model, Layered | TorchModel)
-    module = model.module(shape, classes) if isinstance(model, TorchModel) else module_of(model.architecture(shape, classes))
-    return profile(module, shape, classes, training, objective)
+    assert isinstance(model, TorchModel)
+    return profile(model.fitted(shape, classes), shape, classes, training, objective)
 
 
 def profile(
@@ -112,8 +113,11 @@ def profile(
     The module maps samples [n, *shape] to outputs [n, classes]; its loss is cross-entropy, or that of ``objective``, unless it
     has a method ``loss``.
     """
+    from torch import nn
+
     trainer, learned = training or TrainingSpec(), objective or Classification()
-    for place in ("meta", "cpu"):
+    is_fused = any(isinstance(part, nn.LSTM) for part in module.modules())
+    for place in ("cpu",) if is_fused else ("meta", "cpu"):  # a CPU has one kernel for a layer of LSTM, meta tensors many
         try:
             batches = [example(size, shape) for size in (_SMALL, _LARGE)]
             steps = [_step(module, batch, trainer, place, learned) for batch in batches]
@@ -251,6 +255,12 @@ def _counting() -> Any:
                 one = convolved(x, weight, y, stride, transposed, groups, backward=True)
                 flops, filled, moved = (sum(asked[:2]) * of for of in one)
                 kind = _kind_of_convolution(weight, groups) + "_backward"
+            elif name.startswith("mkldnn_rnn_layer"):
+                x, *weights = args[:3]
+                flops = filled = 2.0 * x.shape[0] * x.shape[1] * sum(weight.numel() for weight in weights)
+                if name.endswith("backward"):
+                    flops = filled = 2 * flops
+                kind, moved = "matrix", size((args, given)) + size(result)
             else:
                 count = flop_registry.get(func._overloadpacket)
                 flops = filled = 0.0 if count is None else float(count(*args, **given, out_val=result))

@@ -73,8 +73,8 @@ class Trainer(Spec):
         """
         raise NotImplementedError
 
-    def check_model(self, model: "nn.Module") -> None:
-        """Refuse, by a ``ScenarioError``, a model that cannot be trained so."""
+    def check_model(self, model: "nn.Module", *, usual_loss: bool) -> None:
+        """Refuse, by a ``ScenarioError``, a model, or one without the usual loss (cross-entropy), that cannot be trained so."""
 
     def torch_optimiser(self, parameters: "Mapping[str, nn.Parameter]", lr: float) -> "torch.optim.Optimizer":
         """An optimiser that costs what a step of this trainer costs; by default SGD."""

@@ -122,7 +122,7 @@ class TorchTrainer(Trainer):
             raise ValueError(f"'optimiser' is {self.optimiser!r}, with which torch takes no step as asked: {error}") from error
         return self
 
-    def check_model(self, model: "nn.Module") -> None:
+    def check_model(self, model: "nn.Module", *, usual_loss: bool) -> None:
         names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         for pattern in (pattern for group in self.groups for pattern in group.match):
             if not any(fnmatchcase(name, pattern) for name in names):
@@ -130,10 +130,10 @@ class TorchTrainer(Trainer):
                     f"training.groups has the pattern {pattern!r}, which matches no parameter of the model; it has "
                     f"{', '.join(names)}{nearest(pattern, names)}"
                 )
-        if self.label_smoothing and hasattr(model, "loss"):
+        if self.label_smoothing and not usual_loss:
             raise ScenarioError(
-                f"training.label_smoothing is {self.label_smoothing:g}, which is of the cross-entropy, and the module of "
-                "model.factory has a loss of its own; allowed is 0"
+                f"training.label_smoothing is {self.label_smoothing:g}, which the usual cross-entropy alone has, and here the "
+                "loss is another one; allowed is 0"
             )
 
     def torch_optimiser(self, parameters: "Mapping[str, nn.Parameter]", lr: float) -> "torch.optim.Optimizer":

@@ -2,8 +2,8 @@
 
 Phases are what a device does. ``idle`` is what it draws by being on; all others come on top of that: ``compute``, ``receive``
 and ``send`` (by the time of a transfer, its latency included, and by the bytes that moved), and ``tail``, for which the radio
-stays awake after a transfer, unless the device's next one begins. Energy is booked when its phase is over. The server's side
-has two books of its own, ``server`` and ``edge``.
+stays awake after a transfer, unless the device's next one begins; the last ones go on beyond the end of the run. Energy is
+booked when its phase is over. The server's side has two books of its own, ``server`` and ``edge``.
 
 Energy is drawn from a grid whose carbon intensity may differ by zone and by the hour of the day.
 """
@@ -165,7 +165,7 @@ class EnergyMeter(Meter):
                 self._idle_since[device] = time
         for device, (begin, _, _) in list(self._tails.items()):
             if over or begin + self._draws(device, "tail_s") <= time:
-                self._end_tail(device, time)
+                self._end_tail(device, math.inf if over else time)
 
     def _end_idle(self, device: int, time: float) -> None:
         since = self._idle_since.item(device)

@@ -9,6 +9,8 @@ grow. ``index.json`` is written before the first run begins, and again whenever 
       "about": "Fifty devices of five kinds ...",              # what it shows; empty where the study does not say
       "baseline": "fedavg",                                    # the variant that the others are compared with; null: none
       "targets": [0.8, 0.9],                                   # accuracies (0..1): the costs to reach each are compared
+      "goal": "time",                                          # what cells are ranked by; null: not said
+      "budget": {"time": 1200.0, "bytes": 3e9},                # limits by cost, within which an accuracy is to be reached
       "seeds": [1, 2, 3],                                      # of every variant's runs
       "variants": [                                            # one at each point of the grid, in the order of the tables
         {
@@ -71,7 +73,9 @@ class StudyIndex(_IndexPart):
     name: str
     about: str = ""
     baseline: str | None
-    targets: tuple[float | str, ...]
+    targets: tuple[float, ...]
+    goal: str | None = None
+    budget: dict[str, float] = {}
     seeds: Annotated[tuple[int, ...], Field(min_length=1)]
     variants: Annotated[tuple[IndexedVariant, ...], Field(min_length=1)]
 

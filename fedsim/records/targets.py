@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from fedsim.errors import ScenarioError
 from fedsim.records.ledger import total_of_round
 
-COSTS = ("rounds", "time", "bytes", "joules", "grams")
+COSTS = ("rounds", "time", "bytes", "joules", "grams", "cost")
 
 
 class Target(NamedTuple):
@@ -21,7 +21,7 @@ class Target(NamedTuple):
         """The target that a number or ``metric=value`` means; any other text raises ``ScenarioError``."""
         if isinstance(said, Target):
             return said
-        metric, _, number = ("", "", said) if isinstance(said, float | int) else said.rpartition("=")
+        metric, _, number = str(said).rpartition("=")
         try:
             target = cls(float(number), metric or "accuracy")
         except ValueError:
@@ -48,7 +48,7 @@ class Target(NamedTuple):
 def until(
     rows: Sequence[Mapping[str, Any]], said: float | str | Target, summary: Mapping[str, Any]
 ) -> dict[str, float | int | None]:
-    """Rounds, simulated time (s), bytes moved, joules and grams until a test first showed a target; None where none did.
+    """Rounds, time (s), bytes, joules, grams and money until a test first showed a target; None where none did.
 
     Args:
         rows: those of ``rounds.parquet``.
@@ -59,9 +59,28 @@ def until(
     for row in rows:
         moved += total_of_round(row)
         if target.is_reached(row.get(target.metric), summary):
-            drawn = (_sum_until(rows, row["round"], name) for name in ("joules", "grams"))
+            drawn = (_sum_until(rows, row["round"], name) for name in COSTS[3:])
             return dict(zip(COSTS, (row["round"] + 1, row["time"], moved, *drawn), strict=True))
     return dict.fromkeys(COSTS)
+
+
+def within(rows: Sequence[Mapping[str, Any]], budget: Mapping[str, float]) -> float | None:
+    """The best accuracy that a test showed while none of the costs was above its limit; None where no test did.
+
+    Args:
+        rows: those of ``rounds.parquet``.
+        budget: limits by cost, ``COSTS`` without rounds.
+    """
+    spent, best = dict.fromkeys(COSTS[2:], 0.0), None
+    for row in rows:
+        spent["time"], spent["bytes"] = row["time"], spent["bytes"] + total_of_round(row)
+        for name in COSTS[3:]:
+            spent[name] += math.inf if row.get(name) is None else row[name]
+        if any(spent[name] > limit for name, limit in budget.items()):
+            break
+        if row["accuracy"] is not None:
+            best = max(best or 0.0, row["accuracy"])
+    return best
 
 
 def costs_to(rows: Sequence[Mapping[str, Any]], said: float | str | Target, summary: Mapping[str, Any]) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,11 +21,13 @@ from fedsim.learning import Learner
 from fedsim.learning.architecture import Tensor
 from fedsim.learning.models import SizeOnly
 from fedsim.meters.base import Column, MeterContext
+from fedsim.model_cost import ModelCost
 from fedsim.records.schema import DEVICES, ROUNDS, with_columns
 from fedsim.running.drift import Drift
 from fedsim.simulation import Simulation
 from fedsim.strategies import strategy_class
 from fedsim.streams import Streams
+from fedsim.training import CutBy
 from fedsim.world import columns
 from fedsim.world.availability.base import changes, one_by_one, spans_of
 from fedsim.world.compute import Compute
@@ -80,6 +82,10 @@ class Run:
         rooflines = self._rooflines(capacity)
         flops = self.learner.flops_per_sample
         self.population = spec.build(streams, capacity.speed, self.samples, flops, root, rooflines, capacity.flops())
+        if not scenario.strategy.brings_learning:
+            self.population.share_of = cache(
+                lambda by, size: scenario.model.cut(by, size).flops(*self._shape_and_classes) / self.learner.flops_per_sample
+            )
         paths = spec.paths(streams, root)
         availability = bounded(paths, self.population)
         self._past = spans_of(availability)  # what became of it: for the run folder
@@ -135,7 +141,7 @@ class Run:
             self.edges,
             spec.host,
         )
-        setting = self._setting()
+        setting = self._setting(capacity)
         strategy = strategy_class(scenario.strategy.kind)
         self.server = Server(self.dispatch, setting)
         self.strategy = strategy(scenario.strategy, self.server)
@@ -182,11 +188,11 @@ class Run:
             self.samples = scenario.population.sizes(streams, scenario.data.own_folder())
             shape, classes = scenario.objective.sizes(*scenario.data.shape_and_classes())
         self._shape_and_classes = shape, classes
-        self._tensors = partial(scenario.model.tensors, shape, classes)
+        self._tensors = cache(partial(scenario.model.tensors, shape, classes))
         if scenario.learning == "on" and learner is None:
             from fedsim.learning.engine import Learning  # loads torch
 
-            parts = scenario.model, scenario.training, data, streams, scenario.objective
+            parts = scenario.model, scenario.training, data, streams, scenario.data.own_folder(), scenario.objective
             self.learner = Learning(self.simulation, *parts)
         else:
             self.learner = (learner or Learner)(scenario.model, shape, classes)
@@ -199,9 +205,13 @@ class Run:
 
         scenario = self.scenario
         cost = cost_of(scenario.model, *self._shape_and_classes, scenario.training, scenario.objective)
-        return Rooflines(capacity.kinds, capacity.which, cost, scenario.training.batch_size)
 
-    def _setting(self) -> RunInfo:
+        def cost_of_cut(by: CutBy, size: float) -> ModelCost:
+            return cost_of(scenario.model.cut(by, size), *self._shape_and_classes, scenario.training)
+
+        return Rooflines(capacity.kinds, capacity.which, cost, scenario.training.batch_size, cost_of_cut)
+
+    def _setting(self, capacity: Capacity) -> RunInfo:
         scenario = self.scenario
         return RunInfo(
             devices=scenario.population.devices,
@@ -212,6 +222,10 @@ class Run:
             planned_rounds=scenario.stop.rounds,
             momentum=scenario.training.sgd.momentum,
             tensors=self._tensors,
+            keeps=scenario.model.says_what_stays,
+            cut=lambda by, size: scenario.model.cut(by, size).tensors(*self._shape_and_classes),
+            kinds=capacity.names,
+            kind_of=capacity.name,
         )
 
     def rearm(self, kind: str, number: int, when: float) -> None:
@@ -315,7 +329,7 @@ class Run:
 
     def _fastest_download_s(self) -> float:
         near = self.scenario.strategy.at_edges
-        size, pieces = self.dispatch.download_bytes, columns.pieces(self.scenario.population.devices)
+        size, pieces = self.dispatch.download_bytes + self.learner.base_bytes, columns.pieces(self.scenario.population.devices)
         return min(float(self.network.all_alone_s("down", size, near=near, devices=piece).min()) for piece in pieces)
 
 

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,32 +14,28 @@ from fedsim.checkpoint.origins import Origins
 from fedsim.errors import CheckpointError, home_of
 from fedsim.executors.base import Executor
 from fedsim.meters.base import Column
-from fedsim.output.notebook import as_html, as_line, facts_of
 from fedsim.records import folder as files
 from fedsim.records import live, tables
 from fedsim.records.digest import models_digest
 from fedsim.records.live import RUNNING
 from fedsim.records.lock import locked
-from fedsim.records.reading import as_frame
 from fedsim.records.recorder import Recorder
-from fedsim.records.schema import ASKED, ROUNDS, with_columns
-from fedsim.records.targets import costs_to
+from fedsim.records.schema import ASKED
 from fedsim.running.live import EVERY_S, Live
 from fedsim.simulation import Simulation
 from fedsim.version import __version__
 
 if TYPE_CHECKING:
     import numpy as np
-    import pandas as pd
     from numpy.typing import NDArray
 
     from fedsim.running.assembly import Run
     from fedsim.scenario import Scenario
 
 
-@dataclass(frozen=True, repr=False)
-class Result:
-    """Result of a run.
+@dataclass(frozen=True)
+class EndedRun:
+    """A run that is over.
 
     Attributes:
         summary: the content of ``summary.json``.
@@ -51,24 +46,6 @@ class Result:
     summary: dict[str, Any]
     rows: list[dict[str, Any]]
     folder: Path | None
-
-    @cached_property
-    def rounds(self) -> "pd.DataFrame":
-        """One row an aggregation, as ``load_run(...).rounds`` has them."""
-        import pyarrow as pa
-
-        own = [Column(name, "", "") for row in self.rows[:1] for name in row if name not in ROUNDS.names]
-        return as_frame(pa.Table.from_pylist(self.rows, schema=with_columns(ROUNDS, own)))
-
-    def costs_to(self, accuracy: float | str) -> dict[str, float]:
-        """Costs until a test had an accuracy (0..1) or ``"perplexity=8"``: rounds, time (s), bytes, joules, grams (or nan)."""
-        return costs_to(self.rows, accuracy, self.summary)
-
-    def __repr__(self) -> str:
-        return as_line("result", facts_of(self.summary))
-
-    def _repr_html_(self) -> str:
-        return as_html("result" if self.folder is None else f"result in {self.folder}", facts_of(self.summary))
 
 
 class Job:
@@ -149,7 +126,7 @@ class Job:
             self.checkpointer.request()
         self.simulation.interrupt()
 
-    async def execute(self) -> Result:
+    async def execute(self) -> EndedRun:
         """Run to the end. A failure is passed on after the books are closed."""
         status = "failed"
         try:
@@ -164,7 +141,7 @@ class Job:
                 self.simulation.executor.close()
         return result
 
-    async def _close(self, status: str) -> Result:
+    async def _close(self, status: str) -> EndedRun:
         self.recorder.close()
         tensors = await self.run.model_tensors() if status != "failed" else {}
         summary = self._summary(status, models_digest(tensors))
@@ -182,7 +159,7 @@ class Job:
             files.write_summary(self.out, summary | {"files_sha256": files.fingerprints(self.out, but=not_needed)})
             for part in not_needed:  # only now: until there was a summary, a killed run could have gone on
                 part.unlink()
-        return Result(summary, self.recorder.rounds, self.out)
+        return EndedRun(summary, self.recorder.rounds, self.out)
 
     def _metrics(self) -> dict[str, Any]:
         """The last and the best value of each metric, and which extreme is the best; nothing for a run without metrics."""

@@ -68,6 +68,8 @@ STRATEGIES = _Strategies(
         "flower": ("fedsim.flower.strategy:Flower", "Flower app: a ServerApp and a ClientApp as they are, in simulated time"),
         "fpfc": (f"{_TOOLS}.fpfc:FPFC", "FPFC: a model for each device, fused with those that come near it"),
         "gossip": ("fedsim.toolbox.peers.gossip:Gossip", "AD-PSGD: no server, two devices at a time average their models"),
+        "heterofl": (f"{_TOOLS}.heterofl:HeteroFL", "HeteroFL: each device trains as wide a part of the model as it can"),
+        "hetlora": (f"{_TOOLS}.hetlora:HetLoRA", "HetLoRA: adapters whose rank differs between devices"),
         "hierfavg": (f"{_TOOLS}.hierfavg:HierFAVG", "HierFAVG: means of clients at edge servers, and now and then of these"),
         "hypcluster": (f"{_TOOLS}.ifca:HypCluster", "HypCluster: IFCA with clients weighted by their samples"),
         "ifca": (f"{_TOOLS}.ifca:IFCA", "IFCA: each client chooses the group whose model fits its data best"),

@@ -6,13 +6,16 @@ from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 from numpy.typing import NDArray
 from pydantic import model_validator
 
+from fedsim.errors import ScenarioError
 from fedsim.evaluation.evaluator import ModelAssignment
 from fedsim.federation.client import Client, RunInfo
 from fedsim.federation.messages import Carried, PeerMessage, TaskEnd
 from fedsim.federation.server import Server
 from fedsim.language.spec import Spec
 from fedsim.language.stop import StopSpec
+from fedsim.learning.architecture import Tensor
 from fedsim.strategies.parts.aggregation import PROTECTS, Aggregation, Protection
+from fedsim.strategies.parts.keeping import KeepingClient, Split
 from fedsim.strategies.parts.secure import SecureAggregation, SecureClient
 from fedsim.strategies.parts.selection import Selection, SelectionClient
 from fedsim.world.population import DeadlineBase, PopulationSpec
@@ -40,6 +43,28 @@ class StrategyParams(Spec):
 
     What a lossy codec left out of such a content is in the device's next one anyway: error feedback would send it twice.
     """
+
+    kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "nobody"
+    """Which side says that tensors of the model stay on the devices; the scenario does by ``model.keep`` or ``model.send``."""
+
+    def stays(self, tensors: Sequence[Tensor]) -> list[bool]:
+        """Whether each tensor never leaves a device, [tensors]; by default as the scenario says."""
+        return [tensor.kept for tensor in tensors]
+
+    def split_of(self, setting: RunInfo) -> Split | None:
+        """Ranges of a flat model that are sent, and that stay on the devices; None: all are sent.
+
+        Raises:
+            ScenarioError: there is nothing to send.
+        """
+        tensors = setting.tensors() if self.kept_by == "strategy" or (self.kept_by == "scenario" and setting.keeps) else ()
+        if not tensors and self.kept_by == "strategy":
+            raise ScenarioError(
+                f"strategy.kind is {self.kind!r}, which tells the tensors of a model apart, and model.kind is 'size', which "
+                "has none; allowed is any other model"
+            )
+        key = f"strategy.kind is {self.kind!r}" if self.kept_by == "strategy" else "model.keep or model.send is given"
+        return Split.of(tensors, self.stays(tensors), key) if tensors else None
 
     def unprotected(self, protection: Protection) -> str | None:
         """Why an aggregation with this protection, which is refused then, does not protect all that is made of answers.
@@ -146,13 +171,15 @@ class Strategy(Generic[P]):
     Params: ClassVar[type[StrategyParams]] = StrategyParams
     Client: ClassVar[type[Client[Any]]] = Client
     """Its client half."""
-    score: ClassVar[Literal["pooled", "device-mean"]] = "pooled"
+    score: Literal["pooled", "device-mean"] = "pooled"
     """Default of the accuracy's definition; a scenario may set another."""
 
     @classmethod
     def client_half(cls, params: P, setting: RunInfo) -> ClientHalf:
-        """Its ``Client``, which also does what selection and secure aggregation want of it."""
+        """Its ``Client``, which also does what kept tensors, selection and secure aggregation want of it."""
         own, selection = cls.Client(params, setting), getattr(params, "selection", None)
+        if (split := params.split_of(setting)) is not None:
+            own = KeepingClient(own, split)
         if isinstance(selection, Selection) and selection.talks:
             own = SelectionClient(own, selection)
         secure: SecureAggregation | None = getattr(params, "secure_aggregation", None)

@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from fedsim.evaluation.evaluator import ModelAssignment
-from fedsim.federation.contents import Contents
+from fedsim.federation.contents import Contents, Partial
+from fedsim.federation.server import Server
+from fedsim.learning.functions import spliced
 from fedsim.learning.refs import Ref
+from fedsim.strategies.parts.keeping import Split
 from fedsim.strategies.round_params import AggregatingParams, RoundParams
 from fedsim.strategies.synchronous import S, Synchronous
 
@@ -13,6 +16,7 @@ from fedsim.strategies.synchronous import S, Synchronous
 class FedAvgParams(AggregatingParams):
     """Parameters of FedAvg; see ``AggregatingParams``."""
 
+    kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "scenario"
     kind: Literal["fedavg"] = "fedavg"
 
 
@@ -25,22 +29,50 @@ class FedAvg(Synchronous[S]):
     E epochs of mini-batch SGD and sends its model back (d parameters); the global model becomes their mean, weighted by
     training samples over the clients whose update arrived in time. If none did, it stays as it is.
 
-    State besides ``Synchronous``'s: ``model``, the global model.
+    With ``model.keep`` or ``model.send`` some tensors never leave a device, which trains them together with those that it
+    receives: the others alone are sent, down and up, and averaged. A device has the kept ones of the initial model until it has
+    answered, and is tested with its own. One whose answer is cut off goes back to those that it had.
+
+    State besides ``Synchronous``'s: ``model``, the global model; with kept tensors ``kept``, their numbers, and ``own``, the
+    models of devices that have ever answered, device -> ref: no server's knowledge.
     """
 
     Params: ClassVar[type[RoundParams]] = FedAvgParams
 
+    def __init__(self, params: S, server: Server) -> None:
+        super().__init__(params, server)
+        self._split = params.split_of(self.setting)
+        if self._split is not None:
+            self.score = "device-mean"
+
     async def on_start(self) -> None:
         self.state["model"] = self.server.models.initial()
+        if self._split is not None:
+            self.state |= {"kept": {}, "own": {}}
         await super().on_start()
 
     def contents(self, device: int) -> Contents:
-        return {"model": self.state["model"]}
+        return {"model": self.shared(self.state["model"])}
+
+    def shared(self, model: Ref) -> Ref | Partial:
+        """A model as it is sent to devices: all of it, or the tensors that they do not keep."""
+        return model if self._split is None else Partial(model, model, self._split.sent)
 
     async def aggregate(self) -> None:
-        received = self.state["received"]
+        model, received = self.state["model"], self.state["received"]
         if any(entry["samples"] for entry in received):
-            self.state["model"] = await self.combine(self.state["model"], received)
+            self.state["model"] = await self.combine(model, received)
+        if self._split is not None:
+            self._keep(model, received, self._split)
+
+    def _keep(self, before: Ref, received: Sequence[dict[str, Any]], split: Split) -> None:
+        """Put what devices keep beside the model, of which nothing else than what was sent has changed."""
+        apply, how = self.server.models.apply, self.params.aggregation  # type: ignore[attr-defined]
+        if how.protection == "private":  # its noise is on every number
+            self.state["model"] = apply(spliced, [before, self.state["model"]], places=split.sent)
+        kept, model = self.state["kept"], self.state["model"]
+        kept |= {entry["device"]: entry["contents"]["kept"] for entry in received}
+        self.state["own"] = {device: apply(spliced, [model, numbers], places=split.kept) for device, numbers in kept.items()}
 
     async def followed(self, mean: Ref, entries: Sequence[dict[str, Any]], changes: Sequence[Ref]) -> Ref:
         """The mean, over all N devices, of a state that each keeps, after K clients have changed theirs: mean + sum / N.
@@ -63,4 +95,11 @@ class FedAvg(Synchronous[S]):
         return self.state["model"]  # type: ignore[no-any-return]
 
     def models(self) -> ModelAssignment:
+        own = self.state.get("own", {})
+        others = [device for device in range(self.server.devices) if device not in own] if own else None
+        return {"global": (self.state["model"], others)} | {
+            f"device/{device}": (own[device], [device]) for device in sorted(own)
+        }
+
+    def _shared_models(self) -> ModelAssignment:
         return {"global": (self.state["model"], None)}

@@ -22,6 +22,7 @@ class FedProxParams(AggregatingParams):
         partial_work: a client that cannot finish all epochs before the deadline sends what it has.
     """
 
+    kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "scenario"
     kind: Literal["fedprox"] = "fedprox"
     mu: float = Field(default=1.0, ge=0.0, le=1e6)
     partial_work: Annotated[bool, OnlyWith("deadline", "relative_deadline")] = True
@@ -57,4 +58,4 @@ class FedProx(FedAvg[FedProxParams]):
 
     def contents(self, device: int) -> Contents:
         stop_at = None if self._round_limit is None else self.server.now + self._round_limit
-        return {"model": self.state["model"], "stop_at": Header(stop_at)}
+        return {"model": self.shared(self.state["model"]), "stop_at": Header(stop_at)}

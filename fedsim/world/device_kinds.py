@@ -81,7 +81,7 @@ class DeviceKind(Spec):
 
     @property
     def processor(self) -> Processor:
-        """Whose kernels train."""
+        """The processor whose kernels train."""
         return "gpu" if self.gpu else "arm" if self.arm else "cpu"
 
     @property
@@ -127,6 +127,24 @@ def figures(name: Any, key: str) -> dict[str, Figure]:
         raise ScenarioError(f"{key} is {shown(name)}; allowed are {', '.join(_table())}{nearest(str(name), _table())}")
     entry = _table()[name]
     return {field: Figure(*entry[field]) for field in DeviceKind.model_fields if field in entry}
+
+
+_COMPUTING = ("flops", "flops_share", "bandwidth", "bandwidth_share", "batch")
+_LINKS = ("down", "up", "latency")
+
+
+def estimates(names: Sequence[str], *, links: bool, energy: bool) -> str:
+    """The catalogue's figures of these kinds that are estimates, in words; empty if there are none.
+
+    Computing always counts, the kinds' ``links`` and what they draw (``energy``) where a run takes them from the kinds.
+    """
+    fields = {*_COMPUTING, *(_LINKS if links else ()), *(("idle", *KIND_POWERS.values()) if energy else ())}
+    found = []
+    for name in names:
+        known = figures(name, "kind") if name in _table() else {}
+        of_kind = [field for field, figure in known.items() if field in fields and figure.source.startswith("estimate")]
+        found += [f"{name} ({', '.join(of_kind)})"] if of_kind else []
+    return f"rests on figures that are estimates, which nobody has measured: {'; '.join(found)}" if found else ""
 
 
 def find_kind(name: str, own: Mapping[str, DeviceKind], key: str) -> DeviceKind:
@@ -192,7 +210,21 @@ class Capacity:
         return {name: np.array([getattr(kind, key) for kind in self.kinds])[self.which] for name, key in KIND_POWERS.items()}
 
 
-class FedScaleCapacity(Spec):
+class CapacityModel(Spec):
+    """The base of speeds and links that come together, device by device."""
+
+    kind: str
+
+    def draw(self, streams: Streams, devices: int, root: Path | None) -> Capacity:
+        """Speeds and links of all devices; draws from ``world/capacity``."""
+        raise NotImplementedError
+
+    def jitters(self, streams: Streams, devices: int) -> Floats | None:
+        """Coefficients of variation of epochs, where ``population.jitter`` says none; float64 [devices]."""
+        return None
+
+
+class FedScaleCapacity(CapacityModel):
     """Rows of FedScale's client capacity file, drawn without replacement as long as there are enough.
 
     The file is CSV with the columns ``computation_ms_per_sample``, ``dl_kbps`` and ``ul_kbps``. A sample takes 3 times its
@@ -211,7 +243,9 @@ class FedScaleCapacity(Spec):
         return Capacity(1000.0 / (_TRAINING_PASSES * milliseconds), (down_kbps * 125.0, up_kbps * 125.0))
 
 
-CAPACITIES = Registry.of("capacity", FedScaleCapacity, usual="fedscale")
+_FEDSCALE = Registry.of("capacity", FedScaleCapacity)
+_HOSPITALS = "fedsim.world.hospitals:HospitalsCapacity", "Hospitals as slow as those of the FeTS federation were."
+CAPACITIES = Registry("capacity", "", {**_FEDSCALE.known, "hospitals-fets": _HOSPITALS}, usual="fedscale")
 
 
 def read_capacities(path: Path) -> Floats:

@@ -1,9 +1,10 @@
 """The devices, as columns: a device is a row number, and a process exists only while it works."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -14,12 +15,12 @@ from fedsim.language.registry import Registry
 from fedsim.language.sizes import LongTailSizes, UniformSizes
 from fedsim.language.spec import Spec
 from fedsim.streams import Streams
-from fedsim.training import Training
+from fedsim.training import CutBy, Training
 from fedsim.world.availability import AlwaysOn, Availability, AvailabilitySpec
 from fedsim.world.calendar import Calendar, CalendarSpec
 from fedsim.world.columns import ALL, alike, distinct, mean
 from fedsim.world.compute import SlowPhases
-from fedsim.world.device_kinds import CAPACITIES, Capacity, FedScaleCapacity, OwnKind, find_kind
+from fedsim.world.device_kinds import CAPACITIES, Capacity, CapacityModel, OwnKind, find_kind
 from fedsim.world.distributions import (
     Choice,
     Constant,
@@ -57,6 +58,7 @@ class Population:
         slowness: the factor of its own speed at which a tentative straggler computes, already contained in ``speed``; else 1.
         rooflines: what says how long training takes, instead of ``speed`` and ``cost``, where devices are of kinds.
         flops: FLOP/s that each device reaches, float64; None where nothing says so.
+        share_of: cost of a sample of a smaller model (``Training.cut``) over that of the trained model.
     """
 
     speed: Floats
@@ -67,6 +69,7 @@ class Population:
     slowness: Floats | float = 1.0
     rooflines: Rooflines | None = None
     flops: Floats | None = None
+    share_of: Callable[[CutBy, float], float] | None = None
     version: Ints = field(init=False)
 
     def __post_init__(self) -> None:
@@ -84,6 +87,9 @@ class Population:
         if self.rooflines is not None:
             return self.rooflines.training_s(device, training, samples) / self._slowness(device)
         cost = self.cost * (1.0 + _FORWARD_SHARE * training.asked_besides)
+        if training.cut is not None:
+            assert self.share_of is not None
+            cost *= self.share_of(*training.cut)
         return training.samples_an_epoch(samples, batch_size) * cost / self.speed.item(device)
 
     def testing_s(self, device: int, samples: int) -> float:
@@ -169,7 +175,8 @@ class PopulationSpec(Spec):
     Attributes:
         devices: how many.
         speed: training speed in samples/s, for the scenario's own model, or for the reference model if that is given.
-        capacity: speeds and links from a file of real phones, instead of ``speed`` and the network's device rates.
+        capacity: speeds and links from a file of real phones, or of real hospitals, instead of ``speed`` and the network's
+            device rates. ``population = "hospitals-fets"`` is short for ``capacity`` alone.
         device: the kinds of the devices by name (``fedsim list`` has them), instead of ``speed``: one for all, a choice with
             shares, a list, or a column of a file. Training takes as long as the trained model's operations do on them.
         kinds: kinds of the user's own by name: all figures of ``DeviceKind``, or those in which one differs from the one that
@@ -190,7 +197,7 @@ class PopulationSpec(Spec):
 
     devices: int = Field(default=100, ge=1, le=100_000_000)
     speed: SpeedDistribution | None = None
-    capacity: Annotated[FedScaleCapacity, CAPACITIES] | None = None
+    capacity: Annotated[CapacityModel, CAPACITIES] | None = None
     device: NameDistribution | None = None
     kinds: dict[str, OwnKind] = Field(default_factory=dict)
     samples: SamplesByDevice | None = None
@@ -203,6 +210,11 @@ class PopulationSpec(Spec):
     availability: AvailabilitySpec = AlwaysOn()
     arrivals: ArrivalsSpec | None = None
     departures: DeparturesSpec | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare(cls, data: Any) -> Any:
+        return {"capacity": data} if isinstance(data, str) else data
 
     @model_validator(mode="after")
     def _one_source_of_speed(self) -> "PopulationSpec":
@@ -230,6 +242,11 @@ class PopulationSpec(Spec):
             if lifetimes is not None:
                 lifetimes.check(self.devices)
         return self
+
+    @property
+    def comes_and_goes(self) -> bool:
+        """Whether a device may be away."""
+        return self.availability.kind != "always" or self.arrivals is not None or self.departures is not None
 
     def capacities(self, streams: Streams, root: Path | None) -> Capacity:
         """Speeds (samples/s) and, from a file or of kinds of devices, links of all devices.
@@ -260,6 +277,9 @@ class PopulationSpec(Spec):
 
     def jitters(self, streams: Streams, root: Path | None) -> Floats:
         """Each device's coefficient of variation of an epoch's time, float64 [devices]; draws from ``world/jitter/size``."""
+        silent = isinstance(self.jitter, Constant) and self.jitter.value == 0
+        if silent and self.capacity is not None and (own := self.capacity.jitters(streams, self.devices)) is not None:
+            return own
         return self.jitter.by_device("population.jitter", streams.generator("world/jitter/size"), self.devices, root)
 
     def paths(self, streams: Streams, root: Path | None) -> Availability:

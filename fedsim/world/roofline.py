@@ -5,7 +5,8 @@ Waterman and Patterson, "Roofline", CACM 2009). A CPU makes further passes over 
 batch and an epoch cost something fixed besides.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -15,7 +16,7 @@ from fedsim.arrays import Floats, Ints
 from fedsim.errors import ScenarioError
 from fedsim.language.units import show_bytes
 from fedsim.model_cost import ModelCost, Operations, Processor
-from fedsim.training import Training
+from fedsim.training import CutBy, Training
 from fedsim.world.device_kinds import DeviceKind
 
 
@@ -28,17 +29,31 @@ def operations_s(operations: Operations, samples: int, flops: float, bandwidth: 
 
 
 class Rooflines:
-    """Training times of each device of a population; ``which`` of the ``kinds`` each is, int [devices]."""
+    """Training times of each device of a population; ``which`` of the ``kinds`` each is, int [devices].
 
-    def __init__(self, kinds: Sequence[DeviceKind], which: NDArray[np.integer], cost: ModelCost, batch_size: int) -> None:
+    ``cost_of`` gives the cost of a smaller model (``Training.cut``).
+    """
+
+    def __init__(
+        self,
+        kinds: Sequence[DeviceKind],
+        which: NDArray[np.integer],
+        cost: ModelCost,
+        batch_size: int,
+        cost_of: Callable[[CutBy, float], ModelCost] | None = None,
+    ) -> None:
         self.kinds = kinds
         self.which = which
         self._cost = cost
         self._batch_size = batch_size
         self._batch_s = cache(self._batch_s_of)
+        self._cost_of = cost_of
+        self._cuts: dict[tuple[CutBy, float], Rooflines] = {}
 
     def training_s(self, device: int, training: Training, samples: int) -> float:
         """Seconds of what counts as one epoch of a training on so many samples."""
+        if training.cut is not None:
+            return self._cut(training.cut).training_s(device, replace(training, cut=None), samples)
         kind = int(self.which[device])
         size = samples if training.full_batch else min(self._batch_size, samples)
         if not samples:
@@ -83,6 +98,8 @@ class Rooflines:
 
     def failing_s(self, device: int, training: Training | None, samples: int) -> float | None:
         """Seconds until the device finds that it has no room for that: in the first forward pass; None if it has."""
+        if training is not None and training.cut is not None:
+            return self._cut(training.cut).failing_s(device, replace(training, cut=None), samples)
         kind = int(self.which[device])
         if self.needed(training, samples) <= self.kinds[kind].room:
             return None
@@ -96,6 +113,13 @@ class Rooflines:
                 f"population.device: training the model takes {show_bytes(needed)}, and no device has room for it: the largest "
                 f"leaves {show_bytes(room)}"
             )
+
+    def _cut(self, cut: tuple[CutBy, float]) -> "Rooflines":
+        """The times of a smaller model."""
+        if cut not in self._cuts:
+            assert self._cost_of is not None
+            self._cuts[cut] = Rooflines(self.kinds, self.which, self._cost_of(*cut), self._batch_size)
+        return self._cuts[cut]
 
     def _pass_s(self, kind: int, samples: int, size: int, learns: bool) -> float:
         if not samples:

@@ -3,8 +3,8 @@
     python scenarios/validation/compare.py [--out runs/validation]
 
 Needs no root: it reads the logs that are kept in ``logs``. Links and latencies are those that the testbed was told, and each
-client trains as long as it did on the median; nothing else is fitted. Writes a scenario and a run folder a world, the table
-``errors.md`` and the picture ``simulated-against-real.png`` to ``--out``.
+client trains as long as it did on the median; nothing else is fitted. Writes a scenario and a run folder a world, the tables
+``errors.md`` and ``predicted.csv`` and the picture ``simulated-against-real.png`` to ``--out``.
 """
 
 import json
@@ -183,6 +183,13 @@ def main(out: Path) -> None:
         one for name, world in worlds.items() if (HERE / "logs" / f"{name}.csv").exists() for one in compared(name, world, out)
     ]
     (out / "errors.md").write_text(table(found))
+    rows = [
+        f'"{"version" if one.updates else "round"}, s",{one.world},{real:.5g},{here:.5g},{here / real - 1:+.4f},no'
+        for one in found
+        if one.protocol == "tcp"
+        for real, here in [(one.real.mean(), one.simulated.mean())]
+    ]
+    (out / "predicted.csv").write_text("\n".join(["what,cell,measured,predicted,error,given", *rows, ""]))
     say(*table(found).splitlines())
     say(*save(draw(found), out / "simulated-against-real", ["png"]))
 

@@ -53,6 +53,8 @@ OF_ROUNDS = (
     "fedper",
     "fedprox",
     "fedrep",
+    "heterofl",
+    "hetlora",
     "moon",
     "pfedme",
     "scaffold",

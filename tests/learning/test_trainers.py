@@ -22,7 +22,7 @@ from fedsim.scenario import Scenario
 from fedsim.simulation import Record, Simulation
 from fedsim.streams import Streams
 from fedsim.training import Contrast, Training
-from tests.learning.small import federation, run
+from tests.learning.small import federation, own, run
 
 MODEL = Perceptron(hidden=[5])
 DATA = federation([23, 9])
@@ -213,6 +213,9 @@ def test_a_scenario_with_what_torch_does_not_take_is_refused(training: dict[str,
 def test_patterns_match_and_a_smoothed_loss_is_no_modules_own() -> None:
     with pytest.raises(ScenarioError, match=r"the pattern '\*\.bais', which matches no parameter .*did you mean '2\.bias'"):
         core(groups=[{"match": ["*.bais"], "args": {"weight_decay": 0.0}}])
+    smoothing = TRAINERS.spec("torch").model_validate({"kind": "torch", "label_smoothing": 0.1})
+    with pytest.raises(ScenarioError, match=r"label_smoothing is 0\.1, .* the loss is another one; allowed is 0"):
+        Learning(Simulation(), own("Quadratic"), smoothing, DATA, Streams(1))
 
 
 @pytest.mark.parametrize(

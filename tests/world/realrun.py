@@ -6,6 +6,7 @@ links and latencies are built as a network; downloads begin, and training takes,
     python -m tests.world.realrun                       # preset tcp
     python -m tests.world.realrun fluid                 # payload alone
     python -m tests.world.realrun tcp slow_start=false  # with a setting changed
+    python -m tests.world.realrun scenarios/outside/realrun/predicted.csv  # mean rounds and transfers by tcp as a table
 """
 
 import asyncio
@@ -140,6 +141,9 @@ def among_themselves(world: World) -> float:
 
 
 def main() -> None:
+    if sys.argv[1:] and sys.argv[1].endswith(".csv"):
+        write(Path(sys.argv[1]))
+        return
     kind, *changes = sys.argv[1:] or ["tcp"]
     protocol = PROTOCOLS.spec(kind).model_validate({"kind": kind} | tomllib.loads("\n".join(changes)))
     assert isinstance(protocol, Protocol)
@@ -151,6 +155,23 @@ def main() -> None:
         widths = (8, 6, 6, 16, 6, 15, 9)
         shown = "".join(f"{figure:{width}.2f}" for figure, width in zip(figures, widths, strict=True))
         print(f"{world.name:11s}{shown}{'  (fitted)' if world.name in FITTED else ''}")
+
+
+def write(path: Path) -> None:
+    """Means over 20 runs, as the studies in ``scenarios/outside`` have their predictions."""
+    with path.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["what", "cell", "measured", "predicted", "error", "given"])
+        for world in worlds():
+            protocol = PROTOCOLS.spec("tcp").model_validate({"kind": "tcp"})
+            assert isinstance(protocol, Protocol)
+            runs = [simulated(world, protocol, seed) for seed in range(20)]
+            figures = {"round, s": (world.rounds.mean(), np.mean([rounds.mean() for rounds, _ in runs]))}
+            for way, name in (("down", "downloads, s"), ("up", "uploads, s")):
+                figures[name] = world.transfers[way].mean(), np.mean([took[way].mean() for _, took in runs])
+            for what, (real, here) in figures.items():
+                known = "yes" if world.name in FITTED else "no"
+                table.writerow([what, world.name, f"{real:.5g}", f"{here:.5g}", f"{here / real - 1:+.4f}", known])
 
 
 def spread(found: Floats) -> tuple[float, float]:

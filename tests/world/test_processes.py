@@ -370,6 +370,7 @@ BUSY = [
     {"kind": "link-outage", "link": "server up", "every": "7 s", "lasts": "3 s", "random": False, "rate": "2 kB/s"},
     {"kind": "link-outage", "link": "device 3 down", "every": "4 s", "lasts": "9 s"},
     {"kind": "upload-slots", "slots": 1},
+    {"kind": "heat", "warms": "2 s", "factor": 0.25, "devices": [0, 1, 2, 3, 4]},
     {"kind": f"{HERE}:Rush"},
 ]
 
@@ -392,6 +393,20 @@ def test_a_run_goes_on_to_the_bit(strategy: dict[str, Any], tree: bool, tmp_path
         assert run_until(scenario, cut, int(share * summary["events"])) == "interrupted"
         go_on(scenario, cut)
         assert_same_run(tmp_path / "whole", cut)
+
+
+def test_throttling_by_hand() -> None:
+    """40 s of work: fast for ln 10, then slow for ln(.65/.6) and fast for ln(.15/.1) by turns, in units of 10 s."""
+    scenario = world({"kind": "heat", "warms": "10 s", "factor": 0.25, "slow_at": 0.9, "fast_at": 0.85}, stop={"rounds": 1})
+    scenario |= {"population": {"devices": 1, "speed": "10 samples/s", "samples": {"low": 400, "high": 400}}}
+    scenario |= {"strategy": {"kind": "fedavg", "clients_per_round": 1}, "learning": "off", "network": {"kind": "star"}}
+    done, lasted, slow = 10 * math.log(10), 10 * math.log(10), True
+    while True:
+        span, rate = (10 * math.log(0.65 / 0.6), 0.25) if slow else (10 * math.log(0.15 / 0.1), 1.0)
+        if done + span * rate >= 40:
+            break
+        done, lasted, slow = done + span * rate, lasted + span, not slow
+    assert run(scenario)["simulated_s"] == pytest.approx(lasted + (40 - done) / rate, abs=1e-6)
 
 
 def test_a_process_that_does_not_come_to_where_it_was_is_found_out(tmp_path: Path) -> None:

@@ -3,12 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fedsim
 from fedsim.errors import FedsimError
+from fedsim.streams import Streams
 from fedsim.testing import assert_sound, quiet_world
 from fedsim.world.network.regions import cloud_facts
+from fedsim.world.population import PopulationSpec
 
 OF = ["aws:eu-west-1", "aws:sa-east-1", "gcp:europe-west1"]
 
@@ -96,3 +99,25 @@ def test_runs_are_sound(strategy: dict[str, Any], tmp_path: Path) -> None:
     sections["network"] = network(device={"up": "100 Mbit/s", "latency": "5 ms"})
     fedsim.run(fedsim.Scenario(**sections), tmp_path / "run", executor="inline")
     assert_sound(tmp_path / "run")
+
+
+def test_hospitals_have_the_times_that_were_measured() -> None:
+    """Means of many draws against the table's: of a patient's training, of both ways of a transfer, and of the noise."""
+    population = PopulationSpec.model_validate({"capacity": {"kind": "hospitals-fets", "validated": 0.25}, "devices": 20_000})
+    streams = Streams(1)
+    capacity, jitters = population.capacities(streams, None), population.jitters(streams, None)
+    assert capacity.links is not None
+    assert np.mean(1 / capacity.speed) == pytest.approx(5.6215 + 0.5 * 18.9645, rel=0.02)
+    assert np.mean(capacity.links[2]) == pytest.approx((103.396 + 159.485) / 2, rel=0.02)
+    slow = np.isclose(1 / capacity.speed, 20.6619 + 0.5 * 36.3029)
+    assert slow.mean() == pytest.approx(1 / 21, rel=0.1)
+    np.testing.assert_allclose(jitters[slow], np.hypot(6.0854, 0.25 * 9.2412 * 2**0.5) / (20.6619 + 0.5 * 36.3029), rtol=1e-6)
+    assert fedsim.Scenario(population="hospitals-fets").population.capacity.kind == "hospitals-fets"  # type: ignore[union-attr]
+    assert (
+        PopulationSpec.model_validate({"capacity": "hospitals-fets", "jitter": 0.1, "devices": 3})
+        .jitters(streams, None)
+        .tolist()
+        == [0.1] * 3
+    )
+    with pytest.raises(FedsimError, match=r"capacity\.kind is 'hospitals-fetz'; allowed are fedscale, hospitals-fets"):
+        fedsim.Scenario(population="hospitals-fetz")

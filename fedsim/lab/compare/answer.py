@@ -1,28 +1,39 @@
-"""The answer of a comparison: which line reaches a target with the least time, bytes and joules, by how much, and how surely.
+"""The answer of a comparison: which cell serves the goal best, by how much, how surely, and how many seeds would tell more.
 
-Lines are ranked world by world: within one study and at one point of its grid. Two lines are compared seed by seed, by the
-ratios of their costs: the geometric mean, with Student's t interval of the logarithms. Reference lines are not ranked.
+A cell is a variant at a point of the grid. All cells of a study whose worlds are the same stand in one ranking: scenarios
+that differ in strategy, training, model, messages or end alone. Two cells are compared seed by seed, by the ratios of costs:
+the geometric mean, with Student's t interval of the logarithms. Reference lines are not ranked.
 """
 
+import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from fedsim.lab.compare.lines import Lines, shown
-from fedsim.lab.compare.measures import BEST, FINAL, Measure, Values, cost_of
-from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference, ratio_of
+from fedsim.lab.compare.lines import ComparedLine, Lines, short_key, shown
+from fedsim.lab.compare.measures import BEST, FINAL, Measure, Values, goal_of
+from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference, pairs_to_tell, ratio_of
 from fedsim.language.units import show_bytes, show_joules, show_seconds
 from fedsim.output.harmless import clean
-from fedsim.records.targets import Target
 
-TARGETED = ("time", "traffic", "energy")
+TARGETED = ("time", "bytes", "energy", "money")
 _STEP = 0.05  # of targets that nobody has named
 _MOST_NAMES = 6
+ANY = "any"  # the value of a key that changes nothing in a cell
+VARIANT, PLACES = "variant", ("size", "part")
+_CHOSEN = ("name", "seed", "strategy", "training", "model", "messages", "stop", "checkpoint", "meters")
+"""Sections of a scenario that are no part of its world."""
 _TELLS: Mapping[str, tuple[str, str, str, Callable[[float], str]]] = {
     "s": ("takes", "time", "as long", show_seconds),
     "bytes": ("moves", "bytes", "as much", show_bytes),
     "J": ("draws", "energy", "as much", show_joules),
+    "g": ("emits", "CO2", "as much", "{:,.3g} g".format),
+    "": ("costs", "money", "as much", "{:,.4g}".format),
+    "rounds": ("takes", "rounds", "as many", "{:,.3g}".format),
+    "%": ("drains", "of each battery", "as much", "{:.3g} %".format),
+    "devices": ("empties", "batteries", "as many", "{:,.3g}".format),
 }
 
 
@@ -48,7 +59,7 @@ class Ranking:
 
     Attributes:
         entries: the lines that have it in all their runs, the best first; then the others, those that have it in most first.
-        baseline: the baseline's place among all lines, if there is one.
+        baseline: the place of the best one's baseline among all lines, if there is one.
         are_runs: whether each line is a single run, whatever its seed.
     """
 
@@ -80,38 +91,76 @@ class Ranking:
         return found is not None and found.pairs > 1 and not found.low <= self._same <= found.high
 
     @property
-    def sentences(self) -> list[str]:
-        """The best, by how much, and how surely; none where no line is ranked."""
+    def is_sure(self) -> bool:
+        """Whether the best is told apart from the next; a single run is compared with others as it is."""
         whole = self.whole
-        if not whole:
+        return len(whole) > 1 and (whole[0].of == 1 or self.is_apart(whole[1], whole[0]))
+
+    @property
+    def sentences(self) -> list[str]:
+        """The best, by how much, and how surely; none where no two lines can be ranked."""
+        whole = self.whole
+        if not whole or len([one for one in self.entries if not one.reference]) < 2:
             return []
         first, *rest = whole
+        if not rest:
+            return [f"{clean(first.name)} alone got there: {self.show(first.mean.mean)}."]
         words = [f"{clean(first.name)} {self._best(first)}."]
-        if rest:
-            words.append(f"{clean(rest[0].name)}, the next, {self._beside(rest[0], first)}.")
+        words.append(f"{clean(rest[0].name)}, the next, {self._beside(rest[0], first)}.")
         base = next((one for one in rest[1:] if one.place == self.baseline), None)
         if base is not None:
             words.append(f"{clean(base.name)}, the baseline, {self._beside(base, first)}.")
-        alike = [one.name for one in rest[1:] if first.of > 1 and one is not base and not self.is_apart(one, first)]
-        if alike:
-            words.append(f"Not told apart from {clean(first.name)} by these seeds either: {_some(alike)}.")
+        if alike := self.alike:
+            needed = [self._seeds_more(one, first) for one in alike]
+            known = [more for more in needed if more is not None]
+            upto = f" to {max(known)}" if len(known) == len(needed) and max(known) > min(known) else ""
+            more = f" Some {min(known)}{upto} seeds more would, if they differ as these do." if known else ""
+            words.append(f"These {first.of} seeds do not tell it apart from {_some([one.name for one in alike])}.{more}")
         return words
+
+    @property
+    def alike(self) -> list[RankedLine]:
+        """The lines that the seeds do not tell apart from the best."""
+        first, *rest = self.whole
+        paired = [one for one in rest if (found := self.against(one, first)) is not None and found.pairs > 1]
+        return [one for one in paired if not self.is_apart(one, first)]
+
+    @property
+    def in_short(self) -> str:
+        """The best alone, and how many are not told apart from it; empty where no two lines can be ranked."""
+        if len(self.whole) < 2:
+            return ""
+        most, first, alike = "Most" if self.measure.more_is_better else "Least", self.whole[0], len(self.alike)
+        doubt = f", not told apart from {alike} other{'s' if alike > 1 else ''}" if alike else ""
+        return f"{most} {self.measure.name}: {clean(first.name)}, {self.show(first.mean.mean)}{doubt}."
+
+    def _seeds_more(self, other: RankedLine, first: RankedLine) -> int | None:
+        found = self.against(other, first)
+        if found is None or found.pairs < 2:
+            return None
+        mean, high = (math.log(found.mean), math.log(found.high)) if self.measure.is_cost else (found.mean, found.high)
+        pairs = pairs_to_tell(mean, high - mean, found.pairs)
+        return None if pairs is None else pairs - found.pairs
+
+    def show(self, value: float) -> str:
+        """A figure for people, with its unit."""
+        return _tells(self.measure)[-1](value) if self.measure.is_cost else f"{value:.3f}"
 
     def _best(self, first: RankedLine) -> str:
         if not self.measure.is_cost:
-            most = "highest" if self.measure.more_is_better else "lowest"
-            return f"ends with the {most} {self.measure.name.removeprefix('final ')}, {first.mean.mean:.3f}"
-        verb, what, _, show = _TELLS[self.measure.unit]
-        return f"{verb} the least {what}, {show(first.mean.mean)}"
+            how = "ends with" if self.measure == FINAL else "reaches"
+            return f"{how} the highest accuracy, {first.mean.mean:.3f}"
+        verb, what, *_ = _tells(self.measure)
+        return f"{verb} the least {what}, {self.show(first.mean.mean)}"
 
     def _beside(self, other: RankedLine, first: RankedLine) -> str:
         found = self.against(other, first)
         if found is None:
-            return f"needs {_TELLS[self.measure.unit][-1](other.mean.mean)}" if self.measure.is_cost else "cannot be compared"
+            return f"needs {self.show(other.mean.mean)}" if self.measure.is_cost else "cannot be compared"
         if found.mean == self._same and (found.pairs < 2 or found.low == found.high):
             return "does exactly as well"
         if self.measure.is_cost:
-            verb, _, as_much, _ = _TELLS[self.measure.unit]
+            verb, _, as_much, _ = _tells(self.measure)
             factor = f"{found.mean:.3g}"
             said = f"{verb} {factor} times {as_much}" if factor != "1" else f"{verb} {as_much}, to three figures"
             within = f"{found.low:.3g} to {found.high:.3g}"
@@ -120,10 +169,13 @@ class Ranking:
             within = f"{-found.high:.3f} to {-found.low:.3f}"
         if found.pairs < 2:
             return f"{said}, in the one world that both were run in" if not self.are_runs else said
-        sign = -1 if self.measure.more_is_better else 1
+        sign = 1 if self.measure.is_cost else -1
         beaten = sum(sign * other.values[seed] > sign * value for seed, value in first.values.items())
-        doubt = "" if self.is_apart(other, first) else ", so these seeds do not tell the two apart"
-        return f"{said} (95 % interval {within}; worse in {beaten} of {found.pairs} worlds{doubt})"
+        return f"{said} (95 % interval {within}; worse in {beaten} of {found.pairs} worlds)"
+
+
+def _tells(measure: Measure) -> tuple[str, str, str, Callable[[float], str]]:
+    return _TELLS["rounds" if measure.name.startswith("rounds") else measure.unit]
 
 
 @dataclass(frozen=True)
@@ -132,33 +184,32 @@ class Answer:
 
     Attributes:
         world: the point of the grid, or the study, in words; empty if there is only one.
-        target: the value that costs are compared at; None where no line was evaluated, or reached any.
-        rankings: by time, bytes and joules to the target, as far as they are known, by final accuracy, and final metrics.
+        target: the accuracy that costs are compared at; None where no line was evaluated, or reached any.
+        rankings: by the goal, then by time, bytes, joules and money to the target, as far as they are known, and by accuracy.
+        cells: the variant and the keys of each, by place.
+        bill: the costs of the best by the goal, means over its runs.
         missed: the lines that did not reach the target in all their runs: name, runs that did, runs.
     """
 
     world: str
-    target: Target | None
+    target: float | None
     rankings: tuple[Ranking, ...]
     missed: tuple[tuple[str, int, int], ...]
+    cells: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    bill: str = ""
 
     @property
     def words(self) -> list[str]:
-        """Sentences, one paragraph per figure, and the lines that missed the target."""
+        """The goal's sentences, the other costs of the best by it, the best by each other figure, and who missed the target."""
         where = f"{self.world}: " if self.world else ""
-        said = [
-            f"{where}{self.goal if one.measure.is_cost else ''}{' '.join(one.sentences)}"
-            for one in self.rankings
-            if one.sentences
-        ]
-        return [*said, *([where + self.missing] if self.missed else [])]
+        said = [f"{where}{self.to(one)}{' '.join(one.sentences)}" for one in self.rankings[:1] if one.sentences]
+        others = [one.in_short for one in self.rankings[1:] if one.in_short]
+        bill = [f"There {self.bill}."] if self.bill and said else []
+        return [*said, *bill, *others, *([where + self.missing] if self.missed else [])]
 
-    @property
-    def goal(self) -> str:
-        """The target, as a sentence about costs begins."""
-        if self.target is None:
-            return ""
-        return f"To {'an accuracy of ' if self.target.metric == 'accuracy' else ''}{self.target:g} "
+    def to(self, ranking: Ranking) -> str:
+        """The beginning of a ranking's sentences: the target, if its figure is a cost to reach it."""
+        return f"To an accuracy of {self.target:g} " if ranking.measure.name.endswith(f"to target {self.target}") else ""
 
     @property
     def missing(self) -> str:
@@ -174,66 +225,132 @@ class Answer:
         return list(dict.fromkeys(places))
 
 
-def answers(
-    lines: Lines, figures: Sequence[Sequence[Values]], targets: Sequence[float | Target], finals: Sequence[Measure] = ()
-) -> Iterator[Answer]:
+def answers(lines: Lines, figures: Sequence[Sequence[Values]], targets: Sequence[float]) -> Iterator[Answer]:
     """The answers of a comparison, world by world.
 
     Args:
         lines: to compare.
         figures: of each line, those of its runs, with the costs to the ``targets``.
-        targets: each world is compared at the highest accuracy that any of its lines reaches; targets of metrics go first.
-        finals: of metrics, by which lines are ranked too.
+        targets: accuracies; each world is compared at the highest that any of its lines reaches.
     """
-    goals = [Target.read(target) for target in targets]
-    worlds: dict[tuple[Any, ...], list[int]] = {}
-    for place, line in enumerate(lines.lines):
-        if line.runs:
-            worlds.setdefault(() if lines.are_runs else (line.study, line.point), []).append(place)
+    worlds = _worlds(lines)
+    everywhere = [place for places in worlds for place in places]
     studies = {line.study for line in lines.lines}
-    for places in worlds.values():
+    for places in worlds:
         line = lines.lines[places[0]]
-        point = [f"{key.rpartition('.')[2]} {shown(value)}" for key, value in line.point]
+        same = [key for key, _ in line.point if _values(lines, places, key) == 1 < _values(lines, everywhere, key)]
+        point = [f"{key.rpartition('.')[2]} {shown(value)}" for key, value in line.point if key in same]
         name = ", ".join([*([line.study] if len(studies) > 1 and line.study else []), *point])
-        target = _target(lines, figures, places, goals)
-        costs = [] if target is None else [cost_of(what, target) for what in TARGETED]
-        rankings = [_ranking(lines, figures, places, one) for one in (*costs, FINAL, *finals)]
-        late = [one for one in rankings[0].entries if len(one.values) < one.of and not one.reference] if costs else []
+        target = _target(lines, figures, places, targets)
+        wanted = dict.fromkeys(goal_of(goal, target) for goal in (lines.goal, *TARGETED))
+        cells = _cells(lines, places)
+        measures = [one for one in wanted if one is not None] + [FINAL]
+        rankings = [_ranking(lines, figures, _names(cells), one) for one in dict.fromkeys(measures)]
+        costs = [one for one in rankings if "to target" in one.measure.name]
+        late = [one for one in costs[0].entries if len(one.values) < one.of and not one.reference] if costs else []
         yield Answer(
             "" if len(worlds) == 1 else clean(name),
             target,
             tuple(one for one in rankings if any(entry.values for entry in one.entries)),
             tuple((clean(one.name), len(one.values), one.of) for one in late),
+            cells,
+            _bill(rankings[0], figures, target),
         )
 
 
-def _ranking(lines: Lines, figures: Sequence[Sequence[Values]], places: Sequence[int], measure: Measure) -> Ranking:
-    entries = []
+def _bill(goal: Ranking, figures: Sequence[Sequence[Values]], target: float | None) -> str:
+    """The costs of the best by the goal besides the goal itself."""
+    told = []
+    for measure in (goal_of(name, target) for name in (*TARGETED, "battery", "flat") if goal.whole):
+        if measure is None or measure == goal.measure:
+            continue
+        values = [own.get(measure.name) for own in figures[goal.whole[0].place]]
+        known = [value for value in values if value is not None]
+        if known and len(known) == len(values):
+            verb, what, _, show = _tells(measure)
+            whole = f" {what}" if measure.unit in ("%", "devices") else ""
+            told.append(f"{verb} {show(math.fsum(known) / len(known))}{whole}")
+    return "it " + ", ".join(told) if told else ""
+
+
+def _worlds(lines: Lines) -> list[list[int]]:
+    """The places of the lines that have runs, those of the same world together."""
+    points: dict[tuple[Any, ...], list[int]] = {}
+    for place, line in enumerate(lines.lines):
+        if line.runs:
+            points.setdefault(() if lines.are_runs else (line.study, line.point), []).append(place)
+    if len(points) == 1:
+        return [*points.values()]
+    worlds: dict[tuple[Any, ...], list[int]] = {}
+    for key, places in points.items():
+        own = [lines.lines[place] for place in places]
+        kept = [line for line in own if not line.reference] or own
+        worlds.setdefault((key[0], frozenset(map(_world_of, kept))), []).extend(places)
+    return [sorted(places) for places in worlds.values()]
+
+
+def _world_of(line: ComparedLine) -> str:
+    scenario = line.runs[0].scenario
+    return json.dumps({key: value for key, value in scenario.items() if key not in _CHOSEN}, sort_keys=True, default=str)
+
+
+def _values(lines: Lines, places: Sequence[int], key: str) -> int:
+    """The number of values of a key of the grid in some lines; one that lacks the key counts as another."""
+    return len({shown(dict(lines.lines[place].point).get(key)) for place in places})
+
+
+def _cells(lines: Lines, places: Sequence[int]) -> dict[int, dict[str, str]]:
+    """The variant of each cell of a world, and its values of the keys that vary there, by place.
+
+    Cells of the same runs are one: its values of the keys by which they differ are ``ANY``.
+    """
+    by_runs: dict[tuple[Any, ...], list[int]] = {}
     for place in places:
+        by_runs.setdefault(tuple(run.path for run in lines.lines[place].runs), []).append(place)
+    keys = dict.fromkeys(key for place in places for key, _ in lines.lines[place].point if _values(lines, places, key) > 1)
+    cells = {}
+    for own in by_runs.values():
+        line, point = lines.lines[own[0]], dict(lines.lines[own[0]].point)
+        said = {key: shown(point[key]) if key in point and _values(lines, own, key) == 1 else ANY for key in keys}
+        cells[own[0]] = {VARIANT: line.name} | {short_key(key, keys): value for key, value in said.items()}
+    return cells
+
+
+def _names(cells: Mapping[int, Mapping[str, str]]) -> dict[int, str]:
+    """A name for each cell; the size and the part are in it only where there would be two of a name without."""
+
+    def named(cell: Mapping[str, str], *but: str) -> str:
+        point = ", ".join(f"{key}={value}" for key, value in cell.items() if value != ANY and key not in (VARIANT, *but))
+        return f"{cell[VARIANT]} ({point})" if point else cell[VARIANT]
+
+    short = {place: named(cell, *PLACES) for place, cell in cells.items()}
+    count = Counter(short.values())
+    return {place: name if count[name] == 1 else named(cells[place]) for place, name in short.items()}
+
+
+def _ranking(lines: Lines, figures: Sequence[Sequence[Values]], names: Mapping[int, str], measure: Measure) -> Ranking:
+    entries = []
+    for place, name in names.items():
         line, values = lines.lines[place], lines.by_seed(place, figures[place], measure.name)
-        entries.append(RankedLine(place, line.name, line.reference, values, len(line.runs)))
+        entries.append(RankedLine(place, name, line.reference, values, len(line.runs)))
 
     def rank(one: RankedLine) -> tuple[float, float]:
         missing = 1 - len(one.values) / one.of
-        return missing, (-1 if measure.more_is_better else 1) * one.mean.mean if one.values else math.inf
+        return missing, (1 if measure.is_cost else -1) * one.mean.mean if one.values else math.inf
 
-    bases = set() if lines.is_first else {lines.baselines[place] for place in places} - {None}
-    return Ranking(measure, tuple(sorted(entries, key=rank)), bases.pop() if len(bases) == 1 else None, lines.are_runs)
+    entries.sort(key=rank)
+    best = next((one.place for one in entries if not one.reference), None)
+    base = None if lines.is_first or best is None else lines.baselines[best]
+    return Ranking(measure, tuple(entries), base, lines.are_runs)
 
 
-def _target(
-    lines: Lines, figures: Sequence[Sequence[Values]], places: Sequence[int], targets: Sequence[Target]
-) -> Target | None:
-    """The first target of a metric that a run of a world reaches, or the highest accuracy that a line reaches in all its runs,
-    or else in any."""
-    for target in (target for target in targets if target.metric != "accuracy"):
-        if any(values[cost_of("rounds", target).name] is not None for place in places for values in figures[place]):
-            return target
+def _target(lines: Lines, figures: Sequence[Sequence[Values]], places: Sequence[int], targets: Sequence[float]) -> float | None:
+    """The highest target that a line of a world reaches in all its runs, or else in any."""
     ranked = [place for place in places if not lines.lines[place].reference]
     best = [[one[BEST.name] for one in figures[place]] for place in ranked]
     for sure in (min, max):
         most = max((sure(-1.0 if value is None else value for value in own) for own in best), default=-1.0)
-        if reached := [target for target in targets if target.metric == "accuracy" and target.value <= most]:
+        if reached := [target for target in targets if target <= most]:
             return max(reached)
     return None
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ from fedsim.errors import ScenarioError, nearest
 from fedsim.output.notebook import strategy_of
 from fedsim.records.reading import RunFolder
 from fedsim.records.study_folder import UNNAMED, IndexedVariant, is_done, is_study, read_index
-from fedsim.records.targets import Target
 
 
 @dataclass(frozen=True)
@@ -50,17 +49,21 @@ class Lines:
 
     Attributes:
         lines: in the order of their arguments, and of the studies' variants.
-        targets: those that the studies name.
+        targets: the accuracies that the studies name.
         baselines: the place of each line's baseline, or None.
         baseline: the name of the baseline; empty if there is none.
         is_first: whether the first run is the baseline since none was named.
+        goal: of the answer, one of ``fedsim.lab.compare.measures.GOALS``.
+        budget: limits by cost, see ``fedsim.records.targets.within``.
     """
 
     lines: tuple[ComparedLine, ...]
-    targets: tuple[float | str, ...]
+    targets: tuple[float, ...]
     baselines: tuple[int | None, ...]
     baseline: str = ""
     is_first: bool = False
+    goal: str = "time"
+    budget: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def are_runs(self) -> bool:
@@ -73,36 +76,43 @@ class Lines:
         return {seed: float(value) for seed, own in zip(seeds, figures, strict=True) if (value := own.get(name)) is not None}
 
 
-def read_lines(paths: Sequence[str | Path], baseline: str | None = None) -> Lines:
+def read_lines(
+    paths: Sequence[str | Path],
+    baseline: str | None = None,
+    goal: str | None = None,
+    budget: Mapping[str, float] | None = None,
+) -> Lines:
     """The lines of folders of runs and of studies.
 
     Args:
         paths: the folders.
         baseline: the name of a run's folder or of a variant; by default the study's, or the first of only runs.
+        goal, budget: see ``Lines``; by default those of the first study, or the least time.
 
     Raises:
         RunFolderError: a folder is neither a run nor a study, or is damaged.
         ScenarioError: there is no such baseline.
     """
     lines: list[ComparedLine] = []
-    targets: list[float | str] = []
+    targets: list[float] = []
     named = baseline
     for path in map(Path, paths):
         if is_study(path):
             study = read_index(path)
             lines += [_line_of(path, variant) for variant in study.variants]
             targets += study.targets
-            named = named or study.baseline
+            named, goal, budget = named or study.baseline, goal or study.goal, budget or study.budget
         else:
             lines.append(ComparedLine(path.resolve().name, (RunFolder(path),)))
     lines = _told_apart(lines)
+    aim = goal or ("budget" if budget else "time"), budget or {}
     if named is None and not any(line.study for line in lines):
-        return Lines(tuple(lines), (), (0,) * len(lines), lines[0].name, is_first=True)
+        return Lines(tuple(lines), (), (0,) * len(lines), lines[0].name, True, *aim)
     names = list(dict.fromkeys(line.name for line in lines))
     if named is not None and named not in names:
         raise ScenarioError(f"--baseline is {named!r}; allowed are {', '.join(names)}{nearest(named, names)}")
     baselines = tuple(_baseline_of(line, lines, named) for line in lines)
-    return Lines(tuple(lines), tuple(sorted(set(targets), key=Target.read)), baselines, named or "")
+    return Lines(tuple(lines), tuple(sorted(set(targets))), baselines, named or "", False, *aim)
 
 
 def title_of(path: Path) -> str:

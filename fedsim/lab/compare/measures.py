@@ -2,16 +2,18 @@
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from fedsim.errors import RunFolderError
+from fedsim.meters.energy import PHASES
+from fedsim.meters.energy import TABLE as ENERGY
 from fedsim.records import folder as files
 from fedsim.records.fairness import jain_index, worst_decile
 from fedsim.records.ledger import LedgerPreset, total
 from fedsim.records.reading import RunFolder
-from fedsim.records.targets import Target, until
+from fedsim.records.targets import Target, until, within
 
 Topic = Literal["accuracy", "cost", "to target", "wasted", "fairness and groups"]
 
@@ -74,6 +76,8 @@ _FIRST = (
     Measure("energy", "J", "cost", is_cost=True),
     Measure("carbon", "g", "cost", is_cost=True),
     Measure("cost", "", "cost", is_cost=True),
+    Measure("battery", "%", "cost", is_cost=True),
+    Measure("flat devices", "devices", "cost", is_cost=True),
 )
 _LAST = (
     Measure("wasted traffic", "bytes", "wasted"),
@@ -85,12 +89,23 @@ _LAST = (
     Measure("mean purity of groups", "0-1", "fairness and groups", more_is_better=True),
     Measure("last purity of groups", "0-1", "fairness and groups", more_is_better=True),
 )
-_TO_TARGET = {"rounds": "", "time": "s", "traffic": "bytes", "energy": "J", "carbon": "g"}
+_TO_TARGET = {"rounds": "", "time": "s", "traffic": "bytes", "energy": "J", "carbon": "g", "cost": ""}
+WITHIN = Measure("accuracy within the budget", "0-1", "accuracy", more_is_better=True)
+_BATTERY = Measure("battery", "%", "cost", is_cost=True)
+_FLAT = Measure("flat devices", "devices", "cost", is_cost=True)
 
 
-def measures(targets: Sequence[float | str | Target] = (), own: Sequence[Measure] = ()) -> list[Measure]:
-    """All measures, in the order of their columns; five more for each target, and ``own`` ones for the runs' metrics."""
-    return [*_FIRST, *own, *(cost_of(what, target) for target in targets for what in _TO_TARGET), *_LAST]
+def goal_of(goal: str, target: float | Target | None) -> Measure | None:
+    """The measure of a goal; None for a cost to the target without one."""
+    alone = {"battery": _BATTERY, "flat": _FLAT, "accuracy": FINAL, "budget": WITHIN}
+    if goal in alone or target is None:
+        return alone.get(goal)
+    return cost_of({"bytes": "traffic", "money": "cost"}.get(goal, goal), target)
+
+
+def measures(targets: Sequence[float | Target] = ()) -> list[Measure]:
+    """All measures, in the order of their columns; six more for each target accuracy."""
+    return [*_FIRST, *(cost_of(what, target) for target in targets for what in _TO_TARGET), *_LAST]
 
 
 def of_metrics(runs: Iterable[RunFolder]) -> list[Measure]:
@@ -103,12 +118,17 @@ def of_metrics(runs: Iterable[RunFolder]) -> list[Measure]:
     ]
 
 
-def cost_of(what: str, target: float | str | Target) -> Measure:
+def cost_of(what: str, target: float | Target) -> Measure:
     """The measure of the ``rounds``, ``time``, ``traffic``, ``energy`` or ``carbon`` to a target."""
-    return Measure(f"{what} to target {Target.read(target):g}", _TO_TARGET[what], "to target", is_cost=True)
+    return Measure(f"{what} to target {target:g}", _TO_TARGET[what], "to target", is_cost=True)
 
 
-def measure(run: RunFolder, targets: Sequence[float | str | Target] = (), ledger: LedgerPreset = "strict") -> Values:
+def measure(
+    run: RunFolder,
+    targets: Sequence[float | Target] = (),
+    ledger: LedgerPreset = "strict",
+    budget: Mapping[str, float] | None = None,
+) -> Values:
     """The figures of a run, by their measures' names.
 
     A run on pooled data (the reference line of centralised training) has accuracy and rounds alone: its times and bytes are
@@ -116,8 +136,9 @@ def measure(run: RunFolder, targets: Sequence[float | str | Target] = (), ledger
 
     Args:
         run: the folder.
-        targets: accuracies (0..1), or of other metrics.
+        targets: accuracies (0..1).
         ledger: ``strict`` counts every byte that moved, ``paper`` as the papers count; the bytes until a target are strict.
+        budget: limits by cost, see ``fedsim.records.targets.within``.
 
     Raises:
         RunFolderError: the folder is damaged.
@@ -126,6 +147,8 @@ def measure(run: RunFolder, targets: Sequence[float | str | Target] = (), ledger
         values = _of_run(run, ledger)
         for target in targets:
             values |= costs_until(run, target)
+        if budget:
+            values[WITHIN.name] = within(run.rounds, budget)
     except (AttributeError, KeyError, TypeError) as error:  # a summary that is JSON, but not of a run
         raise RunFolderError(f"{files.SUMMARY} of {str(run.path)!r} is damaged: {type(error).__name__}: {error}") from None
     if run.scenario.get("data", {}).get("pooled_from") is not None:
@@ -151,6 +174,7 @@ def _of_run(run: RunFolder, ledger: LedgerPreset) -> Values:
         "energy": energy.get("joules"),
         "carbon": energy.get("grams"),
         "cost": summary.get("costs", {}).get("total"),
+        **_batteries(run),
         "wasted traffic": moved["wasted"],
         "wasted compute": work.wasted,
         "wasted energy": energy.get("wasted"),
@@ -162,7 +186,17 @@ def _of_run(run: RunFolder, ledger: LedgerPreset) -> Values:
     }
 
 
-def costs_until(run: RunFolder, target: float | str | Target) -> Values:
+def _batteries(run: RunFolder) -> Values:
+    """The share of its battery that a device with one drew (mean, %), and how many of these devices ran flat."""
+    own = [row for row in run.rows(ENERGY) if (row["capacity_j"] or math.inf) < math.inf] if run.has(ENERGY) else []
+    if not own:
+        return {"battery": None, "flat devices": None}
+    drawn = [sum(row[f"{phase}_j"] for phase in PHASES) / row["capacity_j"] for row in own]
+    flat = {device for device, data in run.events_of(("battery",), ("device", "data")) if json.loads(data)["flat"]}
+    return {"battery": 100 * math.fsum(drawn) / len(drawn), "flat devices": len(flat)}
+
+
+def costs_until(run: RunFolder, target: float | Target) -> Values:
     """Costs until a test first showed the target, by the measures' names; None where none did."""
     found = until(run.rounds, target, run.summary)
     return dict(zip((cost_of(what, target).name for what in _TO_TARGET), found.values(), strict=True))

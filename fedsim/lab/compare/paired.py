@@ -84,3 +84,17 @@ def ratio_of(above: Sequence[float], below: Sequence[float]) -> Estimate | None:
     found = paired_difference(list(map(math.log, above)), list(map(math.log, below)))
     mean, low, high = (math.exp(min(edge, 700.0)) for edge in (found.mean, found.low, found.high))
     return Estimate(mean, low, high, found.pairs)
+
+
+def pairs_to_tell(mean: float, half: float, pairs: int, level: float = 0.95, most: int = 1000) -> int | None:
+    """The number of pairs whose interval excludes 0, if mean and deviation stay as they are; None for more than ``most``.
+
+    Args:
+        mean: of the differences.
+        half: half the width of their interval, from so many ``pairs``.
+    """
+    from scipy.special import stdtrit
+
+    deviation = half * math.sqrt(pairs) / float(stdtrit(pairs - 1, 0.5 + level / 2))
+    wanted = (n for n in range(pairs + 1, most + 1) if stdtrit(n - 1, 0.5 + level / 2) * deviation < abs(mean) * math.sqrt(n))
+    return next(wanted, None) if mean else None

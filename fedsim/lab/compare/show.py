@@ -1,11 +1,12 @@
 """A comparison from folders to text: ``fedsim compare``, and the tables beside the runs of a study."""
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fedsim.errors import RunFolderError, ScenarioError
+from fedsim.lab.compare import explore
 from fedsim.lab.compare.lines import read_lines
 from fedsim.lab.compare.table import ComparedTable, Comparison, in_one
 from fedsim.lab.compare.text import to_csv, to_markdown, to_terminal
@@ -33,7 +34,7 @@ def compare(
 
     Args:
         paths: the folders.
-        targets: accuracies (0..1), or of other metrics as ``perplexity=8``; besides those that studies name.
+        targets: accuracies (0..1), besides those that studies name, and of other metrics as ``"perplexity=8"``.
         baseline: see ``read_lines``.
         ledger: ``strict`` counts every byte that moved, ``paper`` as the papers count.
 
@@ -45,9 +46,14 @@ def compare(
 
 
 def _compared(
-    paths: Sequence[str | Path], targets: Sequence[float | str], baseline: str | None, ledger: LedgerPreset
+    paths: Sequence[str | Path],
+    targets: Sequence[float | str],
+    baseline: str | None,
+    ledger: LedgerPreset,
+    goal: str | None = None,
+    budget: Mapping[str, float] | None = None,
 ) -> Comparison:
-    return Comparison(read_lines(paths, baseline), targets, ledger)
+    return Comparison(read_lines(paths, baseline, goal, budget), targets, ledger)
 
 
 def print_short(
@@ -56,11 +62,16 @@ def print_short(
     targets: Sequence[float | str] = (),
     baseline: str | None = None,
     ledger: LedgerPreset = "strict",
+    goal: str | None = None,
+    budget: Mapping[str, float] | None = None,
 ) -> None:
-    """Print the answer of a comparison, in sentences and one table that fit on a screen; see ``compare``."""
-    comparison = _compared(paths, targets, baseline, ledger)
+    """Print the answer of a comparison, in sentences and tables that fit on a screen; see ``compare`` and ``read_lines``."""
+    comparison = _compared(paths, targets, baseline, ledger, goal, budget)
     for answer in comparison.answers():
         console.print(*answer.words, sep="\n")
+        console.print(*explore.in_words(answer), sep="\n")
+        if (cells := explore.heat_map(answer)) is not None:
+            print_to(console, [cells])
     print_to(console, [comparison.in_short()])
 
 

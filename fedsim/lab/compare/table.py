@@ -11,11 +11,12 @@ from fedsim.lab.compare.measures import (
     TIME,
     TRAFFIC,
     WASTED_COMPUTE,
+    WITHIN,
     Measure,
     Preferred,
     Values,
-    cost_of,
     costs_until,
+    goal_of,
     measure,
     measures,
     of_metrics,
@@ -62,13 +63,17 @@ class ComparedColumn:
 
     @property
     def best_cells(self) -> set[int]:
-        """The rows of the best number; none if all are equal, or there is only one."""
+        """The rows of the best number; none if all are equal, there is only one, or its interval holds another."""
         means = {row: cell.mean if isinstance(cell, Estimate) else cell for row, cell in enumerate(self.cells)}
         known = {row: float(mean) for row, mean in means.items() if isinstance(mean, float | int)}
         if self.best is None or len(set(known.values())) < 2:
             return set()
         top = (max if self.best == "most" else min)(known.values())
-        return {row for row, mean in known.items() if mean == top}
+        best = {row for row, mean in known.items() if mean == top}
+        cells = (self.cells[row] for row in best)
+        spans = [(cell.low, cell.high) for cell in cells if isinstance(cell, Estimate)]
+        others = [mean for row, mean in known.items() if row not in best]
+        return set() if any(low <= mean <= high for low, high in spans for mean in others) else best
 
 
 @dataclass(frozen=True)
@@ -100,24 +105,28 @@ class Comparison:
 
     Args:
         lines: to compare.
-        targets: accuracies (0..1), or of other metrics; besides those that studies name.
+        targets: accuracies (0..1), besides those that studies name, and of other metrics as ``"perplexity=8"``.
         ledger: see ``measure``.
     """
 
     def __init__(self, lines: Lines, targets: Sequence[float | str] = (), ledger: LedgerPreset = "strict") -> None:
-        self._targets = sorted({Target.read(target) for target in (*lines.targets, *targets)})
+        said = sorted({Target.read(target) for target in (*lines.targets, *targets)})
+        self._targets = [target.value for target in said if target.metric == "accuracy"]
+        others = [target for target in said if target.metric != "accuracy"]
         of_runs = of_metrics(run for line in lines.lines for run in line.runs)
         self._finals = [one for one in of_runs if one.name.startswith("final ")]
         known = ["accuracy", "loss", *(one.name.removeprefix("final ") for one in self._finals)]
-        for target in self._targets:
+        for target in others:
             if target.metric not in known:
                 hint = f"{', '.join(known)}{nearest(target.metric, known)}"
                 raise ScenarioError(f"--target is of {target.metric!r}, which no run has; they have {hint}")
-        self.lines, self._measures = lines, measures(self._targets, of_runs)
+        self._to_others = [goal_of(what, target) for target in others for what in TARGETED]
+        all_targets: list[float | Target] = [*self._targets, *others]
+        self.lines, self._measures = lines, [*measures(all_targets), *of_runs, *([WITHIN] if lines.budget else [])]
         blank: Values = dict.fromkeys(one.name for one in of_runs)
-        self._figures = [[blank | measure(run, self._targets, ledger) for run in line.runs] for line in lines.lines]
+        self._figures = [[blank | measure(run, all_targets, ledger, lines.budget) for run in line.runs] for line in lines.lines]
         if not self._targets and (usual := usual_target(lines, self._figures)) is not None:
-            self._targets = [Target(usual)]
+            self._targets = [usual]
             for line, own in zip(lines.lines, self._figures, strict=True):
                 for run, values in zip(line.runs, own, strict=True):
                     values |= costs_until(run, usual)
@@ -148,9 +157,10 @@ class Comparison:
         ranked = {place for one in found for place in one.order}
         rows += [place for place in range(len(self._figures)) if place not in ranked][: max(0, most - len(rows))]
         targets = sorted({one.target for one in found if one.target is not None})
-        wanted = [cost_of(what, target) for target in targets for what in TARGETED] or [TIME, TRAFFIC]
+        goals = [goal_of(goal, target) for target in targets or (None,) for goal in (self.lines.goal, *TARGETED)]
+        wanted = [*dict.fromkeys(one for one in goals if one not in (None, FINAL))] or [TIME, TRAFFIC]
         columns = [column for column in self._identity() if column.head != "strategy" or self.lines.are_runs]
-        columns += [self._column(one) for one in (FINAL, *self._finals, *wanted, WASTED_COMPUTE)]
+        columns += [self._column(one) for one in (FINAL, *self._finals, *wanted, *self._to_others, WASTED_COMPUTE) if one]
         columns = [replace(column, topic="", cells=tuple(column.cells[row] for row in rows)) for column in columns]
         left_out, notes = len(self._figures) - len(rows), [*_not_done(self.lines)]
         more = [f"{left_out} more line{'s are' if left_out > 1 else ' is'} not shown here."] if left_out else []
@@ -159,7 +169,7 @@ class Comparison:
 
     def answers(self) -> list[Answer]:
         """The answers, world by world; where no target was named, of one that half of the lines reach."""
-        return list(answers(self.lines, self._figures, self._targets, self._finals))
+        return list(answers(self.lines, self._figures, self._targets))
 
     def one_by_one(self) -> ComparedTable:
         """A row a run, of studies."""

@@ -8,7 +8,9 @@ from fedsim.arrays import Floats, Ints
 from fedsim.language.units import show_bytes, show_seconds
 from fedsim.running.assembly import Run
 from fedsim.strategies.round_params import RoundParams
+from fedsim.world.device_kinds import estimates
 
+_CHECKED_BATCHES = range(16, 65)
 _SHOWN = 100_000  # devices whose times are reckoned, of too many for all
 
 
@@ -29,9 +31,19 @@ def nominal_lines(run: Run) -> list[str]:
         *([f"of these {len(looked_at)} were looked at for the times below"] if step > 1 else []),
         f"a model of {run.learner.parameters} parameters; {show_bytes(dispatch.download_bytes)} down, "
         f"{show_bytes(dispatch.upload_bytes)} up",
+        *([f"and {show_bytes(base)} of frozen tensors, once to each device"] if (base := run.learner.base_bytes) else []),
         f"alone on its link a device downloads in {_range(down)}, uploads in {_range(up)}",
         f"an epoch takes it {_range(epoch_s)}",
     ]
+    given = run.scenario
+    energy = given.energy is not None and given.energy.preset is None
+    guessed = estimates(run.processes.capacity.names, links=not given.network.has_device_rates, energy=energy)
+    lines += [f"this {guessed}"] if guessed else []
+    size = given.training.batch_size
+    if run.population.rooflines is not None and size not in _CHECKED_BATCHES:
+        lines.append(
+            f"times of batches of {size} samples are less certain: they were compared with real ones at 16 to 64 (docs/time.md)"
+        )
     params = run.scenario.strategy
     if isinstance(params, RoundParams) and stop.rounds is not None:
         task_s = _task_s(params, run.strategy.setting.mean_epoch_s, down, epoch_s, up) + decode_s + encode_s
@@ -56,12 +68,14 @@ def _round_lines(run: Run, params: RoundParams, rounds: int, task_s: Floats, sam
     apart_s = round_s if params.every is None else math.ceil(round_s / params.every) * params.every
     messages = trained + (min(asked, run.scenario.network.edge_servers) if params.at_edges else 0)
     traffic = messages * (run.dispatch.download_bytes + run.dispatch.upload_bytes)
+    once = run.learner.base_bytes * min(run.scenario.population.devices, rounds * messages)
     steps = np.ceil(samples / run.scenario.training.batch_size).mean() * params.local_epochs * trained
     gigaflops = run.samples.mean() * params.local_epochs * trained * run.learner.flops_per_sample / 1e9
     return [
         f"a round asks {asked}: at most {show_bytes(traffic)}, about {show_seconds(round_s)} of simulated time, "
         f"{steps:.0f} steps of SGD ({gigaflops:.3g} GFLOP)",
-        f"{rounds} rounds: at most {show_bytes(rounds * traffic)}, about {show_seconds(rounds * apart_s)} of simulated time",
+        f"{rounds} rounds: at most {show_bytes(rounds * traffic + once)}, "
+        f"about {show_seconds(rounds * apart_s)} of simulated time",
     ]
 
 

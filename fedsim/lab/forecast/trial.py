@@ -102,7 +102,7 @@ class Beginning:
 
             assert run.data is not None
             streams = Streams(scenario.seed)
-            parts = scenario.model, scenario.training, run.data, streams, scenario.objective
+            parts = scenario.model, scenario.training, run.data, streams, scenario.data.own_folder(), scenario.objective
             core = Learning(Simulation(executor=executor), *parts)
         return cls(run, core, time.perf_counter() - began)
 

@@ -92,6 +92,8 @@ def index_of(study: Study) -> StudyIndex:
         about=spec.about,
         baseline=spec.baseline,
         targets=tuple(spec.target),
+        goal=spec.goal,
+        budget=spec.budget.limits,
         seeds=tuple(spec.seeds),
         variants=tuple(variants),
     )

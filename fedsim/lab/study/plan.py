@@ -258,7 +258,7 @@ def searched(spec: StudySpec) -> list[Variant]:
         for key, values in search.space_of(one.name).items():
             for variant in (one.at({key: value}) for value in values.extremes):
                 scenario = planned(variant, spec, spec.seeds[0]).scenario
-                lacks = "[energy]" if needs == "energy" and scenario.energy is None else ""
+                lacks = f"[{needs}]" if needs in ("energy", "costs") and getattr(scenario, needs) is None else ""
                 lacks = lacks or ('learning = "on"' if needs is not None and scenario.learning == "off" else "")
                 if lacks:
                     raise ScenarioError(

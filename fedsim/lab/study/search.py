@@ -15,9 +15,9 @@ from pydantic import BeforeValidator, Discriminator, Field, RootModel, Tag, fiel
 from typing_extensions import override
 
 from fedsim.errors import ScenarioError, nearest
+from fedsim.lab.compare.measures import WITHIN
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
-from fedsim.records.targets import Target
 from fedsim.streams import Streams
 
 Number = int | float
@@ -37,11 +37,11 @@ class Metric(NamedTuple):
 
     measure: str
     most: bool = False
-    needs: Literal["learning", "energy"] | None = "learning"
+    needs: Literal["learning", "energy", "costs"] | None = "learning"
 
-    def of(self, targets: Sequence[float | str]) -> str:
+    def of(self, targets: Sequence[float]) -> str:
         """The figure's name, where a study has these targets."""
-        return f"{self.measure} {max(map(Target.read, targets)):g}" if self.to_target else self.measure
+        return f"{self.measure} {max(targets):g}" if self.to_target else self.measure
 
     @property
     def to_target(self) -> bool:
@@ -58,6 +58,10 @@ METRICS: Mapping[str, Metric] = {
     "rounds_to_accuracy": Metric("rounds to target"),
     "energy_to_accuracy": Metric("energy to target", needs="energy"),
     "carbon_to_accuracy": Metric("carbon to target", needs="energy"),
+    "cost_to_accuracy": Metric("cost to target", needs="costs"),
+    "accuracy_within_budget": Metric(WITHIN.name, most=True),
+    "battery": Metric("battery", needs="energy"),
+    "flat_devices": Metric("flat devices", needs="energy"),
     "simulated_time": Metric("simulated time", needs=None),
     "bytes": Metric("traffic", needs=None),
     "wasted_bytes": Metric("wasted traffic", needs=None),
@@ -65,6 +69,16 @@ METRICS: Mapping[str, Metric] = {
     "energy": Metric("energy", needs="energy"),
     "carbon": Metric("carbon", needs="energy"),
 }
+
+
+_OF_GOALS = {
+    **{goal: f"{goal}_to_accuracy" for goal in ("time", "rounds")},
+    "money": "cost_to_accuracy",
+    "flat": "flat_devices",
+    "accuracy": "final_accuracy",
+    "budget": "accuracy_within_budget",
+}
+"""Metrics by the study's goals, where the names differ and a goal is no metric."""
 
 
 def _measured(said: Number | str) -> tuple[Number, str]:
@@ -231,7 +245,7 @@ class Search(Spec):
 
     Attributes:
         trials: of each variant at each point of the grid.
-        metric: of the best trial; one "to accuracy" is of the study's highest target.
+        metric: of the best trial, or one of the study's goals; one "to accuracy" is of the study's highest target.
         space: dotted key of a scenario, or the name of one of the study's sets -> a range, or a list of values.
         variants: by name, the keys that one of them is searched over besides.
         seed: of the draws.
@@ -240,7 +254,7 @@ class Search(Spec):
 
     kind: str
     trials: int = Field(default=40, ge=1, le=10_000)
-    metric: str = Field(json_schema_extra={"enum": [*METRICS]})
+    metric: str = Field(json_schema_extra={"enum": [*METRICS, *_OF_GOALS]})
     space: Space = Field(default={})
     variants: dict[str, Space] = Field(default={})
     seed: int = Field(default=0, ge=0)
@@ -249,6 +263,7 @@ class Search(Spec):
     @field_validator("metric")
     @classmethod
     def _known(cls, metric: str) -> str:
+        metric = _OF_GOALS.get(metric, metric)
         if metric not in METRICS:
             raise ValueError(f"{metric!r} is none; allowed are {', '.join(METRICS)}{nearest(metric, METRICS)}")
         return metric

@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -21,12 +21,12 @@ from pydantic_core import CoreSchema
 
 from fedsim.errors import ScenarioError, nearest
 from fedsim.files import flat
+from fedsim.lab.compare.goals import GOALS, Budget
 from fedsim.lab.study.references import REFERENCES
 from fedsim.lab.study.search import METRICS, AnySearch, Search
 from fedsim.language.spec import Spec, json_schema
 from fedsim.language.wording import explain
 from fedsim.records.study_folder import UNNAMED
-from fedsim.records.targets import Target
 from fedsim.scenario import Scenario
 
 _MOST_RUNS = 100_000  # beyond this a study is a typing error, and its plan alone would fill the memory
@@ -70,22 +70,17 @@ Grid = Annotated[
 
 
 def _listed(target: Any) -> Any:
-    return [target] if isinstance(target, int | float | str) and not isinstance(target, bool) else target
+    return [target] if isinstance(target, int | float) and not isinstance(target, bool) else target
 
 
-def _reachable(target: list[float | str]) -> list[float | str]:
-    for one in target:
-        if isinstance(one, float) and not 0 < one <= 1:
-            raise ValueError(f"{one:g} is no accuracy; it must lie in (0, 1]")
-        Target.read(one)
-    return sorted(set(target), key=Target.read)
+def _shares(target: list[float]) -> list[float]:
+    for accuracy in target:
+        if not 0 < accuracy <= 1:
+            raise ValueError(f"{accuracy:g} is no accuracy; it must lie in (0, 1]")
+    return sorted(set(target))
 
 
-Targets = Annotated[
-    list[float | str],
-    BeforeValidator(_listed, json_schema_input_type=float | str | list[float | str]),
-    AfterValidator(_reachable),
-]
+Targets = Annotated[list[float], BeforeValidator(_listed, json_schema_input_type=float | list[float]), AfterValidator(_shares)]
 
 
 SIZE, PART, TRIAL = "size", "part", "trial"  # places in the grid that are no keys of a scenario
@@ -146,8 +141,12 @@ class StudySpec(Spec):
         size: the one in which it is run; by default the first.
         references: lines to compare with, added as variants of these names (``REFERENCES``).
         baseline: the variant that the others are compared with, seed by seed; None: they are not.
-        target: accuracies (0..1), or of other metrics as ``"perplexity=8"``, one or several: what it costs to reach each is
-            compared.
+        target: accuracies (0..1), one or several: what it costs to reach each is compared.
+        goal: what the cells of the study are ranked by: the least ``time``, ``bytes``, ``energy``, ``carbon``, ``money`` or
+            ``rounds`` to the highest target that can be reached; the least of a ``battery`` (%) or the fewest devices that run
+            ``flat``, over whole runs; the highest ``accuracy`` in the end, or within the ``budget``. By default the time, or
+            the accuracy within the budget, if there is one.
+        budget: limits of what a run may cost.
         published: what papers say of these figures, see ``fedsim.lab.compare.published``; tables, or in a file the path of one.
     """
 
@@ -165,6 +164,8 @@ class StudySpec(Spec):
     references: list[str] = Field(default=[])
     baseline: str | None = None
     target: Targets = Field(default=[])
+    goal: Literal[GOALS] | None = None  # type: ignore[valid-type]
+    budget: Budget = Field(default=Budget())
     published: Annotated[dict[str, Any], WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]})] | None = None
 
     def __init__(self, **tables: Any) -> None:
@@ -215,6 +216,8 @@ class StudySpec(Spec):
     def _fits_together(self) -> "StudySpec":
         if not self.names:
             raise ValueError("a study needs a variant at least, such as [variants.fedavg]")
+        if self.goal is not None and (self.goal == "budget") != bool(self.budget.limits):
+            raise ValueError(f"goal is {self.goal!r}; with [budget] it is 'budget', and without one another")
         searched = [] if self.search is None else self._searched(self.search)
         for name in self.references:
             if name in self.variants:
@@ -240,6 +243,8 @@ class StudySpec(Spec):
         """The keys that are searched over; a search that does not fit the study is refused."""
         if not self.variants:
             raise ValueError("a search needs a variant at least, such as [variants.fedavg]; references are not searched")
+        if search.metric == "accuracy_within_budget" and not self.budget.limits:
+            raise ValueError(f"search.metric is {search.metric!r}, which needs the study's [budget], such as time = '20 min'")
         if METRICS[search.metric].to_target and not self.target:
             raise ValueError(f"search.metric is {search.metric!r}, which needs the study's 'target', such as target = 0.8")
         if self.published is not None:

@@ -137,7 +137,8 @@ class Trials:
             if self.gave_up(path / run.folder):
                 trial.state = "failed"
             elif trial.state == "open":
-                values = measure(RunFolder(path / run.folder), self.study.spec.target)
+                spec = self.study.spec
+                values = measure(RunFolder(path / run.folder), spec.target, budget=spec.budget.limits)
                 trial.figures.append(values[self._figure])
                 trial.nearest.append(values[BEST.name] or 0.0)
         return True
@@ -216,7 +217,12 @@ class Trials:
 
     def lines_of_text(self) -> list[str]:
         """The results for people, one text for each line."""
-        return list(map(self._text_of, self.lines))
+        found = [(best, line) for line in self.lines if (best := self.best(line)) is not None]
+        if len(found) < 2:
+            return list(map(self._text_of, self.lines))
+        first = min(found, key=lambda one: one[0].rank(self._metric.most))[1]
+        to = f" that reaches {max(self.study.spec.target):g}" if self._metric.to_target else ""
+        return [f"the best of all{to}: {self._text_of(first)}", *map(self._text_of, self.lines)]
 
     def _text_of(self, line: SearchedVariant) -> str:
         states = [trial.state for trial in line.trials]

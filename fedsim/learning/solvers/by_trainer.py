@@ -3,7 +3,7 @@
 import copy
 import pickle
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,12 +21,10 @@ from fedsim.learning.spec import Trainer
 class ByTrainer(Reference):
     """Has a trainer train each device's model, in a module of its own."""
 
-    def __init__(
-        self, module: nn.Module, device: torch.device, trainer: Trainer, losses: Callable[..., Tensor] | None = None
-    ) -> None:
-        super().__init__(module, device, losses=losses)
+    def __init__(self, module: nn.Module, device: torch.device, trainer: Trainer, **options: Any) -> None:
+        super().__init__(module, device, **options)
         self._trainer = trainer
-        trainer.check_model(self._template)
+        trainer.check_model(self._template, usual_loss=self._own_loss is None)
 
     def _solve(self, solve: LocalSolve, descent: Descent) -> Solved:
         if not solve.batches.steps:

@@ -39,7 +39,7 @@ class PeerParams(StrategyParams):
     deadline: PositiveSeconds | None = None
 
     def check_population(self, population: PopulationSpec) -> None:
-        goes = population.availability.kind != "always" or population.arrivals is not None or population.departures is not None
+        goes = population.comes_and_goes
         if goes and self.deadline is None:
             raise ScenarioError(
                 f"strategy.deadline is missing: devices of this population come and go, and {self.kind!r} would wait without "
@@ -115,7 +115,7 @@ class Peers(Strategy[P]):
 
     Client = PeerClient
     Half: ClassVar[type[PeerHalf[Any]]] = PeerHalf
-    score: ClassVar[Literal["pooled", "device-mean"]] = "device-mean"
+    score: Literal["pooled", "device-mean"] = "device-mean"
 
     def __init__(self, params: P, server: Server) -> None:
         super().__init__(params, server)

@@ -32,8 +32,7 @@ class CollectiveParams(PeerParams):
             raise ScenarioError(f"population.devices is {devices}; {self.kind!r} averages over 2 or more")
 
     def check_population(self, population: PopulationSpec) -> None:
-        goes = population.availability.kind != "always" or population.arrivals is not None or population.departures is not None
-        if goes:
+        if population.comes_and_goes:
             raise ScenarioError(
                 f"strategy.kind is {self.kind!r}, whose all-reduces wait for every device, but devices of this population come "
                 "and go; allowed is population.availability 'always', without arrivals and departures"

@@ -1,14 +1,15 @@
 """FedBN: the normalisation layers stay on each device (Li et al., 2021)."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 from fedsim.errors import ScenarioError
 from fedsim.learning.architecture import Tensor
-from fedsim.toolbox.strategies.personal import Keeping, KeepingClient, KeepingParams
+from fedsim.strategies.fedavg import FedAvg
+from fedsim.strategies.round_params import AggregatingParams
 
 
-class FedBNParams(KeepingParams):
+class FedBNParams(AggregatingParams):
     """Parameters of FedBN, in addition to ``AggregatingParams``.
 
     Attributes:
@@ -17,6 +18,7 @@ class FedBNParams(KeepingParams):
             averaged like all others (SiloBN, Andreux et al. 2020).
     """
 
+    kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "strategy"
     kind: Literal["fedbn"] = "fedbn"
     keeps: Literal["layers", "statistics"] = "layers"
 
@@ -39,7 +41,7 @@ class FedBNParams(KeepingParams):
         return found
 
 
-class FedBN(Keeping[FedBNParams]):
+class FedBN(FedAvg[FedBNParams]):
     """FedAvg without the normalisation layers.
 
     Source: Li et al., "FedBN: federated learning on non-IID features via local batch normalization" (ICLR 2021), Algorithm 1:
@@ -51,4 +53,3 @@ class FedBN(Keeping[FedBNParams]):
     """
 
     Params = FedBNParams
-    Client = KeepingClient

@@ -1,23 +1,24 @@
 """FedPer: the layers next to the output stay on each device (Arivazhagan et al., 2019)."""
 
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from fedsim.errors import ScenarioError
 from fedsim.learning.architecture import Tensor
-from fedsim.toolbox.strategies.personal import Keeping, KeepingClient, KeepingParams
+from fedsim.learning.patterns import matching
+from fedsim.strategies.fedavg import FedAvg
+from fedsim.strategies.round_params import AggregatingParams
 
 
-class HeadParams(KeepingParams):
+class HeadParams(AggregatingParams):
     """Parameters of strategies whose devices keep a head of their own.
 
     Attributes:
         head: what stays: so many of the last layers with parameters, or names of tensors, in which * stands for anything.
     """
 
+    kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "strategy"
     head: Annotated[int, Field(ge=1)] | Annotated[list[str], Field(min_length=1)] = 1
 
     def stays(self, tensors: Sequence[Tensor]) -> list[bool]:
@@ -25,13 +26,8 @@ class HeadParams(KeepingParams):
             layers = [tensor.name.rpartition(".")[0] for tensor in tensors]
             last = list(dict.fromkeys(layers))[-self.head :]
             return [layer in last for layer in layers]
-        names = [tensor.name for tensor in tensors]
-        for pattern in self.head:
-            if not any(fnmatchcase(name, pattern) for name in names):
-                raise ScenarioError(
-                    f"strategy.head has {pattern!r}, and the model has no such tensor; it has {', '.join(names)}"
-                )
-        return [any(fnmatchcase(name, pattern) for pattern in self.head) for name in names]
+        chosen = matching([tensor.name for tensor in tensors], self.head, "strategy.head")
+        return [tensor.name in chosen for tensor in tensors]
 
 
 class FedPerParams(HeadParams):
@@ -40,7 +36,7 @@ class FedPerParams(HeadParams):
     kind: Literal["fedper"] = "fedper"
 
 
-class FedPer(Keeping[FedPerParams]):
+class FedPer(FedAvg[FedPerParams]):
     """Federated learning with personalisation layers.
 
     Source: Arivazhagan et al., "Federated learning with personalization layers" (2019), Algorithm 1: each client trains the
@@ -53,4 +49,3 @@ class FedPer(Keeping[FedPerParams]):
     """
 
     Params = FedPerParams
-    Client = KeepingClient

@@ -5,12 +5,13 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from fedsim.federation.client import Instruction, PreviousResult
+from fedsim.federation.client import Instruction, PreviousResult, RunInfo
 from fedsim.federation.devices import Device
 from fedsim.language.spec import Epochs
+from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
+from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.strategies.fedper import HeadParams
-from fedsim.toolbox.strategies.personal import Keeping, KeepingClient
 from fedsim.training import Training
 from fedsim.world.task import Computation, Train
 
@@ -33,18 +34,24 @@ class FedRepParams(HeadParams):
         return self
 
 
-class FedRepClient(KeepingClient[FedRepParams]):
+class FedRepClient(SynchronousClient[FedRepParams]):
     """Trains its head with the layers below held, then these with the head held."""
 
+    def __init__(self, params: FedRepParams, setting: RunInfo) -> None:
+        super().__init__(params, setting)
+        split = params.split_of(setting)
+        assert split is not None
+        self._split = split
+
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
-        head = Training(self.begin(device, instruction), self.params.head_epochs, held=self.sent_places)
+        head = Training(instruction["model"], self.params.head_epochs, held=self._split.sent)
         return (Train(head), *super().work(device, instruction))
 
     def training(self, device: Device, instruction: Instruction) -> Training:
-        return Training(PreviousResult(((0, 1.0),)), self.params.local_epochs, held=self.kept_places)
+        return Training(PreviousResult(((0, 1.0),)), self.params.local_epochs, held=self._split.kept)
 
 
-class FedRep(Keeping[FedRepParams]):
+class FedRep(FedAvg[FedRepParams]):
     """Shared representations.
 
     Source: Collins et al., "Exploiting shared representations for personalized federated learning" (ICML 2021), Algorithm 1:

@@ -87,7 +87,7 @@ class FPFC(Synchronous[FPFCParams]):
 
     Params: ClassVar[type[RoundParams]] = FPFCParams
     Client = FPFCClient
-    score: ClassVar[Literal["pooled", "device-mean"]] = "device-mean"
+    score: Literal["pooled", "device-mean"] = "device-mean"
 
     def __init__(self, params: FPFCParams, server: Server) -> None:
         super().__init__(params, server)

@@ -1,6 +1,6 @@
 """Local: every device for itself, the reference line of every comparison."""
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from fedsim.errors import ScenarioError
 from fedsim.evaluation.evaluator import ModelAssignment
@@ -57,7 +57,7 @@ class Local(Synchronous[LocalParams]):
 
     Params = LocalParams
     Client = LocalClient
-    score: ClassVar[Literal["pooled", "device-mean"]] = "device-mean"
+    score: Literal["pooled", "device-mean"] = "device-mean"
 
     async def on_start(self) -> None:
         self.state["own"] = [self.server.models.initial()] * self.server.devices

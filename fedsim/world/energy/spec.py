@@ -52,7 +52,7 @@ class PlaceSpec(Spec):
 
     Attributes:
         idle: drawn all the time, from the start of the run to its end.
-        byte: of each byte that passes, both ways.
+        byte: of each byte on the wire that passes, both ways.
         update: of each update that is aggregated there.
     """
 
@@ -60,9 +60,9 @@ class PlaceSpec(Spec):
     byte: JoulesPerByte = 0.0
     update: Joules = 0.0
 
-    def coefficients(self, count: int) -> dict[str, float]:
-        """Draw of ``count`` such places: W, J an update and J a byte."""
-        return {"idle_w": self.idle * count, "update_j": self.update, "j_byte": self.byte}
+    def coefficients(self, count: int, overhead: float) -> dict[str, float]:
+        """Draw of ``count`` such places: W, J an update and J a byte of payload, which takes ``overhead`` bytes on the wire."""
+        return {"idle_w": self.idle * count, "update_j": self.update, "j_byte": self.byte * overhead}
 
 
 class BatterySpec(Spec):
@@ -117,7 +117,8 @@ class EnergySpec(Spec):
         utilisation: the part of ``compute`` that is drawn.
         receive, send: while a transfer lasts, its latency included.
         receive_byte, send_byte: of each byte on the wire, headers included (``[network] protocol``).
-        tail: by a radio that stays awake for ``tail_lasts`` after a transfer, or until the next one begins.
+        tail: by a radio that stays awake for ``tail_lasts`` after a transfer, or until the next one begins; beyond the end of
+            the run too.
         tail_lasts: how long that is.
         server, edge: what the server's side draws.
         starts: the time of the day at which the run begins, for charging and carbon.
@@ -181,8 +182,8 @@ class EnergySpec(Spec):
         setting = {
             "idle_while": self.idle_while,
             "batteries": self.battery is not None,
-            "server": self.server.coefficients(1),
-            "edge": (self.edge or PlaceSpec()).coefficients(cells or 0),
+            "server": self.server.coefficients(1, context.overhead),
+            "edge": (self.edge or PlaceSpec()).coefficients(cells or 0, context.overhead),
             "zones": zones,
         }
         return EnergyMeter(columns, setting)

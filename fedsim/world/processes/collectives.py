@@ -35,11 +35,6 @@ class Collective(NamedTuple):
     programs: tuple[tuple[CollectiveStep, ...], ...]
     share: float
 
-    @property
-    def sent_share(self) -> float:
-        """The most that a node sends, in vectors."""
-        return self.share * max(sum(len(step.send) for step in program) for program in self.programs)
-
 
 def _ring(n: int) -> Collective:
     """Each node sends 1/n to the next, 2 (n - 1) times: sums are complete half-way, then they go round."""

@@ -65,12 +65,12 @@ def given() -> list[Measured]:
 def module(model: str, mode: str) -> Any:
     """A model; with ``finetune`` all is frozen but its classifier."""
     if model.startswith("faster_vit"):
-        import fastervit
+        import fastervit  # type: ignore[import-not-found,unused-ignore]
 
         made = fastervit.create_model(f"{model}_224")
         head = made.head
     else:
-        import timm
+        import timm  # type: ignore[import-not-found,unused-ignore]
 
         made = timm.create_model(FULL_NAMES.get(model, model))
         head = made.get_classifier()

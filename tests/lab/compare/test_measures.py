@@ -42,7 +42,7 @@ def test_moves_are_those_from_group_to_group(runs: dict[str, Path]) -> None:
 
 def test_what_a_run_has(runs: dict[str, Path]) -> None:
     run = fedsim.load_run(runs["flexcfl"])
-    values = measure(run.folder, [0.2, 1.0])
+    values = measure(RunFolder(run.path), [0.2, 1.0])
     assert set(values) == {one.name for one in measures([0.2, 1.0])}
     rounds, devices = run.rounds, run.devices
     assert values["final accuracy"] == rounds["accuracy"].iloc[-1]
@@ -61,7 +61,7 @@ def test_what_a_run_has(runs: dict[str, Path]) -> None:
         float((rounds["bytes_down"] + rounds["bytes_up"])[: first + 1].sum())
     )
     assert values["time to target 1"] is values["rounds to target 1"] is values["traffic to target 1"] is None
-    assert measure(run.folder, ledger="paper")["traffic"] == run.summary["bytes"]["paper"] < values["traffic"]  # type: ignore[operator]
+    assert measure(RunFolder(run.path), ledger="paper")["traffic"] == run.summary["bytes"]["paper"] < values["traffic"]  # type: ignore[operator]
 
 
 def test_what_a_run_does_not_have_is_nothing(runs: dict[str, Path]) -> None:

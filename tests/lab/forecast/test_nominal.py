@@ -36,6 +36,20 @@ def test_traffic_and_time_agree_with_the_run(small: dict[str, Any]) -> None:
     assert said == pytest.approx(summary["simulated_s"], rel=0.25)
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_a_forecast_that_rests_on_estimates_says_so(small: dict[str, Any], own: bool) -> None:
+    del small["population"]["speed"]
+    small["population"] |= {"device": ["phone-mid", "server-gpu"] * (small["population"]["devices"] // 2)}
+    if not own:
+        small["network"] = {"kind": "star"}
+    lines = nominal_lines(Beginning.built(fedsim.Scenario(**small), Inline()).run)
+    (said,) = [line for line in lines if "estimates" in line]
+    links = "" if own else ", down, up, latency"
+    assert said.endswith(
+        f"phone-mid (flops_share, bandwidth_share, batch{links}); server-gpu (flops_share, bandwidth_share, batch{links})"
+    )
+
+
 @pytest.mark.parametrize(
     ("said", "rounds", "time"),
     [

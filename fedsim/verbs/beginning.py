@@ -24,7 +24,7 @@ def new_command(file: Path, **given: Any) -> None:
 
     Options answer the questions for scripts; the others are asked, and Enter takes the answer in brackets.
     """
-    from fedsim.newcomer import QUESTIONS, write_study
+    from fedsim.verbs.newcomer import QUESTIONS, write_study
 
     answers: dict[str, Any] = {}
     for name, (question, usual) in QUESTIONS.items():

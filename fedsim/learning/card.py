@@ -1,0 +1,101 @@
+"""``model.kind = "card"``: a model too large to be trained here, known by its size and the shapes of its dense layers."""
+
+from typing import Annotated, ClassVar, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from fedsim.language.units import Bytes
+from fedsim.learning.architecture import Shape, Tensor
+from fedsim.learning.model import PartedModel
+from fedsim.learning.patterns import matching
+from fedsim.model_cost import ModelCost
+
+Width = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class ModelCard(PartedModel):
+    """A transformer by its card: bytes, time and energy of its training, without weights; for ``learning = "off"``.
+
+    A sample is a sequence of ``tokens``. A training step on it costs a forward pass, as much again for the gradients of the
+    activations, and as much for those of the trained numbers, so three forward passes where all are trained.
+
+    Attributes:
+        params: numbers of the model.
+        layers: layers like one another.
+        dense: dense layers of each of them: name -> inputs and outputs. Adapters are beside these (``model.lora``).
+        tokens: of a sample.
+        number_bytes: of a frozen number, on the device and on the wire.
+        flops_per_token: of a forward pass; None: 2 a number of the model.
+        kept_per_token: bytes kept of a token until its backward pass; None: 34 a layer and output of its first dense layer
+            (Korthikanti et al. 2022, in 16 bits, without the scores of attention).
+    """
+
+    learnable: ClassVar[bool] = False
+    kind: Literal["card"] = "card"
+    params: int = Field(ge=1, le=10**14)
+    layers: int = Field(ge=1, le=10_000)
+    dense: dict[str, Annotated[list[Width], Field(min_length=2, max_length=2)]] = Field(min_length=1)
+    tokens: int = Field(ge=1, le=10**9)
+    number_bytes: float = Field(default=2.0, gt=0.0, le=8.0)
+    flops_per_token: float | None = Field(default=None, gt=0.0, le=1e30)
+    kept_per_token: Bytes | None = None
+
+    @model_validator(mode="after")
+    def _adapters(self) -> Self:
+        if self.lora is None and (self.train is not None or self.says_what_stays):
+            raise ValueError("'train', 'keep' and 'send' name tensors of adapters; give 'lora' too")
+        return self
+
+    def _adapted(self) -> list[Tensor]:
+        """All tensors of adapters."""
+        if self.lora is None:
+            return []
+        rank, found = self.lora.rank, list[Tensor]()
+        layers = {f"layers.{at}.{name}": sizes for at in range(self.layers) for name, sizes in self.dense.items()}
+        chosen = matching(list(layers), self.lora.where, "model.lora.where", "layer")
+        for name, (inputs, outputs) in layers.items():
+            if name in chosen:
+                found.append(Tensor(f"{name}.lora_A", rank * inputs, "LoRALinear", (rank, inputs)))
+                found.append(Tensor(f"{name}.lora_B", outputs * rank, "LoRALinear", (outputs, rank)))
+        return found
+
+    def trained(self, shape: Shape, classes: int) -> list[Tensor]:
+        if self.lora is None:
+            return [Tensor("model", self.params, "Transformer", (self.params,))]
+        found = self._adapted()
+        chosen = matching([tensor.name for tensor in found], "*" if self.train is None else self.train, "model.train")
+        return [tensor for tensor in found if tensor.name in chosen]
+
+    def base_bytes(self, shape: Shape, classes: int) -> float:
+        if self.lora is None:
+            return 0.0
+        frozen = sum(tensor.size for tensor in self._adapted()) - self.parameters(shape, classes)
+        return self.params * self.number_bytes + 4.0 * frozen
+
+    def _passes(self) -> tuple[float, float]:
+        """FLOPs of a forward pass over a sample, and of the gradients of the trained numbers."""
+        token = 2.0 * self.params if self.flops_per_token is None else self.flops_per_token
+        adapters = 2.0 * sum(tensor.size for tensor in self._adapted())
+        trained = token if self.lora is None else 2.0 * self.parameters((), 0)
+        return self.tokens * (token + adapters), self.tokens * trained
+
+    def flops(self, shape: Shape, classes: int) -> float:
+        forward, trained = self._passes()
+        return 2.0 * forward + trained
+
+    def cost(self, *, momentum: bool) -> ModelCost:
+        """The cost of a step: each pass reads all weights once."""
+        forward, trained = self._passes()
+        weights = self.base_bytes((), 0) or self.params * self.number_bytes
+        own = 4.0 * self.parameters((), 0)
+        _, outputs = next(iter(self.dense.values()))
+        kept = 34.0 * self.layers * outputs if self.kept_per_token is None else self.kept_per_token
+        return ModelCost(
+            forward=np.array([[0.0, forward, weights + own, 0.0, 0.0, 0.0]]),
+            backward=np.array([[0.0, forward + trained, weights + 2 * own, 0.0, 0.0, 0.0]]),
+            update=np.array([[own / 2, 0.0, (8.0 if momentum else 3.0) * own, 0.0, 0.0, 0.0]]),
+            weights=weights + own,
+            memory=(0.0 if self.lora is None else weights) + (3.0 if momentum else 2.0) * own,
+            memory_a_sample=self.tokens * kept,
+        )

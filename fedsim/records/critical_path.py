@@ -1,0 +1,301 @@
+"""The critical path of each round: the steps that it waited for, one after the other, read off the events of a run folder.
+
+A round lasts from the end of the one before to its own. Its path is found from its end backwards: the task or message that
+ended in that instant, with its steps; then the one that ended when that one began. Where none did, the round waited. So the
+steps of a path lie end to end, and their times sum to the round's without a remainder.
+"""
+
+import json
+import math
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain
+from typing import Any, NamedTuple
+
+from fedsim.errors import RunFolderError
+from fedsim.language.units import TICK_S
+from fedsim.records.folder import DEVICES
+from fedsim.records.reading import RunFolder, as_rows
+
+_KINDS = (
+    *("task-start", "step-start", "step-end", "task-end", "edge-transfer", "message"),
+    *("round-start", "aggregate", "round", "run-end"),
+)
+_COLUMNS = ("time", "kind", "device", "round", "task", "step", "outcome", "data")
+WAIT = "wait"
+_LINK = ("link_down", "link_up", "latency")
+_CATEGORIES = {
+    "download": "downloads over the device's own link",
+    "upload": "uploads over the device's own link",
+    "queue": "queue at the server",
+    "edge-transfer": "links of edge servers",
+    "message": "messages between devices",
+    WAIT: "no device at work",
+}
+SHARED = "links that are shared, such as the server's"
+AFTER = "after the last round"
+
+
+@dataclass(frozen=True)
+class PathStep:
+    """A step of a path, or the part of it within the round.
+
+    Attributes:
+        step: its name; ``edge-transfer`` and ``message`` for those outside of tasks, ``wait`` where nothing was under way.
+        start, end: (s).
+        device, task: None outside of tasks.
+        outcome: ``done``, or why it was cut short.
+        shared: the part of a transfer (s) that its device's own link would not have needed.
+        label: which edge server or endpoints, where no device.
+        data: of its end's record.
+    """
+
+    step: str
+    start: float
+    end: float
+    device: int | None = None
+    task: int | None = None
+    outcome: str = "done"
+    shared: float = 0.0
+    label: str = ""
+    data: str | None = field(default=None, repr=False)
+
+    @property
+    def seconds(self) -> float:
+        """Its length (s)."""
+        return self.end - self.start
+
+
+@dataclass
+class _WaitedFor:
+    """A task or a message, from its start to its end, with its steps."""
+
+    start: float
+    device: int | None
+    task: int | None
+    round: int | None
+    end: float = math.inf
+    outcome: str = "stopped"
+    steps: list[PathStep] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class RoundPath:
+    """A round and its critical path.
+
+    Attributes:
+        number: of the round.
+        start, end: (s); ``start`` is the end of the round before.
+        steps: the path, from ``start`` to ``end`` without gaps.
+        selected: how many clients were asked; 0 where the strategy has no rounds but versions.
+        late: the devices whose tasks the round's end cut off.
+        deadline: whether the round ended by its deadline.
+        half: when half of its tasks had ended (s); None without any.
+        sooner: how much sooner all of its tasks would have ended without those that ended last (s); 0 without rounds.
+    """
+
+    number: int
+    start: float
+    end: float
+    steps: tuple[PathStep, ...]
+    selected: int = 0
+    late: tuple[int, ...] = ()
+    deadline: bool = False
+    half: float | None = None
+    sooner: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Its length (s)."""
+        return self.end - self.start
+
+    @property
+    def device(self) -> int | None:
+        """The device that most of the path is of."""
+        return next(iter(_summed((one.device, one.seconds) for one in self.steps if one.device is not None)), None)
+
+    @property
+    def totals(self) -> dict[str, float]:
+        """Seconds by category, most first; they sum to the round's length."""
+        pairs = (
+            ((_CATEGORIES.get(one.step, "computing"), one.seconds - one.shared), (SHARED, one.shared)) for one in self.steps
+        )
+        return _summed(chain.from_iterable(pairs))
+
+
+class _RoundEnd(NamedTuple):
+    """A round as it was recorded: its number, its end (s), and the tasks that were aggregated since the one before."""
+
+    number: int
+    time: float
+    used: frozenset[int]
+
+
+class CriticalPaths:
+    """The critical paths of a run.
+
+    Args:
+        run: the folder. ``RunFolderError``: it is damaged.
+
+    Attributes:
+        end: when the run ended (s).
+    """
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
+        self.end: float = 0.0
+        self._tasks: dict[int, _WaitedFor] = {}
+        self._ends: defaultdict[float, list[_WaitedFor]] = defaultdict(list)
+        self._of_round: defaultdict[int, list[_WaitedFor]] = defaultdict(list)
+        self._ended: list[_RoundEnd] = []
+        self._begun: dict[int, Mapping[str, Any]] = {}
+        used: set[int] = set()
+        for time, kind, device, number, task, step, outcome, data in run.events_of(_KINDS, _COLUMNS):
+            self.end = max(self.end, time)
+            match kind:
+                case "task-start":
+                    self._tasks[task] = _WaitedFor(time, device, task, number)
+                    if number is not None:
+                        self._of_round[number].append(self._tasks[task])
+                case "step-start":
+                    self._tasks[task].steps.append(PathStep(step, time, math.inf, device, task))
+                case "step-end":
+                    steps = self._tasks[task].steps
+                    steps[-1] = replace(steps[-1], end=time, outcome=outcome, data=data)
+                case "task-end":
+                    self._over(self._tasks[task], time, outcome)
+                case "edge-transfer" | "message":
+                    self._over(_message(kind, time, number, outcome, json.loads(data)), time, outcome)
+                case "round-start":
+                    self._begun[number] = json.loads(data)
+                case "aggregate":
+                    used.update(json.loads(data)["tasks"])
+                case "round":
+                    self._ended.append(_RoundEnd(number, time, frozenset(used)))
+                    used.clear()
+
+    def _over(self, work: _WaitedFor, time: float, outcome: str) -> None:
+        work.end, work.outcome = time, outcome
+        if work.start < time:
+            self._ends[time].append(work)
+
+    @cached_property
+    def rounds(self) -> list[RoundPath]:
+        """Each round of the run, in order."""
+        starts = [0.0, *(one.time for one in self._ended)]
+        return [self._round(start, one) for start, one in zip(starts, self._ended, strict=False)]
+
+    def round(self, number: int) -> RoundPath:
+        """The round of a number.
+
+        Raises:
+            RunFolderError: there is none.
+        """
+        for one in self.rounds:
+            if one.number == number:
+                return one
+        numbers = [one.number for one in self.rounds]
+        known = f"allowed are {numbers[0]} to {numbers[-1]}" if numbers else "it has no rounds"
+        raise RunFolderError(f"--round is {number}, which {str(self._run.path)!r} lacks; {known}")
+
+    @cached_property
+    def totals(self) -> dict[str, float]:
+        """Seconds by category over all rounds and what follows them, most first; they sum to the run's length."""
+        last = self.rounds[-1].end if self.rounds else 0.0
+        return _summed([*(item for one in self.rounds for item in one.totals.items()), (AFTER, self.end - last)])
+
+    def _round(self, start: float, ended: _RoundEnd) -> RoundPath:
+        steps = tuple(reversed([*self._back(start, ended)]))
+        own = [one for one in self._of_round[ended.number] if one.end > start and one.start < ended.time]
+        ends = sorted(min(one.end, ended.time) for one in own)
+        late = tuple(one.device for one in own if one.device is not None and one.outcome == "late" and one.end == ended.time)
+        half = ends[(len(ends) - 1) // 2] if ends else None
+        facts, sooner = self._begun.get(ended.number, {}), 0.0
+        if facts and own:
+            begun = max(one.start for one in own if one.end >= ends[-1])
+            sooner = ends[-1] - max([begun, start, *(end for end in ends if end < ends[-1])])
+        by_deadline = bool(late) and (facts.get("deadline") or math.inf) <= ended.time
+        selected = facts.get("selected", 0)
+        return RoundPath(ended.number, start, ended.time, steps, selected, late, by_deadline, half, sooner)
+
+    def _back(self, start: float, ended: _RoundEnd) -> Iterator[PathStep]:
+        """The steps of a path, the last one first."""
+        now = ended.time
+        while now > start:
+            found = self._last(now, ended)
+            if found is None:
+                before = self._before(now, start, ended)
+                yield PathStep(WAIT, before, now)
+                now = before
+            for step in reversed(found.steps if found else []):
+                if step.start < now and start < now:
+                    yield self._part(step, max(step.start, start), now)
+                    now = max(step.start, start)
+
+    def _last(self, now: float, ended: _RoundEnd) -> _WaitedFor | None:
+        """The task or message of a round that ended in an instant; at the round's end also one that goes on.
+
+        One that was done comes before one that was lost, and this before a late one. Of late ones it is the one that was
+        farthest from its end, as the round waited for all of them.
+        """
+        here = self._ends.get(now, ())
+        own = [one for one in here if one.round == ended.number or one.task in ended.used]
+        own = own or [one for one in here if one.round is None and one.task is not None]
+        if not own and now == ended.time:
+            own = [one for one in self._of_round[ended.number] if one.start < now < one.end]
+        return min(own, key=lambda one: _rank(one, now), default=None)
+
+    def _before(self, now: float, start: float, ended: _RoundEnd) -> float:
+        """When a task or message of a round ended last, or the round's start."""
+        for time in reversed(self._times[: bisect_left(self._times, now)]):
+            if time <= start or self._last(time, ended) is not None:
+                return max(time, start)
+        return start
+
+    @cached_property
+    def _times(self) -> list[float]:
+        return sorted(self._ends)
+
+    def _part(self, step: PathStep, start: float, end: float) -> PathStep:
+        """The part of a step between two times, with its share of the time that shared links took."""
+        part, way = replace(step, start=start, end=end), {"download": "link_down", "upload": "link_up"}.get(step.step)
+        link = self._links.get(step.device, {})
+        rate, latency = link.get(way), link.get("latency")
+        if not rate or latency is None or not step.data:
+            return part
+        facts = json.loads(step.data)
+        alone = latency + facts.get("wire_bytes", facts["delivered"]) / rate
+        shared = max(0.0, step.seconds - alone) * (part.seconds / step.seconds)
+        return replace(part, shared=min(part.seconds, math.floor(shared / TICK_S) * TICK_S))
+
+    @cached_property
+    def _links(self) -> dict[int | None, dict[str | None, Any]]:
+        rows: list[dict[Any, Any]] = as_rows(self._run.table(DEVICES).select(["device", *_LINK]))
+        return {row["device"]: row for row in rows}
+
+
+def _message(kind: str, time: float, number: int | None, outcome: str, data: Mapping[str, Any]) -> _WaitedFor:
+    if kind == "message":
+        label = f"{data['source']} to {data['destination']}"
+    else:
+        label = f"edge {data['edge']} {'from' if data['direction'] == 'down' else 'to'} the server"
+    step = PathStep(kind, data["start"], time, outcome=outcome, label=label)
+    return _WaitedFor(data["start"], None, None, number, steps=[step])
+
+
+def _rank(one: _WaitedFor, now: float) -> tuple[float, ...]:
+    if one.end == now and one.outcome not in ("late", "stopped"):
+        return (0 if one.outcome == "done" else 1, one.start, one.task or 0)
+    begun = [step.start for step in one.steps if step.start < now]
+    return (2, len(begun), -max(begun, default=one.start), one.task or 0)
+
+
+def _summed(pairs: Iterable[tuple[Any, float]]) -> dict[Any, float]:
+    """Sums by key, the most first; without those of nothing."""
+    found: defaultdict[Any, float] = defaultdict(float)
+    for key, seconds in pairs:
+        found[key] += seconds
+    return dict(sorted(((key, seconds) for key, seconds in found.items() if seconds), key=lambda item: -item[1]))

@@ -1,0 +1,83 @@
+"""Tensors of the model that never leave a device: it trains them together with those that it receives."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fedsim.errors import ScenarioError
+from fedsim.federation.client import Instruction, LocalResult
+from fedsim.federation.contents import Contents, Header, Partial
+from fedsim.federation.devices import Device
+from fedsim.learning.architecture import Tensor
+from fedsim.learning.functions import taken
+from fedsim.learning.refs import Ref
+from fedsim.strategies.parts import PartClient
+from fedsim.training import Places
+from fedsim.world.task import Computation
+
+
+class Split(NamedTuple):
+    """Ranges of a flat model whose numbers are sent, and of those that stay on each device."""
+
+    sent: Places
+    kept: Places
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor], stays: Sequence[bool], key: str) -> "Split":
+        """The split by whether each tensor stays; ``ScenarioError`` at ``key`` if nothing is left to send."""
+        if all(stays):
+            raise ScenarioError(
+                f"{key}, and every tensor of the model stays on its device: {', '.join(tensor.name for tensor in tensors)}; "
+                "allowed is what leaves something to send, with a model of more layers"
+            )
+        return cls(places_of(tensors, [not own for own in stays]), places_of(tensors, stays))
+
+
+def places_of(tensors: Sequence[Tensor], chosen: Sequence[bool]) -> Places:
+    """Ranges of the chosen tensors in the flat model; adjacent ones are merged."""
+    found: list[tuple[int, int]] = []
+    at = 0
+    for tensor, own in zip(tensors, chosen, strict=True):
+        if own:
+            begin = found.pop()[0] if found and found[-1][1] == at else at
+            found.append((begin, at + tensor.size))
+        at += tensor.size
+    return tuple(found)
+
+
+class KeepingClient(PartClient):
+    """Trains the received tensors together with the device's own, and sends the former back.
+
+    State: ``kept``, the numbers of its own tensors alone; absent until it has first answered.
+    """
+
+    jobs = ()
+    _part: Split
+
+    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+        contents = {**instruction.contents, "model": self._whole(device, instruction)}
+        return self._own.work(device, Instruction(instruction.job, contents, instruction.round))
+
+    def computed(self, device: Device, instruction: Instruction, result: LocalResult) -> LocalResult:
+        """Applies the strategy's own to the sent tensors alone."""
+        assert result.update is not None
+        update = device.splice(instruction["model"], result.update, self._part.sent)
+        return self._own.computed(device, instruction, result._replace(update=update, start=instruction["model"]))
+
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
+        reply = self._own.reply(device, instruction, result)
+        assert result.update is not None
+        assert result.trained is not None
+        models = [result.trained, self._whole(device, instruction)]  # the second where the first has diverged
+        size = sum(end - begin for begin, end in self._part.kept)
+        kept = device.apply(taken, models, places=self._part.kept, size=size)
+        update = Partial(result.update, instruction["model"], self._part.sent)
+        return {**(reply or {}), "update": update, "kept": Header(kept)}
+
+    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
+        super().sent(device, instruction, reply)
+        device.state["kept"] = reply["kept"].value
+
+    def _whole(self, device: Device, instruction: Instruction) -> Ref:
+        """The received model with the device's own tensors."""
+        model: Ref = instruction["model"]
+        return device.splice(model, device.state["kept"], self._part.kept) if "kept" in device.state else model

@@ -1,0 +1,179 @@
+"""HeteroFL: each device trains as wide a part of the model as it can (Diao et al., 2021)."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from fedsim.errors import ScenarioError, nearest
+from fedsim.federation.client import Instruction, LocalResult, RunInfo
+from fedsim.federation.contents import Contents, Header, Partial
+from fedsim.federation.devices import Device
+from fedsim.federation.server import Server
+from fedsim.learning.architecture import Shape, Tensor
+from fedsim.learning.functions import pure
+from fedsim.learning.refs import Ref
+from fedsim.strategies.fedavg import FedAvg
+from fedsim.strategies.round_params import AggregatingParams
+from fedsim.strategies.synchronous import SynchronousClient
+from fedsim.training import CutBy, Places, Training
+
+
+class CutParams(AggregatingParams):
+    """Parameters of strategies whose devices train smaller models within the global one.
+
+    Attributes:
+        sizes: of each device's model: a table by the kinds of devices (``population.device``), or a list of which each device
+            has one, drawn uniformly and once.
+    """
+
+    by: ClassVar[CutBy]
+    looks_at_each: ClassVar[str | None] = "the server has to know which numbers each client has sent"
+    sizes: dict[str, float] | list[float] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _means_alone(self) -> "CutParams":
+        if self.aggregation.kind not in ("weighted", "mean"):
+            raise ValueError(
+                f"'aggregation' is {self.aggregation.kind!r}, and {self.kind} has updates of different sizes; allowed are "
+                "'weighted' and 'mean'"
+            )
+        if any(size <= 0 for size in (self.sizes.values() if isinstance(self.sizes, dict) else self.sizes)):
+            raise ValueError(f"'sizes' is {self.sizes}; allowed is more than 0")
+        return self
+
+
+def leading(whole: Sequence[Tensor], part: Sequence[Tensor]) -> Places:
+    """Ranges of a flat model that hold the first numbers of each tensor, along its first two axes, as ``part`` has them."""
+    found: list[tuple[int, int]] = []
+    at = 0
+    for tensor, own in zip(whole, part, strict=True):
+        rows, row, length = (tensor.shape[0], _row(tensor.shape), _row(own.shape)) if tensor.shape else (1, 1, 1)
+        for begin in range(at, at + own.shape[0] * row if tensor.shape else at + 1, row):
+            start = found.pop()[0] if found and found[-1][1] == begin else begin
+            found.append((start, begin + length))
+        at += rows * row
+    return tuple(found)
+
+
+def _row(shape: Shape) -> int:
+    return int(np.prod(shape[1:]))
+
+
+@pure
+def mean_of_holders(
+    models: list[NDArray[np.float32]], weights: list[float], places: list[Places], which: list[int]
+) -> NDArray[np.floating]:
+    """Each number's weighted mean over the finite updates that have it, else that of the first model; [d].
+
+    ``models`` are the model and the updates; ``places`` are those of each size, ``which`` the size of each update.
+    """
+    total, weight = np.zeros(len(models[0])), np.zeros(len(models[0]))
+    for update, share, size in zip(models[1:], weights, which, strict=True):
+        if np.isfinite(update).all():
+            for begin, end in places[size]:
+                total[begin:end] += share * update[begin:end].astype(np.float64)
+                weight[begin:end] += share
+    return np.divide(total, weight, out=models[0].astype(np.float64), where=weight > 0)
+
+
+class CutClient(SynchronousClient[CutParams]):
+    """Trains the numbers that it has received, among zeros, and sends them back."""
+
+    def training(self, device: Device, instruction: Instruction) -> Training:
+        return Training(instruction["model"], self.params.local_epochs, cut=(self.params.by, instruction["size"]))
+
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
+        assert result.update is not None
+        places = places_of_size(self.setting, self.params.by, instruction["size"])
+        return {
+            **(super().reply(device, instruction, result) or {}),
+            "update": Partial(result.update, instruction["model"], places),
+            "size": Header(instruction["size"]),
+        }
+
+
+def places_of_size(setting: RunInfo, by: CutBy, size: float) -> Places:
+    """Ranges of the flat model that a smaller one has."""
+    return leading(setting.tensors(), setting.cut(by, size))
+
+
+class CutModels(FedAvg[CutParams]):
+    """FedAvg whose devices train smaller models within the global one, of a size of their own.
+
+    A number of the smaller model is the same number of the global one. The device trains among zeros what it has received:
+    in layers with ReLU between, and in adapters, zeros have no gradient and add nothing, so that this is training the smaller
+    model. Its time, memory and bytes are those of the smaller model.
+
+    State besides FedAvg's: ``zero``, the model that devices splice what they receive into.
+    """
+
+    Client: ClassVar[type[SynchronousClient[Any]]] = CutClient
+
+    def __init__(self, params: CutParams, server: Server) -> None:
+        super().__init__(params, server)
+        if isinstance(params.sizes, dict):
+            for kind in self.setting.kinds or ["none"]:
+                if kind not in params.sizes:
+                    raise ScenarioError(
+                        f"strategy.sizes has no size for devices of the kind {kind!r}{nearest(kind, params.sizes)}; allowed is "
+                        "one for each kind in population.device, or a list of sizes, of which each device has one"
+                    )
+        self._sizes = sorted(set(params.sizes.values() if isinstance(params.sizes, dict) else params.sizes))
+        self._places = [places_of_size(self.setting, params.by, size) for size in self._sizes]
+
+    async def on_start(self) -> None:
+        self.state["zero"] = self.server.models.zero()
+        await super().on_start()
+
+    def size_of(self, device: int) -> float:
+        """The size of a device's model."""
+        sizes = self.params.sizes
+        if isinstance(sizes, dict):
+            return sizes[self.setting.kind_of(device) or ""]
+        return sizes[int(self.server.rng("size", device).integers(len(sizes)))]
+
+    def contents(self, device: int) -> Contents:
+        size = self.size_of(device)
+        places = self._places[self._sizes.index(size)]
+        return {"model": Partial(self.state["model"], self.state["zero"], places), "size": Header(size)}
+
+    async def combine(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any) -> Ref:
+        weights = await self.weighed(entries)
+        self.record_aggregate(entries, weights, **record)
+        return self.advance(model, self.joined(model, entries, weights), slot)
+
+    async def weighed(self, entries: Sequence[dict[str, Any]]) -> list[float]:
+        """The weight of each update."""
+        return self.weights(entries)
+
+    def joined(self, model: Ref, entries: Sequence[dict[str, Any]], weights: Sequence[float]) -> Ref:
+        """The model that updates of different sizes become."""
+        which = [self._sizes.index(entry["contents"]["size"]) for entry in entries]
+        models, size = [model, *(entry["update"] for entry in entries)], self.setting.parameters
+        how: dict[str, Any] = {"weights": list(weights), "places": self._places, "which": which}
+        return self.server.models.apply(mean_of_holders, models, size=size, **how)
+
+
+class HeteroFLParams(CutParams):
+    """Parameters of HeteroFL: ``sizes`` are widths, shares of the channels and units of each layer."""
+
+    by: ClassVar[CutBy] = "width"
+    kind: Literal["heterofl"] = "heterofl"
+    sizes: dict[str, float] | list[float] = Field(default=[1.0, 0.5, 0.25], min_length=1)
+
+
+class HeteroFL(CutModels):
+    """Federated learning of models of different widths.
+
+    Source: Diao, Ding and Tarokh, "HeteroFL" (ICLR 2021, arXiv 2010.01264), Algorithm 1: a device of width r has the first r of
+    the channels of each hidden layer, and each number of the global model becomes the mean over the devices that have it
+    (Eqs. 1 to 3); one that no client has stays. Weighted by samples, unless ``aggregation`` is ``mean``. The paper's scaler,
+    static batch norm and masked loss are left out.
+
+    Sends the numbers of each client's width, down and up (``model`` and ``update``, 4 bytes each).
+    """
+
+    Params = HeteroFLParams

@@ -1,0 +1,130 @@
+"""Critical paths worked out by hand, and their sums in every kind of network and strategy."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import networkx
+import pytest
+
+import fedsim
+from fedsim.errors import RunFolderError
+from fedsim.records.critical_path import AFTER, SHARED, CriticalPaths
+from fedsim.records.reading import RunFolder
+
+# Two devices at 10 samples/s. A download of the model (1000 B) takes 1.1 s, an upload 2.1 s, where nothing is shared.
+DEVICE = {"down": "1000 B/s", "up": "500 B/s", "latency": "100 ms"}
+STAR = {"kind": "star", "device": DEVICE}
+FEDAVG = {"kind": "fedavg", "clients_per_round": 2}
+TREE = {
+    "kind": "tree",
+    "cells": 2,
+    "cell": {"down": "2000 B/s", "up": "1000 B/s"},
+    "server": {"down": "1000 B/s"},
+    "edge": {"latency": "250 ms"},
+    "device": DEVICE,
+}
+
+
+def paths(folder: Path, samples: list[int], rounds: int = 1, **sections: Any) -> CriticalPaths:
+    tables = {
+        "learning": "off",
+        "model": {"kind": "size", "bytes": "1000 B"},
+        "population": {"devices": len(samples), "samples": samples, "speed": "10 samples/s"},
+        "network": STAR,
+        "strategy": FEDAVG,
+        "stop": {"rounds": rounds},
+    }
+    fedsim.run(fedsim.Scenario(**tables | sections), folder, executor="inline")
+    return CriticalPaths(RunFolder(folder))
+
+
+SLOW = [("download", 1.1), ("train", 4.0), ("upload", 2.1)]
+
+
+@pytest.mark.parametrize(
+    ("samples", "rounds", "sections", "expected", "sooner"),
+    [
+        pytest.param([20, 40], 1, {}, SLOW, 2.0, id="the slower device"),
+        pytest.param(
+            [20, 40], 1, {"strategy": FEDAVG | {"deadline": "6 s"}}, [*SLOW[:2], ("upload", 0.9)], 0.8, id="a deadline"
+        ),
+        pytest.param(
+            [20, 20],
+            1,
+            {"world": {"processes": [{"kind": "upload-slots", "slots": 1}]}},
+            [("download", 1.1), ("train", 2.0), ("queue", 2.1), ("upload", 2.1)],
+            2.1,
+            id="a queue",
+        ),
+        pytest.param([20, 40], 2, {"strategy": FEDAVG | {"every": "10 s"}}, [("wait", 2.8), *SLOW], 2.0, id="a schedule"),
+        pytest.param([20, 40], 2, {"strategy": {"kind": "fedbuff", "concurrency": 2, "buffer": 2}}, SLOW, 0.0, id="a buffer"),
+        pytest.param([20, 40], 2, {"strategy": {"kind": "fedasync", "concurrency": 2}}, [("upload", 2.0)], 0.0, id="a version"),
+    ],
+)
+def test_by_hand(
+    samples: list[int], rounds: int, sections: dict[str, Any], expected: list[tuple[str, float]], sooner: float, tmp_path: Path
+) -> None:
+    found = paths(tmp_path / "run", samples, rounds, **sections)
+    last = found.round(rounds - 1)
+    assert [(one.step, round(one.seconds, 6)) for one in last.steps] == expected
+    assert last.sooner == pytest.approx(sooner)
+    assert samples[0] == samples[1] or last.device == 1
+    assert math.fsum(found.totals.values()) == found.end
+
+
+def test_what_a_shared_link_takes(tmp_path: Path) -> None:
+    """Both upload at 250 B/s from 3.1 s on, each over a link of 500 B/s."""
+    found = paths(tmp_path / "run", [20, 20], network=STAR | {"server": {"up": "500 B/s"}})
+    assert [round(seconds, 6) for seconds in found.totals.values()] == [2.1, 2.0, 2.0, 1.1]
+    assert found.totals[SHARED] == pytest.approx(2.0)
+
+
+def test_over_edge_servers(tmp_path: Path) -> None:
+    """2.25 s from the server, two edge rounds of 5.2 s, 1.25 s to the server."""
+    found = paths(tmp_path / "run", [20, 20], network=TREE, strategy=FEDAVG | {"kind": "hierfavg", "kappa2": 2})
+    steps = found.round(0).steps
+    assert [one.step for one in steps] == ["edge-transfer", *["download", "train", "upload"] * 2, "edge-transfer"]
+    assert [round(one.seconds, 6) for one in steps] == [2.25, *[1.1, 2.0, 2.1] * 2, 1.25]
+    assert steps[-1].label.endswith("to the server")
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"strategy": FEDAVG | {"secure_aggregation": {"mask_rate": "1 kB/s"}, "deadline": "8 s"}},
+        {"strategy": {"kind": "fedavg", "clients_per_round": 3, "over_selection": 1.3}},
+        {"strategy": FEDAVG | {"deadline": "9 s"}, "population": {"availability": {"mean_on": "20 s", "mean_off": "8 s"}}},
+        {"network": TREE},
+        {"network": {"kind": "graph", "server": "hub", "attach": ["north"]}},
+        {"network": TREE, "strategy": FEDAVG | {"kind": "hierfavg", "deadline": "15 s"}},
+        {"strategy": {"kind": "gossip"}},
+        {"strategy": {"kind": "fedat", "tiers": 2, "clients_per_round": 2}},
+        {"strategy": {"kind": "refl", "clients_per_round": 3, "deadline": "6 s"}},
+    ],
+)
+def test_a_path_has_no_gaps_and_sums_exactly(sections: dict[str, Any], tmp_path: Path) -> None:
+    availability = sections.get("population", {}).get("availability")
+    speed = {"kind": "lognormal", "median": "9 samples/s", "spread": 1.7}
+    population: dict[str, Any] = {"devices": 6, "samples": [20, 30, 40, 10, 50, 20], "speed": speed, "jitter": 0.2}
+    population |= {"availability": {"kind": "renewal"} | availability} if availability else {}
+    if (network := sections.get("network", {})).get("kind") == "graph":
+        graph: networkx.Graph[str] = networkx.Graph()
+        graph.add_edge("hub", "north", capacity="600 B/s")
+        (tmp_path / "net.json").write_text(json.dumps(networkx.node_link_data(graph, edges="edges")))
+        sections = sections | {"network": network | {"file": str(tmp_path / "net.json")}}
+    found = paths(tmp_path / "run", [], 4, **sections | {"population": population})
+    assert len(found.rounds) == 4
+    for one in found.rounds:
+        assert (one.steps[0].start, one.steps[-1].end) == (one.start, one.end)
+        assert all(step.end == after.start for step, after in zip(one.steps, one.steps[1:], strict=False))
+        assert all(0 <= step.shared <= step.seconds for step in one.steps)
+        assert math.fsum(step.seconds for step in one.steps) == math.fsum(one.totals.values()) == one.seconds
+    assert math.fsum(found.totals.values()) == found.end
+    assert found.totals.get(AFTER, 0.0) == found.end - found.rounds[-1].end
+
+
+def test_a_round_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"--round is 7, .* allowed are 0 to 0"):
+        paths(tmp_path / "run", [20, 20]).round(7)

@@ -1,0 +1,118 @@
+"""HeteroFL and HetLoRA: a smaller model within the global one is that smaller model, in numbers, time and bytes."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import fedsim
+from fedsim.learning.models import CNN5, Perceptron
+from fedsim.toolbox.strategies.heterofl import leading, mean_of_holders
+from fedsim.toolbox.strategies.hetlora import norm
+from tests.strategies.clustered import played, ran, weights, world
+
+DIGITS = {"source": "digits"}
+MLP: dict[str, Any] = {"kind": "mlp", "hidden": [13, 7]}
+ADAPTED = MLP | {"lora": {"rank": 4, "alpha": 4.0}}
+ONE = {"kind": "fedavg", "clients_per_round": 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "whole", "part"),
+    [
+        ("heterofl", 0.5, MLP, MLP | {"width": 0.5}),
+        ("heterofl", 0.3, {"kind": "cnn5"}, {"kind": "cnn5", "width": 0.3}),
+        ("hetlora", 2, ADAPTED, MLP | {"lora": {"rank": 2, "alpha": 2.0}}),
+    ],
+)
+def test_training_among_zeros_is_training_the_smaller_model(
+    kind: str, size: float, whole: dict[str, Any], part: dict[str, Any], tmp_path: Path
+) -> None:
+    training = {"momentum": 0.5, "l2": 0.01, "weight_decay": 0.01}
+    timed = {"device": "phone-low"} if kind == "heterofl" else {"speed": "1000 samples/s", "reference_flops": 1e4}
+    strategy = {"kind": kind, "clients_per_round": 1, "sizes": [size]}
+    sections = world(DIGITS, 1, strategy, 2, model=whole, training=training) | {"population": {"devices": 1} | timed}
+    run, _ = played(sections)
+    first, last = weights(run, [run.learner.initial(), run.strategy.state["model"]])
+    own = run.scenario.model.cut(run.scenario.strategy.by, size).tensors(*run._shape_and_classes)
+    places = leading(run.strategy.setting.tensors(), own)
+    names = iter(np.split(np.concatenate([first[b:e] for b, e in places]), np.cumsum([tensor.size for tensor in own])[:-1]))
+    arrays = {tensor.name: next(names).reshape(tensor.shape) for tensor in own}
+    if kind == "hetlora":  # the frozen layers are those of the whole model
+        plain = ran(world(DIGITS, 1, ONE, 1, model=MLP, training={"lr": 1e-30}), tmp_path / "plain")
+        arrays |= load_file(plain.path / "models" / "global.safetensors")
+    save_file(arrays, tmp_path / "first.safetensors")
+    small = ran(sections | {"strategy": ONE, "model": part | {"file": str(tmp_path / "first.safetensors")}}, tmp_path / "small")
+    found = small.models()["global"]
+    expected = np.concatenate([found[tensor.name].ravel() for tensor in own])
+    assert np.concatenate([last[b:e] for b, e in places]) == pytest.approx(expected, abs=2e-6)
+    assert np.abs(last - first).max() > 1e-3
+    untouched = np.ones(len(first), dtype=bool)
+    for begin, end in places:
+        untouched[begin:end] = False
+    assert (last[untouched] == (0.0 if kind == "hetlora" else first[untouched])).all()
+    summary = ran(sections, tmp_path / "among").summary
+    assert summary["bytes"] == small.summary["bytes"]
+    assert summary["simulated_s"] == small.summary["simulated_s"]
+
+
+def test_each_number_is_the_mean_over_those_who_have_it() -> None:
+    model = np.array([9, 9, 9, 9], dtype=np.float32)
+    updates = [np.array(row, dtype=np.float32) for row in ([1, 2, 3, 0], [5, 6, 0, 0], [np.nan] * 4)]
+    found = mean_of_holders([model, *updates], [0.25, 0.5, 0.25], [((0, 3),), ((0, 2),)], [0, 1, 1])
+    assert found.tolist() == pytest.approx([(0.25 * 1 + 0.5 * 5) / 0.75, (0.25 * 2 + 0.5 * 6) / 0.75, 3, 9])
+
+
+@pytest.mark.parametrize("width", [0.25, 0.5, 1.0])
+def test_a_narrow_model_has_the_parameters_that_the_paper_counts(width: float) -> None:
+    """Of two convolutions and two dense layers, by hand."""
+    a, b, c = (int(np.ceil(width * channels)) for channels in (32, 64, 128))
+    expected = 25 * a + a + 25 * a * b + b + 49 * b * c + c + 10 * c + 10
+    assert CNN5(width=width).parameters((1, 28, 28), 10) == expected
+    assert Perceptron(hidden=[200], width=width).parameters((64,), 10) == int(200 * width) * 75 + 10
+
+
+def test_a_norm_weighs_updates_by_hand(tmp_path: Path) -> None:
+    run, _ = played(world(DIGITS, 3, {"kind": "hetlora", "clients_per_round": 3, "sizes": [1, 4]}, 1, model=ADAPTED))
+    tensors = run.strategy.setting.tensors()
+    update = np.arange(sum(tensor.size for tensor in tensors), dtype=np.float32)
+    at, total = 0, 0.0
+    for rows, inputs in ((13, 64), (7, 13), (10, 7)):
+        a = update[at : at + 4 * inputs].reshape(4, inputs).astype(float)
+        b = update[at + 4 * inputs : (at := at + 4 * (inputs + rows))].reshape(rows, 4).astype(float)
+        total += float(((b @ a) ** 2).sum())
+    assert norm(update, tensors) == pytest.approx(total**0.5)
+
+
+KINDS = {name: {"like": "phone-low", "memory": size, "memory_share": 1.0} for name, size in (("a", "600 kB"), ("b", "50 kB"))}
+KINDS["c"] = KINDS["b"] | {"memory": "15 kB"}
+
+
+@pytest.mark.parametrize("kind", ["fedavg", "heterofl"])
+def test_devices_without_room_for_the_model_take_part(kind: str, tmp_path: Path) -> None:
+    sizes = {"sizes": {"a": 1.0, "b": 0.2, "c": 0.05}} if kind == "heterofl" else {}
+    population = {"device": {"kind": "list", "values": ["a", "b", "c"]}, "kinds": KINDS}
+    sections = world(DIGITS, 3, {"kind": kind, "clients_per_round": 3} | sizes, 2)
+    sections |= {"model": {"kind": "mlp", "hidden": [200]}, "population": {"devices": 3} | population}
+    rounds = ran(sections, tmp_path / "run").rounds
+    assert [row["valid"] for row in rounds] == ([3, 3] if kind == "heterofl" else [1, 1])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "model", "says"),
+    [
+        ({"kind": "heterofl", "sizes": [2.0]}, MLP, r"strategy\.sizes has a width of 2.*allowed are widths up to 1"),
+        ({"kind": "heterofl"}, ADAPTED, "with frozen tensors; allowed"),
+        ({"kind": "heterofl", "sizes": {"a": 0.5}}, MLP, "no size for devices of the kind 'none'"),
+        ({"kind": "heterofl", "aggregation": "median"}, MLP, "'median', and heterofl has updates of different sizes"),
+        ({"kind": "heterofl", "secure_aggregation": {}}, MLP, "has to know which numbers each client has sent"),
+        ({"kind": "hetlora", "sizes": [8]}, ADAPTED, r"a rank of 8, and model\.lora\.rank is 4"),
+        ({"kind": "hetlora", "sizes": [1.5]}, ADAPTED, "whole numbers"),
+        ({"kind": "hetlora"}, MLP, r"model\.kind is 'mlp', which has none; allowed are models with adapters"),
+    ],
+)
+def test_bad_sizes_are_refused(strategy: dict[str, Any], model: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(fedsim.ScenarioError, match=says):
+        fedsim.run(fedsim.Scenario(**world(DIGITS, 4, strategy | {"clients_per_round": 2}, 1, model=model)), tmp_path / "run")
