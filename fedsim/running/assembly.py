@@ -207,7 +207,7 @@ class Run:
         cost = cost_of(scenario.model, *self._shape_and_classes, scenario.training, scenario.objective)
 
         def cost_of_cut(by: CutBy, size: float) -> ModelCost:
-            return cost_of(scenario.model.cut(by, size), *self._shape_and_classes, scenario.training)
+            return cost_of(scenario.model.cut(by, size), *self._shape_and_classes, scenario.training, scenario.objective)
 
         return Rooflines(capacity.kinds, capacity.which, cost, scenario.training.batch_size, cost_of_cut)
 
