@@ -38,6 +38,7 @@ from fedsim.world.energy.presets import TITLES, preset_figures
 from fedsim.world.lifetimes import ARRIVALS, DEPARTURES
 from fedsim.world.links import figures_of_link, links
 from fedsim.world.network.protocol import PROTOCOLS
+from fedsim.world.network.regions import cloud_facts
 from fedsim.world.network.spec import NETWORKS
 from fedsim.world.population import SAMPLE_COUNTS
 from fedsim.world.processes import PROCESSES
@@ -97,6 +98,7 @@ _NAMES_FOR = {
     "population.device": "kinds of devices",
     "study.references": "references of studies",
     "network.device": "links",
+    "network.of": "regions of clouds",
 }
 """Keys whose values are names of a title of the catalogue, or may be copied from there."""
 _MOST_FOUND = 30
@@ -110,6 +112,7 @@ def catalogue() -> dict[str, TitledNames]:
         "kinds of devices": [*kinds_of_devices().items()],
         "energy presets": [*TITLES.items()],
         "links": [*links().items()],
+        "regions of clouds": [(name, site.city) for name, site in cloud_facts().sites.items()],
         "scenarios": shipped_titles(studies=False),
         "studies": shipped_titles(studies=True),
         "executors": [*EXECUTORS.items()],
@@ -125,7 +128,7 @@ def specs_titled(title: str) -> dict[str, type[Spec]]:
 def about(name: str) -> list[str]:
     """Lines about a kind, a key or table of a scenario or study (``network.server``, ``study.parts``), or a title of a list.
 
-    Kinds of devices, energy presets and links have their figures, with sources. Other words are searched for.
+    Kinds of devices, energy presets, links and regions have their figures, with sources. Other words are searched for.
 
     Raises:
         ScenarioError: there is none of that name, and nothing says these words.
@@ -159,11 +162,12 @@ def about(name: str) -> list[str]:
 
 
 def _figure_lines(title: str, name: str) -> list[str]:
-    """The figures of a kind of device, an energy preset or a link, each with its source and date."""
+    """The figures of a kind of device, an energy preset, a link or a region, each with its source and date."""
     find: dict[str, Callable[[str], Mapping[str, Figure]]] = {
         "kinds of devices": lambda kind: figures(kind, "name"),
         "energy presets": preset_figures,
         "links": figures_of_link,
+        "regions of clouds": lambda region: cloud_facts().figures_of(region),
     }
     found = find[title](name) if title in find else {}
     return [f"  {key} = {as_toml(figure.value)}  # {figure.source} ({figure.date})" for key, figure in found.items()]

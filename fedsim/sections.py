@@ -182,7 +182,8 @@ class Sections(Spec):
         up = self.messages.up
         of_changes = "down" not in up.ways or getattr(up, "error_feedback", False)
         wrong = {
-            "messages.up": of_changes and f"which writes changes of a model ({up.kind!r}), and devices send whole ones",
+            "messages.up": of_changes
+            and f"which writes changes of a model ({up.kind!r}), or keeps what it leaves out; not between devices",
             "energy": self.energy is not None and "which counts what tasks alone draw",
             "server": self.server != ServerSpec() and "which is how long a server computes and waits",
             "messages.down": self.messages.down.kind != "plain" and "which is how a server writes models",

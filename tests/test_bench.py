@@ -26,6 +26,8 @@ def test_the_kept_board_has_every_strategy_in_every_world_as_it_is_shipped() -> 
 
 def test_places_are_those_of_times_and_a_line_that_misses_has_none() -> None:
     assert bench.places([SLOWER, MISSED, LINE]) == {("a", "phones"): 1, ("b", "phones"): 2}
+    assert bench.table_of([SLOWER], [LINE]).notes == ()
+    assert "with --seeds 5" in bench.table_of([SLOWER], [replace(LINE, seeds=5)]).notes[0]
     cells = {column.head: column.cells for column in bench.table_of([MISSED, SLOWER], [LINE, MISSED]).columns}
     assert cells["place"] == ("missed in 1 of 3", "2 of 3")
 

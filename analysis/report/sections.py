@@ -187,7 +187,7 @@ def _opened_later(found: tuple[str, Markup] | None, packed: bool) -> Markup | No
 
 
 _ALMOST_WHITE = 250
-_DPI = 120  # 13 inches are 1,560 pixels, and are shown on 1,300 at most
+_DPI = 110  # 13 inches are 1,430 pixels, and are shown on 1,300 at most
 _OVER_SEEDS = ("energy", "traffic-purposes")
 _SAID_BY_MEANS = ("traffic-compared",)  # of single runs; over seeds ``traffic-purposes`` says it
 _IN_CHART = ("costs", "accuracy")  # of several runs

@@ -103,6 +103,9 @@ class Drawn:
             yield f"available  {show_seconds(there.mean_on)} on and {show_seconds(there.mean_off)} off on the mean"
         if log.synchronous and log.cohort == len(log.clients) and all(limit == math.inf for limit in links.server.values()):
             yield "note: all clients are in every round, so that a limit at the server may be taken for their own links"
+        yield from (f"note: {note}" for note in fitted.notes)
+        at_once = log.cohort if log.synchronous else log.at_work
+        yield f"note: fitted to {at_once} clients at a time; links that more of them would fill are not seen"
         sizes = _message_bytes(log.tasks)
         if sizes[1] and abs(sizes[1] / sizes[0] - 1) > _ALIKE - 1:
             sent, received = (show_bytes(size) for size in reversed(sizes))
@@ -143,6 +146,7 @@ def _sections(name: str, log: Log, drawn: Drawn, there: Presence | None) -> dict
         "speed": drawn.said["speed"],
         "samples": [int(one) for one in drawn.samples] if by_client else {"low": least, "high": most},
         "jitter": round(drawn.fitted.world.jitter, 4),
+        "fitted_at_once": min(log.cohort if log.synchronous else log.at_work, len(log.clients)),
     }
     if there is not None:
         phases = {"mean_on": f"{max(there.mean_on, 1e-3):.6g} s", "mean_off": f"{max(there.mean_off, 1e-3):.6g} s"}

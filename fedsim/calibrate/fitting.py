@@ -27,6 +27,8 @@ _TOGETHER = 3.0  # what the end of a busy time counts, of a transfer's: rounds w
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _LARGE = 1e9  # bytes of a message whose slow start is over
 _STEEP = 1e3  # by so much a link may be faster than its messages are on the mean
+_FIRST_WINDOW = 14_480  # bytes that TCP sends in the first round trip
+_ALIKE, _MANY = 0.03, 5  # rates that differ by less, of so many clients at once, are a sign of a link that they share
 _MOSTLY = 0.8  # of the clients in a round: then who is not in it was away
 
 
@@ -37,6 +39,7 @@ class Fitted(NamedTuple):
         world: what a run is made of.
         overhead: fixed part of a training (s), NaN where it cannot be told, [clients]. The world's speeds have it in them.
         latency_is_known: whether latencies were told or fitted; if not, rates have them in them.
+        notes: what the log does not tell, for people.
         seen: how many tasks each client was fitted to, [clients].
     """
 
@@ -44,6 +47,7 @@ class Fitted(NamedTuple):
     overhead: Floats
     latency_is_known: bool
     seen: Ints
+    notes: tuple[str, ...] = ()
 
 
 class Presence(NamedTuple):
@@ -68,13 +72,18 @@ def fit(tasks: Tasks, clients: int, latency: float | None = None, protocol: Prot
     speed, jitter = _speeds(tasks, clients)
     found = _latencies(tasks, clients, steady) if latency is None else np.full(clients, latency)
     latencies = np.zeros(clients) if found is None else found
-    rates, server = {}, {}
+    rates, server, notes = {}, {}, []
     for way in _WAYS:
-        rates[way], server[way] = _links(tasks, way, latencies, steady)
+        rates[way], server[way], told = _links(tasks, way, latencies, steady)
+        notes += told
+    for way, other in (_WAYS, _WAYS[::-1]):
+        if np.isnan(rates[way]).all():
+            rates[way] = rates[other]
+            notes.append(f"nothing tells the links {way}: they are taken for those {other}")
     links = Links(_usual(rates["down"]), _usual(rates["up"]), latencies, server, protocol)
     overhead: Floats = _lines(tasks.train, tasks.client, clients)[0]
     seen = np.bincount(tasks.client, minlength=clients)
-    return Fitted(FittedWorld(_usual(speed), jitter, links), overhead, found is not None, seen)
+    return Fitted(FittedWorld(_usual(speed), jitter, links), overhead, found is not None, seen, tuple(notes))
 
 
 def presence(log: Log) -> Presence | None:
@@ -199,17 +208,29 @@ def _bisected(is_low: Callable[[Floats], Flags], low: Floats, high: Floats) -> F
 # Links.
 
 
-def _links(tasks: Tasks, way: Direction, latency: Floats, protocol: Protocol) -> tuple[Floats, float]:
-    """Rates of the clients' links, [clients], NaN where nothing went, and the capacity of the server's (bytes/s)."""
+def _links(tasks: Tasks, way: Direction, latency: Floats, protocol: Protocol) -> tuple[Floats, float, list[str]]:
+    """Rates of the clients' links, [clients], NaN where nothing went, the capacity of the server's (bytes/s), and notes."""
     steps = tasks.down if way == "down" else tasks.up
     there = ~np.isnan(steps.end) & (steps.amount > 0)
     steps, client, clients = steps.at(there), tasks.client[there], len(latency)
     order = np.argsort(steps.start, kind="stable")
     if not len(client):
-        return np.full(clients, math.nan), math.inf
+        return np.full(clients, math.nan), math.inf, []
     search = _LinkSearch(way, steps.at(order), client[order], latency, protocol)
-    capacity = search.capacity()
-    return search.settled(capacity, len(client))[0], capacity
+    capacity, notes = search.capacity(), []
+    rates = search.settled(capacity, len(client))[0]
+    if np.isnan(rates).all():  # windows and round trips alone tell how long messages take
+        rates = np.full(clients, _LARGE)
+    if np.median(steps.amount) <= _FIRST_WINDOW:
+        notes.append(f"messages {way} are so small that a round trip holds them: they tell latency, not the links' rates")
+    elif capacity == math.inf and search.looks_shared(rates):
+        capacity = float(np.nansum(rates))
+        notes.append(
+            f"the {clients} clients all have the same rate {way}, and always at once: taken for one link "
+            f"that they share, of {capacity / 125e3:.4g} Mbit/s; only fewer of them at once tell what their own links carry"
+        )
+        rates = np.full(clients, capacity)
+    return rates, capacity, notes
 
 
 def _sending_s(protocol: Protocol, sizes: Floats, rates: Floats, latency: Floats) -> Floats:
@@ -268,6 +289,15 @@ class _LinkSearch:
             low, high = (low, math.log(right)) if tried[left] <= tried[right] else (math.log(left), high)
         best = min(tried, key=tried.__getitem__)
         return best if tried[best] < _BETTER * alone and tried[best] < alone - _WORTH else math.inf
+
+    def looks_shared(self, rates: Floats) -> bool:
+        """Whether many clients have one rate (bytes/s, [clients]), and never send but all together."""
+        known = rates[~np.isnan(rates)]
+        if len(known) < _MANY or np.ptp(known) > _ALIKE * np.median(known):
+            return False
+        begins = self._begins(len(self._client))
+        together = [len(np.unique(part)) for part in np.split(self._client, begins[1:])]
+        return min(together) == len(known)
 
     def settled(self, capacity: float, most: int) -> tuple[Floats, Floats]:
         """Rates (bytes/s, [clients]) behind a server's link of this capacity, and how long the first transfers take (s)."""

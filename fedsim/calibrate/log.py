@@ -325,19 +325,31 @@ _Task: TypeAlias = dict[str, Any]
 def _tasks_of(name: str, rows: Any, kinds: list[str], refuse: Callable[[str], None]) -> list[_Task]:
     """The tasks of a client that can be used, in order of time; none if these are too few; ``refuse`` is told each problem.
 
-    Of the words in ``kinds`` a task has all up to its last one; a missing one is a hole.
+    Of the words in ``kinds`` a task has all up to its last one; a missing one is a hole. Transfers of several tasks may
+    overlap, and one may go in pieces at once.
     """
     tasks: list[_Task] = []
-    before: Any = None
+    latest: dict[int, _Task] = {}  # by round
+    trained: Any = None
     for row in rows.assign(order=rows["what"].map(_ORDER)).sort_values(["start", "order"], kind="stable").itertuples():
-        if before is not None and row.start < before.end - _TOGETHER_S:
-            refuse(f"client {name!r} does two things at once: {_told(before)} and {_told(row)}")
+        task = latest.get(row.round, {})
+        last = next(reversed(task.values()), None)
+        if last is not None and row.what == last.what != "train" and row.start < last.end - _TOGETHER_S:
+            task[row.what] = last._replace(end=max(last.end, row.end), bytes=last.bytes + row.bytes)  # pieces at once
             continue
-        if before is None or row.order <= before.order or row.round != before.round:
-            if before is not None and row.round < before.round:
-                refuse(f"client {name!r} does {_told(row)} after {_told(before)}; rounds are to grow with time")
-            tasks.append({})
-        tasks[-1][row.what] = before = row
+        busy = trained if row.what == "train" else None
+        for one in (last, busy):
+            if one is not None and row.start < one.end - _TOGETHER_S:
+                refuse(f"client {name!r} does two things at once: {_told(one)} and {_told(row)}")
+                break
+        else:
+            if last is None or row.order <= last.order:
+                if latest and row.round < next(reversed(latest)):
+                    refuse(f"client {name!r} does {_told(row)} in a round that is over; rounds are to grow with time")
+                latest[row.round] = task = {}
+                tasks.append(task)
+            task[row.what] = row
+            trained = row if row.what == "train" else trained
     whole = []
     for task in tasks:
         there = [what for what in kinds if what in task]

@@ -9,7 +9,7 @@ import hashlib
 import io
 import subprocess
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -211,7 +211,10 @@ def table_of(lines: Sequence[BoardLine], board: Sequence[BoardLine]) -> Compared
                 "energy": None if line.joules is None else show_joules(line.joules),
             }
         )
-    return ComparedTable.of(["strategy", "world", "place", "time to target", "bytes", "energy"], rows)
+    found = ComparedTable.of(["strategy", "world", "place", "time to target", "bytes", "energy"], rows)
+    fewest, kept = min(line.seeds for line in lines), max((line.seeds for line in board), default=0)
+    few = f"These are {fewest} seed{'s' * (fewest > 1)}, the board's {kept}: places may change with --seeds {kept}."
+    return replace(found, notes=(few,)) if fewest < kept else found
 
 
 def interval_of(line: BoardLine) -> str | None:

@@ -16,6 +16,8 @@ from fedsim.world.device_kinds import Capacity, CapacityModel
 class HospitalsCapacity(CapacityModel):
     """Each device is a hospital, and a sample a patient: its times were measured in the FeTS federation.
 
+    Source: github.com/FeTS-AI/Challenge, Task_1/fets_challenge/time_utils.py (BSD-style, 2022): 21 and 16 institutions.
+
     Computing and transfers are drawn each on its own, with replacement, as the FeTS challenge does. An epoch's time has the
     mean and the standard deviation of the hospital's, unless ``population.jitter`` is above 0. It is lognormal, where the
     challenge draws a normal of 1 s at least. A transfer takes the mean of the hospital's download and upload, whatever its

@@ -191,6 +191,8 @@ class PopulationSpec(Spec):
         host: machines that the devices share; None: each computes alone.
         calendar: which instant simulated time 0 is, and the devices' time zones; None: midnight, everywhere.
         availability: when devices can be reached while they are there.
+        fitted_at_once: how many clients worked at a time in the log that the devices and their links were fitted to (``fedsim
+            calibrate``): ``fedsim check`` says what is not known of a run with fewer or more; None: not fitted.
         arrivals: devices that join later; None if all are there from the start.
         departures: devices that leave for good; None if all stay.
     """
@@ -208,6 +210,7 @@ class PopulationSpec(Spec):
     host: HostSpec | None = None
     calendar: CalendarSpec | None = None
     availability: AvailabilitySpec = AlwaysOn()
+    fitted_at_once: int | None = Field(default=None, ge=1)
     arrivals: ArrivalsSpec | None = None
     departures: DeparturesSpec | None = None
 

@@ -148,3 +148,19 @@ def test_cohorts_tell_nothing_of_presence(tmp_path: Path) -> None:
         task(str(one), number, 100.0 * number, DEVICES[0]) for number in range(9) for one in range(6) if (one + number) % 3
     )
     assert presence(of("".join(chosen))) is None  # two of three are asked
+
+
+def test_many_clients_of_one_rate_share_a_link(tmp_path: Path) -> None:
+    """Ten at once get 100 kB/s each: three of them alone would get a third of the whole, not a tenth."""
+    found = fitted_to(rounds(4, [(20.0, 1e5, 1e5)] * 10), tmp_path)
+    assert found.world.links.server == pytest.approx({"down": 1e6, "up": 1e6})
+    assert found.world.links.down.tolist() == pytest.approx([1e6] * 10)
+    assert "taken for one link that they share, of 8 Mbit/s" in found.notes[0]
+
+
+def test_tiny_messages_tell_no_rate_and_nothing_is_infinite(tmp_path: Path) -> None:
+    small = fitted_to(rounds(4, sizes=(1000.0,)), tmp_path)
+    assert all("they tell latency, not the links' rates" in note for note in small.notes)
+    only = fitted_to("".join(line for line in rounds(4).splitlines(True) if ",down," not in line), tmp_path)
+    assert only.world.links.down.tolist() == only.world.links.up.tolist()
+    assert only.notes == ("nothing tells the links down: they are taken for those up",)

@@ -126,3 +126,13 @@ def test_what_cannot_be_used_is_left_out_if_that_is_asked(case: str, tmp_path: P
     assert any(note.startswith("left out") for note in log.notes)
     assert log.clients == ("phone 0", "phone 1", "phone 2")
     assert 7 <= len(log.tasks.client) <= 9
+
+
+def test_several_transfers_of_a_client_at_once_are_read(tmp_path: Path) -> None:
+    """A download in two pieces at once, and an upload that goes on while the next round's download does."""
+    first = "a,0,down,0,2,5,\na,0,down,1,3,7,\na,0,train,3,5,,10\na,0,up,5,9,4,\n"
+    text = first + "a,1,down,6,8,4,\na,1,train,9,11,,10\na,1,up,11,12,4,\n"
+    tasks = read_log(written(tmp_path / "log.csv", text), LogDefaults()).tasks
+    assert tasks.round.tolist() == [0, 1]
+    assert tasks.down.amount.tolist() == [12, 4]
+    assert (tasks.down.end.tolist(), tasks.up.start.tolist()) == ([3, 8], [5, 11])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import fedsim
+from fedsim.catalogue import about
 from fedsim.errors import FedsimError
 from fedsim.streams import Streams
 from fedsim.testing import assert_sound, quiet_world
@@ -121,3 +122,13 @@ def test_hospitals_have_the_times_that_were_measured() -> None:
     )
     with pytest.raises(FedsimError, match=r"capacity\.kind is 'hospitals-fetz'; allowed are fedscale, hospitals-fets"):
         fedsim.Scenario(population="hospitals-fetz")
+
+
+def test_a_region_is_described_with_sources() -> None:
+    lines = about("aws:eu-west-1")
+    assert (
+        '  aws:sa-east-1 = "176.8 ms, 37.2 Mbit/s"  # github.com/doitintl/intercloud-throughput, Apache-2.0 (2022-02-17)'
+        in lines
+    )
+    (ruled,) = [line for line in lines if "gcp:us-central1" in line]
+    assert "estimate" in ruled

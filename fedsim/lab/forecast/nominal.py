@@ -8,7 +8,6 @@ from fedsim.arrays import Floats, Ints
 from fedsim.language.units import show_bytes, show_seconds
 from fedsim.running.assembly import Run
 from fedsim.strategies.round_params import RoundParams
-from fedsim.world.device_kinds import estimates
 
 _CHECKED_BATCHES = range(16, 65)
 _SHOWN = 100_000  # devices whose times are reckoned, of too many for all
@@ -37,7 +36,7 @@ def nominal_lines(run: Run) -> list[str]:
     ]
     given = run.scenario
     energy = given.energy is not None and given.energy.preset is None
-    guessed = estimates(run.processes.capacity.names, links=not given.network.has_device_rates, energy=energy)
+    guessed = run.processes.capacity.estimates(links=not given.network.has_device_rates, energy=energy)
     lines += [f"this {guessed}"] if guessed else []
     size = given.training.batch_size
     if run.population.rooflines is not None and size not in _CHECKED_BATCHES:
@@ -45,10 +44,22 @@ def nominal_lines(run: Run) -> list[str]:
             f"times of batches of {size} samples are less certain: they were compared with real ones at 16 to 64 (docs/time.md)"
         )
     params = run.scenario.strategy
+    lines += _beyond_the_log(run)
     if isinstance(params, RoundParams) and stop.rounds is not None:
         task_s = _task_s(params, run.strategy.setting.mean_epoch_s, down, epoch_s, up) + decode_s + encode_s
         lines += _round_lines(run, params, stop.rounds, task_s, samples)
     return lines + stop.notes
+
+
+def _beyond_the_log(run: Run) -> list[str]:
+    """A note if another number of clients works at a time than in the log that the world was fitted to."""
+    fitted, params, devices = run.scenario.population.fitted_at_once, run.scenario.strategy, run.scenario.population.devices
+    at_once = params.cohort_size(devices) if isinstance(params, RoundParams) else getattr(params, "concurrency", devices)
+    here = min(at_once, devices)
+    if fitted is None or fitted == here:
+        return []
+    unknown = "whether a link that they share carries so much" if here > fitted else "own links that a shared one hid"
+    return [f"links were fitted to {fitted} clients at a time, and {here} work here: the log does not tell {unknown}"]
 
 
 def _task_s(params: RoundParams, mean_epoch_s: float, down: Floats, epoch_s: Floats, up: Floats) -> Floats:

@@ -20,6 +20,7 @@ from fedsim.errors import ScenarioError, nearest
 from fedsim.files import read_toml, sought
 from fedsim.simulation import Simulation, on_grid
 from fedsim.world.columns import ALL
+from fedsim.world.device_kinds import Figure
 from fedsim.world.device_table import DeviceTable
 from fedsim.world.network.base import Network
 from fedsim.world.network.flow import SERVER, Direction
@@ -55,6 +56,7 @@ class CloudFacts:
 
     Attributes:
         sites: of regions, by name.
+        source: with the licence, and the date of what was measured.
         measured: by names (from, to).
         window: bytes of a connection under way: the median of rate x round trip.
         round_trip: its part that is always there (s), and seconds a km of the way, by least squares of relative errors. The way
@@ -63,6 +65,7 @@ class CloudFacts:
 
     def __init__(self) -> None:
         table = read_toml(_TABLE)
+        self.source = f"{table['source']}, {table['licence']}", table["date"]
         self.sites = {name: Site(*site) for name, site in table["sites"].items()}
         self.measured = {(one, other): Connection(ms / 1e3, mbit * 1e6 / 8) for one, other, ms, mbit in table["measured"]}
         self.fit()
@@ -74,6 +77,16 @@ class CloudFacts:
         ways = np.array([[1.0, self.way_km(*pair)] for pair in self.measured])
         fixed, per_km = np.linalg.lstsq(ways / took[:, None], np.ones(len(took)), rcond=None)[0].tolist()
         self.round_trip = fixed, per_km
+
+    def figures_of(self, name: str) -> dict[str, Figure]:
+        """The connections from a region to all others, with source and licence, or the rule that they follow from."""
+        ruled = 'estimate: by the rules of network.kind "regions"'
+        found = {other: self.connection(name, other) for other in self.sites if other != name}
+        return {
+            other: Figure(f"{1e3 * way.round_trip:.1f} ms, {way.rate * 8 / 1e6:.1f} Mbit/s", source, date)
+            for other, way in sorted(found.items(), key=lambda item: not item[1].measured)
+            for source, date in [self.source if way.measured else (ruled, self.source[1])]
+        }
 
     def way_km(self, one: str, other: str) -> float:
         """Length of the way between two regions (km)."""
@@ -140,20 +153,18 @@ class Regions(Network):
         usual = Connection(0.0, math.inf)
         return self._table.get((one, other), usual if one == other else self._table.get((other, one), usual))
 
+    def _rate(self, source: int, destination: int) -> float:
+        return self._way(self.region(source), self.region(destination)).rate * self._connections
+
     def route(self, source: int, destination: int) -> list[str]:
-        rate = self._way(self.region(source), self.region(destination)).rate
-        return [] if rate == math.inf else [f"{self.name(source)} -> {self.name(destination)}"]
+        return [] if self._rate(source, destination) == math.inf else [f"{self.name(source)} -> {self.name(destination)}"]
 
     def links_between(self, source: int, destination: int) -> list[tuple[str, float]]:
-        rate = self._way(self.region(source), self.region(destination)).rate * self._connections
-        return [(link, rate) for link in self.route(source, destination)]
+        return [(link, self._rate(source, destination)) for link in self.route(source, destination)]
 
     def built_rate(self, link: str) -> float:
-        ends = link.split(" -> ")
-        if len(ends) != 2:
-            return super().built_rate(link)
-        source, destination = map(self.endpoint, ends)
-        return self._way(self.region(source), self.region(destination)).rate * self._connections
+        source, found, destination = link.partition(" -> ")
+        return self._rate(self.endpoint(source), self.endpoint(destination)) if found else super().built_rate(link)
 
     def _exact_latency_s(self, source: int, destination: int) -> float:
         own = sum(self._own_s.item(end) for end in (source, destination) if end != SERVER)

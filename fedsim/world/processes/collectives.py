@@ -93,6 +93,8 @@ def collective(kind: str, nodes: int) -> Collective:
 class AllReduce:
     """All-reduces of one group of nodes, one after the other. Nodes may come at different times: they wait for one another.
 
+    A process that uses it cannot be saved.
+
     Args:
         world: where the messages move.
         nodes: endpoints, by rank.
@@ -122,7 +124,7 @@ class AllReduce:
         self._pairs: dict[tuple[int, int], simpy.Resource] = {}
         self._begun = [0] * len(self._programs)
 
-    def join(self, rank: int) -> simpy.Process:
+    def join(self, rank: int) -> simpy.Event:
         """A node takes part in its next all-reduce. The event fires when it holds the whole result."""
         if not 0 <= rank < len(self._programs):
             raise SimulationError(
@@ -133,7 +135,7 @@ class AllReduce:
         if self._nodes[server] == "server" and self._begun[server] < self._begun[rank]:
             self.join(server)
         env = self._world.env
-        return env.process(_all(env, [env.process(self._play(rank, piece)) for piece in range(self._pieces)]))
+        return env.all_of([env.process(self._play(rank, piece)) for piece in range(self._pieces)])
 
     def _play(self, rank: int, piece: int) -> ProcessGenerator:
         sent = []
@@ -160,7 +162,3 @@ class AllReduce:
 
     def _store(self, piece: int, source: int, destination: int) -> simpy.Store:
         return self._here.setdefault((piece, source, destination), simpy.Store(self._world.env))
-
-
-def _all(env: simpy.Environment, events: Sequence[simpy.Event]) -> ProcessGenerator:
-    yield env.all_of(events)

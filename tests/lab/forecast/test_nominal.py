@@ -66,3 +66,11 @@ def test_deadlines_and_schedules(said: dict[str, Any], rounds: int, time: str) -
     }
     lines = nominal_lines(Beginning.built(fedsim.Scenario(**scenario), Inline()).run)
     assert any(f"{rounds} rounds" in line and f"about {time} of simulated time" in line for line in lines)
+
+
+@pytest.mark.parametrize(("fitted", "says"), [(3, False), (9, "own links that a shared one hid"), (2, "carries so much")])
+def test_a_world_used_beyond_its_log_says_so(fitted: int, says: str | bool, small: dict[str, Any]) -> None:
+    small["population"] |= {"fitted_at_once": fitted}
+    small["strategy"] = {"kind": "fedavg", "clients_per_round": 3}
+    lines = nominal_lines(Beginning.built(fedsim.Scenario(**small), Inline()).run)
+    assert [line.endswith(str(says)) for line in lines if "were fitted to" in line] == ([True] if says else [])
