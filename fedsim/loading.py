@@ -198,9 +198,9 @@ class LoadedRun:
         """Every model file's tensors, by file name without its ending and tensor name."""
         return self._read.models()
 
-    def costs_to(self, accuracy: float) -> dict[str, float]:
-        """Costs until a test first showed an accuracy (0..1): rounds, time (s), bytes, joules, grams; nan if none did."""
-        return costs_to(self._read.rounds, accuracy)
+    def costs_to(self, accuracy: float | str) -> dict[str, float]:
+        """Costs until a test had an accuracy (0..1) or ``"perplexity=8"``: rounds, time (s), bytes, joules, grams (or nan)."""
+        return costs_to(self._read.rounds, accuracy, self.summary)
 
     def figure(self, kind: str = "accuracy", **options: Any) -> "Figure":
         """A picture of the run.
@@ -258,8 +258,8 @@ class Result(LoadedRun):
         return as_frame(pa.Table.from_pylist(self.rows, schema=with_columns(ROUNDS, own)))
 
     @override
-    def costs_to(self, accuracy: float) -> dict[str, float]:
-        return costs_to(self.rows, accuracy)
+    def costs_to(self, accuracy: float | str) -> dict[str, float]:
+        return costs_to(self.rows, accuracy, self.summary)
 
     def __repr__(self) -> str:
         return as_line("result", facts_of(self.summary))

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from fedsim.checkpoint.spec import CheckpointSpec
 from fedsim.data.shifts import ShiftSpec
 from fedsim.data.spec import DataSpec
-from fedsim.errors import ScenarioError
+from fedsim.errors import ScenarioError, nearest
 from fedsim.evaluation.evaluator import EvaluationSpec
 from fedsim.federation.codecs.lossy import Lossy
 from fedsim.federation.costs import ServerSpec
@@ -19,6 +19,7 @@ from fedsim.federation.wire import MessagesSpec
 from fedsim.language.spec import Spec
 from fedsim.language.stop import StopSpec
 from fedsim.learning.models import Logistic, ModelSpec
+from fedsim.learning.objectives import Classification, ObjectiveSpec
 from fedsim.learning.spec import TrainerSpec, TrainingSpec
 from fedsim.meters.base import MeterContext, Meters
 from fedsim.meters.costs import CostsSpec
@@ -31,7 +32,7 @@ from fedsim.world.network import NetworkSpec, StarSpec
 from fedsim.world.population import PopulationSpec
 from fedsim.world.processes import WorldSpec
 
-OF_LEARNING = ("learning", "data", "model", "training", "drift", "malicious", "messages", "evaluation")
+OF_LEARNING = ("learning", "data", "model", "objective", "training", "drift", "malicious", "messages", "evaluation")
 
 
 class Sections(Spec):
@@ -43,6 +44,7 @@ class Sections(Spec):
         learning: ``on``, or ``off`` for time and bytes only.
         data: the samples, and which device holds which.
         model: what is trained.
+        objective: what it learns to give for a sample, its loss, and the metrics of tests.
         training: how a client trains: a kind of trainer, its rates and batches.
         population: how many devices, how fast, and when they can be reached.
         network: the links between the server and the devices.
@@ -65,6 +67,7 @@ class Sections(Spec):
     learning: Literal["on", "off"] = "on"
     data: DataSpec = DataSpec()
     model: ModelSpec = Logistic()
+    objective: ObjectiveSpec = Classification()
     training: TrainerSpec = TrainingSpec()
     population: PopulationSpec = PopulationSpec()
     network: NetworkSpec = StarSpec()
@@ -118,6 +121,7 @@ class Sections(Spec):
                 f"messages.up has error_feedback = {str(up.error_feedback).lower()}, and with {self.strategy.called} that "
                 "changes nothing: its devices go by what has arrived, and what was left out is in the next update; leave it out"
             )
+        self._check_objective()
         if self.learning == "on" and not self.model.learnable:
             raise ScenarioError(
                 f'model.kind is {self.model.kind!r}, which has no weights to learn; allowed with learning = "off" only'
@@ -143,6 +147,35 @@ class Sections(Spec):
         if self.not_restorable and (self.checkpoint.rounds or self.checkpoint.time):
             raise ScenarioError(f"[checkpoint] asks for a run that can be resumed, but {self.not_restorable}")
         return self
+
+    def _check_objective(self) -> None:
+        """Refuse what the objective has no numbers for."""
+        known = ["loss", *(metric.name for metric in self.objective.figures)]
+        for name in self.stop.metrics:
+            if name not in known:
+                raise ScenarioError(
+                    f"stop.metrics has {name!r}; with objective.metrics = {self.objective.metrics} allowed are "
+                    f"{', '.join(known)}{nearest(name, known)}"
+                )
+        if not self.objective.has_accuracy:
+            if self.stop.accuracy is not None:
+                raise ScenarioError(
+                    f"stop.accuracy is {self.stop.accuracy:g}; with objective.kind = {self.objective.kind!r} no answer is "
+                    f"right or wrong: allowed is stop.metrics, of {', '.join(known)}"
+                )
+            if key := self.strategy.needs_accuracy:
+                raise ScenarioError(
+                    f"{key}, which goes by accuracies, and with objective.kind = {self.objective.kind!r} there are none"
+                )
+        smoothing = getattr(self.training, "label_smoothing", 0.0)
+        if smoothing and (self.objective.loss is not None or not self.objective.of_entropy):
+            raise ScenarioError(
+                f"training.label_smoothing is {smoothing:g}, which is of the cross-entropy, and objective.kind = "
+                f"{self.objective.kind!r} has another loss here; allowed is 0"
+            )
+        others = self.objective.kind != "classification" or self.data.column is not None
+        if others and self.malicious is not None and self.malicious.attack.flips_labels:
+            raise ScenarioError("malicious.attack turns labels around, and models learn other targets here")
 
     def _check_serverless(self) -> None:
         """Refuse sections that need a server."""

@@ -51,6 +51,9 @@ def _tiles(run: RunFolder) -> Markup:
     if final is not None:
         low = f", worst tenth of devices {worst:.4f}" if worst is not None else ""
         tiles.append(("final accuracy", f"{final:.4f}", f"best {best:.4f}{low}"))
+    for name, told in run.summary.get("metrics", {}).items():
+        if told["final"] is not None:
+            tiles.append((f"final {name}", f"{told['final']:.4g}", f"best {told['best']:.4g}"))
     tiles.append(("simulated time", show_seconds(summary["simulated_s"]), f"computed in {show_seconds(summary['wall_s'])}"))
     tiles.append(("moved", show_bytes(total), f"{show_bytes(moved['down'])} down, {show_bytes(moved['up'])} up"))
     share = f"{moved['wasted'] / total:.1%} of what moved" if total else "nothing moved"

@@ -190,7 +190,7 @@ def rounds(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
     columns = [
         ("ended at", "time", show_seconds),
         ("lasted", "lasted", show_seconds),
-        *measured(_OF_ROUNDS, "{:.4f}".format),
+        *measured(_OF_ROUNDS | {name: name for name in run.summary.get("metrics", {})}, "{:.4f}".format),
         *((name, name, "{:,}".format) for name in ("selected", "valid", "slow", "disconnected")),
         ("down", "bytes_down", show_bytes),
         ("up", "bytes_up", show_bytes),

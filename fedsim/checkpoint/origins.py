@@ -61,7 +61,7 @@ def _shape(learner: "Learner") -> str:
 def _data(data: "FederatedData") -> str:
     """Of all samples, and of who held which of them, seen in which way, before any shift."""
     digest = hashlib.sha256()
-    _add(digest, data.pool.x, data.pool.y)
+    _add(digest, data.pool.x, data.pool.y, *([] if data.pool.targets is None else [data.pool.targets]))
     for shard in data.shards:
         _add(digest, shard.train, shard.test, shard.label_map)
         digest.update(f"{shard.quarter_turns} {shard.augment_seed}\n".encode())

@@ -5,17 +5,42 @@ seed); its samples come into being when somebody asks for them. A device whose d
 version number; the shards that it had before stay, because a training is often computed long after its simulated time.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.data.transforms import Augmentation, augment, rotate
+from fedsim.errors import ScenarioError, nearest
 
 Index = NDArray[np.int32]
 
 NO_GROUP = -1  # in ``FederatedData.truth``: a device whose data are, after a shift, of none of the generator's groups
+
+
+TokenAnswers = Literal["one", "each", "next"]
+"""Outputs of a model for a sequence of tokens: one for all, one at each token, or one at each out of it and earlier ones."""
+
+
+class TokenShape(tuple[int, ...]):
+    """The shape of a sample of tokens, which are integers; samples of any other shape are numbers.
+
+    Attributes:
+        vocabulary: tokens are 0..vocabulary-1.
+        answers: which outputs a model gives.
+    """
+
+    vocabulary: int
+    answers: TokenAnswers
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], vocabulary: int, answers: TokenAnswers = "one") -> "TokenShape":
+        """The shape of samples of tokens out of a vocabulary."""
+        made = cls(shape)
+        made.vocabulary, made.answers = vocabulary, answers
+        return made
 
 
 @dataclass(frozen=True)
@@ -23,28 +48,41 @@ class Pool:
     """All samples of a data set, once.
 
     Attributes:
-        x: samples, shape [n, *shape]; uint8 as published, or float32.
-        y: labels, int64 [n].
+        x: samples, shape [n, *shape]; uint8 as published, float32, or int64 for tokens.
+        y: labels, int64 [n], by which partitions deal; all 0 where there are none (``labelled``).
         classes: number of classes C; labels are 0..C-1.
         scale: multiplied with ``x`` first (1/255 brings bytes to [0, 1]).
         mean: subtracted next; a scalar or an array that broadcasts to ``shape``.
         std: divided by last; likewise.
+        targets: what a model is to give for each sample, [n, ...]; None for the labels.
+        outputs: numbers that a model gives for each answer; 0 for one a class.
+        vocabulary: number of tokens, of which samples are made; 0 where they are no tokens.
+        answers: which outputs a model gives for a sequence of tokens.
+        labelled: whether ``y`` are labels.
     """
 
-    x: NDArray[np.uint8] | NDArray[np.float32]
+    x: NDArray[np.uint8] | NDArray[np.float32] | NDArray[np.int64]
     y: NDArray[np.int64]
     classes: int
     scale: float = 1.0
     mean: float | NDArray[np.float32] = 0.0
     std: float | NDArray[np.float32] = 1.0
+    targets: NDArray[Any] | None = None
+    outputs: int = 0
+    vocabulary: int = 0
+    answers: TokenAnswers = "one"
+    labelled: bool = True
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one sample: (channels, height, width) for images, (features,) for vectors."""
-        return tuple(self.x.shape[1:])
+        """Shape of one sample: (channels, height, width) for images, (features,) for vectors, a ``TokenShape`` for tokens."""
+        shape = tuple(self.x.shape[1:])
+        return TokenShape.of(shape, self.vocabulary, self.answers) if self.vocabulary else shape
 
-    def normalised(self, raw: NDArray[np.float32]) -> NDArray[np.float32]:
+    def normalised(self, raw: NDArray[Any]) -> NDArray[Any]:
         """Raw samples [k, *shape] as the model sees them, in the same memory."""
+        if self.vocabulary:
+            return raw
         raw *= np.float32(self.scale)
         raw -= self.mean
         raw /= self.std
@@ -130,16 +168,21 @@ class FederatedData:
         """Training samples of each device, version 0; int64 [devices]."""
         return np.array([len(shard.train) for shard in self.shards], dtype=np.int64)
 
-    def train_samples(self, shard: Shard) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """The training samples as the model sees them: x float32 [n, *shape], y int64 [n]."""
+    def train_samples(self, shard: Shard) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The training samples as the model sees them: x float32 (tokens: int64) [n, *shape], and their targets [n, ...]."""
         raw = self._turned(shard, shard.train)
         if shard.augment_seed is not None and self.augmentation is not None:
             raw = augment(raw, self.augmentation, shard.augment_seed)
-        return self.pool.normalised(raw), self.train_labels(shard)
+        targets = self.pool.targets
+        return self.pool.normalised(raw), self.train_labels(shard) if targets is None else targets[shard.train]
 
-    def test_samples(self, shard: Shard) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """The test samples as the model sees them, never augmented: x float32 [m, *shape], y int64 [m]."""
-        return self.pool.normalised(self._turned(shard, shard.test)), self._labels(shard, shard.test)
+    def test_samples(self, shard: Shard) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The test samples as the model sees them, never augmented, and their targets; as ``train_samples`` has them."""
+        return self.pool.normalised(self._turned(shard, shard.test)), self.test_targets(shard)
+
+    def test_targets(self, shard: Shard) -> NDArray[Any]:
+        """The target of each test sample, [m, ...]."""
+        return self._labels(shard, shard.test) if self.pool.targets is None else self.pool.targets[shard.test]
 
     def train_labels(self, shard: Shard) -> NDArray[np.int64]:
         """The label of each training sample as the device sees it; int64 [n]."""
@@ -168,10 +211,14 @@ class FederatedData:
         x, y = (np.concatenate([seen(*own) for own in held]) for seen in (self._turned, self._labels))
         places = np.arange(len(y), dtype=np.int32)
         shard = Shard(places[: len(train)], places[len(train) :])
-        return FederatedData(replace(self.pool, x=x, y=y), [shard])
+        targets = None if self.pool.targets is None else self.pool.targets[np.concatenate([train, test])]
+        return FederatedData(replace(self.pool, x=x, y=y, targets=targets), [shard])
 
-    def _turned(self, shard: Shard, index: Index) -> NDArray[np.float32]:
-        raw = self.pool.x[index].astype(np.float32)
+    def _turned(self, shard: Shard, index: Index) -> NDArray[Any]:
+        raw: NDArray[Any] = self.pool.x[index]
+        if self.pool.vocabulary:
+            return raw
+        raw = raw.astype(np.float32)
         return rotate(raw, shard.quarter_turns) if shard.quarter_turns else raw
 
     def _labels(self, shard: Shard, index: Index) -> NDArray[np.int64]:
@@ -189,7 +236,7 @@ def stratified_part(labels: NDArray[np.int64], splits: int, number: int) -> NDAr
     return np.argsort(labels, kind="stable")[number - 1 :: 2**splits]
 
 
-Samples = NDArray[np.uint8] | NDArray[np.float32]
+Samples = NDArray[np.uint8] | NDArray[np.float32] | NDArray[np.int64]
 Normalise = Literal["pixel", "standardise", "none"]
 
 _STD_FLOOR = 0.001  # added to each standard deviation, as FedProx and Ditto do: border pixels never change
@@ -202,19 +249,23 @@ class Raw:
 
     Attributes:
         name: for messages.
-        x_train, x_test: samples [n, *shape]; uint8 images with channels first [n, c, h, w], or float32.
-        y_train, y_test: labels 0..C-1, int64 [n].
-        classes: number of classes C.
+        x_train, x_test: samples [n, *shape]; uint8 images with channels first [n, c, h, w], float32, or int64 for tokens.
+        y_train, y_test: labels 0..C-1, int64 [n]; or targets of any other kind, such as float32 [n, k].
+        classes: number of classes C; of targets the numbers that a model gives for each.
         peak: the value of a full pixel, by which ``pixel`` divides; 1 for data that are no pixels.
+        vocabulary: samples are tokens 0..vocabulary-1; 0: they are not.
+        columns: further integers of each sample by name, training samples first, by which partitions can deal; int64 [n].
     """
 
     name: str
     x_train: Samples
-    y_train: NDArray[np.int64]
+    y_train: NDArray[Any]
     x_test: Samples
-    y_test: NDArray[np.int64]
+    y_test: NDArray[Any]
     classes: int
     peak: float = 255.0
+    vocabulary: int = 0
+    columns: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -252,19 +303,37 @@ class Dataset:
         return [index[labels == label] for label in range(self.pool.classes)]
 
 
-def pooled(raw: Raw, normalise: Normalise, *, over_test: bool = False) -> Dataset:
+def pooled(raw: Raw, normalise: Normalise, *, over_test: bool = False, column: str | None = None) -> Dataset:
     """All samples of ``raw`` in one pool.
 
     ``pixel`` divides by the full pixel value. ``standardise`` takes (x - mean) / (std + 0.001) of each feature, with mean and
-    std of the training samples, or of all (``over_test``). ``none`` leaves the values alone.
+    std of the training samples, or of all (``over_test``). ``none`` leaves the values alone. Tokens stay as they are.
+
+    Args:
+        column: what partitions take for labels, if not the labels.
+
+    Raises:
+        ScenarioError: there is no such column.
     """
     x = np.concatenate([raw.x_train, raw.x_test])
     y = np.concatenate([raw.y_train, raw.y_test])
-    if normalise == "standardise":
+    pool = Pool(x, y, raw.classes, vocabulary=raw.vocabulary)
+    if y.ndim > 1 or y.dtype != np.int64:
+        targets = y if y.size else None
+        pool = replace(pool, y=np.zeros(len(y), np.int64), classes=1, targets=targets, outputs=raw.classes, labelled=False)
+    if column is not None:
+        if column not in raw.columns:
+            known = f"{', '.join(raw.columns) or 'none'}{nearest(column, raw.columns)}"
+            raise ScenarioError(
+                f"data.column is {column!r}; the columns of '{raw.name}' besides samples and targets are {known}"
+            )
+        names, labels = np.unique(raw.columns[column], return_inverse=True)
+        pool = replace(pool, y=labels.astype(np.int64), classes=len(names), targets=y, outputs=raw.classes, labelled=True)
+    if normalise == "standardise" and not raw.vocabulary:
         mean, std = _moments(x if over_test else raw.x_train)
-        pool = Pool(x, y, raw.classes, mean=mean, std=std + np.float32(_STD_FLOOR))
-    else:
-        pool = Pool(x, y, raw.classes, scale=1.0 / raw.peak if normalise == "pixel" else 1.0)
+        pool = replace(pool, mean=mean, std=std + np.float32(_STD_FLOOR))
+    elif normalise == "pixel":
+        pool = replace(pool, scale=1.0 / raw.peak)
     return Dataset(raw.name, pool, len(raw.y_train))
 
 

@@ -161,6 +161,8 @@ class SwapPart(Shift):
     quirk: bool = False
 
     def check(self, data: FederatedData) -> None:
+        if not data.pool.labelled:
+            raise ScenarioError("drift.kind is 'swap-part', which exchanges labels, and the data have targets instead")
         for shard in data.shards:
             _require_alike(data.shards[0], shard)
 
@@ -248,6 +250,11 @@ class LabelPermutation(Shift):
     probability: float = Field(default=0.05, ge=0.0, le=1.0)
 
     def check(self, data: FederatedData) -> None:
+        if data.pool.targets is not None:
+            raise ScenarioError(
+                "drift.kind is 'label-permutation', which gives labels other meanings, and the model learns targets instead; "
+                "allowed without data.column, and with objective.kind = 'classification'"
+            )
         if data.pool.classes < 2:
             raise ScenarioError("drift.kind is 'label-permutation'; the data have 1 class, and at least 2 are needed")
 

@@ -35,6 +35,8 @@ class DataSpec(Spec):
             training samples), ``none`` for ``synthetic``, ``pixel`` for the others.
         augmentation: distortion of training images, a table, or ``"none"``. Without it the defaults of ``Augmentation`` for
             ``class-bias``, ``none`` for the others.
+        column: the column of the source that partitions and strategies take for labels, such as who wrote or measured a sample;
+            None: the labels.
         pooled_from: deal to so many devices, then put all that they hold onto one: the reference line of centralised training.
             ``population.devices`` is 1 then. None: everybody keeps what is dealt.
     """
@@ -44,6 +46,7 @@ class DataSpec(Spec):
     partition: PartitionSpec = Iid()
     normalise: Normalise = "pixel"
     augmentation: Augmentation | Literal["none"] = "none"
+    column: str | None = None
     pooled_from: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="before")
@@ -68,6 +71,8 @@ class DataSpec(Spec):
                 f"source '{self.source.kind}' does not go with partition '{self.partition.kind}'; 'synthetic' brings its own "
                 "devices, so the two kinds 'synthetic' go together only"
             )
+        if generated and self.column is not None:
+            raise ValueError(f"'column' is {self.column!r}; the source 'synthetic' has no columns")
         return self
 
     def folder(self) -> Path | None:
@@ -110,7 +115,14 @@ class DataSpec(Spec):
             assert isinstance(self.partition, SyntheticSizes)
             dataset = self.source.draw(self.partition.sizes(devices, streams), streams)
         else:
-            dataset = pooled(self.source.load(self._source_folder()), self.normalise, over_test=self.partition.pools_test)
+            raw = self.source.load(self._source_folder())
+            dataset = pooled(raw, self.normalise, over_test=self.partition.pools_test, column=self.column)
+            if self.partition.by_label and not dataset.pool.labelled:
+                of = f", or data.column as one of {', '.join(raw.columns)}" if raw.columns else ""
+                raise ScenarioError(
+                    f"data.partition.kind is {self.partition.kind!r}, which deals by labels, and '{raw.name}' has targets "
+                    f"instead; allowed are 'iid' and 'file'{of}"
+                )
         return self.partition.under(self.own_folder()).split(dataset, devices, streams)
 
 

@@ -10,6 +10,7 @@ from pydantic import Field
 from fedsim.evaluation.agreement import adjusted_rand_index, normalised_mutual_information, purity
 from fedsim.language.spec import Spec
 from fedsim.language.stop import StopSpec
+from fedsim.learning.metrics import EvaluationMetric
 from fedsim.learning.refs import Ref
 from fedsim.training import Training
 
@@ -99,7 +100,15 @@ class Evaluator:
         ever: for a ``historical`` score the devices that each model has served, ascending; None: all.
     """
 
-    def __init__(self, learner: "Learner", stop: StopSpec, spec: EvaluationSpec, world: WorldView) -> None:
+    def __init__(
+        self,
+        learner: "Learner",
+        stop: StopSpec,
+        spec: EvaluationSpec,
+        world: WorldView,
+        metrics: Sequence[EvaluationMetric] = (),
+    ) -> None:
+        self._metrics = metrics
         self._learner = learner
         self._spec = spec
         self._world = world
@@ -111,8 +120,13 @@ class Evaluator:
         """Whether round ``number`` (from 0) is the last one planned."""
         return self.stop.rounds is not None and number + 1 >= self.stop.rounds
 
-    def reason_to_stop(self, number: int, accuracy: float | None) -> str | None:
+    def reason_to_stop(self, number: int, figures: Mapping[str, float | None]) -> str | None:
         """Why the run ends after round ``number``; None if it goes on."""
+        accuracy, most = figures.get("accuracy"), {metric.name for metric in self._metrics if metric.more_is_better}
+        for name, goal in self.stop.metrics.items():
+            value = figures.get(name)
+            if value is not None and (value >= goal if name in most else value <= goal):
+                return f"{name} {value:.4g} reached"
         if self.stop.accuracy is not None and accuracy is not None and accuracy >= self.stop.accuracy:
             return f"accuracy {accuracy:.4f} reached"
         return f"{number + 1} rounds" if self.is_last(number) else None
@@ -128,6 +142,8 @@ class Evaluator:
             return f"no round was to be tested (evaluation.every = {spec.every}, evaluation.from_round = {spec.from_round})"
         if not models:
             return "the strategy has no model to test"
+        if self.last.correct is None:
+            return "no answer is right or wrong with this objective; its metrics are in the rounds"
         if all(served is not None and not served for _, served in models.values()):
             return "no device ever got a group, and a group's model is tested on its devices alone"
         if not self.last.devices:
@@ -139,7 +155,7 @@ class Evaluator:
 
         Where the generator of the data knows the true groups, it says how well the strategy's agree with them.
         """
-        row: Figures = dict(NOT_MEASURED)
+        row: Figures = dict(NOT_MEASURED) | dict.fromkeys(metric.name for metric in self._metrics)
         if self._spec.score == "historical":
             for name, (_, served) in models.items():
                 ever = self.ever.get(name, [])
@@ -165,6 +181,7 @@ class Evaluator:
             ever = {name: (ref, self.ever[name]) for name, (ref, _) in models.items()}
             evaluation = await learner.evaluate(self._here(ever)) or evaluation
         row["accuracy"], row["loss"] = evaluation.score(self._how(usual_score))
+        row |= {metric.name: evaluation.figure(metric, self._how(usual_score)) for metric in self._metrics}
         if updates:
             row["train_loss"] = await learner.train_loss(trained)
             pairs = [(entry.update, entry.center) for entry in updates if entry.center is not None]

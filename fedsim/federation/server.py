@@ -189,7 +189,7 @@ class Server:
             Whether the run goes on.
         """
         self.emit("round", round=number, **{**NOT_MEASURED, **figures}, **counts)
-        reason = self._dispatch.evaluator.reason_to_stop(number, figures.get("accuracy"))
+        reason = self._dispatch.evaluator.reason_to_stop(number, figures)
         if reason is not None:
             self.stop(reason)
         return self._dispatch.simulation.stopped is None

@@ -15,11 +15,13 @@ class StopSpec(Spec):
         rounds: after so many aggregations.
         simulated_time: at this simulated time.
         accuracy: at the first evaluation that reaches it (0..1).
+        metrics: at the first evaluation at which one of these metrics of the objective (or ``loss``) is at its value or better.
     """
 
     rounds: int | None = Field(default=None, ge=1)
     simulated_time: Seconds | None = None
     accuracy: float | None = Field(default=None, gt=0.0, le=1.0)
+    metrics: dict[str, float] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _some_end(self) -> "StopSpec":

@@ -27,6 +27,7 @@ from fedsim.learning.functions import FunctionCall, carry_out_all, function_at, 
 from fedsim.learning.learner import Learner
 from fedsim.learning.model import Model
 from fedsim.learning.models import Layered, TorchModel
+from fedsim.learning.objectives import Classification, Objective
 from fedsim.learning.refs import Applied, Best, Initial, Mixed, Recipe, Ref, Trained, Weights, waves
 from fedsim.learning.solvers.base import Solver
 from fedsim.learning.solvers.by_trainer import ByTrainer
@@ -45,6 +46,7 @@ _INIT = "strategy/init"  # the stream of initial models: one seed gives every st
 _TESTED_AT_ONCE = 64  # models in one request to a worker when each has a device of its own
 _APPLIED_AT_ONCE = 1 << 21  # numbers of models that functions are given in one request, unless one is given more: a millisecond
 
+_PLAIN = Classification()
 _MOST_PARAMETERS = 1_000_000_000  # 4 GB, of which a run holds several
 
 
@@ -68,12 +70,14 @@ class Learning(Learner):
         data: FederatedData,
         streams: Streams,
         root: Path | None = None,
+        objective: Objective = _PLAIN,
     ) -> None:
         if not isinstance(model, TorchModel):
             raise ScenarioError(
                 f'model.kind is {model.kind!r}, which has no weights to learn; allowed with learning = "off" only'
             )
-        shape, classes = data.pool.shape, data.pool.classes
+        shape, classes = data.pool.shape, data.pool.outputs or data.pool.classes
+        self._objective = objective
         super().__init__(model, shape, classes)
         self._simulation = simulation
         self._model, self._training, self._streams = model, training, streams
@@ -91,7 +95,8 @@ class Learning(Learner):
             first = self._module(0, 0)  # the frozen tensors of all models are those of the first one
             chosen = first if model.has_frozen else chosen
         whole = self._module() if chosen is None else chosen
-        self._solver = pick(whole, device, training.sgd.solver, training)
+        losses = None if objective.is_plain else objective.losses
+        self._solver = pick(whole, device, training.sgd.solver, training, losses)
         samples = data.without_shards()
         self._trainer = TrainingRunner(self._solver, training, samples, streams)
         self._chooser = Chooser(self._solver, training, samples, streams)
@@ -140,11 +145,13 @@ class Learning(Learner):
             together = await self.evaluate_each(list(alone.values()))
             results = {name: together.row(at) for at, name in enumerate(alone)}
         tested = {name: (self._tests.of(served), _known(ref)) for name, (ref, served) in models.items() if name not in alone}
-        blocks = [(self._solver, weights, *block) for samples, weights in tested.values() for block in samples.blocks]
+        blocks = [
+            (self._solver, self._objective, weights, *block) for samples, weights in tested.values() for block in samples.blocks
+        ]
         judged = iter(await self._joined(judge, blocks))
         for name, (samples, _) in tested.items():
             parts = [next(judged) for _ in samples.blocks]
-            results[name] = counted(samples.devices, samples.owner, parts, samples.order)
+            results[name] = counted(self._objective, samples.devices, samples.owner, parts, samples.order)
         return Evaluation.together({name: results[name] for name in models})
 
     async def evaluate_each(self, models: Sequence[tuple[Ref, int]]) -> Evaluation:
@@ -153,9 +160,9 @@ class Learning(Learner):
         order = sorted((at for at, (_, _, y) in enumerate(tests) if len(y)), key=lambda at: (-len(tests[at][2]), at))
         chunks = [order[at : at + _TESTED_AT_ONCE] for at in range(0, len(order), _TESTED_AT_ONCE)]
         parts = [zip(*((_known(tests[at][0]), *tests[at][1:]) for at in chunk), strict=True) for chunk in chunks]
-        judged: list[Judged] = await self._joined(judge_each, [(self._solver, *part) for part in parts])
+        judged: list[Judged] = await self._joined(judge_each, [(self._solver, self._objective, *part) for part in parts])
         owner = np.repeat(np.array(order, dtype=np.int64), [len(tests[at][2]) for at in order])
-        return counted([device for _, device in models], owner, judged)
+        return counted(self._objective, [device for _, device in models], owner, judged)
 
     def train(self, training: Training, device: int, **how: Any) -> Ref:
         if (terms := training.terms) and not self._training.applies_terms:
@@ -314,19 +321,30 @@ class Learning(Learner):
         return np.full(self.parameters, np.nan, dtype=np.float32) if otherwise is None else _known(otherwise)
 
 
-def pick(model: Architecture | nn.Module, device: torch.device, choice: str, trainer: Trainer | None = None) -> Solver:
-    """The solver of a model on a device: another trainer than SGD, closed forms for dense layers on a CPU, or torch."""
+def pick(
+    model: Architecture | nn.Module,
+    device: torch.device,
+    choice: str,
+    trainer: Trainer | None = None,
+    losses: Callable[..., torch.Tensor] | None = None,
+) -> Solver:
+    """The solver of a model on a device: another trainer than SGD, closed forms for dense layers on a CPU, or torch.
+
+    ``losses``: that of each sample instead of cross-entropy, for which there are no closed forms.
+    """
     of_sgd = trainer is None or isinstance(trainer, TrainingSpec)
-    if of_sgd and choice == "fast" and device.type == "cpu" and isinstance(model, Architecture) and model.is_dense:
+    dense = isinstance(model, Architecture) and model.is_dense
+    if of_sgd and losses is None and choice == "fast" and device.type == "cpu" and isinstance(model, Architecture) and dense:
         from fedsim.learning.solvers.dense import Dense  # with numba, which nothing else needs
 
         return Dense(model)
     module = module_of(model) if isinstance(model, Architecture) else model
     if trainer is not None and not of_sgd:
-        return ByTrainer(module, device, trainer)
-    if choice == "reference" or device.type == "cpu" or batch_norms(module):  # what pads stacked batches is no sample
-        return Reference(module, device)
-    return Stacked(module, device)
+        return ByTrainer(module, device, trainer, losses=losses)
+    recurrent = any(isinstance(part, nn.RNNBase) for part in module.modules())  # whose kernels cannot be stacked
+    if choice == "reference" or device.type == "cpu" or batch_norms(module) or recurrent:  # padding is no sample
+        return Reference(module, device, losses=losses)
+    return Stacked(module, device, losses=losses)
 
 
 def _known(ref: Ref) -> Weights:

@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fedsim.learning.metrics import EvaluationMetric, SampleNumbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -13,46 +16,55 @@ class Evaluation:
 
     Attributes:
         devices: who was tested, in order; a device that several models serve stands here once for each.
-        correct: right answers, int64 [devices].
-        count: test samples, int64 [devices].
-        loss_sum: summed cross-entropy (or the module's own loss), float64 [devices].
+        correct: right answers, int64 [devices]; None where no answer is right or wrong.
+        count: answers, of which a test sample asks for one (its class) or several (its tokens), int64 [devices].
+        loss_sum: summed cross-entropy (or another loss), float64 [devices].
         models: the same for each model by itself, where several were tested.
+        facts: by metric, what it keeps of each device's test samples.
     """
 
     devices: list[int]
-    correct: NDArray[np.int64]
+    correct: NDArray[np.int64] | None
     count: NDArray[np.int64]
     loss_sum: NDArray[np.float64]
     models: dict[str, "Evaluation"] = field(default_factory=dict)
+    facts: dict[str, list[SampleNumbers]] = field(default_factory=dict)
 
     @classmethod
     def together(cls, models: dict[str, "Evaluation"]) -> "Evaluation":
         """Several models' results as one."""
         each = list(models.values())
+        names = (one.facts for one in each)
+        right = [one.correct for one in each if one.correct is not None]
         return cls(
             [device for one in each for device in one.devices],
-            np.concatenate([np.empty(0, np.int64), *(one.correct for one in each)]),
+            None if len(right) < len(each) else np.concatenate([np.empty(0, np.int64), *right]),
             np.concatenate([np.empty(0, np.int64), *(one.count for one in each)]),
             np.concatenate([np.empty(0), *(one.loss_sum for one in each)]),
             models,
+            {name: [facts for one in each for facts in one.facts.get(name, ())] for name in dict.fromkeys(chain(*names))},
         )
 
     def row(self, at: int) -> "Evaluation":
         """One entry by itself."""
         row = slice(at, at + 1)
-        return Evaluation(self.devices[row], self.correct[row], self.count[row], self.loss_sum[row])
+        correct, facts = (
+            None if self.correct is None else self.correct[row],
+            {name: own[row] for name, own in self.facts.items()},
+        )
+        return Evaluation(self.devices[row], correct, self.count[row], self.loss_sum[row], facts=facts)
 
     def __getitem__(self, model: str) -> "Evaluation":
         return self.models[model]
 
     @property
     def accuracy(self) -> float:
-        """Right answers over samples, all devices pooled; NaN without samples."""
-        return float(self.correct.sum() / self.count.sum()) if self.count.any() else float("nan")
+        """Right answers over all, all devices pooled; NaN without any."""
+        return float("nan") if self.correct is None or not self.count.any() else float(self.correct.sum() / self.count.sum())
 
     @property
     def loss(self) -> float:
-        """Mean loss over samples, all devices pooled; NaN without samples."""
+        """Mean loss over answers, all devices pooled; NaN without any."""
         return float(self.loss_sum.sum() / self.count.sum()) if self.count.any() else float("nan")
 
     def device_accuracy(self) -> dict[int, float | None]:
@@ -65,7 +77,16 @@ class Evaluation:
             return _finite(self.accuracy), _finite(self.loss)
         return _mean(self._ratios(self.correct)), _mean(self._ratios(self.loss_sum))
 
-    def _ratios(self, sums: NDArray[np.int64] | NDArray[np.float64]) -> list[float | None]:
+    def figure(self, metric: EvaluationMetric, how: str) -> float | None:
+        """A metric, ``pooled`` or ``device-mean``; None where nothing was tested, or it is not defined."""
+        own = [facts for facts in self.facts.get(metric.name, ()) if len(facts)]
+        if how == "pooled":
+            return _finite(metric.value(np.concatenate(own))) if own else None
+        return _mean([_finite(metric.value(facts)) for facts in own])
+
+    def _ratios(self, sums: NDArray[np.int64] | NDArray[np.float64] | None) -> list[float | None]:
+        if sums is None:
+            return [None] * len(self.devices)
         pairs = zip(sums.tolist(), self.count.tolist(), strict=True)
         return [total / count if count else None for total, count in pairs]
 

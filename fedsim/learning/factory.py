@@ -1,9 +1,11 @@
 """Building a module of the user's own, and refusing what cannot be trained fairly or repeatably."""
 
+import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
+from fedsim.data.federated import TokenShape
 from fedsim.errors import ScenarioError
 from fedsim.language.imports import find
 from fedsim.learning.architecture import Shape
@@ -26,18 +28,25 @@ def build(path: str, args: Mapping[str, Any], seed: int) -> "nn.Module":
     import torch
 
     factory = find(path, "model.factory", torch.nn.Module, "torch.nn.Module", or_function=True)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        try:
-            module = factory(**args)
-        except Exception as error:
-            raise ScenarioError(
-                f"model.factory {path!r} failed with model.args = {dict(args)}: {type(error).__name__}: {error}"
-            ) from error
+    try:
+        module = seeded(lambda: factory(**args), seed)
+    except Exception as error:
+        raise ScenarioError(
+            f"model.factory {path!r} failed with model.args = {dict(args)}: {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(module, torch.nn.Module):
         raise ScenarioError(f"model.factory {path!r} made a {type(module).__name__}; it must make a torch.nn.Module")
     _refuse(module, path)
     return module
+
+
+def seeded(make: "Callable[[], nn.Module]", seed: int) -> "nn.Module":
+    """A module made while torch's global generator has a seed; it is then as it was."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return make()
 
 
 def numbers(module: "nn.Module") -> dict[str, "Tensor"]:
@@ -57,19 +66,31 @@ def numbers(module: "nn.Module") -> dict[str, "Tensor"]:
 def step_flops(module: "nn.Module", shape: Shape, *, backward: bool = False) -> float:
     """FLOPs of the matrix products and convolutions of a training step on one sample: three times those of a forward pass.
 
-    With ``backward`` those of both passes are counted: gradients that nobody needs cost nothing.
+    With ``backward`` those of both passes are counted: gradients that nobody needs cost nothing. Counted on tensors that hold
+    nothing, where recurrent layers and attention are matrix products too; unless the module needs values.
     """
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(backward):
+    for place in ("meta", "cpu"):
         try:
-            outputs = module.eval()(torch.zeros(2, *shape))  # of one alone a batch norm could not take the variance
+            own = copy.deepcopy(module).to(place).eval()
+            with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(backward):
+                outputs = own(example(2, shape).to(place))  # of one alone a batch norm could not take the variance
+                if backward:
+                    outputs.sum().backward()
+            break
         except Exception as error:
-            raise ScenarioError(f"the module of model.factory cannot take samples of shape {shape}: {error}") from error
-        if backward:
-            outputs.sum().backward()
+            if place == "cpu":
+                raise ScenarioError(f"the module of model.factory cannot take samples of shape {shape}: {error}") from error
     return float(counter.get_total_flops()) / 2 * (1.0 if backward else 3.0)
+
+
+def example(samples: int, shape: Shape) -> "Tensor":
+    """So many samples of a shape, all 0: int64 where they are tokens, else float32."""
+    import torch
+
+    return torch.zeros(samples, *shape, dtype=torch.long if isinstance(shape, TokenShape) else torch.float32)
 
 
 def _refuse(module: "nn.Module", path: str) -> None:

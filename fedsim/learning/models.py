@@ -9,8 +9,9 @@ from abc import abstractmethod
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
+from fedsim.data.federated import TokenShape
 from fedsim.errors import ScenarioError
 from fedsim.language.imports import refuse_unless_allowed
 from fedsim.language.registry import Registry
@@ -98,6 +99,11 @@ class Layered(TorchModel):
 
     def architecture(self, shape: Shape, classes: int) -> Architecture:
         """The layers for samples of ``shape``."""
+        if isinstance(shape, TokenShape):
+            raise ScenarioError(
+                f"model.kind is {self.kind!r}, which takes numbers, and samples are tokens; allowed are 'char-lstm', "
+                "'transformer' and 'module'"
+            )
         whole = self._whole(shape, classes)
         return whole if self.width == 1.0 else whole.narrowed(self.width)
 
@@ -268,14 +274,83 @@ class CNN5(_TwoConvolutions):
     widths: ClassVar[tuple[int, ...]] = (128,)
 
 
+class _OfTokens(TorchModel):
+    """A built-in model of tokens."""
+
+    def plain_module(self, shape: Shape, classes: int, seed: int = 0) -> "nn.Module":
+        from fedsim.learning.factory import seeded
+
+        if not isinstance(shape, TokenShape) or len(shape) != 1:
+            raise ScenarioError(
+                f"model.kind is {self.kind!r}, which takes sequences of tokens, and samples are of shape {tuple(shape)}"
+                f"{' tokens' if isinstance(shape, TokenShape) else ' numbers'}"
+            )
+        return seeded(lambda: self.made(shape, classes), seed)
+
+    @abstractmethod
+    def made(self, shape: TokenShape, outputs: int) -> "nn.Module":
+        """The module with freshly drawn weights."""
+
+
+class CharLSTM(_OfTokens):
+    """An LSTM over embedded tokens, with a dense layer at each; 23,397 parameters by default on 61 characters.
+
+    With ``hidden = 256`` and ``layers = 2`` that of TensorFlow Federated's Shakespeare (820,522 parameters on 90 characters),
+    with the second vector of biases that torch's LSTM has: 2,048 more.
+
+    Attributes:
+        embedding: numbers of an embedded token.
+        hidden: units of each layer.
+        layers: one above the other.
+    """
+
+    kind: Literal["char-lstm"] = "char-lstm"
+    embedding: int = Field(default=8, ge=1, le=100_000)
+    hidden: int = Field(default=64, ge=1, le=100_000)
+    layers: int = Field(default=1, ge=1, le=100)
+
+    def made(self, shape: TokenShape, outputs: int) -> "nn.Module":
+        from fedsim.learning.sequences import LSTMModule
+
+        return LSTMModule(shape, outputs, self.embedding, self.hidden, self.layers)
+
+
+class Transformer(_OfTokens):
+    """A transformer with learned places and norms before each block, without dropout (Radford et al. 2019, small).
+
+    For the next token attention sees earlier ones alone.
+
+    Attributes:
+        hidden: numbers of a token; four times as many within a block.
+        heads: of attention; divides ``hidden``.
+        layers: blocks.
+    """
+
+    kind: Literal["transformer"] = "transformer"
+    hidden: int = Field(default=32, ge=1, le=100_000)
+    heads: int = Field(default=4, ge=1, le=1_000)
+    layers: int = Field(default=2, ge=1, le=1_000)
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        if self.hidden % self.heads:
+            raise ValueError(f"'hidden' is {self.hidden} and 'heads' {self.heads}; heads must divide it")
+        return self
+
+    def made(self, shape: TokenShape, outputs: int) -> "nn.Module":
+        from fedsim.learning.sequences import TransformerModule
+
+        return TransformerModule(shape, outputs, self.hidden, self.heads, self.layers)
+
+
 class ModuleModel(TorchModel):
     """Any ``torch.nn.Module``, by the import path of something that makes one.
 
-    The module maps samples [n, *shape] to outputs [n, classes]. Its loss is softmax cross-entropy unless it has a method
-    ``loss(outputs, y)`` that returns one loss a sample, [n]. It initialises itself, under a seed of the run's. Dropout is
-    replaced by one whose masks are keyed; whatever else draws random numbers in training is refused. Running statistics of
-    batch norms are numbers of the model like its parameters: they travel and are averaged (``fedbn`` keeps them), but no
-    gradient moves them.
+    The module maps samples [n, *shape] (tokens: int64) to outputs [n, classes], or [n, T, vocabulary] where each token asks for
+    one. Its loss is that of the objective unless it has a method ``loss(outputs, y)`` that returns one loss a sample, [n]. It
+    initialises itself, under a seed of the run's. Dropout is replaced by one whose masks are keyed; whatever else draws random
+    numbers in training is refused. Running statistics of batch norms are numbers of the model like its parameters: they travel
+    and are averaged (``fedbn`` keeps them), but no gradient moves them.
 
     Attributes:
         factory: ``package.module:Name`` of a subclass of ``torch.nn.Module``, or of a function that is annotated to return one.
@@ -338,6 +413,8 @@ MODELS = Registry.of(
     CflCNN,
     CataCNN,
     CNN5,
+    CharLSTM,
+    Transformer,
     ModuleModel,
     ModelCard,
     SizeOnly,

@@ -20,6 +20,8 @@ import numpy as np
 
 from fedsim.errors import ScenarioError
 from fedsim.learning.architecture import Shape
+from fedsim.learning.factory import example
+from fedsim.learning.objectives import Classification, Objective
 from fedsim.learning.spec import Trainer, TrainingSpec
 from fedsim.model_cost import COLUMNS, ModelCost, Operations
 
@@ -82,8 +84,8 @@ _ARM = ArmKernels(
 tell kernels apart only as far as models differ in their shares of them."""
 
 
-def cost_of(model: "Model", shape: Shape, classes: int, training: Trainer) -> ModelCost:
-    """The cost of one step with a scenario's model.
+def cost_of(model: "Model", shape: Shape, classes: int, training: Trainer, objective: Objective | None = None) -> ModelCost:
+    """The cost of one step with a scenario's model; the loss is that of ``objective``, without it cross-entropy.
 
     The optimiser of ``training`` counts; what strategies add to a step (a proximal term) does not. A module
     that cannot be trained on such samples raises ``ScenarioError``.
@@ -96,21 +98,29 @@ def cost_of(model: "Model", shape: Shape, classes: int, training: Trainer) -> Mo
     if isinstance(model, SizeOnly):
         return ModelCost.of_size(model.bytes, model.flops_per_sample, momentum=training.sgd.momentum > 0)
     assert isinstance(model, TorchModel)
-    return profile(model.fitted(shape, classes), shape, classes, training)
+    return profile(model.fitted(shape, classes), shape, classes, training, objective)
 
 
-def profile(module: "nn.Module", shape: Shape, classes: int, training: Trainer | None = None) -> ModelCost:
+def profile(
+    module: "nn.Module",
+    shape: Shape,
+    classes: int,
+    training: Trainer | None = None,
+    objective: Objective | None = None,
+) -> ModelCost:
     """The cost of one step of a trainer (None: SGD) with a module, which is left as it was.
 
-    The module maps samples [n, *shape] to outputs [n, classes]; its loss is cross-entropy unless it has a method ``loss``.
+    The module maps samples [n, *shape] to outputs [n, classes]; its loss is cross-entropy, or that of ``objective``, unless it
+    has a method ``loss``.
     """
     from torch import nn
 
-    trainer = training or TrainingSpec()
+    trainer, learned = training or TrainingSpec(), objective or Classification()
     is_fused = any(isinstance(part, nn.LSTM) for part in module.modules())
     for place in ("cpu",) if is_fused else ("meta", "cpu"):  # a CPU has one kernel for a layer of LSTM, meta tensors many
         try:
-            steps = [_step(module, (size, *shape), trainer, place) for size in (_SMALL, _LARGE)]
+            batches = [example(size, shape) for size in (_SMALL, _LARGE)]
+            steps = [_step(module, batch, trainer, place, learned) for batch in batches]
             break
         except Exception as error:
             if place == "cpu":  # some modules look at values, which tensors that hold nothing do not have
@@ -153,16 +163,17 @@ def _by_sample(small: list[Counted], large: list[Counted]) -> Operations:
     return np.stack([fixed, a_sample], axis=2).reshape(-1, 2 * COLUMNS)
 
 
-def _step(module: "nn.Module", batch: Shape, trainer: Trainer, place: str) -> "tuple[dict[str, list[Counted]], float, float]":
+def _step(
+    module: "nn.Module", batch: "torch.Tensor", trainer: Trainer, place: str, objective: Objective
+) -> "tuple[dict[str, list[Counted]], float, float]":
     """The operations of a second step (the first makes the optimiser's state), bytes kept for it, and bytes held always."""
     import torch
-    from torch.nn.functional import cross_entropy
 
     own = copy.deepcopy(module).to(place).train()
-    x, y = torch.zeros(batch, device=place), torch.zeros(batch[0], dtype=torch.long, device=place)
+    x = batch.to(place)
     named = {name: parameter for name, parameter in own.named_parameters() if parameter.requires_grad}
     trained, optimiser = named.values(), trainer.torch_optimiser(named, 0.1)
-    loss_of: Callable[..., Any] = own.loss if hasattr(own, "loss") else cross_entropy  # type: ignore[assignment]
+    loss_of: Callable[..., Any] = own.loss if hasattr(own, "loss") else objective.losses  # type: ignore[assignment]
     known = {_storage(parameter) for parameter in own.parameters()}
     found: dict[str, list[Counted]] = {}
     kept: dict[int, int] = {}
@@ -173,6 +184,7 @@ def _step(module: "nn.Module", batch: Shape, trainer: Trainer, place: str) -> "t
         return tensor
 
     with torch.random.fork_rng(devices=[]):
+        y = objective.answers(own(x).detach())
         for _ in range(2):
             optimiser.zero_grad()
             kept.clear()

@@ -8,7 +8,7 @@ order of their own, in blocks.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,14 +17,22 @@ from torch import Tensor
 
 from fedsim.data.federated import FederatedData, Shard
 from fedsim.learning.evaluation import Evaluation
+from fedsim.learning.metrics import SampleNumbers
+from fedsim.learning.objectives import Objective
 from fedsim.learning.refs import Weights
 from fedsim.learning.solvers.base import Solver, compute_with_one_thread
 
 _BLOCK_NUMBERS = 1 << 20  # numbers in the samples of one block of work
 _KEPT_BYTES = 1 << 30  # of the lists of who holds which, and of their images
 
-Judged = tuple[NDArray[np.float32], NDArray[np.bool_]]
-"""The loss of each sample under a model, and whether its answer is right."""
+
+class Judged(NamedTuple):
+    """Samples under a model: the loss of each, how many of its answers are right, out of how many, and what metrics keep."""
+
+    losses: NDArray[np.float32]
+    right: NDArray[np.int64]
+    asked: NDArray[np.int64]
+    facts: dict[str, SampleNumbers]
 
 
 class Block:
@@ -47,7 +55,8 @@ class Block:
             return self._images
         samples, device, numbers, keep = self._parts
         turns, index = np.divmod(numbers, len(samples.pool.y))
-        images = torch.empty(len(numbers), *samples.pool.shape, device=device)
+        kind = torch.int64 if samples.pool.vocabulary else torch.float32
+        images = torch.empty(len(numbers), *samples.pool.shape, device=device, dtype=kind)
         nothing = np.empty(0, dtype=np.int32)
         for turn in np.unique(turns).tolist():
             x, _ = samples.test_samples(Shard(nothing, index[turns == turn].astype(np.int32), turn))
@@ -65,14 +74,14 @@ class TestSamples:
         devices: whose.
         owner: position of each sample's device in ``devices``, int64 [samples]; samples stand device by device.
         order: the samples by image, int64 [samples].
-        blocks: the distinct images, each with the samples of it in that order: which image within it, and the label.
+        blocks: the distinct images, each with the samples of it in that order: which image within it, and the target.
         bytes: memory that all of it takes.
     """
 
     devices: list[int]
     owner: NDArray[np.int64]
     order: NDArray[np.int64]
-    blocks: list[tuple[Block, NDArray[np.int64], NDArray[np.int64]]]
+    blocks: list[tuple[Block, NDArray[np.int64], NDArray[Any]]]
     bytes: int
 
 
@@ -105,10 +114,10 @@ class TestSets:
         self._lists[key] = samples
         return samples
 
-    def own(self, device: int) -> tuple[Callable[[], Tensor], NDArray[np.int64]]:
-        """One device's samples as they are: a function that makes x, float32 [n, *shape], and y, int64 [n]."""
+    def own(self, device: int) -> tuple[Callable[[], Tensor], NDArray[Any]]:
+        """One device's samples as they are: a function that makes x, float32 [n, *shape], and the targets [n, ...]."""
         shard = self._shard(device)
-        return partial(_own, self._samples, shard), self._data.test_labels(shard)
+        return partial(_own, self._samples, shard), self._data.test_targets(shard)
 
     def _shard(self, device: int) -> Shard:
         return self._data.shard(device, int(self._versions[device]))
@@ -120,7 +129,7 @@ class TestSets:
         turns = np.array([shard.quarter_turns % 4 for shard in shards], dtype=np.int64)
         owner = np.repeat(np.arange(len(shards)), sizes)
         index = np.concatenate([np.empty(0, np.int64), *(shard.test for shard in shards)])
-        y = pool.y[index]
+        y = pool.y[index] if pool.targets is None else pool.targets[index]
         maps = {at: shard.label_map for at, shard in enumerate(shards) if shard.label_map is not None}
         if maps:
             table = np.tile(np.arange(pool.classes), (len(shards), 1))
@@ -128,7 +137,7 @@ class TestSets:
             y = table[owner, y]
         images, image = np.unique(index + turns[owner] * len(pool.y), return_inverse=True)
         order = np.argsort(image, kind="stable")
-        image, numbers = image[order], int(np.prod(pool.shape))
+        image, numbers = image[order], int(np.prod(pool.shape)) * (pool.outputs if pool.vocabulary else 1)
         image_bytes, size = 4 * numbers * len(images), max(1, _BLOCK_NUMBERS // numbers)
         starts = range(0, len(images), size)
         keep = image_bytes <= _KEPT_BYTES
@@ -145,36 +154,63 @@ def _own(samples: FederatedData, shard: Shard) -> Tensor:
 
 
 def judge(
-    solver: Solver, weights: Weights, block: Callable[[], Tensor], image: NDArray[np.int64], y: NDArray[np.int64]
+    solver: Solver,
+    objective: Objective,
+    weights: Weights,
+    block: Callable[[], Tensor],
+    image: NDArray[np.int64],
+    y: NDArray[Any],
 ) -> Judged:
-    """Apply a model to the samples of a block, given which image each is, and its label; runs on a worker."""
+    """Apply a model to the samples of a block, given which image each is, and its target; runs on a worker."""
     compute_with_one_thread()
-    return _judged(solver, solver.outputs(weights, block())[torch.from_numpy(image).to(solver.device)], y)
+    return _judged(solver, objective, solver.outputs(weights, block())[torch.from_numpy(image).to(solver.device)], y)
 
 
 def judge_each(
-    solver: Solver, weights: Sequence[Weights], blocks: Sequence[Callable[[], Tensor]], ys: Sequence[NDArray[np.int64]]
+    solver: Solver,
+    objective: Objective,
+    weights: Sequence[Weights],
+    blocks: Sequence[Callable[[], Tensor]],
+    ys: Sequence[NDArray[Any]],
 ) -> Judged:
     """Apply several models, each to samples of its own, one model after the other; runs on a worker."""
     compute_with_one_thread()
-    return _judged(solver, torch.cat(solver.outputs_each(weights, [block() for block in blocks])), np.concatenate(ys))
+    outputs = torch.cat(solver.outputs_each(weights, [block() for block in blocks]))
+    return _judged(solver, objective, outputs, np.concatenate(ys))
 
 
-def _judged(solver: Solver, outputs: Tensor, y: NDArray[np.int64]) -> Judged:
-    labels = torch.from_numpy(y).to(outputs.device)
-    return solver.losses(outputs, labels).cpu().numpy(), (outputs.argmax(dim=1) == labels).cpu().numpy()
+def _judged(solver: Solver, objective: Objective, outputs: Tensor, y: NDArray[Any]) -> Judged:
+    targets = torch.from_numpy(y).to(outputs.device)
+    asked = objective.asked(targets).reshape(len(y), -1)
+    right = (objective.answers(outputs) == targets).reshape(len(y), -1) & asked
+    facts = {metric.name: metric.keep(outputs, targets).double().cpu().numpy() for metric in objective.figures}
+    losses, counts = solver.losses(outputs, targets).cpu().numpy(), [each.sum(dim=1).cpu().numpy() for each in (right, asked)]
+    return Judged(losses, counts[0], counts[1], facts)
 
 
 def counted(
-    devices: list[int], owner: NDArray[np.int64], judged: Sequence[Judged], order: NDArray[np.int64] | None = None
+    objective: Objective,
+    devices: list[int],
+    owner: NDArray[np.int64],
+    judged: Sequence[Judged],
+    order: NDArray[np.int64] | None = None,
 ) -> Evaluation:
     """The evaluation of samples that were judged in parts, device by device; ``owner`` has positions in ``devices``.
 
     ``order`` says which sample each entry of the parts is; None: they stand as in ``owner``. Losses are summed as in ``owner``.
     """
     place = slice(None) if order is None else order
-    losses, right = np.zeros(len(owner)), np.zeros(len(owner), np.bool_)
+    losses, right, asked = np.zeros((3, len(owner)))
+    facts: dict[str, list[SampleNumbers]] = {}
     if judged:
-        losses[place], right[place] = (np.concatenate(parts) for parts in zip(*judged, strict=True))
-    loss_sum, correct = (np.bincount(owner, each, len(devices)).astype(np.float64) for each in (losses, right))
-    return Evaluation(devices, correct.astype(np.int64), np.bincount(owner, minlength=len(devices)), loss_sum)
+        for whole, name in ((losses, "losses"), (right, "right"), (asked, "asked")):
+            whole[place] = np.concatenate([getattr(part, name) for part in judged])
+        by_device, ends = np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner, minlength=len(devices)))[:-1]
+        for name in judged[0].facts:
+            found = np.concatenate([part.facts[name] for part in judged])
+            whole = np.empty_like(found)
+            whole[place] = found
+            facts[name] = np.split(whole[by_device], ends)
+    sums = [np.bincount(owner, each, len(devices)).astype(np.float64) for each in (losses * asked, right, asked)]
+    correct = sums[1].astype(np.int64) if objective.has_accuracy else None
+    return Evaluation(devices, correct, sums[2].astype(np.int64), sums[0], facts=facts)

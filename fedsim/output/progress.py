@@ -130,6 +130,8 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
         lines.insert(1, f"no accuracy: {summary['no_accuracy']}")
     else:
         lines.insert(1, f"accuracy {accuracy['final']:.4f} at the end, {accuracy['best']:.4f} at best")
+    found = {name: told for name, told in summary.get("metrics", {}).items() if told["final"] is not None}
+    lines[2:2] = [f"{name} {told['final']:.4g} at the end, {told['best']:.4g} at best" for name, told in found.items()]
     lines += summary.get("notes", [])
     if "not_finite" in summary:
         lines.append(f"the strategy has made models whose weights are not all finite: {summary['not_finite']}")

@@ -1,11 +1,11 @@
 """From records to tables: the sink that listens to a run and keeps its books."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedsim.durable import sync
-from fedsim.meters.base import Meters, Transfer, transfer_of
+from fedsim.meters.base import Column, Meters, Transfer, transfer_of
 from fedsim.records import folder as files
 from fedsim.records.digest import EventChain
 from fedsim.records.ledger import Ledger
@@ -22,12 +22,13 @@ class Recorder:
     Args:
         folder: an existing folder, or None to keep only the rounds, in memory.
         meters: what is counted besides bytes. They take each record before this does.
+        columns: figures of rounds besides those of all runs and of meters.
 
     Attributes:
         ledger, rounds, last_time: the bytes, the aggregations, the time of the last record (s).
     """
 
-    def __init__(self, folder: Path | None, meters: Meters | None = None) -> None:
+    def __init__(self, folder: Path | None, meters: Meters | None = None, columns: Sequence[Column] = ()) -> None:
         self.meters = Meters() if meters is None else meters
         self._chain = EventChain()
         self._waiting: list[Record] = []  # of ``OF_TASKS``, that are not in the books yet
@@ -39,7 +40,7 @@ class Recorder:
         self._starts: dict[int, float] = {}
         self._moved = (0.0, 0.0, 0.0)
         self._folder = folder
-        rounds = with_columns(ROUNDS, self.meters.columns("round"))
+        rounds = with_columns(ROUNDS, [*columns, *self.meters.columns("round")])
         self._empty = dict.fromkeys(rounds.names)
         tables = {} if folder is None else {files.EVENTS: EVENTS, files.TRANSFERS: TRANSFERS, files.ROUNDS: rounds}
         self._tables = {name: TableWriter(folder / name, schema) for name, schema in tables.items() if folder is not None}

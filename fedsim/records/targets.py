@@ -1,25 +1,64 @@
-"""Cost until a test first showed an accuracy."""
+"""Cost until a test first showed an accuracy, or another metric at a value."""
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from fedsim.errors import ScenarioError
 from fedsim.records.ledger import total_of_round
 
 COSTS = ("rounds", "time", "bytes", "joules", "grams", "cost")
 
 
-def until(rows: Sequence[Mapping[str, Any]], accuracy: float) -> dict[str, float | int | None]:
-    """Rounds, time (s), bytes, joules, grams and money until a test first showed the accuracy; None where none did.
+class Target(NamedTuple):
+    """A value that a test is to show, of accuracy (0..1) or another column of rounds."""
+
+    value: float
+    metric: str = "accuracy"
+
+    @classmethod
+    def read(cls, said: "float | str | Target") -> "Target":
+        """The target that a number or ``metric=value`` means; any other text raises ``ScenarioError``."""
+        if isinstance(said, Target):
+            return said
+        metric, _, number = str(said).rpartition("=")
+        try:
+            target = cls(float(number), metric or "accuracy")
+        except ValueError:
+            target = cls(math.nan)
+        if math.isnan(target.value) or (target.metric == "accuracy" and not 0.0 <= target.value <= 1.0):
+            raise ScenarioError(
+                f"--target is {said}; allowed is an accuracy from 0 to 1, such as 0.8, or a metric of the runs and a value, "
+                "such as perplexity=8"
+            )
+        return target
+
+    def __format__(self, form: str) -> str:
+        value = format(self.value, form)
+        return value if self.metric == "accuracy" else f"{self.metric} {value}"
+
+    def is_reached(self, value: float | None, summary: Mapping[str, Any]) -> bool:
+        """Whether a run with this summary has reached it with a value of its metric."""
+        known = {"accuracy": {"best_is": "most"}, **summary.get("metrics", {})}
+        if value is None:
+            return False
+        return value >= self.value if known.get(self.metric, {}).get("best_is") == "most" else value <= self.value
+
+
+def until(
+    rows: Sequence[Mapping[str, Any]], said: float | str | Target, summary: Mapping[str, Any]
+) -> dict[str, float | int | None]:
+    """Rounds, time (s), bytes, joules, grams and money until a test first showed a target; None where none did.
 
     Args:
         rows: those of ``rounds.parquet``.
-        accuracy: 0..1.
+        said: an accuracy (0..1), or a target as ``Target.read`` takes it.
+        summary: of the run, which says of each metric whether the most or the least is the best.
     """
-    moved = 0.0
+    target, moved = Target.read(said), 0.0
     for row in rows:
         moved += total_of_round(row)
-        if row["accuracy"] is not None and row["accuracy"] >= accuracy:
+        if target.is_reached(row.get(target.metric), summary):
             drawn = (_sum_until(rows, row["round"], name) for name in COSTS[3:])
             return dict(zip(COSTS, (row["round"] + 1, row["time"], moved, *drawn), strict=True))
     return dict.fromkeys(COSTS)
@@ -44,9 +83,9 @@ def within(rows: Sequence[Mapping[str, Any]], budget: Mapping[str, float]) -> fl
     return best
 
 
-def costs_to(rows: Sequence[Mapping[str, Any]], accuracy: float) -> dict[str, float]:
+def costs_to(rows: Sequence[Mapping[str, Any]], said: float | str | Target, summary: Mapping[str, Any]) -> dict[str, float]:
     """The same for notebooks: what was not reached, or not counted, is not a number, so that it can be drawn."""
-    return {name: math.nan if value is None else value for name, value in until(rows, accuracy).items()}
+    return {name: math.nan if value is None else value for name, value in until(rows, said, summary).items()}
 
 
 def _sum_until(rows: Sequence[Mapping[str, Any]], last: int, name: str) -> float | None:

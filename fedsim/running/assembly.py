@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.errors import ScenarioError
 from fedsim.evaluation.evaluator import Evaluator, WorldView
 from fedsim.federation.client import RunInfo
 from fedsim.federation.client_side import ClientSide
@@ -19,7 +20,7 @@ from fedsim.federation.wire import Wire
 from fedsim.learning import Learner
 from fedsim.learning.architecture import Tensor
 from fedsim.learning.models import SizeOnly
-from fedsim.meters.base import MeterContext
+from fedsim.meters.base import Column, MeterContext
 from fedsim.model_cost import ModelCost
 from fedsim.records.schema import DEVICES, ROUNDS, with_columns
 from fedsim.running.drift import Drift
@@ -92,8 +93,9 @@ class Run:
         places = scenario.network.edge_servers or scenario.network.places
         context = MeterContext(spec.devices, places, streams, self.network.overhead, root, capacity.powers())
         self.meters = scenario.meters_in(context)
+        of_rounds = with_columns(ROUNDS, [Column(one.name, "", "a metric of tests") for one in scenario.objective.figures])
         for table in ("round", "device"):
-            with_columns(ROUNDS if table == "round" else DEVICES, self.meters.columns(table))
+            with_columns(of_rounds if table == "round" else DEVICES, self.meters.columns(table))
         batteries = None
         if scenario.energy is not None:
             meter = self.meters.of_sections["energy"]
@@ -101,9 +103,9 @@ class Run:
         if batteries is not None:
             availability = powered = Powered(availability, batteries)
             self._past = one_by_one(powered.past)
-        self.evaluator = Evaluator(
-            self.learner, scenario.stop, scenario.evaluation, WorldView(self.present, self.truth, self.versions)
-        )
+        self.metrics = scenario.objective.figures if self.learner.learns else []
+        view = WorldView(self.present, self.truth, self.versions)
+        self.evaluator = Evaluator(self.learner, scenario.stop, scenario.evaluation, view, self.metrics)
         down, up = (Wire(codec, self.learner) for codec in (scenario.messages.down, scenario.messages.up))
         devices = Devices(self.population, self.learner, self._label_counts, up)
         devices.batteries = batteries
@@ -168,20 +170,30 @@ class Run:
             return
         if scenario.learning == "on" or scenario.population.samples is None:
             data = scenario.data.build(devices, streams)
+            mapped = any(shard.label_map is not None for shard in data.shards)
+            if mapped and (scenario.objective.kind != "classification" or data.pool.targets is not None):
+                kind = scenario.data.partition.kind
+                raise ScenarioError(f"data.partition.kind is {kind!r}, which maps labels, and models learn other targets here")
+            if scenario.strategy.needs_labels and not data.pool.labelled:
+                raise ScenarioError(
+                    f"strategy.kind is {scenario.strategy.kind!r}, which goes by labels, and the data have none; allowed with "
+                    "data.column"
+                )
+            data.pool = scenario.objective.fitted(data.pool, streams)
             self.data = data
             self.samples = data.train_sizes()
-            shape, classes = data.pool.shape, data.pool.classes
+            shape, classes = data.pool.shape, data.pool.outputs or data.pool.classes
         else:
             self.data = None
             self.samples = scenario.population.sizes(streams, scenario.data.own_folder())
-            shape, classes = scenario.data.shape_and_classes()
+            shape, classes = scenario.objective.sizes(*scenario.data.shape_and_classes())
         self._shape_and_classes = shape, classes
         self._tensors = cache(partial(scenario.model.tensors, shape, classes))
         if scenario.learning == "on" and learner is None:
             from fedsim.learning.engine import Learning  # loads torch
 
-            root = scenario.data.own_folder()
-            self.learner = Learning(self.simulation, scenario.model, scenario.training, data, streams, root)
+            parts = scenario.model, scenario.training, data, streams, scenario.data.own_folder(), scenario.objective
+            self.learner = Learning(self.simulation, *parts)
         else:
             self.learner = (learner or Learner)(scenario.model, shape, classes)
 
@@ -192,10 +204,10 @@ class Run:
         from fedsim.learning.profile import cost_of  # loads torch
 
         scenario = self.scenario
-        cost = cost_of(scenario.model, *self._shape_and_classes, scenario.training)
+        cost = cost_of(scenario.model, *self._shape_and_classes, scenario.training, scenario.objective)
 
         def cost_of_cut(by: CutBy, size: float) -> ModelCost:
-            return cost_of(scenario.model.cut(by, size), *self._shape_and_classes, scenario.training)
+            return cost_of(scenario.model.cut(by, size), *self._shape_and_classes, scenario.training, scenario.objective)
 
         return Rooflines(capacity.kinds, capacity.which, cost, scenario.training.batch_size, cost_of_cut)
 

@@ -13,6 +13,7 @@ from fedsim.checkpoint.checkpointer import resume as resume_run
 from fedsim.checkpoint.origins import Origins
 from fedsim.errors import CheckpointError, home_of
 from fedsim.executors.base import Executor
+from fedsim.meters.base import Column
 from fedsim.records import folder as files
 from fedsim.records import live, tables
 from fedsim.records.digest import models_digest
@@ -96,7 +97,8 @@ class Job:
                 held.enter_context(locked(out))
                 files.refuse_unusable(out)  # another process may have used it meanwhile
                 files.write_text(out / files.SCENARIO, scenario.to_toml())
-            self.recorder = Recorder(out, self.run.meters)
+            columns = [Column(metric.name, "", "a metric of tests") for metric in self.run.metrics]
+            self.recorder = Recorder(out, self.run.meters, columns)
             self.checkpointer: Checkpointer | None = None
             if out is not None:
                 origins = Origins(self.run)
@@ -159,6 +161,16 @@ class Job:
                 part.unlink()
         return EndedRun(summary, self.recorder.rounds, self.out)
 
+    def _metrics(self) -> dict[str, Any]:
+        """The last and the best value of each metric, and which extreme is the best; nothing for a run without metrics."""
+        found: dict[str, Any] = {}
+        for metric in self.run.metrics:
+            values = [row[metric.name] for row in self.recorder.rounds if row[metric.name] is not None]
+            best, name = (max, "most") if metric.more_is_better else (min, "least")
+            told = {"final": values[-1], "best": best(values)} if values else {"final": None, "best": None}
+            found[metric.name] = told | {"best_is": name}
+        return {"metrics": found} if found else {}
+
     def _not_finite(self, tensors: "dict[str, dict[str, NDArray[np.float32]]]") -> dict[str, str]:
         """Names of models with numbers that are not finite: the strategy's doing, as no such update comes into one."""
         wrong = [name for name, model in tensors.items() if not all(bool((abs(one) < inf).all()) for one in model.values())]
@@ -191,6 +203,7 @@ class Job:
                 "final": accuracies[-1] if accuracies else None,
                 "best": max(accuracies) if accuracies else None,
             },
+            **self._metrics(),
             "bytes": recorder.ledger.summary(),
             **recorder.meters.summary(),
             **self.run.strategy.facts(),

@@ -106,6 +106,17 @@ class StrategyParams(Spec):
             raise ValueError(f"'aggregation.account' is true, but {why}; allowed is false")
         return self
 
+    needs_labels: ClassVar[bool] = False
+    """Whether it goes by the labels that devices hold."""
+
+    @property
+    def needs_accuracy(self) -> str | None:
+        """Why it does not go with an objective without right answers, as "key is value"; None if it does."""
+        selection = getattr(self, "selection", None)
+        if isinstance(selection, Selection) and selection.needs_accuracy:
+            return f"strategy.selection is {selection.kind!r}"
+        return None
+
     @property
     def called(self) -> str:
         """The strategy's name in messages to users."""

@@ -20,8 +20,7 @@ _explained = explained("fedsim")
     "--target",
     "targets",
     multiple=True,
-    type=float,
-    help="An accuracy (0..1): adds rounds, time and bytes until it was reached; may be repeated.",
+    help="An accuracy (0..1), or such as perplexity=8: adds rounds, time and bytes until it was reached; may be repeated.",
 )
 @click.option("--baseline", help="The run or variant that the others are compared with; by default the first run.")
 @click.option("--goal", help="What to rank by: time, bytes, energy, carbon, money, rounds, battery, flat, accuracy or budget.")
@@ -37,7 +36,7 @@ _explained = explained("fedsim")
 def compare_command(
     runs: tuple[Path, ...],
     ledger: Any,
-    targets: tuple[float, ...],
+    targets: tuple[str, ...],
     baseline: str | None,
     goal: str | None,
     limits: tuple[str, ...],

@@ -157,7 +157,9 @@ def test_npz_of_four_arrays_is_taken_as_it_is(tmp_path: Path) -> None:
     [
         ({"x": np.ones((3, 2))}, "has no array 'y'; it has x"),
         ({"images": np.ones((3, 2))}, "has no array 'x_train'; it has images"),
-        ({"x": np.ones((3, 2)), "y": np.ones(3)}, "'y' is of shape (3,) and type float64"),
+        ({"x": np.ones((3, 2)), "y": np.ones((3, 2, 2))}, "'y' is of shape (3, 2, 2) and type float64"),
+        ({"x": -np.ones((3, 2), int), "y": np.arange(3)}, "the least is -1; tokens are integers from 0"),
+        ({"x": np.ones((3, 2)), "y": np.full(3, np.nan)}, "not finite"),
         ({"x": np.ones((3, 2)), "y": np.arange(4)}, "'x' has 3 samples and 'y' 4 labels"),
         ({"x": np.ones((0, 2)), "y": np.arange(0)}, "must match and not be empty"),
         ({"x": np.ones((3, 2)), "y": np.array([0, -1, 1])}, "has the label -1"),

@@ -20,6 +20,7 @@ class Partition(Spec):
     Attributes:
         usual_normalise: the normalisation of the recipe's source, used where the scenario names none.
         usually_augmented: whether the recipe's source distorts training images.
+        by_label: whether it goes by the samples' labels.
         pools_test: whether devices draw from training and test samples alike; each then holds back a tenth of its own.
     """
 
@@ -27,6 +28,7 @@ class Partition(Spec):
     usual_normalise: ClassVar[Normalise] = "pixel"
     usually_augmented: ClassVar[bool] = False
     pools_test: ClassVar[bool] = False
+    by_label: ClassVar[bool] = False
 
     @abstractmethod
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:

@@ -2,7 +2,7 @@
 
 import heapq
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,31 @@ class Iid(Partition):
         return federated(dataset, train, deal_evenly(dataset.test, devices, streams.generator("world/data/test")))
 
 
+class ByLabel(Partition):
+    """Each label's samples stay together, as a speaker's or a writer's do: the natural partition of a column (``data.column``).
+
+    Of L labels device d has label d mod L, which is its true group; several devices share the label's samples evenly. With
+    fewer devices label l goes to device l mod devices. Test samples go where the training samples of their label are.
+    """
+
+    kind: Literal["by-label"] = "by-label"
+    by_label: ClassVar[bool] = True
+
+    def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
+        labels = dataset.pool.classes
+        held: list[list[list[Index]]] = []
+        for part, index in (("train", dataset.train), ("test", dataset.test)):
+            dealt: list[list[Index]] = [[] for _ in range(devices)]
+            for label, samples in enumerate(dataset.by_class(index)):
+                members = range(label, devices, labels) or [label % devices]
+                shares = deal_evenly(samples, len(members), streams.generator(f"world/data/{part}", label))
+                for device, share in zip(members, shares, strict=True):
+                    dealt[device].append(share)
+            held.append(dealt)
+        train, test = ([np.concatenate(own) for own in dealt] for dealt in held)
+        return federated(dataset, train, test, np.arange(devices) % labels if devices >= labels else None)
+
+
 class Shards(Partition):
     """Samples sorted by class are cut into even shards, and each device gets some at random (McMahan et al. 2017, non-IID).
 
@@ -38,6 +63,7 @@ class Shards(Partition):
     """
 
     kind: Literal["shards"] = "shards"
+    by_label: ClassVar[bool] = True
     per_device: int = Field(default=2, ge=1, le=1_000_000)
     similarity: float = Field(default=0.0, ge=0.0, le=1.0)
 
@@ -68,6 +94,7 @@ class Dirichlet(Partition):
     """
 
     kind: Literal["dirichlet"] = "dirichlet"
+    by_label: ClassVar[bool] = True
     alpha: float = Field(default=0.5, ge=0.001, le=1e6)
     minimum: int = Field(default=2, ge=1)
 
@@ -204,6 +231,7 @@ class LabelGroups(Partition):
     """
 
     kind: Literal["label-groups"] = "label-groups"
+    by_label: ClassVar[bool] = True
     groups: int = Field(default=5, ge=1)
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
@@ -260,6 +288,7 @@ class Permutations(Partition):
     """
 
     kind: Literal["permutations"] = "permutations"
+    by_label: ClassVar[bool] = True
     groups: int = Field(default=4, ge=1)
     agree: int = Field(default=2, ge=0)
     test: Literal["whole", "share"] = "whole"

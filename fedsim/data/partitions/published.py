@@ -40,6 +40,7 @@ class PowerLaw(Partition):
     """
 
     kind: Literal["power-law"] = "power-law"
+    by_label: ClassVar[bool] = True
     usual_normalise: ClassVar[Normalise] = "standardise"
     pools_test: ClassVar[bool] = True
 
@@ -101,6 +102,7 @@ class Femnist(Partition):
     """
 
     kind: Literal["femnist"] = "femnist"
+    by_label: ClassVar[bool] = True
     overlap: bool = True
     classes_per_device: int = Field(default=3, ge=1)
     per_class: int = Field(default=4000, ge=_LEAST_PER_CLASS)
@@ -143,6 +145,7 @@ class DittoPartition(Partition):
     """
 
     kind: Literal["ditto"] = "ditto"
+    by_label: ClassVar[bool] = True
     usual_normalise: ClassVar[Normalise] = "standardise"
 
     seed: Annotated[int, Field(ge=0, lt=2**32)] | Literal["run"] = 233
@@ -241,6 +244,7 @@ class ClassBias(Partition):
     """
 
     kind: Literal["class-bias"] = "class-bias"
+    by_label: ClassVar[bool] = True
     usually_augmented: ClassVar[bool] = True
 
     classes_per_device: int = Field(default=1, ge=1)
@@ -303,6 +307,7 @@ class ClassImbalance(Partition):
     """
 
     kind: Literal["class-imbalance"] = "class-imbalance"
+    by_label: ClassVar[bool] = True
     classes_per_device: int = Field(default=2, ge=1)
     mean: float = 5.0
     variance: float = Field(default=10.0, gt=0.0, le=1e6)

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.data.federated import Raw
+from fedsim.data.federated import Raw, TokenShape
 from fedsim.errors import DataError
 from fedsim.language.spec import Spec
 
@@ -37,7 +37,8 @@ class Source(Spec):
         if self.known is not None:
             return self.known
         raw = self.load(root)
-        return tuple(raw.x_train.shape[1:]), raw.classes
+        shape = tuple(raw.x_train.shape[1:])
+        return TokenShape.of(shape, raw.vocabulary) if raw.vocabulary else shape, raw.classes
 
 
 def checked_labels(path: Path, labels: NDArray[np.integer], classes: int) -> NDArray[np.int64]:

@@ -2,11 +2,12 @@
 
 import io
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from zipfile import is_zipfile
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from fedsim.data.federated import Raw, Samples
 from fedsim.data.sources.base import Source, checked_labels, every_fifth
@@ -16,46 +17,70 @@ from fedsim.files import SOUGHT, read_json, regular, sought
 _MOST_CLASSES = 100_000  # labels index tables a class wide: of each device's samples, of outputs
 
 
+Vocabulary = Annotated[int | None, Field(ge=2, le=10_000_000)]
+
+
 class Npz(Source):
     """Arrays of the user's own in one ``.npz`` file.
 
     Attributes:
         path: the file; a relative path starts from ``data.root``, else the working directory, else ``$FEDSIM_DATA``. It holds
             ``x_train``, ``y_train``, ``x_test`` and ``y_test``, or ``x`` and ``y``, of which every fifth sample of each class
-            becomes a test sample.
-            Samples are uint8 or floats: vectors [n, features], grey images [n, h, w] or images [n, c, h, w]; labels are
-            integers from 0.
+            becomes a test sample (of each class, where ``y`` are labels).
+            Samples are uint8 or floats: vectors [n, features], grey images [n, h, w] or images [n, c, h, w]; or other
+            integers: tokens [n, T]. ``y`` are labels, integers [n] from 0; or targets, floats [n] or [n, k], or integers
+            [n, k]; tokens can do without. Further integers [n], such as ``place`` (or ``place_train`` and ``place_test``), are
+            columns for ``data.column``.
+        vocabulary: tokens are 0..vocabulary-1; None: up to the largest that is there.
     """
 
     published: ClassVar[bool] = False
     kind: Literal["npz"] = "npz"
     path: str
+    vocabulary: Vocabulary = None
 
     def load(self, root: Path | None) -> Raw:
         path = sought(self.path, root)
-        return raw_of(path, read_arrays(path, "data.source.path"))
+        return raw_of(path, read_arrays(path, "data.source.path"), self.vocabulary)
 
 
-def raw_of(path: Path, arrays: dict[str, NDArray[np.generic]]) -> Raw:
+def raw_of(path: Path, arrays: dict[str, NDArray[Any]], vocabulary: int | None = None) -> Raw:
     """The data set of a file's arrays, which are named as in ``Npz``; ``DataError`` names the one that is wrong."""
     if "x_train" in arrays or "x" not in arrays:
         x_train, y_train = _pair(path, arrays, "x_train", "y_train")
         x_test, y_test = _pair(path, arrays, "x_test", "y_test")
+        both = [name.removesuffix("_train") for name in arrays if name.removesuffix("train") + "test" in arrays]
+        columns = {name: np.concatenate([arrays[f"{name}_train"], arrays[f"{name}_test"]]) for name in both if name not in "xy"}
     else:
         x, y = _pair(path, arrays, "x", "y")
-        test = every_fifth(y)
+        test = every_fifth(y if y.ndim == 1 else np.zeros(len(y), np.int64))
         x_train, y_train, x_test, y_test = x[~test], y[~test], x[test], y[test]
+        others = {name: each for name, each in arrays.items() if name not in "xy" and len(each) == len(x)}
+        columns = {name: np.concatenate([each[~test], each[test]]) for name, each in others.items()}
     if x_train.shape[1:] != x_test.shape[1:] or x_train.dtype != x_test.dtype:
         raise DataError(
             f"'{path}': x_train holds samples of shape {x_train.shape[1:]} and type {x_train.dtype}, "
             f"but x_test of {x_test.shape[1:]} and {x_test.dtype}"
         )
-    classes = int(max(y_train.max(), y_test.max(initial=0))) + 1
+    if y_train.shape[1:] != y_test.shape[1:] or y_train.dtype != y_test.dtype:
+        held = [f"targets {y.dtype} of shape {y.shape[1:]}" for y in (y_train, y_test)]
+        raise DataError(f"'{path}': y_train holds {held[0]}, but y_test {held[1]}")
+    classes = int(max(y_train.max(), y_test.max(initial=0))) + 1 if y_train.ndim == 1 else max(1, y_train.shape[1])
     peak = 255.0 if x_train.dtype == np.uint8 else 1.0
-    return Raw(path.stem, x_train, y_train, x_test, y_test, classes, peak)
+    tokens = 0
+    if x_train.dtype == np.int64:
+        largest = int(max(x_train.max(), x_test.max(initial=0)))
+        tokens = largest + 1 if vocabulary is None else vocabulary
+        if largest >= tokens:
+            raise DataError(
+                f"'{path}' has the token {largest}; with data.source.vocabulary = {tokens}, 0 to {tokens - 1} are allowed"
+            )
+    shape = (len(x_train) + len(x_test),)
+    columns = {name: each for name, each in columns.items() if each.shape == shape and np.issubdtype(each.dtype, np.integer)}
+    return Raw(path.stem, x_train, y_train, x_test, y_test, classes, peak, tokens, columns)
 
 
-def read_arrays(path: Path, key: str) -> dict[str, NDArray[np.generic]]:
+def read_arrays(path: Path, key: str) -> dict[str, NDArray[Any]]:
     """The arrays of an ``.npz`` file that the scenario names at ``key``."""
     try:
         if not is_zipfile(regular(path)):
@@ -68,23 +93,48 @@ def read_arrays(path: Path, key: str) -> dict[str, NDArray[np.generic]]:
         raise DataError(f"'{path}' cannot be read as an .npz archive of plain arrays: {error}") from None
 
 
-def _pair(path: Path, arrays: dict[str, NDArray[np.generic]], x_name: str, y_name: str) -> tuple[Samples, NDArray[np.int64]]:
+def _pair(path: Path, arrays: dict[str, NDArray[Any]], x_name: str, y_name: str) -> tuple[Samples, NDArray[Any]]:
     for name in (x_name, y_name):
         if name not in arrays:
+            if name == y_name and _is_tokens(arrays[x_name]):
+                return _tokens(path, x_name, arrays[x_name]), np.zeros((len(arrays[x_name]), 0))
             raise DataError(
                 f"'{path}' has no array '{name}'; it has {', '.join(arrays) or 'none'}, "
                 "and needs x_train, y_train, x_test and y_test, or x and y"
             )
     x, y = arrays[x_name], arrays[y_name]
-    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
-        raise DataError(f"'{path}': '{y_name}' is of shape {y.shape} and type {y.dtype}; labels are integers of shape (n,)")
+    real = np.issubdtype(y.dtype, np.floating)
+    if not (real or y.dtype == np.bool_ or np.issubdtype(y.dtype, np.integer)) or not 1 <= y.ndim <= 2:
+        raise DataError(
+            f"'{path}': '{y_name}' is of shape {y.shape} and type {y.dtype}; labels are integers of shape (n,), targets floats "
+            "or integers of shape (n, k)"
+        )
     if not 2 <= x.ndim <= 4:
         raise DataError(f"'{path}': '{x_name}' is of shape {x.shape}; allowed are (n, features), (n, h, w) and (n, c, h, w)")
     if len(x) != len(y) or not len(x):
         raise DataError(
             f"'{path}': '{x_name}' has {len(x)} samples and '{y_name}' {len(y)} labels; they must match and not be empty"
         )
-    return _samples(path, x_name, x), checked_labels(path, y.astype(np.int64), _MOST_CLASSES)
+    samples = _tokens(path, x_name, x) if _is_tokens(x) else _samples(path, x_name, x)
+    if y.ndim == 1 and not real:
+        return samples, checked_labels(path, y.astype(np.int64), _MOST_CLASSES)
+    if real and not np.isfinite(y).all():
+        raise DataError(f"'{path}': '{y_name}' has values that are not finite")
+    return samples, y.reshape(len(y), -1).astype(np.float32 if real else np.int64)
+
+
+def _is_tokens(x: NDArray[Any]) -> bool:
+    return np.issubdtype(x.dtype, np.integer) and x.dtype != np.uint8
+
+
+def _tokens(path: Path, name: str, x: NDArray[Any]) -> NDArray[np.int64]:
+    if x.ndim != 2 or not x.size or x.min() < 0:
+        least = f", and the least is {x.min()}" if x.size else ""
+        raise DataError(
+            f"'{path}': '{name}' is of shape {x.shape} and type {x.dtype}{least}; tokens are integers from 0 of shape (n, T), "
+            "and samples of numbers uint8 or floats"
+        )
+    return x.astype(np.int64)
 
 
 def _samples(path: Path, name: str, x: NDArray[np.generic]) -> Samples:
@@ -110,8 +160,11 @@ class HuggingFace(Source):
 
     Attributes:
         path: the folder; a relative path starts from ``data.root``, else the working directory, else ``$FEDSIM_DATA``.
-        x: the column of the samples: images (Pillow decodes them), or numbers in lists of one length, as ``Array2D`` has them.
-        y: the column of the labels.
+        x: the column of the samples: images (Pillow decodes them), or numbers in lists of one length, as ``Array2D`` has them;
+            integers are tokens.
+        y: the column of the labels, or of targets as in ``Npz``.
+        columns: further columns of integers, for ``data.column``.
+        vocabulary: as of ``npz``.
     """
 
     published: ClassVar[bool] = False
@@ -119,16 +172,18 @@ class HuggingFace(Source):
     path: str
     x: str = "image"
     y: str = "label"
+    columns: list[str] = Field(default_factory=list)
+    vocabulary: Vocabulary = None
 
     def load(self, root: Path | None) -> Raw:
         folder = sought(self.path, root)
         parts = ["train", "test"] if (folder / "dataset_dict.json").is_file() else [""]
         arrays = {}
         for part in parts:
-            columns = _read(folder / part, [self.x, self.y])
-            for name, column in zip("xy", columns, strict=True):
+            found = _read(folder / part, [self.x, self.y, *self.columns])
+            for name, column in zip(("x", "y", *self.columns), found, strict=True):
                 arrays[f"{name}_{part}" if part else name] = column
-        return raw_of(folder, arrays)
+        return raw_of(folder, arrays, self.vocabulary)
 
 
 def _read(folder: Path, names: list[str]) -> list[NDArray[Any]]:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -13,7 +13,7 @@ from fedsim.records import folder as files
 from fedsim.records.fairness import jain_index, worst_decile
 from fedsim.records.ledger import LedgerPreset, total
 from fedsim.records.reading import RunFolder
-from fedsim.records.targets import until, within
+from fedsim.records.targets import Target, until, within
 
 Topic = Literal["accuracy", "cost", "to target", "wasted", "fairness and groups"]
 
@@ -32,6 +32,7 @@ class Measure:
         topic: of the table in which it is shown.
         is_cost: whether ratios of it mean something. The least is the best.
         more_is_better: whether the most is the best.
+        less_is_better: whether the least is, of what is no cost.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Measure:
     topic: Topic
     is_cost: bool = False
     more_is_better: bool = False
+    less_is_better: bool = False
 
     @property
     def most(self) -> float:
@@ -48,7 +50,8 @@ class Measure:
     @property
     def best(self) -> Preferred:
         """The preferred extreme: the least of costs and waste, the most of accuracies; None for others."""
-        return "most" if self.more_is_better else "least" if self.is_cost or self.topic == "wasted" else None
+        least = self.is_cost or self.less_is_better or self.topic == "wasted"
+        return "most" if self.more_is_better else "least" if least else None
 
     @property
     def head(self) -> str:
@@ -92,7 +95,7 @@ _BATTERY = Measure("battery", "%", "cost", is_cost=True)
 _FLAT = Measure("flat devices", "devices", "cost", is_cost=True)
 
 
-def goal_of(goal: str, target: float | None) -> Measure | None:
+def goal_of(goal: str, target: float | Target | None) -> Measure | None:
     """The measure of a goal; None for a cost to the target without one."""
     alone = {"battery": _BATTERY, "flat": _FLAT, "accuracy": FINAL, "budget": WITHIN}
     if goal in alone or target is None:
@@ -100,18 +103,31 @@ def goal_of(goal: str, target: float | None) -> Measure | None:
     return cost_of({"bytes": "traffic", "money": "cost"}.get(goal, goal), target)
 
 
-def measures(targets: Sequence[float] = ()) -> list[Measure]:
+def measures(targets: Sequence[float | Target] = ()) -> list[Measure]:
     """All measures, in the order of their columns; six more for each target accuracy."""
     return [*_FIRST, *(cost_of(what, target) for target in targets for what in _TO_TARGET), *_LAST]
 
 
-def cost_of(what: str, target: float) -> Measure:
-    """The measure of the ``rounds``, ``time``, ``traffic``, ``energy`` or ``carbon`` to a target accuracy."""
+def of_metrics(runs: Iterable[RunFolder]) -> list[Measure]:
+    """The final and the best value of each metric that one of the runs has."""
+    known = {name: told["best_is"] == "most" for run in runs for name, told in run.summary.get("metrics", {}).items()}
+    return [
+        Measure(f"{which} {name}", "", "accuracy", more_is_better=most, less_is_better=not most)
+        for name, most in known.items()
+        for which in ("final", "best")
+    ]
+
+
+def cost_of(what: str, target: float | Target) -> Measure:
+    """The measure of the ``rounds``, ``time``, ``traffic``, ``energy`` or ``carbon`` to a target."""
     return Measure(f"{what} to target {target:g}", _TO_TARGET[what], "to target", is_cost=True)
 
 
 def measure(
-    run: RunFolder, targets: Sequence[float] = (), ledger: LedgerPreset = "strict", budget: Mapping[str, float] | None = None
+    run: RunFolder,
+    targets: Sequence[float | Target] = (),
+    ledger: LedgerPreset = "strict",
+    budget: Mapping[str, float] | None = None,
 ) -> Values:
     """The figures of a run, by their measures' names.
 
@@ -136,7 +152,7 @@ def measure(
     except (AttributeError, KeyError, TypeError) as error:  # a summary that is JSON, but not of a run
         raise RunFolderError(f"{files.SUMMARY} of {str(run.path)!r} is damaged: {type(error).__name__}: {error}") from None
     if run.scenario.get("data", {}).get("pooled_from") is not None:
-        values |= {name: None for name in values if not name.startswith(("rounds", FINAL.name, BEST.name))}
+        values |= {name: None for name in values if not name.startswith(("rounds", "final ", "best "))}
     return {name: None if value is None or math.isnan(value) else value for name, value in values.items()}
 
 
@@ -151,6 +167,7 @@ def _of_run(run: RunFolder, ledger: LedgerPreset) -> Values:
         "best accuracy": summary["accuracy"]["best"],
         "worst-decile accuracy": worst_decile(accuracies),
         "fine-tuned accuracy": summary["accuracy"].get("fine_tuned"),
+        **{f"{which} {name}": told[which] for name, told in summary.get("metrics", {}).items() for which in ("final", "best")},
         "simulated time": summary["simulated_s"],
         "traffic": float(moved["paper"] if ledger == "paper" else total(moved)),
         "compute": work.seconds,
@@ -179,9 +196,10 @@ def _batteries(run: RunFolder) -> Values:
     return {"battery": 100 * math.fsum(drawn) / len(drawn), "flat devices": len(flat)}
 
 
-def costs_until(run: RunFolder, target: float) -> Values:
-    """Costs until a test first showed the target accuracy, by the measures' names; None where none did."""
-    return dict(zip((cost_of(what, target).name for what in _TO_TARGET), until(run.rounds, target).values(), strict=True))
+def costs_until(run: RunFolder, target: float | Target) -> Values:
+    """Costs until a test first showed the target, by the measures' names; None where none did."""
+    found = until(run.rounds, target, run.summary)
+    return dict(zip((cost_of(what, target).name for what in _TO_TARGET), found.values(), strict=True))
 
 
 class DeviceWork(NamedTuple):

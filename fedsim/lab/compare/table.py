@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from fedsim.errors import ScenarioError, nearest
 from fedsim.lab.compare.answer import TARGETED, Answer, answers, usual_target
 from fedsim.lab.compare.lines import ComparedLine, Lines, short_key, shown
 from fedsim.lab.compare.measures import (
@@ -13,14 +14,17 @@ from fedsim.lab.compare.measures import (
     WITHIN,
     Measure,
     Preferred,
+    Values,
     costs_until,
     goal_of,
     measure,
     measures,
+    of_metrics,
 )
 from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference, ratio_of
 from fedsim.output.harmless import clean
 from fedsim.records.ledger import LedgerPreset
+from fedsim.records.targets import Target
 
 
 @dataclass(frozen=True)
@@ -101,14 +105,26 @@ class Comparison:
 
     Args:
         lines: to compare.
-        targets: accuracies (0..1), besides those that studies name.
+        targets: accuracies (0..1), besides those that studies name, and of other metrics as ``"perplexity=8"``.
         ledger: see ``measure``.
     """
 
-    def __init__(self, lines: Lines, targets: Sequence[float] = (), ledger: LedgerPreset = "strict") -> None:
-        self._targets = sorted({*lines.targets, *targets})
-        self.lines, self._measures = lines, [*measures(self._targets), *([WITHIN] if lines.budget else [])]
-        self._figures = [[measure(run, self._targets, ledger, lines.budget) for run in line.runs] for line in lines.lines]
+    def __init__(self, lines: Lines, targets: Sequence[float | str] = (), ledger: LedgerPreset = "strict") -> None:
+        said = sorted({Target.read(target) for target in (*lines.targets, *targets)})
+        self._targets = [target.value for target in said if target.metric == "accuracy"]
+        others = [target for target in said if target.metric != "accuracy"]
+        of_runs = of_metrics(run for line in lines.lines for run in line.runs)
+        self._finals = [one for one in of_runs if one.name.startswith("final ")]
+        known = ["accuracy", "loss", *(one.name.removeprefix("final ") for one in self._finals)]
+        for target in others:
+            if target.metric not in known:
+                hint = f"{', '.join(known)}{nearest(target.metric, known)}"
+                raise ScenarioError(f"--target is of {target.metric!r}, which no run has; they have {hint}")
+        self._to_others = [goal_of(what, target) for target in others for what in TARGETED]
+        all_targets: list[float | Target] = [*self._targets, *others]
+        self.lines, self._measures = lines, [*measures(all_targets), *of_runs, *([WITHIN] if lines.budget else [])]
+        blank: Values = dict.fromkeys(one.name for one in of_runs)
+        self._figures = [[blank | measure(run, all_targets, ledger, lines.budget) for run in line.runs] for line in lines.lines]
         if not self._targets and (usual := usual_target(lines, self._figures)) is not None:
             self._targets = [usual]
             for line, own in zip(lines.lines, self._figures, strict=True):
@@ -144,7 +160,7 @@ class Comparison:
         goals = [goal_of(goal, target) for target in targets or (None,) for goal in (self.lines.goal, *TARGETED)]
         wanted = [*dict.fromkeys(one for one in goals if one not in (None, FINAL))] or [TIME, TRAFFIC]
         columns = [column for column in self._identity() if column.head != "strategy" or self.lines.are_runs]
-        columns += [self._column(one) for one in (FINAL, *wanted, WASTED_COMPUTE) if one is not None]
+        columns += [self._column(one) for one in (FINAL, *self._finals, *wanted, *self._to_others, WASTED_COMPUTE) if one]
         columns = [replace(column, topic="", cells=tuple(column.cells[row] for row in rows)) for column in columns]
         left_out, notes = len(self._figures) - len(rows), [*_not_done(self.lines)]
         more = [f"{left_out} more line{'s are' if left_out > 1 else ' is'} not shown here."] if left_out else []

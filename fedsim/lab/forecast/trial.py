@@ -102,8 +102,8 @@ class Beginning:
 
             assert run.data is not None
             streams = Streams(scenario.seed)
-            root = scenario.data.own_folder()
-            core = Learning(Simulation(executor=executor), scenario.model, scenario.training, run.data, streams, root)
+            parts = scenario.model, scenario.training, run.data, streams, scenario.data.own_folder(), scenario.objective
+            core = Learning(Simulation(executor=executor), *parts)
         return cls(run, core, time.perf_counter() - began)
 
     def go(self, patience_s: float) -> None:

@@ -32,11 +32,17 @@ _ALIGNED = 16  # samples: any number of these begins where a cache line does
 class Reference(Solver):
     """Local SGD of a ``nn.Module``, which is copied once for each thread that computes with it.
 
-    Its loss is softmax cross-entropy unless it has a method ``loss(outputs, y)`` that returns one loss a sample, [n]. ``dtype``
-    is that of the numbers; None: as the module has them, and samples in float32.
+    Its loss is ``losses`` (softmax cross-entropy without it), unless it has a method ``loss(outputs, y)`` that returns one loss
+    a sample, [n]. ``dtype`` is that of the numbers; None: as the module has them, and samples in float32.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        device: torch.device,
+        dtype: torch.dtype | None = None,
+        losses: Callable[..., Tensor] | None = None,
+    ) -> None:
         self._dtype = dtype
         self._template = with_keyed_dropout(copy.deepcopy(module)).to(device, dtype)
         for name, part in batch_norms(self._template):
@@ -44,7 +50,7 @@ class Reference(Solver):
         self._is_image = any(isinstance(part, nn.Conv2d) for part in module.modules())
         if self._is_image:
             self._template = self._template.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._own_loss: Callable[..., Tensor] | None = getattr(self._template, "loss", None)
+        self._own_loss: Callable[..., Tensor] | None = getattr(self._template, "loss", losses)
         tensors = [(name, tuple(tensor.shape)) for name, tensor in numbers(self._template).items()]
         super().__init__(device, tensors, kernels(module))
 

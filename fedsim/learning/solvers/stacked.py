@@ -68,8 +68,8 @@ class _Stack:
             for name, rule in rules(descent, trained).items()
         }
         longest = max(len(solve.x) for solve in solves)
-        self.x = torch.zeros(len(solves), longest + 1, *solves[0].x.shape[1:], device=device)
-        self.y = torch.zeros(len(solves), longest + 1, dtype=torch.int64, device=device)
+        self.x = torch.zeros(len(solves), longest + 1, *solves[0].x.shape[1:], dtype=solves[0].x.dtype, device=device)
+        self.y = torch.zeros(len(solves), longest + 1, *solves[0].y.shape[1:], dtype=solves[0].y.dtype, device=device)
         for rank, solve in enumerate(solves):
             self.x[rank, : len(solve.x)] = solve.x.to(device)
             self.y[rank, : len(solve.y)] = solve.y.to(device)

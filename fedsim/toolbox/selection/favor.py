@@ -65,6 +65,7 @@ class FAVOR(Selection):
 
     kind: Literal["favor"] = "favor"
     looks_at_each: ClassVar[str | None] = "the selection 'favor' looks at single updates"
+    needs_accuracy: ClassVar[bool] = True
 
     target: float = Field(gt=0.0, le=1.0)
     base: float = Field(default=64.0, gt=1.0, le=1e6)

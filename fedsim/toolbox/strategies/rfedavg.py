@@ -53,6 +53,7 @@ class RFedAvgParams(SynchronousParams):
     """
 
     kind: Literal["rfedavg"] = "rfedavg"
+    needs_labels: ClassVar[bool] = True
     server: ServerOptimiserSpec | None = None
     clients_per_round: int = Field(default=30, ge=1)
     weights: Literal["rfedavg", "optimal", "uniform-by-data"] = "rfedavg"

@@ -113,6 +113,10 @@ class TiFLParams(AggregatingParams):
     def unaccounted(self) -> str | None:
         return "tiers are chosen by the accuracy on their clients" if self.mode == "credits" else super().unaccounted
 
+    @property
+    def needs_accuracy(self) -> str | None:
+        return f"strategy.mode is {self.mode!r}" if self.mode == "credits" else super().needs_accuracy
+
     def credits_of_each(self, planned_rounds: int | None) -> int:
         """The credits with which each tier begins; refused where neither they nor a number of rounds are given."""
         if self.credits is None and planned_rounds is None:

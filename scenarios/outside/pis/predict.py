@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 
 import click
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from fedsim.learning import profile as counted
+from fedsim.learning.objectives import Classification
 from fedsim.learning.spec import TrainingSpec
 from fedsim.scenarios.outside import rows as tables
 from fedsim.world.device_kinds import find_kind
@@ -83,7 +85,7 @@ class Operations:
     """The operations of a batch as columns, told apart by kind."""
 
     def __init__(self, model: str, mode: str) -> None:
-        found, *_ = counted._step(module(model, mode), (BATCH, *SHAPE), TrainingSpec(), "meta")
+        found, *_ = counted._step(module(model, mode), torch.zeros(BATCH, *SHAPE), TrainingSpec(), "meta", Classification())
         rows = [operation for phase in found.values() for operation in phase]
         self.flops = np.array([row.flops for row in rows])
         self.moved = np.array([row.moved for row in rows])

@@ -84,6 +84,9 @@ class Selection(Spec):
     looks_at_each: ClassVar[str | None] = None
     """Reason why the selection needs single updates; None if their sum, or that of an edge server, is enough."""
 
+    needs_accuracy: ClassVar[bool] = False
+    """Whether it goes by accuracies, which not every objective has."""
+
     counts_steps: ClassVar[str | None] = None
     """Reason why local steps must be those of SGD; see ``StrategyParams.counts_steps``."""
 

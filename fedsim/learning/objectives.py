@@ -1,0 +1,250 @@
+"""``[objective]``: what a model learns to give for a sample, its loss, and the metrics of tests beside it.
+
+A sample asks for one answer or several: a class, each token of a sequence, each number of a vector. The loss of a sample is
+the mean over its answers; the loss and the accuracy of a test are means over all answers.
+"""
+
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field, field_validator
+
+from fedsim.data.federated import Pool, TokenShape
+from fedsim.errors import ScenarioError, nearest
+from fedsim.language.imports import at, refuse_unless_allowed
+from fedsim.language.registry import Registry
+from fedsim.language.spec import Spec
+from fedsim.learning.architecture import Shape
+from fedsim.learning.metrics import METRICS, UNASKED, EvaluationMetric, own_metric
+from fedsim.streams import Streams
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Objective(Spec):
+    """Target of learning: what a model gives for a sample, by which loss, and which metrics tests have.
+
+    Attributes:
+        metrics: figures of tests besides loss and accuracy, in the order of their columns: names, or your own as
+            ``package.module:function``, a function of ``(outputs, targets)`` that gives one number a sample, [n], of which the
+            mean is taken; the least is the best unless it has an attribute ``more_is_better = True``.
+        loss: one of your own instead of the usual one, as ``package.module:function``, likewise of ``(outputs, targets)`` with
+            one number a sample. A module's own method ``loss`` comes before either.
+    """
+
+    kind: str
+    metrics: list[str] = Field(default_factory=list)
+    loss: str | None = None
+    needs: ClassVar[str]
+    """The samples or targets that it needs, for messages."""
+    has_accuracy: ClassVar[bool] = True
+    """Whether an answer is right or wrong."""
+    of_entropy: ClassVar[bool] = True
+    """Whether the usual loss is softmax cross-entropy."""
+
+    @field_validator("loss")
+    @classmethod
+    def _may_be_imported(cls, loss: str | None) -> str | None:
+        if loss is not None:
+            refuse_unless_allowed(loss, "objective.loss")
+        return loss
+
+    @field_validator("metrics")
+    @classmethod
+    def _fit(cls, metrics: list[str]) -> list[str]:
+        kind = cls.model_fields["kind"].default
+        known = [name for name, metric in METRICS.items() if kind in metric.kinds]
+        for name in metrics:
+            if ":" in name:
+                refuse_unless_allowed(name, "objective.metrics")
+            elif name not in known:
+                raise ScenarioError(
+                    f"objective.metrics has {name!r}; allowed with objective.kind = {kind!r} are {', '.join(known)}, or your "
+                    f"own as 'package.module:function'{nearest(name, known)}"
+                )
+        return metrics
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is classification by cross-entropy, which all solvers know."""
+        return False
+
+    @property
+    def figures(self) -> list[EvaluationMetric]:
+        """The metrics."""
+        return [own_metric(name) if ":" in name else METRICS[name] for name in self.metrics]
+
+    def sizes(self, shape: Shape, outputs: int) -> tuple[Shape, int]:
+        """The shape of a model's samples and its numbers an answer, for a source's samples and classes (or targets).
+
+        Raises:
+            ScenarioError: samples of that shape do not fit.
+        """
+        return shape, outputs
+
+    def fitted(self, pool: Pool, streams: Streams) -> Pool:
+        """The pool with the targets of this objective.
+
+        Raises:
+            ScenarioError: it has no such targets.
+        """
+        raise NotImplementedError
+
+    def misfit(self, found: str) -> ScenarioError:
+        """The error for data that do not fit."""
+        return ScenarioError(f"objective.kind is {self.kind!r}, which needs {self.needs}; data.source has {found}")
+
+    def losses(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
+        """The loss of each sample, [n]; ``options`` are of torch's ``cross_entropy``."""
+        if self.loss is None:
+            asked = self.asked(targets).flatten(1)
+            return (self.each(outputs, targets, **options).flatten(1) * asked).sum(dim=1) / asked.sum(dim=1).clamp(min=1)
+        found: Tensor = _function(self.loss)(outputs, targets)
+        if tuple(found.shape) != (len(targets),):
+            raise ScenarioError(
+                f"objective.loss is {self.loss!r}, which gave {tuple(found.shape)} for {len(targets)} samples; it must give "
+                "one number a sample"
+            )
+        return found
+
+    def each(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
+        """The usual loss of each answer, [n, ...]."""
+        raise NotImplementedError
+
+    def asked(self, targets: "Tensor") -> "Tensor":
+        """Whether each answer counts, bool [n, ...]."""
+        return targets == targets
+
+    def answers(self, outputs: "Tensor") -> "Tensor":
+        """The targets that a model's outputs stand for, [n, ...]."""
+        return outputs.argmax(dim=-1)
+
+
+@cache
+def _function(path: str) -> Any:
+    return at(path, "objective.loss")
+
+
+class Classification(Objective):
+    """One class a sample, by softmax cross-entropy."""
+
+    kind: Literal["classification"] = "classification"
+    needs: ClassVar[str] = "labels, one a sample"
+
+    @property
+    def is_plain(self) -> bool:
+        return self.loss is None
+
+    def fitted(self, pool: Pool, streams: Streams) -> Pool:
+        if pool.targets is not None and (pool.targets.ndim > 1 or pool.targets.dtype != np.int64):
+            raise self.misfit(f"targets {pool.targets.dtype} of shape {pool.targets.shape}")
+        return pool
+
+    def losses(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
+        from torch.nn.functional import cross_entropy
+
+        return super().losses(outputs, targets) if self.loss else cross_entropy(outputs, targets, reduction="none", **options)
+
+
+class NextToken(Objective):
+    """The next token at each of a sequence, by softmax cross-entropy over the vocabulary.
+
+    Samples are tokens, [n, T + 1], of which a model sees all but the last.
+    """
+
+    kind: Literal["next-token"] = "next-token"
+    metrics: list[str] = Field(default=["perplexity"])
+    needs: ClassVar[str] = "samples that are sequences of two tokens or more"
+
+    def sizes(self, shape: Shape, outputs: int) -> tuple[Shape, int]:
+        if not isinstance(shape, TokenShape) or len(shape) != 1 or shape[0] < 2:
+            raise self.misfit(f"{'tokens' if isinstance(shape, TokenShape) else 'numbers'} of shape {tuple(shape)}")
+        return TokenShape.of((shape[0] - 1,), shape.vocabulary, "next"), shape.vocabulary
+
+    def fitted(self, pool: Pool, streams: Streams) -> Pool:
+        _, outputs = self.sizes(pool.shape, 0)
+        return replace(pool, x=pool.x[:, :-1], targets=pool.x[:, 1:], outputs=outputs, answers="next")
+
+    def each(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
+        from torch.nn.functional import cross_entropy
+
+        return cross_entropy(outputs.transpose(1, 2), targets, reduction="none", ignore_index=UNASKED, **options)
+
+    def asked(self, targets: "Tensor") -> "Tensor":
+        return targets != UNASKED
+
+
+class MaskedToken(NextToken):
+    """The hidden tokens of a sequence, in whose places stands a token above the vocabulary (Devlin et al. 2019).
+
+    Which of a sample are hidden is drawn once, at least one.
+
+    Attributes:
+        share: of the tokens, hidden at random.
+    """
+
+    kind: Literal["masked-token"] = "masked-token"  # type: ignore[assignment]
+    share: float = Field(default=0.15, gt=0.0, lt=1.0)
+
+    def sizes(self, shape: Shape, outputs: int) -> tuple[Shape, int]:
+        _, vocabulary = super().sizes(shape, outputs)
+        return TokenShape.of(tuple(shape), vocabulary + 1, "each"), vocabulary + 1
+
+    def fitted(self, pool: Pool, streams: Streams) -> Pool:
+        _, more = self.sizes(pool.shape, 0)
+        draws = streams.generator("world/data/mask").random(pool.x.shape)
+        hidden = (draws < self.share) | (draws == draws.min(axis=1, keepdims=True))
+        x, targets = np.where(hidden, pool.vocabulary, pool.x), np.where(hidden, pool.x, UNASKED)
+        return replace(pool, x=x, targets=targets, vocabulary=more, outputs=more, answers="each")
+
+
+class Regression(Objective):
+    """Numbers, by the squared error."""
+
+    kind: Literal["regression"] = "regression"
+    metrics: list[str] = Field(default=["mse"])
+    needs: ClassVar[str] = "targets that are floats, [n] or [n, k]"
+    has_accuracy: ClassVar[bool] = False
+    of_entropy: ClassVar[bool] = False
+
+    def fitted(self, pool: Pool, streams: Streams) -> Pool:
+        if pool.targets is None or not self._takes(pool.targets):
+            found = "labels" if pool.targets is None else f"targets {pool.targets.dtype} of shape {pool.targets.shape}"
+            raise self.misfit(found)
+        return replace(pool, targets=pool.targets.astype(np.float32))
+
+    def _takes(self, targets: Any) -> bool:
+        return targets.ndim == 2 and np.issubdtype(targets.dtype, np.floating)
+
+    def each(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
+        return (outputs - targets).square()
+
+    def answers(self, outputs: "Tensor") -> "Tensor":
+        return outputs
+
+
+class MultiLabel(Regression):
+    """Any number of C labels a sample, by binary cross-entropy; those whose output is above 0 are answered."""
+
+    kind: Literal["multi-label"] = "multi-label"  # type: ignore[assignment]
+    metrics: list[str] = Field(default=["f1"])
+    needs: ClassVar[str] = "targets of 0 and 1, [n, C]"
+    has_accuracy: ClassVar[bool] = True
+
+    def _takes(self, targets: Any) -> bool:
+        return targets.ndim == 2 and bool(np.isin(targets, (0, 1)).all())
+
+    def each(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
+        from torch.nn.functional import binary_cross_entropy_with_logits
+
+        return binary_cross_entropy_with_logits(outputs, targets, reduction="none")
+
+    def answers(self, outputs: "Tensor") -> "Tensor":
+        return (outputs > 0).to(outputs.dtype)
+
+
+OBJECTIVES = Registry.of("objective", Classification, NextToken, MaskedToken, Regression, MultiLabel)
+ObjectiveSpec = Annotated[Objective, OBJECTIVES]

@@ -1,0 +1,50 @@
+"""Small models of tokens, as torch modules: a recurrent one and a transformer."""
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.data.federated import TokenShape
+
+
+class LSTMModule(nn.Module):
+    """An embedding, an LSTM, and a dense layer at each token, or at the last one."""
+
+    def __init__(self, shape: TokenShape, outputs: int, embedding: int, hidden: int, layers: int) -> None:
+        super().__init__()
+        self.one = shape.answers == "one"
+        self.embedding = nn.Embedding(shape.vocabulary, embedding)
+        self.lstm = nn.LSTM(embedding, hidden, layers, batch_first=True)
+        self.head = nn.Linear(hidden, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens [n, T] to outputs [n, T, outputs], or [n, outputs]."""
+        seen: Tensor = self.lstm(self.embedding(x))[0]
+        outputs: Tensor = self.head(seen[:, -1] if self.one else seen)
+        return outputs
+
+
+class TransformerModule(nn.Module):
+    """Embeddings of tokens and places, blocks of attention and dense layers with norms before them, and a dense layer."""
+
+    def __init__(self, shape: TokenShape, outputs: int, width: int, heads: int, layers: int) -> None:
+        super().__init__()
+        self.one = shape.answers == "one"
+        self.embedding = nn.Embedding(shape.vocabulary, width)
+        self.places = nn.Parameter(torch.randn(shape[0], width) * 0.02)
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+            for _ in range(layers)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, outputs)
+        later = torch.ones(shape[0], shape[0], dtype=torch.bool).triu(1) if shape.answers == "next" else None
+        self.register_buffer("later", later, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens [n, T] to outputs [n, T, outputs], or [n, outputs] of the mean over the tokens."""
+        seen: Tensor = self.embedding(x) + self.places
+        for block in self.blocks:
+            seen = block(seen, src_mask=self.later)
+        seen = self.norm(seen)
+        outputs: Tensor = self.head(seen.mean(dim=1) if self.one else seen)
+        return outputs
