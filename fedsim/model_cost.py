@@ -20,6 +20,11 @@ Operations = NDArray[np.float64]
 """One row per operation, [operations, 2 COLUMNS]: each number as a fixed amount and an amount per sample of the batch."""
 
 
+def operation(fixed: float, a_sample: float, moved: float) -> Operations:
+    """One operation, the same everywhere: FLOPs in any case and a sample, and bytes moved; without further passes."""
+    return np.array([[fixed, a_sample, moved, 0.0, 0.0, 0.0, fixed, a_sample, 0.0, 0.0]])
+
+
 @dataclass(frozen=True)
 class ModelCost:
     """The operations of one SGD step on a batch.
@@ -44,10 +49,6 @@ class ModelCost:
 
         A step reads the weights twice, writes the gradients once, and reads and writes what the optimiser touches.
         """
-
-        def operation(fixed: float, a_sample: float, moved: float) -> Operations:
-            return np.array([[fixed, a_sample, moved, 0.0, 0.0, 0.0, fixed, a_sample, 0.0, 0.0]])
-
         forward = operation(0.0, flops_a_sample / 3, weights)
         backward = operation(0.0, flops_a_sample * 2 / 3, 2 * weights)
         update = operation(weights / 2, 0.0, (8.0 if momentum else 3.0) * weights)

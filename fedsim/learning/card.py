@@ -2,14 +2,13 @@
 
 from typing import Annotated, ClassVar, Literal, Self
 
-import numpy as np
 from pydantic import Field, model_validator
 
 from fedsim.language.units import Bytes
 from fedsim.learning.architecture import Shape, Tensor
 from fedsim.learning.model import PartedModel
 from fedsim.learning.patterns import matching
-from fedsim.model_cost import ModelCost
+from fedsim.model_cost import ModelCost, operation
 
 Width = Annotated[int, Field(ge=1, le=1_000_000)]
 
@@ -92,9 +91,9 @@ class ModelCard(PartedModel):
         _, outputs = next(iter(self.dense.values()))
         kept = 34.0 * self.layers * outputs if self.kept_per_token is None else self.kept_per_token
         return ModelCost(
-            forward=np.array([[0.0, forward, weights + own, 0.0, 0.0, 0.0]]),
-            backward=np.array([[0.0, forward + trained, weights + 2 * own, 0.0, 0.0, 0.0]]),
-            update=np.array([[own / 2, 0.0, (8.0 if momentum else 3.0) * own, 0.0, 0.0, 0.0]]),
+            forward=operation(0.0, forward, weights + own),
+            backward=operation(0.0, forward + trained, weights + 2 * own),
+            update=operation(own / 2, 0.0, (8.0 if momentum else 3.0) * own),
             weights=weights + own,
             memory=(0.0 if self.lora is None else weights) + (3.0 if momentum else 2.0) * own,
             memory_a_sample=self.tokens * kept,
