@@ -30,13 +30,12 @@ from fedsim.strategies.parts.selection import SELECTIONS
 from fedsim.strategies.parts.server import OPTIMISERS
 from fedsim.toolbox.clustering.clusterer import CLUSTERERS
 from fedsim.world.availability import AVAILABILITIES
-from fedsim.world.device_kinds import CAPACITIES, Figure, figures
+from fedsim.world.device_kinds import CAPACITIES, LINKS, Figure, figures
 from fedsim.world.device_kinds import catalogue as kinds_of_devices
 from fedsim.world.distributions import SPEEDS
 from fedsim.world.energy.charging import CHARGINGS
 from fedsim.world.energy.presets import TITLES, preset_figures
 from fedsim.world.lifetimes import ARRIVALS, DEPARTURES
-from fedsim.world.links import figures_of_link, links
 from fedsim.world.network.protocol import PROTOCOLS
 from fedsim.world.network.regions import cloud_facts
 from fedsim.world.network.spec import NETWORKS
@@ -111,7 +110,7 @@ def catalogue() -> dict[str, TitledNames]:
         **{title: [*registry.titles.items()] for title, registry in _REGISTRIES.items()},
         "kinds of devices": [*kinds_of_devices().items()],
         "energy presets": [*TITLES.items()],
-        "links": [*links().items()],
+        "links": [*kinds_of_devices(LINKS).items()],
         "regions of clouds": [(name, site.city) for name, site in cloud_facts().sites.items()],
         "scenarios": shipped_titles(studies=False),
         "studies": shipped_titles(studies=True),
@@ -166,7 +165,7 @@ def _figure_lines(title: str, name: str) -> list[str]:
     find: dict[str, Callable[[str], Mapping[str, Figure]]] = {
         "kinds of devices": lambda kind: figures(kind, "name"),
         "energy presets": preset_figures,
-        "links": figures_of_link,
+        "links": lambda kind: figures(kind, "link", LINKS),
         "regions of clouds": lambda region: cloud_facts().figures_of(region),
     }
     found = find[title](name) if title in find else {}

@@ -21,7 +21,7 @@ Operations = NDArray[np.float64]
 
 
 def operation(fixed: float, a_sample: float, moved: float) -> Operations:
-    """One operation, the same everywhere: FLOPs in any case and a sample, and bytes moved; without further passes."""
+    """One operation of so many FLOPs, a fixed amount and one a sample, that moves so many bytes once."""
     return np.array([[fixed, a_sample, moved, 0.0, 0.0, 0.0, fixed, a_sample, 0.0, 0.0]])
 
 

@@ -151,9 +151,9 @@ def _speed(scenario: Facts) -> str:
 def _hosts(scenario: Facts) -> str:
     if (host := scenario["population"].get("host")) is None:
         return ""
-    where = "They run on one host" if host["number"] == 1 else f"They run on {host['number']:,} hosts"
+    where = "They run on one host" if host["number"] == 1 else f"They run on {host['number']:,} hosts, each"
     points = [f"{work:g} times the work of one at {count:g} computations" for count, work in host.get("throughput", ())]
-    words = f"{where}, which shares {host['cores']:,} cores" if "cores" in host else f"{where}, which does {_listed(points)}"
+    words = f"{where} with {host['cores']:,} cores" if "cores" in host else f"{where} with {_listed(points)}"
     words += f"; {host['workers']:,} tasks run at once, others queue" if "workers" in host else ""
     words += f"; as many tasks of {host['task_memory']} run at once as fit into {host['memory']}" if "memory" in host else ""
     return f"{words}{'' if str(host['start_up']).startswith('0 ') else '; a task starts up for ' + host['start_up']}."

@@ -55,8 +55,8 @@ class ModelCard(PartedModel):
         chosen = matching(list(layers), self.lora.where, "model.lora.where", "layer")
         for name, (inputs, outputs) in layers.items():
             if name in chosen:
-                found.append(Tensor(f"{name}.lora_A", rank * inputs, "LoRALinear", (rank, inputs)))
-                found.append(Tensor(f"{name}.lora_B", outputs * rank, "LoRALinear", (outputs, rank)))
+                found.append(Tensor(f"{name}.lora_A", rank * inputs, "Linear", (rank, inputs)))
+                found.append(Tensor(f"{name}.lora_B", outputs * rank, "Linear", (outputs, rank)))
         return found
 
     def trained(self, shape: Shape, classes: int) -> list[Tensor]:

@@ -54,17 +54,22 @@ def numbers(module: "nn.Module") -> dict[str, "Tensor"]:
     return found
 
 
-def forward_flops(module: "nn.Module", shape: Shape) -> float:
-    """FLOPs of the matrix products and convolutions of one forward pass on one sample."""
+def step_flops(module: "nn.Module", shape: Shape, *, backward: bool = False) -> float:
+    """FLOPs of the matrix products and convolutions of a training step on one sample: three times those of a forward pass.
+
+    With ``backward`` those of both passes are counted: gradients that nobody needs cost nothing.
+    """
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
+    with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(backward):
         try:
-            module.eval()(torch.zeros(2, *shape))  # of one alone a batch norm could not take the variance
+            outputs = module.eval()(torch.zeros(2, *shape))  # of one alone a batch norm could not take the variance
         except Exception as error:
             raise ScenarioError(f"the module of model.factory cannot take samples of shape {shape}: {error}") from error
-    return float(counter.get_total_flops()) / 2
+        if backward:
+            outputs.sum().backward()
+    return float(counter.get_total_flops()) / 2 * (1.0 if backward else 3.0)
 
 
 def _refuse(module: "nn.Module", path: str) -> None:

@@ -65,14 +65,14 @@ class TorchModel(PartedModel):
         from fedsim.learning.factory import numbers
 
         module = self.fitted(shape, classes)
-        layers = {name: type(part).__name__ for name, part in module.named_modules()}
+        layers = {name: type(part).__name__.removeprefix("LoRA") for name, part in module.named_modules()}
         tensors = numbers(module).items()
         return [Tensor(name, each.numel(), layers[name.rpartition(".")[0]], tuple(each.shape)) for name, each in tensors]
 
     def flops(self, shape: Shape, classes: int) -> float:
-        from fedsim.learning.parts import step_flops
+        from fedsim.learning.factory import step_flops
 
-        return step_flops(self.fitted(shape, classes), shape)
+        return step_flops(self.fitted(shape, classes), shape, backward=self.has_frozen)
 
 
 class Layered(TorchModel):
@@ -300,13 +300,6 @@ class ModuleModel(TorchModel):
 
     def plain_module(self, shape: Shape, classes: int, seed: int = 0) -> "nn.Module":
         return self.module(seed)
-
-    def flops(self, shape: Shape, classes: int) -> float:
-        """FLOPs of a training step on one sample: three times the matrix products and convolutions of a forward pass, or with
-        frozen tensors those of both passes."""
-        from fedsim.learning.factory import forward_flops
-
-        return super().flops(shape, classes) if self.has_frozen else 3.0 * forward_flops(self.module(), shape)
 
 
 class SizeOnly(Model):

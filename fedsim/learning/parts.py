@@ -1,6 +1,5 @@
 """Parts of a model: tensors by patterns of their names, weights from a file, frozen tensors, adapters beside dense layers."""
 
-import copy
 import math
 from pathlib import Path
 
@@ -10,11 +9,8 @@ from torch.nn import functional
 
 from fedsim.errors import DataError, ScenarioError
 from fedsim.files import SOUGHT, regular, sought
-from fedsim.learning.architecture import Shape
 from fedsim.learning.factory import STATISTICS, Frozen, numbers
 from fedsim.learning.patterns import LoRA, Patterns, matching
-
-_INPUTS_AT_ONCE = 2  # samples of a counted step: of one alone a batch norm could not take the variance
 
 
 class LoRALinear(nn.Linear):
@@ -69,20 +65,6 @@ def frozen_numbers(module: nn.Module) -> int:
     return sum(tensor.numel() for tensor in held) - sum(tensor.numel() for tensor in numbers(module).values())
 
 
-def step_flops(module: nn.Module, shape: Shape) -> float:
-    """FLOPs of the matrix products and convolutions of a forward and a backward pass on one sample, without those of gradients
-    that nobody needs."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    own = copy.deepcopy(module).train()
-    with FlopCounterMode(display=False) as counter:
-        try:
-            own(torch.zeros(_INPUTS_AT_ONCE, *shape)).sum().backward()
-        except Exception as error:
-            raise ScenarioError(f"the model cannot be trained on samples of shape {shape}: {error}") from error
-    return float(counter.get_total_flops()) / _INPUTS_AT_ONCE
-
-
 def load(module: nn.Module, path: str, root: Path | None) -> None:
     """Copy the arrays of ``model.file`` into the tensors of the same names; all others stay as they are.
 
@@ -102,7 +84,7 @@ def load(module: nn.Module, path: str, root: Path | None) -> None:
     known = {name: tensor for name, tensor in module.state_dict(keep_vars=True).items() if tensor.is_floating_point()}
     for name, array in arrays.items():
         if name not in known or known[name].shape != array.shape:
-            there = f"of shape {tuple(known[name].shape)}" if name in known else f"none; it has {', '.join(known)}"
+            there = f"one of shape {tuple(known[name].shape)}" if name in known else f"none; it has {', '.join(known)}"
             raise DataError(f"model.file: '{place}' has {name!r} of shape {array.shape}, for which the model has {there}")
         with torch.no_grad():
             known[name].copy_(torch.from_numpy(array))

@@ -211,7 +211,7 @@ class Run:
             momentum=scenario.training.sgd.momentum,
             tensors=self._tensors,
             keeps=scenario.model.says_what_stays,
-            cut=lambda by, size: scenario.model.cut(by, size).tensors(*self._shape_and_classes),
+            cut=cache(lambda by, size: scenario.model.cut(by, size).tensors(*self._shape_and_classes)),
             kinds=capacity.names,
             kind_of=capacity.name,
         )

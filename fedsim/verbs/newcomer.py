@@ -11,9 +11,9 @@ from pydantic import TypeAdapter, ValidationError
 from fedsim.errors import ScenarioError, nearest
 from fedsim.files import read_toml
 from fedsim.language.units import Bytes, PositiveSeconds, show_seconds
-from fedsim.world.links import figures_of_link
+from fedsim.world.device_kinds import LINKS, figures
 
-_HERE = Path(__file__).parent / "scenarios" / "new"
+_HERE = Path(__file__).parents[1] / "scenarios" / "new"
 _DIGITS, _FEATURES, _CLASSES = 1437, 64, 10  # training samples of scikit-learn's digits, and their shape
 _MOST_DEVICES = _DIGITS // 2  # each needs two samples
 _WIDEST = 2048  # of one hidden layer; a larger model has two
@@ -37,7 +37,7 @@ def write_study(file: Path, devices: str, link: str, model: str, target: float, 
     Args:
         file: the TOML file to make; it must not exist.
         devices: a count and a kind, ``"200 phones"``.
-        link: a kind of link (``fedsim.world.links``), or ``"20/5 Mbit/s"``, down and up.
+        link: a kind of link (``links.toml``), or ``"20/5 Mbit/s"``, down and up.
         model: size of a message with a whole model, ``"5 MB"``.
         target: the accuracy to reach, in (0, 1).
         deadline: a time, which is tried with its half and its double, or ``"try"``.
@@ -118,7 +118,7 @@ def _link(text: str, size: float) -> tuple[dict[str, str], str, str, float]:
         said = {"down": f"{down:g} Mbit/s", "up": f"{up:g} Mbit/s", "latency": "30 ms", "spread": "1.5"}
         preset = "smartphone-wifi"
     else:
-        said = {key: str(figure.value) for key, figure in figures_of_link(text.strip().lower()).items()}
+        said = {key: str(figure.value) for key, figure in figures(text.strip().lower(), "link", LINKS).items()}
         preset = said.pop("preset", "smartphone-wifi")
         down, up = (float(said[way].split()[0]) * (1000 if "Gbit" in said[way] else 1) for way in ("down", "up"))
     if down <= 0 or up <= 0:

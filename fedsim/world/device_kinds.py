@@ -27,6 +27,8 @@ from fedsim.world.device_table import DeviceTable
 from fedsim.world.distributions import LinkRate
 
 _TABLE = Path(__file__).with_suffix(".toml")
+LINKS = _TABLE.with_name("links.toml")
+"""Kinds of links, to write scenarios with: rates, latency, their spread between users, and an energy preset that fits."""
 
 SpeedShare = Annotated[float, Field(gt=0.0, le=1.0)]
 
@@ -111,22 +113,22 @@ class Figure(NamedTuple):
     date: str
 
 
-def catalogue() -> dict[str, str]:
-    """Name -> what it is, of every kind in the catalogue."""
-    return {name: entry["title"] for name, entry in _table().items()}
+def catalogue(file: Path = _TABLE) -> dict[str, str]:
+    """Name -> what it is, of every kind in the catalogue; or in ``LINKS``."""
+    return {name: entry["title"] for name, entry in _table(file).items()}
 
 
 @cache
-def _table() -> dict[str, Any]:
-    return read_toml(_TABLE)
+def _table(file: Path = _TABLE) -> dict[str, Any]:
+    return read_toml(file)
 
 
-def figures(name: Any, key: str) -> dict[str, Figure]:
-    """The figures of a kind of the catalogue, with their sources; ``ScenarioError`` at ``key`` if there is no such kind."""
-    if name not in _table():
-        raise ScenarioError(f"{key} is {shown(name)}; allowed are {', '.join(_table())}{nearest(str(name), _table())}")
-    entry = _table()[name]
-    return {field: Figure(*entry[field]) for field in DeviceKind.model_fields if field in entry}
+def figures(name: Any, key: str, file: Path = _TABLE) -> dict[str, Figure]:
+    """The figures of a kind of the catalogue, or of ``LINKS``, with their sources; ``ScenarioError`` at ``key`` for no kind."""
+    known = _table(file)
+    if name not in known:
+        raise ScenarioError(f"{key} is {shown(name)}; allowed are {', '.join(known)}{nearest(str(name), known)}")
+    return {field: Figure(*said) for field, said in known[name].items() if field != "title"}
 
 
 _COMPUTING = ("flops", "flops_share", "bandwidth", "bandwidth_share", "batch")

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedsim.errors import ScenarioError
 from fedsim.learning.models import CNN5, Logistic, SizeOnly
 from fedsim.learning.profile import cost_of, profile
-from fedsim.learning.spec import TrainingSpec
+from fedsim.learning.spec import TRAINERS, TrainingSpec
 from fedsim.model_cost import ModelCost
 
 
@@ -68,6 +68,8 @@ def test_momentum_has_a_state_and_moves_more() -> None:
     plain, heavy = (profile(nn.Linear(30, 20), (30,), 20, TrainingSpec(momentum=momentum)) for momentum in (0.0, 0.9))
     assert heavy.memory == 1.5 * plain.memory
     assert totals(heavy, "update", 1)[1] > 2 * totals(plain, "update", 1)[1]
+    adam = profile(nn.Linear(30, 20), (30,), 20, TRAINERS.spec("torch").model_validate({"kind": "torch", "optimiser": "Adam"}))
+    assert adam.memory == 2 * plain.memory + 2 * 4  # weights, gradients, two moments, and a count for each of two tensors
 
 
 @pytest.mark.parametrize("model", [Logistic(), CNN5()])

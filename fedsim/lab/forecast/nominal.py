@@ -16,6 +16,7 @@ _SHOWN = 100_000  # devices whose times are reckoned, of too many for all
 def nominal_lines(run: Run) -> list[str]:
     """Say what is known of a run that has been built and not begun."""
     dispatch, stop, devices = run.dispatch, run.scenario.stop, run.scenario.population.devices
+    shares_host = run.scenario.population.host is not None
     step = 1 if run.tells_all_devices else devices // _SHOWN
     looked_at = range(0, devices, step)
     epoch_s = run.population.epochs_s(slice(0, devices, step))
@@ -33,6 +34,7 @@ def nominal_lines(run: Run) -> list[str]:
         *([f"and {show_bytes(base)} of frozen tensors, once to each device"] if (base := run.learner.base_bytes) else []),
         f"alone on its link a device downloads in {_range(down)}, uploads in {_range(up)}",
         f"an epoch takes it {_range(epoch_s)}",
+        *(["these and the times below are those of a device that has its host to itself"] if shares_host else []),
     ]
     given = run.scenario
     energy = given.energy is not None and given.energy.preset is None

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.errors import FedsimError, SimulationError, nearest, place_of, shown
@@ -47,18 +46,20 @@ class ByTrainer(Reference):
                 f"{who} draws from the global generator of {' and of '.join(drawn)}, so that results would depend on the order "
                 "of the work; allowed is a generator of its own, seeded by context.seed"
             )
-        match outcome:
-            case (Mapping() as found, Mapping() as numbers):
-                told = {name: _number(f"{who} reports {name!r}", value) for name, value in numbers.items()}
-            case _:
-                raise SimulationError(
-                    f"{who} gave back {shown(outcome)}; it must be two mappings: the trained tensors by name, such as "
-                    "model.state_dict(), and named numbers (or {})"
-                )
-        weights = flat_weights([_fitting(who, found, name, tensor) for name, tensor in trained.items()], solve.weights.dtype)
+        try:
+            found, numbers = outcome
+            weights = flat_weights(
+                [_fitting(who, found, name, tensor) for name, tensor in trained.items()], solve.weights.dtype
+            )
+            told = {str(name): float(value) for name, value in numbers.items()}
+            kept = {name: np.atleast_1d(value.detach().cpu().numpy().copy()) for name, value in context.state.items()}
+        except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+            raise SimulationError(
+                f"{who} gave back {shown(outcome)}, and its state is {shown(context.state)}; it must give back two mappings: "
+                f"trained tensors (model.state_dict()) and numbers by name, and the state has tensors: {error}"
+            ) from error
         for begin, end in descent.held:
             weights[begin:end] = solve.weights[begin:end]
-        kept = {name: _array(f"{who} keeps {name!r}", value) for name, value in context.state.items()}
         loss = told.pop("loss", context.train_loss)
         return Solved(weights, loss, told, kept if self._trainer.state == "kept" else {})
 
@@ -67,19 +68,6 @@ class ByTrainer(Reference):
         found: dict[str, Any] = {"random": random.getstate(), "numpy.random": pickle.dumps(np.random.get_state())}  # noqa: NPY002
         found["torch"] = torch.get_rng_state().tolist()
         return found | ({"torch.cuda": torch.cuda.get_rng_state(self.device).tolist()} if self.device.type == "cuda" else {})
-
-
-def _array(who: str, value: Any) -> NDArray[Any]:
-    if not isinstance(value, Tensor):
-        raise SimulationError(f"{who} as {shown(value)}; it must be a tensor")
-    return np.atleast_1d(value.detach().cpu().numpy().copy())
-
-
-def _number(who: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError):
-        raise SimulationError(f"{who} as {shown(value)}; it must be a number") from None
 
 
 def _fitting(who: str, found: Mapping[str, Any], name: str, like: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ class KeepingClient(PartClient):
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         contents = {**instruction.contents, "model": self._whole(device, instruction)}
-        return self._own.work(device, Instruction(instruction.job, contents, instruction.round))
+        return self._own.work(device, Instruction(instruction.job, contents, instruction.round, instruction.value))
 
     def computed(self, device: Device, instruction: Instruction, result: LocalResult) -> LocalResult:
         """Applies the strategy's own to the sent tensors alone."""

@@ -1,5 +1,6 @@
 """HeteroFL: each device trains as wide a part of the model as it can (Diao et al., 2021)."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
@@ -12,7 +13,7 @@ from fedsim.federation.client import Instruction, LocalResult, RunInfo
 from fedsim.federation.contents import Contents, Header, Partial
 from fedsim.federation.devices import Device
 from fedsim.federation.server import Server
-from fedsim.learning.architecture import Shape, Tensor
+from fedsim.learning.architecture import Tensor
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg
@@ -44,22 +45,23 @@ class CutParams(AggregatingParams):
             raise ValueError(f"'sizes' is {self.sizes}; allowed is more than 0")
         return self
 
+    def places(self, setting: RunInfo) -> dict[float, Places]:
+        """Ranges of the flat model that a smaller one of each size has."""
+        sizes = sorted(set(self.sizes.values() if isinstance(self.sizes, dict) else self.sizes))
+        return {size: leading(setting.tensors(), setting.cut(self.by, size)) for size in sizes}
+
 
 def leading(whole: Sequence[Tensor], part: Sequence[Tensor]) -> Places:
     """Ranges of a flat model that hold the first numbers of each tensor, along its first two axes, as ``part`` has them."""
     found: list[tuple[int, int]] = []
     at = 0
     for tensor, own in zip(whole, part, strict=True):
-        rows, row, length = (tensor.shape[0], _row(tensor.shape), _row(own.shape)) if tensor.shape else (1, 1, 1)
-        for begin in range(at, at + own.shape[0] * row if tensor.shape else at + 1, row):
+        row, length = (math.prod(each.shape[1:]) for each in (tensor, own))
+        for begin in range(at, at + own.size // length * row, row):
             start = found.pop()[0] if found and found[-1][1] == begin else begin
             found.append((start, begin + length))
-        at += rows * row
+        at += tensor.size
     return tuple(found)
-
-
-def _row(shape: Shape) -> int:
-    return int(np.prod(shape[1:]))
 
 
 @pure
@@ -82,22 +84,17 @@ def mean_of_holders(
 class CutClient(SynchronousClient[CutParams]):
     """Trains the numbers that it has received, among zeros, and sends them back."""
 
+    def __init__(self, params: CutParams, setting: RunInfo) -> None:
+        super().__init__(params, setting)
+        self._places = params.places(setting)
+
     def training(self, device: Device, instruction: Instruction) -> Training:
         return Training(instruction["model"], self.params.local_epochs, cut=(self.params.by, instruction["size"]))
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
         assert result.update is not None
-        places = places_of_size(self.setting, self.params.by, instruction["size"])
-        return {
-            **(super().reply(device, instruction, result) or {}),
-            "update": Partial(result.update, instruction["model"], places),
-            "size": Header(instruction["size"]),
-        }
-
-
-def places_of_size(setting: RunInfo, by: CutBy, size: float) -> Places:
-    """Ranges of the flat model that a smaller one has."""
-    return leading(setting.tensors(), setting.cut(by, size))
+        size, reply = instruction["size"], super().reply(device, instruction, result) or {}
+        return {**reply, "update": Partial(result.update, instruction["model"], self._places[size]), "size": Header(size)}
 
 
 class CutModels(FedAvg[CutParams]):
@@ -121,8 +118,7 @@ class CutModels(FedAvg[CutParams]):
                         f"strategy.sizes has no size for devices of the kind {kind!r}{nearest(kind, params.sizes)}; allowed is "
                         "one for each kind in population.device, or a list of sizes, of which each device has one"
                     )
-        self._sizes = sorted(set(params.sizes.values() if isinstance(params.sizes, dict) else params.sizes))
-        self._places = [places_of_size(self.setting, params.by, size) for size in self._sizes]
+        self._places = params.places(self.setting)
 
     async def on_start(self) -> None:
         self.state["zero"] = self.server.models.zero()
@@ -137,8 +133,7 @@ class CutModels(FedAvg[CutParams]):
 
     def contents(self, device: int) -> Contents:
         size = self.size_of(device)
-        places = self._places[self._sizes.index(size)]
-        return {"model": Partial(self.state["model"], self.state["zero"], places), "size": Header(size)}
+        return {"model": Partial(self.state["model"], self.state["zero"], self._places[size]), "size": Header(size)}
 
     async def combine(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any) -> Ref:
         weights = await self.weighed(entries)
@@ -151,9 +146,9 @@ class CutModels(FedAvg[CutParams]):
 
     def joined(self, model: Ref, entries: Sequence[dict[str, Any]], weights: Sequence[float]) -> Ref:
         """The model that updates of different sizes become."""
-        which = [self._sizes.index(entry["contents"]["size"]) for entry in entries]
+        which = [[*self._places].index(entry["contents"]["size"]) for entry in entries]
         models, size = [model, *(entry["update"] for entry in entries)], self.setting.parameters
-        how: dict[str, Any] = {"weights": list(weights), "places": self._places, "which": which}
+        how: dict[str, Any] = {"weights": list(weights), "places": [*self._places.values()], "which": which}
         return self.server.models.apply(mean_of_holders, models, size=size, **how)
 
 

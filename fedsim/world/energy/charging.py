@@ -111,12 +111,14 @@ class _Days:
     def span(self, device: int, time: float) -> Span:
         begins, lasts = self._begins.item(device), self._lasts.item(device)
         day = math.floor((time - begins) / DAY_S)  # the first may have begun before the run
-        start = begins + day * DAY_S
+        if time >= begins + (day + 1) * DAY_S:  # beyond 97 days the division's rounding may be a tick short
+            day += 1
+        start, end = begins + day * DAY_S, begins + (day + 1) * DAY_S
         if self._chance < 1 and self._streams.uniform("world/charging", device, day + 1) >= self._chance:
-            return Span(False, start, start + DAY_S)
+            return Span(False, start, end)
         if time < start + lasts:
             return Span(True, start, on_grid(start + lasts))
-        return Span(False, start + lasts, start + DAY_S)
+        return Span(False, start + lasts, end)
 
 
 CHARGINGS = Registry.of("charging", Never, Always, WhenReached, RenewalCharging, Daily)

@@ -16,7 +16,7 @@ from fedsim.shipped import shipped_titles
 from fedsim.strategies import STRATEGIES
 from fedsim.strategies.parts.server import OPTIMISERS
 
-HERE = Path(__file__).resolve().parents[2] / "scenarios" / "studies"
+HERE = Path(__file__).resolve().parents[3] / "scenarios" / "studies"
 PEERS = {kind for kind in STRATEGIES if STRATEGIES.spec(kind).serverless}  # type: ignore[attr-defined]
 STUDIES = sorted(path.name for path in HERE.glob("*.toml") if not path.stem.endswith("base"))
 PARTS = {"ccs": "figure", "cfl": "small", "flexcfl": "swap-part", "lcfl": "rotated-mnist", "stragglers": "fairness"}
