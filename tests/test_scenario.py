@@ -71,7 +71,7 @@ MODES: list[tuple[dict[str, Any], str]] = [
         ("population.availability.kind", "renewl", r"availability.kind is 'renewl'; allowed.*did you mean 'renewal'"),
         ("population.availability.mean_on", None, r"population.availability.mean_on is missing"),
         ("population.availability", {}, r"population.availability.kind is missing; allowed are always, renewal, "),
-        ("network", {"device": {"up": "1 Mbit/s"}}, r"^network.kind is missing; allowed are star, tree, graph$"),
+        ("network", {"device": {"up": "1 Mbit/s"}}, r"^network.kind is missing; allowed are star, tree, graph, regions$"),
         ("malicious", 0.2, r"^malicious is 0.2; it must be a table, and 'fedsim list malicious' names its keys$"),
         ("population.devices", "many", r"population.devices is 'many'; it must be a whole number, such as 10"),
         ("population.speed", "fast", r"population.speed.* is .*'fast'.*samples/s"),
