@@ -74,6 +74,8 @@ def _tiles(run: RunFolder) -> Markup:
 def _scenario(run: RunFolder) -> Iterator[Markup]:
     """The scenario in words, and as it is."""
     yield el("p", plain(words.describe(run.scenario), _LONGEST))
+    if "estimates" in run.summary:
+        yield el("p", plain(f"This run {run.summary['estimates']}.", _LONGEST))
     text = visible(tomli_w.dumps(words.without_places(run.scenario)))
     yield el("details", el("summary", "The scenario with every default written out"), el("pre", text, tabindex="0"))
 

@@ -5,7 +5,6 @@ from typing import Any
 
 from fedsim.analysis.report.markup import plain
 from fedsim.strategies import strategy_name as registered_name
-from fedsim.world.device_kinds import estimates
 
 Facts = Mapping[str, Any]
 
@@ -18,6 +17,9 @@ _SOURCES = {
     "synthetic": "synthetic samples, drawn for each device",
     "huggingface": "samples from a data set folder of Hugging Face's",
     "npz": "samples from a file of arrays",
+    "dataset": "samples of a data set of the user's own",
+    "text": "characters of plays by Shakespeare",
+    "linear": "points of a noisy linear law",
 }
 _MODELS = {"logistic": "a logistic regression", "mlp": "a perceptron", "module": "a model of the user's own", "size": "a model"}
 
@@ -96,6 +98,7 @@ _PARTITIONS: dict[str, Callable[[Facts], str]] = {
     ),
     "dirichlet": lambda p: f"each class cut among them in random shares (Dirichlet, alpha {p['alpha']:g})",
     "power-law": lambda p: f"{p['classes_per_device']} classes a device, in very unequal amounts (a power law)",
+    "by-label": lambda _: "by label",
     "femnist": lambda p: f"{p['classes_per_device']} classes a device, in unequal amounts",
     "ditto": lambda p: f"{p['classes_per_device']} classes a device, in unequal amounts",
     "class-bias": lambda p: (
@@ -130,12 +133,6 @@ def _speed(scenario: Facts) -> str:
         words = "Their speeds and links are those of real phones (FedScale)"
     elif "device" in population:
         words = f"The devices are {_kinds(population['device'])}, and take as long as the model's operations take on them"
-        named = population["device"].get("values") or [population["device"].get("value", "")]
-        links = all(str(_spelled_out(rate).get("value")).startswith("inf") for rate in _own_rates(scenario))
-        guessed = estimates(
-            list(dict.fromkeys(named)), links=links, energy="preset" not in scenario.get("energy", {"preset": 0})
-        )
-        words += f" (this {guessed})" if guessed else ""
     elif "speed" not in population:
         return "Training takes no simulated time."
     else:
@@ -157,11 +154,6 @@ def _hosts(scenario: Facts) -> str:
     words += f"; {host['workers']:,} tasks run at once, others queue" if "workers" in host else ""
     words += f"; as many tasks of {host['task_memory']} run at once as fit into {host['memory']}" if "memory" in host else ""
     return f"{words}{'' if str(host['start_up']).startswith('0 ') else '; a task starts up for ' + host['start_up']}."
-
-
-def _own_rates(scenario: Facts) -> list[Any]:
-    device = scenario.get("network", {}).get("device", {})
-    return [device[way] for way in ("down", "up") if way in device]
 
 
 def _kinds(device: Facts) -> str:

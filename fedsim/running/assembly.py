@@ -314,6 +314,13 @@ class Run:
         }
 
     @property
+    def estimates(self) -> str:
+        """The figures of the devices' kinds that nobody has measured, where times or joules rest on them, in words."""
+        given = self.scenario
+        energy = given.energy is not None and given.energy.preset is None
+        return self.processes.capacity.estimates(links=not given.network.has_device_rates, energy=energy)
+
+    @property
     def tells_all_devices(self) -> bool:
         """Whether ``devices.parquet`` has a row for each device."""
         return self.scenario.population.devices <= columns.MANY

@@ -207,6 +207,7 @@ class Job:
             "bytes": recorder.ledger.summary(),
             **recorder.meters.summary(),
             **self.run.strategy.facts(),
+            **({"estimates": guessed} if (guessed := self.run.estimates) else {}),
             "events": recorder.chain.count,
             "events_sha256": recorder.chain.hexdigest(),
             "models_sha256": models_sha256,

@@ -16,6 +16,7 @@ import fedsim
 from fedsim.analysis import style
 from fedsim.analysis.__main__ import KINDS
 from fedsim.analysis.pictures import OF_ONE
+from fedsim.analysis.report.gather import MOST_DRAWN
 from fedsim.cli import main
 from fedsim.records.reading import RunFolder
 from fedsim.strategies import STRATEGIES as REGISTERED
@@ -117,11 +118,12 @@ def shows_something(figure: Figure) -> bool:
 
 
 @pytest.mark.parametrize(
-    "first", [pytest.param(first, marks=[pytest.mark.long] if first != 6 else []) for first in range(0, len(STRATEGIES), 6)]
+    "first",
+    [pytest.param(first, marks=[pytest.mark.long] if first != 6 else []) for first in range(0, len(STRATEGIES), MOST_DRAWN)],
 )
 def test_reports_of(first: int, lived: Lived, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many runs at a time as a report shows in detail: all their pictures are drawn as they are seen."""
-    kinds = STRATEGIES[first : first + 6]
+    """As many runs at a time as a report draws by themselves: all their pictures are drawn as they are seen."""
+    kinds = STRATEGIES[first : first + MOST_DRAWN]
     runs = [lived(kind) for kind in kinds]
     figures: list[Figure] = []
     with monkeypatch.context() as watched:
@@ -134,5 +136,5 @@ def test_reports_of(first: int, lived: Lived, tmp_path: Path, monkeypatch: pytes
     expected = Counter(chain.from_iterable((*DRAWN.get(kind, ()), *(["traffic"] * (kind != "local"))) for kind in kinds))
     assert [titles[title] for title in own] == [expected[name] for name in KINDS[1 : 1 + len(own)]]
     assert titles.total() == len(figures)
-    assert len(titles) > len(set(own) & set(titles)) + (3 if len(runs) > 1 else 1)
+    assert len(titles) > len(set(own) & set(titles)) + (2 if len(runs) > 1 else 1)
     assert not [text for text in page.texts if "None" in text or "group -1" in text]

@@ -61,7 +61,7 @@ def test_a_device_may_be_left_without_a_group(lived: Lived) -> None:
     assert NO_GROUP not in membership.groups
     assert NO_GROUP not in membership.migrations["group"].tolist()
     figure = draw_membership(run)
-    assert f"{(membership.final == NO_GROUP).sum()} without a group at the end" in figure.get_suptitle()
+    assert f"{(membership.final == NO_GROUP).sum()} without a group at the end" in " ".join(figure.get_suptitle().split())
     assert "no group" in [text.get_text() for text in figure.legends[0].get_texts()]
 
 

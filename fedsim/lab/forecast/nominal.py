@@ -37,9 +37,7 @@ def nominal_lines(run: Run) -> list[str]:
         *(["these and the times below are those of a device that has its host to itself"] if shares_host else []),
     ]
     given = run.scenario
-    energy = given.energy is not None and given.energy.preset is None
-    guessed = run.processes.capacity.estimates(links=not given.network.has_device_rates, energy=energy)
-    lines += [f"this {guessed}"] if guessed else []
+    lines += [f"this {guessed}"] if (guessed := run.estimates) else []
     size = given.training.batch_size
     if run.population.rooflines is not None and size not in _CHECKED_BATCHES:
         lines.append(

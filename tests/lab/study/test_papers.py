@@ -11,7 +11,7 @@ from fedsim.lab.study.folder import write_study
 from fedsim.lab.study.plan import Study, read_study
 from fedsim.scenario import Scenario
 
-HERE = Path(__file__).resolve().parents[2] / "scenarios"
+HERE = Path(__file__).resolve().parents[3] / "scenarios"
 PAPERS = sorted(path.parent.name for path in HERE.glob("*/published.toml"))
 RUNS = {  # of one seed: each scenario once, however many tables show it
     "ccs": {"small": 26, "full": 16},
