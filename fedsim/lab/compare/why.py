@@ -45,7 +45,8 @@ def run_in_words(paths: CriticalPaths) -> list[str]:
 def round_in_words(paths: CriticalPaths, number: int) -> list[str]:
     """The reasons why a round took as long as it did, and changes that would have ended it sooner."""
     one, usual = paths.round(number), median(other.seconds for other in paths.rounds)
-    factor = f", {one.seconds / usual:.2g} times the median" if usual else ""
+    ratio = f"{one.seconds / usual:.2g}" if usual else ""
+    factor = {"": "", "1": ", as long as the median"}.get(ratio, f", {ratio} times the median")
     words = [
         f"Round {number} took {show_seconds(one.seconds)}{factor}: "
         f"from {show_seconds(one.start)} to {show_seconds(one.end)} of simulated time."
