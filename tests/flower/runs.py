@@ -7,7 +7,7 @@ from typing import Any
 import fedsim
 from fedsim.executors.base import Executor
 from fedsim.executors.inline import Inline
-from fedsim.running.runner import Job, Result
+from fedsim.running.runner import EndedRun, Job
 from tests.flower.plain import APPS
 
 STAR = {"kind": "star", "server": {"down": "20 Mbit/s", "up": "10 Mbit/s"}}
@@ -34,6 +34,6 @@ def eventful(app: str, devices: int = 20, **strategy: Any) -> dict[str, Any]:
     return sections | {"network": STAR | {"device": LINKS}}
 
 
-def execute(sections: dict[str, Any], folder: Path | None = None, executor: Executor | None = None) -> Result:
+def execute(sections: dict[str, Any], folder: Path | None = None, executor: Executor | None = None) -> EndedRun:
     """Run it."""
     return asyncio.run(Job(fedsim.Scenario(**sections), folder, executor or Inline()).execute())
