@@ -44,10 +44,10 @@ def test_a_round_s_figures_are_the_means_that_flower_computes(tmp_path: Path) ->
         x = (centres[y] + draw.normal(size=(len(y), 4))).astype(np.float32)
         right += float(((x @ weights[0] + weights[1]).argmax(axis=1) == y).sum())
         count += len(y)
-    assert result.rounds["accuracy"].iloc[-1] == pytest.approx(right / count)
-    assert list(result.rounds["selected"]) == [6, 6, 6]
+    assert result.rows[-1]["accuracy"] == pytest.approx(right / count)
+    assert [row["selected"] for row in result.rows] == [6, 6, 6]
     # 35 examples at 20 a second, and a third of that to test: the slowest of equal devices
-    assert result.rounds["time"].iloc[0] == pytest.approx(35 / 20 * 4 / 3)
+    assert result.rows[0]["time"] == pytest.approx(35 / 20 * 4 / 3)
 
 
 def test_an_eventful_world_is_the_same_twice_and_on_any_number_of_workers(tmp_path: Path) -> None:

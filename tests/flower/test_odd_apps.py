@@ -39,7 +39,7 @@ def line(file: str, text: str) -> int:
 def test_a_server_that_polls_waits_in_simulated_time(tmp_path: Path) -> None:
     result = execute(odd("polls"), tmp_path / "run")
     # three rounds: at its second look, after 3 s, all have answered, and it waits once more; then a test of a third of 2.5 s
-    assert list(result.rounds["time"]) == pytest.approx([6.0, 12.0, 18 + 2.5 / 3], abs=1e-6)
+    assert [row["time"] for row in result.rows] == pytest.approx([6.0, 12.0, 18 + 2.5 / 3], abs=1e-6)
     assert result.summary["accuracy"]["final"] == 0.5
     assert_sound(tmp_path / "run")
 
@@ -123,7 +123,7 @@ def test_a_device_that_vanishes_is_answered_for(when: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("server", ["queries", "queries-and-trains"])
 def test_an_app_that_only_asks_has_rounds_and_one_that_asks_before_it_trains_no_more(server: str, tmp_path: Path) -> None:
     result = execute(odd(server), tmp_path / "run")
-    assert list(result.rounds["selected"]) == list(result.rounds["valid"]) == [3, 3, 3]
+    assert [(row["selected"], row["valid"]) for row in result.rows] == [(3, 3)] * 3
     assert result.summary["bytes"]["wasted"] == 0
     assert_sound(tmp_path / "run")
 

@@ -52,4 +52,4 @@ def test_a_study_of_strategies(tmp_path: Path) -> None:
 def test_check_says_what_can_be_known(tmp_path: Path) -> None:
     (tmp_path / "app.toml").write_text(fedsim.Scenario(**eventful("numpy_app", devices=6)).to_toml())
     output = call("check", tmp_path / "app.toml", "--allow-code")
-    assert "# 6 devices; what they compute, send and learn is for a Flower app" in output
+    assert "6 devices; what they compute, send and learn is for a Flower app" in output
