@@ -5,7 +5,6 @@
 Reads ``predicted.csv`` of every study beside this file, which the studies' own programs write.
 """
 
-import csv
 import re
 from itertools import groupby
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 
 from fedsim.analysis.style import GREY, PALE, SERIES, styled
+from fedsim.scenarios.outside.rows import Prediction, read
 
 HERE = Path(__file__).resolve().parent
 DOCS = HERE.parents[1] / "docs"
@@ -23,36 +23,10 @@ MARKERS = "osD^vP*XhpdH"
 
 
 class Row(NamedTuple):
-    """A prediction; ``measured`` is None where the measurement is kept apart."""
+    """A prediction of a study."""
 
     study: str
-    what: str
-    cell: str
-    measured: float | None
-    predicted: float
-    given: bool
-
-    @property
-    def error(self) -> float | None:
-        """Relative error, where there is a measurement."""
-        return None if not self.measured else self.predicted / self.measured - 1
-
-
-def rows_of(study: Path) -> list[Row]:
-    """The rows of a study's ``predicted.csv``."""
-    with (study / "predicted.csv").open(newline="", encoding="utf-8") as file:
-        found = list(csv.DictReader(file))
-    return [
-        Row(
-            study.name,
-            row["what"],
-            row["cell"],
-            float(row["measured"]) if row["measured"] else None,
-            float(row["predicted"]),
-            row["given"] in ("yes", "1"),
-        )
-        for row in found
-    ]
+    of: Prediction
 
 
 def table(rows: list[Row]) -> list[str]:
@@ -62,11 +36,11 @@ def table(rows: list[Row]) -> list[str]:
         "| median error | largest |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for (study, what), group in groupby(rows, key=lambda row: (row.study, row.what)):
+    for (study, what), group in groupby(rows, key=lambda row: (row.study, row.of.what)):
         of_what = list(group)
         cells = [f"[{study}](/generated/results/outside-{study}.md)", what, str(len(of_what))]
         for given in (True, False):
-            errors = [row.error for row in of_what if row.given == given and row.error is not None]
+            errors = [row.of.error for row in of_what if row.of.given == given and row.of.error is not None]
             largest = f"{max(errors, key=abs):+.1%}" if errors else ""
             cells += [str(len(errors) or ""), f"{median(map(abs, errors)):.1%}" if errors else "", largest]
         lines.append(f"| {' | '.join(cells)} |")
@@ -78,17 +52,17 @@ def draw(rows: list[Row]) -> Figure:
     """Predicted against measured at the left, errors by study at the right; filled are those that no fit has seen."""
     figure = Figure(figsize=(12, 5.5))
     left, right = figure.subplots(1, 2, width_ratios=[1.1, 1.0])
-    known = [row for row in rows if row.error is not None]
+    known = [row for row in rows if row.of.error is not None]
     studies = list(dict.fromkeys(row.study for row in known))
     for place, study in enumerate(studies):
         look = {"color": SERIES[place % len(SERIES)], "marker": MARKERS[place % len(MARKERS)], "linestyle": "", "markersize": 5}
         for given in (True, False):
-            own = [row for row in known if row.study == study and row.given == given]
+            own = [row for row in known if row.study == study and row.of.given == given]
             filled = {} if not given else {"markerfacecolor": "none"}
-            left.plot([row.measured or 0.0 for row in own], [row.predicted for row in own], **look, **filled)
-            errors = [100 * (row.error or 0.0) for row in own]
+            left.plot([row.of.measured or 0.0 for row in own], [row.of.predicted for row in own], **look, **filled)
+            errors = [100 * (row.of.error or 0.0) for row in own]
             right.plot(errors, [place + (0.15 if given else -0.15)] * len(own), alpha=0.7, **look, **filled)
-    low, high = (of(row.predicted for row in known) for of in (min, max))
+    low, high = (of(row.of.predicted for row in known) for of in (min, max))
     left.plot([low, high], [low, high], color=GREY, linewidth=1, zorder=0)
     left.set(xscale="log", yscale="log", xlabel="measured, each in its unit", ylabel="predicted")
     left.set_title("predicted against measured")
@@ -104,8 +78,8 @@ def draw(rows: list[Row]) -> Figure:
 
 def main() -> None:
     """Write the table into the page, and the picture."""
-    rows = [row for path in sorted(HERE.glob("*/predicted.csv")) for row in rows_of(path.parent)]
-    rows.sort(key=lambda row: (row.study, row.what))
+    rows = [Row(path.parent.name, of) for path in sorted(HERE.glob("*/predicted.csv")) for of in read(path)]
+    rows.sort(key=lambda row: (row.study, row.of.what))
     figure = draw(rows)
     figure.savefig(DOCS / "pictures" / "outside.png", dpi=75, bbox_inches="tight", facecolor="white")
     page = DOCS / "validation.md"
@@ -113,7 +87,7 @@ def main() -> None:
     assert BEGIN in text, f"{page} has no line {BEGIN!r}"
     made = "\n".join([BEGIN, "", *table(rows), "", END])
     page.write_text(re.sub(f"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: made, text, flags=re.DOTALL), encoding="utf-8")
-    known = sum(row.error is not None for row in rows)
+    known = sum(row.of.error is not None for row in rows)
     print(f"{len(rows)} predictions of {len({row.study for row in rows})} studies, {known} measured")
 
 

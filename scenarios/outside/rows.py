@@ -36,6 +36,21 @@ def given(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def read(path: Path) -> list[Prediction]:
+    """What ``write`` has written."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return [
+            Prediction(
+                row["what"],
+                row["cell"],
+                float(row["measured"]) if row["measured"] else None,
+                float(row["predicted"]),
+                row["given"] in ("yes", "1"),
+            )
+            for row in csv.DictReader(file)
+        ]
+
+
 def write(path: Path, predictions: Iterable[Prediction]) -> None:
     """Write ``predicted.csv``."""
     with path.open("w", newline="") as file:
