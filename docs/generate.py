@@ -13,20 +13,18 @@ from typing import Any
 
 import click
 import pyarrow as pa
+from board import board, row_of
 
 import fedsim
 from fedsim import plugin
-from fedsim.analysis import style
 from fedsim.catalogue import Key, as_toml, catalogue, keys_of, specs_titled
 from fedsim.cli import main
 from fedsim.federation import client
 from fedsim.files import read_toml
-from fedsim.lab import bench
 from fedsim.lab.study.spec import StudySpec
 from fedsim.language import units
 from fedsim.language.registry import specs_of
 from fedsim.language.spec import Spec, told_of
-from fedsim.language.units import show_bytes, show_joules
 from fedsim.records import schema
 from fedsim.scenario import Scenario
 from fedsim.shipped import shipped
@@ -81,7 +79,7 @@ def _pages() -> Iterator[tuple[str, str]]:
     yield from _strategies()
     yield from _parts()
     yield "kinds", _page("Everything with a name", _kinds())
-    yield "board", _page("The board: strategies in six worlds", _board())
+    yield "board", _page("The board: strategies in six worlds", board())
     yield "tables", _page("Tables of a run folder", _tables())
     yield "command", _page("The command line", _commands())
     yield from _python()
@@ -321,13 +319,9 @@ def _row(title: str, heads: list[str], rule: list[str], row: list[str]) -> str:
     more = f"More under [{title}](/strategies.md)."
     if heads[0] == "variant":
         cells = [heads, rule, [row[0], *(cell or "not reached" for cell in row[1:])]]
-        return "\n".join(["In the study `field` (what the columns are stands there):\n", *map(_line, cells), "", more])
+        return "\n".join(["In the study `field` (what the columns are stands there):\n", *map(row_of, cells), "", more])
     said = [f"{head[:1].upper()}{head[1:]}\n: {cell}" for head, cell in zip(heads[1:], row[1:], strict=False) if cell]
     return "\n\n".join([*said, more])
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _parts() -> Iterator[tuple[str, str]]:
@@ -354,52 +348,6 @@ def _kinds() -> Iterator[str]:
     for title, entries in catalogue().items():
         yield f"## {title.capitalize()}"
         yield "| name | what it is |\n|---|---|\n" + "\n".join(f"| `{name}` | {quoted(about)} |" for name, about in entries)
-
-
-def _board() -> Iterator[str]:
-    """The kept board of ``fedsim bench``, with what its ranks say."""
-    lines = bench.read_board()
-    ranked = bench.places(lines)
-    worlds, names = ([*dict.fromkeys(getattr(line, key) for line in lines)] for key in ("world", "strategy"))
-    of = {(line.strategy, line.world): line for line in lines}
-    places = {name: [ranked[name, world] for world in worlds if (name, world) in ranked] for name in names}
-    names.sort(key=lambda name: sum(places[name]) / max(1, len(places[name])))
-    apart = max(names, key=lambda name: max(places[name], default=0) - min(places[name], default=0))
-    yield (
-        "Six frozen worlds, each a scenario that comes with fedsim (`fedsim init worlds/phones`): phones over LTE, boards at "
-        "home, hospitals, cloud regions, cars that come and go, and a campus with edge servers. Each strategy runs until 90 % "
-        "of the test samples are told apart. A row is its place, its mean simulated time until then over "
-        f"{lines[0].seeds} seeds with a 95 % interval, the bytes and the energy."
-    )
-    yield (
-        f"**Ranks change between worlds**: `{apart}` is {style.ordinal(min(places[apart]))} in one and "
-        f"{style.ordinal(max(places[apart]))} in another. Where intervals overlap, places say little."
-    )
-    for world in worlds:
-        rows = sorted((ranked.get((name, world), len(names)), name) for name in names)
-        yield f"## {scenario_title(world)}"
-        table = [["place", "strategy", "time", "bytes", "energy", "accuracy at the end"], ["---"] * 6]
-        for place, name in rows:
-            line = of[name, world]
-            cost = [bench.interval_of(line) or f"missed in {line.seeds - line.reached} of {line.seeds}"]
-            cost += [
-                "" if line.bytes is None else show_bytes(line.bytes),
-                "" if line.joules is None else show_joules(line.joules),
-            ]
-            table.append([str(place), f"`{name}`", *cost, f"{line.accuracy:.3f}" if line.accuracy is not None else ""])
-        yield "\n".join(map(_line, table))
-    yield (
-        "## Yours\n\n`fedsim bench ./mine.py:Mine --allow-code` runs a strategy of your own in all six, two minutes of one "
-        "core, and places it; `--keep scenarios/worlds/board.csv` puts it on the board: a new line is a pull request. All "
-        "of the board again: `fedsim bench all --seeds 5 --keep board.csv` (seven minutes on two busy cores). The worlds are "
-        "frozen: a line bears the digest of its world's file, and one of another world does not count. These were made with "
-        f"fedsim {', '.join(sorted({line.version for line in lines}))}."
-    )
-
-
-def scenario_title(world: str) -> str:
-    """The name of a world."""
-    return str(read_toml(shipped()[f"worlds/{world}"])["name"]).capitalize()
 
 
 # Tables, the command line, Python.

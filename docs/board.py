@@ -1,0 +1,60 @@
+"""Makes the page of the board of ``fedsim bench`` out of its file."""
+
+from collections.abc import Iterable, Iterator
+
+from fedsim.analysis import style
+from fedsim.files import read_toml
+from fedsim.lab import bench
+from fedsim.language.units import show_bytes, show_joules
+from fedsim.shipped import shipped
+
+
+def row_of(cells: Iterable[str]) -> str:
+    """A row of a Markdown table."""
+    return f"| {' | '.join(cells)} |"
+
+
+def board() -> Iterator[str]:
+    """The kept board of ``fedsim bench``, with what its ranks say."""
+    lines = bench.read_board()
+    ranked = bench.places(lines)
+    worlds, names = ([*dict.fromkeys(getattr(line, key) for line in lines)] for key in ("world", "strategy"))
+    of = {(line.strategy, line.world): line for line in lines}
+    places = {name: [ranked[name, world] for world in worlds if (name, world) in ranked] for name in names}
+    names.sort(key=lambda name: sum(places[name]) / max(1, len(places[name])))
+    apart = max(names, key=lambda name: max(places[name], default=0) - min(places[name], default=0))
+    yield (
+        "Six frozen worlds, each a scenario that comes with fedsim (`fedsim init worlds/phones`): phones over LTE, boards at "
+        "home, hospitals, cloud regions, cars that come and go, and a campus with edge servers. Each strategy runs until 90 % "
+        "of the test samples are told apart. A row is its place, its mean simulated time until then over "
+        f"{lines[0].seeds} seeds with a 95 % interval, the bytes and the energy."
+    )
+    yield (
+        f"**Ranks change between worlds**: `{apart}` is {style.ordinal(min(places[apart]))} in one and "
+        f"{style.ordinal(max(places[apart]))} in another. Where intervals overlap, places say little."
+    )
+    for world in worlds:
+        rows = sorted((ranked.get((name, world), len(names)), name) for name in names)
+        yield f"## {_title(world)}"
+        table = [["place", "strategy", "time", "bytes", "energy", "accuracy at the end"], ["---"] * 6]
+        for place, name in rows:
+            line = of[name, world]
+            cost = [bench.interval_of(line) or f"missed in {line.seeds - line.reached} of {line.seeds}"]
+            cost += [
+                "" if line.bytes is None else show_bytes(line.bytes),
+                "" if line.joules is None else show_joules(line.joules),
+            ]
+            table.append([str(place), f"`{name}`", *cost, f"{line.accuracy:.3f}" if line.accuracy is not None else ""])
+        yield "\n".join(map(row_of, table))
+    yield (
+        "## Yours\n\n`fedsim bench ./mine.py:Mine --allow-code` runs a strategy of your own in all six, two minutes of one "
+        "core, and places it; `--keep scenarios/worlds/board.csv` puts it on the board: a new line is a pull request. All "
+        "of the board again: `fedsim bench all --seeds 5 --keep board.csv` (seven minutes on two busy cores). The worlds are "
+        "frozen: a line bears the digest of its world's file, and one of another world does not count. These were made with "
+        f"fedsim {', '.join(sorted({line.version for line in lines}))}."
+    )
+
+
+def _title(world: str) -> str:
+    """The name of a world."""
+    return str(read_toml(shipped()[f"worlds/{world}"])["name"]).capitalize()
