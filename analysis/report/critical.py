@@ -4,9 +4,9 @@ from statistics import median
 
 from fedsim.analysis.report.markup import Markup, el, join
 from fedsim.analysis.report.tables import TableCell, grid
+from fedsim.lab.compare.critical_path import CriticalPaths, RoundPath
 from fedsim.lab.compare.why import path_table, round_in_words, run_in_words
 from fedsim.language.units import show_seconds
-from fedsim.records.critical_path import CriticalPaths, RoundPath
 from fedsim.records.reading import RunFolder
 
 

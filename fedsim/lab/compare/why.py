@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
+from fedsim.lab.compare.critical_path import SHARED, WAIT, CriticalPaths, PathStep, RoundPath
 from fedsim.lab.compare.table import Cell, ComparedTable
 from fedsim.language.units import show_seconds
-from fedsim.records.critical_path import SHARED, WAIT, CriticalPaths, PathStep, RoundPath
 
 _BAR = 40  # characters of the longest bar
 _MOST_DEVICES = 5

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from fedsim.lab.compare.why import path_table, round_in_words, run_in_words, totals_table
-from tests.records.test_critical_path import FEDAVG, paths
+from tests.lab.compare.test_critical_path import FEDAVG, paths
 from tests.test_cli import call
 
 

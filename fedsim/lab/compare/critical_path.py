@@ -250,7 +250,8 @@ class CriticalPaths:
 
     def _before(self, now: float, start: float, ended: _RoundEnd) -> float:
         """When a task or message of a round ended last, or the round's start."""
-        for time in reversed(self._times[: bisect_left(self._times, now)]):
+        for place in range(bisect_left(self._times, now) - 1, -1, -1):
+            time = self._times[place]
             if time <= start or self._last(time, ended) is not None:
                 return max(time, start)
         return start

@@ -10,7 +10,7 @@ import pytest
 
 import fedsim
 from fedsim.errors import RunFolderError
-from fedsim.records.critical_path import AFTER, SHARED, CriticalPaths
+from fedsim.lab.compare.critical_path import AFTER, SHARED, CriticalPaths
 from fedsim.records.reading import RunFolder
 
 # Two devices at 10 samples/s. A download of the model (1000 B) takes 1.1 s, an upload 2.1 s, where nothing is shared.
