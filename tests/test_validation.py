@@ -126,9 +126,9 @@ def test_the_page_of_evidence_has_every_study_of_others_measurements() -> None:
     spec.loader.exec_module(evidence)
     page = (STUDY.parents[1] / "docs" / "validation.md").read_text()
     for path in sorted((STUDY.parent / "outside").glob("*/predicted.csv")):
-        rows = evidence.rows_of(path.parent)
+        rows = [evidence.Row(path.parent.name, of) for of in evidence.read(path)]
         assert rows
-        assert all(row.predicted >= 0 for row in rows)
+        assert all(row.of.predicted >= 0 for row in rows)
         assert "rule" in (path.parent / "README.md").read_text()
         assert path.parent.name in page
         assert len(evidence.table(rows)) > 2
