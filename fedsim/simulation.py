@@ -59,6 +59,7 @@ class Record(NamedTuple):
 
 
 Sink = Callable[[Record], None]
+Handler = Callable[[], Awaitable[None]]
 
 _make_record = tuple.__new__  # half the time of the constructor that NamedTuple writes
 
@@ -131,7 +132,6 @@ class Simulation:
         self.end = CLOCK_END_S
         self.ended = self.env.event()
         self.executor: Executor = Inline() if executor is None else executor
-        self.handle: Callable[[Any], Awaitable[None]] | None = None
         self.stopped: str | None = None
         self._over = False
         self._sinks: list[Sink] = []
@@ -179,10 +179,10 @@ class Simulation:
         """Ask for one ``solver.solve()`` when the world's events of this instant are through. Ask once an instant."""
         self.env.call(solver.solve, SETTLE)
 
-    def post(self, message: Any) -> None:
-        """Put a message into the server's inbox; it is handled in this instant, after the world's events."""
+    def post(self, handler: Handler) -> None:
+        """Let the server handle a message in this instant, after the world's events. It may wait for real work alone."""
         if not self._over:
-            self.env.call(partial(self._serve, message), SERVE)
+            self.env.call(lambda: self._handle(handler().__await__()), SERVE)
 
     def submit(self, function: Callable[..., Any], *args: Any, alone: bool = False) -> "Future[Any]":
         """Start real work on the executor. When it finishes has no influence on the run; only ``join`` brings it in.
@@ -345,12 +345,6 @@ class Simulation:
             self.settled = False
         if self._interrupted:
             self.stop("interrupted")
-
-    def _serve(self, message: Any) -> None:
-        """Give a message to the server. Its handler may wait for real work alone."""
-        if self.handle is None:
-            raise SimulationError("a message was posted, but no server handles messages in this simulation")
-        self._handle(self.handle(message).__await__())
 
     def _handle(self, handler: Generator[Any, None, None]) -> None:
         """Go on with a handler, to its end or its next wait."""

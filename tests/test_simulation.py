@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from simpy.events import Event, ProcessGenerator
 
-from fedsim.errors import SimulationError
 from fedsim.executors.inline import Inline
 from fedsim.executors.threads import Threads
 from fedsim.simulation import Simulation, on_grid, on_grid_after
@@ -76,9 +75,8 @@ class TestClock:
             if not order:
                 simulation.unsettle(shared)
             order.append(name)
-            simulation.post("first" if name == "one" else "second")
+            simulation.post(lambda: handle("first" if name == "one" else "second"))
 
-        simulation.handle = handle
         simulation.wake(("one", 0), 5.0, lambda: at_five("one"))
         simulation.wake(("two", 0), 5.0, lambda: at_five("two"))
         run(simulation)
@@ -172,12 +170,6 @@ class TestClock:
         assert run(simulation) == "enough"
         assert seen == ["same instant"]
 
-    def test_a_message_without_a_server_is_an_error(self) -> None:
-        simulation = Simulation()
-        simulation.post("hello")
-        with pytest.raises(SimulationError, match="no server"):
-            run(simulation)
-
     def test_watching_sees_every_record_and_keeps_the_loop_alive(self) -> None:
         simulation = Simulation()
 
@@ -235,12 +227,11 @@ class TestJoin:
         simulation = Simulation(executor=Threads(1))
         times: list[float] = []
 
-        async def handle(message: str) -> None:
+        async def handle() -> None:
             assert await simulation.join(simulation.submit(_slowly, 7, 0.02)) == 7
             times.append(simulation.now)
 
-        simulation.handle = handle
-        simulation.wake(("a", 0), 3.0, lambda: simulation.post("work"))
+        simulation.wake(("a", 0), 3.0, lambda: simulation.post(handle))
         simulation.wake(("b", 0), 3.5, lambda: None)
         run(simulation)
         assert times == [3.0]

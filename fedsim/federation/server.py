@@ -14,7 +14,7 @@ from fedsim.errors import SimulationError
 from fedsim.evaluation.evaluator import NOT_MEASURED, Measured, ModelAssignment
 from fedsim.federation.client import RunInfo
 from fedsim.federation.clients import Clients
-from fedsim.federation.contents import Contents
+from fedsim.federation.contents import Contents, payloads
 from fedsim.federation.edges import ServerEdges
 from fedsim.federation.models import ServerModels
 from fedsim.federation.peer import Peer
@@ -139,7 +139,7 @@ class Server:
 
     def exchange(self, contents: Contents, sender: str, receiver: str) -> None:
         """Record that contents went from one part of the server's side to another, on no device's link and at once."""
-        for part in self._dispatch.upload_payloads(contents):
+        for part in payloads(contents, self._dispatch.up):
             self.emit("server-transfer", purpose=part.purpose, bytes=float(part.bytes), sender=sender, receiver=receiver)
 
     def begin_round(self, number: int) -> None:

@@ -14,7 +14,6 @@ from fedsim.federation.client import RunInfo
 from fedsim.federation.client_side import ClientSide
 from fedsim.federation.devices import Devices
 from fedsim.federation.dispatch import Dispatch
-from fedsim.federation.messages import Start
 from fedsim.federation.server import Server
 from fedsim.federation.wire import Wire
 from fedsim.learning import Learner
@@ -30,9 +29,9 @@ from fedsim.streams import Streams
 from fedsim.training import CutBy
 from fedsim.world import columns
 from fedsim.world.availability.base import changes, one_by_one, spans_of
+from fedsim.world.batteries import Powered
 from fedsim.world.compute import Compute
 from fedsim.world.device_kinds import Capacity
-from fedsim.world.energy.batteries import Powered
 from fedsim.world.life import TaskRunner
 from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.messages import Edges, Messages
@@ -336,7 +335,8 @@ class Run:
 
     def _fastest_download_s(self) -> float:
         near = self.scenario.strategy.at_edges
-        size, pieces = self.dispatch.download_bytes + self.learner.base_bytes, columns.pieces(self.scenario.population.devices)
+        size = self.dispatch.down.model_bytes + self.learner.base_bytes
+        pieces = columns.pieces(self.scenario.population.devices)
         return min(float(self.network.all_alone_s("down", size, near=near, devices=piece).min()) for piece in pieces)
 
 
@@ -347,7 +347,6 @@ def assemble(scenario: "Sections", simulation: Simulation, learner: type[Learner
         ScenarioError, DataError: what the scenario asks for cannot be had.
     """
     run = Run(scenario, simulation, learner)
-    simulation.handle = run.dispatch.handle
     stop_at = scenario.stop.simulated_time
     if stop_at is not None:
         simulation.end = stop_at
@@ -358,5 +357,5 @@ def assemble(scenario: "Sections", simulation: Simulation, learner: type[Learner
         simulation.at_end(run.tasks.batteries.close)
     simulation.at_end(lambda: simulation.emit("run-end", reason=simulation.stopped or "nothing left to happen"))
     simulation.at_close(run.strategy.on_end)
-    simulation.post(Start())
+    simulation.post(run.dispatch.start)
     return run

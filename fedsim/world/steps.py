@@ -23,7 +23,7 @@ from fedsim.world.network.flow import SERVER, Direction
 from fedsim.world.task import Cause, Code, Download, Ending, Evaluate, Pause, Queue, Task, TaskStep, Train, Upload, Work
 
 if TYPE_CHECKING:
-    from fedsim.world.energy.batteries import Batteries
+    from fedsim.world.batteries import Batteries
     from fedsim.world.population import Population
 
 _DISCONNECTED = ("lost", "left", "battery")

@@ -14,10 +14,10 @@ from fedsim.simulation import TICK_S, Record, Simulation
 from fedsim.streams import Streams
 from fedsim.training import Training
 from fedsim.world.availability import AlwaysOn, Availability, Diurnal
+from fedsim.world.batteries import Batteries, Powered
 from fedsim.world.calendar import CalendarSpec
+from fedsim.world.charging import Always, Charging, ChargingModel, Daily, Never, RenewalCharging, WhenReached
 from fedsim.world.compute import Compute
-from fedsim.world.energy.batteries import Batteries, Powered
-from fedsim.world.energy.charging import Always, Charging, ChargingModel, Daily, Never, RenewalCharging, WhenReached
 from fedsim.world.life import TaskRunner
 from fedsim.world.network import Star
 from fedsim.world.network.protocol import Fluid, Transport

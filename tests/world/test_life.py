@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -95,11 +96,10 @@ class Site:
     def end_at(self, time: float) -> None:
         """The server ends task 0 at a time; it acts only when the world stands still."""
 
-        async def handle(message: Any) -> None:
-            self.tasks.end(0, message)
+        async def end() -> None:
+            self.tasks.end(0, "late")
 
-        self.simulation.handle = handle
-        self.simulation.wake(("end", 0), time, lambda: self.simulation.post("late"))
+        self.simulation.wake(("end", 0), time, lambda: self.simulation.post(end))
 
 
 def test_a_task_from_begin_to_end() -> None:
@@ -167,8 +167,7 @@ def test_a_newcomer_is_nobody_before_its_arrival_and_gets_a_task_then() -> None:
         if device == 0:
             tasks.start(device, (MODEL, UPDATE), 0, None)
 
-    site.simulation.handle = ask
-    Lifetimes(site.simulation, site.population, site.availability, site.simulation.post)
+    Lifetimes(site.simulation, site.population, site.availability, lambda device: site.simulation.post(partial(ask, device)))
     assert not tasks.is_idle(0)
     assert tasks.anyone_ever()
     assert tasks.next_on(0, 0.0) == 30.0
@@ -183,7 +182,7 @@ def test_a_newcomer_is_nobody_before_its_arrival_and_gets_a_task_then() -> None:
 
 def test_a_device_that_left_is_recorded_before_its_task_ends() -> None:
     site = Site(lifetime=(0.0, 25.0))
-    Lifetimes(site.simulation, site.population, site.availability, site.simulation.post)
+    Lifetimes(site.simulation, site.population, site.availability, lambda device: None)
     site.run(MODEL, Train(Training("model", 3)), UPDATE)
     last = [(record.time, record.kind) for record in site.records[-4:]]
     assert last == [(25.0, "departure"), (25.0, "departure"), (25.0, "step-end"), (25.0, "task-end")]
@@ -350,13 +349,12 @@ def alone(
     compute = Compute(Streams(1), 0.0, None, 1)
     tasks = TaskRunner(simulation, population, Until(math.inf), compute, star, 1, lambda task: more, ended.append)
 
-    async def handle(message: Any) -> None:
+    async def end() -> None:
         tasks.end(0, "late")
 
-    simulation.handle = handle
     simulation.wake(("begin", 0), begin, lambda: tasks.start(0, steps, None, None) and None)
     if deadline is not None:
-        simulation.wake(("end", 0), deadline, lambda: simulation.post("deadline"))
+        simulation.wake(("end", 0), deadline, lambda: simulation.post(end))
     asyncio.run(simulation.run())
     return ended[0], simulation.now
 

@@ -250,10 +250,10 @@ class TestRuns:
         scenario = world(f"{HERE}:forever", devices=1)
         simulation = fedsim.Simulation(fedsim.Scenario(**scenario))
 
-        async def asks_for_nothing(_: object) -> None:
+        async def asks_for_nothing() -> None:
             pass
 
-        simulation.handle = asks_for_nothing
+        simulation.installed.strategy.on_start = asks_for_nothing
         assert asyncio.run(simulation.run()) == "nothing left to happen"
 
     def test_the_same_draws_whatever_the_strategy(self) -> None:
