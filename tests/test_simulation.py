@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from simpy.events import Event, ProcessGenerator
 
+from fedsim.environment import URGENT
 from fedsim.executors.inline import Inline
 from fedsim.executors.threads import Threads
 from fedsim.simulation import Simulation, on_grid, on_grid_after
@@ -60,12 +61,6 @@ class TestClock:
         simulation = Simulation()
         order: list[str] = []
 
-        class Shared:
-            def solve(self) -> None:
-                order.append("solve")
-
-        shared = Shared()
-
         async def handle(message: str) -> None:
             order.append(message)
             if message == "first":
@@ -73,7 +68,7 @@ class TestClock:
 
         def at_five(name: str) -> None:
             if not order:
-                simulation.unsettle(shared)
+                simulation.unsettle(lambda: order.append("solve"))
             order.append(name)
             simulation.post(lambda: handle("first" if name == "one" else "second"))
 
@@ -89,8 +84,8 @@ class TestClock:
         def ring(name: str) -> None:
             order.append(name)
             if name == "one":
-                simulation.soon(lambda: order.append("soon"))
-                simulation.soon(lambda: order.append("first"), first=True)
+                simulation.env.call(lambda: order.append("soon"))
+                simulation.env.call(lambda: order.append("first"), URGENT)
                 simulation.wake(("three", 0), simulation.now, lambda: order.append("three"))
 
         simulation.wake(("one", 0), 5.0, lambda: ring("one"))

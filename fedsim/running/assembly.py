@@ -31,7 +31,7 @@ from fedsim.world import columns
 from fedsim.world.availability.base import changes, one_by_one, spans_of
 from fedsim.world.batteries import Powered
 from fedsim.world.compute import Compute
-from fedsim.world.device_kinds import Capacity
+from fedsim.world.device_kinds import Capacity, estimates
 from fedsim.world.life import TaskRunner
 from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.messages import Edges, Messages
@@ -86,7 +86,8 @@ class Run:
                 lambda by, size: scenario.model.cut(by, size).flops(*self._shape_and_classes) / self.learner.flops_per_sample
             )
         paths = spec.paths(streams, root)
-        availability = bounded(paths, self.population)
+        lifetimes = self.population.arrival, self.population.departure
+        availability = bounded(paths, *lifetimes)
         self._past = spans_of(availability)  # what became of it: for the run folder
         self._some_come_or_go = availability is not paths
         places = scenario.network.edge_servers or scenario.network.places
@@ -145,7 +146,7 @@ class Run:
         self.server = Server(self.dispatch, setting)
         self.strategy = strategy(scenario.strategy, self.server)
         client = strategy.client_half(scenario.strategy, setting)
-        self.lifetimes = Lifetimes(simulation, self.population, availability, self.dispatch.on_arrival)
+        self.lifetimes = Lifetimes(simulation, *lifetimes, availability, self.dispatch.on_arrival)
         self.drift = self._build_drift(streams)
         parts = (capacity, self.population, compute, self.network, self.tasks, self.edges)
         self.processes = Processes(scenario.world.processes, simulation, streams, *parts, dispatch.on_switched_on)
@@ -317,7 +318,7 @@ class Run:
         """The figures of the devices' kinds that nobody has measured, where times or joules rest on them, in words."""
         given = self.scenario
         energy = given.energy is not None and given.energy.preset is None
-        return self.processes.capacity.estimates(links=not given.network.has_device_rates, energy=energy)
+        return estimates(self.processes.capacity.names, links=not given.network.has_device_rates, energy=energy)
 
     @property
     def tells_all_devices(self) -> bool:

@@ -58,11 +58,10 @@ class Site:
     def __init__(self, off: float = math.inf, latency: float = 0.0, lifetime: tuple[float, float] = (0.0, math.inf)) -> None:
         self.simulation = Simulation()
         samples = np.array([100, 200], dtype=np.int64)
-        self.population = population = Population(
-            np.full(2, 10.0), samples, 1.0, np.full(2, lifetime[0]), np.full(2, lifetime[1])
-        )
+        self.lives = np.full(2, lifetime[0]), np.full(2, lifetime[1])
+        self.population = population = Population(np.full(2, 10.0), samples, 1.0, *self.lives)
         network = Star(self.simulation, np.full(2, 100.0), np.full(2, 50.0), np.full(2, latency), math.inf, math.inf)
-        self.availability: Availability = bounded(Until(off), population)
+        self.availability: Availability = bounded(Until(off), *self.lives)
         self.compute = compute = Compute(Streams(1), 0.0, None, 2)
         self.ended: list[Task] = []
         self.following: Callable[[Task], tuple[TaskStep, ...]] | None = None
@@ -167,7 +166,7 @@ def test_a_newcomer_is_nobody_before_its_arrival_and_gets_a_task_then() -> None:
         if device == 0:
             tasks.start(device, (MODEL, UPDATE), 0, None)
 
-    Lifetimes(site.simulation, site.population, site.availability, lambda device: site.simulation.post(partial(ask, device)))
+    Lifetimes(site.simulation, *site.lives, site.availability, lambda device: site.simulation.post(partial(ask, device)))
     assert not tasks.is_idle(0)
     assert tasks.anyone_ever()
     assert tasks.next_on(0, 0.0) == 30.0
@@ -182,7 +181,7 @@ def test_a_newcomer_is_nobody_before_its_arrival_and_gets_a_task_then() -> None:
 
 def test_a_device_that_left_is_recorded_before_its_task_ends() -> None:
     site = Site(lifetime=(0.0, 25.0))
-    Lifetimes(site.simulation, site.population, site.availability, lambda device: None)
+    Lifetimes(site.simulation, *site.lives, site.availability, lambda device: None)
     site.run(MODEL, Train(Training("model", 3)), UPDATE)
     last = [(record.time, record.kind) for record in site.records[-4:]]
     assert last == [(25.0, "departure"), (25.0, "departure"), (25.0, "step-end"), (25.0, "task-end")]

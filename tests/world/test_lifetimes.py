@@ -247,9 +247,9 @@ class TestBounded:
 
     def test_who_is_always_there_costs_nothing(self) -> None:
         path = AlwaysOn()
-        assert bounded(path, population([0.0, 0.0])) is path
-        assert isinstance(bounded(path, population([0.0, 1.0])), Bounded)
-        assert isinstance(bounded(path, population([0.0, 0.0], [INF, 1.0])), Bounded)
+        assert bounded(path, np.zeros(2), np.full(2, INF)) is path
+        assert isinstance(bounded(path, np.array([0.0, 1.0]), np.full(2, INF)), Bounded)
+        assert isinstance(bounded(path, np.zeros(2), np.array([INF, 1.0])), Bounded)
 
 
 class Site:
@@ -261,9 +261,10 @@ class Site:
         self.told: list[tuple[float, int]] = []
         self.records: list[tuple[float, str, int]] = []
         self.simulation.listen(self._take)
-        self.availability = bounded(AlwaysOn() if path is None else path, self.columns)
+        lives = self.columns.arrival, self.columns.departure
+        self.availability = bounded(AlwaysOn() if path is None else path, *lives)
         self.lifetimes = Lifetimes(
-            self.simulation, self.columns, self.availability, lambda device: self.told.append((self.simulation.now, device))
+            self.simulation, *lives, self.availability, lambda device: self.told.append((self.simulation.now, device))
         )
 
     def _take(self, record: Record) -> None:
