@@ -69,44 +69,22 @@ class TestClock:
         def at_five(name: str) -> None:
             if not order:
                 simulation.unsettle(lambda: order.append("solve"))
+                simulation.env.call(lambda: order.append("soon"))
+                simulation.env.call(lambda: order.append("urgent"), URGENT)
+                simulation.wake(("three", 0), simulation.now, lambda: order.append("three"))
             order.append(name)
             simulation.post(lambda: handle("first" if name == "one" else "second"))
-
-        simulation.wake(("one", 0), 5.0, lambda: at_five("one"))
-        simulation.wake(("two", 0), 5.0, lambda: at_five("two"))
-        run(simulation)
-        assert order == ["one", "two", "solve", "first", "world again", "second"]
-
-    def test_what_happens_soon_follows_what_is_due_and_what_comes_first_precedes_it(self) -> None:
-        simulation = Simulation()
-        order: list[str] = []
-
-        def ring(name: str) -> None:
-            order.append(name)
-            if name == "one":
-                simulation.env.call(lambda: order.append("soon"))
-                simulation.env.call(lambda: order.append("first"), URGENT)
-                simulation.wake(("three", 0), simulation.now, lambda: order.append("three"))
-
-        simulation.wake(("one", 0), 5.0, lambda: ring("one"))
-        simulation.wake(("two", 0), 5.0, lambda: ring("two"))
-        run(simulation)
-        assert order == ["one", "first", "two", "soon", "three"]
-        assert simulation.now == 5.0
-
-    def test_simpys_own_events_and_alarms_share_an_instant_in_order(self) -> None:
-        simulation = Simulation()
-        order: list[str] = []
 
         def process() -> ProcessGenerator:
             yield simulation.env.timeout(5.0)
             order.append("process")
 
-        simulation.wake(("one", 0), 5.0, lambda: order.append("one"))
+        simulation.wake(("one", 0), 5.0, lambda: at_five("one"))
         simulation.process(process())
-        simulation.wake(("two", 0), 0.0, lambda: simulation.wake(("three", 0), 5.0, lambda: order.append("three")))
+        simulation.wake(("two", 0), 5.0, lambda: at_five("two"))
         run(simulation)
-        assert order == ["one", "process", "three"]
+        world = ["one", "urgent", "two", "process", "soon", "three"]  # as they were scheduled, urgent ones first
+        assert order == [*world, "solve", "first", "world again", "second"]
 
     def test_cancelled_alarms_of_later_do_not_fill_the_schedule(self) -> None:
         """An alarm a second, each of which sets one for much later and cancels it, but for every tenth."""
