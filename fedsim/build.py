@@ -20,6 +20,7 @@ from fedsim.world.network import NetworkSpec, StarSpec
 from fedsim.world.population import PopulationSpec
 from fedsim.world.processes import World, WorldSpec
 from fedsim.world.processes.processes import Processes
+from fedsim.world.processes.world import Books
 
 
 class _WorldSections(Spec):
@@ -70,7 +71,7 @@ def build_world(
     tasks = TaskRunner(simulation, devices, availability, compute, net, 1, lambda task: (), _ignore, None, edges, spec.host)
     Lifetimes(simulation, devices.arrival, devices.departure, availability, _ignore)
     parts = (capacity, devices, compute, net, tasks, edges)
-    return Processes(sections.world.processes, simulation, streams, *parts, _ignore).world
+    return Processes(sections.world.processes, Books(simulation, streams, *parts, _ignore)).world
 
 
 def _ignore(_: object) -> None:

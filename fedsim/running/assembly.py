@@ -37,6 +37,7 @@ from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.messages import Edges, Messages
 from fedsim.world.network import Network
 from fedsim.world.processes.processes import Processes
+from fedsim.world.processes.world import Books
 from fedsim.world.roofline import Rooflines
 
 if TYPE_CHECKING:
@@ -148,8 +149,8 @@ class Run:
         client = strategy.client_half(scenario.strategy, setting)
         self.lifetimes = Lifetimes(simulation, *lifetimes, availability, self.dispatch.on_arrival)
         self.drift = self._build_drift(streams)
-        parts = (capacity, self.population, compute, self.network, self.tasks, self.edges)
-        self.processes = Processes(scenario.world.processes, simulation, streams, *parts, dispatch.on_switched_on)
+        self.capacity, parts = capacity, (capacity, self.population, compute, self.network, self.tasks, self.edges)
+        self.processes = Processes(scenario.world.processes, Books(simulation, streams, *parts, dispatch.on_switched_on))
         self.dispatch.connect(self.tasks, self.edges, self.strategy, client, self.drift)
         scenario.strategy.check_samples(int(self.samples.max()))
         scenario.strategy.check_deadline(self._fastest_download_s())
@@ -318,7 +319,7 @@ class Run:
         """The figures of the devices' kinds that nobody has measured, where times or joules rest on them, in words."""
         given = self.scenario
         energy = given.energy is not None and given.energy.preset is None
-        return estimates(self.processes.capacity.names, links=not given.network.has_device_rates, energy=energy)
+        return estimates(self.capacity.names, links=not given.network.has_device_rates, energy=energy)
 
     @property
     def tells_all_devices(self) -> bool:

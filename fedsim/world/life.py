@@ -26,7 +26,7 @@ from fedsim.world.availability import Availability
 from fedsim.world.compute import Compute
 from fedsim.world.hosts import HostSpec
 from fedsim.world.messages import Edges
-from fedsim.world.network.base import Network
+from fedsim.world.network.machine import Network
 from fedsim.world.steps import StepRunner
 from fedsim.world.task import Cause, Download, Evaluate, Queue, Task, TaskStep, Train, Upload, Work
 

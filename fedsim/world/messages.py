@@ -15,8 +15,8 @@ from typing import Any
 from fedsim.environment import CUT, Alarm
 from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation
-from fedsim.world.network.base import Network
 from fedsim.world.network.flow import SERVER, Direction, Flow, ends
+from fedsim.world.network.machine import Network
 from fedsim.world.task import Outcome, Payload
 
 
