@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fedsim.learning import Learner
     from fedsim.running.drift import Drift
     from fedsim.world.life import TaskRunner
-    from fedsim.world.messages import Edges, Message
+    from fedsim.world.messages import Message, Messages
     from fedsim.world.population import Population
 
 
@@ -76,7 +76,7 @@ class Dispatch:
         self.evaluator = evaluator
         self.drift: Drift | None = None
         self.tasks: TaskRunner
-        self.edges: Edges
+        self.messages: Messages
         self.strategy: Handlers
         self.busy_until = 0.0
         self.unnoticed: dict[int, TaskEnd] = {}
@@ -91,10 +91,10 @@ class Dispatch:
         self._bases_at: dict[int, bool] = {}  # edge servers that have the model's frozen tensors
 
     def connect(
-        self, tasks: "TaskRunner", edges: "Edges", strategy: "Handlers", client: Client[Any], drift: "Drift | None"
+        self, tasks: "TaskRunner", messages: "Messages", strategy: "Handlers", client: Client[Any], drift: "Drift | None"
     ) -> None:
         """Join the sides that need this to be made."""
-        self.tasks, self.edges = tasks, edges
+        self.tasks, self.messages = tasks, messages
         self.strategy = strategy
         self._client_side.connect(client)
         self.drift = drift
@@ -124,7 +124,7 @@ class Dispatch:
         steps: tuple[TaskStep, ...] = (Download(parts),) if parts else ()
         if parts and self.down.model_s:
             steps += self.down.work_on(contents, "decode")
-        edge = self.edges.of(device) if at_edge else None
+        edge = self.messages.edge_of(device) if at_edge else None
         if self.down.changes(contents):
             contents, _ = self.down.through(contents, {}, {})
         context = TaskContext(Instruction(job, received(contents), number), brings_base=brings_base)
@@ -139,7 +139,7 @@ class Dispatch:
         parts = payloads(contents, wire)
         if direction == "down" and edge not in self._bases_at and self.learner.base_bytes and has_model(contents):
             parts = (Payload(BASE, self.learner.base_bytes), *parts)
-        message = self.edges.send(edge, direction, parts, number, self.on_message_end)
+        message = self.messages.carry(edge, direction, parts, number, self.on_message_end)
         if wire.changes(contents):
             bases = {} if start is None else {value: start for value in contents.values() if type(value) is type(start)}
             kept = self._kept_at.get(edge, {}) if direction == "up" else {}
@@ -152,7 +152,7 @@ class Dispatch:
         if self.up.changes(contents):
             contents, _ = self.up.through(contents, {}, {})
         for destination in destinations:
-            message = self.edges.messages.send(source, destination, parts, number, self.on_message_end)
+            message = self.messages.send(source, destination, parts, number, self.on_message_end)
             self._sent[message.id] = contents, {}
 
     def written(self, value: Ref | Partial) -> tuple[Ref, float]:
@@ -326,7 +326,7 @@ class Dispatch:
         self.busy_until, self.unnoticed = state["busy_until"], state["unnoticed"]
         self._sent, self._kept_at, self._bases_at = state["sent"], state["kept_at"], state["bases_at"]
         for number in self._sent:
-            self.edges.messages.under_way[number].on_end = self.on_message_end
+            self.messages.under_way[number].on_end = self.on_message_end
 
     def rearm(self, kind: str, number: int, when: float) -> None:
         """Set an alarm: a ``timer`` of the snapshot, the ``notice`` of a lost task, or one that tells of a device."""

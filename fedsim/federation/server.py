@@ -37,15 +37,15 @@ class ServerEdges:
     @property
     def count(self) -> int:
         """Their number; 0 where the network has none."""
-        return self._dispatch.edges.count
+        return self._dispatch.messages.edges
 
     def of(self, device: int) -> int:
         """The edge server of a device."""
-        return self._dispatch.edges.of(device)
+        return self._dispatch.messages.edge_of(device)
 
     def has(self, edge: int) -> bool:
         """Whether an edge server is there; one that is lost (``on_edge_lost``) is not."""
-        return edge not in self._dispatch.edges.off
+        return edge not in self._dispatch.messages.lost
 
     def carry(
         self,

@@ -58,8 +58,8 @@ class Processes:
     def _nothing_left(self) -> bool:
         """Whether nobody works, nobody is held off, and nothing is to come but what processes do: the run is over then."""
         books = self._books
-        gone = books.tasks.off or books.edges.off
-        busy = books.tasks.running or len(books.edges.messages.under_way) > len(books.sending)
+        gone = books.tasks.off or books.messages.lost
+        busy = books.tasks.running or len(books.messages.under_way) > len(books.sending)
         return not busy and not gone and set(self._simulation.expected()) <= _OF_PROCESSES
 
     def _end(self) -> None:
@@ -85,7 +85,7 @@ class Processes:
             world.state = dict(saved)
         books.computed = state["computed"]
         for number, call, message in state["sending"]:
-            books.begun.setdefault((number, call), []).append(books.edges.messages.under_way[message])
+            books.begun.setdefault((number, call), []).append(books.messages.under_way[message])
         for number, saved in state["computing"]:
             books.begun.setdefault((number, saved[0]), []).append(books.computing_of(number, *saved))
         books.silent = books.restoring = True
@@ -105,7 +105,7 @@ class Processes:
             if what != "pace" or value != 1.0:
                 held[what][key] = value
         there = {"link": books.network.limits, "pace": books.tasks.steps.paces}
-        there |= {"off": dict.fromkeys(books.tasks.off, 1.0), "edge": dict.fromkeys(books.edges.off, 1.0)}
+        there |= {"off": dict.fromkeys(books.tasks.off, 1.0), "edge": dict.fromkeys(books.messages.lost, 1.0)}
         if held != there:
             raise CheckpointError(f"the processes of the world do not come to where they were: they held {there}, now {held}")
 

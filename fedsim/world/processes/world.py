@@ -23,7 +23,7 @@ from fedsim.streams import Streams
 from fedsim.world.compute import Compute
 from fedsim.world.device_kinds import Capacity
 from fedsim.world.life import TaskRunner
-from fedsim.world.messages import Edges
+from fedsim.world.messages import Messages
 from fedsim.world.network.flow import SERVER, Direction
 from fedsim.world.network.machine import Network
 from fedsim.world.population import Population
@@ -68,10 +68,10 @@ class Books:
         compute: Compute,
         network: Network,
         tasks: TaskRunner,
-        edges: Edges,
+        messages: Messages,
         on_switched_on: Callable[[int], None],
     ) -> None:
-        self.simulation, self.streams, self.network, self.edges = simulation, streams, network, edges
+        self.simulation, self.streams, self.network, self.messages = simulation, streams, network, messages
         self.capacity, self.population, self.tasks, self.compute = capacity, population, tasks, compute
         self._on_switched_on = on_switched_on
         self.held: dict[tuple[str, str | int], list[float]] = {}
@@ -141,13 +141,13 @@ class Books:
                 for computing in self._computing_on(device):
                     computing.set_pace(pace)
         elif what == "edge":
-            if wanted and device not in self.edges.off:
+            if wanted and device not in self.messages.lost:
                 self.emit("edge-off", edge=device)
-                self.edges.switch_off(device)
+                self.messages.lose_edge(device)
                 self.tasks.lose_edge(device)
             elif not wanted:
                 self.emit("edge-on", edge=device)
-                self.edges.off.discard(device)
+                self.messages.lost.discard(device)
         elif wanted and device not in self.tasks.off:
             self.emit("switch-off", device=device)
             self.tasks.switch_off(device)
@@ -222,8 +222,8 @@ class World:
         call = ("send", *ends, parts[0].bytes, purpose)
         message = books.taken_up(self._number, call)
         if message is None:
-            message = books.edges.messages.send(*ends, parts, None, waited=waited)
-        sending = Sending(self.env, call, books.edges.messages, message, books.sending.pop)
+            message = books.messages.send(*ends, parts, None, waited=waited)
+        sending = Sending(self.env, call, books.messages, message, books.sending.pop)
         books.sending[sending] = self._number
         return sending
 
@@ -320,7 +320,7 @@ class World:
 
     def lose(self, edges: int | Iterable[int]) -> Hold:
         """Edge servers are lost meanwhile, with all that they hold, and what their devices do for them now."""
-        count = self._books.edges.count
+        count = self._books.messages.edges
         numbers = [edges] if isinstance(edges, int) else [int(edge) for edge in edges]
         for edge in numbers:
             if not 0 <= edge < count:
