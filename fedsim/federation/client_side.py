@@ -49,10 +49,7 @@ class ClientSide:
     """Asks the client half of a strategy, and brings its answers through the codec.
 
     Args:
-        simulation: the clock.
-        learner: where models are made.
         up: how models are written on their way up.
-        devices: what each device knows of itself.
         batch_size: B, samples of an SGD step.
         added_up: names of contents that both sides add up (``StrategyParams.added_up``).
         keeps_state: whether a trainer's state stays on its device from one training to the next.

@@ -41,14 +41,10 @@ class Dispatch:
     """Carries what the two halves of a strategy say to each other.
 
     Args:
-        simulation: the clock.
-        population: the devices.
-        learner: where models are made and measured, or the one for ``learning = "off"``.
-        streams: the run's streams; strategies draw only through ``Server.rng`` and ``Clients.sample``.
+        streams: of the run; strategies draw only through ``Server.rng`` and ``Clients.sample``.
         evaluator: measures aggregations and says when the run is over.
         own: what the server's own computing takes, and how long it waits for a device that has vanished.
         wires: ``down`` and ``up``.
-        client_side: computes and answers.
 
     Attributes:
         devices: what each device knows of itself.

@@ -67,12 +67,8 @@ class ServerEdges:
 class Server:
     """All that the server half of a strategy can see and do.
 
-    Args:
-        dispatch: carries what it says.
-        setting: facts that both halves know.
-
     Attributes:
-        setting: as given.
+        setting: facts that both halves know.
         devices: number of devices.
         clients: the devices: which of them can be asked.
         models: arithmetic with models, and their values.

@@ -1,7 +1,7 @@
 """Malicious devices: drawn by the world, unknown to the strategies, and what they do is what is said."""
 
 import asyncio
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -115,10 +115,10 @@ def test_robust_aggregations_bear_what_the_mean_does_not() -> None:
 
 class TestMaliciousAndCoded(StrategyContract):
     strategy = FEDAVG | {"kind": "fedprox", "aggregation": "median", "deadline": "30 s"}
-    messages = {
+    messages: ClassVar[Any] = {
         "up": {"kind": "top-k", "share": 0.5, "encode_rate": "2 kB/s"},
         "down": {"kind": "plain", "encode_rate": "1 kB/s"},
-    }  # noqa: RUF012
+    }
     sections = {"malicious": {"attack": "label-flip", "share": 0.3}, "messages": messages}  # noqa: RUF012
 
 

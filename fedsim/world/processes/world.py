@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -49,6 +50,7 @@ class Hold(AbstractContextManager["Hold"]):
         self.end()
 
 
+@dataclass(eq=False)
 class Books:
     """The parts of a world, and what all its processes hold, have begun and wait for.
 
@@ -59,29 +61,24 @@ class Books:
         restoring, silent: whether processes are restored, and whether nothing is recorded: then, and when the run is over.
     """
 
-    def __init__(
-        self,
-        simulation: Simulation,
-        streams: Streams,
-        capacity: Capacity,
-        population: Population,
-        compute: Compute,
-        network: Network,
-        tasks: TaskRunner,
-        messages: Messages,
-        on_switched_on: Callable[[int], None],
-    ) -> None:
-        self.simulation, self.streams, self.network, self.messages = simulation, streams, network, messages
-        self.capacity, self.population, self.tasks, self.compute = capacity, population, tasks, compute
-        self._on_switched_on = on_switched_on
-        self.held: dict[tuple[str, str | int], list[float]] = {}
-        self.begun: dict[tuple[int, Call], list[Any]] = {}
-        self.asleep: dict[tuple[int, float], list[simpy.Event]] = {}
-        self.sending: dict[Sending, int] = {}
-        self.computing: dict[int, tuple[ComputeActivity, int]] = {}
-        self.computed = 0
-        self.switched_on: dict[int, simpy.Event] = {}
-        self.restoring = self.silent = False
+    simulation: Simulation
+    streams: Streams
+    capacity: Capacity
+    population: Population
+    compute: Compute
+    network: Network
+    tasks: TaskRunner
+    messages: Messages
+    on_switched_on: Callable[[int], None]
+    held: dict[tuple[str, str | int], list[float]] = field(default_factory=dict)
+    begun: dict[tuple[int, Call], list[Any]] = field(default_factory=dict)
+    asleep: dict[tuple[int, float], list[simpy.Event]] = field(default_factory=dict)
+    sending: dict[Sending, int] = field(default_factory=dict)
+    computing: dict[int, tuple[ComputeActivity, int]] = field(default_factory=dict)
+    computed: int = 0
+    switched_on: dict[int, simpy.Event] = field(default_factory=dict)
+    restoring: bool = False
+    silent: bool = False
 
     def emit(self, kind: str, **fields: Any) -> None:
         if not self.silent:
@@ -156,7 +153,7 @@ class Books:
         elif not wanted:
             self.emit("switch-on", device=device)
             self.tasks.off.discard(device)
-            self._on_switched_on(device)
+            self.on_switched_on(device)
             if device in self.switched_on:
                 self.switched_on.pop(device).succeed()
 
