@@ -29,6 +29,7 @@ from fedsim.strategies.parts.moment import MOMENTS
 from fedsim.strategies.parts.selection import SELECTIONS
 from fedsim.strategies.parts.server import OPTIMISERS
 from fedsim.toolbox.clustering.clusterer import CLUSTERERS
+from fedsim.toolbox.worlds.regions import cloud_facts
 from fedsim.world.availability import AVAILABILITIES
 from fedsim.world.device_kinds import CAPACITIES, LINKS, Figure, figures
 from fedsim.world.device_kinds import catalogue as kinds_of_devices
@@ -37,7 +38,6 @@ from fedsim.world.energy.charging import CHARGINGS
 from fedsim.world.energy.presets import TITLES, preset_figures
 from fedsim.world.lifetimes import ARRIVALS, DEPARTURES
 from fedsim.world.network.protocol import PROTOCOLS
-from fedsim.world.network.regions import cloud_facts
 from fedsim.world.network.spec import NETWORKS
 from fedsim.world.population import SAMPLE_COUNTS
 from fedsim.world.processes import PROCESSES

@@ -153,6 +153,11 @@ LAYERS = {
     "toolbox.aggregation": _COMMON | {"federation", "learning", "strategies"},
     "toolbox.clustering": {"arrays", "errors", "language"},
     "toolbox.selection": _COMMON | {"evaluation", "federation", "learning", "strategies", "world"},
+    "toolbox.codecs": _COMMON | {"federation", "learning"},
+    "toolbox.partitions": _COMMON | {"data"},
+    "toolbox.sources": _COMMON | {"data"},
+    "toolbox.trainers": _COMMON | {"learning"},
+    "toolbox.worlds": _COMMON | {"meters", "world"},
     "toolbox.peers": _COMMON | {"evaluation", "federation", "learning", "strategies", "world"},
     "toolbox.strategies": _COMMON
     | {"evaluation", "federation", "learning", "strategies", "toolbox.aggregation", "toolbox.clustering", "world"},
@@ -192,10 +197,10 @@ LAYERS = {
     }
     | {"records", "scenario", "shipped", "world"},
     "catalogue": {"data", "errors", "executors", "federation", "language", "learning", "meters", "scenario", "shipped"}
-    | {"lab.study", "strategies", "toolbox.clustering", "world"},
+    | {"lab.study", "strategies", "toolbox.clustering", "toolbox.worlds", "world"},
     "__main__": {"cli"},
     "cli": {"audit", "calibrate", "data", "executors", "lab.compare", "lab.forecast", "lab.study", "lab.trackers", "output"}
-    | {"records", "running", "scenario", "signals", "errors", "analysis", "language", "verbs", "version"},
+    | {"records", "running", "toolbox.sources", "scenario", "signals", "errors", "analysis", "language", "verbs", "version"},
 }
 """What each room imports at most, lower ones first."""
 
