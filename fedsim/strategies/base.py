@@ -8,9 +8,7 @@ from pydantic import model_validator
 
 from fedsim.errors import ScenarioError
 from fedsim.evaluation.evaluator import ModelAssignment
-from fedsim.federation.client import Client, RunInfo
-from fedsim.federation.messages import Carried, PeerMessage, TaskEnd
-from fedsim.federation.server import Server
+from fedsim.federation import Carried, Client, PeerMessage, RunInfo, Server, TaskEnd
 from fedsim.language.spec import Spec
 from fedsim.language.stop import StopSpec
 from fedsim.learning.architecture import Tensor

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from fedsim.evaluation.evaluator import ModelAssignment
-from fedsim.federation.contents import Contents, Partial
-from fedsim.federation.server import Server
+from fedsim.federation import Contents, Partial, Server
 from fedsim.learning.functions import spliced
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.keeping import Split

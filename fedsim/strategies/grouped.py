@@ -13,11 +13,7 @@ from pydantic import Field
 
 from fedsim.arrays import Ints
 from fedsim.evaluation.evaluator import ModelAssignment
-from fedsim.federation.client import Instruction
-from fedsim.federation.contents import Contents, Header
-from fedsim.federation.devices import Device
-from fedsim.federation.messages import TaskEnd
-from fedsim.federation.server import Server
+from fedsim.federation import Contents, Device, Header, Instruction, Server, TaskEnd
 from fedsim.language.registry import Registry
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.moment import EachRound, ShiftTest, WhenShifted

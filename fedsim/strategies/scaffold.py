@@ -5,9 +5,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from fedsim.federation.client import Instruction, LocalResult
-from fedsim.federation.contents import Contents
-from fedsim.federation.devices import Device
+from fedsim.federation import Contents, Device, Instruction, LocalResult
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection

@@ -8,11 +8,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, TypeVar
 
 from fedsim.evaluation.evaluator import Measured, ModelAssignment
-from fedsim.federation.client import Client, Instruction, LocalResult, RunInfo
-from fedsim.federation.contents import Contents
-from fedsim.federation.devices import Device
-from fedsim.federation.messages import TaskEnd
-from fedsim.federation.server import Server
+from fedsim.federation import Client, Contents, Device, Instruction, LocalResult, RunInfo, Server, TaskEnd
 from fedsim.learning.refs import Ref
 from fedsim.strategies.base import Strategy
 from fedsim.strategies.parts.aggregation import Aggregation

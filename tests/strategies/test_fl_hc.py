@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fedsim
 from fedsim.toolbox.clustering.algorithms import Linkage, agglomerative, canonical, clusters_below
 from fedsim.toolbox.strategies.fl_hc import update_distances
 from fedsim.training import Training
@@ -87,8 +86,3 @@ def test_what_is_compared_are_updates_of_one_model(tmp_path: Path) -> None:
     expected = np.linalg.norm(updates[:, None] - updates[None, :], axis=2)
     shown = made["data"]["distance"]
     assert np.asarray(shown, dtype=np.float64) == pytest.approx(expected, rel=1e-3, abs=1e-4)
-
-
-def test_ward_needs_euclidean_distances() -> None:
-    with pytest.raises(fedsim.ScenarioError, match=r"'clusterer.linkage' is 'ward'.*allowed is 'l2'"):
-        fedsim.Scenario(strategy={"kind": "fl-hc", "clusterer": {"linkage": "ward"}})

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import fedsim
-from fedsim import testing
 from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
 from fedsim.simulation import Simulation
@@ -281,38 +280,3 @@ class TestPoorData:
         assert set(tests) == shifted
         assert all(test["fired"] for test in tests.values())
         assert min(row["samples"] for row in run.devices) > 0
-
-
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_run_reaches_its_rounds_although_devices_keep_vanishing(tmp_path: Path, kind: str, seed: int) -> None:
-    """Phases of presence of 3 s on average, where a task takes about one."""
-    population = {"availability": {"kind": "renewal", "mean_on": "3 s", "mean_off": "2 s"}}
-    drift = {"kind": "swap-all", "probability": 0.5, "at": {"every": "4 s"}}
-    strategy = grouped(kind, retry="1 s") | ({"moment": {"shift": "oracle"}} if kind in MIGRATING else {})
-    sections = world(PAIRED, 20, strategy, 30, population=population, drift=drift, learning="off", seed=seed)
-    run = ran(sections, tmp_path / "run")
-    assert run.summary["stopped"] == "30 rounds"
-    assert sum(row["disconnected"] for row in run.rounds) > 0
-    assert sum(row["valid"] for row in run.rounds) > 30
-
-
-@pytest.mark.parametrize("kind", MIGRATING)
-def test_a_run_with_migrations_goes_on_wherever_it_was_cut(tmp_path: Path, kind: str) -> None:
-    """What a device remembers of its data, who prepares and who must: all of it is in a checkpoint.
-
-    All data shift at the very begin, so that it matters that devices have their first groups by what they held after it.
-    """
-    speed = {"kind": "lognormal", "median": "1000 samples/s", "spread": 2.0}
-    population = {"speed": speed, "availability": {"kind": "renewal", "mean_on": "6 s", "mean_off": "1 s"}}
-    drift = {"kind": "swap-all", "probability": 0.8, "at": {"times": ["0 s", "1 s", "1500 ms", "3 s"]}}
-    strategy = grouped(kind, moment={"shift": "oracle"}, retry="1 s", local_epochs=4)
-    sections = world(PAIRED, 20, strategy, 6, population=population, drift=drift)
-    whole = ran(sections, tmp_path / "whole")
-    kinds = [event["kind"] for event in whole.events]
-    first = [at for at, found in enumerate(kinds) if found == "task-end" and whole.events[at]["round"] == 0][1]
-    for cut in (first, *(len(kinds) * part // 6 for part in range(1, 6))):
-        place = tmp_path / str(cut)
-        assert testing.run_until(sections, place, cut) == "interrupted"
-        testing.go_on(sections, place)
-        testing.assert_same_run(tmp_path / "whole", place)

@@ -9,10 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from fedsim.errors import ScenarioError
-from fedsim.federation.client import Instruction, LocalResult
-from fedsim.federation.contents import Contents
-from fedsim.federation.devices import Device
-from fedsim.federation.server import Server
+from fedsim.federation import Contents, Device, Instruction, LocalResult, Server
 from fedsim.language.spec import Epochs, OnlyWith
 from fedsim.learning.refs import Ref
 from fedsim.strategies.grouped import Grouped, GroupedParams

@@ -5,9 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedsim.federation.client import Instruction, LocalResult
-from fedsim.federation.contents import Contents
-from fedsim.federation.devices import Device
+from fedsim.federation import Contents, Device, Instruction, LocalResult
 from fedsim.language.spec import Epochs
 from fedsim.strategies.round_params import AggregatingParams
 from fedsim.toolbox.strategies.personal import OwnModelClient, Personal

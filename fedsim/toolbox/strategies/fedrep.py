@@ -5,8 +5,7 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from fedsim.federation.client import Instruction, PreviousResult, RunInfo
-from fedsim.federation.devices import Device
+from fedsim.federation import Device, Instruction, PreviousResult, RunInfo
 from fedsim.language.spec import Epochs
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean

@@ -5,9 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedsim.federation.client import Instruction, LocalResult, PreviousResult
-from fedsim.federation.contents import Contents
-from fedsim.federation.devices import Device
+from fedsim.federation import Contents, Device, Instruction, LocalResult, PreviousResult
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
 from fedsim.strategies.round_params import AggregatingParams

@@ -182,14 +182,6 @@ def test_exactly_as_many_clusters_as_asked_for_even_when_distances_tie(method: s
     assert sorted(set(labels.tolist())) == list(range(groups))
 
 
-def test_what_cannot_be_clustered_is_refused() -> None:
-    with pytest.raises(SimulationError, match="complete linkage into 3 groups of 2 devices"):
-        agglomerative(np.zeros((2, 2)), 3, "complete")
-    with pytest.raises(SimulationError, match="distance of devices 0 and 1 is nan"):
-        agglomerative(np.array([[0, np.nan], [np.nan, 0]]), 1, "average")
-    assert agglomerative(np.zeros((1, 1)), 1, "complete").tolist() == [0]
-
-
 STARTS = ["build", "heuristic", "k-medoids++"]
 
 
@@ -277,15 +269,6 @@ def test_devices_that_coincide(start: str) -> None:
     assert sorted(set(by_medoids(np.zeros((5, 5)), 3, start).tolist())) == [0, 1, 2]
 
 
-def test_what_medoids_and_dbscan_refuse() -> None:
-    with pytest.raises(SimulationError, match="k-medoids into 3 groups of 2 devices"):
-        by_medoids(np.zeros((2, 2)), 3)
-    with pytest.raises(SimulationError, match="distance of devices 0 and 1 is inf"):
-        by_medoids(np.array([[0, np.inf], [np.inf, 0]]), 1)
-    with pytest.raises(SimulationError, match="distance of devices 0 and 1 is nan"):
-        dbscan(np.array([[0, np.nan], [np.nan, 0]]), 1.0)
-
-
 def test_the_threshold_falls_from_the_cosine_of_theta_to_0() -> None:
     assert threshold(2.3, 2.3) == pytest.approx(math.cos(math.pi / 36), abs=1e-15)
     assert threshold(0.0, 2.3) == 0.0
@@ -298,12 +281,6 @@ def test_progress_is_limited() -> None:
     assert threshold(9.0, 2.3) == threshold(2.3, 2.3)
     assert threshold(0.1, 2.3, least_loss=0.5) == 0.0
     assert threshold(1.0, 0.5, least_loss=0.5) == threshold(0.0, 0.5, least_loss=0.7) == threshold(2.3, 2.3)
-
-
-@given(st.floats(0, 10), st.floats(0, 10), st.floats(0, math.pi / 2))
-def test_a_smaller_loss_never_raises_the_threshold(one: float, other: float, theta: float) -> None:
-    low, high = sorted((one, other))
-    assert 0 <= threshold(low, 5.0, 0.5, theta) <= threshold(high, 5.0, 0.5, theta) <= 1
 
 
 @pytest.mark.parametrize("losses", [(math.nan, 1.0), (1.0, math.nan), (math.inf, 1.0)])

@@ -25,12 +25,6 @@ def mixed(models: np.ndarray, eta: float, form: Any) -> np.ndarray:
     return inter_group_coefficients(np.linalg.norm(models, axis=1), eta, literal=form == "literal") @ models  # type: ignore[no-any-return]
 
 
-def test_two_groups() -> None:
-    models = np.array([[3.0, 0.0], [0.0, 4.0]])
-    assert mixed(models, 1.0, "normalised") == pytest.approx(np.array([[2.4, 0.8], [0.75, 3.0]]))
-    assert mixed(models, 1.0, "literal") == pytest.approx(np.array([[3.0, 1.0], [1.0, 4.0]]))
-
-
 @given(
     arrays(np.float64, st.tuples(st.integers(1, 5), st.just(3)), elements=st.floats(-100, 100).map(lambda x: round(x, 3))),
     st.floats(0, 10),
