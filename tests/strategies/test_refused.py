@@ -91,7 +91,7 @@ PARAMETERS: list[Case] = [
     (
         {"kind": "cata-fed", "clusters": 7, "clients_per_round": 6},
         PEERS,
-        "clusters is 7, more than the population's 6 devices; allowed are 1 to 6",
+        "clusters is 7, more than the .*1 to 6",
     ),
     ({"kind": "cata-fed", "deadline": "9 s", "deadline_from": "round"}, {}, "unknown key 'deadline_from'"),
     # Aggregations and server optimisers.
@@ -205,7 +205,7 @@ WHEN_IT_RUNS: list[Case] = [
     (
         {"kind": "cata-fed", "smallest_part": 5000, "deadline": "9 s"},
         {"data": DIGITS},
-        r"but the largest.*or strategy\.mitigation = false",
+        r"or strategy\.mitigation = false",
     ),
     ({"kind": "cata-fed", "deadline": "9 s", "margin": "9 s"}, {"data": DIGITS}, "which leaves nothing of the deadline of 9 s"),
     (
