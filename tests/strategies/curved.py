@@ -63,3 +63,11 @@ def model_after(sections: Sections) -> Weights:
     run, _ = played(sections)
     (value,) = weights(run, [run.strategy.state["model"]])
     return value
+
+
+def all_after(sections: Sections) -> tuple[Weights, Weights]:
+    """The global model at the end of a run, [d], and those of the devices that have one of their own, [devices, d]."""
+    run, _ = played(sections)
+    own = run.strategy.state["own"]
+    found = np.array(weights(run, [run.strategy.state["model"], *(own[device] for device in sorted(own))]))
+    return found[0], found[1:]

@@ -20,10 +20,10 @@ FEDNOVA: dict[str, Any] = {"kind": "fednova", "aggregation": "mean"}
 @pytest.mark.parametrize(
     ("strategy", "rounds", "epochs", "steps", "near"),
     [
-        ({"kind": "scaffold"}, 150, 5, (1, 1, 1, 1), 1e-6),
+        ({"kind": "scaffold"}, 80, 5, (1, 1, 1, 1), 1e-6),
         ({"kind": "scaffold"}, 100, 2, UNEQUAL, 1e-6),
         ({"kind": "scaffold", "option": "I"}, 100, 2, UNEQUAL, 1e-6),
-        ({"kind": "scaffold", "clients_per_round": 2}, 600, 5, (1, 1, 1, 1), 1e-6),
+        ({"kind": "scaffold", "clients_per_round": 2}, 350, 5, (1, 1, 1, 1), 1e-6),
         (FEDDYN, 100, 2, UNEQUAL, 1e-6),
         (FEDDYN | {"clients_per_round": 2}, 300, 2, UNEQUAL, 1e-6),
         ({"kind": "feddr", "clients_per_round": 2, "eta": 1.0}, 50, 25, (1, 2, 1, 2), 0.03),  # with exact proximal points
@@ -38,7 +38,7 @@ def test_it_reaches_the_optimum_of_all(
 
 @pytest.mark.parametrize(("epochs", "steps"), [(5, (1, 1, 1, 1)), (2, UNEQUAL), (25, (1, 1, 1, 1))])
 def test_where_fedavg_stays_away(epochs: int, steps: tuple[int, ...], tmp_path: Path) -> None:
-    found = model_after(curved(tmp_path, FEDAVG, 100, epochs, steps))[0]
+    found = model_after(curved(tmp_path, FEDAVG, 50, epochs, steps))[0]
     progress = 1 - (1 - 0.1 * STRENGTH) ** (epochs * np.array(steps))  # how far its steps bring a device to its own optimum
     assert found == pytest.approx((CENTER * progress).sum() / progress.sum(), abs=1e-5)
     assert abs(found - OPTIMUM) > 0.01
@@ -51,7 +51,7 @@ def test_with_alpha_by_samples_feddyn_reaches_the_optimum_of_the_weighted_losses
 
 
 def test_scaffolds_control_variates_of_option_one_are_the_gradients(tmp_path: Path) -> None:
-    run, _ = played(curved(tmp_path, {"kind": "scaffold", "option": "I"}, 100, 2, UNEQUAL))
+    run, _ = played(curved(tmp_path, {"kind": "scaffold", "option": "I"}, 60, 2, UNEQUAL))
     own = weights(run, [run.dispatch.devices.states[device]["control"] for device in range(4)])
     assert [value[0] for value in own] == pytest.approx(STRENGTH * (OPTIMUM - CENTER), abs=1e-5)
 
@@ -169,7 +169,7 @@ def test_reach_is_the_papers_norm() -> None:
 
 def test_fednovas_distance_from_the_optimum_falls_with_the_learning_rate_where_fedavg_keeps_its_bias(tmp_path: Path) -> None:
     def steady(lr: float, strategy: dict[str, Any]) -> float:
-        sections = curved(tmp_path, strategy, round(10 / lr), 1, UNEQUAL, training={"lr": lr, "batch_size": 10})
+        sections = curved(tmp_path, strategy, round(6 / lr), 1, UNEQUAL, training={"lr": lr, "batch_size": 10})
         return float(model_after(sections)[0])
 
     rates, share = (0.08, 0.04), np.array(UNEQUAL) * STRENGTH

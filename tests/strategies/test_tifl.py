@@ -52,9 +52,9 @@ def drawn(run: RunFolder) -> list[int]:
 
 
 def test_tiers_are_drawn_uniformly_and_so_are_their_members(tmp_path: Path) -> None:
-    run = ran(sections(60, 1000, tiers=4, clients_per_round=3), tmp_path / "run")
+    run = ran(sections(60, 500, tiers=4, clients_per_round=3), tmp_path / "run")
     counts = Counter(drawn(run))
-    assert [counts[tier] for tier in range(4)] == pytest.approx([250] * 4, abs=4 * (1000 * 3 / 16) ** 0.5)
+    assert [counts[tier] for tier in range(4)] == pytest.approx([125] * 4, abs=4 * (500 * 3 / 16) ** 0.5)
     chosen = Counter(event["device"] for event in run.events if event["kind"] == "task-start" and event["round"] is not None)
     for tier in range(4):
         members = [row["device"] for row in run.devices if row["group"] == tier]
@@ -66,10 +66,10 @@ def test_tiers_are_drawn_uniformly_and_so_are_their_members(tmp_path: Path) -> N
 
 def test_a_static_policy_draws_tiers_as_it_says(tmp_path: Path) -> None:
     random = [0.7, 0.1, 0.1, 0.05, 0.05]
-    run = ran(sections(60, 1000, tiers=5, clients_per_round=3, mode="static", probabilities=random), tmp_path / "random")
+    run = ran(sections(60, 500, tiers=5, clients_per_round=3, mode="static", probabilities=random), tmp_path / "random")
     counts = Counter(drawn(run))
     for tier, share in enumerate(random):
-        assert counts[tier] == pytest.approx(1000 * share, abs=4 * (1000 * share * (1 - share)) ** 0.5)
+        assert counts[tier] == pytest.approx(500 * share, abs=4 * (500 * share * (1 - share)) ** 0.5)
     slow = sections(60, 20, tiers=5, clients_per_round=3, mode="static", probabilities=[0, 0, 0, 0, 1])
     assert set(drawn(ran(slow, tmp_path / "slow"))) == {4}
 
