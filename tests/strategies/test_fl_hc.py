@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.toolbox.clustering.algorithms import Linkage, agglomerative, canonical, clusters_below
+from fedsim.toolbox.clustering.algorithms import Linkage, agglomerative, canonical
 from fedsim.toolbox.strategies.fl_hc import update_distances
 from fedsim.training import Training
 from tests.strategies.clustered import of_kind, opposite_groups, played, ran, weights, world
@@ -45,7 +45,7 @@ def test_linkages_against_brute_force(method: Linkage) -> None:
         distance = update_distances(points, "l2")
         assert agglomerative(distance, 4, method).tolist() == merged(points, method, 4, np.inf)
         for threshold in (0.5, 1.5, 3.0, 100.0):
-            assert clusters_below(distance, threshold, method).tolist() == merged(points, method, 1, threshold)
+            assert agglomerative(distance, 1, method, threshold).tolist() == merged(points, method, 1, threshold)
 
 
 def test_distances_by_hand() -> None:

@@ -169,8 +169,6 @@ class Oort(Selection):
         return preferred + (self.pacer_step or 0.0) if poorer else preferred
 
     def report(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
-        return (
-            {}
-            if result.trained is None
-            else {"trained-on": Header(result.samples), "training-loss": Lazy("loss", result.trained)}
-        )
+        if result.trained is None:
+            return {}
+        return {"trained-on": Header(result.samples), "training-loss": Lazy("loss", result.trained)}

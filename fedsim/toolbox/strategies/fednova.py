@@ -88,8 +88,7 @@ class FedNova(FedProx):
         for entry, own in zip(entries, reaches, strict=True):
             factor = effective / own if own else 0.0
             models = [entry["start"], entry["update"]]
-            update = self.server.models.apply(
-                weighted_sum, models, coefficients=[1 - factor, factor]
-            )  # not finite if either is not
+            # Not finite if either is not.
+            update = self.server.models.apply(weighted_sum, models, coefficients=[1 - factor, factor])
             normalised.append(entry | {"update": update})
         return await super().combine(model, normalised, slot, **record)

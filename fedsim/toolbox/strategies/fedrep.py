@@ -1,9 +1,7 @@
 """FedRep: each device first trains a head of its own, then the layers below that all share (Collins et al., 2021)."""
 
 from collections.abc import Sequence
-from typing import Literal, Self
-
-from pydantic import model_validator
+from typing import Literal
 
 from fedsim.federation import Device, Instruction, PreviousResult, RunInfo
 from fedsim.language.spec import Epochs
@@ -27,10 +25,9 @@ class FedRepParams(HeadParams):
     head_epochs: Epochs = 10
     aggregation: AggregationSpec = Mean()
 
-    @model_validator(mode="after")
-    def _two_trainings(self) -> Self:
-        self.refuse_budget("with FedRep a client trains its head too")
-        return self
+    @property
+    def trains_more(self) -> str:
+        return "with FedRep a client trains its head too"
 
 
 class FedRepClient(SynchronousClient[FedRepParams]):
