@@ -9,14 +9,26 @@ from fedsim.data.partitions.base import Partition, federated
 from fedsim.data.shifts import Change, Shift
 from fedsim.data.sources.base import Source
 from fedsim.evaluation.evaluator import Measured
-from fedsim.federation.client import BEST, Client, Instruction, LocalResult, PreviousResult, Real, RunInfo
+from fedsim.federation import (
+    BEST,
+    Client,
+    Contents,
+    Device,
+    Header,
+    Instruction,
+    Lazy,
+    LocalResult,
+    Opaque,
+    Partial,
+    Peer,
+    PreviousResult,
+    Real,
+    RunInfo,
+    Server,
+    TaskEnd,
+)
 from fedsim.federation.codecs import Codec, Coded
-from fedsim.federation.contents import Contents, Header, Lazy, Opaque, Partial
-from fedsim.federation.devices import Device
 from fedsim.federation.malicious import Attack
-from fedsim.federation.messages import TaskEnd
-from fedsim.federation.peer import Peer
-from fedsim.federation.server import Server
 from fedsim.language.spec import Spec
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
