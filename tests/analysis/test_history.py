@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.analysis.history import History
 from fedsim.analysis.lanes import View, span_of_rounds
 from fedsim.analysis.report.timeline import read_timeline
 from fedsim.analysis.style import PictureError
 from fedsim.analysis.timeline import draw_timeline
 from fedsim.lab.trackers.trace import trace_events
+from fedsim.records.history import History
 from fedsim.records.reading import RunFolder
 from tests.analysis.conftest import Ran, drawn
 
@@ -125,7 +125,7 @@ def test_stretches(outage: RunFolder) -> None:
     assert list(history.away.itertuples(index=False, name=None)) == off
     assert list(history.known) == [0, 1, 2, 3]
     slices = [entry for entry in trace_events(outage) if entry["name"] == "cannot be reached"]
-    assert [(entry["tid"], entry["ts"], entry["dur"]) for entry in slices] == [(0, 8e6, 4e6), (2, 0.0, 1e6)]
+    assert [(entry["tid"], entry["ts"], entry["dur"]) for entry in slices] == [(0, 8e6, 4e6), (2, 0.0, 1e6), (3, 10e6, 6e6)]
 
 
 def test_the_timeline_shows_them(outage: RunFolder) -> None:

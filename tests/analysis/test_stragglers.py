@@ -5,9 +5,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedsim.analysis.history import History
 from fedsim.analysis.stragglers import MOST_PANELS, draw_stragglers, read_attempts, trained_rounds
 from fedsim.analysis.style import NothingToDrawError, PictureError
+from fedsim.records.history import History
 from fedsim.records.reading import RunFolder
 from tests.analysis.conftest import Ran, drawn
 
