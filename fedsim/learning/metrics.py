@@ -104,7 +104,7 @@ _FOUND_BY: dict[str, Any] = {
     "f1": (_LABELLED, _labels, _f1),
     "auc": (_LABELLED, _labels, _auc),
 }
-METRICS = {name: EvaluationMetric(name, *found_by, MORE_IS_BETTER[name]) for name, found_by in _FOUND_BY.items()}
+METRICS = {name: EvaluationMetric(name, *found_by, more_is_better=MORE_IS_BETTER[name]) for name, found_by in _FOUND_BY.items()}
 """``perplexity``: e to the mean cross-entropy of all tokens. ``mse``, ``rmse``: the mean squared error and its root. ``f1``,
 ``auc``: means over labels (of classes each against the rest), of F1 over those that are true or answered somewhere, of the area
 under the ROC curve over those that some samples have and some lack."""
