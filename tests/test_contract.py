@@ -67,10 +67,6 @@ PARTS = [
         | {"malicious": {"attack": "sign-flip", "share": 0.1}},
     ),
     (
-        {"kind": "hetlora", "clients_per_round": 5, "deadline": "60 s"},
-        {"model": {"kind": "mlp", "hidden": [9], "lora": {"rank": 4}}, "messages": {"up": {"kind": "qsgd", "levels": 7}}},
-    ),
-    (
         {"kind": "flora", "clients_per_round": 5, "deadline": "60 s"},
         {"model": {"kind": "mlp", "hidden": [9], "lora": {"rank": 4}, "train": "*"}, "messages": {"up": "int8"}},
     ),
@@ -97,6 +93,7 @@ class TestPartsInAnyCombination(StrategyContract):
 def test_no_registered_strategy_is_left_out() -> None:
     aliases = {"fedgroup", "fesem-mig", "ifca"}  # each is another with one parameter changed
     aliases |= {"fedbn", "fedper"}  # the same as fedrep in all but what is trained and what stays
+    aliases |= {"hetlora"}  # heterofl by ranks
     elsewhere = {"flower", "hierfavg"}  # tests/flower; in a network with edge servers: tests/strategies/test_hierfavg.py
     elsewhere |= {"diloco", "local-sgd"}  # where nobody comes or goes: tests/strategies/peers/test_diloco.py
     elsewhere |= {strategy["kind"] for strategy, _ in PARTS}

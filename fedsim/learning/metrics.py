@@ -97,14 +97,13 @@ def _auc(facts: SampleNumbers) -> float:
 
 
 _TOKENS, _NUMBERS, _LABELLED = ("next-token", "masked-token"), ("regression",), ("classification", "multi-label")
-_FOUND_BY: dict[str, Any] = {
-    "perplexity": (_TOKENS, _entropies, _perplexity),
-    "mse": (_NUMBERS, _squares, _mean),
-    "rmse": (_NUMBERS, _squares, lambda facts: float(np.sqrt(facts.mean()))),
-    "f1": (_LABELLED, _labels, _f1),
-    "auc": (_LABELLED, _labels, _auc),
+METRICS = {
+    "perplexity": EvaluationMetric("perplexity", _TOKENS, _entropies, _perplexity, MORE_IS_BETTER["perplexity"]),
+    "mse": EvaluationMetric("mse", _NUMBERS, _squares, _mean, MORE_IS_BETTER["mse"]),
+    "rmse": EvaluationMetric("rmse", _NUMBERS, _squares, lambda facts: float(np.sqrt(facts.mean())), MORE_IS_BETTER["rmse"]),
+    "f1": EvaluationMetric("f1", _LABELLED, _labels, _f1, MORE_IS_BETTER["f1"]),
+    "auc": EvaluationMetric("auc", _LABELLED, _labels, _auc, MORE_IS_BETTER["auc"]),
 }
-METRICS = {name: EvaluationMetric(name, *found_by, more_is_better=MORE_IS_BETTER[name]) for name, found_by in _FOUND_BY.items()}
 """``perplexity``: e to the mean cross-entropy of all tokens. ``mse``, ``rmse``: the mean squared error and its root. ``f1``,
 ``auc``: means over labels (of classes each against the rest), of F1 over those that are true or answered somewhere, of the area
 under the ROC curve over those that some samples have and some lack."""
