@@ -144,7 +144,8 @@ LAYERS = {
     "meters": _COMMON,
     "simulation": {"environment", "errors", "executors", "language"},
     "output": {"errors", "language", "records", "simulation"},
-    "world": _COMMON | {"meters"},
+    "world": _COMMON,
+    "energy": _COMMON | {"meters", "world"},
     "data": _COMMON,
     "learning": _COMMON | {"data"},
     "records": _COMMON | {"meters"},
@@ -168,7 +169,7 @@ LAYERS = {
     "running": _COMMON | _ENGINE | {"checkpoint", "executors", "meters", "output", "records", "signals", "version"},
     "tables": {"errors", "files", "language", "strategies"},
     "signals": {"output"},
-    "sections": _COMMON | _ENGINE | {"checkpoint", "meters"},
+    "sections": _COMMON | _ENGINE | {"checkpoint", "energy", "meters"},
     "scenario": _COMMON | {"output", "running", "sections", "shipped", "tables"},
     "build": _COMMON | {"world"},
     "audit": _COMMON | {"meters", "records"},
@@ -198,7 +199,18 @@ LAYERS = {
         "output",
     }
     | {"records", "scenario", "shipped", "world"},
-    "catalogue": {"data", "errors", "executors", "federation", "language", "learning", "meters", "scenario", "shipped"}
+    "catalogue": {
+        "data",
+        "energy",
+        "errors",
+        "executors",
+        "federation",
+        "language",
+        "learning",
+        "meters",
+        "scenario",
+        "shipped",
+    }
     | {"lab.study", "strategies", "toolbox.clustering", "toolbox.worlds", "world"},
     "__main__": {"cli"},
     "cli": {"audit", "calibrate", "data", "executors", "lab.compare", "lab.forecast", "lab.study", "lab.trackers", "output"}

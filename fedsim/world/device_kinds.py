@@ -209,10 +209,6 @@ class Capacity:
         """The name of a device's kind; None if it has none."""
         return None if self.which is None else self.names[int(self.which[device])]
 
-    def estimates(self, *, links: bool, energy: bool) -> str:
-        """The figures of the devices' kinds that are estimates, in words; see the function of that name."""
-        return estimates(self.names, links=links, energy=energy)
-
     def flops(self) -> Floats | None:
         """FLOP/s that devices reach by their kinds, float64 [devices]; None where they have none."""
         if self.which is None:

@@ -1,6 +1,6 @@
 """Codecs write models and updates on the wire: their bytes, and the values that the receiver gets."""
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol
+from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
@@ -8,11 +8,7 @@ from pydantic_core import PydanticCustomError
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.language.units import BytesPerSecond
-from fedsim.learning.functions import Function
-from fedsim.learning.refs import Ref
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from fedsim.learning import Learner, Ref
 
 _HERE = "fedsim.federation.codecs"
 _TOOLS = "fedsim.toolbox.codecs"
@@ -31,13 +27,6 @@ CODECS = Registry(
     },
     usual="plain",
 )
-
-
-class Arithmetic(Protocol):
-    """Arithmetic with models, as ``Learner`` offers it."""
-
-    def mix(self, parts: "Sequence[tuple[Ref, float]]", otherwise: Ref | None = None, *, rescale: bool = True) -> Ref: ...
-    def apply(self, function: Function, models: "Sequence[Ref]", **how: Any) -> Ref: ...
 
 
 class Coded(NamedTuple):
@@ -94,7 +83,7 @@ class Codec(Spec):
         """Bytes of ``count`` out of so many parameters, by themselves."""
         return self.bytes(count)
 
-    def code(self, arithmetic: Arithmetic, parameters: int, value: Ref, base: Ref | None, kept: Ref | None) -> Coded:
+    def code(self, arithmetic: Learner, parameters: int, value: Ref, base: Ref | None, kept: Ref | None) -> Coded:
         """Encode and decode a content.
 
         Args:
