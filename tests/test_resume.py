@@ -43,7 +43,7 @@ TREE = {
 }
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     strategy=st.sampled_from(STRATEGIES),
     seed=st.integers(0, 1000),
@@ -390,10 +390,10 @@ def no_file_larger_than(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.parametrize("share", [0.1, 0.3, 0.6, 0.95])
+@pytest.mark.parametrize("share", [0.1, 0.6, 0.95])
 def test_a_disk_that_takes_no_more_at_any_write(tmp_path: Path, share: float, made: Made) -> None:
     """The system refuses every file beyond a size: the run fails without a traceback, and goes on when there is room again."""
-    scenario = eventful_world({"kind": "fedbuff", "concurrency": 7, "buffer": 3}, seed=6, rounds=40)
+    scenario = eventful_world({"kind": "fedbuff", "concurrency": 7, "buffer": 3}, seed=6, rounds=20)
     scenario |= {"checkpoint": {"time": "7 s"}}
     whole, out = made(scenario, tmp_path / "whole"), tmp_path / "out"
     most_bytes = int(share * max(file.stat().st_size for file in whole.rglob("*") if file.is_file()))

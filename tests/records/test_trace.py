@@ -3,6 +3,7 @@
 import json
 import math
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,14 @@ Entries = list[dict[str, Any]]
 
 
 @pytest.fixture
-def run(small: dict[str, Any], tmp_path: Path) -> RunFolder:
+def run(small: dict[str, Any], tmp_path: Path, made: Callable[[dict[str, Any], Path], Path]) -> RunFolder:
     """Groups, newcomers, leavers, shifts, disconnections and deadlines, all in one."""
     small["population"]["availability"] = {"kind": "renewal", "mean_on": "40 s", "mean_off": "10 s"}
     small["population"]["arrivals"] = {"kind": "poisson", "rate": "0.1 /s", "newcomers": 5}
     small["population"]["departures"] = {"kind": "exponential", "mean_stay": "60 s", "share": 0.3}
     small["strategy"] = {"kind": "ifca", "groups": 2, "clients_per_round": 6, "local_epochs": 2, "deadline": "15 s"}
     small["drift"] = {"kind": "swap-all", "probability": 0.6, "at": {"every_rounds": 3}}
-    fedsim.run(fedsim.Scenario(**small), tmp_path / "run", executor="inline")
-    run = RunFolder(tmp_path / "run")
+    run = RunFolder(made(small, tmp_path / "run"))
     assert {"arrival", "departure", "shift", "assign"} <= {event["kind"] for event in run.events}
     assert {"late", "lost", "left"} <= {event["outcome"] for event in run.events if event["kind"] == "task-end"}
     return run
