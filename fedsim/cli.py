@@ -130,8 +130,8 @@ def run_command(
     from fedsim.output.progress import RunProgress, summary_lines
     from fedsim.output.terminal import Console
     from fedsim.records.folder import SCENARIO
+    from fedsim.records.live import EVERY_S
     from fedsim.running.interruption import end_soon
-    from fedsim.running.live import EVERY_S
     from fedsim.running.runner import Job
     from fedsim.scenario import load
 

@@ -1,6 +1,7 @@
 """The table of availability: what the paths say, compact, the same however the run went, and watched by the audit."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +100,8 @@ def test_a_resumed_run_has_the_same(world: dict[str, Any], tmp_path: Path) -> No
 
 class TestAudit:
     @pytest.fixture
-    def folder(self, world: dict[str, Any], tmp_path: Path) -> Path:
-        run(world, tmp_path / "r")
+    def folder(self, world: dict[str, Any], tmp_path: Path, made: Callable[[dict[str, Any], Path], Path]) -> Path:
+        made(world, tmp_path / "r")
         assert audit(tmp_path / "r")[CHECK] == []
         outcomes = {event["outcome"] for event in RunFolder(tmp_path / "r").events if event["kind"] == "task-end"}
         assert {"done", "lost"} <= outcomes
