@@ -235,6 +235,7 @@ def keep(lines: Sequence[BoardLine], path: Path, tables: Mapping[TableKey, str])
     """
     if changed := changed_tables(tables, path):
         raise DataError(f"nothing is kept in {str(path)!r}, whose worlds are others: {'; '.join(changed[:_MOST_NAMED])}")
+    path.parent.mkdir(parents=True, exist_ok=True)
     there = {(line.strategy, line.world): line for line in read_board(path)}
     board = there | {(line.strategy, line.world): line for line in lines}
     text = io.StringIO(newline="")
