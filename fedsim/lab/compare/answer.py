@@ -328,6 +328,12 @@ def _cells(lines: Lines, places: Sequence[int]) -> dict[int, dict[str, str]]:
     return cells
 
 
+def cell_names(lines: Lines) -> list[str]:
+    """A name for each line: its variant, and the keys by which it differs from others of that name."""
+    names = _names(_cells(lines, [place for place, line in enumerate(lines.lines) if line.runs]))
+    return [names.get(place, line.name) for place, line in enumerate(lines.lines)]
+
+
 def _names(cells: Mapping[int, Mapping[str, str]]) -> dict[int, str]:
     """A name for each cell; the size and the part are in it only where there would be two of a name without."""
 
