@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from fedsim.simulation import TICK_S, Record, Simulation
 from fedsim.streams import Streams
+from fedsim.toolbox.worlds.diurnal import Diurnal
 from fedsim.training import Training
-from fedsim.world.availability import AlwaysOn, Availability, Diurnal
+from fedsim.world.availability import AlwaysOn, Availability
 from fedsim.world.batteries import Batteries, Powered
 from fedsim.world.calendar import CalendarSpec
 from fedsim.world.charging import Always, Charging, ChargingModel, Daily, Never, RenewalCharging, WhenReached

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from fedsim.errors import SimulationError
 from fedsim.simulation import Record, Simulation, on_grid
 from fedsim.streams import Streams
+from fedsim.toolbox.worlds.recorded import Traces
 from fedsim.training import Limit, Part, Training
 from fedsim.world.availability import Availability
-from fedsim.world.availability.recorded import Traces
 from fedsim.world.compute import Compute
 from fedsim.world.life import TaskRunner
 from fedsim.world.lifetimes import Lifetimes, bounded
