@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedsim
-from fedsim.federation.codecs import CODECS, Codec, buckets, formats, qsgd, sign, sparse
+from fedsim.federation.codecs import CODECS, Codec
 from fedsim.federation.codecs.lossy import Lossy, added
 from fedsim.learning.functions import function_at, path_of
 from fedsim.learning.models import Logistic
 from fedsim.learning.refs import Ref
+from fedsim.toolbox.codecs import buckets, formats, qsgd, sign, sparse
 from fedsim.toolbox.codecs.sparse import RandomK, TopK, largest
 from tests.learning.small import federation, learning
 from tests.learning.test_functions import noisy_step
