@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _SEEN: dict[Outcome, Outcome] = {"left": "lost", "battery": "lost"}
 """Outcome of a task as the server sees it: a device that vanishes does not say for how long, or why."""
 
+_KEPT = ("_untold", "busy_until", "unnoticed", "_sent", "_kept_at", "_bases_at")
+
 
 class Dispatch:
     """Carries what the two halves of a strategy say to each other.
@@ -300,27 +302,15 @@ class Dispatch:
     def snapshot(self) -> dict[str, Any]:
         """All that must be remembered beside the alarms; ``restore`` takes it back."""
         timers = {wakeup.name[1]: name for name, wakeup in self._timers.items()}
-        return {
-            "timers": timers,
-            "count": self._timer_count,
-            "devices": self.devices.snapshot(),
-            "untold": self._untold,
-            "busy_until": self.busy_until,
-            "unnoticed": self.unnoticed,
-            "sent": self._sent,
-            "kept_at": self._kept_at,
-            "bases_at": self._bases_at,
-        }
+        kept = {name.lstrip("_"): getattr(self, name) for name in _KEPT}
+        return kept | {"timers": timers, "count": self._timer_count, "devices": self.devices.snapshot()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up what ``snapshot`` gave. Alarms follow by ``rearm``."""
-        self._timer_names: dict[int, str] = dict(state["timers"])
+        self._timers, self._timer_names = {}, dict[int, str](state["timers"])
         self._timer_count = state["count"]
         self.devices.restore(state["devices"])
-        self._timers = {}
-        self._untold = state["untold"]
-        self.busy_until, self.unnoticed = state["busy_until"], state["unnoticed"]
-        self._sent, self._kept_at, self._bases_at = state["sent"], state["kept_at"], state["bases_at"]
+        vars(self).update({name: state[name.lstrip("_")] for name in _KEPT})
         for number in self._sent:
             self.messages.under_way[number].on_end = self.on_message_end
 

@@ -168,16 +168,12 @@ class TaskRunner:
 
     def is_idle(self, device: int) -> bool:
         """Whether the device can be reached now and has nothing to do."""
-        if device in self._working or device in self.off:
-            return False
-        return self._availability.span(device, self._simulation.now).on
+        return device not in self._working and self.reachable_until(device) > self._simulation.now
 
     def idle(self, devices: Ints) -> Flags:
         """Vectorised ``is_idle`` of different devices; bool [len(devices)]."""
         free: Flags = ~self._busy[devices]
-        if self.off:
-            free &= ~np.isin(devices, sorted(self.off))
-        free[free] = self._availability.on(devices[free], self._simulation.now)
+        free[free] = self.reachable(devices[free])
         return free
 
     def reachable(self, devices: Ints) -> Flags:
