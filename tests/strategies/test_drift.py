@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedsim.toolbox.strategies.fednova import reach
-from tests.strategies.clustered import played, ran, weights
+from tests.strategies.clustered import of_kind, played, ran, weights
 from tests.strategies.curved import OPTIMUM, PULLS, curved, model_after
 
 CENTER, STRENGTH = PULLS.T
@@ -59,7 +59,7 @@ def test_scaffolds_control_variates_of_option_one_are_the_gradients(tmp_path: Pa
 @pytest.mark.parametrize(("option", "passes"), [("I", 3), ("II", 2)])
 def test_option_one_goes_through_the_data_once_more(option: str, passes: int, tmp_path: Path) -> None:
     run = ran(digits({"kind": "scaffold", "option": option}) | {"stop": {"rounds": 1}}, tmp_path / option)
-    ends = [event for event in run.events if event["kind"] == "task-end"]
+    ends = of_kind(run, "task-end")
     assert [event["time"] * 100 / run.devices[event["device"]]["samples"] for event in ends] == pytest.approx([passes] * 3)
 
 

@@ -17,6 +17,7 @@ from fedsim.lab.forecast.nominal import nominal_lines
 from fedsim.lab.forecast.trial import Beginning
 from fedsim.records.reading import RunFolder
 from fedsim.testing import ScenarioTables, StrategyContract, assert_sound, quiet_world, run
+from tests.strategies.clustered import of_kind
 
 DEVICE = {"down": "1 Mbit/s", "up": "500 kbit/s", "latency": "40 ms"}
 TREE = {
@@ -105,11 +106,11 @@ def edge_transfers(folder: RunFolder) -> list[tuple[str, str, float, float, str,
 
 
 def updates_lost(folder: RunFolder) -> list[list[int]]:
-    return [event["data"]["tasks"] for event in folder.events if event["kind"] == "updates-lost"]
+    return [event["data"]["tasks"] for event in of_kind(folder, "updates-lost")]
 
 
 def tasks_of(folder: RunFolder, device: int) -> list[int]:
-    return [event["task"] for event in folder.events if event["kind"] == "task-start" and event["device"] == device]
+    return [event["task"] for event in of_kind(folder, "task-start") if event["device"] == device]
 
 
 def test_the_times_of_a_round_by_hand(tmp_path: Path) -> None:
@@ -151,7 +152,7 @@ def test_an_edge_server_that_crashes_during_an_upload(tmp_path: Path) -> None:
     assert (row["time"], row["selected"], row["valid"], row["disconnected"]) == (pytest.approx(13.9), 2, 1, 1)
     assert summary["bytes"]["wasted"] == pytest.approx(1000 + 0.55 * 500)
     assert updates_lost(folder) == []
-    assert [event["data"]["edges"] for event in folder.events if event["kind"] == "edges-combined"] == [[1]]
+    assert [event["data"]["edges"] for event in of_kind(folder, "edges-combined")] == [[1]]
 
 
 def test_a_crash_takes_what_the_edge_server_had(tmp_path: Path) -> None:
@@ -187,7 +188,7 @@ def test_with_all_edge_servers_lost_the_next_round_waits(tmp_path: Path) -> None
     run(sections, tmp_path / "run")
     folder = assert_sound(tmp_path / "run")
     assert [(row["time"], row["selected"]) for row in folder.rounds] == [(1.0, 0), (12.0, 0)]
-    starts = [event["time"] for event in folder.events if event["kind"] == "round-start"]
+    starts = [event["time"] for event in of_kind(folder, "round-start")]
     assert starts == [0.0, 11.0]
 
 

@@ -66,7 +66,7 @@ def test_only_who_was_ever_asked_has_a_model_and_others_are_served_by_the_global
 def test_own_models_cost_time_and_no_bytes(tmp_path: Path) -> None:
     sections = world(ROTATED, 12, DITTO | {"personal_epochs": 3}, 1, population={"speed": "100 samples/s"})
     run = ran(sections, tmp_path / "run")
-    ends = {event["device"]: event["time"] for event in run.events if event["kind"] == "task-end"}
+    ends = {event["device"]: event["time"] for event in of_kind(run, "task-end")}
     assert [ends[row["device"]] for row in run.devices] == pytest.approx([5 * row["samples"] / 100 for row in run.devices])
     assert run.summary["bytes"]["by_purpose"] == dict.fromkeys(["model", "update"], 12 * 650 * 4)
 
@@ -105,7 +105,7 @@ def test_pfedme_reaches_the_optimum_of_the_envelopes(tmp_path: Path) -> None:
 def test_a_local_round_of_pfedme_is_so_many_steps_on_one_batch(tmp_path: Path) -> None:
     pfedme = {"kind": "pfedme", "clients_per_round": 8, "local_rounds": 3, "steps": 4}
     run = ran(world(ROTATED, 8, pfedme, 1, population={"speed": "100 samples/s"}), tmp_path / "run")
-    ends = [event["time"] for event in run.events if event["kind"] == "task-end"]
+    ends = [event["time"] for event in of_kind(run, "task-end")]
     assert ends == pytest.approx([3 * 4 * 10 / 100] * 8)
 
 

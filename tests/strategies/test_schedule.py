@@ -1,19 +1,19 @@
 """Rounds on a schedule (``every``): each begins at the first multiple at which the one before has closed."""
 
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedsim.records.reading import RunFolder
-from fedsim.testing import assert_same_run, assert_sound, eventful_world, go_on, quiet_world, run, run_until
+from fedsim.testing import assert_sound, eventful_world, quiet_world, run
+from tests.strategies.clustered import of_kind
 
 
 def begins_and_ends(folder: RunFolder) -> tuple[list[float], list[float]]:
     """When rounds began, and when they closed (s)."""
-    begins = [event["time"] for event in folder.events if event["kind"] == "round-start"]
-    return begins, [event["time"] for event in folder.events if event["kind"] == "round"]
+    begins = [event["time"] for event in of_kind(folder, "round-start")]
+    return begins, [event["time"] for event in of_kind(folder, "round")]
 
 
 def rounds(folder: Path, count: int = 12, **strategy: Any) -> tuple[list[float], list[float]]:
@@ -77,18 +77,10 @@ def test_with_nobody_to_ask_it_looks_again_and_then_keeps_to_the_schedule(tmp_pa
     ],
     ids=lambda strategy: strategy["kind"],
 )
-def test_every_synchronous_strategy_keeps_to_it_and_a_run_that_was_stopped_too(
-    strategy: dict[str, Any], tmp_path: Path
-) -> None:
+def test_every_synchronous_strategy_keeps_to_it(strategy: dict[str, Any], tmp_path: Path) -> None:
     sections = eventful_world(strategy | {"every": "25 s"}, rounds=6) | {"learning": "off"}
-    events = run(sections, tmp_path / "whole")["events"]
+    run(sections, tmp_path / "whole")
     begins, ends = begins_and_ends(assert_sound(tmp_path / "whole"))
     on_time = sum(begin % 25 == 0 for begin in begins)
     assert on_time >= len(begins) - 2  # the first comes when all are introduced; one may find nobody to ask
     assert all(closed <= begin for closed, begin in zip(ends, begins[1:], strict=False))
-    draw = random.Random(strategy["kind"])
-    for cut in range(2):
-        folder = tmp_path / str(cut)
-        if run_until(sections, folder, draw.randrange(events // 4, events)) == "interrupted":
-            go_on(sections, folder)
-        assert_same_run(tmp_path / "whole", folder)
