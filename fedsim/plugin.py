@@ -46,6 +46,7 @@ from fedsim.strategies.round_params import AggregatingParams, SynchronousParams
 from fedsim.strategies.synchronous import Synchronous, SynchronousClient
 from fedsim.streams import Streams
 from fedsim.toolbox.peers.base import PeerHalf, PeerParams, Peers
+from fedsim.toolbox.peers.collectives import AllReduce
 from fedsim.training import Limit, Part, Training
 from fedsim.world.availability import Availability, AvailabilityModel
 from fedsim.world.distributions import Distribution
@@ -55,7 +56,6 @@ from fedsim.world.network.protocol import Protocol, Transport
 from fedsim.world.network.spec import NetworkModel
 from fedsim.world.phases import Span
 from fedsim.world.processes import Activity, DeviceFacts, Hold, Process, World
-from fedsim.world.processes.collectives import AllReduce
 from fedsim.world.task import Evaluate, Train, Work
 
 __all__ = [  # noqa: RUF022 - by task

@@ -20,6 +20,7 @@ from fedsim.federation.wire import Wire
 from fedsim.learning import Learner
 from fedsim.learning.architecture import Tensor
 from fedsim.learning.models import SizeOnly
+from fedsim.learning.patterns import LoRA
 from fedsim.meters.base import Column, MeterContext
 from fedsim.model_cost import ModelCost
 from fedsim.records.schema import DEVICES, ROUNDS, with_columns
@@ -113,8 +114,8 @@ class Run:
             names, which = scenario.energy.preset, scenario.energy.preset_places(streams, spec.devices)
             devices.link_of = lambda device: names[which.item(device)]
         attack, batch_size = None if malicious is None else malicious.attack, scenario.training.batch_size
-        promised = (scenario.strategy.added_up, scenario.training.state == "kept")
-        client_side = ClientSide(simulation, self.learner, up, devices, batch_size, *promised, attack, members)
+        trained_by = (scenario.training, scenario.strategy.added_up)
+        client_side = ClientSide(simulation, self.learner, up, devices, *trained_by, attack, members)
         self.dispatch = dispatch = Dispatch(
             simulation,
             self.population,
@@ -213,6 +214,7 @@ class Run:
 
     def _setting(self, capacity: Capacity) -> RunInfo:
         scenario = self.scenario
+        lora: LoRA | None = getattr(scenario.model, "lora", None)
         return RunInfo(
             devices=scenario.population.devices,
             parameters=int(self.learner.parameters),
@@ -224,6 +226,7 @@ class Run:
             tensors=self._tensors,
             keeps=scenario.model.says_what_stays,
             cut=cache(lambda by, size: scenario.model.cut(by, size).tensors(*self._shape_and_classes)),
+            adapter_scale=1.0 if lora is None else lora.alpha / lora.rank,
             kinds=capacity.names,
             kind_of=capacity.name,
         )

@@ -42,6 +42,14 @@ class StrategyParams(Spec):
     What a lossy codec left out of such a content is in the device's next one anyway: error feedback would send it twice.
     """
 
+    plain_down: ClassVar[bool] = False
+    """Whether devices receive something else than a model that a codec could write."""
+
+    @property
+    def resizes(self) -> bool:
+        """Whether updates of one device differ in size, so that nothing that was left out can be in the next one."""
+        return False
+
     kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "nobody"
     """Which side says that tensors of the model stay on the devices; the scenario does by ``model.keep`` or ``model.send``."""
 

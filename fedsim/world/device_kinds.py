@@ -261,7 +261,7 @@ class FedScaleCapacity(CapacityModel):
 
 
 _FEDSCALE = Registry.of("capacity", FedScaleCapacity)
-_HOSPITALS = "fedsim.world.hospitals:HospitalsCapacity", "Hospitals as slow as those of the FeTS federation were."
+_HOSPITALS = "fedsim.toolbox.worlds.hospitals:HospitalsCapacity", "Hospitals as slow as those of the FeTS federation were."
 CAPACITIES = Registry("capacity", "", {**_FEDSCALE.known, "hospitals-fets": _HOSPITALS}, usual="fedscale")
 
 

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from fedsim.simulation import TICK_S, Record, Simulation
 from fedsim.streams import Streams
+from fedsim.toolbox.worlds.diurnal import Diurnal
 from fedsim.training import Training
-from fedsim.world.availability import AlwaysOn, Availability, Diurnal
+from fedsim.world.availability import AlwaysOn, Availability
 from fedsim.world.calendar import CalendarSpec
 from fedsim.world.compute import Compute
 from fedsim.world.energy.batteries import Batteries, Powered

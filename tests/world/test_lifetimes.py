@@ -14,8 +14,8 @@ import fedsim
 from fedsim.errors import ScenarioError
 from fedsim.simulation import Record, Simulation, on_grid
 from fedsim.streams import Streams
+from fedsim.toolbox.worlds.recorded import Traces
 from fedsim.world.availability import AlwaysOn, Availability
-from fedsim.world.availability.recorded import Traces
 from fedsim.world.lifetimes import Bounded, Lifetimes, bounded
 from fedsim.world.phases import Phases
 from fedsim.world.population import Population, PopulationSpec

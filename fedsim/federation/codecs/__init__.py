@@ -15,18 +15,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _HERE = "fedsim.federation.codecs"
+_TOOLS = "fedsim.toolbox.codecs"
 CODECS = Registry(
     "codec",
     f"{_HERE}:Codec",
     {
         "plain": (f"{_HERE}.plain:Plain", "every number, in a format that is counted and not carried out"),
-        "float16": (f"{_HERE}.formats:Float16", "every number in 16 bits, as an IEEE half"),
-        "bfloat16": (f"{_HERE}.formats:BFloat16", "every number in 16 bits, with the range of float32"),
-        "int8": (f"{_HERE}.formats:Int8", "every number in 8 bits, in even steps up to the largest"),
-        "qsgd": (f"{_HERE}.qsgd:QSGD", "every number rounded at random to levels of the norm, unbiased"),
-        "top-k": (f"{_HERE}.sparse:TopK", "the largest changes alone, with error feedback"),
-        "random-k": (f"{_HERE}.sparse:RandomK", "changes at random positions alone"),
-        "sign": (f"{_HERE}.sign:Sign", "the signs of changes and their mean magnitude, with error feedback"),
+        "float16": (f"{_TOOLS}.formats:Float16", "every number in 16 bits, as an IEEE half"),
+        "bfloat16": (f"{_TOOLS}.formats:BFloat16", "every number in 16 bits, with the range of float32"),
+        "int8": (f"{_TOOLS}.formats:Int8", "every number in 8 bits, in even steps up to the largest"),
+        "qsgd": (f"{_TOOLS}.qsgd:QSGD", "every number rounded at random to levels of the norm, unbiased"),
+        "top-k": (f"{_TOOLS}.sparse:TopK", "the largest changes alone, with error feedback"),
+        "random-k": (f"{_TOOLS}.sparse:RandomK", "changes at random positions alone"),
+        "sign": (f"{_TOOLS}.sign:Sign", "the signs of changes and their mean magnitude, with error feedback"),
     },
     usual="plain",
 )

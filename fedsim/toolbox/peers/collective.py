@@ -6,8 +6,8 @@ from fedsim.errors import ScenarioError, SimulationError
 from fedsim.federation import Contents, Header, Opaque, Partial, Peer, RunInfo
 from fedsim.learning.refs import Ref
 from fedsim.toolbox.peers.base import PeerHalf, PeerParams
+from fedsim.toolbox.peers.collectives import Collective, collective
 from fedsim.world.population import PopulationSpec
-from fedsim.world.processes.collectives import Collective, collective
 
 
 class CollectiveParams(PeerParams):

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from fedsim.errors import DataError
 from fedsim.streams import Streams
-from fedsim.world.availability import AlwaysOn, Availability, Diurnal, Flash, Renewal
-from fedsim.world.availability.recorded import Traces
+from fedsim.toolbox.worlds.diurnal import Diurnal
+from fedsim.toolbox.worlds.recorded import Flash, Traces
+from fedsim.world.availability import AlwaysOn, Availability, Renewal
 from fedsim.world.calendar import Calendar, CalendarSpec
 from fedsim.world.phases import Phases
 
