@@ -334,12 +334,6 @@ class CataFed(FedAvg[CataFedParams]):
         verdict = super()._verdict(message)
         return "slow" if verdict == "valid" and not message["control"] else verdict
 
-    def heard(self, message: TaskEnd) -> None:
-        """Nothing, nor in ``learn``: the selection knows reports and waiting times, which are state of the strategy."""
-
-    async def learn(self) -> None:
-        return None
-
     async def on_task_end(self, message: TaskEnd) -> None:
         device, arrived = message.device, message.outcome == "done"
         if message.task in self.state["connecting"]:
