@@ -36,7 +36,7 @@ def test_it_reaches_the_optimum_of_all(
     assert model_after(curved(tmp_path, strategy, rounds, epochs, steps))[0] == pytest.approx(OPTIMUM, abs=near)
 
 
-@pytest.mark.parametrize(("epochs", "steps"), [(5, (1, 1, 1, 1)), (2, UNEQUAL), (25, (1, 1, 1, 1))])
+@pytest.mark.parametrize(("epochs", "steps"), [(5, (1, 1, 1, 1)), (2, UNEQUAL)])
 def test_where_fedavg_stays_away(epochs: int, steps: tuple[int, ...], tmp_path: Path) -> None:
     found = model_after(curved(tmp_path, FEDAVG, 50, epochs, steps))[0]
     progress = 1 - (1 - 0.1 * STRENGTH) ** (epochs * np.array(steps))  # how far its steps bring a device to its own optimum

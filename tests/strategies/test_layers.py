@@ -53,14 +53,6 @@ def test_two_rounds_by_hand(kind: str, tmp_path: Path) -> None:
     assert own == pytest.approx(np.stack([np.full(4, u), v], axis=1), abs=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["fedper", "fedrep"])
-def test_every_device_reaches_its_own_optimum_where_fedavg_cannot(tmp_path: Path, kind: str) -> None:
-    _, own = all_after(two_parts(tmp_path, {"kind": kind}, 25))
-    assert own.sum(axis=1) == pytest.approx(CENTER, abs=0.2)  # FedAvg: more than 1 away
-    common = model_after(two_parts(tmp_path, {"kind": "fedavg"}, 25))
-    assert np.abs(common.sum() - CENTER).max() > 1
-
-
 @pytest.mark.parametrize(("solver", "model"), [("fast", "mlp"), ("reference", "mlp"), ("fast", "mnist-cnn")])
 def test_what_is_held_stays_to_the_bit_and_the_rest_moves(solver: str, model: str) -> None:
     training = {"solver": solver, "momentum": 0.5, "l2": 0.01}
@@ -98,15 +90,6 @@ def test_a_codec_writes_what_is_sent_alone(tmp_path: Path) -> None:
     (memory,) = weights(run, [run.dispatch.devices.kept(device)["update"]])
     assert len(memory) == BODY
     assert (memory != 0).sum() == pytest.approx(BODY - k, abs=BODY // 3)
-
-
-def test_only_who_was_ever_asked_keeps_a_head_and_nothing_else(tmp_path: Path) -> None:
-    run, _ = played(world(ROTATED, 12, {"kind": "fedper", "clients_per_round": 3}, 2) | MLP)
-    asked = {device for device in range(12) if run.tasks.times_selected[device]}
-    states = {device: state for device, state in run.dispatch.devices.states.items() if state}
-    assert set(states) == asked
-    assert {len(weights(run, [state["kept"]])[0]) for state in states.values()} == {HEAD}
-    assert run.strategy.models()["global"][1] == [device for device in range(12) if device not in asked]
 
 
 def normed(norm: str) -> torch.nn.Module:

@@ -14,7 +14,6 @@ from fedsim.strategies.parts.selection import LeastAvailable
 from fedsim.testing import ScenarioTables, assert_sound, eventful_world, run
 from fedsim.toolbox.selection.fastest import FedCS
 from fedsim.toolbox.selection.oort import Oort
-from fedsim.toolbox.selection.power_of_choice import PowerOfChoice
 from tests.strategies.clustered import file_data, of_kind, played, ran
 from tests.strategies.curved import PULLS, curved
 from tests.test_runs import STRATEGIES
@@ -109,15 +108,6 @@ def test_candidates_are_drawn_by_their_samples(tmp_path: Path) -> None:
     times = np.array([row["selected"] for row in found.devices])
     assert np.ptp(share) > 0.1
     assert (np.abs(times - 800 * share) < 4 * np.sqrt(800 * share * (1 - share)) + 20).all()  # some rounds knew not all sizes
-
-
-def test_samples_alone_say_who_is_drawn_without_an_answer() -> None:
-    """Power-of-choice with as many candidates as are wanted draws clients in proportion to their samples, as Ditto's code."""
-    drawn = PowerOfChoice(candidates=1, losses="reported")
-    told = {"samples": {0: 30, 1: 10, 2: 10, 3: 50}}
-    server = server_of(4)
-    firsts = [drawn.select(server, told, 1, (number,))[0] for number in range(2000)]
-    assert np.bincount(firsts) / 2000 == pytest.approx([0.3, 0.1, 0.1, 0.5], abs=0.04)
 
 
 @pytest.mark.parametrize("most", [None, 7])
