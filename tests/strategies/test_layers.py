@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedsim.testing import run
 from tests.strategies.clustered import ROTATED, played, ran, weights, world
 from tests.strategies.curved import PULLS, all_after, curved, model_after
 
@@ -153,19 +154,19 @@ def test_fedbn_keeps_the_norms_and_sends_the_rest(tmp_path: Path, norm: str) -> 
         ({"kind": "fedbn", "keeps": "statistics"}, {"keep": ["*.running_mean", "*.running_var"]}),
     ],
 )
-def test_patterns_of_the_scenario_say_the_same(kind: dict[str, Any], said: dict[str, Any], tmp_path: Path) -> None:
+def test_patterns_of_the_scenario_say_the_same(kind: dict[str, Any], said: dict[str, Any]) -> None:
     """FedAvg with tensors that are kept is FedPer or FedBN, to the bit, with a codec that remembers and noise too."""
     factory = {"kind": "module", "factory": "tests.strategies.test_layers:normed", "args": {"norm": "running"}}
     model = factory if kind["kind"] == "fedbn" else MLP["model"]
     private = {"kind": "private", "clip": 1.0, "noise": 0.01, "account": False}
     up = {"kind": "top-k", "share": 0.5}
-    for number, more in enumerate(({"aggregation": private}, {"secure_aggregation": {}}, {"messages": {"up": up}})):
+    for more in ({"aggregation": private}, {"secure_aggregation": {}}, {"messages": {"up": up}}):
         found = []
         for strategy, parts in ((kind, {}), ({"kind": "fedavg"}, said)):
             own = {key: value for key, value in more.items() if key != "messages"}
             sections = world(ROTATED, 8, strategy | {"clients_per_round": 4} | own, 3, training={"batch_size": 1000})
             sections |= {"model": model | parts} | ({"messages": more["messages"]} if "messages" in more else {})
-            summary = ran(sections, tmp_path / f"{number}-{len(found)}").summary
+            summary = run(sections)
             found.append((summary["models_sha256"], summary["events_sha256"], summary["bytes"], summary["accuracy"]))
         assert found[0] == found[1]
 

@@ -146,11 +146,7 @@ class CataFedParams(CombiningParams):
 
     def check(self, devices: int) -> None:
         super().check(devices)
-        if self.clusters > devices:
-            raise ScenarioError(
-                f"strategy.clusters is {self.clusters}, more than the population's {devices} devices; "
-                f"allowed are 1 to {devices}"
-            )
+        self.refuse_more("clusters", devices)
 
     def check_samples(self, most: int) -> None:
         if self.mitigation and self.smallest_part > most:
