@@ -106,21 +106,18 @@ def test_without_adaptive_updates_all_of_the_fixed_epochs_or_nothing(tmp_path: P
 # Stragglers.
 
 
-def test_a_straggler_halves_its_data_until_it_fits_and_trains_on_one_part_after_the_other(tmp_path: Path) -> None:
-    run = run_of(tmp_path, [1000, 100], rounds=8, deadline="300 s")
+@pytest.mark.parametrize(("size_reports", "reported"), [("largest", 2), ("all", 2 + 4)])
+def test_a_straggler_halves_its_data_until_it_fits_and_trains_on_one_part_after_the_other(
+    tmp_path: Path, size_reports: str, reported: int
+) -> None:
+    """It is split twice, and so reports a size or those of all parts, after the two sizes of connecting."""
+    run = run_of(tmp_path, [1000, 100], rounds=8, deadline="300 s", size_reports=size_reports)
     parts = [event["data"].get("part") for event in trainings(run) if event["device"] == 0]
     assert parts == [None, [1, 2, 500], *([number, 4, 250] for number in (4, 1, 2, 3, 4, 1))]
     assert [(row["valid"], row["slow"]) for row in run.rounds] == [(1, 1)] * 2 + [(2, 0)] * 6
     assert [(event["round"], event["data"]["sizes"]) for event in of_kind(run, "split")] == [(0, [500] * 2), (1, [250] * 4)]
     assert [event["data"]["weights"] for event in of_kind(run, "aggregate")] == [[1.0]] * 2 + [[250 / 350, 100 / 350]] * 6
-    assert run.summary["bytes"]["by_purpose"]["size-report"] == 4 * (2 + 2)
-
-
-def test_all_parts_can_be_reported(tmp_path: Path) -> None:
-    """As above, but 2^u sizes a split: 2 and then 4, after the two of connecting."""
-    run = run_of(tmp_path, [1000, 100], rounds=8, deadline="300 s", size_reports="all")
-    assert run.summary["bytes"]["by_purpose"]["size-report"] == 4 * (2 + 2 + 4)
-    assert [event["data"]["weights"] for event in of_kind(run, "aggregate")] == [[1.0]] * 2 + [[250 / 350, 100 / 350]] * 6
+    assert run.summary["bytes"]["by_purpose"]["size-report"] == 4 * (2 + reported)
 
 
 def test_finished_epochs_are_lost_with_one_that_is_cut_where_the_pseudocode_is_read_by_the_letter(tmp_path: Path) -> None:
