@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -198,6 +198,23 @@ class Evidence:
         """
         return pd.concat([self.said(name) for name in (OF_DEVICES, "server-transfer", *FLOWS)]).sort_index()
 
+    @cached_property
+    def moved(self) -> pd.DataFrame:
+        """The transfers as the records have them, by their records; without ``purpose``."""
+        messages = self.messages
+        events = self.events.loc[messages.index]
+        own, of_edge, of_peers = (events["kind"] == kind for kind in ("step-end", *FLOWS))
+        at_once = ~(own | of_edge | of_peers)  # other parts of the server's side: begun and ended in its record
+        starts = self.steps["start"].reindex(messages.index)
+        down = np.where(own, events["step"] == "download", of_edge & (messages["sender"] == "server"))
+        return messages.assign(
+            start=np.where(own, starts, np.where(at_once, events["time"], messages["start"])),
+            end=events["time"],
+            direction=np.where(of_peers, "peer", np.where(down, "down", "up")),
+            outcome=np.where(at_once, "done", events["outcome"]),
+            **{name: events[name] for name in ("device", "round", "task")},
+        )
+
     @property
     def core_s(self) -> "pd.Series[float]":
         """Seconds of a core that each computation got of its device's host, by its last record; NaN without hosts."""
@@ -229,6 +246,19 @@ class Evidence:
     def tasks(self) -> pd.DataFrame:
         """Ends of tasks likewise."""
         return self._spans("task")
+
+    @cached_property
+    def in_vain(self) -> pd.DataFrame:
+        """Ends of tasks that ended otherwise than done, trained for nothing, or were lost with an edge server."""
+        useless = pd.concat([self.events["task"][self.idle], self.lost_updates])
+        tasks = self.tasks[self.tasks["task"] != NOTHING]
+        return tasks[(tasks["outcome"] != "done") | tasks["task"].isin(useless)]
+
+    @cached_property
+    def trainings(self) -> pd.DataFrame:
+        """Ends of trainings, with their ``data``."""
+        trainings = self.said("step-end of train")
+        return self.steps.loc[trainings.index].join(trainings).join(self.core_s)
 
     def _spans(self, what: str) -> pd.DataFrame:
         events = self.events
@@ -379,7 +409,10 @@ def close(one: Any, other: Any, atol: float = 1e-6) -> Any:
 
 def read(kind: Any, text: Any) -> Any:
     """A quantity as the scenario says it, of a ``kind`` such as ``Bytes``, in its base unit."""
-    return TypeAdapter[Any](kind).validate_python(text)
+    return _adapter(kind).validate_python(text)
+
+
+_adapter = cache(TypeAdapter[Any])
 
 
 def numbered(names: "pd.Series[str]", kind: str) -> Ints:
