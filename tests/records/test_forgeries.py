@@ -214,7 +214,7 @@ SAID: dict[str, list[tuple[str, Any]]] = {
         ("energy.carbon.zones.1.intensity", ["200 g/kWh"] * 24),
         ("energy.carbon.zones.0.ahead", "1 h"),
         ("energy.starts", "2 h"),
-        ("energy.server.clients.idle", "10 W"),
+        ("energy.server.idle", "10 W"),
         ("energy.server.update", "1 J"),
         ("energy.idle_while", "there"),
         ("energy", None),
