@@ -18,7 +18,7 @@ from fedsim.audit import CHECKS, _findings, audit
 from fedsim.audit.evidence import Evidence
 from fedsim.errors import RunFolderError
 from fedsim.records import folder as files
-from fedsim.records.digest import EventChain
+from fedsim.records.digest import EventChain, models_digest
 from fedsim.records.reading import RunFolder
 from fedsim.records.schema import EVENT_COLUMNS, EVENTS, ROUNDS, TRANSFERS
 from fedsim.testing import run_until
@@ -47,7 +47,7 @@ def reseal(folder: Path) -> None:
     summary = json.loads((folder / files.SUMMARY).read_text())
     last = read(folder, files.EVENTS)[-1]["time"]
     summary |= {"events": chain.count, "events_sha256": chain.hexdigest(), "simulated_s": last}
-    summary["files_sha256"] = files.fingerprints(folder)
+    summary |= {"models_sha256": models_digest(RunFolder(folder).models()), "files_sha256": files.fingerprints(folder)}
     files.write_summary(folder, summary)
 
 

@@ -1,4 +1,4 @@
-"""Clustered strategies, CATA-Fed and TiFL in any world: nothing hangs, and the books are sound whatever devices do."""
+"""Synchronous and clustered strategies, CATA-Fed and TiFL in any world: nothing hangs, and the books are sound."""
 
 import tempfile
 from pathlib import Path
@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import fedsim
+from fedsim.simulation import Simulation
 from tests.strategies.clustered import PAIRED, of_kind, ran
-from tests.test_runs import availabilities, networks, refused_for_its_deadline
 
 Options = dict[str, st.SearchStrategy[Any]]
 
@@ -27,6 +28,10 @@ ONCE: Options = {
     "moment": st.sampled_from([{"rounds": 2}, {"rounds": 2, "participation": 0.3, "attempts": 1}, {"deadline": "20 s"}]),
 }
 OPTIONS: dict[str, Options] = {
+    **dict.fromkeys(
+        ("fedavg", "fedprox"), COHORT | {"local_epochs": st.just(3), "over_selection": st.sampled_from([1.0, 1.5])}
+    ),
+    "local": COHORT,
     "fedgroup": PRE_TRAINED,
     "flexcfl": PRE_TRAINED,
     "fesem": GROUPED,
@@ -47,6 +52,41 @@ STRATEGIES = st.sampled_from(sorted(OPTIONS)).flatmap(
 )
 
 
+durations = st.sampled_from(["500 ms", "3 s", "20 s", "2 min", "1 h"])
+rates = st.sampled_from(["5 kbit/s", "64 kbit/s", "1 Mbit/s", "1 Gbit/s"])
+networks = st.one_of(
+    st.fixed_dictionaries(
+        {
+            "kind": st.just("star"),
+            "server": st.fixed_dictionaries({"down": rates, "up": rates}),
+            "device": st.fixed_dictionaries({"down": rates, "up": rates, "latency": st.sampled_from(["0 s", "40 ms", "3 s"])}),
+        }
+    ),
+    st.fixed_dictionaries(
+        {
+            "kind": st.just("tree"),
+            "cells": st.integers(1, 4),
+            "cell": st.fixed_dictionaries({"down": rates, "up": rates}),
+            "server": st.fixed_dictionaries({"down": rates, "up": rates}),
+            "device": st.fixed_dictionaries({"down": rates, "up": rates}),
+        }
+    ),
+)
+availabilities = st.one_of(
+    st.just({"kind": "always"}),
+    st.fixed_dictionaries({"kind": st.just("renewal"), "mean_on": durations, "mean_off": durations}),
+)
+
+
+def refused_for_its_deadline(scenario: dict[str, Any]) -> bool:
+    """Whether the deadline is shorter than any download: that is refused before anything happens."""
+    try:
+        Simulation(fedsim.Scenario(**scenario))
+    except fedsim.ScenarioError as error:
+        return "for its download alone" in str(error)
+    return False
+
+
 @pytest.mark.long
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
@@ -56,16 +96,18 @@ STRATEGIES = st.sampled_from(sorted(OPTIONS)).flatmap(
     availability=availabilities,
     jitter=st.sampled_from([0.0, 0.5]),
     lifetimes=st.booleans(),
+    slow=st.booleans(),
     every=st.sampled_from(["7 s", "100 s"]),
 )
 def test_books_are_sound(
-    strategy: dict[str, Any], seed: int, network: Any, availability: Any, jitter: float, lifetimes: bool, every: str
+    strategy: dict[str, Any], seed: int, network: Any, availability: Any, jitter: float, lifetimes: bool, slow: bool, every: str
 ) -> None:
     population = {"devices": 16, "speed": {"kind": "lognormal", "median": "100 samples/s", "spread": 3.0}}
     population |= {"jitter": jitter, "availability": availability}
     if lifetimes:
         population |= {"arrivals": {"kind": "poisson", "rate": "1 /min", "newcomers": 6}}
         population |= {"departures": {"kind": "exponential", "mean_stay": "10 min", "share": 0.5}}
+    population |= {"slow_phases": {"factor": 0.1, "mean_normal": "30 s", "mean_slow": "5 s"}} if slow else {}
     scenario = {"seed": seed, "learning": "off", "data": PAIRED, "population": population, "network": network}
     scenario |= {"strategy": strategy, "stop": {"rounds": 8, "simulated_time": "20 min"}}
     scenario |= {"drift": {"kind": "swap-all", "probability": 0.7, "at": {"every": every}}}
