@@ -211,7 +211,7 @@ def data_group() -> None:
 @_explained
 def data_fetch_command(name: str, root: Path) -> None:
     """Download the data set NAME and write it in its published format."""
-    from fedsim.data.fetch import fetch
+    from fedsim.toolbox.sources.fetch import fetch
 
     say(f"written to {fetch(name, root)}")
 

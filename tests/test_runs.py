@@ -1,10 +1,13 @@
 """Whole runs: the same to the bit however they are computed, and sound in every world."""
 
 import asyncio
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import fedsim
 from fedsim.audit import audit
@@ -192,3 +195,71 @@ def test_a_server_asks_only_idle_devices(small: dict[str, Any]) -> None:
         server.ask(device, {"model": server.models.initial()})
     assert device not in server.clients.online()
     assert device not in server.clients.sample(20, "x")
+
+
+# Any world: time and bytes only, so that hundreds can be tried.
+
+durations = st.sampled_from(["500 ms", "3 s", "20 s", "2 min", "1 h"])
+rates = st.sampled_from(["5 kbit/s", "64 kbit/s", "1 Mbit/s", "1 Gbit/s"])
+networks = st.one_of(
+    st.fixed_dictionaries(
+        {
+            "kind": st.just("star"),
+            "server": st.fixed_dictionaries({"down": rates, "up": rates}),
+            "device": st.fixed_dictionaries({"down": rates, "up": rates, "latency": st.sampled_from(["0 s", "40 ms", "3 s"])}),
+        }
+    ),
+    st.fixed_dictionaries(
+        {
+            "kind": st.just("tree"),
+            "cells": st.integers(1, 4),
+            "cell": st.fixed_dictionaries({"down": rates, "up": rates}),
+            "server": st.fixed_dictionaries({"down": rates, "up": rates}),
+            "device": st.fixed_dictionaries({"down": rates, "up": rates}),
+        }
+    ),
+)
+availabilities = st.one_of(
+    st.just({"kind": "always"}),
+    st.fixed_dictionaries({"kind": st.just("renewal"), "mean_on": durations, "mean_off": durations}),
+)
+deadlines = st.one_of(st.none(), st.sampled_from(["10 s", "60 s", "10 min"]))
+
+
+@pytest.mark.long
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    seed=st.integers(0, 1000),
+    network=networks,
+    availability=availabilities,
+    deadline=deadlines,
+    kind=st.sampled_from(["fedavg", "fedprox", "local"]),
+    over=st.sampled_from([1.0, 1.5]),
+    jitter=st.sampled_from([0.0, 0.5]),
+    slow=st.booleans(),
+)
+def test_disconnections_in_any_phase_leave_no_trace_of_disorder(
+    seed: int, network: Any, availability: Any, deadline: Any, kind: str, over: float, jitter: float, slow: bool
+) -> None:
+    strategy = {"kind": kind, "clients_per_round": 6, "local_epochs": 3, "retry": "10 s"}
+    strategy |= {"deadline": deadline} if deadline else {}
+    strategy |= {"over_selection": over} if kind != "local" else {}
+    population = {"devices": 12, "samples": {"low": 1, "high": 300}, "speed": "10 samples/s", "jitter": jitter}
+    population |= {"availability": availability}
+    population |= {"slow_phases": {"factor": 0.1, "mean_normal": "30 s", "mean_slow": "5 s"}} if slow else {}
+    scenario = {"seed": seed, "learning": "off", "population": population, "network": network, "strategy": strategy}
+    scenario |= {"stop": {"rounds": 6, "simulated_time": "1 day"}}
+    if refused_for_its_deadline(scenario):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        fedsim.run(fedsim.Scenario(**scenario), Path(folder) / "run", executor="inline")
+        assert not any(audit(Path(folder) / "run").values())
+
+
+def refused_for_its_deadline(scenario: dict[str, Any]) -> bool:
+    """Whether the deadline is shorter than any download: that is refused before anything happens."""
+    try:
+        Simulation(fedsim.Scenario(**scenario))
+    except fedsim.ScenarioError as error:
+        return "for its download alone" in str(error)
+    return False

@@ -13,7 +13,15 @@ from fedsim.language.units import TICK_S, Bytes
 from fedsim.streams import Streams
 
 _TICKS_PER_SECOND = 1 << 30
-_OF_STEPS = ("pfedme", "flexcfl", "fedgroup", "flower", "heterofl", "hetlora")  # not all epochs are passes of the whole model
+_OF_STEPS = (
+    "pfedme",
+    "flexcfl",
+    "fedgroup",
+    "flower",
+    "heterofl",
+    "hetlora",
+    "flora",
+)  # not all epochs are passes of the model
 _ASKS_OTHERS = ("moon",)  # their epochs take a longer pass
 _ROUNDING = 1e-6
 _ON_CORES = ("train", "evaluate", "compute")
@@ -33,7 +41,8 @@ def durations_agree(evidence: Evidence) -> Iterator[str]:
     jitter = population["jitter"]
     of_steps = strategy in _OF_STEPS or scenario["strategy"].get("local_steps")
     drawn = "device" in population or population.get("capacity", {}).get("kind", "fedscale") != "fedscale"
-    if drawn or of_steps or ":" in strategy or jitter["kind"] != "constant":
+    own = ":" in strategy or ":" in scenario["training"]["kind"]  # a trainer of one's own may stop early
+    if drawn or of_steps or own or jitter["kind"] != "constant":
         return
     streams, sigma = Streams(scenario["seed"]), math.sqrt(math.log1p(jitter["value"] ** 2))
     slow = population.get("slow_phases", {"factor": 1.0})["factor"]

@@ -6,21 +6,11 @@ import numpy as np
 import pytest
 
 from fedsim.data.federated import Dataset, Raw, pooled
-from fedsim.data.partitions import (
-    ClassBias,
-    ClassImbalance,
-    Dirichlet,
-    DittoPartition,
-    Femnist,
-    Iid,
-    LabelGroups,
-    Permutations,
-    PowerLaw,
-    Rotations,
-)
-from fedsim.data.partitions.base import Partition
+from fedsim.data.partitions.base import Iid, Partition
 from fedsim.errors import ScenarioError
 from fedsim.streams import Streams
+from fedsim.toolbox.partitions.plain import Dirichlet, LabelGroups, Permutations, Rotations
+from fedsim.toolbox.partitions.published import ClassBias, ClassImbalance, DittoPartition, Femnist, PowerLaw
 from tests.data.small import all_test, all_train, assert_each_once, label_table
 
 

@@ -12,15 +12,14 @@ import pytest
 from sklearn.datasets import load_digits
 
 from fedsim.data.federated import Raw
-from fedsim.data.fetch import write_cifar10, write_mnist
-from fedsim.data.sources import Cifar10, Digits, Emnist, Fashion, Mnist, Npz, Synthetic
 from fedsim.data.sources.base import Source, every_fifth
-from fedsim.data.sources.embedded import _rows
-from fedsim.data.sources.images import EMNIST_FILES, read_idx, write_idx, write_whole
-from fedsim.data.sources.own import HuggingFace
+from fedsim.data.sources.embedded import Digits, Synthetic, _rows
 from fedsim.data.spec import DataSpec
 from fedsim.errors import DataError
 from fedsim.streams import Streams
+from fedsim.toolbox.sources.fetch import write_cifar10, write_mnist
+from fedsim.toolbox.sources.images import EMNIST_FILES, Cifar10, Emnist, Fashion, Mnist, read_idx, write_idx, write_whole
+from fedsim.toolbox.sources.own import HuggingFace, Npz
 
 
 def refusal(source: Source, root: Path | None) -> str:

@@ -11,6 +11,7 @@ import pytest
 
 import fedsim
 from fedsim.audit import audit
+from fedsim.energy.presets import TITLES
 from fedsim.meters.base import MeterContext
 from fedsim.meters.energy import TABLE, Zone
 from fedsim.records import folder as files
@@ -19,7 +20,6 @@ from fedsim.streams import Streams
 from fedsim.testing import assert_sound as sound
 from fedsim.testing import run
 from fedsim.world.device_kinds import catalogue, find_kind
-from fedsim.world.energy.presets import TITLES
 from tests.records.test_audit import SEALED, found
 
 ENERGY: dict[str, Any] = {
