@@ -12,7 +12,6 @@ from click.testing import CliRunner
 import fedsim
 from fedsim.catalogue import about, catalogue, schema
 from fedsim.cli import main
-from fedsim.strategies import STRATEGIES
 from fedsim.strategies.parts.selection import SELECTIONS
 
 SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
@@ -56,11 +55,6 @@ class TestAbout:
     def test_an_unknown_name_suggests_the_nearest(self) -> None:
         result = CliRunner().invoke(main, ["list", "renewl"])
         assert (result.exit_code, "did you mean 'renewal'?" in result.output) == (2, True)
-
-    def test_every_key_of_every_strategy_says_what_it_means(self) -> None:
-        for kind in STRATEGIES:
-            for name, key in STRATEGIES.spec(kind).model_json_schema()["properties"].items():
-                assert name == "kind" or key["description"], f"{kind}: {name}"
 
 
 class TestSchema:

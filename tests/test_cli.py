@@ -159,8 +159,9 @@ class TestMistakes:
         assert "is no text in UTF-8" in self.refused("run", scenario, "--out", tmp_path / os.fsdecode(b"by\xe9"))
 
     @pytest.mark.parametrize("verb", ["audit", "trace", "report", "compare"])
-    def test_a_folder_that_is_not_there(self, verb: str, tmp_path: Path) -> None:
-        assert self.refused(verb, tmp_path / "none") == f"fedsim: '{tmp_path / 'none'}' does not exist\n"
+    def test_a_folder_that_is_not_there_or_cannot_be(self, verb: str, tmp_path: Path) -> None:
+        for name, says in (("none", "does not exist"), ("x" * 300, "cannot be used: File name too long")):
+            assert self.refused(verb, tmp_path / name) == f"fedsim: '{tmp_path / name}' {says}\n"
 
     def test_missing_and_truncated_data(self, scenario: Path, tmp_path: Path) -> None:
         out = tmp_path / "out"

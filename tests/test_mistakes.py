@@ -89,14 +89,6 @@ def test_debug_shows_where() -> None:
     assert "Traceback" in told(ZeroDivisionError("a bug"), "--debug")[1]
 
 
-def test_a_name_that_no_file_can_have(tmp_path: Path) -> None:
-    path = tmp_path / ("x" * 300)
-    for words in (["report", path], ["audit", path], ["trace", path], ["compare", path, "--out", tmp_path / "x.csv"]):
-        result = CliRunner().invoke(main, [str(word) for word in words])
-        assert result.exit_code == 2
-        assert result.output.endswith("cannot be used: File name too long\n")
-
-
 @pytest.mark.parametrize("inside", ["new", "new/further.html"])
 def test_no_verb_writes_into_a_run_folder(tiny_run: Path, inside: str) -> None:
     """Not even another run: the audit counts the files."""
