@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 from fedsim.data.partitions import PARTITIONS
 from fedsim.data.shifts import SHIFTS
 from fedsim.data.sources import SOURCES
+from fedsim.energy.presets import TITLES, preset_figures
 from fedsim.errors import ScenarioError, nearest
 from fedsim.executors.named import EXECUTORS
 from fedsim.federation.codecs import CODECS
@@ -29,15 +30,14 @@ from fedsim.strategies.parts.moment import MOMENTS
 from fedsim.strategies.parts.selection import SELECTIONS
 from fedsim.strategies.parts.server import OPTIMISERS
 from fedsim.toolbox.clustering.clusterer import CLUSTERERS
+from fedsim.toolbox.worlds.regions import cloud_facts
 from fedsim.world.availability import AVAILABILITIES
+from fedsim.world.charging import CHARGINGS
 from fedsim.world.device_kinds import CAPACITIES, LINKS, Figure, figures
 from fedsim.world.device_kinds import catalogue as kinds_of_devices
 from fedsim.world.distributions import SPEEDS
-from fedsim.world.energy.charging import CHARGINGS
-from fedsim.world.energy.presets import TITLES, preset_figures
 from fedsim.world.lifetimes import ARRIVALS, DEPARTURES
 from fedsim.world.network.protocol import PROTOCOLS
-from fedsim.world.network.regions import cloud_facts
 from fedsim.world.network.spec import NETWORKS
 from fedsim.world.population import SAMPLE_COUNTS
 from fedsim.world.processes import PROCESSES

@@ -144,7 +144,8 @@ LAYERS = {
     "meters": _COMMON,
     "simulation": {"environment", "errors", "executors", "language"},
     "output": {"errors", "language", "records", "simulation"},
-    "world": _COMMON | {"meters"},
+    "world": _COMMON,
+    "energy": _COMMON | {"meters", "world"},
     "data": _COMMON,
     "learning": _COMMON | {"data"},
     "records": _COMMON | {"meters"},
@@ -155,6 +156,11 @@ LAYERS = {
     "toolbox.aggregation": _COMMON | {"federation", "learning", "strategies"},
     "toolbox.clustering": {"arrays", "errors", "language"},
     "toolbox.selection": _COMMON | {"evaluation", "federation", "learning", "strategies", "world"},
+    "toolbox.codecs": _COMMON | {"federation", "learning"},
+    "toolbox.partitions": _COMMON | {"data"},
+    "toolbox.sources": _COMMON | {"data"},
+    "toolbox.trainers": _COMMON | {"learning"},
+    "toolbox.worlds": _COMMON | {"meters", "world"},
     "toolbox.peers": _COMMON | {"evaluation", "federation", "learning", "strategies", "world"},
     "toolbox.strategies": _COMMON
     | {"evaluation", "federation", "learning", "strategies", "toolbox.aggregation", "toolbox.clustering", "world"},
@@ -163,7 +169,7 @@ LAYERS = {
     "running": _COMMON | _ENGINE | {"checkpoint", "executors", "meters", "output", "records", "signals", "version"},
     "tables": {"errors", "files", "language", "strategies"},
     "signals": {"output"},
-    "sections": _COMMON | _ENGINE | {"checkpoint", "meters"},
+    "sections": _COMMON | _ENGINE | {"checkpoint", "energy", "meters"},
     "scenario": _COMMON | {"output", "running", "sections", "shipped", "tables"},
     "build": _COMMON | {"world"},
     "audit": _COMMON | {"meters", "records"},
@@ -179,7 +185,19 @@ LAYERS = {
     | {"executors", "lab.compare", "loading", "output", "records", "running"}
     | {"scenario", "shipped", "strategies", "tables", "world"},
     "testing": {"fedsim", "audit", "data", "executors", "records", "running"},
-    "lab.bench": {"errors", "files", "lab.compare", "lab.study", "language", "records", "shipped", "tables", "version"},
+    "lab.bench": {
+        "errors",
+        "files",
+        "lab.compare",
+        "lab.study",
+        "language",
+        "records",
+        "scenario",
+        "shipped",
+        "streams",
+        "tables",
+        "version",
+    },
     "verbs": {
         "analysis",
         "catalogue",
@@ -193,11 +211,22 @@ LAYERS = {
         "output",
     }
     | {"records", "scenario", "shipped", "world"},
-    "catalogue": {"data", "errors", "executors", "federation", "language", "learning", "meters", "scenario", "shipped"}
-    | {"lab.study", "strategies", "toolbox.clustering", "world"},
+    "catalogue": {
+        "data",
+        "energy",
+        "errors",
+        "executors",
+        "federation",
+        "language",
+        "learning",
+        "meters",
+        "scenario",
+        "shipped",
+    }
+    | {"lab.study", "strategies", "toolbox.clustering", "toolbox.worlds", "world"},
     "__main__": {"cli"},
     "cli": {"audit", "calibrate", "data", "executors", "lab.compare", "lab.forecast", "lab.study", "lab.trackers", "output"}
-    | {"records", "running", "scenario", "signals", "errors", "analysis", "language", "verbs", "version"},
+    | {"records", "running", "toolbox.sources", "scenario", "signals", "errors", "analysis", "language", "verbs", "version"},
 }
 """What each room imports at most, lower ones first."""
 

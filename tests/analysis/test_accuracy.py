@@ -99,14 +99,14 @@ def seeds(ran: Ran) -> list[RunFolder]:
 
 
 def test_a_band_where_all_are_known() -> None:
-    first = pd.DataFrame({"time": [0.0, 2.0, 4.0], "accuracy": [0.0, 0.4, 0.8]})
-    other = pd.DataFrame({"time": [1.0, 3.0, 9.0], "accuracy": [0.4, 0.8, 0.2]})
+    first = pd.DataFrame({"time": [0.0, 2.0, 4.0], "value": [0.0, 0.4, 0.8]})
+    other = pd.DataFrame({"time": [1.0, 3.0, 9.0], "value": [0.4, 0.8, 0.2]})
     drawn = band([first, other], "time")
     assert drawn.at.tolist() == [1, 2, 3, 4]
     np.testing.assert_allclose(drawn.low, [0.2, 0.4, 0.6, 0.7])
     np.testing.assert_allclose(drawn.high, [0.4, 0.6, 0.8, 0.8])
     np.testing.assert_allclose(drawn.mean, [0.3, 0.5, 0.7, 0.75])
-    apart = pd.DataFrame({"time": [5.0, 6.0], "accuracy": [0.1, 0.2]})
+    apart = pd.DataFrame({"time": [5.0, 6.0], "value": [0.1, 0.2]})
     assert not len(band([first, apart], "time").at)
 
 
