@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 import fedsim
 from fedsim.catalogue import about, catalogue, schema
-from fedsim.cli import main
 from fedsim.strategies.parts.selection import SELECTIONS
+from tests.calls import call
 
 SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
 FILES = [path for path in sorted(SCENARIOS.rglob("*.toml")) if path.name not in {"published.toml", "worlds.toml"}]
@@ -22,7 +21,7 @@ FILES = [path for path in sorted(SCENARIOS.rglob("*.toml")) if path.name not in 
 def refusals() -> Any:
     """``refusals(file, tables)``: what a validator that knows nothing of fedsim says."""
     jsonschema = pytest.importorskip("jsonschema")
-    made = {file: json.loads(CliRunner().invoke(main, ["schema", file]).output) for file in ("scenario", "study")}
+    made = {file: json.loads(call("schema", file).output) for file in ("scenario", "study")}
     for said in made.values():
         jsonschema.Draft202012Validator.check_schema(said)
     known = {file: jsonschema.Draft202012Validator(said) for file, said in made.items()}
@@ -53,7 +52,7 @@ class TestAbout:
             assert all(f"{name}, one of the {title}: {line}" in lines[name] for name, line in entries)
 
     def test_an_unknown_name_suggests_the_nearest(self) -> None:
-        result = CliRunner().invoke(main, ["list", "renewl"])
+        result = call("list", "renewl")
         assert (result.exit_code, "did you mean 'renewal'?" in result.output) == (2, True)
 
 

@@ -14,18 +14,13 @@ from typing import Any, get_args
 
 import pytest
 import tomli_w
-from click.testing import CliRunner, Result
 
 import fedsim
-from fedsim.cli import main
 from fedsim.language.registry import Registry
+from tests.calls import call
 from tests.test_public import MODULES
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-def call(*words: str | Path) -> Result:
-    return CliRunner().invoke(main, [str(word) for word in words])
 
 
 @pytest.fixture
