@@ -58,12 +58,16 @@ class TestAbout:
 
 class TestSchema:
     @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SCENARIOS)))
-    def test_every_file_of_the_house_fits(self, refusals: Any, path: Path) -> None:
+    def test_every_file_of_the_house_fits_and_is_read_as_it_is_written(self, refusals: Any, path: Path, tmp_path: Path) -> None:
         tables = tomllib.loads(path.read_text())
         file = "study" if {"variants", "parts", "seeds"} & set(tables) else "scenario"
         assert refusals(file, tables) == []
         if file == "scenario":
-            assert refusals(file, tomllib.loads(fedsim.load(path).to_toml())) == []
+            scenario, written = fedsim.load(path), tmp_path / "with every default.toml"
+            written.write_text(scenario.to_toml())
+            assert refusals(file, tomllib.loads(written.read_text())) == []
+            assert fedsim.load(written) == scenario
+            assert path.parent != SCENARIOS or "What it shows" in path.read_text().split("name =")[0]
 
     @pytest.mark.parametrize(
         "tables",
