@@ -66,7 +66,8 @@ class Contract(StrategyContract):
 def test_workers_and_a_stop_change_nothing(training: dict[str, Any], tmp_path: Path) -> None:
     contract = Contract()
     contract.sections = {"training": training}  # type: ignore[misc]
-    contract.test_workers_executors_and_real_delays_change_nothing()
+    if training is EARLY:  # by torch's all strategies are run with one worker and with four above
+        contract.test_workers_executors_and_real_delays_change_nothing()
     contract.test_it_goes_on_as_if_it_had_not_been_stopped(tmp_path)
 
 
