@@ -14,10 +14,10 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
-from fedsim.analysis.history import History
 from fedsim.analysis.series import Series, each_alone, group_by_scenario
 from fedsim.arrays import Floats
 from fedsim.records.folder import ROUNDS
+from fedsim.records.history import History
 from fedsim.records.reading import RunFolder
 
 _CUT = 0.02  # an axis that begins higher says so

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from fedsim.checkpoint.spec import CheckpointSpec
 from fedsim.data.shifts import ShiftSpec
 from fedsim.data.spec import DataSpec
+from fedsim.energy.spec import EnergySpec
 from fedsim.errors import ScenarioError, nearest
 from fedsim.evaluation.evaluator import EvaluationSpec
 from fedsim.federation.codecs.lossy import Lossy
@@ -27,7 +28,6 @@ from fedsim.meters.spec import METERS, MeterSpec
 from fedsim.strategies import STRATEGIES
 from fedsim.strategies.base import StrategyParams
 from fedsim.strategies.fedavg import FedAvgParams
-from fedsim.world.energy.spec import EnergySpec
 from fedsim.world.network import NetworkSpec, StarSpec
 from fedsim.world.population import PopulationSpec
 from fedsim.world.processes import WorldSpec

@@ -12,11 +12,11 @@ from PIL import Image
 from fedsim.analysis import style
 from fedsim.analysis.pictures import OF_ANY, OF_ONE, OF_SEVERAL, PictureKind
 from fedsim.analysis.report import tables, words
+from fedsim.analysis.report.answer import answers
 from fedsim.analysis.report.chart import chart
 from fedsim.analysis.report.critical import waiting
 from fedsim.analysis.report.gather import MOST_DRAWN, Shown, Subject
 from fedsim.analysis.report.markup import Markup, data_block, deflated, el, pack, plain, visible
-from fedsim.analysis.report.tables import answers
 from fedsim.analysis.report.timeline import TimelineData, key, read_timeline, stage
 from fedsim.analysis.series import Series
 from fedsim.language.units import show_bytes, show_seconds

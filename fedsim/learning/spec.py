@@ -153,12 +153,13 @@ class TrainingSpec(Trainer):
         return self
 
 
+_TOOLS = "fedsim.toolbox.trainers"
 TRAINERS = Registry(
     "trainer",
     f"{__name__}:Trainer",
     {
         "sgd": (TrainingSpec, "local SGD, by the fastest solver that the model has"),
-        "torch": ("fedsim.learning.torch_trainer:TorchTrainer", "any optimiser of torch.optim, with schedule and clipping"),
+        "torch": (f"{_TOOLS}.torch_trainer:TorchTrainer", "any optimiser of torch.optim, with schedule and clipping"),
     },
     usual="sgd",
 )

@@ -14,7 +14,6 @@ from fedsim.federation.client import RunInfo
 from fedsim.federation.client_side import ClientSide
 from fedsim.federation.devices import Devices
 from fedsim.federation.dispatch import Dispatch
-from fedsim.federation.messages import Start
 from fedsim.federation.server import Server
 from fedsim.federation.wire import Wire
 from fedsim.learning import Learner
@@ -31,9 +30,9 @@ from fedsim.streams import Streams
 from fedsim.training import CutBy
 from fedsim.world import columns
 from fedsim.world.availability.base import changes, one_by_one, spans_of
+from fedsim.world.batteries import Powered
 from fedsim.world.compute import Compute
-from fedsim.world.device_kinds import Capacity
-from fedsim.world.energy.batteries import Powered
+from fedsim.world.device_kinds import Capacity, estimates
 from fedsim.world.life import TaskRunner
 from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.messages import Edges, Messages
@@ -88,7 +87,8 @@ class Run:
                 lambda by, size: scenario.model.cut(by, size).flops(*self._shape_and_classes) / self.learner.flops_per_sample
             )
         paths = spec.paths(streams, root)
-        availability = bounded(paths, self.population)
+        lifetimes = self.population.arrival, self.population.departure
+        availability = bounded(paths, *lifetimes)
         self._past = spans_of(availability)  # what became of it: for the run folder
         self._some_come_or_go = availability is not paths
         places = scenario.network.edge_servers or scenario.network.places
@@ -147,7 +147,7 @@ class Run:
         self.server = Server(self.dispatch, setting)
         self.strategy = strategy(scenario.strategy, self.server)
         client = strategy.client_half(scenario.strategy, setting)
-        self.lifetimes = Lifetimes(simulation, self.population, availability, self.dispatch.on_arrival)
+        self.lifetimes = Lifetimes(simulation, *lifetimes, availability, self.dispatch.on_arrival)
         self.drift = self._build_drift(streams)
         parts = (capacity, self.population, compute, self.network, self.tasks, self.edges)
         self.processes = Processes(scenario.world.processes, simulation, streams, *parts, dispatch.on_switched_on)
@@ -321,7 +321,7 @@ class Run:
         """The figures of the devices' kinds that nobody has measured, where times or joules rest on them, in words."""
         given = self.scenario
         energy = given.energy is not None and given.energy.preset is None
-        return self.processes.capacity.estimates(links=not given.network.has_device_rates, energy=energy)
+        return estimates(self.processes.capacity.names, links=not given.network.has_device_rates, energy=energy)
 
     @property
     def tells_all_devices(self) -> bool:
@@ -339,7 +339,8 @@ class Run:
 
     def _fastest_download_s(self) -> float:
         near = self.scenario.strategy.at_edges
-        size, pieces = self.dispatch.download_bytes + self.learner.base_bytes, columns.pieces(self.scenario.population.devices)
+        size = self.dispatch.down.model_bytes + self.learner.base_bytes
+        pieces = columns.pieces(self.scenario.population.devices)
         return min(float(self.network.all_alone_s("down", size, near=near, devices=piece).min()) for piece in pieces)
 
 
@@ -350,7 +351,6 @@ def assemble(scenario: "Sections", simulation: Simulation, learner: type[Learner
         ScenarioError, DataError: what the scenario asks for cannot be had.
     """
     run = Run(scenario, simulation, learner)
-    simulation.handle = run.dispatch.handle
     stop_at = scenario.stop.simulated_time
     if stop_at is not None:
         simulation.end = stop_at
@@ -361,5 +361,5 @@ def assemble(scenario: "Sections", simulation: Simulation, learner: type[Learner
         simulation.at_end(run.tasks.batteries.close)
     simulation.at_end(lambda: simulation.emit("run-end", reason=simulation.stopped or "nothing left to happen"))
     simulation.at_close(run.strategy.on_end)
-    simulation.post(Start())
+    simulation.post(run.dispatch.start)
     return run

@@ -146,7 +146,7 @@ class Ranking:
 
     def show(self, value: float) -> str:
         """A figure for people, with its unit."""
-        return _tells(self.measure)[-1](value) if self.measure.is_cost else f"{value:.3f}"
+        return show_figure(self.measure, value)
 
     def _best(self, first: RankedLine) -> str:
         if not self.measure.is_cost:
@@ -178,6 +178,11 @@ class Ranking:
         return f"{said} (95 % interval {within}; worse in {beaten} of {found.pairs} worlds)"
 
 
+def show_figure(measure: Measure, value: float) -> str:
+    """A figure of a measure for people, with its unit."""
+    return _tells(measure)[-1](value) if measure.is_cost else f"{value:.3f}"
+
+
 def _tells(measure: Measure) -> tuple[str, str, str, Callable[[float], str]]:
     return _TELLS["rounds" if measure.name.startswith("rounds") else measure.unit]
 
@@ -191,7 +196,7 @@ class Answer:
         target: the accuracy, or a metric's value, that costs are compared at; None where no line was evaluated, or reached any.
         rankings: by the goal, then by time, bytes, joules and money to the target, as far as they are known, and by accuracy.
         cells: the variant and the keys of each, by place.
-        bill: the costs of the best by the goal, means over its runs.
+        bill: the costs of the best by the goal, the goal itself first, and their means over its runs.
         missed: the lines that did not reach the target in all their runs: name, runs that did, runs.
     """
 
@@ -200,16 +205,21 @@ class Answer:
     rankings: tuple[Ranking, ...]
     missed: tuple[tuple[str, int, int], ...]
     cells: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
-    bill: str = ""
+    bill: tuple[tuple[Measure, float], ...] = ()
 
     @property
     def words(self) -> list[str]:
         """The goal's sentences, the other costs of the best by it, the best by each other figure, and who missed the target."""
-        where = f"{self.world}: " if self.world else ""
-        said = [f"{where}{self.to(one)}{' '.join(one.sentences)}" for one in self.rankings[:1] if one.sentences]
+        said = [f"{self.where}{self.to(one)}{' '.join(one.sentences)}" for one in self.rankings[:1] if one.sentences]
         others = [one.in_short for one in self.rankings[1:] if one.in_short]
-        bill = [f"There {self.bill}."] if self.bill and said else []
-        return [*said, *bill, *others, *([where + self.missing] if self.missed else [])]
+        bill = [_bill_in_words(one, value) for one, value in self.bill[1:]]
+        there = [f"There it {', '.join(bill)}."] if bill and said else []
+        return [*said, *there, *others, *([self.where + self.missing] if self.missed else [])]
+
+    @property
+    def where(self) -> str:
+        """The beginning of its sentences: the world, if there are several."""
+        return f"{self.world}: " if self.world else ""
 
     def to(self, ranking: Ranking) -> str:
         """The beginning of a ranking's sentences: the target, if its figure is a cost to reach it."""
@@ -264,19 +274,21 @@ def answers(lines: Lines, figures: Sequence[Sequence[Values]], targets: Sequence
         )
 
 
-def _bill(goal: Ranking, figures: Sequence[Sequence[Values]], target: Aim | None) -> str:
-    """The costs of the best by the goal besides the goal itself."""
-    told = []
-    for measure in (goal_of(name, target) for name in (*TARGETED, "battery", "flat") if goal.whole):
-        if measure is None or measure == goal.measure:
-            continue
-        values = [own.get(measure.name) for own in figures[goal.whole[0].place]]
-        known = [value for value in values if value is not None]
-        if known and len(known) == len(values):
-            verb, what, _, show = _tells(measure)
-            whole = f" {what}" if measure.unit in ("%", "devices") else ""
-            told.append(f"{verb} {show(math.fsum(known) / len(known))}{whole}")
-    return "it " + ", ".join(told) if told else ""
+def _bill(goal: Ranking, figures: Sequence[Sequence[Values]], target: Aim | None) -> tuple[tuple[Measure, float], ...]:
+    """The costs of the best by the goal, as far as all its runs have them."""
+    found: dict[Measure, float] = {}
+    for measure in (goal.measure, *(goal_of(name, target) for name in (*TARGETED, "battery", "flat"))):
+        if measure is not None and goal.whole:
+            values = [own.get(measure.name) for own in figures[goal.whole[0].place]]
+            known = [value for value in values if value is not None]
+            if known and len(known) == len(values):
+                found[measure] = math.fsum(known) / len(known)
+    return tuple(found.items())
+
+
+def _bill_in_words(measure: Measure, mean: float) -> str:
+    verb, what, _, show = _tells(measure)
+    return f"{verb} {show(mean)}" + (f" {what}" if measure.unit in ("%", "devices") else "")
 
 
 def _worlds(lines: Lines) -> list[list[int]]:
@@ -320,6 +332,12 @@ def _cells(lines: Lines, places: Sequence[int]) -> dict[int, dict[str, str]]:
         said = {key: shown(point[key]) if key in point and _values(lines, own, key) == 1 else ANY for key in keys}
         cells[own[0]] = {VARIANT: line.name} | {short_key(key, keys): value for key, value in said.items()}
     return cells
+
+
+def cell_names(lines: Lines) -> list[str]:
+    """A name for each line: its variant, and the keys by which it differs from others of that name."""
+    names = _names(_cells(lines, [place for place, line in enumerate(lines.lines) if line.runs]))
+    return [names.get(place, line.name) for place, line in enumerate(lines.lines)]
 
 
 def _names(cells: Mapping[int, Mapping[str, str]]) -> dict[int, str]:

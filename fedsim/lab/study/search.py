@@ -9,6 +9,7 @@ alone, so that trials without a figure (the target was not reached, the run fail
 import math
 import re
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Discriminator, Field, RootModel, Tag, field_validator, model_validator
@@ -24,6 +25,7 @@ from fedsim.streams import Streams
 
 Number = int | float
 
+_FEW = 8  # trials from which importances are told
 _DIGITS = 4  # of a value that is drawn: more would say nothing, and values go into names of folders
 _NUMBER_AND_UNIT = re.compile(r"\s*([0-9.eE+-]+)\s*([A-Za-z/]+)\s*")
 
@@ -348,18 +350,39 @@ class OptunaSearch(Search):
 
         import optuna
 
-        optuna.logging.disable_default_handler()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             seed = Streams(self.seed).word(f"search/{line}", len(told)) % 2**32
             sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=self.startup, constant_liar=True)
-        study = optuna.create_study(sampler=sampler)
-        distributions = {key: one.distribution for key, one in space.items()}
-        for one in told:
-            params = {key: space[key].number(value) for key, value in one.values.items()}
-            study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=float(one.place)))
+        study, distributions = _in_optuna(space, told, sampler)
         asked = [study.ask(distributions).params for _ in range(count)]
         return [{key: space[key].written(number) for key, number in params.items()} for params in asked]
+
+
+def importances(space: Space, told: Sequence[TrialResult]) -> dict[str, float]:
+    """The share of each key in how trials rank (0..1), the most first; empty without Optuna, or with too little to tell.
+
+    Source: F. Hutter, H. Hoos and K. Leyton-Brown, "An efficient approach for assessing hyperparameter importance", ICML 2014.
+    """
+    if find_spec("optuna") is None or len(space) < 2 or len(told) < _FEW:
+        return {}
+    from optuna.importance import FanovaImportanceEvaluator, get_param_importances
+
+    study, _ = _in_optuna(space, told, None)
+    return dict(get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=0)))
+
+
+def _in_optuna(space: Space, told: Sequence[TrialResult], sampler: Any) -> tuple[Any, dict[str, Any]]:
+    """The trials as a study of Optuna's, and the distributions of its keys."""
+    import optuna
+
+    optuna.logging.disable_default_handler()
+    study = optuna.create_study(sampler=sampler)
+    distributions = {key: one.distribution for key, one in space.items()}
+    for one in told:
+        params = {key: space[key].number(value) for key, value in one.values.items()}
+        study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=float(one.place)))
+    return study, distributions
 
 
 SEARCHES = Registry.of("search", RandomSearch, OptunaSearch)

@@ -5,9 +5,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from fedsim.errors import ScenarioError
-from fedsim.federation.client import Instruction, LocalResult
-from fedsim.federation.contents import Contents, Header, Partial
-from fedsim.federation.devices import Device
+from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, Partial
 from fedsim.learning.architecture import Tensor
 from fedsim.learning.functions import taken
 from fedsim.learning.refs import Ref
