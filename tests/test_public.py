@@ -185,7 +185,19 @@ LAYERS = {
     | {"executors", "lab.compare", "loading", "output", "records", "running"}
     | {"scenario", "shipped", "strategies", "tables", "world"},
     "testing": {"fedsim", "audit", "data", "executors", "records", "running"},
-    "lab.bench": {"errors", "files", "lab.compare", "lab.study", "language", "records", "shipped", "tables", "version"},
+    "lab.bench": {
+        "errors",
+        "files",
+        "lab.compare",
+        "lab.study",
+        "language",
+        "records",
+        "scenario",
+        "shipped",
+        "streams",
+        "tables",
+        "version",
+    },
     "verbs": {
         "analysis",
         "catalogue",
