@@ -14,10 +14,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from fedsim.analysis import style
-from fedsim.analysis.history import MARKS, History
 from fedsim.analysis.style import NothingToDrawError, PictureError, evenly, time_unit
 from fedsim.arrays import Ints
 from fedsim.errors import nearest
+from fedsim.records.history import MARKS, History
 
 ORDERS = ("speed", "first", "number")
 TimeSpan = tuple[float, float]

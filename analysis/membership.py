@@ -11,10 +11,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from fedsim.analysis import style
-from fedsim.analysis.history import NO_GROUP, History
 from fedsim.analysis.lanes import MANY_BARS, MOST_LANES, mark_rows
 from fedsim.arrays import Ints
 from fedsim.records.folder import ROUNDS
+from fedsim.records.history import NO_GROUP, History
 from fedsim.records.reading import RunFolder
 
 _ROW_IN, _LEAST_IN, _MOST_IN = 0.13, 2.4, 7.4  # the rows' height: so much a device, within these limits

@@ -12,7 +12,6 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
-from fedsim.analysis.history import NO_GROUP, History
 from fedsim.analysis.lanes import (
     MANY_BARS,
     MOST_LANES,
@@ -29,6 +28,7 @@ from fedsim.arrays import Floats
 from fedsim.lab.trackers.link_load import Curve, link_load, means, summed
 from fedsim.language.units import show_seconds
 from fedsim.records.folder import TRANSFERS
+from fedsim.records.history import NO_GROUP, History
 from fedsim.records.reading import RunFolder
 
 _LANE_IN, _LEAST_IN, _MOST_IN = 0.24, 2.2, 8.6  # the lanes' height: so much a device, within these limits
@@ -346,17 +346,9 @@ def _draw_edges_work(panel: Axes, steps: pd.DataFrame, lane: "pd.Series[float]",
 
 def _draw_losses(panel: Axes, history: History, lane: "pd.Series[float]", unit: float) -> list[Artist]:
     """When edge servers were lost."""
-    since: dict[int, float] = {}
-    lost: list[tuple[float, float, float]] = []
-    for row in history.data("edge-off", "edge-on"):
-        edge = row["data"]["edge"]
-        if row["kind"] == "edge-off":
-            since[edge] = row["time"]
-        elif edge in lane.index:
-            lost.append((lane[edge], since.pop(edge, row["time"]), row["time"]))
-    lost += [(lane[edge], start, history.end) for edge, start in since.items() if edge in lane.index]
-    if not lost:
+    lost = on_lanes(history.lost_edges, lane)
+    if lost.empty:
         return []
-    place, start, end = np.array(lost).T
-    style.bars(panel, start / unit, end / unit, place, 0.45, gid="lost", **_LOST)
+    start, end = (lost[name].to_numpy(float) / unit for name in ("start", "end"))
+    style.bars(panel, start, end, lost["lane"], 0.45, gid="lost", **_LOST)
     return [Patch(**_LOST, label="lost")]

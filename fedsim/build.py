@@ -57,7 +57,7 @@ def build_world(
     net = sections.network.build(simulation, streams, spec.devices, links, None)
     samples = np.zeros(spec.devices, dtype=np.int64) if spec.samples is None else spec.sizes(streams, None)
     devices = spec.build(streams, capacity.speed, samples, spec.reference_flops or 1.0, None, None, capacity.flops())
-    availability = bounded(spec.paths(streams, None), devices)
+    availability = bounded(spec.paths(streams, None), devices.arrival, devices.departure)
 
     def until(endpoint: int) -> float:
         if 0 <= endpoint < net.devices:
@@ -68,7 +68,7 @@ def build_world(
     edges = Edges(messages, net, sections.network.edge_servers, _ignore)
     compute = Compute(streams, spec.jitters(streams, None), spec.slow_phases, spec.devices)
     tasks = TaskRunner(simulation, devices, availability, compute, net, 1, lambda task: (), _ignore, None, edges, spec.host)
-    Lifetimes(simulation, devices, availability, _ignore)
+    Lifetimes(simulation, devices.arrival, devices.departure, availability, _ignore)
     parts = (capacity, devices, compute, net, tasks, edges)
     return Processes(sections.world.processes, simulation, streams, *parts, _ignore).world
 

@@ -130,8 +130,8 @@ def run_command(
     from fedsim.output.progress import RunProgress, summary_lines
     from fedsim.output.terminal import Console
     from fedsim.records.folder import SCENARIO
+    from fedsim.records.live import EVERY_S
     from fedsim.running.interruption import end_soon
-    from fedsim.running.live import EVERY_S
     from fedsim.running.runner import Job
     from fedsim.scenario import load
 
@@ -211,7 +211,7 @@ def data_group() -> None:
 @_explained
 def data_fetch_command(name: str, root: Path) -> None:
     """Download the data set NAME and write it in its published format."""
-    from fedsim.data.fetch import fetch
+    from fedsim.toolbox.sources.fetch import fetch
 
     say(f"written to {fetch(name, root)}")
 

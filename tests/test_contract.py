@@ -23,6 +23,7 @@ class TestEveryStrategy(StrategyContract):
         self.goes_by_tests = strategy.get("mode") == "credits"  # TiFL's
 
 
+TOP = {"kind": "top-k", "share": 0.3, "error_feedback": False}
 PARTS = [
     (
         {"kind": "fedavg", "clients_per_round": 5, "local_epochs": 2, "selection": "least-asked", "aggregation": "multi-krum"}
@@ -61,13 +62,13 @@ PARTS = [
         {"model": {"kind": "mlp", "hidden": [5]}, "training": {"lr": 0.1, "batch_size": 64}},
     ),
     (
-        {"kind": "heterofl", "clients_per_round": 5, "deadline": "30 s", "server": "adam"},
-        {"model": {"kind": "mlp", "hidden": [9]}, "messages": {"up": {"kind": "top-k", "share": 0.3}, "down": "int8"}}
+        {"kind": "heterofl", "clients_per_round": 5, "deadline": "30 s", "server": "adam", "redraw": True},
+        {"model": {"kind": "mlp", "hidden": [9]}, "messages": {"up": TOP, "down": "int8"}}
         | {"malicious": {"attack": "sign-flip", "share": 0.1}},
     ),
     (
-        {"kind": "hetlora", "clients_per_round": 5, "deadline": "60 s"},
-        {"model": {"kind": "mlp", "hidden": [9], "lora": {"rank": 4}}, "messages": {"up": {"kind": "qsgd", "levels": 7}}},
+        {"kind": "flora", "clients_per_round": 5, "deadline": "60 s"},
+        {"model": {"kind": "mlp", "hidden": [9], "lora": {"rank": 4}, "train": "*"}, "messages": {"up": "int8"}},
     ),
     (
         {"kind": "fedavg", "clients_per_round": 5, "deadline": "60 s", "aggregation": "median"},
@@ -92,6 +93,7 @@ class TestPartsInAnyCombination(StrategyContract):
 def test_no_registered_strategy_is_left_out() -> None:
     aliases = {"fedgroup", "fesem-mig", "ifca"}  # each is another with one parameter changed
     aliases |= {"fedbn", "fedper"}  # the same as fedrep in all but what is trained and what stays
+    aliases |= {"hetlora"}  # heterofl by ranks
     elsewhere = {"flower", "hierfavg"}  # tests/flower; in a network with edge servers: tests/strategies/test_hierfavg.py
     elsewhere |= {"diloco", "local-sgd"}  # where nobody comes or goes: tests/strategies/peers/test_diloco.py
     elsewhere |= {strategy["kind"] for strategy, _ in PARTS}

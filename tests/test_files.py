@@ -11,9 +11,9 @@ import tomli_w
 from click.testing import CliRunner
 
 from fedsim.cli import main
+from fedsim.energy.carbon import read_hours
 from fedsim.files import read_json, read_toml
 from fedsim.testing import quiet_world
-from fedsim.world.energy.carbon import read_hours
 
 DEEP = "[" * 100_000 + "]" * 100_000
 PLACES: dict[str, dict[str, Any]] = {

@@ -53,7 +53,7 @@ async def long(self, *_):
     while True:
         time.sleep(0.01)
 
-fedsim.federation.dispatch.Dispatch.handle = long
+fedsim.federation.dispatch.Dispatch.start = long
 from fedsim.cli import main
 main()
 """

@@ -61,7 +61,7 @@ def test_in_a_file_outside_of_any_package_killed_and_resumed_it_is_the_same_run(
     (tmp_path / "mine.py").write_text(Path(own_parts.__file__).read_text().replace(HERE, there))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    sections = eventful_world(OWN, rounds=40) | SECTIONS | {"checkpoint": {"time": "5 s"}}
+    sections = eventful_world(OWN, rounds=20) | SECTIONS | {"checkpoint": {"time": "5 s"}}
     sections = json.loads(json.dumps(sections).replace(HERE, there))
     assert HERE not in str(sections)
     result = kill(sections, random.Random(1), tmp_path, "--executor", executor, "--workers", "2")

@@ -49,12 +49,14 @@ def _wasted(run: RunFolder) -> float | None:
 def _of_run(run: RunFolder) -> list[Finding]:
     summary, rounds = run.summary, run.rounds
     found = []
-    reached = [row["accuracy"] for row in rounds if row["accuracy"] is not None]
+    finals = {name: told["final"] for name, told in summary.get("metrics", {}).items()}
+    reached = {
+        name: value for name, value in ({"accuracy": summary["accuracy"]["final"]} | finals).items() if value is not None
+    }
     if reached:
-        time = show_seconds(summary["simulated_s"])
-        found.append(
-            Finding(f"It ends at an accuracy of {reached[-1]:.3f} after {time} and {len(rounds):,} rounds.", "summary")
-        )
+        time, words = show_seconds(summary["simulated_s"]), " and a ".join(f"{name} of {reached[name]:.3f}" for name in reached)
+        article = "an" if "accuracy" in reached else "a"
+        found.append(Finding(f"It ends at {article} {words} after {time} and {len(rounds):,} rounds.", "summary"))
     share, moved = _wasted(run), summary["bytes"]
     if share is not None:
         found.append(Finding(f"{share:.0%} of {show_bytes(moved['down'] + moved['up'])} that moved was wasted.", "summary"))

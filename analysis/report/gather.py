@@ -85,8 +85,8 @@ def gather(paths: Sequence[str | Path]) -> Subject:
     lines = read_lines(paths)
     runs = tuple(run for line in lines.lines for run in line.runs)
     if not runs:
-        given = ", ".join(repr(str(path)) for path in paths)
-        raise RunFolderError(f"{given} has no run yet that is done, so there is nothing to report")
+        folder_names = ", ".join(repr(str(path)) for path in paths)
+        raise RunFolderError(f"{folder_names} has no run yet that is done, so there is nothing to report")
     comparison = Comparison(lines)
     ranked = [] if lines.are_runs else [place for one in comparison.answers() for place in one.order]
     order = (*ranked, *(place for place in range(len(lines.lines)) if place not in ranked))

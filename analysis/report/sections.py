@@ -196,8 +196,8 @@ _IN_CHART = ("costs", "accuracy")  # of several runs
 
 
 def _key_of(run: RunFolder) -> str:
-    """The picture that a run's page begins with: what accuracy it reached, or, without learning, what it moved."""
-    return "traffic" if all(row["accuracy"] is None for row in run.rounds) else "accuracy"
+    """The picture that a run's page begins with: what accuracy or loss it reached, or, without learning, what it moved."""
+    return "traffic" if all(row["loss"] is None for row in run.rounds) else "accuracy"
 
 
 def key_figure(run: RunFolder) -> list[Markup]:

@@ -15,7 +15,6 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fedsim.analysis import style
-from fedsim.analysis.history import MARKS, NO_GROUP, History, parsed
 from fedsim.analysis.lanes import MEANING, on_lanes
 from fedsim.analysis.report.markup import Markup, asset, el, join
 from fedsim.analysis.timeline import capacity, counted
@@ -23,6 +22,7 @@ from fedsim.arrays import Ints
 from fedsim.lab.compare.critical_path import CriticalPaths
 from fedsim.lab.trackers.link_load import link_load, thinned
 from fedsim.records.folder import AVAILABILITY, ROUNDS
+from fedsim.records.history import MARKS, NO_GROUP, History, parsed
 from fedsim.records.reading import RunFolder
 
 STEPS = tuple(style.STEPS)

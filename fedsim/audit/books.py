@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from fedsim.audit.evidence import FLOWS, NOTHING, Evidence, at_places, findings, latest
+from fedsim.audit.evidence import FLOWS, NOTHING, Evidence, at_places, close, findings, latest
 from fedsim.records.ledger import Ledger, split_by_purpose
 
 _ROUNDING = 1e-12
@@ -14,11 +14,6 @@ _COLUMNS = (
     *("start", "end", "device", "round", "task", "direction", "outcome", "bytes", "delivered", "wire_bytes", "payloads"),
     *("sender", "receiver"),
 )
-
-
-def _close(left: float, right: float) -> bool:
-    """Equal up to the rounding of a sum."""
-    return math.isclose(left, right, rel_tol=1e-9, abs_tol=1e-6)
 
 
 def transfers_agree(evidence: Evidence) -> Iterator[str]:
@@ -84,12 +79,12 @@ def ledgers_agree(evidence: Evidence) -> Iterator[str]:
     """Totals by direction and purpose, and the waste, are the same in transfers, rounds and summary."""
     ledger, stated = _ledger(evidence).summary(), evidence.run.summary["bytes"]
     for key in ("down", "up", "peer", "wasted", "paper"):
-        if not _close(ledger.get(key, 0.0), stated.get(key, 0.0)):
+        if not close(ledger.get(key, 0.0), stated.get(key, 0.0)):
             yield f"bytes.{key} is {stated.get(key)!r} in the summary, the transfers add up to {ledger.get(key)!r}"
     if ledger["by_purpose"].keys() != stated["by_purpose"].keys():
         yield f"the summary's purposes are {sorted(stated['by_purpose'])}, the transfers' {sorted(ledger['by_purpose'])}"
     for purpose, value in ledger["by_purpose"].items():
-        if not _close(value, stated["by_purpose"].get(purpose, math.nan)):
+        if not close(value, stated["by_purpose"].get(purpose, math.nan)):
             yield f"bytes.by_purpose.{purpose} is not the {value!r} that the transfers add up to"
     yield from _rounds(evidence)
 
@@ -104,8 +99,7 @@ def _rounds(evidence: Evidence) -> Iterator[str]:
         name = f"bytes_{way}"
         found = np.bincount(place, told["delivered"].where(told["direction"] == way, 0.0), len(stated) + 1)[:-1]
         text = f"round {{row}}: {name} is {{{name}!r}}, the records say {{found!r}}"
-        wrong = ~np.isclose(stated[name].fillna(0.0), found, rtol=1e-9, atol=1e-6)
-        yield from findings(text, stated.assign(found=found), wrong)
+        yield from findings(text, stated.assign(found=found), ~close(stated[name].fillna(0.0), found))
 
 
 def _ledger(evidence: Evidence) -> Ledger:

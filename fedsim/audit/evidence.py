@@ -328,8 +328,8 @@ class Evidence:
         """Bytes on the wire for a byte of payload, by the scenario's protocol."""
         usual = {"segment": "1 B", "header": "0 B"}  # of versions without protocols
         protocol = self.run.scenario["network"].get("protocol", usual)
-        segment, header = (TypeAdapter[float](Bytes).validate_python(protocol[key]) for key in ("segment", "header"))
-        return (segment + header) / segment
+        segment, header = (read(Bytes, protocol[key]) for key in ("segment", "header"))
+        return float((segment + header) / segment)
 
     @property
     def has_own_protocol(self) -> bool:
@@ -370,6 +370,16 @@ def latest(wanted: Any, keys: Any) -> Ints:
 def at_places(values: Any, places: Ints) -> Floats:
     """The values at some places, NaN at place -1; float64 [places]."""
     return np.append(np.asarray(values, dtype=np.float64), np.nan)[places]
+
+
+def close(one: Any, other: Any, atol: float = 1e-6) -> Any:
+    """Whether numbers are equal up to the rounding of sums; bool, as many."""
+    return np.isclose(one, other, rtol=1e-9, atol=atol)
+
+
+def read(kind: Any, text: Any) -> Any:
+    """A quantity as the scenario says it, of a ``kind`` such as ``Bytes``, in its base unit."""
+    return TypeAdapter[Any](kind).validate_python(text)
 
 
 def numbered(names: "pd.Series[str]", kind: str) -> Ints:

@@ -1,4 +1,5 @@
-"""Logs of real deployments: a CSV or Parquet file, the workspace of NVFlare's clients, or a run folder of fedsim's own.
+"""Logs of real deployments: a CSV or Parquet file, the workspace of NVFlare's clients, a folder of APPFL's logs, or a
+run folder of fedsim's own.
 
 A row is an interval of one client, or of the server:
 
@@ -172,14 +173,14 @@ def read_log(path: Path, said: LogDefaults) -> Log:
             raise DataError(f"{where}: {problem} (--lenient leaves out what cannot be used)")
         notes.append(f"left out: {problem}")
 
-    rows = foreign.rows_of(path, where, said.samples, said.epochs, notes)
-    is_nvflare = rows is not None
+    rows = foreign.rows_of(path, where, said.bytes, said.samples, said.epochs, notes)
+    is_foreign = rows is not None
     if rows is None:
         rows = foreign.of_run(path) if path.is_dir() else _of_file(path, where, said, notes)
     steps = rows[rows["what"].isin(_ORDER)]
     if not {"down", "up"} & set(steps["what"]) or "train" not in set(steps["what"]):
         raise DataError(f"{where} tells of no training, or of no transfer; both are needed to fit devices and links")
-    kinds = [] if path.is_dir() and not is_nvflare else [what for what in _ORDER if what in set(steps["what"])]
+    kinds = [] if path.is_dir() and not is_foreign else [what for what in _ORDER if what in set(steps["what"])]
     by_client = dict(list(steps.groupby("client")))
     names = sorted(by_client, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
     kept = {name: own for name in names if (own := _tasks_of(name, by_client[name], kinds, refuse))}

@@ -17,7 +17,7 @@ from fedsim.federation.messages import TaskEnd
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Ref, Trained
 from fedsim.training import Contrast, Limit, Part, Training
-from fedsim.world.energy.batteries import Load
+from fedsim.world.batteries import Load
 from fedsim.world.messages import NOT_SAVED as NOT_SAVED_OF_MESSAGES
 from fedsim.world.messages import Message
 from fedsim.world.network.flow import Flow

@@ -117,7 +117,7 @@ class Clients:
         when = self._dispatch.tasks.next_on(device, on_grid(self._now + delay))
         if when == float("inf"):
             return False
-        self._dispatch.await_return(device, when)
+        self._dispatch.rearm("return", device, when)
         return True
 
     async def look_for_shift(self, device: int) -> None:
@@ -125,7 +125,8 @@ class Clients:
 
         For one that has just got something to compare them with: when they changed it could not tell.
         """
-        await self._dispatch.look_for_shift(device)
+        if self._dispatch.devices.has_changed(device):
+            await self._dispatch.tell_shift(device)
 
     def exists(self, device: Any) -> bool:
         """Whether this is the number of a device."""

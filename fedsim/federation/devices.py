@@ -16,7 +16,7 @@ from fedsim.world.network.flow import Direction
 
 if TYPE_CHECKING:
     from fedsim.learning import Learner
-    from fedsim.world.energy.batteries import Batteries
+    from fedsim.world.batteries import Batteries
     from fedsim.world.population import Population
 
 

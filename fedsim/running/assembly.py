@@ -14,12 +14,12 @@ from fedsim.federation.client import RunInfo
 from fedsim.federation.client_side import ClientSide
 from fedsim.federation.devices import Devices
 from fedsim.federation.dispatch import Dispatch
-from fedsim.federation.messages import Start
 from fedsim.federation.server import Server
 from fedsim.federation.wire import Wire
 from fedsim.learning import Learner
 from fedsim.learning.architecture import Tensor
 from fedsim.learning.models import SizeOnly
+from fedsim.learning.patterns import LoRA
 from fedsim.meters.base import Column, MeterContext
 from fedsim.model_cost import ModelCost
 from fedsim.records.schema import DEVICES, ROUNDS, with_columns
@@ -30,9 +30,9 @@ from fedsim.streams import Streams
 from fedsim.training import CutBy
 from fedsim.world import columns
 from fedsim.world.availability.base import changes, one_by_one, spans_of
+from fedsim.world.batteries import Powered
 from fedsim.world.compute import Compute
-from fedsim.world.device_kinds import Capacity
-from fedsim.world.energy.batteries import Powered
+from fedsim.world.device_kinds import Capacity, estimates
 from fedsim.world.life import TaskRunner
 from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.messages import Edges, Messages
@@ -87,7 +87,8 @@ class Run:
                 lambda by, size: scenario.model.cut(by, size).flops(*self._shape_and_classes) / self.learner.flops_per_sample
             )
         paths = spec.paths(streams, root)
-        availability = bounded(paths, self.population)
+        lifetimes = self.population.arrival, self.population.departure
+        availability = bounded(paths, *lifetimes)
         self._past = spans_of(availability)  # what became of it: for the run folder
         self._some_come_or_go = availability is not paths
         places = scenario.network.edge_servers or scenario.network.places
@@ -113,8 +114,8 @@ class Run:
             names, which = scenario.energy.preset, scenario.energy.preset_places(streams, spec.devices)
             devices.link_of = lambda device: names[which.item(device)]
         attack, batch_size = None if malicious is None else malicious.attack, scenario.training.batch_size
-        promised = (scenario.strategy.added_up, scenario.training.state == "kept")
-        client_side = ClientSide(simulation, self.learner, up, devices, batch_size, *promised, attack, members)
+        trained_by = (scenario.training, scenario.strategy.added_up)
+        client_side = ClientSide(simulation, self.learner, up, devices, *trained_by, attack, members)
         self.dispatch = dispatch = Dispatch(
             simulation,
             self.population,
@@ -146,7 +147,7 @@ class Run:
         self.server = Server(self.dispatch, setting)
         self.strategy = strategy(scenario.strategy, self.server)
         client = strategy.client_half(scenario.strategy, setting)
-        self.lifetimes = Lifetimes(simulation, self.population, availability, self.dispatch.on_arrival)
+        self.lifetimes = Lifetimes(simulation, *lifetimes, availability, self.dispatch.on_arrival)
         self.drift = self._build_drift(streams)
         parts = (capacity, self.population, compute, self.network, self.tasks, self.edges)
         self.processes = Processes(scenario.world.processes, simulation, streams, *parts, dispatch.on_switched_on)
@@ -213,6 +214,7 @@ class Run:
 
     def _setting(self, capacity: Capacity) -> RunInfo:
         scenario = self.scenario
+        lora: LoRA | None = getattr(scenario.model, "lora", None)
         return RunInfo(
             devices=scenario.population.devices,
             parameters=int(self.learner.parameters),
@@ -224,6 +226,7 @@ class Run:
             tensors=self._tensors,
             keeps=scenario.model.says_what_stays,
             cut=cache(lambda by, size: scenario.model.cut(by, size).tensors(*self._shape_and_classes)),
+            adapter_scale=1.0 if lora is None else lora.alpha / lora.rank,
             kinds=capacity.names,
             kind_of=capacity.name,
         )
@@ -318,7 +321,7 @@ class Run:
         """The figures of the devices' kinds that nobody has measured, where times or joules rest on them, in words."""
         given = self.scenario
         energy = given.energy is not None and given.energy.preset is None
-        return self.processes.capacity.estimates(links=not given.network.has_device_rates, energy=energy)
+        return estimates(self.processes.capacity.names, links=not given.network.has_device_rates, energy=energy)
 
     @property
     def tells_all_devices(self) -> bool:
@@ -336,7 +339,8 @@ class Run:
 
     def _fastest_download_s(self) -> float:
         near = self.scenario.strategy.at_edges
-        size, pieces = self.dispatch.download_bytes + self.learner.base_bytes, columns.pieces(self.scenario.population.devices)
+        size = self.dispatch.down.model_bytes + self.learner.base_bytes
+        pieces = columns.pieces(self.scenario.population.devices)
         return min(float(self.network.all_alone_s("down", size, near=near, devices=piece).min()) for piece in pieces)
 
 
@@ -347,7 +351,6 @@ def assemble(scenario: "Sections", simulation: Simulation, learner: type[Learner
         ScenarioError, DataError: what the scenario asks for cannot be had.
     """
     run = Run(scenario, simulation, learner)
-    simulation.handle = run.dispatch.handle
     stop_at = scenario.stop.simulated_time
     if stop_at is not None:
         simulation.end = stop_at
@@ -358,5 +361,5 @@ def assemble(scenario: "Sections", simulation: Simulation, learner: type[Learner
         simulation.at_end(run.tasks.batteries.close)
     simulation.at_end(lambda: simulation.emit("run-end", reason=simulation.stopped or "nothing left to happen"))
     simulation.at_close(run.strategy.on_end)
-    simulation.post(Start())
+    simulation.post(run.dispatch.start)
     return run

@@ -17,11 +17,10 @@ from fedsim.meters.base import Column
 from fedsim.records import folder as files
 from fedsim.records import live, tables
 from fedsim.records.digest import models_digest
-from fedsim.records.live import RUNNING
+from fedsim.records.live import EVERY_S, RUNNING, Live
 from fedsim.records.lock import locked
 from fedsim.records.recorder import Recorder
 from fedsim.records.schema import ASKED
-from fedsim.running.live import EVERY_S, Live
 from fedsim.simulation import Simulation
 from fedsim.version import __version__
 

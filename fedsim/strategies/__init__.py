@@ -65,6 +65,7 @@ STRATEGIES = _Strategies(
         "fesem-mig": (f"{_TOOLS}.fesem:FeSEMMig", "FeSEM: by the name that it has where data shift"),
         "fl-hc": (f"{_TOOLS}.fl_hc:FLHC", "FL+HC: devices are clustered once, by what training changes in the common model"),
         "flexcfl": (f"{_TOOLS}.flexcfl:FlexCFL", "FlexCFL: groups by the direction of first updates, and migration"),
+        "flora": (f"{_TOOLS}.flora:FLoRA", "FLoRA: adapters of all clients are stacked, and merged into the weights"),
         "flower": ("fedsim.flower.strategy:Flower", "Flower app: a ServerApp and a ClientApp as they are, in simulated time"),
         "fpfc": (f"{_TOOLS}.fpfc:FPFC", "FPFC: a model for each device, fused with those that come near it"),
         "gossip": ("fedsim.toolbox.peers.gossip:Gossip", "AD-PSGD: no server, two devices at a time average their models"),

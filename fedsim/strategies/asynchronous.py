@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from fedsim.errors import ScenarioError
 from fedsim.evaluation.evaluator import Measured, ModelAssignment
-from fedsim.federation.messages import TaskEnd
+from fedsim.federation import TaskEnd
 from fedsim.language.spec import Epochs
 from fedsim.language.units import PositiveSeconds
 from fedsim.learning.refs import Ref

@@ -31,7 +31,7 @@ from fedsim.world.steps import StepRunner
 from fedsim.world.task import Cause, Download, Evaluate, Queue, Task, TaskStep, Train, Upload, Work
 
 if TYPE_CHECKING:
-    from fedsim.world.energy.batteries import Batteries
+    from fedsim.world.batteries import Batteries
     from fedsim.world.population import Population
 
 _COMPUTING = (Train, Evaluate, Work)

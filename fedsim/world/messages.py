@@ -81,7 +81,7 @@ class Messages:
         self._sent += 1
         self.under_way[message.id] = message
         if until <= now:
-            self._simulation.soon(partial(self._end, message, "lost"))
+            self._simulation.env.call(partial(self._end, message, "lost"))
             return message
         message.flow = self._network.send(source, destination, _size(payloads), partial(self._end, message, "done"), waited)
         if until < math.inf:

@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 
-from fedsim.analysis.history import MARKS, NO_GROUP, History
 from fedsim.analysis.membership import draw_membership
 from fedsim.analysis.style import PictureError, save
+from fedsim.records.history import MARKS, NO_GROUP, History
 from fedsim.records.reading import RunFolder
 from tests.analysis.conftest import Lived
 

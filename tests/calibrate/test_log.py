@@ -1,5 +1,6 @@
 """Logs as they are met: what is read, and what is refused, with one message each."""
 
+import math
 from collections import Counter
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedsim.calibrate.fitting import fit
 from fedsim.calibrate.log import LogDefaults, read_log
 from fedsim.errors import DataError
 from fedsim.records.reading import RunFolder
@@ -166,3 +168,47 @@ def test_logs_of_nvflares_clients(tmp_path: Path) -> None:
     )
     with pytest.raises(DataError, match="what Flower's server says"):
         read_log(tmp_path / "server.log", LogDefaults())
+
+
+def appfl(folder: Path, asynchronous: bool) -> None:
+    """The logs of a server and two clients, four rounds of two epochs: 1 s or 2 s down, 4 s or 6 s an epoch, 3 s up."""
+
+    def line(second: float, who: str, text: str, look: str = "appfl: \x1b[1m[") -> str:
+        return f"{look}2025-01-19 04:{int(second) // 60:02}:{second % 60:06.3f} {who}]: {text}".replace(".", ",", 1)
+
+    titles = " ".join(f"{name:>10}" for name in ("Round", "Epoch", "Pre Val?", "Time", "Train Loss", "Val Loss"))
+    server, ends = ["Starting the server"], {"Client1": [0.0], "Client2": [0.0]}
+    logs = {name: [line(0, name, "Logging to x.txt"), line(0, name, titles)] for name in ends}
+    for number in range(4):
+        for place, (name, at) in enumerate(ends.items(), 1):
+            got = (at[-1] if asynchronous else max(end[number] for end in ends.values())) + place
+            logs[name].append(line(got, name, f"{number:>10} {0:>10} {'Y':>10} {'':>10} {'':>10} 0.5"))
+            for epoch in (1, 2):
+                took = 2 + 2 * place
+                row = f"{number:>10} {epoch:>10} {'N':>10} {took:10.4f} 0.1 0.5"
+                logs[name].append(line(got + epoch * took, name, row, "["))
+            at.append(got + 2 * took + 3)
+            server.append(line(at[-1], "INFO server", f"Received UpdateGlobalModel request from client {name}"))
+    for name, lines in {**logs, "Server": server}.items():
+        (folder / f"result_{name}_2025.txt").write_text("\n".join(lines))
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_logs_of_appfl(asynchronous: bool, tmp_path: Path) -> None:
+    appfl(tmp_path, asynchronous)
+    log = read_log(tmp_path, LogDefaults(bytes=8e6, samples=100))
+    assert log.clients == ("Client1", "Client2")
+    assert log.synchronous != asynchronous
+    assert sorted(log.tasks.round) == [1, 1, 2, 2, 3, 3]
+    assert set(log.tasks.epochs) == {2}
+    for steps, took in ((log.tasks.down, (1, 2)), (log.tasks.train, (8, 12)), (log.tasks.up, (3, 3))):
+        assert steps.took == pytest.approx(np.array(took)[log.tasks.client])
+    fitted = fit(log.tasks, 2).world.links
+    assert fitted.down == pytest.approx([8e6, 4e6])
+    assert set(fitted.server.values()) == {math.inf}
+    with pytest.raises(DataError, match=r"logs no bytes; .* --bytes"):
+        read_log(tmp_path, LogDefaults(samples=100))
+    server = tmp_path / "result_Server_2025.txt"
+    server.write_text(server.read_text().replace("client Client2", "client 12e7104d"))
+    with pytest.raises(DataError, match=r"updates of 'Client1, 12e7104d'.* trainings of 'Client1, Client2'.*client_id"):
+        read_log(tmp_path, LogDefaults(bytes=8e6, samples=100))

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 import fedsim
 from fedsim.federation.codecs import CODECS, Codec, buckets, formats, qsgd, sign, sparse
 from fedsim.federation.codecs.lossy import Lossy
-from fedsim.federation.codecs.sparse import RandomK, TopK, largest
 from fedsim.learning.functions import function_at, path_of
 from fedsim.learning.models import Logistic
 from fedsim.learning.refs import Ref
 from fedsim.testing import StrategyContract
+from fedsim.toolbox.codecs.sparse import RandomK, TopK, largest
 from tests.learning.small import federation, learning
 from tests.learning.test_functions import noisy_step
 from tests.strategies.clustered import ran

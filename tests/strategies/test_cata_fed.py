@@ -231,28 +231,3 @@ def test_how_clients_are_selected(tmp_path: Path, selection: str) -> None:
     if selection == "proportional-fair":
         assert sum(cohort[0] for cohort in cohorts.values()) == pytest.approx(6, abs=1)  # clusters of equal size
         assert min(row["selected"] for row in run.devices) > 0
-
-
-@pytest.mark.parametrize(
-    ("strategy", "message"),
-    [
-        ({"clusters": 21}, "strategy.clusters is 21, more than the population's 20 devices; allowed are 1 to 20"),
-        ({"clients_per_round": 21}, "strategy.clients_per_round is 21, more than the population's 20 devices"),
-        (
-            {"smallest_part": 5000},
-            "strategy.smallest_part is 5000, but the largest device holds .* or strategy.mitigation = false",
-        ),
-        ({"over_selection": 1.5}, "unknown key 'over_selection'"),
-        ({"deadline": "10 s", "deadline_from": "round"}, "unknown key 'deadline_from'"),
-        ({"deadline": "10 s", "margin": "10 s"}, "strategy.margin is 10 s, which leaves nothing of the deadline of 10 s"),
-        ({"rejoin_delay": "0 s"}, "strategy.rejoin_delay is .*: a time here must be above 0 s"),
-        ({"selection": "round-robbin"}, "strategy.selection is 'round-robbin'.*round-robin"),
-    ],
-)
-def test_bad_input_is_refused_with_the_reason(
-    small: dict[str, Any], strategy: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    small["strategy"] = {"kind": "cata-fed", "clients_per_round": 6} | strategy
-    with pytest.raises(fedsim.ScenarioError, match=message):
-        fedsim.run(fedsim.Scenario(**small), tmp_path / "run")
-    assert not (tmp_path / "run").exists()

@@ -76,24 +76,3 @@ def test_clusters_hold_who_is_connected(shaky: dict[str, Any], tmp_path: Path) -
             connected.discard(event["device"])
         elif event["kind"] == "cluster":
             assert sum(event["data"]["members"]) == len(connected)
-
-
-def test_when_nobody_will_ever_come_the_run_ends(small: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "t.json").write_text('{"1": {"start": 0, "end": 100, "ready": [], "ok": true}}')
-    small["data"] |= {"root": str(tmp_path)}
-    small["population"]["availability"] = {"kind": "flash", "file": "t.json"}
-    small["strategy"] = {"kind": "cata-fed"}
-    summary = fedsim.run(fedsim.Scenario(**small)).summary
-    assert (summary["rounds"], summary["stopped"]) == (0, "no client is connected any more")
-
-
-def test_clients_that_are_away_at_the_start_connect_when_they_come(small: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "t.json").write_text('{"1": {"start": 0, "end": 100000, "ready": [[50, 100000]], "ok": true}}')
-    small["data"] |= {"root": str(tmp_path)}
-    small["population"]["availability"] = {"kind": "flash", "file": "t.json"}
-    small["strategy"] = {"kind": "cata-fed", "clients_per_round": 6, "clusters": 1}
-    fedsim.run(fedsim.Scenario(**small), tmp_path / "run")
-    run = RunFolder(tmp_path / "run")
-    assert run.events[0]["time"] == 50.0
-    assert run.rounds[0]["selected"] == 6
-    assert of_kind(run, "cluster")[0]["data"]["members"] == [20]

@@ -150,20 +150,6 @@ def test_stragglers_do_not_move_the_unit_of_time_unless_asked(tmp_path: Path) ->
     assert means[1] / means[0] == pytest.approx(1.2, abs=0.01)
 
 
-def test_a_phase_that_begins_while_it_trains_costs_fedprox_epochs(tmp_path: Path) -> None:
-    """The same devices and sizes, with and without slow phases: partial work meets them, and never does more for them."""
-    steady = everybody_once(population(200), tmp_path / "steady", kind="fedprox", relative_deadline=1.0)
-    phases = {"factor": 0.1, "mean_normal": "60 s", "mean_slow": "30 s"}
-    people = population(200, slow_phases=phases)
-    slowed = everybody_once(people, tmp_path / "slowed", kind="fedprox", relative_deadline=1.0)
-    before, after = epochs_of(steady), epochs_of(slowed)
-    assert all(after[device] <= before[device] for device in range(200))
-    assert 0.3 * sum(before.values()) < sum(after.values()) < 0.9 * sum(before.values())
-    ends = [event for event in slowed.events if event["kind"] == "step-end" and event["step"] == "train"]
-    lengths = [np.diff([0.0, *event["data"]["epoch_ends"]]) for event in ends if event["data"]["epochs"] > 1]
-    assert any(max(own) > 1.5 * min(own) for own in lengths)  # within one task the speed changes
-
-
 def test_long_tail_sizes_by_name(tmp_path: Path) -> None:
     run = everybody_once({"devices": 1000, "samples": "long-tail", "speed": "10 samples/s"}, tmp_path / "run")
     sizes = np.array([device["samples"] for device in run.devices])

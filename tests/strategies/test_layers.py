@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.strategies.clustered import ROTATED, played, ran, weights, world
-from tests.strategies.curved import PULLS, curved, model_after
+from tests.strategies.curved import PULLS, all_after, curved, model_after
 
 CENTER, STRENGTH = PULLS.T
 MLP = {"model": {"kind": "mlp", "hidden": [13]}}
@@ -35,19 +35,11 @@ def two_parts(folder: Path, strategy: dict[str, Any], rounds: int, epochs: int =
     return curved(folder, strategy | {"aggregation": "mean"}, rounds, epochs, model=model)
 
 
-def after(sections: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """The global model, [d], and those that devices are served by, [devices, d]."""
-    run, _ = played(sections)
-    own = run.strategy.state["own"]
-    found = np.array(weights(run, [run.strategy.state["model"], *(own[device] for device in sorted(own))]))
-    return found[0], found[1:]
-
-
 @pytest.mark.parametrize("kind", ["fedper", "fedrep"])
 def test_two_rounds_by_hand(kind: str, tmp_path: Path) -> None:
     """FedPer trains both parts at once; FedRep first the heads alone, then what is below them alone. Heads are never sent."""
     keys, head_epochs = ({}, 0) if kind == "fedper" else ({"head_epochs": 4}, 4)
-    model, own = after(two_parts(tmp_path, {"kind": kind} | keys, 2, 3))
+    model, own = all_after(two_parts(tmp_path, {"kind": kind} | keys, 2, 3))
     u, v = 5.0, np.full(4, 1.0)
     for _ in range(2):
         ends = np.full(4, u)
@@ -63,7 +55,7 @@ def test_two_rounds_by_hand(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["fedper", "fedrep"])
 def test_every_device_reaches_its_own_optimum_where_fedavg_cannot(tmp_path: Path, kind: str) -> None:
-    _, own = after(two_parts(tmp_path, {"kind": kind}, 25))
+    _, own = all_after(two_parts(tmp_path, {"kind": kind}, 25))
     assert own.sum(axis=1) == pytest.approx(CENTER, abs=0.2)  # FedAvg: more than 1 away
     common = model_after(two_parts(tmp_path, {"kind": "fedavg"}, 25))
     assert np.abs(common.sum() - CENTER).max() > 1
@@ -161,7 +153,7 @@ def test_fedbn_keeps_the_norms_and_sends_the_rest(tmp_path: Path, norm: str) -> 
     sections = world(ROTATED, 8, {"kind": "fedbn", "clients_per_round": 4}, 3, training=training, model=model)
     sent = ran(sections, tmp_path / "run").summary["bytes"]["by_purpose"]
     assert sent == dict.fromkeys(["model", "update"], 12 * 4 * (64 * 7 + 7 + 70 + 10))
-    model_now, own = after(sections)
+    model_now, own = all_after(sections)
     norms = slice(64 * 7 + 7, 64 * 7 + 7 + 14)
     assert (model_now[norms] == [1.0] * 7 + [0.0] * 7).all()
     assert (own[:, norms] != model_now[norms]).any(axis=1).all()

@@ -11,7 +11,7 @@ from torch.nn import functional
 import fedsim
 from fedsim.testing import run
 from tests.strategies.clustered import ROTATED, Weights, file_data, of_kind, played, ran, weights, world
-from tests.strategies.curved import PULLS, curved, model_after
+from tests.strategies.curved import PULLS, all_after, curved, model_after
 
 CENTER, STRENGTH = PULLS.T
 DITTO: dict[str, Any] = {"kind": "ditto", "clients_per_round": 12, "local_epochs": 2}
@@ -44,10 +44,10 @@ def test_two_rounds_of_ditto_by_hand(tmp_path: Path) -> None:
         for _ in range(4):
             own = own - 0.1 * (STRENGTH * (own - CENTER) + 0.5 * (own - model))
         model = float((model + (CENTER - model) * (1 - (1 - 0.1 * STRENGTH) ** 3)).mean())
-    assert own_models(curved(tmp_path, ditto, 2, 3))[:, 0] == pytest.approx(own, abs=1e-5)
-    assert model_after(curved(tmp_path, ditto, 2, 3))[0] == pytest.approx(model, abs=1e-5)
-    fedavg = {"kind": "fedavg", "aggregation": "mean"}
-    assert model_after(curved(tmp_path, ditto, 2, 3)) == model_after(curved(tmp_path, fedavg, 2, 3))
+    shared, owns = all_after(curved(tmp_path, ditto, 2, 3))
+    assert owns[:, 0] == pytest.approx(own, abs=1e-5)
+    assert shared[0] == pytest.approx(model, abs=1e-5)
+    assert shared == model_after(curved(tmp_path, {"kind": "fedavg", "aggregation": "mean"}, 2, 3))
 
 
 def test_only_who_was_ever_asked_has_a_model_and_others_are_served_by_the_global_one(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def moreau(rounds: int, local: int, steps: int, lam: float, eta: float) -> tuple
 
 def test_three_rounds_of_pfedme_by_hand(tmp_path: Path) -> None:
     pfedme = {"kind": "pfedme", "local_rounds": 3, "steps": 4, "lam": 2.0, "eta": 0.05}
-    model, own = model_after(curved(tmp_path, pfedme, 3, 1)), own_models(curved(tmp_path, pfedme, 3, 1))
+    model, own = all_after(curved(tmp_path, pfedme, 3, 1))
     w, theta = moreau(3, 3, 4, 2.0, 0.05)
     assert model[0] == pytest.approx(w, abs=1e-5)
     assert own[:, 0] == pytest.approx(theta, abs=1e-5)
@@ -95,7 +95,7 @@ def test_three_rounds_of_pfedme_by_hand(tmp_path: Path) -> None:
 def test_pfedme_reaches_the_optimum_of_the_envelopes(tmp_path: Path) -> None:
     """The least h (theta - a)^2 / 2 + lambda (theta - w)^2 / 2 is a pull of strength h lambda / (h + lambda) towards a."""
     pfedme = {"kind": "pfedme", "local_rounds": 1, "steps": 50, "lam": 2.0, "eta": 0.5}
-    model, own = model_after(curved(tmp_path, pfedme, 30, 1)), own_models(curved(tmp_path, pfedme, 30, 1))
+    model, own = all_after(curved(tmp_path, pfedme, 30, 1))
     pull = STRENGTH * 2 / (STRENGTH + 2)
     w = (pull * CENTER).sum() / pull.sum()
     assert model[0] == pytest.approx(w, abs=1e-3)

@@ -222,18 +222,6 @@ def test_the_ledger(tmp_path: Path, strategy: Sections, scalars: int, counts: in
 # Who is late, lost, new or broken.
 
 
-@pytest.mark.parametrize("learning", ["on", "off"])
-def test_devices_that_come_and_go(small: dict[str, Any], tmp_path: Path, learning: str) -> None:
-    small["strategy"] = rfedavg(6, deadline="30 s")
-    run = ran(small | {"learning": learning}, tmp_path / "run")
-    assert run.summary["rounds"] == 8
-    assert sum(row["disconnected"] + row["slow"] for row in run.rounds) > 0
-    reported = {event["device"]: event["time"] for event in of_kind(run, "task-end") if event["round"] is None}
-    first = of_kind(run, "round-start")[0]["time"]
-    assert min(reported.values()) <= first < max(reported.values())
-    assert all(event["time"] >= reported[event["device"]] for event in of_kind(run, "task-start") if event["round"] is not None)
-
-
 def test_a_newcomer_reports_its_size_and_changes_what_all_must_be_told(tmp_path: Path) -> None:
     data = one_class(tmp_path / "data", [30, 5, 20, 10])
     population = {"speed": "10 samples/s", "arrivals": {"kind": "schedule", "times": ["7 s"], "devices": [2]}}

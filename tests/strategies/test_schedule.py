@@ -72,9 +72,7 @@ def test_with_nobody_to_ask_it_looks_again_and_then_keeps_to_the_schedule(tmp_pa
     [
         {"kind": "fedavg", "clients_per_round": 5, "deadline": "10 s"},
         {"kind": "cata-fed", "clients_per_round": 5, "deadline": "10 s"},
-        {"kind": "tifl", "clients_per_round": 5},
         {"kind": "flexcfl", "clients_per_round": 5, "groups": 2, "moment": {"devices": 2}},
-        {"kind": "ifca", "clients_per_round": 5, "groups": 2},
         {"kind": "lcfl", "groups": 2, "moment": {"rounds": 1, "participation": 0.4}},
     ],
     ids=lambda strategy: strategy["kind"],

@@ -147,8 +147,8 @@ class TestMemory:
         sections = world(device=list(self.SMALL), kinds={"small": ZERO | {"memory": "250 kB"}}, jitter=0.1)
         return sections | {"strategy": sections["strategy"] | strategy}
 
-    def test_their_tasks_end_so_and_their_bytes_are_wasted(self, tmp_path: Path) -> None:
-        run(self.sections(), tmp_path / "r")
+    def test_their_tasks_end_so_after_a_forward_pass_and_their_bytes_are_wasted(self, tmp_path: Path) -> None:
+        summary = run(self.sections(), tmp_path / "r")
         folder = RunFolder(tmp_path / "r")
         ends = {event["task"]: event for event in folder.events if event["kind"] == "task-end"}
         assert {event["outcome"] for event in ends.values()} == {"done", "memory"}
@@ -163,7 +163,16 @@ class TestMemory:
         assert moved > 0
         for row in folder.rounds:
             assert row["valid"] + row["slow"] == row["selected"] == 5
+        rooflines = Run(fedsim.Scenario(**self.sections()), Simulation()).population.rooflines
+        assert rooflines is not None
+        begun = {event["task"]: event["time"] for event in folder.events if event["kind"] == "step-start"}  # the last
+        took = [event["time"] - begun[event["task"]] for event in steps]
+        assert np.array(took) == pytest.approx(rooflines.testing_s(1, 10), abs=2**-29)
         assert_sound(tmp_path / "r")
+        for place in (17, summary["events"] // 2):
+            assert run_until(self.sections(), tmp_path / f"cut-{place}", place) == "interrupted"
+            go_on(self.sections(), tmp_path / f"cut-{place}")
+            assert_same_run(tmp_path / "r", tmp_path / f"cut-{place}")
 
     @pytest.mark.parametrize("kind", ["fedbuff", "fedasync"])
     def test_a_strategy_without_rounds_goes_on(self, tmp_path: Path, kind: str) -> None:
@@ -178,21 +187,3 @@ class TestMemory:
         folder = RunFolder(tmp_path / "r")
         assert {event["device"] for event in folder.events if event["kind"] == "tier-drop"} == {1, 3, 5, 7, 9, 11}
         assert_sound(tmp_path / "r")
-
-    def test_a_run_stopped_anywhere_goes_on_as_if_nothing_had_happened(self, tmp_path: Path) -> None:
-        sections = self.sections()
-        run(sections, tmp_path / "whole")
-        for place in (9, 17, 40):
-            assert run_until(sections, tmp_path / f"cut-{place}", place) == "interrupted"
-            go_on(sections, tmp_path / f"cut-{place}")
-            assert_same_run(tmp_path / "whole", tmp_path / f"cut-{place}")
-
-    def test_their_wait_is_as_long_as_a_forward_pass(self, tmp_path: Path) -> None:
-        run(self.sections(), tmp_path / "r")
-        events = RunFolder(tmp_path / "r").events
-        rooflines = Run(fedsim.Scenario(**self.sections()), Simulation()).population.rooflines
-        assert rooflines is not None
-        begun = {event["task"]: event["time"] for event in events if event["kind"] == "step-start" and event["step"] == "train"}
-        took = [e["time"] - begun[e["task"]] for e in events if e["kind"] == "step-end" and e["outcome"] == "memory"]
-        expected = rooflines.testing_s(1, 10)
-        assert np.array(took) == pytest.approx(expected, abs=2**-29)

@@ -6,8 +6,8 @@ import pytest
 
 from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation
-from fedsim.world.network import SERVER, Flow, Graph, Network
-from tests.world.network_plays import Listed, Send, play
+from fedsim.world.network import SERVER, Graph
+from tests.world.network_plays import Listed
 
 
 class TestGraph:
@@ -35,28 +35,6 @@ class TestGraph:
         assert network.links_between(SERVER, 1) == [("s -> z", 3.0)]
         assert network.links_between(1, SERVER) == [("z -> m", 2.0), ("m -> s", 1.0)]
         assert (network.lone_rate(SERVER, 0), network.lone_rate(0, SERVER)) == (3.0, 1.0)
-
-    def test_an_undirected_edge_carries_its_capacity_each_way(self) -> None:
-        graph: networkx.Graph[str] = networkx.Graph()
-        graph.add_edge("s", "z", capacity=1000.0)
-
-        def build(simulation: Simulation) -> Network:
-            free = np.full(2, np.inf)
-            return Graph.between(simulation, free, free, np.zeros(2), graph, "s", ["z"])
-
-        played = play(build, [Send(0.0, 4000.0, direction="down"), Send(0.0, 4000.0)])
-        assert [flow.ended for flow in played.flows] == [4.0, 4.0]
-
-    def test_devices_at_the_servers_node_share_nothing(self) -> None:
-        graph: networkx.Graph[str] = networkx.Graph()
-        graph.add_edge("s", "z", capacity=1000.0)
-
-        def build(simulation: Simulation) -> Network:
-            own = np.array([500.0, 500.0, 2000.0, 2000.0])
-            return Graph.between(simulation, own, own, np.zeros(4), graph, "s", ["s", "z"])
-
-        flows: list[Flow] = play(build, [Send(0.0, 4000.0)] * 4).flows
-        assert [flow.ended for flow in flows] == [8.0, 8.0, 2.0, 8.0]
 
     def test_refused(self) -> None:
         graph: networkx.Graph[str] = networkx.Graph()

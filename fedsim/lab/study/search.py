@@ -19,6 +19,8 @@ from fedsim.errors import ScenarioError, nearest
 from fedsim.lab.compare.measures import WITHIN
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
+from fedsim.language.stop import MORE_IS_BETTER
+from fedsim.records.targets import Target
 from fedsim.streams import Streams
 
 Number = int | float
@@ -32,7 +34,7 @@ class Metric(NamedTuple):
     """The aim of a search.
 
     Attributes:
-        measure: the name of a run's figure; one "to target" lacks the accuracy, which is the study's highest target.
+        measure: the name of a run's figure; one "to target" lacks the target, which ``aim_of`` says.
         most: whether more of it is better.
         needs: the key of a scenario without which runs do not have it.
     """
@@ -41,14 +43,20 @@ class Metric(NamedTuple):
     most: bool = False
     needs: Literal["learning", "energy", "costs"] | None = "learning"
 
-    def of(self, targets: Sequence[float]) -> str:
+    def of(self, targets: Sequence[float | str]) -> str:
         """The figure's name, where a study has these targets."""
-        return f"{self.measure} {max(targets):g}" if self.to_target else self.measure
+        return f"{self.measure} {aim_of(targets):g}" if self.to_target else self.measure
 
     @property
     def to_target(self) -> bool:
         """Whether it is a cost to reach the target."""
         return self.measure.endswith(" to target")
+
+
+def aim_of(targets: Sequence[float | str]) -> Target:
+    """The target that counts of several: the highest accuracy, or without one the last."""
+    accuracies = [one for one in targets if not isinstance(one, str)]
+    return Target.read(max(accuracies, default=targets[-1]))
 
 
 METRICS: Mapping[str, Metric] = {
@@ -70,7 +78,7 @@ METRICS: Mapping[str, Metric] = {
     "compute": Metric("compute", needs=None),
     "energy": Metric("energy", needs="energy"),
     "carbon": Metric("carbon", needs="energy"),
-}
+} | {f"{which}_{name}": Metric(f"{which} {name}", most) for name, most in MORE_IS_BETTER.items() for which in ("final", "best")}
 
 
 _OF_GOALS = {
@@ -79,6 +87,7 @@ _OF_GOALS = {
     "flat": "flat_devices",
     "accuracy": "final_accuracy",
     "budget": "accuracy_within_budget",
+    **{name: f"final_{name}" for name in MORE_IS_BETTER},
 }
 """Metrics by the study's goals, where the names differ and a goal is no metric."""
 
@@ -247,7 +256,7 @@ class Search(Spec):
 
     Attributes:
         trials: of each variant at each point of the grid.
-        metric: of the best trial, or one of the study's goals; one "to accuracy" is of the study's highest target.
+        metric: of the best trial, or one of the study's goals; one "to accuracy" is of the target that ``aim_of`` says.
         space: dotted key of a scenario, or the name of one of the study's sets -> a range, or a list of values.
         variants: by name, the keys that one of them is searched over besides.
         seed: of the draws.

@@ -16,12 +16,13 @@ from fedsim.lab.compare.measures import BEST, measure
 from fedsim.lab.compare.table import Cell, ComparedTable
 from fedsim.lab.compare.text import to_csv
 from fedsim.lab.study.plan import PlannedRun, Study, Variant, planned, searched
-from fedsim.lab.study.search import METRICS, Search, TrialResult, importances
+from fedsim.lab.study.search import METRICS, Search, TrialResult, aim_of, importances
 from fedsim.lab.study.spec import TRIAL
 from fedsim.language.units import show_bytes, show_seconds
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
 from fedsim.records.study_folder import BEST_OF, TRIALS, is_done
+from fedsim.records.targets import Target
 
 TrialState = Literal["open", "done", "pruned", "failed", "refused"]
 Rank = tuple[float, ...]
@@ -138,7 +139,7 @@ class Trials:
                 trial.state = "failed"
             elif trial.state == "open":
                 spec = self.study.spec
-                values = measure(RunFolder(path / run.folder), spec.target, budget=spec.budget.limits)
+                values = measure(RunFolder(path / run.folder), [*map(Target.read, spec.target)], budget=spec.budget.limits)
                 trial.figures.append(values[self._figure])
                 trial.nearest.append(values[BEST.name] or 0.0)
         return True
@@ -223,7 +224,7 @@ class Trials:
         if len(found) < 2:
             return list(map(self._text_of, self.lines))
         first = min(found, key=lambda one: one[0].rank(self._metric.most))[1]
-        to = f" that reaches {max(self.study.spec.target):g}" if self._metric.to_target else ""
+        to = f" that reaches {aim_of(self.study.spec.target):g}" if self._metric.to_target else ""
         return [f"the best of all{to}: {self._text_of(first)}", *map(self._text_of, self.lines)]
 
     def _text_of(self, line: SearchedVariant) -> str:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from fedsim.arrays import Floats
-from fedsim.federation.server import Server
+from fedsim.federation import Server
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.learning.functions import Function, pure

@@ -161,14 +161,14 @@ def plus_plus(distance: Matrix, groups: int, generator: np.random.Generator) -> 
 Linkage = Literal["single", "complete", "average", "ward"]
 
 
-def agglomerative(distance: Matrix, groups: int, method: Linkage) -> Labels:
-    """Merge the two nearest clusters until ``groups`` are left.
+def agglomerative(distance: Matrix, groups: int, method: Linkage, threshold: float | None = None) -> Labels:
+    """Merge the two nearest clusters until ``groups`` are left; or as long as they are not farther apart than ``threshold``.
 
     The distance of two clusters is the least, the largest or the mean distance of their members, or sqrt(2 a b / (a + b)) times
     that of their means, for Euclidean distances and clusters of a and b (``ward``).
 
     Returns:
-        int64 [n], clusters numbered by their first member; exactly ``groups`` even where distances tie.
+        int64 [n], clusters numbered by their first member; exactly ``groups`` even where distances tie, without a threshold.
 
     Raises:
         SimulationError: there are fewer devices than groups, or a distance is not finite.
@@ -177,26 +177,10 @@ def agglomerative(distance: Matrix, groups: int, method: Linkage) -> Labels:
     require_groups(groups, len(distance), f"{method} linkage")
     if len(distance) == 1:
         return np.zeros(1, dtype=np.int64)
-    from scipy.cluster.hierarchy import cut_tree
+    from scipy.cluster.hierarchy import cut_tree, fcluster, linkage
 
-    return canonical(cut_tree(_merges(distance, method), groups)[:, 0])
-
-
-def clusters_below(distance: Matrix, threshold: float, method: Linkage) -> Labels:
-    """Merge the two nearest clusters as long as they are not farther apart than ``threshold``; see ``agglomerative``."""
-    require_square(distance, "distance")
-    if len(distance) == 1:
-        return np.zeros(1, dtype=np.int64)
-    from scipy.cluster.hierarchy import fcluster
-
-    return canonical(fcluster(_merges(distance, method), threshold, "distance"))
-
-
-def _merges(distance: Matrix, method: Linkage) -> Matrix:
-    from scipy.cluster.hierarchy import linkage
-
-    merges: Matrix = linkage(distance[np.triu_indices(len(distance), 1)], method)
-    return merges
+    merges = linkage(distance[np.triu_indices(len(distance), 1)], method)
+    return canonical(cut_tree(merges, groups)[:, 0] if threshold is None else fcluster(merges, threshold, "distance"))
 
 
 class Bipartition(NamedTuple):

@@ -8,10 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from fedsim.errors import ScenarioError
-from fedsim.federation.client import Client, Instruction, LocalResult
-from fedsim.federation.contents import Contents
-from fedsim.federation.devices import Device
-from fedsim.federation.messages import TaskEnd
+from fedsim.federation import Client, Contents, Device, Instruction, LocalResult, TaskEnd
 from fedsim.language.spec import Epochs
 from fedsim.language.units import PositiveSeconds
 from fedsim.strategies.asynchronous import Asynchronous

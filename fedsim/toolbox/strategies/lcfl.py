@@ -9,11 +9,7 @@ from pydantic import Field
 
 from fedsim.errors import ScenarioError, SimulationError
 from fedsim.evaluation.evaluator import ModelAssignment
-from fedsim.federation.client import Instruction, LocalResult
-from fedsim.federation.contents import Contents, Header, Lazy
-from fedsim.federation.devices import Device
-from fedsim.federation.messages import TaskEnd
-from fedsim.federation.server import Server
+from fedsim.federation import Contents, Device, Header, Instruction, Lazy, LocalResult, Server, TaskEnd
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Epochs
 from fedsim.learning.refs import Ref

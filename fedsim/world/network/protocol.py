@@ -20,16 +20,6 @@ from fedsim.streams import Streams
 
 FloatOrFloats = TypeVar("FloatOrFloats", float, Floats)
 
-_HERE = "fedsim.world.network.protocol"
-PROTOCOLS = Registry(
-    "protocol",
-    f"{_HERE}:Protocol",
-    {
-        "fluid": (f"{_HERE}:Fluid", "payload alone, at full rate from the first byte, shared alike"),
-        "tcp": (f"{_HERE}:Tcp", "headers, slow start, and shares that differ by chance"),
-    },
-    usual="fluid",
-)
 _QUEUE_S = 1e-3  # what of a connection is in its machine's queue
 _USUAL_ROUND_TRIP_S, _LEAST_ROUND_TRIP_S = 0.1, 1e-3  # of weight 1 by round trip, and of the largest
 
@@ -130,6 +120,7 @@ class Tcp(Protocol):
     turns: bool = True
 
 
+PROTOCOLS = Registry.of("protocol", Fluid, Tcp, base="fedsim.world.network.protocol:Protocol", usual="fluid")
 ProtocolSpec = Annotated[Protocol, PROTOCOLS]
 
 

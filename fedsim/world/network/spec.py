@@ -284,7 +284,7 @@ def _capacity(text: object, edge: str) -> float:
 
 _BASE = "fedsim.world.network.spec:NetworkModel"
 _REGIONS = (
-    "fedsim.world.network.regions:RegionsSpec",
+    "fedsim.toolbox.worlds.regions:RegionsSpec",
     "Devices and a server in regions of clouds, over TCP connections that were measured.",
 )
 _HERE = Registry.of("network", StarSpec, TreeSpec, GraphSpec)

@@ -27,7 +27,7 @@ from fedsim.world.network.flow import SERVER, Direction
 from fedsim.world.network.protocol import Transport
 from fedsim.world.network.spec import AccessColumns, NetworkModel
 
-_TABLE = Path(__file__).parents[1] / "cloud_regions.toml"
+_TABLE = Path(__file__).with_name("cloud_regions.toml")
 _EARTH_KM = 6371.0
 _HUB = "aws:ca-central-1"
 _Milliseconds = Annotated[float, Field(ge=0.0, le=1e6)]
