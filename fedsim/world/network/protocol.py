@@ -27,6 +27,7 @@ PROTOCOLS = Registry(
     {
         "fluid": (f"{_HERE}:Fluid", "payload alone, at full rate from the first byte, shared alike"),
         "tcp": (f"{_HERE}:Tcp", "headers, slow start, and shares that differ by chance"),
+        "bbr": (f"{_HERE}:Bbr", "TCP that keeps its rate from one message to the next, with alike shares"),
     },
     usual="fluid",
 )
@@ -128,6 +129,13 @@ class Tcp(Protocol):
     slow_start: bool = True
     weight_spread: float = Field(default=1.15, ge=1.0, le=10.0)
     turns: bool = True
+
+
+class Bbr(Protocol):
+    """TCP with BBR (Cardwell et al., 2017), whose connections keep the rate that they knew before an idle time."""
+
+    kind: Literal["bbr"] = "bbr"
+    header: Bytes = 66.0
 
 
 ProtocolSpec = Annotated[Protocol, PROTOCOLS]
