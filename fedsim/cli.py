@@ -343,7 +343,7 @@ def trace_command(run: Path, out: Path | None) -> None:
 @click.option("--latency", metavar="TIME", callback=_quantity("Seconds"), help="Of each client, if known: '20 ms'.")
 @click.option(
     "--protocol",
-    type=click.Choice(["fluid", "tcp"]),
+    type=click.Choice(["fluid", "tcp", "bbr"]),
     help="That messages go by ([network] protocol); by default fluid, or that of a run folder.",
 )
 @click.option("--lenient", is_flag=True, help="Leave out what cannot be used (holes, clients that appear once), and say so.")
