@@ -4,14 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 import fedsim
-from fedsim.cli import main
 from fedsim.errors import DataError, ScenarioError
 from fedsim.files import read_toml
 from fedsim.lab import bench
 from fedsim.shipped import shipped
+from tests.calls import call
 
 LINE = bench.BoardLine("a", "phones", 3, 3, 60.0, 50.0, 70.0, 1e6, 1e3, 0.9, bench.digest_of("phones"), "0.2.0")
 SLOWER = replace(LINE, strategy="b", time_s=90.0)
@@ -75,5 +74,5 @@ def test_a_strategy_of_ones_own_is_run_in_all_worlds(tmp_path: Path, monkeypatch
 
 
 def test_an_unknown_strategy_is_a_mistake_with_the_nearest_name(tmp_path: Path) -> None:
-    result = CliRunner().invoke(main, ["bench", "fedavgg", "--out", str(tmp_path / "out")])
+    result = call("bench", "fedavgg", "--out", str(tmp_path / "out"))
     assert (result.exit_code, "did you mean" in result.output) == (2, True), result.output
