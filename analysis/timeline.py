@@ -130,7 +130,7 @@ def _draw_path(lanes: Axes, view: View, row: "pd.Series[float]") -> list[Artist]
     if not shown:
         return []
     times = np.array([[step.start, step.end, step.end] for step in shown]) / view.unit.size
-    rows = np.repeat(row[[step.device for step in shown]].to_numpy()[:, None], 3, axis=1)
+    rows = np.repeat(row.loc[pd.Index([step.device for step in shown])].to_numpy()[:, None], 3, axis=1)
     follows = np.append(times[1:, 0] == times[:-1, 1], False) & (len(view.rounds) <= _MOST_LINES)
     rows[~follows, 2] = np.nan  # a gap
     edge = [withStroke(linewidth=3, foreground="w")]

@@ -124,10 +124,11 @@ def lines_of(out: Path, target: float) -> list[BoardLine]:
         means = [mean_of([cell]) if isinstance(cell, float | int) else cell for cell in cells]  # of one seed a number
         time, *others = (cell if isinstance(cell, Estimate) else None for cell in means)
         missed = [costs_until(run, target)[f"time {to}"] for run in line.runs].count(None)
-        counts, world = (line.planned, len(line.runs) - missed), str(dict(line.point)["part"])
-        times = (None, None, None) if time is None else (time.mean, *time.edges)
-        rest = (None if one is None else one.mean for one in others)
-        found.append(BoardLine(line.name, world, *counts, *times, *rest, digest_of(world), version))
+        reached, world = len(line.runs) - missed, str(dict(line.point)["part"])
+        mean, low, high = (None, None, None) if time is None else (time.mean, *time.edges)
+        moved, joules, accuracy = (None if one is None else one.mean for one in others)
+        where, whence = (line.name, world, line.planned, reached), (digest_of(world), version)
+        found.append(BoardLine(*where, mean, low, high, moved, joules, accuracy, *whence))
     return found
 
 
