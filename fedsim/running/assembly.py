@@ -94,7 +94,8 @@ class Run:
         places = scenario.network.edge_servers or scenario.network.places
         context = MeterContext(spec.devices, places, streams, self.network.overhead, root, capacity.powers())
         self.meters = scenario.meters_in(context)
-        of_rounds = with_columns(ROUNDS, [Column(one.name, "", "a metric of tests") for one in scenario.objective.figures])
+        metrics = scenario.figures
+        of_rounds = with_columns(ROUNDS, [Column(one.name, "", "a metric") for one in metrics])
         for table in ("round", "device"):
             with_columns(of_rounds if table == "round" else DEVICES, self.meters.columns(table))
         batteries = None
@@ -104,7 +105,7 @@ class Run:
         if batteries is not None:
             availability = powered = Powered(availability, batteries)
             self._past = one_by_one(powered.past)
-        self.metrics = scenario.objective.figures if self.learner.learns else []
+        self.metrics = metrics if self.learner.learns else []
         view = WorldView(self.present, self.truth, self.versions)
         self.evaluator = Evaluator(self.learner, scenario.stop, scenario.evaluation, view, self.metrics)
         down, up = (Wire(codec, self.learner) for codec in (scenario.messages.down, scenario.messages.up))

@@ -15,7 +15,7 @@ from fedsim.errors import ScenarioError
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
 from fedsim.world.network import SERVER, Network, NetworkSpec
-from fedsim.world.network.protocol import Fluid, Protocol, Tcp
+from fedsim.world.network.protocol import Bbr, Fluid, Protocol, Tcp
 from tests.world.network_plays import KINDS, Kind, Send, StarWorld, play
 
 SPEC: TypeAdapter[Any] = TypeAdapter(NetworkSpec)
@@ -38,7 +38,9 @@ class TestHeaders:
 
     def test_fluid_has_none(self) -> None:
         assert Fluid().overhead == 1.0
-        assert Tcp().overhead == 1514 / 1448
+        assert Tcp().overhead == Bbr().overhead == 1514 / 1448
+        assert Bbr().sending_s(10 * 1448.0, 1514.0, 1.0) == pytest.approx(10.0)  # at its rate at once, however far
+        assert not Bbr().weighs
 
 
 class TestSlowStart:
