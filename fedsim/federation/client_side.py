@@ -54,10 +54,7 @@ class ClientSide:
     """Asks the client half of a strategy, and brings its answers through the codec.
 
     Args:
-        simulation: the clock.
-        learner: where models are made.
         up: how models are written on their way up.
-        devices: what each device knows of itself.
         trainer: of local training.
         added_up: names of contents that both sides add up (``StrategyParams.added_up``).
         attack: what malicious devices do to their updates; None where there are no such devices.
