@@ -141,7 +141,8 @@ def run_command(
         if not quiet:
             say(*read.stop.notes, *read.strategy.notes, err=True)
             progress = RunProgress(read.strategy.horizon(read.stop), Console(stderr=True), job.run.strategy.facts)
-            job.simulation.listen(progress.take, progress.close, kinds=("round", "task-end"))
+            job.simulation.listen(progress.take, kinds=("round", "task-end"))
+            job.simulation.at_close(progress.close)
             job.on_saved(progress.saved)
         with _watched(out, port) if watch else nullcontext(), InterruptOnce(partial(end_soon, job), again=end_at_once):
             result = asyncio.run(job.execute())
@@ -342,7 +343,7 @@ def trace_command(run: Path, out: Path | None) -> None:
 @click.option("--latency", metavar="TIME", callback=_quantity("Seconds"), help="Of each client, if known: '20 ms'.")
 @click.option(
     "--protocol",
-    type=click.Choice(["fluid", "tcp"]),
+    type=click.Choice(["fluid", "tcp", "bbr"]),
     help="That messages go by ([network] protocol); by default fluid, or that of a run folder.",
 )
 @click.option("--lenient", is_flag=True, help="Leave out what cannot be used (holes, clients that appear once), and say so.")

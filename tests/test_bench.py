@@ -50,7 +50,7 @@ def test_a_world_that_differs_is_named_and_its_lines_are_not_kept(tmp_path: Path
     tables = {"base": "worlds/cars", "variants": {"fedavg": {}}, "parts": {"cars": part}}
     fedsim.run_study(tables, tmp_path / "a", seeds=1, workers=1)
     found = bench.tables_of(tmp_path / "a")
-    assert [name for _, _, name in found] == ["devices", "availability", "data", "events of fedavg"]
+    assert [name for _, _, name in found] == ["devices", "events of fedavg", "availability", "data"]
     assert bench.changed_tables({key: own for key, own in found.items() if "events" not in key[2]}) == []
     bench.keep([LINE], tmp_path / "board.csv", found)
     part["changes"] |= {"population.speed": "3 samples/s"}

@@ -152,9 +152,7 @@ class _Account:
 
     def wasted(self) -> float:
         """Joules of tasks that ended otherwise than done, or trained without an epoch that counts; their idling included."""
-        evidence, tasks = self._evidence, self._evidence.tasks
-        in_vain = pd.concat([self._events["task"][evidence.idle], evidence.lost_updates])
-        wasted = tasks[(tasks["outcome"] != "done") | tasks["task"].isin(in_vain)]
+        wasted = self._evidence.in_vain
         idle = self._booked(wasted.assign(end=wasted["time"]), "idle_w")["joules"].sum()
         others = self.drawn["task"].isin(wasted["task"]) & (self.drawn["phase"] != "idle")
         return float(idle + self.drawn["joules"][others].sum())

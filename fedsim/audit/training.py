@@ -30,7 +30,7 @@ _ON_CORES = ("train", "evaluate", "compute")
 def epochs_agree(evidence: Evidence) -> Iterator[str]:
     """As many epochs as ends of epochs, or none that counts; in order, and within the training."""
     text = "task {task} trained {epochs:g} of {asked:g} epochs, which are said to end at {ends}"
-    told = _trainings(evidence)
+    told = evidence.trainings
     yield from findings(text, told, ~_plausible(told))
 
 
@@ -76,12 +76,6 @@ def _jitter(streams: Streams, sigma: float, device: int, begin: float) -> float:
     return math.exp(sigma * streams.normal("world/jitter", device, int(begin * _TICKS_PER_SECOND)) - sigma**2 / 2)
 
 
-def _trainings(evidence: Evidence) -> pd.DataFrame:
-    """Ends of trainings, with their ``data``."""
-    trainings = evidence.said("step-end of train")
-    return evidence.steps.loc[trainings.index].join(trainings).join(evidence.core_s)
-
-
 def _plausible(told: pd.DataFrame) -> Flags:
     count, epochs = told["ends"].map(len), told["epochs"]
     ends = told["ends"].explode().dropna().astype(np.float64)
@@ -93,7 +87,7 @@ def _plausible(told: pd.DataFrame) -> Flags:
 
 def _last_of_device(evidence: Evidence) -> pd.DataFrame:
     """The last training of each device of which an epoch has ended, on all its samples as it has them at the end."""
-    events, told = evidence.events, _trainings(evidence)
+    events, told = evidence.events, evidence.trainings
     last = told[told["ends"].map(bool) & ~told["in_part"]].drop_duplicates("device", keep="last").sort_values("device")
     changed = events[events["kind"] == "shift"].groupby("device")["time"].last().reindex(last["device"]).fillna(-1.0)
     paced = last["device"].isin(events["device"][events["kind"] == "pace"])

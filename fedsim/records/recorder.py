@@ -9,8 +9,8 @@ from fedsim.meters.base import Column, Meters, Transfer, transfer_of
 from fedsim.records import folder as files
 from fedsim.records.digest import EventChain
 from fedsim.records.ledger import Ledger
+from fedsim.records.parquet import TableWriter
 from fedsim.records.schema import EVENTS, ROUNDS, TRANSFERS, EventRow, encode, event_row, with_columns
-from fedsim.records.tables import TableWriter
 from fedsim.simulation import Record
 
 _ROWS_AT_ONCE = 4_096
@@ -32,7 +32,6 @@ class Recorder:
         self.meters = Meters() if meters is None else meters
         self._chain = EventChain()
         self._rows: list[EventRow] = []  # of records that the chain has not taken in yet
-        self._transfers: list[tuple[Any, ...]] = []  # that are not in their table yet
         self.ledger = Ledger()
         self.rounds: list[dict[str, Any]] = []
         self.last_time = 0.0
@@ -116,7 +115,7 @@ class Recorder:
         """
         for name, table in self._tables.items():
             table.adopt(state["parts"][name])
-        self._rows, self._transfers = [], []
+        self._rows = []
         self._chain = EventChain(bytes.fromhex(state["chain"][0]), state["chain"][1])
         vars(self.ledger).update(state["ledger"])
         self.rounds, self.last_time = state["rounds"], state["last_time"]
@@ -124,19 +123,18 @@ class Recorder:
         self.meters.restore(state["meters"])
 
     def _settle(self) -> None:
-        """Bring the events so far into their chain and their table, and the transfers into theirs."""
+        """Bring the events so far into their chain and their table."""
         rows, self._rows = self._rows, []
-        transfers, self._transfers = self._transfers, []
         self._chain.extend(rows)
         if self._tables:
             self._tables[files.EVENTS].extend(rows)
-            self._tables[files.TRANSFERS].extend(transfers)
 
     def _book_transfer(self, ended: Transfer) -> None:
         self.ledger.add(ended.task, ended.direction, ended.payloads, ended.delivered)
         if ended.task is not None and (ended.sender or ended.receiver):
             self.ledger.note_edge(ended.task)
-        self._transfers.append((*ended[:11], encode(ended.payloads), *ended[12:]))
+        if self._tables:
+            self._tables[files.TRANSFERS].extend([(*ended[:11], encode(ended.payloads), *ended[12:])])
 
     def _take_round(self, time: float, fields: dict[str, Any]) -> None:
         moved = (self.ledger.down, self.ledger.up, self.ledger.peer)

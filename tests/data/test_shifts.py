@@ -15,7 +15,7 @@ from fedsim.data.shifts import Incremental, LabelPermutation, Rotation, Shift, S
 from fedsim.errors import ScenarioError
 from fedsim.streams import Streams
 from fedsim.toolbox.partitions.plain import LabelGroups, Permutations, Rotations
-from tests.data.small import all_samples, everyone, one_class_each, plain, populations, samples
+from tests.data.small import all_samples, assert_same_now, everyone, one_class_each, plain, populations, samples
 
 RULES = [SwapAll(probability=0.5), SwapPart(probability=0.5), Incremental(), LabelPermutation(probability=0.5), Rotation()]
 each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind)
@@ -30,16 +30,6 @@ def frozen(data: FederatedData) -> list[tuple[object, ...]]:
     ]
 
 
-def same(one: Shard, other: Shard) -> bool:
-    return (
-        np.array_equal(one.train, other.train)
-        and np.array_equal(one.test, other.test)
-        and one.quarter_turns == other.quarter_turns
-        and np.array_equal(one.label_map, other.label_map)  # type: ignore[arg-type]
-        and one.augment_seed == other.augment_seed
-    )
-
-
 @each_rule
 @given(st.data(), st.integers(0, 2**30), st.integers(0, 3))
 def test_a_shift_is_a_function_of_seed_occasion_and_who_may(rule: Shift, draw: st.DataObject, seed: int, occasion: int) -> None:
@@ -48,8 +38,7 @@ def test_a_shift_is_a_function_of_seed_occasion_and_who_may(rule: Shift, draw: s
     may = np.array(draw.draw(st.lists(st.sampled_from(range(len(data.shards))), unique=True)), dtype=np.int64)
     changes = rule.apply(data, occasion, may, Streams(seed))
     assert rule.apply(twin, occasion, np.sort(may), Streams(seed)) == changes, "the order of the candidates is of no account"
-    for device in range(len(data.shards)):
-        assert same(data.current(device), twin.current(device))
+    assert_same_now(data, twin)
     assert data.truth is not None
     assert twin.truth is not None
     assert np.array_equal(data.truth, twin.truth)
@@ -95,7 +84,7 @@ def test_what_one_device_meets_is_not_for_others_to_decide(rule: Shift) -> None:
     rule.apply(among_all, 3, everyone(among_all), Streams(2))
     for device in range(30):
         rule.apply(alone, 3, np.array([device]), Streams(2))
-    assert all(same(among_all.current(device), alone.current(device)) for device in range(30))
+    assert_same_now(among_all, alone)
 
 
 @pytest.mark.parametrize("rule", [SwapAll(probability=0.7), SwapPart(probability=0.7), SwapPart(probability=0.7, quirk=True)])
