@@ -21,6 +21,7 @@ from fedsim.analysis.lanes import (
     draw_lanes,
     label_lanes,
     mark_rows,
+    number_rounds,
     on_lanes,
     span_of_rounds,
 )
@@ -33,7 +34,7 @@ from fedsim.records.reading import RunFolder
 
 _LANE_IN, _LEAST_IN, _MOST_IN = 0.24, 2.2, 8.6  # the lanes' height: so much a device, within these limits
 _STRIPS_IN, _FRAME_IN = (0.8, 1.0, 1.0), 2.3  # the strips below; title, axis labels and legend together
-_MOST_LINES, _MOST_NUMBERS = 45, 24  # more vertical lines hide the lanes; more round numbers run into one another
+_MOST_LINES = 45  # more vertical lines hide the lanes
 _BINS = 625  # over a timeline's width: two pixels each
 _FAR_MORE = 10  # times as many devices as work would flatten those that work
 _RATES = (
@@ -223,11 +224,7 @@ def _number_rounds(lanes: Axes, view: View) -> None:
         return
     ends, numbers = view.rounds["end"].to_numpy(), view.rounds["round"].to_numpy()
     middles = (np.concatenate([[view.start], ends[:-1]]) + ends) / 2 / view.unit.size
-    shown = numbers % style.step_for(len(numbers), _MOST_NUMBERS) == 0
-    above = lanes.secondary_xaxis("top")
-    above.set_xticks(middles[shown], [str(number) for number in numbers[shown]])
-    above.tick_params(length=0, pad=1)
-    above.set_xlabel("round", fontsize=10)
+    number_rounds(lanes, numbers, middles, "round")
 
 
 # Outcomes of tasks: by round below the lanes, by device beside them.

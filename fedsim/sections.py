@@ -3,6 +3,7 @@
 Each section is a ``Spec`` in the module of its rule.
 """
 
+from itertools import starmap
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -19,6 +20,7 @@ from fedsim.federation.malicious import MaliciousSpec
 from fedsim.federation.wire import MessagesSpec
 from fedsim.language.spec import Spec
 from fedsim.language.stop import StopSpec
+from fedsim.learning.metrics import EvaluationMetric, reported_metric
 from fedsim.learning.models import Logistic, ModelSpec
 from fedsim.learning.objectives import Classification, ObjectiveSpec
 from fedsim.learning.spec import TrainerSpec, TrainingSpec
@@ -160,7 +162,7 @@ class Sections(Spec):
 
     def _check_objective(self) -> None:
         """Refuse what the objective has no numbers for."""
-        known = ["loss", *(metric.name for metric in self.objective.figures)]
+        known = ["loss", *(metric.name for metric in self.figures)]
         for name in self.stop.metrics:
             if name not in known:
                 raise ScenarioError(
@@ -204,6 +206,11 @@ class Sections(Spec):
                 raise ScenarioError(
                     f"{key} is given, {why}; not for strategy.kind = {self.strategy.kind!r}, which has no server"
                 )
+
+    @property
+    def figures(self) -> list[EvaluationMetric]:
+        """Metrics of tests, and numbers of trainers that are columns of rounds."""
+        return [*self.objective.figures, *starmap(reported_metric, self.training.reports.items())]
 
     @property
     def not_restorable(self) -> str | None:

@@ -178,10 +178,6 @@ class Simulation:
         finally:
             self.working = False
 
-    def place(self, thing: Any) -> None:
-        """Say that ``thing`` never changes and goes into many calls of ``submit``; it is then brought to each worker once."""
-        self.executor.place(thing)
-
     def join(self, work: "Future[Any]") -> Join:
         """The result of ``work``, at this very instant: the clock stands still until it is there."""
         return self.env.join(work)
@@ -201,15 +197,13 @@ class Simulation:
         if self._watched is not None:
             self._watched.append(record)
 
-    def listen(self, sink: Sink, close: Callable[[], None] | None = None, *, kinds: Sequence[str] = ()) -> None:
-        """Give every record to ``sink`` as it is emitted, and call ``close`` when the run is over, however it ends.
+    def listen(self, sink: Sink, *, kinds: Sequence[str] = ()) -> None:
+        """Give every record to ``sink`` as it is emitted.
 
         ``kinds``: it is given records of these kinds alone, after those who get all: most are of steps, and cost nothing then.
         """
         for sinks in [self._sinks_of.setdefault(kind, []) for kind in kinds] or [self._sinks]:
             sinks.append(sink)
-        if close is not None:
-            self._closers.append(close)
 
     def at_end(self, final: Callable[[], None]) -> None:
         """Call ``final`` when the run is over but records are still taken, to end what is open. No message is handled then."""

@@ -94,6 +94,7 @@ class Training:
         held: what stays as it is in the start, whole tensors of the flat model. A step takes as long as one of all of them.
         only_batch: all ``steps`` are on one batch: the one that would be of this number, from 0, in a training without this.
         contrast: a contrastive term in the loss; None for none.
+        share: of its batches that it takes, where a trainer stops early; all epochs are shorter by it.
         cut: the smaller model that a step costs as much as; None: the whole one. All numbers outside of it are 0 or held.
 
     Raises:
@@ -112,6 +113,7 @@ class Training:
     held: Places = ()
     only_batch: int | None = None
     contrast: Contrast | None = None
+    share: float = 1.0
     cut: tuple[CutBy, float] | None = None
 
     def __post_init__(self) -> None:

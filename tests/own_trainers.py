@@ -19,6 +19,7 @@ class Steady(Trainer):
         enough: loss of a batch that is the last one.
     """
 
+    reports: ClassVar[Mapping[str, bool]] = {"mean_loss": False}
     noise: float = 0.01
     enough: float = 0.0
     applies_terms: ClassVar[bool] = True

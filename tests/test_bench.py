@@ -4,14 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 import fedsim
-from fedsim.cli import main
 from fedsim.errors import DataError, ScenarioError
 from fedsim.files import read_toml
 from fedsim.lab import bench
 from fedsim.shipped import shipped
+from tests.calls import call
 
 LINE = bench.BoardLine("a", "phones", 3, 3, 60.0, 50.0, 70.0, 1e6, 1e3, 0.9, bench.digest_of("phones"), "0.2.0")
 SLOWER = replace(LINE, strategy="b", time_s=90.0)
@@ -51,7 +50,7 @@ def test_a_world_that_differs_is_named_and_its_lines_are_not_kept(tmp_path: Path
     tables = {"base": "worlds/cars", "variants": {"fedavg": {}}, "parts": {"cars": part}}
     fedsim.run_study(tables, tmp_path / "a", seeds=1, workers=1)
     found = bench.tables_of(tmp_path / "a")
-    assert [name for _, _, name in found] == ["devices", "availability", "data", "events of fedavg"]
+    assert [name for _, _, name in found] == ["devices", "events of fedavg", "availability", "data"]
     assert bench.changed_tables({key: own for key, own in found.items() if "events" not in key[2]}) == []
     bench.keep([LINE], tmp_path / "board.csv", found)
     part["changes"] |= {"population.speed": "3 samples/s"}
@@ -75,5 +74,5 @@ def test_a_strategy_of_ones_own_is_run_in_all_worlds(tmp_path: Path, monkeypatch
 
 
 def test_an_unknown_strategy_is_a_mistake_with_the_nearest_name(tmp_path: Path) -> None:
-    result = CliRunner().invoke(main, ["bench", "fedavgg", "--out", str(tmp_path / "out")])
+    result = call("bench", "fedavgg", "--out", str(tmp_path / "out"))
     assert (result.exit_code, "did you mean" in result.output) == (2, True), result.output

@@ -27,7 +27,11 @@ TOP = {"kind": "top-k", "share": 0.3, "error_feedback": False}
 PARTS = [
     (
         {"kind": "fedavg", "clients_per_round": 5, "local_epochs": 2, "selection": "least-asked", "aggregation": "multi-krum"}
-        | {"server": {"kind": "yogi", "lr": 0.03}, "deadline": {"kind": "quantile", "over": 5, "most": "40 s"}},
+        | {
+            "every": "25 s",
+            "server": {"kind": "yogi", "lr": 0.03},
+            "deadline": {"kind": "quantile", "over": 5, "most": "40 s"},
+        },
         {"messages": {"up": {"kind": "qsgd", "levels": 7, "error_feedback": True}, "down": "float16"}},
     ),
     (
@@ -78,7 +82,7 @@ PARTS = [
     ({"kind": "feddyn", "clients_per_round": 5, "over_selection": 1.4, "selection": "least-available"}, {}),
     ({"kind": "fedbuff", "concurrency": 5, "buffer": 3, "server": {"kind": "sgd", "momentum": 0.5}}, {}),
     ({"kind": "ifca", "groups": 2, "clients_per_round": 5, "averaging": "gradients"}, {}),
-    ({"kind": "lcfl", "groups": 2, "local_epochs": 2, "measure": "grad-cos", "moment": {"rounds": 2}}, {}),
+    ({"kind": "lcfl", "groups": 2, "local_epochs": 2, "measure": "grad-cos", "moment": {"rounds": 2}, "every": "25 s"}, {}),
 ]
 
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from fedsim.analysis import style
 from fedsim.analysis.report.markup import Markup, el, join, plain
 from fedsim.lab.compare import explore
 from fedsim.lab.compare.answer import ANY, PLACES, VARIANT, show_figure
@@ -55,8 +56,9 @@ def _card(answer: "Answer") -> Iterator[Markup]:
     goal = answer.rankings[0] if answer.rankings else None
     if not goal or not goal.sentences:
         return
-    best, alike = goal.whole[0], len(goal.alike)
-    tiles = [(f"best by {goal.measure.name}", plain(best.name, 60), f"not told apart from {alike} others" if alike else "")]
+    best, alike = goal.whole[0], style.counted(len(goal.alike), "other")
+    doubt = f"not told apart from {alike}" if goal.alike else ""
+    tiles = [(f"best by {goal.measure.name}", plain(best.name, 60), doubt)]
     for measure, mean in answer.bill:
         ranked = next((one.whole for one in answer.rankings if one.measure == measure and one.measure != goal.measure), ())
         least = f"least: {plain(ranked[0].name, 60)}, {show_figure(measure, ranked[0].mean.mean)}" if ranked else ""

@@ -9,8 +9,9 @@ import pandas as pd
 
 from fedsim.arrays import Ints
 from fedsim.audit.evidence import NOTHING, Evidence, findings, latest, shown
+from fedsim.meters.base import Column
 from fedsim.records import folder as files
-from fedsim.records.schema import ROUNDS
+from fedsim.records.schema import ROUNDS, with_columns
 
 _COUNTS = {
     "valid": ("done",),
@@ -179,5 +180,6 @@ def _problems(number: int | None, told: Mapping[str, Any], counted: Mapping[str,
 
 
 def _rows(evidence: Evidence) -> Iterator[dict[str, Any]]:
-    for table in evidence.run.batches(files.ROUNDS, ROUNDS, 4_096):
+    metrics = [Column(name, "", "a metric") for name in evidence.run.summary.get("metrics", {})]
+    for table in evidence.run.batches(files.ROUNDS, with_columns(ROUNDS, metrics), 4_096):
         yield from table.to_pylist()

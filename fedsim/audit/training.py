@@ -41,7 +41,7 @@ def durations_agree(evidence: Evidence) -> Iterator[str]:
     jitter = population["jitter"]
     of_steps = strategy in _OF_STEPS or scenario["strategy"].get("local_steps")
     drawn = "device" in population or population.get("capacity", {}).get("kind", "fedscale") != "fedscale"
-    own = ":" in strategy or ":" in scenario["training"]["kind"]  # a trainer of one's own may stop early
+    own = ":" in strategy or ":" in scenario.get("training", {}).get("kind", "")  # a trainer of one's own may stop early
     if drawn or of_steps or own or jitter["kind"] != "constant":
         return
     streams, sigma = Streams(scenario["seed"]), math.sqrt(math.log1p(jitter["value"] ** 2))

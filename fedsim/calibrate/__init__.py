@@ -29,7 +29,7 @@ def calibrate(
     by_client: bool = False,
     hold_out: HoldOut = "third",
     latency: float | None = None,
-    protocol: Literal["fluid", "tcp"] | None = None,
+    protocol: Literal["fluid", "tcp", "bbr"] | None = None,
 ) -> list[str]:
     """Fit a world to a log and write it as a scenario with tables of clients and of rounds; returns lines for people.
 
@@ -69,6 +69,6 @@ def _protocol(path: Path, name: str | None) -> Protocol:
     said: Any = name or (RunFolder(path).scenario["network"].get("protocol") if is_run else None) or "fluid"
     kind = said if isinstance(said, str) else said["kind"]
     if kind not in PROTOCOLS.kinds:
-        raise DataError(f"the run {str(path)!r} has a protocol of its own, {kind!r}; say --protocol fluid or --protocol tcp")
+        raise DataError(f"the run {str(path)!r} has a protocol of its own, {kind!r}; say --protocol fluid, tcp or bbr")
     protocol: Protocol = TypeAdapter(ProtocolSpec).validate_python(said)
     return protocol

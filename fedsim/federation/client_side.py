@@ -54,10 +54,7 @@ class ClientSide:
     """Asks the client half of a strategy, and brings its answers through the codec.
 
     Args:
-        simulation: the clock.
-        learner: where models are made.
         up: how models are written on their way up.
-        devices: what each device knows of itself.
         trainer: of local training.
         added_up: names of contents that both sides add up (``StrategyParams.added_up``).
         attack: what malicious devices do to their updates; None where there are no such devices.
@@ -177,6 +174,7 @@ class ClientSide:
                     anchor = training.anchor
                 if start is not training.start or anchor is not training.anchor or finished != training.epochs:
                     training = replace(training, start=start, anchor=anchor, epochs=finished)
+                known = known if finished == step.training.epochs else None  # else it was cut off
                 earlier, update = before, known or self._train(task, training, len(before), task.version)
                 if self._trainer.state == "kept":
                     self.devices.of(task.device).state[f"trainer/{len(before)}"] = update
@@ -201,7 +199,7 @@ class ClientSide:
         update = self._train(task, training, len(ahead), self.devices.population.version.item(task.device))
         self._learner.compute_now(update)
         ahead.append(update)
-        return replace(step, training=replace(training, epochs=1, steps=max(1, int(update.numbers.get("batches", 1)))))
+        return replace(step, training=replace(training, share=update.numbers.get("share", 1.0)))
 
     def _found(self, model: Any, earlier: tuple[Ref, ...]) -> Any:
         """A model that a training starts from or is held to, where it follows from the trainings before."""

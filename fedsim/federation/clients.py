@@ -28,12 +28,7 @@ def _memory_bytes() -> int:
 
 
 class Clients:
-    """All devices, by number.
-
-    Args:
-        dispatch: carries messages to and from them.
-        count: their number.
-    """
+    """All devices, by number; ``count`` is how many there are."""
 
     def __init__(self, dispatch: "Dispatch", count: int) -> None:
         self._dispatch = dispatch

@@ -29,26 +29,24 @@ if TYPE_CHECKING:
     from fedsim.learning import Learner
     from fedsim.running.drift import Drift
     from fedsim.world.life import TaskRunner
-    from fedsim.world.messages import Edges, Message
+    from fedsim.world.messages import Message, Messages
     from fedsim.world.population import Population
 
 
 _SEEN: dict[Outcome, Outcome] = {"left": "lost", "battery": "lost"}
 """Outcome of a task as the server sees it: a device that vanishes does not say for how long, or why."""
 
+_KEPT = ("_untold", "busy_until", "unnoticed", "_sent", "_kept_at", "_bases_at")
+
 
 class Dispatch:
     """Carries what the two halves of a strategy say to each other.
 
     Args:
-        simulation: the clock.
-        population: the devices.
-        learner: where models are made and measured, or the one for ``learning = "off"``.
-        streams: the run's streams; strategies draw only through ``Server.rng`` and ``Clients.sample``.
+        streams: of the run; strategies draw only through ``Server.rng`` and ``Clients.sample``.
         evaluator: measures aggregations and says when the run is over.
         own: what the server's own computing takes, and how long it waits for a device that has vanished.
         wires: ``down`` and ``up``.
-        client_side: computes and answers.
 
     Attributes:
         devices: what each device knows of itself.
@@ -76,7 +74,7 @@ class Dispatch:
         self.evaluator = evaluator
         self.drift: Drift | None = None
         self.tasks: TaskRunner
-        self.edges: Edges
+        self.messages: Messages
         self.strategy: Handlers
         self.busy_until = 0.0
         self.unnoticed: dict[int, TaskEnd] = {}
@@ -91,10 +89,10 @@ class Dispatch:
         self._bases_at: dict[int, bool] = {}  # edge servers that have the model's frozen tensors
 
     def connect(
-        self, tasks: "TaskRunner", edges: "Edges", strategy: "Handlers", client: Client[Any], drift: "Drift | None"
+        self, tasks: "TaskRunner", messages: "Messages", strategy: "Handlers", client: Client[Any], drift: "Drift | None"
     ) -> None:
         """Join the sides that need this to be made."""
-        self.tasks, self.edges = tasks, edges
+        self.tasks, self.messages = tasks, messages
         self.strategy = strategy
         self._client_side.connect(client)
         self.drift = drift
@@ -124,7 +122,7 @@ class Dispatch:
         steps: tuple[TaskStep, ...] = (Download(parts),) if parts else ()
         if parts and self.down.model_s:
             steps += self.down.work_on(contents, "decode")
-        edge = self.edges.of(device) if at_edge else None
+        edge = self.messages.edge_of(device) if at_edge else None
         if self.down.changes(contents):
             contents, _ = self.down.through(contents, {}, {})
         context = TaskContext(Instruction(job, received(contents), number), brings_base=brings_base)
@@ -139,7 +137,7 @@ class Dispatch:
         parts = payloads(contents, wire)
         if direction == "down" and edge not in self._bases_at and self.learner.base_bytes and has_model(contents):
             parts = (Payload(BASE, self.learner.base_bytes), *parts)
-        message = self.edges.send(edge, direction, parts, number, self.on_message_end)
+        message = self.messages.carry(edge, direction, parts, number, self.on_message_end)
         if wire.changes(contents):
             bases = {} if start is None else {value: start for value in contents.values() if type(value) is type(start)}
             kept = self._kept_at.get(edge, {}) if direction == "up" else {}
@@ -152,7 +150,7 @@ class Dispatch:
         if self.up.changes(contents):
             contents, _ = self.up.through(contents, {}, {})
         for destination in destinations:
-            message = self.edges.messages.send(source, destination, parts, number, self.on_message_end)
+            message = self.messages.send(source, destination, parts, number, self.on_message_end)
             self._sent[message.id] = contents, {}
 
     def written(self, value: Ref | Partial) -> tuple[Ref, float]:
@@ -304,29 +302,17 @@ class Dispatch:
     def snapshot(self) -> dict[str, Any]:
         """All that must be remembered beside the alarms; ``restore`` takes it back."""
         timers = {wakeup.name[1]: name for name, wakeup in self._timers.items()}
-        return {
-            "timers": timers,
-            "count": self._timer_count,
-            "devices": self.devices.snapshot(),
-            "untold": self._untold,
-            "busy_until": self.busy_until,
-            "unnoticed": self.unnoticed,
-            "sent": self._sent,
-            "kept_at": self._kept_at,
-            "bases_at": self._bases_at,
-        }
+        kept = {name.lstrip("_"): getattr(self, name) for name in _KEPT}
+        return kept | {"timers": timers, "count": self._timer_count, "devices": self.devices.snapshot()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up what ``snapshot`` gave. Alarms follow by ``rearm``."""
-        self._timer_names: dict[int, str] = dict(state["timers"])
+        self._timers, self._timer_names = {}, dict[int, str](state["timers"])
         self._timer_count = state["count"]
         self.devices.restore(state["devices"])
-        self._timers = {}
-        self._untold = state["untold"]
-        self.busy_until, self.unnoticed = state["busy_until"], state["unnoticed"]
-        self._sent, self._kept_at, self._bases_at = state["sent"], state["kept_at"], state["bases_at"]
+        vars(self).update({name: state[name.lstrip("_")] for name in _KEPT})
         for number in self._sent:
-            self.edges.messages.under_way[number].on_end = self.on_message_end
+            self.messages.under_way[number].on_end = self.on_message_end
 
     def rearm(self, kind: str, number: int, when: float) -> None:
         """Set an alarm: a ``timer`` of the snapshot, the ``notice`` of a lost task, or one that tells of a device."""

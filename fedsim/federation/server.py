@@ -37,15 +37,15 @@ class ServerEdges:
     @property
     def count(self) -> int:
         """Their number; 0 where the network has none."""
-        return self._dispatch.edges.count
+        return self._dispatch.messages.edges
 
     def of(self, device: int) -> int:
         """The edge server of a device."""
-        return self._dispatch.edges.of(device)
+        return self._dispatch.messages.edge_of(device)
 
     def has(self, edge: int) -> bool:
         """Whether an edge server is there; one that is lost (``on_edge_lost``) is not."""
-        return edge not in self._dispatch.edges.off
+        return edge not in self._dispatch.messages.lost
 
     def carry(
         self,
@@ -67,12 +67,8 @@ class ServerEdges:
 class Server:
     """All that the server half of a strategy can see and do.
 
-    Args:
-        dispatch: carries what it says.
-        setting: facts that both halves know.
-
     Attributes:
-        setting: as given.
+        setting: facts that both halves know.
         devices: number of devices.
         clients: the devices: which of them can be asked.
         models: arithmetic with models, and their values.

@@ -25,7 +25,7 @@ from fedsim.lab.compare.paired import Estimate, mean_of
 from fedsim.lab.compare.table import Cell, ComparedTable
 from fedsim.lab.study.conduct import run_study
 from fedsim.language.units import show_bytes, show_joules, show_seconds
-from fedsim.records.folder import AVAILABILITY, DEVICES, write_text
+from fedsim.records.folder import AVAILABILITY, DEVICES, EVENTS, write_text
 from fedsim.scenario import load
 from fedsim.shipped import shipped
 from fedsim.streams import Streams
@@ -40,6 +40,8 @@ ALL = "all"
 _STUDY = "bench"
 _TABLES = "tables.csv"  # beside a board
 _DRAWN = ("device", "speed", "link_down", "link_up", "latency", "samples", "test_samples", "arrival", "departure")
+_HAPPENED = ("time", "kind", "device", "round", "group", "task", "step", "outcome")  # without ``data``: it states losses
+_DIGITS = "%.12g"  # logarithms differ in the last bits between processors
 _MOST_NAMED = 6
 _SEEN_S = 60.0  # of availability: runs differ in length
 
@@ -167,20 +169,22 @@ def digest_of(world: str) -> str:
 def tables_of(out: Path) -> dict[TableKey, str]:
     """Digests of what the worlds of a study ``bench`` in ``out`` consist of, and of each strategy's events in them.
 
-    A world's tables are its devices and links as they were drawn, availability in the first minute, and each device's data.
+    A world's tables are its devices and links as they were drawn, availability in the first minute, and each device's data. All
+    are the same on any processor: events count without figures of models, and numbers without their last digits.
     """
     found: dict[TableKey, str] = {}
     for line in read_lines([out]).lines:
         world = str(dict(line.point)["part"])
         for run in line.runs:
             seed = int(run.summary["seed"])
-            texts = {"devices": run.table(DEVICES).select(_DRAWN).to_pandas().to_csv(index=False)}
+            tables = {"devices": run.table(DEVICES).select(_DRAWN).to_pandas()}
+            tables[f"events of {line.name}"] = run.table(EVENTS).select(_HAPPENED).to_pandas()
             if run.summary["simulated_s"] >= _SEEN_S:
                 phases = run.table(AVAILABILITY).to_pandas().sort_values(["device", "time"])
-                texts["availability"] = phases[phases["time"] <= _SEEN_S].to_csv(index=False)
+                tables["availability"] = phases[phases["time"] <= _SEEN_S]
+            texts = {name: table.to_csv(index=False, float_format=_DIGITS) for name, table in tables.items()}
             found |= {(world, seed, name): _digest(text.encode()) for name, text in texts.items()}
             found[world, seed, "data"] = _digest_of_data(world, seed)
-            found[world, seed, f"events of {line.name}"] = run.summary["events_sha256"][:12]
     return found
 
 

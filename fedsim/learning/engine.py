@@ -102,7 +102,7 @@ class Learning(Learner):
         self._chooser = Chooser(self._solver, training, samples, streams)
         self._tests = TestSets(data, samples, device)
         for thing in (samples, self._solver, self._trainer, self._chooser):
-            simulation.place(thing)
+            simulation.executor.place(thing)
 
     def given(self, weights: NDArray[np.floating]) -> Ref:
         ref = super().given(weights)

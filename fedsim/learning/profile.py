@@ -3,7 +3,8 @@
 FLOPs are those that ``torch.utils.flop_counter`` knows (matrix products, convolutions, attention; two a multiply-add) and those
 of LSTM layers, with the channels of a convolution filled up to whole registers. Bytes are the sizes of an operation's operands
 and results; views move none. So each operation moves all its data through memory once: caches, and kernels that fuse several
-operations, make real devices faster. Other recurrent layers than LSTM are counted step by step, as torch computes them.
+operations, make real devices faster. Other recurrent layers than LSTM are counted step by step, as torch computes them. A step
+of either costs something fixed besides.
 
 A CPU does more: matrix products and convolutions lay out their data anew, pooling and some others go number by number.
 ``_PASSES`` has what this takes on a server's CPU, as further passes over the data. On a board with ARM cores kernels of another
@@ -48,9 +49,17 @@ _PASSES = {
     "gelu_backward": 1.2,
     "tanh": 8.1,
     "bernoulli_": 41.0,
+    **dict.fromkeys(("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"), 0.9),
 }
 """Operation -> passes over its data that a CPU makes beside one. Fitted by ``tests/benchmarks/roofline.py --layers`` to single
-layers on one core of an AMD EPYC 9004 with torch 2.13 (oneDNN, MKL), and to no model."""
+layers on one core of an AMD EPYC 9004 with torch 2.13 (oneDNN, MKL), and to no model; those of recurrent layers to some of
+those of ``--batches``, as the two numbers below are."""
+
+_STEP = 107e3
+"""Bytes in whose time a fused LSTM layer takes one step of a sequence, forward, whatever it computes in it; twice backward."""
+
+_CALL = 75e3
+"""Bytes in whose time a CPU calls one of the many small operations of a recurrent layer that is computed step by step."""
 
 _NORMALISING = ("native_batch_norm", "native_layer_norm", "native_group_norm")
 _CURVED = ("gelu", "silu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "softmax", "elu", "exp", "softplus")
@@ -133,13 +142,17 @@ def profile(
 
 
 class Counted(NamedTuple):
-    """An operation: FLOPs, those with channels filled up, bytes moved, its name in torch, and its kind in ``ArmKernels``."""
+    """An operation: FLOPs, those with channels filled up, bytes moved, its name in torch, and its kind in ``ArmKernels``.
+
+    ``call`` has the bytes in whose time a CPU calls it.
+    """
 
     flops: float
     filled: float
     moved: float
     name: str
     kind: str
+    call: float = 0.0
 
     def columns(self) -> tuple[float, ...]:
         """``COLUMNS`` of a batch."""
@@ -147,7 +160,7 @@ class Counted(NamedTuple):
         return (
             self.filled,
             self.moved,
-            self.moved * _PASSES.get(self.name, 0.0),
+            self.moved * _PASSES.get(self.name, 0.0) + self.call,
             arm_flops,
             self.moved * _ARM.passes.get(self.kind, 0.0),
         )
@@ -175,6 +188,8 @@ def _step(
     trained, optimiser = named.values(), trainer.torch_optimiser(named, 0.1)
     loss_of: Callable[..., Any] = own.loss if hasattr(own, "loss") else objective.losses  # type: ignore[assignment]
     known = {_storage(parameter) for parameter in own.parameters()}
+    steps = (torch.nn.RNNBase, torch.nn.RNNCellBase)
+    call = _CALL if any(isinstance(part, steps) and not isinstance(part, torch.nn.LSTM) for part in own.modules()) else 0.0
     found: dict[str, list[Counted]] = {}
     kept: dict[int, int] = {}
 
@@ -188,9 +203,9 @@ def _step(
         for _ in range(2):
             optimiser.zero_grad()
             kept.clear()
-            with _counting() as forward, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            with _counting(call) as forward, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
                 loss = loss_of(own(x), y).mean()
-            with _counting() as backward:
+            with _counting(call) as backward:
                 loss.backward()
             with _counting() as update:
                 optimiser.step()
@@ -216,8 +231,8 @@ def _kind_by_name(name: str) -> str:
     return "curve" if any(curve in name for curve in _CURVED) else "other"
 
 
-def _counting() -> Any:
-    """A mode that notes the FLOPs and bytes of each operation, in ``operations``."""
+def _counting(call: float = 0.0) -> Any:
+    """A mode that notes the FLOPs and bytes of each operation, in ``operations``; each costs a ``call`` besides (bytes)."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
@@ -246,7 +261,7 @@ def _counting() -> Any:
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             given = kwargs or {}
             result = func(*args, **given)
-            name = func._overloadpacket.__name__
+            name, called = func._overloadpacket.__name__, call
             if name == "convolution":
                 flops, filled, moved = convolved(args[0], args[1], result, *(args[place] for place in (3, 6, 8)))
                 kind = _kind_of_convolution(args[1], args[8])
@@ -258,8 +273,9 @@ def _counting() -> Any:
             elif name.startswith("mkldnn_rnn_layer"):
                 x, *weights = args[:3]
                 flops = filled = 2.0 * x.shape[0] * x.shape[1] * sum(weight.numel() for weight in weights)
+                called = x.shape[0] * _STEP
                 if name.endswith("backward"):
-                    flops = filled = 2 * flops
+                    flops, filled, called = 2 * flops, 2 * filled, 2 * called
                 kind, moved = "matrix", size((args, given)) + size(result)
             else:
                 count = flop_registry.get(func._overloadpacket)
@@ -267,7 +283,7 @@ def _counting() -> Any:
                 kind = "matrix" if count is not None else _kind_by_name(name)
                 moved = 0 if func.is_view or "empty" in name or name == "_unsafe_view" else size((args, given)) + size(result)
             if flops or moved:
-                self.operations.append(Counted(flops, filled, float(moved), name, kind))
+                self.operations.append(Counted(flops, filled, float(moved), name, kind, called))
             return result
 
     return Counting()

@@ -48,6 +48,8 @@ class Trainer(Spec):
 
     One that does not is refused where a strategy asks for such a term.
     """
+    reports: ClassVar[Mapping[str, bool]] = {}
+    """Numbers of ``train`` that become columns of rounds and metrics of the run; of each whether the most is the best."""
     stops_early: ClassVar[bool] = False
     """Whether it may leave out the last batches. It is then computed as the device begins, for the time of the others."""
 

@@ -1,6 +1,5 @@
 """Puts a scenario into a simulation: the one place where world, learning and strategy meet."""
 
-import math
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -35,9 +34,10 @@ from fedsim.world.compute import Compute
 from fedsim.world.device_kinds import Capacity, estimates
 from fedsim.world.life import TaskRunner
 from fedsim.world.lifetimes import Lifetimes, bounded
-from fedsim.world.messages import Edges, Messages
+from fedsim.world.messages import Messages
 from fedsim.world.network import Network
 from fedsim.world.processes.processes import Processes
+from fedsim.world.processes.world import Books
 from fedsim.world.roofline import Rooflines
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Run:
 
     Attributes:
         scenario, simulation: what runs, and its clock.
-        population, network, edges, tasks, processes: the world.
+        population, network, messages, tasks, processes: the world.
         meters: what is counted besides bytes.
         learner: the training core.
         server, strategy: the algorithm's server half, and what it holds in its hands.
@@ -94,7 +94,8 @@ class Run:
         places = scenario.network.edge_servers or scenario.network.places
         context = MeterContext(spec.devices, places, streams, self.network.overhead, root, capacity.powers())
         self.meters = scenario.meters_in(context)
-        of_rounds = with_columns(ROUNDS, [Column(one.name, "", "a metric of tests") for one in scenario.objective.figures])
+        metrics = scenario.figures
+        of_rounds = with_columns(ROUNDS, [Column(one.name, "", "a metric") for one in metrics])
         for table in ("round", "device"):
             with_columns(of_rounds if table == "round" else DEVICES, self.meters.columns(table))
         batteries = None
@@ -104,7 +105,7 @@ class Run:
         if batteries is not None:
             availability = powered = Powered(availability, batteries)
             self._past = one_by_one(powered.past)
-        self.metrics = scenario.objective.figures if self.learner.learns else []
+        self.metrics = metrics if self.learner.learns else []
         view = WorldView(self.present, self.truth, self.versions)
         self.evaluator = Evaluator(self.learner, scenario.stop, scenario.evaluation, view, self.metrics)
         down, up = (Wire(codec, self.learner) for codec in (scenario.messages.down, scenario.messages.up))
@@ -126,8 +127,7 @@ class Run:
             wires=(down, up),
             client_side=client_side,
         )
-        messages = Messages(simulation, self.network, self._reachable_until)
-        self.edges = Edges(messages, self.network, scenario.network.edge_servers, dispatch.on_edge_lost)
+        self.messages = Messages(simulation, self.network, scenario.network.edge_servers, dispatch.on_edge_lost)
         compute = Compute(streams, spec.jitters(streams, root), spec.slow_phases, spec.devices)
         self.tasks = TaskRunner(
             simulation,
@@ -139,7 +139,7 @@ class Run:
             client_side.next_steps,
             dispatch.on_task_end,
             batteries,
-            self.edges,
+            self.messages,
             spec.host,
         )
         setting = self._setting(capacity)
@@ -149,9 +149,9 @@ class Run:
         client = strategy.client_half(scenario.strategy, setting)
         self.lifetimes = Lifetimes(simulation, *lifetimes, availability, self.dispatch.on_arrival)
         self.drift = self._build_drift(streams)
-        parts = (capacity, self.population, compute, self.network, self.tasks, self.edges)
-        self.processes = Processes(scenario.world.processes, simulation, streams, *parts, dispatch.on_switched_on)
-        self.dispatch.connect(self.tasks, self.edges, self.strategy, client, self.drift)
+        self.capacity, parts = capacity, (capacity, self.population, compute, self.network, self.tasks, self.messages)
+        self.processes = Processes(scenario.world.processes, Books(simulation, streams, *parts, dispatch.on_switched_on))
+        self.dispatch.connect(self.tasks, self.messages, self.strategy, client, self.drift)
         scenario.strategy.check_samples(int(self.samples.max()))
         scenario.strategy.check_deadline(self._fastest_download_s())
 
@@ -235,12 +235,6 @@ class Run:
         """Set the alarm that stops the run."""
         self.simulation.wake((kind, number), when, lambda: self.simulation.stop("simulated time"))
 
-    def _reachable_until(self, endpoint: int) -> float:
-        """Until when an endpoint of the network can be reached (s); now where it cannot be, infinity for always."""
-        if 0 <= endpoint < self.network.devices:
-            return self.tasks.reachable_until(endpoint)
-        return self.simulation.now if self.network.edge_at(endpoint) in self.edges.off else math.inf
-
     def present(self) -> NDArray[np.bool_] | None:
         """Devices that have arrived and not left, bool [devices]; None when these are all, always."""
         return self.lifetimes.present(self.simulation.now) if self._some_come_or_go else None
@@ -321,7 +315,7 @@ class Run:
         """The figures of the devices' kinds that nobody has measured, where times or joules rest on them, in words."""
         given = self.scenario
         energy = given.energy is not None and given.energy.preset is None
-        return estimates(self.processes.capacity.names, links=not given.network.has_device_rates, energy=energy)
+        return estimates(self.capacity.names, links=not given.network.has_device_rates, energy=energy)
 
     @property
     def tells_all_devices(self) -> bool:
@@ -356,7 +350,7 @@ def assemble(scenario: "Sections", simulation: Simulation, learner: type[Learner
         simulation.end = stop_at
         run.rearm("stop", 0, stop_at)
     simulation.at_end(lambda: run.tasks.end_all("stopped"))
-    simulation.at_end(run.edges.messages.end_all)
+    simulation.at_end(run.messages.end_all)
     if run.tasks.batteries is not None:
         simulation.at_end(run.tasks.batteries.close)
     simulation.at_end(lambda: simulation.emit("run-end", reason=simulation.stopped or "nothing left to happen"))

@@ -96,7 +96,7 @@ class Job:
                 held.enter_context(locked(out))
                 files.refuse_unusable(out)  # another process may have used it meanwhile
                 files.write_text(out / files.SCENARIO, scenario.to_toml())
-            columns = [Column(metric.name, "", "a metric of tests") for metric in self.run.metrics]
+            columns = [Column(metric.name, "", "a metric") for metric in self.run.metrics]
             self.recorder = Recorder(out, self.run.meters, columns)
             self.checkpointer: Checkpointer | None = None
             if out is not None:

@@ -52,11 +52,7 @@ class AsynchronousParams(StrategyParams):
                 "clients are replaced at once, and allowed are those that ask nobody first: random, least-asked, oort, "
                 "least-available, or power-of-choice with losses = 'reported'"
             )
-        if self.concurrency > devices:
-            raise ScenarioError(
-                f"strategy.concurrency is {self.concurrency}, more than the population's {devices} devices; "
-                f"allowed are 1 to {devices}"
-            )
+        self.refuse_more("concurrency", devices)
 
 
 A = TypeVar("A", bound=AsynchronousParams)

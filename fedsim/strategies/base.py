@@ -153,6 +153,13 @@ class StrategyParams(Spec):
     def check(self, devices: int) -> None:
         """Refuse what cannot work with so many devices."""
 
+    def refuse_more(self, key: str, devices: int) -> None:
+        """Refuse a number that is greater than that of the devices."""
+        value = getattr(self, key) or 0
+        if value > devices:
+            why = f"more than the population's {devices} devices; allowed are 1 to {devices}"
+            raise ScenarioError(f"strategy.{key} is {value}, {why}")
+
     def check_edges(self, edges: int) -> None:
         """Refuse what cannot work with so many edge servers; called for strategies ``at_edges`` only."""
 

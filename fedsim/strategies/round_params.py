@@ -116,11 +116,7 @@ class RoundParams(StrategyParams):
         return self.cohort_size(devices)
 
     def check(self, devices: int) -> None:
-        if self.asked_per_round > devices:
-            raise ScenarioError(
-                f"strategy.clients_per_round is {self.clients_per_round}, more than the population's {devices} devices; "
-                f"allowed are 1 to {devices}"
-            )
+        self.refuse_more("clients_per_round", devices)
 
     def check_deadline(self, fastest_download_s: float) -> None:
         least = None if self.bounds_training or self.deadline is None else self.deadline_s(math.nan)

@@ -18,8 +18,8 @@ from fedsim.simulation import TICK_S, Simulation, on_grid, on_grid_after, tie_s
 from fedsim.training import NO_LIMIT, Limit
 from fedsim.world.compute import Compute
 from fedsim.world.hosts import Hosts, HostSpec
-from fedsim.world.network.base import Network
 from fedsim.world.network.flow import SERVER, Direction
+from fedsim.world.network.machine import Network
 from fedsim.world.task import Cause, Code, Download, Ending, Evaluate, Pause, Queue, Task, TaskStep, Train, Upload, Work
 
 if TYPE_CHECKING:

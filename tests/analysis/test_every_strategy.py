@@ -9,15 +9,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 import fedsim
 from fedsim.analysis.pictures import OF_ANY, OF_ONE
 from fedsim.analysis.style import NothingToDrawError
-from fedsim.cli import main
 from fedsim.records.reading import RunFolder
 from fedsim.testing import assert_sound
 from tests.analysis.conftest import Lived
+from tests.calls import done
 
 CLUSTERINGS = ("membership", "similarity", "embedding")
 HAPPENS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -55,16 +54,16 @@ def test_verbs_and_pictures_of(kind: str, lived: Lived, tmp_path: Path) -> None:
     assert not missing, f"this world does not show {missing}"
     assert_sound(run.path)
 
-    (row,) = csv.DictReader(io.StringIO(call("compare", run.path, "--csv")))
+    (row,) = csv.DictReader(io.StringIO(done("compare", run.path, "--csv")))
     assert (row["migrations"] != "") == (count["assign"] > 0)
-    call("trace", run.path, "--out", tmp_path / "trace.json")
+    done("trace", run.path, "--out", tmp_path / "trace.json")
     entries = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert not [entry["name"] for entry in entries if "None" in entry["name"] or "nan" in entry["name"]]
     named = Counter(entry["name"].rstrip(" 0123456789") for entry in entries)
     assert named["into group"] + named["out of group"] == count["assign"]
     assert named["out of group"] == count["leaving"]
     if importlib.util.find_spec("tensorboard"):
-        call("tensorboard", run.path, "--out", tmp_path / "board")
+        done("tensorboard", run.path, "--out", tmp_path / "board")
 
     loaded, drawn = fedsim.load_run(run.path), set()
     assert all(len(frame) for frame in (loaded.events, loaded.rounds, loaded.devices))
@@ -77,9 +76,3 @@ def test_verbs_and_pictures_of(kind: str, lived: Lived, tmp_path: Path) -> None:
             texts = [text.get_text() for axes in figure.axes for text in (axes.title, *axes.texts, *axes.get_yticklabels())]
             assert not [text for text in texts if "None" in text or "group -1" in text]
     assert drawn == {"timeline", *pictures, *(["traffic"] * (kind != "local")), "accuracy", "fairness"}
-
-
-def call(*words: str | Path) -> str:
-    result = CliRunner().invoke(main, [str(word) for word in words], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output

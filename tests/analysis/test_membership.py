@@ -65,11 +65,6 @@ def test_a_device_may_be_left_without_a_group(lived: Lived) -> None:
     assert "no group" in [text.get_text() for text in figure.legends[0].get_texts()]
 
 
-def test_devices_end_in_the_groups_of_their_table(grouped: RunFolder, membership: History) -> None:
-    recorded = {row["device"]: NO_GROUP if row["group"] is None else row["group"] for row in grouped.devices}
-    assert {device: recorded[device] for device in membership.final.index} == membership.final.to_dict()
-
-
 def test_rows_are_in_order(membership: History) -> None:
     order = membership.order()
     assert sorted(order.tolist()) == sorted(membership.final.index)

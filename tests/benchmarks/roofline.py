@@ -3,6 +3,7 @@
     python -m tests.benchmarks.roofline                    # measure, fit, predict; half a minute on an idle core
     python -m tests.benchmarks.roofline --seconds 5        # longer, where others work on the machine
     python -m tests.benchmarks.roofline --layers           # no model: what fedsim/learning/profile.py has of single operations
+    python -m tests.benchmarks.roofline --batches          # recurrent models and others in batches of 1 to 256
 
 What a batch costs in any case is measured on a layer of one number. Two numbers are fitted, on four of the models (those that
 are marked): the FLOP/s and the bytes/s that this core reaches. The other six are predicted. The four were chosen by what is
@@ -12,7 +13,8 @@ on what ran before, and makes a step longer by up to a quarter. Exit status 1 if
 above 25 %.
 
 ``--layers`` times every operation of some sixty single layers, none of which is in a model, and fits how often each kind of
-operation passes over its data.
+operation passes over its data. ``--batches`` predicts nine models by the rates fitted in batches of 32; what
+recurrent layers cost was fitted to the first four.
 """
 
 import ctypes
@@ -96,6 +98,17 @@ def transformer() -> nn.Module:
     return nn.Sequential(nn.Linear(16, 128), encoder, Mean(), nn.Linear(128, CLASSES))
 
 
+class Recurrent(nn.Module):
+    """What a recurrent layer says at the end of a sequence."""
+
+    def __init__(self, kind: Callable[..., nn.RNNBase], inputs: int, hidden: int, layers: int = 1) -> None:
+        super().__init__()
+        self.inner, self.outer = kind(inputs, hidden, layers, batch_first=True), nn.Linear(hidden, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(self.inner(x)[0][:, -1])  # type: ignore[no-any-return]
+
+
 Model = tuple[Callable[[], nn.Module], tuple[int, ...]]
 MODELS: dict[str, Model] = {
     "logistic": (lambda: dense(784, CLASSES), (784,)),
@@ -111,12 +124,24 @@ MODELS: dict[str, Model] = {
 }
 FITTED = ("mlp-1024", "cnn-64-128", "resnet-14", "mobilenet")
 PASSES = 3
+BATCHED: dict[str, Model] = {
+    "lstm-128": (lambda: Recurrent(nn.LSTM, 8, 128), (80, 8)),
+    "lstm-256-256": (lambda: Recurrent(nn.LSTM, 8, 256, 2), (80, 8)),
+    "lstm-64": (lambda: Recurrent(nn.LSTM, 28, 64), (28, 28)),
+    "gru-128": (lambda: Recurrent(nn.GRU, 16, 128), (40, 16)),
+    "lstm-100-100": (lambda: Recurrent(nn.LSTM, 8, 100, 2), (60, 8)),
+    "lstm-192": (lambda: Recurrent(nn.LSTM, 32, 192), (40, 32)),
+    "gru-64": (lambda: Recurrent(nn.GRU, 28, 64), (28, 28)),
+    "rnn-128": (lambda: Recurrent(nn.RNN, 16, 128), (50, 16)),
+    "transformer": MODELS["transformer"],
+}
+BATCHES = (1, 4, 32, 128, 256)
 
 
-def measured_s(module: nn.Module, shape: Sequence[int], seconds: float) -> float:
+def measured_s(module: nn.Module, shape: Sequence[int], seconds: float, batch: int = BATCH) -> float:
     """The least processor time of an SGD step on a batch (s), over so many seconds of steps."""
     optimiser = torch.optim.SGD(module.parameters(), lr=1e-3, foreach=False)
-    x, y = torch.randn(BATCH, *shape), torch.randint(CLASSES, (BATCH,))
+    x, y = torch.randn(batch, *shape), torch.randint(CLASSES, (batch,))
     times, end = [], time.monotonic() + seconds
     while time.monotonic() < end or len(times) < 5:
         begun = time.thread_time()
@@ -127,9 +152,9 @@ def measured_s(module: nn.Module, shape: Sequence[int], seconds: float) -> float
     return min(times)
 
 
-def batch_s(cost: ModelCost, flops: float, bandwidth: float, fixed: float) -> float:
+def batch_s(cost: ModelCost, flops: float, bandwidth: float, fixed: float, batch: int = BATCH) -> float:
     """What the roofline says of a step (s)."""
-    return fixed + sum(operations_s(part, BATCH, flops, bandwidth) for part in (cost.forward, cost.backward, cost.update))
+    return fixed + sum(operations_s(part, batch, flops, bandwidth) for part in (cost.forward, cost.backward, cost.update))
 
 
 def fit(costs: Mapping[str, ModelCost], times: Mapping[str, float], fixed: float) -> tuple[float, float]:
@@ -215,7 +240,7 @@ def fit_passes(seconds: float) -> None:
 
 def main() -> int:
     """Measure, fit, predict, and show."""
-    options = parser(__doc__, seconds=2.0, layers=False).parse_args()
+    options = parser(__doc__, seconds=2.0, layers=False, batches=False).parse_args()
     torch.manual_seed(1)
     torch.set_num_threads(1)
     for threshold in (-1, -3):  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, where there is glibc
@@ -233,6 +258,11 @@ def main() -> int:
     fixed = times.pop("")
     flops, bandwidth = fit(costs, {name: times[name] for name in FITTED}, fixed)
     print(f"a batch costs {fixed * 1e6:.0f} us in any case; fitted: {flops / 1e9:.1f} GFLOP/s, {bandwidth / 1e9:.1f} GB/s")
+    for name, (make, shape) in BATCHED.items() if options.batches else ():
+        cost = profile(make(), shape, CLASSES)
+        took = {batch: measured_s(make(), shape, options.seconds / PASSES, batch) for batch in BATCHES}
+        cells = [f"{s * 1e3:.2f} ms {batch_s(cost, flops, bandwidth, fixed, batch) / s - 1:+.0%}" for batch, s in took.items()]
+        print(f"{name:14}", *(f"{batch:4}: {cell:16}" for batch, cell in zip(BATCHES, cells, strict=True)), flush=True)
     errors = {}
     for name in MODELS:
         told = batch_s(costs[name], flops, bandwidth, fixed)

@@ -9,10 +9,12 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedsim.errors import ScenarioError
+from fedsim.learning import profile as counted
 from fedsim.learning.models import CNN5, Logistic, SizeOnly
 from fedsim.learning.profile import cost_of, profile
 from fedsim.learning.spec import TRAINERS, TrainingSpec
 from fedsim.model_cost import ModelCost
+from tests.benchmarks.roofline import Recurrent
 
 
 def totals(cost: ModelCost, part: str, samples: int) -> tuple[float, float]:
@@ -164,3 +166,13 @@ def test_a_layer_of_lstm_is_one_kernel() -> None:
     assert cost.forward[:, 1].sum() == pytest.approx(flops)
     assert cost.backward[:, 1].sum() == pytest.approx(2 * flops)
     assert len(cost.forward) + len(cost.backward) < 40
+
+
+def test_steps_of_recurrent_layers_cost_something_whatever_the_batch() -> None:
+    """An LSTM's fused kernel by its steps, twice backward; other layers by each of the operations that torch makes of them."""
+    costs = {kind: profile(Recurrent(kind, 3, 5), (7, 3), 10) for kind in (nn.LSTM, nn.GRU)}
+    fixed = {kind: [part[:, 4].sum() for part in (cost.forward, cost.backward)] for kind, cost in costs.items()}
+    assert fixed[nn.LSTM] == pytest.approx([7 * counted._STEP, 14 * counted._STEP], rel=0.1)
+    operations = len(costs[nn.GRU].forward) + len(costs[nn.GRU].backward)
+    assert sum(fixed[nn.GRU]) == pytest.approx(operations * counted._CALL, rel=0.02)
+    assert operations > 7 * 20

@@ -47,8 +47,7 @@ STALENESS = [0, 0, 2, 1, 0, 5]
 
 
 def aggregates(scenario: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
-    fedsim.run(fedsim.Scenario(**scenario), folder, executor="inline")
-    return [event["data"] for event in RunFolder(folder).events if event["kind"] == "aggregate"]
+    return [event["data"] for event in ran(scenario, folder).events if event["kind"] == "aggregate"]
 
 
 def test_fedasync_makes_the_hand_computed_sequence(three_wells: dict[str, Any], tmp_path: Path) -> None:
@@ -77,8 +76,7 @@ def test_the_selection_says_who_is_asked_next(
     buffer = {"buffer": 1} if kind == "fedbuff" else {}
     three_wells["strategy"] = {"kind": kind, "concurrency": 1, "selection": selection} | buffer
     three_wells["stop"] = {"rounds": 12}
-    fedsim.run(fedsim.Scenario(**three_wells), tmp_path / "run", executor="inline")
-    asked = [row["selected"] for row in RunFolder(tmp_path / "run").devices]
+    asked = [row["selected"] for row in ran(three_wells, tmp_path / "run").devices]
     assert sum(asked) in (12, 13)
     assert (max(asked) - min(asked) <= 1) == even
 
@@ -140,8 +138,7 @@ def test_in_step_fedbuff_is_fedavg(tmp_path: Path) -> None:
         scenario["population"]["speed"] = "10 samples/s"
     asked = []
     for name, scenario in (("fedavg", fedavg), ("fedbuff", fedbuff)):
-        fedsim.run(fedsim.Scenario(**scenario), tmp_path / name, executor="inline")
-        events = RunFolder(tmp_path / name).events
+        events = ran(scenario, tmp_path / name).events
         asked.append([(event["time"], event["device"]) for event in events if event["kind"] == "task-start"])
     one, other = model_after(fedavg), model_after(fedbuff)
     assert np.abs(one - other).max() <= 1e-6 * np.abs(one).max()

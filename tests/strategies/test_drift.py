@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedsim.toolbox.strategies.fednova import reach
-from tests.strategies.clustered import played, ran, weights
+from tests.strategies.clustered import of_kind, played, ran, weights
 from tests.strategies.curved import OPTIMUM, PULLS, curved, model_after
 
 CENTER, STRENGTH = PULLS.T
@@ -36,7 +36,7 @@ def test_it_reaches_the_optimum_of_all(
     assert model_after(curved(tmp_path, strategy, rounds, epochs, steps))[0] == pytest.approx(OPTIMUM, abs=near)
 
 
-@pytest.mark.parametrize(("epochs", "steps"), [(5, (1, 1, 1, 1)), (2, UNEQUAL), (25, (1, 1, 1, 1))])
+@pytest.mark.parametrize(("epochs", "steps"), [(5, (1, 1, 1, 1)), (2, UNEQUAL)])
 def test_where_fedavg_stays_away(epochs: int, steps: tuple[int, ...], tmp_path: Path) -> None:
     found = model_after(curved(tmp_path, FEDAVG, 50, epochs, steps))[0]
     progress = 1 - (1 - 0.1 * STRENGTH) ** (epochs * np.array(steps))  # how far its steps bring a device to its own optimum
@@ -59,7 +59,7 @@ def test_scaffolds_control_variates_of_option_one_are_the_gradients(tmp_path: Pa
 @pytest.mark.parametrize(("option", "passes"), [("I", 3), ("II", 2)])
 def test_option_one_goes_through_the_data_once_more(option: str, passes: int, tmp_path: Path) -> None:
     run = ran(digits({"kind": "scaffold", "option": option}) | {"stop": {"rounds": 1}}, tmp_path / option)
-    ends = [event for event in run.events if event["kind"] == "task-end"]
+    ends = of_kind(run, "task-end")
     assert [event["time"] * 100 / run.devices[event["device"]]["samples"] for event in ends] == pytest.approx([passes] * 3)
 
 

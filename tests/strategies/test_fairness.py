@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import fedsim
 from fedsim.records.fairness import jain_index, jain_over_time, selections, worst_decile
-from fedsim.records.reading import RunFolder
+from tests.strategies.clustered import ran
 
 
 def test_the_index_of_known_allocations() -> None:
@@ -40,8 +39,7 @@ def test_outcomes_add_up_by_device_and_by_group(small: dict[str, Any], tmp_path:
     small["strategy"] = {"kind": "tifl", "tiers": 3, "clients_per_round": 5, "local_epochs": 8, "deadline": "20 s"}
     small["population"]["availability"] = {"kind": "renewal", "mean_on": "1 min", "mean_off": "20 s"}
     small |= {"learning": "off", "stop": {"rounds": 40}}
-    fedsim.run(fedsim.Scenario(**small), tmp_path / "run")
-    run = RunFolder(tmp_path / "run")
+    run = ran(small, tmp_path / "run")
     found = selections(run)
     assert sorted(found["group"].dropna().unique()) == sorted({row["group"] for row in run.devices if row["group"] is not None})
     assert len(found) == sum(row["selected"] for row in run.rounds) == sum(row["selected"] for row in run.devices)
@@ -52,8 +50,7 @@ def test_outcomes_add_up_by_device_and_by_group(small: dict[str, Any], tmp_path:
 
 def test_a_run_without_rounds_has_its_versions(small: dict[str, Any], tmp_path: Path) -> None:
     small |= {"learning": "off", "strategy": {"kind": "fedbuff", "concurrency": 5, "buffer": 3}, "stop": {"rounds": 30}}
-    fedsim.run(fedsim.Scenario(**small), tmp_path / "run")
-    run = RunFolder(tmp_path / "run")
+    run = ran(small, tmp_path / "run")
     times, index = jain_over_time(run)
     assert len(times) == len(index) == 30
     assert ((index > 0) & (index <= 1)).all()

@@ -64,7 +64,7 @@ def quadratics(folder: Path, seed: int, **strategy: Any) -> Sections:
     return world(data, 6, ifca(2, 6, **strategy), 1, model=model, training=training, seed=seed)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_two_groups_of_quadratics_are_found_in_one_round(tmp_path: Path, seed: int) -> None:
     """All choose rightly, and the mean of full steps is the centre itself."""
     sections = quadratics(tmp_path, seed, local_epochs=1)

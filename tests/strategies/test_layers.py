@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedsim.testing import run
 from tests.strategies.clustered import ROTATED, played, ran, weights, world
 from tests.strategies.curved import PULLS, all_after, curved, model_after
 
@@ -53,14 +54,6 @@ def test_two_rounds_by_hand(kind: str, tmp_path: Path) -> None:
     assert own == pytest.approx(np.stack([np.full(4, u), v], axis=1), abs=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["fedper", "fedrep"])
-def test_every_device_reaches_its_own_optimum_where_fedavg_cannot(tmp_path: Path, kind: str) -> None:
-    _, own = all_after(two_parts(tmp_path, {"kind": kind}, 25))
-    assert own.sum(axis=1) == pytest.approx(CENTER, abs=0.2)  # FedAvg: more than 1 away
-    common = model_after(two_parts(tmp_path, {"kind": "fedavg"}, 25))
-    assert np.abs(common.sum() - CENTER).max() > 1
-
-
 @pytest.mark.parametrize(("solver", "model"), [("fast", "mlp"), ("reference", "mlp"), ("fast", "mnist-cnn")])
 def test_what_is_held_stays_to_the_bit_and_the_rest_moves(solver: str, model: str) -> None:
     training = {"solver": solver, "momentum": 0.5, "l2": 0.01}
@@ -98,15 +91,6 @@ def test_a_codec_writes_what_is_sent_alone(tmp_path: Path) -> None:
     (memory,) = weights(run, [run.dispatch.devices.kept(device)["update"]])
     assert len(memory) == BODY
     assert (memory != 0).sum() == pytest.approx(BODY - k, abs=BODY // 3)
-
-
-def test_only_who_was_ever_asked_keeps_a_head_and_nothing_else(tmp_path: Path) -> None:
-    run, _ = played(world(ROTATED, 12, {"kind": "fedper", "clients_per_round": 3}, 2) | MLP)
-    asked = {device for device in range(12) if run.tasks.times_selected[device]}
-    states = {device: state for device, state in run.dispatch.devices.states.items() if state}
-    assert set(states) == asked
-    assert {len(weights(run, [state["kept"]])[0]) for state in states.values()} == {HEAD}
-    assert run.strategy.models()["global"][1] == [device for device in range(12) if device not in asked]
 
 
 def normed(norm: str) -> torch.nn.Module:
@@ -170,19 +154,19 @@ def test_fedbn_keeps_the_norms_and_sends_the_rest(tmp_path: Path, norm: str) -> 
         ({"kind": "fedbn", "keeps": "statistics"}, {"keep": ["*.running_mean", "*.running_var"]}),
     ],
 )
-def test_patterns_of_the_scenario_say_the_same(kind: dict[str, Any], said: dict[str, Any], tmp_path: Path) -> None:
+def test_patterns_of_the_scenario_say_the_same(kind: dict[str, Any], said: dict[str, Any]) -> None:
     """FedAvg with tensors that are kept is FedPer or FedBN, to the bit, with a codec that remembers and noise too."""
     factory = {"kind": "module", "factory": "tests.strategies.test_layers:normed", "args": {"norm": "running"}}
     model = factory if kind["kind"] == "fedbn" else MLP["model"]
     private = {"kind": "private", "clip": 1.0, "noise": 0.01, "account": False}
     up = {"kind": "top-k", "share": 0.5}
-    for number, more in enumerate(({"aggregation": private}, {"secure_aggregation": {}}, {"messages": {"up": up}})):
+    for more in ({"aggregation": private}, {"secure_aggregation": {}}, {"messages": {"up": up}}):
         found = []
         for strategy, parts in ((kind, {}), ({"kind": "fedavg"}, said)):
             own = {key: value for key, value in more.items() if key != "messages"}
             sections = world(ROTATED, 8, strategy | {"clients_per_round": 4} | own, 3, training={"batch_size": 1000})
             sections |= {"model": model | parts} | ({"messages": more["messages"]} if "messages" in more else {})
-            summary = ran(sections, tmp_path / f"{number}-{len(found)}").summary
+            summary = run(sections)
             found.append((summary["models_sha256"], summary["events_sha256"], summary["bytes"], summary["accuracy"]))
         assert found[0] == found[1]
 

@@ -199,7 +199,7 @@ def test_a_share_of_each_cluster_is_asked(tmp_path: Path) -> None:
     for event in run.events:
         if event["kind"] == "aggregate":
             assert event["data"]["weights"] == [0.5, 0.5]
-    asked = [event["device"] for event in run.events if event["kind"] == "task-start" and event["round"] == 0]
+    asked = [event["device"] for event in of_kind(run, "task-start") if event["round"] == 0]
     assert sorted(device % 4 for device in asked) == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
@@ -270,9 +270,9 @@ def test_time_of_the_exchange(tmp_path: Path) -> None:
     scenario["population"] = {"devices": 4, "samples": {"low": 90, "high": 90}, "speed": "30 samples/s"}
     scenario["network"] = {"kind": "star", "device": {"down": "8 kbit/s", "up": "8 kbit/s"}}
     run = ran(scenario, tmp_path / "run")
-    (begin,) = [e["time"] for e in run.events if e["kind"] == "campaign" and e["data"]["what"] == "exchange"]
+    (begin,) = [e["time"] for e in of_kind(run, "campaign") if e["data"]["what"] == "exchange"]
     assert begin == pytest.approx(3 + 1)
-    (end,) = [e["time"] for e in run.events if e["kind"] == "clustering"]
+    (end,) = [e["time"] for e in of_kind(run, "clustering")]
     assert end - begin == pytest.approx(3 + 4 + 0.012)
 
 
@@ -297,7 +297,7 @@ def on_and_off(folder: Path, **limit: Any) -> dict[str, Any]:
 
 def test_who_is_lost_in_the_exchange_is_asked_again(tmp_path: Path) -> None:
     run = ran(on_and_off(tmp_path), tmp_path / "run")
-    (found,) = [event for event in run.events if event["kind"] == "clustering"]
+    (found,) = of_kind(run, "clustering")
     assert found["time"] == pytest.approx(20 + 7.012)
     assert found["data"]["devices"] == [0, 1, 2, 3]
     assert run.summary["bytes"]["by_purpose"]["exchange"] > 4 * 3 * 1000.0  # what they had received before is lost
@@ -320,7 +320,7 @@ def test_who_is_late_in_the_exchange_is_placed_like_a_newcomer(tmp_path: Path) -
     why = {event["device"]: event["data"]["why"] for event in of_kind(run, "assign")}
     assert [device for device in range(24) if why[device] == "cold-start"] == late
     assert run.rounds[-1]["ari"] == 1.0
-    asked = {event["device"] for event in run.events if event["kind"] == "task-start" and event["round"] is not None}
+    asked = {event["device"] for event in of_kind(run, "task-start") if event["round"] is not None}
     assert asked == set(range(24))
 
 
@@ -331,7 +331,7 @@ def test_newcomers_join_the_cluster_that_fits_them(tmp_path: Path) -> None:
     scenario["population"] |= {"speed": "100 samples/s", "arrivals": {"kind": "schedule"}}
     scenario["population"]["arrivals"] |= {"times": ["3 s", "36 s", "60 s", "60 s"], "devices": [3, 7, 8, 9]}
     run = ran(scenario, tmp_path / "run")
-    clustered = next(event["time"] for event in run.events if event["kind"] == "clustering")
+    clustered = next(event["time"] for event in of_kind(run, "clustering"))
     assert 3.0 < clustered < 36.0
     assert clustering_of(run)["devices"] == [device for device in range(24) if device not in (7, 8, 9)]
     why = {event["device"]: event["data"]["why"] for event in of_kind(run, "assign")}

@@ -251,15 +251,6 @@ def test_an_update_that_is_not_finite_counts_for_nothing(tmp_path: Path) -> None
     assert {event["device"] for event in of_kind(run, "non-finite")} == {2}
 
 
-def test_when_no_update_is_finite_the_model_stays(tmp_path: Path) -> None:
-    shards = [(np.full((4, 3), 1e38) * [1, -1, 1], [1, 0, 1, 1]), (np.full((4, 3), -1e38), [0, 0, 1, 0])]
-    sections = world(file_data(tmp_path, shards), 2, rfedavg(2), 2, training={"lr": 100.0})
-    run, records = played(sections)
-    assert (final(run) == initial(sections)).all()
-    assert [event["weights"] for event in told(records, "aggregate")] == [[0.0] * 2] * 2
-    assert not told(records, "reweighting")
-
-
 # K-means.
 
 

@@ -11,7 +11,7 @@ import fedsim
 from fedsim.lab.compare.readings import Reading
 from fedsim.records.reading import RunFolder
 from fedsim.toolbox.strategies.tifl import credit_probabilities, equal_width_bins, tier_numbers
-from tests.strategies.clustered import file_data, ran, world
+from tests.strategies.clustered import file_data, of_kind, ran, world
 
 
 def tiers_of(sizes: list[float], tiers: int) -> list[int]:
@@ -48,14 +48,14 @@ def sections(devices: int, rounds: int, **strategy: Any) -> dict[str, Any]:
 
 
 def drawn(run: RunFolder) -> list[int]:
-    return [event["group"] for event in run.events if event["kind"] == "tier"]
+    return [event["group"] for event in of_kind(run, "tier")]
 
 
 def test_tiers_are_drawn_uniformly_and_so_are_their_members(tmp_path: Path) -> None:
     run = ran(sections(60, 500, tiers=4, clients_per_round=3), tmp_path / "run")
     counts = Counter(drawn(run))
     assert [counts[tier] for tier in range(4)] == pytest.approx([125] * 4, abs=4 * (500 * 3 / 16) ** 0.5)
-    chosen = Counter(event["device"] for event in run.events if event["kind"] == "task-start" and event["round"] is not None)
+    chosen = Counter(event["device"] for event in of_kind(run, "task-start") if event["round"] is not None)
     for tier in range(4):
         members = [row["device"] for row in run.devices if row["group"] == tier]
         share = 3 / len(members)
@@ -107,11 +107,11 @@ def test_credits_run_out_and_are_never_negative(small: dict[str, Any], accuracy_
     small["stop"] = {"rounds": 20}
     run = ran(small, tmp_path / "run")
     inhabited = len({row["group"] for row in run.devices})
-    left = [event["data"]["credits"] for event in run.events if event["kind"] == "tier"]
+    left = [event["data"]["credits"] for event in of_kind(run, "tier")]
     assert min(left) == 0
     assert Counter(drawn(run)[: 4 * inhabited]) == Counter(dict.fromkeys(sorted(set(drawn(run))), 4))
     assert all(credit == 0 for credit in left[4 * inhabited :])
-    tests = [event["data"] for event in run.events if event["kind"] == "tier-test"]
+    tests = [event["data"] for event in of_kind(run, "tier-test")]
     assert len(tests) == 7  # before rounds 0, 3, .. 18
     assert tests[0]["probabilities"] == [1.0] * 3
     asked = [row for row in run.transfers if row["purpose"] == "test-accuracy"]
@@ -137,7 +137,7 @@ def test_credits_follow_accuracies_on_test_samples(accuracy_from: str, tmp_path:
     strategy |= {"accuracy_from": accuracy_from, "require_no_improvement": False}
     run = ran(world(file_data(tmp_path / "data", shards, tests), 6, strategy, 21, training={"lr": 0.5}), tmp_path / "run")
     assert [row["group"] for row in run.devices] == [0, 0, 1, 1, 2, 2]
-    last = [event["data"] for event in run.events if event["kind"] == "tier-test"][-1]
+    last = [event["data"] for event in of_kind(run, "tier-test")][-1]
     assert last["accuracies"] == [0.0, 0.5, 1.0]
     assert last["probabilities"] == pytest.approx([3 / 6, 2 / 6, 1 / 6])
 
@@ -191,11 +191,11 @@ def test_profiled_latency_makes_tiers_and_drops_whom_it_never_saw_in_time(tmp_pa
     seconds = [row["samples"] / 100 for row in run.devices]  # one epoch, no network time
     kept = [device for device in range(30) if seconds[device] < 20]
     assert 0 < len(kept) < 30
-    dropped = {event["device"] for event in run.events if event["kind"] == "tier-drop"}
+    dropped = {event["device"] for event in of_kind(run, "tier-drop")}
     assert dropped == set(range(30)) - set(kept)
     assert [run.devices[device]["group"] for device in kept] == tiers_of([seconds[device] for device in kept], 3)
     assert all(run.devices[device]["group"] is None for device in dropped)
-    profiled = Counter(event["device"] for event in run.events if event["kind"] == "task-end" and event["round"] is None)
+    profiled = Counter(event["device"] for event in of_kind(run, "task-end") if event["round"] is None)
     assert set(profiled.values()) == {2}
     assert {event["device"] for event in run.events if event["round"] is not None and event["device"] is not None} <= set(kept)
 
@@ -216,9 +216,8 @@ def test_a_deadline_shorter_than_a_tier_needs_leaves_its_rounds_without_an_updat
         | {"relative_deadline": 1.0},
         "stop": {"rounds": 30},
     }
-    fedsim.run(fedsim.Scenario(**scenario), tmp_path / "run", executor="inline")
-    run = RunFolder(tmp_path / "run")
-    asked = {event["round"]: event["device"] for event in run.events if event["kind"] == "task-start"}
+    run = ran(scenario, tmp_path / "run")
+    asked = {event["round"]: event["device"] for event in of_kind(run, "task-start")}
     assert [row["valid"] for row in run.rounds] == [3 * (asked[row["round"]] < 4) for row in run.rounds]
     slow = sum(asked[number] >= 4 for number in range(30))
     assert 0 < slow < 30

@@ -272,7 +272,7 @@ def test_charging_patterns() -> None:
 asked = st.tuples(st.integers(0, 1), st.sampled_from([0.0, 0.5, 3.0, 20.0]), st.integers(1, 3), st.integers(0, 400))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     tasks=st.lists(asked, min_size=1, max_size=8),
     capacity=st.floats(3.0, 200.0),

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 import fedsim
-from fedsim.errors import ScenarioError
+from fedsim.errors import DataError, ScenarioError
 from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
 from fedsim.scenario import load
 from fedsim.simulation import Simulation
+from fedsim.streams import Streams
 from fedsim.testing import assert_same_run, assert_sound, go_on, run, run_until
-from fedsim.world.device_kinds import DeviceKind, catalogue, figures, find_kind
+from fedsim.world.device_kinds import DeviceKind, FedScaleCapacity, catalogue, figures, find_kind, read_capacities
 
 ZERO = {"like": "raspberry-pi-zero-2w", "memory": "1 MB"}
 
@@ -187,3 +188,29 @@ class TestMemory:
         folder = RunFolder(tmp_path / "r")
         assert {event["device"] for event in folder.events if event["kind"] == "tier-drop"} == {1, 3, 5, 7, 9, 11}
         assert_sound(tmp_path / "r")
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("computation_ms_per_sample,dl_kbps\n1,2\n", "has no column 'ul_kbps'"),
+        ("computation_ms_per_sample,dl_kbps,ul_kbps\n1,2,0\n", "row 1.*ul_kbps is '0'"),
+        ("computation_ms_per_sample,dl_kbps,ul_kbps\n1,2,3\n4,x,6\n", "row 2.*dl_kbps is 'x'"),
+    ],
+)
+def test_fedscale_s_units_and_what_it_refuses(tmp_path: Path, text: str, what: str) -> None:
+    """A sample takes 3 x 50 ms to train."""
+    path = tmp_path / "traces" / "fedscale_capacity_9242.csv"
+    path.parent.mkdir()
+    path.write_text("client,computation_ms_per_sample,communication_kbps,dl_kbps,ul_kbps\n0,50,1,8000,800\n")
+    drawn = FedScaleCapacity().draw(Streams(1), 3, tmp_path)
+    assert drawn.links is not None
+    assert [drawn.speed.tolist(), *map(list, drawn.links)] == [pytest.approx([of] * 3) for of in (1000 / 150, 1e6, 1e5)]
+    path.write_text(text)
+    with pytest.raises(DataError, match=what):
+        FedScaleCapacity().draw(Streams(1), 3, tmp_path)
+
+
+def test_the_published_table(data_folder: Path) -> None:
+    assert read_capacities(data_folder / FedScaleCapacity().file).shape == (9242, 3)
+    assert len(np.unique(FedScaleCapacity().draw(Streams(1), 5000, data_folder).speed)) > 50

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fedsim
-from fedsim.errors import ScenarioError
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
 from fedsim.testing import StrategyContract, assert_sound, eventful_world, run
@@ -122,22 +120,3 @@ def test_no_hosts_are_hosts_with_a_core_for_each_device() -> None:
     shared = run(scenario)
     assert shared["simulated_s"] == pytest.approx(alone["simulated_s"], abs=1e-6)
     assert shared["events"] == alone["events"]
-
-
-@pytest.mark.parametrize(
-    ("population", "more", "says"),
-    [
-        ({"host": {}}, {}, "'cores' or 'throughput'"),
-        ({"host": {"cores": 1, "throughput": [[2, 2]]}}, {}, "'cores' or 'throughput'"),
-        ({"host": {"throughput": [[2, 3]]}}, {}, "does the work|do the work of 3"),
-        ({"host": {"throughput": [[4, 3], [2, 2]]}}, {}, "ascending"),
-        ({"host": {"cores": 1, "memory": "1 GB"}}, {}, "go together"),
-        ({"host": {"cores": 1, "memory": "1 GB", "task_memory": "2 GB"}}, {}, "holds no task"),
-        ({"host": {"cores": 1, "number": 101}}, {}, "allowed are 1 to 100"),
-        ({"host": {"cores": 1}, "slow_phases": {"factor": 0.5, "mean_normal": "1 s", "mean_slow": "1 s"}}, {}, "slow_phases"),
-        ({"host": {"cores": 1}}, {"energy": {"battery": {"capacity": "9 J"}}}, "energy.battery"),
-    ],
-)
-def test_what_is_refused(population: dict[str, Any], more: dict[str, Any], says: str) -> None:
-    with pytest.raises(ScenarioError, match=says):
-        fedsim.Scenario(**{"population": population, **more})

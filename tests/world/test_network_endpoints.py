@@ -20,7 +20,7 @@ from fedsim.world.network import SERVER, Flow, Graph, Network, Star, TreeSpec
 from fedsim.world.network.graph import EdgeServers
 from fedsim.world.network.protocol import Fluid, Protocol, Tcp, Transport
 from fedsim.world.network.star import Place, Tier
-from tests.world.network_plays import load_of
+from tests.world.network_plays import Listed
 
 CLASSES = {cls.__name__: cls for cls in (Flow, Place, Tier)}
 
@@ -298,55 +298,6 @@ def test_a_snapshot_between_any_two_instants_changes_nothing() -> None:
         assert Course(world).begin().cut(first).cut(first + 0.8125).run() == whole, seed
 
 
-def ring(nodes: int, rate: float, latency: float) -> tuple[Simulation, Network]:
-    """A star of equal devices whose server has nearly no link: what devices send each other does not need it."""
-    simulation, equal = Simulation(), np.full(nodes, rate)
-    return simulation, Star(simulation, equal, equal, np.full(nodes, latency), 1.0, 1.0)
-
-
-@pytest.mark.parametrize("nodes", [2, 3, 10])
-def test_a_ring_of_equal_links(nodes: int) -> None:
-    simulation, network = ring(nodes, 1000.0, 0.25)
-    flows = [network.send(node, (node + 1) % nodes, 3000.0, lambda: None) for node in range(nodes)]
-    asyncio.run(simulation.run())
-    assert [flow.ended for flow in flows] == [0.5 + 3.0] * nodes
-    assert network.alone_s(0, 1, 3000.0) == 3.5
-    assert network.lone_rate(0, 1) == 1000.0
-
-
-@pytest.mark.parametrize("nodes", [2, 3, 7, 16])
-def test_a_ring_all_reduce_takes_2_n_minus_1_over_n_of_the_bytes(nodes: int) -> None:
-    size, rate = 1e9, 1e6
-    simulation, network = ring(nodes, rate, 0.0)
-    ends = []
-
-    def step(node: int, number: int) -> None:
-        """A node has a chunk to pass on; after 2 (N - 1) all have the sum of all."""
-        if number == 2 * (nodes - 1):
-            ends.append(simulation.now)
-        else:
-            network.send(node, (node + 1) % nodes, size / nodes, lambda: step((node + 1) % nodes, number + 1))
-
-    for node in range(nodes):
-        step(node, 0)
-    asyncio.run(simulation.run())
-    assert ends == pytest.approx([2 * (nodes - 1) / nodes * size / rate] * nodes, rel=1e-9)
-
-
-def test_a_second_message_over_an_own_link_shares_it() -> None:
-    """Device 0 sends 1000 bytes to the server from 0 s on, and from 1 s on to device 1; its own link carries 500 a second."""
-    simulation, network = Simulation(), None
-    network = Star(simulation, *[np.array([500.0, 2000.0])] * 2, np.zeros(2))
-    flows = [network.send(0, SERVER, 1000.0, lambda: None)]
-    simulation.wake(("second", 0), 1.0, lambda: flows.append(network.send(0, 1, 1000.0, lambda: None)))
-    loads: list[dict[str, tuple[float, float]]] = []
-    simulation.wake(("look", 0), 2.0, lambda: loads.append(load_of(network)))
-    simulation.wake(("limit", 0), 3.0, lambda: network.limit("device 1 down", 100.0))
-    asyncio.run(simulation.run())
-    assert loads == [{"device 0 up": (500.0, 500.0), "device 1 down": (250.0, 2000.0), "server up": (250.0, math.inf)}]
-    assert [flow.ended for flow in flows] == [3.0, 8.0]  # 500 of the second are left at 3 s, and go at 100 a second
-
-
 def test_latency_is_both_ends_and_twice_the_way_to_the_core() -> None:
     section = {"cells": 2, "edge": {"latency": "1 s"}}
     own = np.array([0.25, 0.5, 2.0])  # devices 0 and 2 are in cell 0, whose edge server is 3; device 1 in cell 1, with 4
@@ -383,3 +334,47 @@ def test_hosts_are_endpoints_after_all_others() -> None:
     assert flow.ended == on_grid(0.5) + 2.0
     with pytest.raises(SimulationError, match=r"no node 'cash' \(did you mean 'cache'"):
         Graph.between(simulation, free, free, np.zeros(2), graph, "hub", ["street"], hosts=["cash"])
+
+
+class TestRoutes:
+    def build(self, graph: "networkx.Graph[str]", attach: list[str]) -> Graph:
+        free = np.full(2, np.inf)
+        return Graph.between(Simulation(), free, free, np.zeros(2), graph, "s", attach)
+
+    def test_the_fewest_hops_and_among_these_the_first_by_name(self) -> None:
+        edges = [("s", "b"), ("b", "z"), ("s", "a"), ("a", "z"), ("s", "c"), ("c", "d"), ("d", "z")]
+        routes = set()
+        for order in (edges, edges[::-1]):
+            graph: networkx.Graph[str] = networkx.Graph()
+            graph.add_edges_from(order, capacity=5.0)
+            network = self.build(graph, ["z", "d"])
+            routes.add(tuple(tuple(network.links_between(*pair)) for pair in ((SERVER, 0), (0, SERVER), (1, SERVER))))
+        down, up = (("s -> a", 5.0), ("a -> z", 5.0)), (("z -> a", 5.0), ("a -> s", 5.0))
+        assert routes == {(down, up, (("d -> c", 5.0), ("c -> s", 5.0)))}
+
+    def test_a_directed_edge_goes_one_way(self) -> None:
+        graph: networkx.Graph[str] = networkx.DiGraph()
+        graph.add_edge("s", "z", capacity=3.0)
+        graph.add_edge("z", "m", capacity=2.0)
+        graph.add_edge("m", "s", capacity=1.0)
+        network = self.build(graph, ["z"])
+        assert network.links_between(SERVER, 1) == [("s -> z", 3.0)]
+        assert network.links_between(1, SERVER) == [("z -> m", 2.0), ("m -> s", 1.0)]
+        assert (network.lone_rate(SERVER, 0), network.lone_rate(0, SERVER)) == (3.0, 1.0)
+
+    def test_refused(self) -> None:
+        graph: networkx.Graph[str] = networkx.Graph()
+        graph.add_edge("s", "north", capacity=1.0)
+        graph.add_node("island")
+        with pytest.raises(SimulationError, match=r"no node 'nort' \(did you mean 'north'\?\)"):
+            self.build(graph, ["nort"])
+        with pytest.raises(SimulationError, match="no way from the server 's' for node 'island'"):
+            self.build(graph, ["island"])
+        graph.add_edge("s", "island")
+        with pytest.raises(SimulationError, match="'s' - 'island' has no 'capacity'"):
+            self.build(graph, ["north"])
+        with pytest.raises(SimulationError, match="parallel edges"):
+            self.build(networkx.MultiGraph(graph), ["north"])
+        network = Listed(Simulation(), {"a": 1.0}, *[np.ones(1)] * 3, routes={"down": [["a"]], "up": [["b"]]})
+        with pytest.raises(SimulationError, match="the route from 0 to -1 has the unknown link 'b'"):
+            network.links_between(0, SERVER)

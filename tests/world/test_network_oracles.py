@@ -120,7 +120,7 @@ def textbook(
     return rates
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_max_min_is_the_textbooks(data: st.DataObject) -> None:
     links = data.draw(st.integers(1, 5))
@@ -139,7 +139,7 @@ def test_max_min_is_the_textbooks(data: st.DataObject) -> None:
     assert rates.tolist() == pytest.approx([float(rate) for rate in textbook(capacity, routes, caps, exact)], rel=1e-12)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.integers(1, 60),
     st.lists(

@@ -97,7 +97,8 @@ class ByTrainer(Reference):
             weights[begin:end] = solve.weights[begin:end]
         loss = told.pop("loss", context.train_loss)
         if self._trainer.stops_early:
-            told["batches"] = float(context.data.taken)
+            taken, counts = context.data.taken, context.data.counts
+            told |= {"batches": float(taken), "share": sum(counts[:taken]) / sum(counts)}
         return Solved(weights, loss, told, kept if self._trainer.state == "kept" else {})
 
     def _generators(self) -> dict[str, Any]:

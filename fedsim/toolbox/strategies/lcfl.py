@@ -102,10 +102,7 @@ class LCFLParams(PlainDeadline, ClusteredParams):
 
     def check(self, devices: int) -> None:
         self.aggregation.check(self.selection.fewest(self.cohort_size(devices)))
-        if self.groups > devices:
-            raise ScenarioError(
-                f"strategy.groups is {self.groups}, more than the population's {devices} devices; allowed are 1 to {devices}"
-            )
+        self.refuse_more("groups", devices)
         if isinstance(self.clusterer, Dbscan) and self.clusterer.eps is None and self.groups < 2:
             raise ScenarioError(
                 f"strategy.groups is {self.groups}, from which no radius for dbscan follows; allowed are 2 or more, or "

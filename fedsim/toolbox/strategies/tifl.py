@@ -100,10 +100,7 @@ class TiFLParams(AggregatingParams):
 
     def check(self, devices: int) -> None:
         super().check(devices)
-        if self.tiers > devices:
-            raise ScenarioError(
-                f"strategy.tiers is {self.tiers}, more than the population's {devices} devices; allowed are 1 to {devices}"
-            )
+        self.refuse_more("tiers", devices)
 
     @property
     def unaccounted(self) -> str | None:

@@ -120,7 +120,14 @@ class Tcp(Protocol):
     turns: bool = True
 
 
-PROTOCOLS = Registry.of("protocol", Fluid, Tcp, base="fedsim.world.network.protocol:Protocol", usual="fluid")
+class Bbr(Protocol):
+    """TCP with BBR (Cardwell et al., 2017), whose connections keep the rate that they knew before an idle time."""
+
+    kind: Literal["bbr"] = "bbr"
+    header: Bytes = 66.0
+
+
+PROTOCOLS = Registry.of("protocol", Fluid, Tcp, Bbr, base="fedsim.world.network.protocol:Protocol", usual="fluid")
 ProtocolSpec = Annotated[Protocol, PROTOCOLS]
 
 

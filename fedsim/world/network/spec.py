@@ -26,9 +26,9 @@ from fedsim.world.distributions import (
     TimeDistribution,
     Uniform,
 )
-from fedsim.world.network.base import Network
 from fedsim.world.network.flow import SERVER
 from fedsim.world.network.graph import EdgeServers, Graph
+from fedsim.world.network.machine import Network
 from fedsim.world.network.protocol import Fluid, ProtocolSpec, Transport
 from fedsim.world.network.star import Star
 

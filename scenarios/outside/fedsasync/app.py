@@ -20,9 +20,10 @@ class FedSaSyncParams(StrategyParams):
         slow: so many nodes, the first ones, sleep before they train.
         rounds: how many; the last one waits for all nodes.
         cold: the first message of an actor, besides its own work.
-        fixed: each message.
+        fixed: each message, after a sleep.
         sample: a sample of a training.
         test: a sample of a test, as a share of that.
+        server: seconds in which the server aggregates models when a round has ended; half of that after the tests.
         sleeps, polls, tests_polled, engine: seconds of a slow node's sleep, between the server's looks while clients train and
             while they test, and between two looks of the engine for new messages.
     """
@@ -36,6 +37,7 @@ class FedSaSyncParams(StrategyParams):
     fixed: float
     sample: float
     test: float
+    server: float
     sleeps: float = 5.0
     polls: float = 0.05
     tests_polled: float = 0.1
@@ -49,11 +51,10 @@ class FedSaSyncClient(Client[FedSaSyncParams]):
         params, node = self.params, device.number % self.params.nodes
         if instruction.job == "test":
             return [Work(seconds=params.fixed + params.test * params.sample * 0.2 * device.samples)]
-        before = params.fixed + (params.cold if instruction.round == 0 else 0.0)
-        trains = params.sample * 0.8 * device.samples
+        steps: list[Any] = [Work(seconds=params.cold)] if instruction.round == 0 else []
         if node < params.slow:
-            return [Work(seconds=before), Pause("sleep", params.sleeps), Work(seconds=trains)]
-        return [Work(seconds=before + trains)]
+            steps.append(Pause("sleep", params.sleeps))
+        return [*steps, Work(seconds=params.fixed + params.sample * 0.8 * device.samples)]
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
         return None
@@ -96,10 +97,16 @@ class FedSaSync(Strategy[FedSaSyncParams]):
                     self.state["open"][device] = [task, round_]
         elif name == "train":
             self._look_for_replies()
+        elif name == "tests":
+            self.state["testing"] = list(range(self.params.nodes, 2 * self.params.nodes))
+            self._push("test", list(self.state["testing"]))
+            self.server.timer("test", self.server.now)
+        elif name == "next":
+            self._begin()
         elif self.state["testing"]:
             self.server.timer("test", self.server.now + self.params.tests_polled)
         elif self.state["round"] < self.params.rounds:
-            self._begin()
+            self.server.timer("next", self.server.now + self.params.server / 2)
         else:
             self.server.stop("all rounds are over")
 
@@ -118,9 +125,7 @@ class FedSaSync(Strategy[FedSaSyncParams]):
         state["messages"] += len(tasks)
         state["seconds"] += server.now - state["began"]
         state["round"] += 1
-        state["testing"] = list(range(params.nodes, 2 * params.nodes))
-        self._push("test", list(state["testing"]))
-        server.timer("test", server.now)
+        server.timer("tests", server.now + params.server)
 
     async def on_task_end(self, message: TaskEnd) -> None:
         if message.device < self.params.nodes:

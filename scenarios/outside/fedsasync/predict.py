@@ -24,7 +24,7 @@ PARTITIONS = json.loads((HERE / "partitions.json").read_text(encoding="utf-8"))
 def scenario(setting: str, slow: str, variant: str, seed: int, fitted: dict[str, Any] = CALIBRATION) -> fedsim.Scenario:
     """A cell's world and app; ``fitted``: the times and the curve of the machine."""
     data = setting.partition("_")[0]
-    times = {key: fitted[key] for key in ("cold", "fixed", "test")} | {"sample": fitted["sample"][data]}
+    times = {key: fitted[key] for key in ("cold", "fixed", "test", "server")} | {"sample": fitted["sample"][data]}
     replies = NODES if variant == "FedAvg" else int(variant[1:])
     counts = {"replies": replies, "slow": round(float(slow) * NODES), "rounds": ROUNDS[data]}
     sections: dict[str, Any] = {

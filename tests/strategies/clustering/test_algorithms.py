@@ -24,7 +24,6 @@ from fedsim.toolbox.clustering.algorithms import (
     plus_plus,
     radius,
     threshold,
-    with_all_groups,
 )
 from fedsim.toolbox.clustering.similarity import cosine_matrix
 
@@ -98,12 +97,6 @@ def test_fewer_distinct_rows_than_groups() -> None:
 def test_rows_too_near_for_scikit_learn_still_fill_all_groups() -> None:
     rows = 1.0 + 2e-9 * np.array([[0], [1], [2], [-5e8]])
     assert sorted(set(labels_of(rows, 3))) == [0, 1, 2]
-
-
-def test_an_empty_group_gets_the_row_farthest_from_its_mean() -> None:
-    rows = np.array([[0.0], [1.0], [2.0], [30.0], [31.0], [90.0]])
-    assert with_all_groups(rows, np.array([0, 0, 0, 2, 2, 4]), 5).tolist() == [1, 3, 0, 2, 2, 4]
-    assert with_all_groups(rows, np.zeros(6, dtype=np.int64), 2).tolist() == [0, 0, 0, 0, 0, 1]
 
 
 def test_a_row_that_is_not_finite_is_named() -> None:

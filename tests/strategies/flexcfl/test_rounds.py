@@ -64,14 +64,6 @@ class TestGroupsApart:
         assert one[0].tobytes() == other[0].tobytes()
         assert one[1].tobytes() != other[1].tobytes()
 
-    @pytest.mark.parametrize("form", ["published-code", "paper"])
-    def test_with_influence_they_are(self, tmp_path: Path, form: str) -> None:
-        one, other = (
-            self.models(tmp_path / f"{second}", second, eta_g=0.1, moment={"steps": 50}, **{"as": form})
-            for second in (1.0, 1.25)
-        )
-        assert one[0].tobytes() != other[0].tobytes()
-
 
 class TestBetweenGroups:
     def mixed(self, folder: Path, members: list[int], **strategy: Any) -> list[list[float]]:
