@@ -7,7 +7,7 @@ from typing import Any
 Data = dict[str, Any]
 """The parsed ``data`` of a record."""
 
-Reader = tuple[Mapping[str, type], Callable[[Data], tuple[Any, ...]]]
+DataReader = tuple[Mapping[str, type], Callable[[Data], tuple[Any, ...]]]
 """Columns that ``data`` make, and the function that gives their cells."""
 
 
@@ -44,7 +44,7 @@ def _battery(data: Data) -> tuple[Any, ...]:
 
 
 _LEVELS = ("level", "charged", "idle", "drawn")
-READERS: dict[str, Reader] = {
+READERS: dict[str, DataReader] = {
     "step-end of train": ({"epochs": float, "asked": float, "in_part": bool, "ends": object}, _training),
     "step-end of train or evaluate or compute": (
         {"core_s": float},

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pydantic import TypeAdapter
 
 from fedsim.arrays import Flags, Floats, Ints
-from fedsim.audit.data import READERS, Data, Reader, number
+from fedsim.audit.data import READERS, Data, DataReader, number
 from fedsim.errors import RunFolderError
 from fedsim.files import read_json
 from fedsim.language.units import TICK_S, Bytes
@@ -49,7 +49,7 @@ class Evidence:
         self._said: dict[str, pd.DataFrame] = {}
         sizes = dict.fromkeys(("start", "bytes", "delivered", "wire_bytes"), float)
         message = {**sizes, "payloads": int, "sender": object, "receiver": object}
-        self._readers: dict[str, Reader] = {
+        self._readers: dict[str, DataReader] = {
             **READERS,
             OF_DEVICES: (message, self._message),
             "server-transfer": (message, self._server_transfer),
