@@ -5,6 +5,5 @@
 ``python -m analysis RUN...`` draws those that apply; ``report`` (``fedsim report RUN...``) puts them on one page, with a
 timeline that can be looked at closely.
 
-``history`` reads a run into tables, ``lanes`` draws devices' lanes, ``series`` puts seeds together, and ``style`` is what all
-share.
+``lanes`` draws devices' lanes, ``series`` puts seeds together, and ``style`` is what all share.
 """

@@ -1,7 +1,7 @@
 """Accuracy against rounds, simulated time and bytes moved: run by run, and over seeds, what it costs."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,10 +14,10 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
-from fedsim.analysis.history import History
 from fedsim.analysis.series import Series, each_alone, group_by_scenario
 from fedsim.arrays import Floats
 from fedsim.records.folder import ROUNDS
+from fedsim.records.history import History
 from fedsim.records.reading import RunFolder
 
 _CUT = 0.02  # an axis that begins higher says so
@@ -44,37 +44,55 @@ class CurveAxis(NamedTuple):
 
 @style.styled
 def draw_accuracy(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
-    """Test accuracy against rounds, simulated time, and the bytes moved until then.
+    """Test accuracy against rounds, simulated time, and the bytes moved until then; other metrics in rows of their own.
 
     Of one run, in which these grow in step, there is one panel. Below its line stand shifts of data, devices that come and go,
     and deadlines that were reached; a second axis has the privacy that was spent. A run without any evaluation is only named.
     Runs are called after their folders, unless ``series`` has one for each, with its name and look.
     """
     series = each_alone(runs) if series is None else series
-    curves = curves_of(series)
-    axes = axes_of(curves)
+    names = figures_of(runs)
+    by_name = [curves_of(series, name) for name in names]
+    curves, axes = by_name[0], axes_of(by_name[0])
     if len(runs) == 1 and _in_step(curves[0][0]):
         last = curves[0][0].iloc[-1]
         size = style.bytes_unit(last["bytes"])
         ends = f"{int(last['rounds']):,} rounds and {last['bytes'] / size.size:.3g} {size.name}"
         axes = [axes[1]._replace(label=f"{axes[1].label}; rounds and bytes grow in step with it, to {ends}")]
-    figure = Figure(figsize=(style.WIDTH_IN, 5.2))
+    figure = Figure(figsize=(style.WIDTH_IN, 5.2 if len(names) == 1 else 3.6 * len(names)))
     if len(axes) == 1:
-        figure.set_label("Test accuracy against simulated time, with which the rounds and the bytes moved grow in step.")
-    panels = list(figure.subplots(1, len(axes), sharey=True, squeeze=False)[0])
-    for panel, axis in zip(panels, axes, strict=True):
-        _plot(panel, series, curves, axis, _UNLIKE if axis.column == "rounds" else math.inf)
-    cut = f"; the axis begins at {low:.2g}" if (low := panels[0].get_ylim()[0]) > _CUT else ""
-    panels[0].set_ylabel(f"test accuracy (0 to 1{cut})")
+        what = " and ".join(names)
+        figure.set_label(f"Test {what} against simulated time, with which the rounds and the bytes moved grow in step.")
+    grid = figure.subplots(len(names), len(axes), sharex="col", sharey="row", squeeze=False)
+    panels = list(grid[0])
+    for name, own, row in zip(names, by_name, grid, strict=True):
+        for panel, axis in zip(row, axes, strict=True):
+            _plot(panel, series, own, axis, _UNLIKE if axis.column == "rounds" else math.inf)
+        cut = f"; the axis begins at {low:.2g}" if (low := row[0].get_ylim()[0]) > _CUT else ""
+        label = f"test accuracy (0 to 1{cut})" if name == "accuracy" else f"test {name}{cut.replace(';', ',')}"
+        row[0].set_ylabel(label.replace(" (", "\n(").replace(", ", ",\n") if len(names) > 1 else label)
+    for panel in grid[:-1].flat:
+        panel.set_xlabel("")
     if len(runs) == 1:
         return style.finished(figure, runs, _draw_epsilon(panels, curves[0][0], axes) + _mark(panels, runs[0], axes))
     dot: dict[str, Any] = {"marker": "o", "markersize": 3.5}
     return style.finished(figure, runs, _handles([one.name for one in series], series, curves, **dot))
 
 
-def curves_of(series: Sequence[Series]) -> list[list[pd.DataFrame]]:
-    """The curves of each series' runs that were evaluated; ``NothingToDrawError`` if none was."""
-    curves = [[curve for run in one.runs if len(curve := read_curve(run))] for one in series]
+def figures_of(runs: Iterable[RunFolder]) -> list[str]:
+    """The figures of tests that runs have, at most three: accuracy and metrics, or without any the loss."""
+    rows = [row for run in runs for row in run.rounds]
+    names = ["accuracy", *dict.fromkeys(name for run in runs for name in run.summary.get("metrics", {}))]
+    return [name for name in names if any(row.get(name) is not None for row in rows)][:3] or ["loss"]
+
+
+def curves_of(series: Sequence[Series], figure: str | None = None) -> list[list[pd.DataFrame]]:
+    """The curves of each series' runs that were evaluated; ``NothingToDrawError`` if none was.
+
+    ``figure``: what tests showed; by default the first of ``figures_of``.
+    """
+    name = figure or figures_of([run for one in series for run in one.runs])[0]
+    curves = [[curve for run in one.runs if len(curve := read_curve(run, name))] for one in series]
     if not any(curves):
         raise style.NothingToDrawError("no round was evaluated (learning is off?), so there is no accuracy to draw")
     return curves
@@ -86,16 +104,17 @@ def _handles(names: list[str], series: Sequence[Series], curves: Sequence[Sequen
     return [Line2D([], [], label=label, **style.line_of(one.number, _WIDTH) | look) for label, one in lines]
 
 
-def read_curve(run: RunFolder) -> pd.DataFrame:
-    """The evaluated rounds: ``rounds`` aggregated until then, ``time`` (s), ``bytes``, ``accuracy`` (0..1) and ``epsilon``."""
-    return _course(run).dropna(subset="accuracy")
+def read_curve(run: RunFolder, figure: str = "accuracy") -> pd.DataFrame:
+    """The evaluated rounds: ``rounds`` aggregated until then, ``time`` (s), ``bytes``, a figure's ``value`` and ``epsilon``."""
+    return _course(run, figure).dropna(subset="value")
 
 
-def _course(run: RunFolder) -> pd.DataFrame:
+def _course(run: RunFolder, figure: str) -> pd.DataFrame:
     table = run.table(ROUNDS).to_pandas()
     moved = (table["bytes_down"] + table["bytes_up"]).cumsum()
     course = pd.DataFrame({"rounds": table["round"] + 1, "time": table["time"], "bytes": moved})
-    return course.assign(accuracy=table["accuracy"].astype(float), epsilon=table["epsilon"].astype(float))
+    value = table[figure].astype(float) if figure in table else math.nan
+    return course.assign(value=value, epsilon=table["epsilon"].astype(float))
 
 
 def axes_of(curves: Sequence[Sequence[pd.DataFrame]]) -> list[CurveAxis]:
@@ -130,7 +149,7 @@ def _draw_epsilon(panels: Sequence[Axes], curve: pd.DataFrame, axes: Sequence[Cu
 
 def _mark(panels: Sequence[Axes], run: RunFolder, axes: Sequence[CurveAxis]) -> list[Line2D]:
     """Ticks below the line where data shift, devices come and go, and deadlines are reached; returns the legend's entries."""
-    history, course = History(run), _course(run)
+    history, course = History(run), _course(run, "accuracy")
     rounds, found = history.rounds, []
     for level, (kind, look) in enumerate(_MARKS.items()):
         reached = rounds["end"][rounds["deadline"] <= rounds["end"]]
@@ -172,7 +191,7 @@ _OTHERS = "#D0D0D0"
 
 
 class Band(NamedTuple):
-    """The accuracy of a series' runs along an axis: where, and mean, minimum and maximum (0..1) there; arrays [m] each."""
+    """A figure of a series' runs along an axis: where, and mean, minimum and maximum there; arrays [m] each."""
 
     at: Floats
     mean: Floats
@@ -183,6 +202,8 @@ class Band(NamedTuple):
 @style.styled
 def draw_costs(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
     """Mean test accuracy against bytes, simulated time and rounds; bands go from the lowest to the highest of the seeds.
+
+    Of runs without any accuracy the first metric is drawn.
 
     A band begins where every seed has been evaluated, and ends where the first seed does, so all of it is of the same runs.
     Runs of one scenario are a series, unless ``series`` says which are. Of more than eight the first are drawn, over the means
@@ -200,7 +221,8 @@ def draw_costs(runs: Sequence[RunFolder], series: Sequence[Series] | None = None
             drawn = band(own, axis.column)
             panel.plot(drawn.at / axis.unit, drawn.mean, color=_OTHERS, linewidth=0.7, gid="other")
         _plot(panel, series[:_TOGETHER], curves[:_TOGETHER], axis, _COSTS_UNLIKE)
-    panels[0].set_ylabel("test accuracy (0 to 1)")
+    name = figures_of([run for one in series for run in one.runs])[0]
+    panels[0].set_ylabel("test accuracy (0 to 1)" if name == "accuracy" else f"test {name}")
     words = "from the lowest to the highest of the seeds; lines are means"
     handles = _handles([one.label for one in series[:_TOGETHER]], series, curves)
     handles.append(Patch(facecolor=style.GREY, alpha=2 * _BAND, label=words))
@@ -210,7 +232,7 @@ def draw_costs(runs: Sequence[RunFolder], series: Sequence[Series] | None = None
 
 
 def band(curves: Sequence[pd.DataFrame], column: str) -> Band:
-    """Mean and range of the accuracy of several curves along a column, which ascends, where all of them are known."""
+    """Mean and range of a figure of several curves along a column, which ascends, where all of them are known."""
     if not curves:
         return Band(*np.empty((4, 0)))
     columns = [curve[column].to_numpy(float) for curve in curves]
@@ -218,7 +240,7 @@ def band(curves: Sequence[pd.DataFrame], column: str) -> Band:
     places = np.unique(np.concatenate(columns))
     at = places[(places >= start) & (places <= end)]
     at = at[style.evenly(len(at), _POINTS)] if len(at) else at
-    values = np.array([np.interp(at, own, curve["accuracy"]) for own, curve in zip(columns, curves, strict=True)])
+    values = np.array([np.interp(at, own, curve["value"]) for own, curve in zip(columns, curves, strict=True)])
     return Band(at, values.mean(axis=0), values.min(axis=0), values.max(axis=0))
 
 

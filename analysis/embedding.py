@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fedsim.analysis import style
-from fedsim.analysis.history import History
 from fedsim.analysis.similarity import Clustering, read_clusterings, some_of
 from fedsim.arrays import Floats
 from fedsim.language.units import show_seconds
+from fedsim.records.history import History
 from fedsim.records.reading import RunFolder
 
 _PAIRS = 3  # features of so many dimensions are shown pair by pair, of more in their principal components

@@ -62,12 +62,6 @@ def read_waiting(run: RunFolder, clock: Clock) -> Waiting:
     return Waiting(*np.array(moments, dtype=float).reshape(-1, 4).T)
 
 
-def read_jain(run: RunFolder, clock: Clock) -> tuple[Floats, Floats]:
-    """Jain's index of selections so far, over rounds that had ended or over time; [m] and [m]."""
-    time, index = jain_over_time(run)
-    return np.arange(1.0, len(time) + 1) if clock == "round" else time, index
-
-
 def selections_of_devices(run: RunFolder) -> Ints:
     """Selections of each device, the most often selected first, int64 [n]."""
     counts = selections(run)["device"].value_counts().to_numpy(np.int64)
@@ -126,8 +120,8 @@ def _draw_over_rounds(panels: Sequence[Axes], series: Sequence[Series], clock: C
     end = max(float(one.runs[0].summary["rounds" if clock == "round" else "simulated_s"]) for one in series)
     for one in series:
         look, waiting = style.line_of(one.number, _WIDTH), read_waiting(one.runs[0], clock)
-        at, index = read_jain(one.runs[0], clock)
-        jain.plot(at / unit.size, index, **look)
+        time, index = jain_over_time(one.runs[0])
+        jain.plot(np.arange(1, len(time) + 1) if clock == "round" else time / unit.size, index, **look)
         for panel, values in ((mean, waiting.mean), (tenth, waiting.tenth), (longest, waiting.longest)):
             panel.plot(waiting.at / unit.size, values / unit.size, **look)
     jain.set(title="Jain's index", ylim=(0, 1.02))

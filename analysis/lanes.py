@@ -14,10 +14,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from fedsim.analysis import style
-from fedsim.analysis.history import MARKS, History
 from fedsim.analysis.style import NothingToDrawError, PictureError, evenly, time_unit
-from fedsim.arrays import Ints
+from fedsim.arrays import Floats, Ints
 from fedsim.errors import nearest
+from fedsim.records.history import MARKS, History
 
 ORDERS = ("speed", "first", "number")
 TimeSpan = tuple[float, float]
@@ -103,6 +103,7 @@ def _sorted(steps: pd.DataFrame, population: pd.DataFrame, order: str) -> Ints:
 
 _LEAST_LANES = 5  # fewer lanes leave room, rather than to grow fat
 _MANY_LANES = 60  # with more, lanes are too thin for hatches and a label each
+_MOST_NUMBERS = 24  # more round numbers run into one another
 _MANY_ROUNDS = 60  # with more, bars are too short for hatches
 MANY_BARS = 4000  # as vectors they would make the SVG large and slow
 _PIXELS = 1250  # about what the time axis has: a step, however short, is drawn one pixel wide
@@ -162,6 +163,19 @@ def label_lanes(axes: Axes, view: View) -> None:
     names = [f"{device}{at}  ({speeds[device]:.3g}/s)" for device, at in zip(view.devices[lanes], places, strict=True)]
     axes.set_yticks(lanes, names, fontsize=10 if count > _MANY_LANES else 9 if count <= 45 else 8)
     axes.tick_params(axis="y", length=0 if count <= _MANY_LANES else 3)
+
+
+def number_rounds(panel: Axes, numbers: Ints, places: Floats, label: str, tick: float = 0) -> None:
+    """Round numbers above a panel, each at its place, with a tick (points); of many rounds some, none too close together."""
+    least, last, shown = (panel.get_xlim()[1] - panel.get_xlim()[0]) / 40, -np.inf, dict[float, str]()
+    for number, place in zip(numbers, places, strict=True):
+        if number % style.step_for(len(numbers), _MOST_NUMBERS) == 0 and place - last >= least:
+            shown[place], last = str(number), place
+    if shown:
+        above = panel.secondary_xaxis("top")
+        above.set_xticks([*shown], [*shown.values()])
+        above.tick_params(length=tick, pad=1)
+        above.set_xlabel(label, fontsize=10)
 
 
 def mark_rows(panel: Axes, history: History, row: "pd.Series[float]", unit: float) -> list[Artist]:

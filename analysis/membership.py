@@ -11,17 +11,16 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from fedsim.analysis import style
-from fedsim.analysis.history import NO_GROUP, History
-from fedsim.analysis.lanes import MANY_BARS, MOST_LANES, mark_rows
+from fedsim.analysis.lanes import MANY_BARS, MOST_LANES, mark_rows, number_rounds
 from fedsim.arrays import Ints
 from fedsim.records.folder import ROUNDS
+from fedsim.records.history import NO_GROUP, History
 from fedsim.records.reading import RunFolder
 
 _ROW_IN, _LEAST_IN, _MOST_IN = 0.13, 2.4, 7.4  # the rows' height: so much a device, within these limits
 _STRIP_IN, _SIZES_IN, _AGREEMENT_IN, _FRAME_IN = 0.85, 1.6, 1.3, 1.9
 _NAMED_ROWS = 60  # with more, rows are too thin to be named
 _GAPPED_ROWS = 150
-_NUMBERS = 24  # more round numbers run into one another
 _MOST_NAMED = 20  # more groups are not named in the legend
 _BARS = 150  # of the strip: more are too thin
 _NONE: dict[str, Any] = {"facecolor": "#DDDDDD"}
@@ -74,7 +73,8 @@ def draw_membership(run: RunFolder, *, devices: int = MOST_LANES) -> Figure:
     _draw_sizes(panels["sizes"], history, unit.size)
     if "agreement" in panels:
         handles += _draw_agreement(panels["agreement"], agreement, unit.size)
-    _number_rounds(panels["rows"], history, unit.size)
+    ends = history.rounds["end"].to_numpy() / unit.size
+    number_rounds(panels["rows"], np.arange(1, len(ends) + 1), ends, "rounds that have ended", tick=3)
     list(panels.values())[-1].set_xlabel(f"simulated time ({unit.name})")
     return style.finished(figure, [run], handles, _counts(history, len(shown), counts, len(splits)))
 
@@ -142,20 +142,6 @@ def _name_rows(panel: Axes, history: History, shown: Ints) -> None:
     labels -= max(0.0, labels.max(initial=0) - (len(shown) - 0.5))
     for group, y in zip(blocks, labels, strict=True):
         style.write_beside(panel, y, f"{_name(group)}: {totals[group]:,}", 8, fontsize=9)
-
-
-def _number_rounds(panel: Axes, history: History, unit: float) -> None:
-    """Round numbers above the rows, each at its round's end."""
-    step, last = style.step_for(len(history.rounds), _NUMBERS), -np.inf
-    shown: dict[int, float] = {}
-    for number, end in enumerate(history.rounds["end"], start=1):
-        if number % step == 0 and end - last >= history.end / 40:
-            shown[number] = last = float(end)
-    if shown:
-        above = panel.secondary_xaxis("top")
-        above.set_xticks([end / unit for end in shown.values()], [str(number) for number in shown])
-        above.tick_params(length=3, pad=1)
-        above.set_xlabel("rounds that have ended", fontsize=10)
 
 
 # Below the rows.

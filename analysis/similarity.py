@@ -10,11 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
 from fedsim.analysis import style
-from fedsim.analysis.history import History
 from fedsim.arrays import Floats, Ints
 from fedsim.errors import RunFolderError
 from fedsim.language.units import show_seconds
 from fedsim.records.folder import EVENTS
+from fedsim.records.history import History
 from fedsim.records.reading import RunFolder
 
 _ORDERED_WELL = 300  # of more the best of the trees' orders takes too long to find

@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fedsim.analysis import style
-from fedsim.analysis.history import NO_GROUP, History
 from fedsim.errors import RunFolderError
 from fedsim.language.units import show_seconds
 from fedsim.records.folder import EVENTS, ROUNDS
+from fedsim.records.history import NO_GROUP, History
 from fedsim.records.reading import RunFolder
 
 

@@ -20,9 +20,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
-from fedsim.analysis.history import History, parsed
 from fedsim.arrays import Floats
 from fedsim.errors import nearest
+from fedsim.records.history import History, parsed
 from fedsim.records.reading import RunFolder
 
 OUTCOMES = ("valid", "slow", "late", "lost", "stopped")

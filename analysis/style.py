@@ -117,25 +117,16 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
     return styled_draw
 
 
-def save(figure: Figure, stem: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+def save(figure: Figure, stem: Path, formats: Sequence[str] = FORMATS, dpi: int = DPI) -> list[Path]:
     """Write the figure as ``stem.png``, ``stem.svg``; the same figure gives the same bytes."""
-    paths = []
-    for kind in formats:
-        path = stem.with_name(f"{stem.name}.{kind}")
-        content = rendered(figure, kind)
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in formats]
+    for path, kind in zip(paths, formats, strict=True):
+        content = io.BytesIO()
+        with matplotlib.rc_context(_RC):
+            figure.savefig(content, format=kind, metadata={"Date": None} if kind == "svg" else {}, dpi=dpi)
         with writing(path) as beside:  # no link is followed
-            beside.write_bytes(content)
-        paths.append(path)
+            beside.write_bytes(content.getvalue())
     return paths
-
-
-def rendered(figure: Figure, kind: str, dpi: int = DPI) -> bytes:
-    """The figure as the bytes of a file; the same figure gives the same bytes."""
-    content = io.BytesIO()
-    metadata: dict[str, Any] = {"Date": None} if kind == "svg" else {}
-    with matplotlib.rc_context(_RC):
-        figure.savefig(content, format=kind, metadata=metadata, dpi=dpi)
-    return content.getvalue()
 
 
 def pixels(figure: Figure, dpi: int = DPI) -> NDArray[np.uint8]:

@@ -12,7 +12,6 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
-from fedsim.analysis.history import NO_GROUP, History
 from fedsim.analysis.lanes import (
     MANY_BARS,
     MOST_LANES,
@@ -22,6 +21,7 @@ from fedsim.analysis.lanes import (
     draw_lanes,
     label_lanes,
     mark_rows,
+    number_rounds,
     on_lanes,
     span_of_rounds,
 )
@@ -29,11 +29,12 @@ from fedsim.arrays import Floats
 from fedsim.lab.trackers.link_load import Curve, link_load, means, summed
 from fedsim.language.units import show_seconds
 from fedsim.records.folder import TRANSFERS
+from fedsim.records.history import NO_GROUP, History
 from fedsim.records.reading import RunFolder
 
 _LANE_IN, _LEAST_IN, _MOST_IN = 0.24, 2.2, 8.6  # the lanes' height: so much a device, within these limits
 _STRIPS_IN, _FRAME_IN = (0.8, 1.0, 1.0), 2.3  # the strips below; title, axis labels and legend together
-_MOST_LINES, _MOST_NUMBERS = 45, 24  # more vertical lines hide the lanes; more round numbers run into one another
+_MOST_LINES = 45  # more vertical lines hide the lanes
 _BINS = 625  # over a timeline's width: two pixels each
 _FAR_MORE = 10  # times as many devices as work would flatten those that work
 _RATES = (
@@ -223,11 +224,7 @@ def _number_rounds(lanes: Axes, view: View) -> None:
         return
     ends, numbers = view.rounds["end"].to_numpy(), view.rounds["round"].to_numpy()
     middles = (np.concatenate([[view.start], ends[:-1]]) + ends) / 2 / view.unit.size
-    shown = numbers % style.step_for(len(numbers), _MOST_NUMBERS) == 0
-    above = lanes.secondary_xaxis("top")
-    above.set_xticks(middles[shown], [str(number) for number in numbers[shown]])
-    above.tick_params(length=0, pad=1)
-    above.set_xlabel("round", fontsize=10)
+    number_rounds(lanes, numbers, middles, "round")
 
 
 # Outcomes of tasks: by round below the lanes, by device beside them.
@@ -346,17 +343,9 @@ def _draw_edges_work(panel: Axes, steps: pd.DataFrame, lane: "pd.Series[float]",
 
 def _draw_losses(panel: Axes, history: History, lane: "pd.Series[float]", unit: float) -> list[Artist]:
     """When edge servers were lost."""
-    since: dict[int, float] = {}
-    lost: list[tuple[float, float, float]] = []
-    for row in history.data("edge-off", "edge-on"):
-        edge = row["data"]["edge"]
-        if row["kind"] == "edge-off":
-            since[edge] = row["time"]
-        elif edge in lane.index:
-            lost.append((lane[edge], since.pop(edge, row["time"]), row["time"]))
-    lost += [(lane[edge], start, history.end) for edge, start in since.items() if edge in lane.index]
-    if not lost:
+    lost = on_lanes(history.lost_edges, lane)
+    if lost.empty:
         return []
-    place, start, end = np.array(lost).T
-    style.bars(panel, start / unit, end / unit, place, 0.45, gid="lost", **_LOST)
+    start, end = (lost[name].to_numpy(float) / unit for name in ("start", "end"))
+    style.bars(panel, start, end, lost["lane"], 0.45, gid="lost", **_LOST)
     return [Patch(**_LOST, label="lost")]

@@ -20,11 +20,11 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
-from fedsim.analysis.history import History, parsed
 from fedsim.analysis.series import Series, draw_mean_bar, group_by_scenario, name_bars
 from fedsim.arrays import Floats
 from fedsim.language.units import show_bytes
 from fedsim.records.folder import TRANSFERS
+from fedsim.records.history import History, parsed
 from fedsim.records.ledger import NOT_IN_PAPER, split_by_purpose
 from fedsim.records.reading import RunFolder
 

@@ -50,7 +50,9 @@ def board() -> Iterator[str]:
         "## Yours\n\n`fedsim bench ./mine.py:Mine --allow-code` runs a strategy of your own in all six, two minutes of one "
         "core, and places it; `--keep scenarios/worlds/board.csv` puts it on the board: a new line is a pull request. All "
         "of the board again: `fedsim bench all --seeds 5 --keep board.csv` (seven minutes on two busy cores). The worlds are "
-        "frozen: a line bears the digest of its world's file, and one of another world does not count. These were made with "
+        "frozen: a line bears the digest of its world's file, and one of another world does not count. Digests of what is "
+        "drawn in them, and of the events of these runs, are checked each time, and what differs is named; they hold on "
+        "processors with and without AVX. These were made with "
         f"fedsim {', '.join(sorted({line.version for line in lines}))}."
     )
 

@@ -7,6 +7,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
 from generate import write_all
 
 from fedsim.language.spec import Spec
@@ -25,7 +27,8 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", *(["sp
 exclude_patterns = ["gallery", "notebooks", "sg_execution_times.rst"]
 language = "en"
 
-myst_enable_extensions = ["deflist", "attrs_inline"]
+myst_enable_extensions = ["deflist", "attrs_inline", "dollarmath"]
+html_math_renderer = "mathml"  # browsers set MathML themselves: no script, and nothing from the network
 myst_heading_anchors = 3
 
 toc_object_entries = False  # each name has a heading
@@ -59,9 +62,20 @@ write_all()
 
 
 def setup(app: Any) -> None:
-    """Docstrings are plain text with ``code``: a star or a bar in them is no markup."""
+    """Docstrings are plain text with ``code``: a star or a bar in them is no markup. Formulas are MathML."""
+    app.add_html_math_renderer("mathml", (_set_inline, None), (_set_block, None))
     app.connect("autodoc-process-docstring", _as_plain_text, priority=100)  # before napoleon reads its sections
     app.connect("autodoc-process-signature", _without_keys)
+
+
+def _set_inline(translator: Any, node: Any) -> None:
+    translator.body.append(tex2mathml(node.astext(), as_block=False))
+    raise nodes.SkipNode
+
+
+def _set_block(translator: Any, node: Any) -> None:
+    translator.body.append(f"<div class='math'>{tex2mathml(node.astext(), as_block=True)}</div>")
+    raise nodes.SkipNode
 
 
 def _without_keys(app: Any, what: str, name: str, thing: Any, *_: Any) -> tuple[str, None] | None:

@@ -125,11 +125,11 @@ def _told(spec: type[Spec]) -> str:
 # Keys.
 
 
-def _definition(key: Key, anchor: str, see: str) -> str:
+def _definition(key: Key, anchor: str, see: str, has_kinds: bool = False) -> str:
     usual = f"default `{key.default}`" if key.default and len(key.default) <= 60 else "required" if key.required else ""
     usual = usual or ("defaults below" if key.default else "by default not given")
     told = f"\n\n  {quoted(key.told[0].upper() + key.told[1:])}" if key.told else ""
-    told += f"\n\n  Such as `{example}`." if (example := _example(anchor, key.name)) else ""
+    told += f"\n\n  Such as `{example}`." if (example := _example(anchor, key.name) or _made_up(key, has_kinds)) else ""
     return f"({anchor})=\n`{key.name}`\n: {quoted(key.allowed)}; {usual}.{see}{told}"
 
 
@@ -144,7 +144,7 @@ def _table(spec: type[Spec], path: str, seen: set[type[Spec]], level: int = 2, w
     kind = f".{spec.model_fields['kind'].default}" if "kind" in spec.model_fields else ""
     for key in keys:
         see = f" Its kinds: {family[key.name]}." if family[key.name] else ""
-        yield _definition(key, _anchor(f"key-{within or path}{kind}-{key.name}"), see)
+        yield _definition(key, _anchor(f"key-{within or path}{kind}-{key.name}"), see, bool(inner[key.name]))
     if not keys:
         yield "It takes no keys."
     for key in keys:
@@ -184,6 +184,30 @@ def _example(anchor: str, name: str) -> str:
         if line := _examples().get("-".join(table[:most]), {}).get(name):
             return line
     return ""
+
+
+_FORMS = {
+    "a time": '"90 s"',
+    "a data rate": '"20 Mbit/s"',
+    "a size": '"5 MB"',
+    "a power": '"4 W"',
+    "a speed": '"6 samples/s"',
+    "true or false": "true",
+    "a list: each a whole number": "[1, 5]",
+}
+
+
+def _made_up(key: Key, has_kinds: bool) -> str:
+    """A line with a value of the key's type and within its bounds; empty where its default shows one, or its type is open."""
+    if key.default:
+        return ""
+    value = next((value for form, value in _FORMS.items() if re.search(rf"(^|or ){form}", key.allowed)), "")
+    if number := re.match(r"a (whole )?number(?:, (more than )?([\d,.]+)(?: or more)?)?", key.allowed):
+        least = float((number[3] or "0").strip(",.").replace(",", ""))
+        value = f"{max(5.0, least + 1):g}" if number[1] else "0.5" if least < 0.5 else f"{least + 1:g}"
+    elif not value and not has_kinds and (names := re.match(r"one of ([\w.-]+)(, [\w.-]+)*$", key.allowed)):
+        value = f'"{names[1]}"'
+    return f"{key.name} = {value}" if value else ""
 
 
 def _anchor(text: str) -> str:

@@ -1,7 +1,6 @@
 """A world alone: devices, their availability, a network and processes, without any learning or strategy."""
 
 from collections.abc import Mapping, Sequence
-from math import inf
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,12 @@ from fedsim.streams import Streams
 from fedsim.world.compute import Compute
 from fedsim.world.life import TaskRunner
 from fedsim.world.lifetimes import Lifetimes, bounded
-from fedsim.world.messages import Edges, Messages
+from fedsim.world.messages import Messages
 from fedsim.world.network import NetworkSpec, StarSpec
 from fedsim.world.population import PopulationSpec
 from fedsim.world.processes import World, WorldSpec
 from fedsim.world.processes.processes import Processes
+from fedsim.world.processes.world import Books
 
 
 class _WorldSections(Spec):
@@ -57,20 +57,13 @@ def build_world(
     net = sections.network.build(simulation, streams, spec.devices, links, None)
     samples = np.zeros(spec.devices, dtype=np.int64) if spec.samples is None else spec.sizes(streams, None)
     devices = spec.build(streams, capacity.speed, samples, spec.reference_flops or 1.0, None, None, capacity.flops())
-    availability = bounded(spec.paths(streams, None), devices)
-
-    def until(endpoint: int) -> float:
-        if 0 <= endpoint < net.devices:
-            return tasks.reachable_until(endpoint)
-        return simulation.now if net.edge_at(endpoint) in edges.off else inf
-
-    messages = Messages(simulation, net, until)
-    edges = Edges(messages, net, sections.network.edge_servers, _ignore)
+    availability = bounded(spec.paths(streams, None), devices.arrival, devices.departure)
+    messages = Messages(simulation, net, sections.network.edge_servers, _ignore)
     compute = Compute(streams, spec.jitters(streams, None), spec.slow_phases, spec.devices)
-    tasks = TaskRunner(simulation, devices, availability, compute, net, 1, lambda task: (), _ignore, None, edges, spec.host)
-    Lifetimes(simulation, devices, availability, _ignore)
-    parts = (capacity, devices, compute, net, tasks, edges)
-    return Processes(sections.world.processes, simulation, streams, *parts, _ignore).world
+    tasks = TaskRunner(simulation, devices, availability, compute, net, 1, lambda task: (), _ignore, None, messages, spec.host)
+    Lifetimes(simulation, devices.arrival, devices.departure, availability, _ignore)
+    parts = (capacity, devices, compute, net, tasks, messages)
+    return Processes(sections.world.processes, Books(simulation, streams, *parts, _ignore)).world
 
 
 def _ignore(_: object) -> None:

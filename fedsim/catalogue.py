@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 from fedsim.data.partitions import PARTITIONS
 from fedsim.data.shifts import SHIFTS
 from fedsim.data.sources import SOURCES
+from fedsim.energy.presets import TITLES, preset_figures
 from fedsim.errors import ScenarioError, nearest
 from fedsim.executors.named import EXECUTORS
 from fedsim.federation.codecs import CODECS
@@ -29,15 +30,14 @@ from fedsim.strategies.parts.moment import MOMENTS
 from fedsim.strategies.parts.selection import SELECTIONS
 from fedsim.strategies.parts.server import OPTIMISERS
 from fedsim.toolbox.clustering.clusterer import CLUSTERERS
+from fedsim.toolbox.worlds.regions import cloud_facts
 from fedsim.world.availability import AVAILABILITIES
+from fedsim.world.charging import CHARGINGS
 from fedsim.world.device_kinds import CAPACITIES, LINKS, Figure, figures
 from fedsim.world.device_kinds import catalogue as kinds_of_devices
 from fedsim.world.distributions import SPEEDS
-from fedsim.world.energy.charging import CHARGINGS
-from fedsim.world.energy.presets import TITLES, preset_figures
 from fedsim.world.lifetimes import ARRIVALS, DEPARTURES
 from fedsim.world.network.protocol import PROTOCOLS
-from fedsim.world.network.regions import cloud_facts
 from fedsim.world.network.spec import NETWORKS
 from fedsim.world.population import SAMPLE_COUNTS
 from fedsim.world.processes import PROCESSES
@@ -141,7 +141,7 @@ def about(name: str) -> list[str]:
                 lines += [f"{name}, one of the {title}: {line}"]
                 lines += _key_lines(specs_titled(title)[name]) if name in specs_titled(title) else []
                 lines += _figure_lines(title, name)
-    paths = [*_paths(Scenario), *_paths(StudySpec, "study.")]
+    paths = _every_path()
     for path, owner, key in [way for way in paths if way[0] == name] or [way for way in paths if way[0].endswith(f".{name}")]:
         if "" in (specs := specs_of(owner.model_fields[key])):
             tables[path] = specs[""]
@@ -188,6 +188,11 @@ def entry_lines(title: str, entries: TitledNames) -> list[str]:
     return [f"{title}:", *(f"  {name:<{width}}  {line}" for name, line in entries)]
 
 
+@cache
+def _every_path() -> list[tuple[str, type[Spec], str]]:
+    return [*_paths(Scenario), *_paths(StudySpec, "study.")]
+
+
 def _paths(spec: type[Spec], above: str = "") -> Iterator[tuple[str, type[Spec], str]]:
     """Every key under a spec: the dotted path, the owning spec, and the key there."""
     for key in spec.model_fields:
@@ -201,6 +206,7 @@ def _kind(spec: type[Spec]) -> str:
     return str(spec.model_fields["kind"].default) if "kind" in spec.model_fields else ""
 
 
+@cache
 def keys_of(spec: type[Spec]) -> list[Key]:
     """The keys that a table takes, its ``kind`` included where it has one."""
     schema = spec.model_json_schema()

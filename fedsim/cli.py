@@ -130,8 +130,8 @@ def run_command(
     from fedsim.output.progress import RunProgress, summary_lines
     from fedsim.output.terminal import Console
     from fedsim.records.folder import SCENARIO
+    from fedsim.records.live import EVERY_S
     from fedsim.running.interruption import end_soon
-    from fedsim.running.live import EVERY_S
     from fedsim.running.runner import Job
     from fedsim.scenario import load
 
@@ -141,7 +141,8 @@ def run_command(
         if not quiet:
             say(*read.stop.notes, *read.strategy.notes, err=True)
             progress = RunProgress(read.strategy.horizon(read.stop), Console(stderr=True), job.run.strategy.facts)
-            job.simulation.listen(progress.take, progress.close, kinds=("round", "task-end"))
+            job.simulation.listen(progress.take, kinds=("round", "task-end"))
+            job.simulation.at_close(progress.close)
             job.on_saved(progress.saved)
         with _watched(out, port) if watch else nullcontext(), InterruptOnce(partial(end_soon, job), again=end_at_once):
             result = asyncio.run(job.execute())
@@ -211,7 +212,7 @@ def data_group() -> None:
 @_explained
 def data_fetch_command(name: str, root: Path) -> None:
     """Download the data set NAME and write it in its published format."""
-    from fedsim.data.fetch import fetch
+    from fedsim.toolbox.sources.fetch import fetch
 
     say(f"written to {fetch(name, root)}")
 
@@ -348,23 +349,13 @@ def trace_command(run: Path, out: Path | None) -> None:
 @click.option("--lenient", is_flag=True, help="Leave out what cannot be used (holes, clients that appear once), and say so.")
 @_explained
 def calibrate_command(
-    log: Path,
-    out: Path,
-    by_client: bool,
-    hold_out: Any,
-    size: float | None,
-    samples: int | None,
-    epochs: int,
-    latency: float | None,
-    protocol: Any,
-    lenient: bool,
+    log: Path, out: Path, size: float | None, samples: int | None, epochs: int, lenient: bool, **fit: Any
 ) -> None:
     """Fit a population and a network to LOG, the tasks of a real deployment (CSV, Parquet), or a run folder."""
     from fedsim.calibrate import calibrate
     from fedsim.calibrate.log import LogDefaults
 
-    known = LogDefaults(size, samples, epochs, lenient)
-    say(*calibrate(log, out, known, by_client=by_client, hold_out=hold_out, latency=latency, protocol=protocol))
+    say(*calibrate(log, out, LogDefaults(size, samples, epochs, lenient), **fit))
 
 
 @main.command("report")

@@ -9,14 +9,26 @@ from fedsim.data.partitions.base import Partition, federated
 from fedsim.data.shifts import Change, Shift
 from fedsim.data.sources.base import Source
 from fedsim.evaluation.evaluator import Measured
-from fedsim.federation.client import BEST, Client, Instruction, LocalResult, PreviousResult, Real, RunInfo
+from fedsim.federation import (
+    BEST,
+    Client,
+    Contents,
+    Device,
+    Header,
+    Instruction,
+    Lazy,
+    LocalResult,
+    Opaque,
+    Partial,
+    Peer,
+    PreviousResult,
+    Real,
+    RunInfo,
+    Server,
+    TaskEnd,
+)
 from fedsim.federation.codecs import Codec, Coded
-from fedsim.federation.contents import Contents, Header, Lazy, Opaque, Partial
-from fedsim.federation.devices import Device
 from fedsim.federation.malicious import Attack
-from fedsim.federation.messages import TaskEnd
-from fedsim.federation.peer import Peer
-from fedsim.federation.server import Server
 from fedsim.language.spec import Spec
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
@@ -34,16 +46,16 @@ from fedsim.strategies.round_params import AggregatingParams, SynchronousParams
 from fedsim.strategies.synchronous import Synchronous, SynchronousClient
 from fedsim.streams import Streams
 from fedsim.toolbox.peers.base import PeerHalf, PeerParams, Peers
+from fedsim.toolbox.peers.collectives import AllReduce
 from fedsim.training import Limit, Part, Training
 from fedsim.world.availability import Availability, AvailabilityModel
 from fedsim.world.distributions import Distribution
-from fedsim.world.network.base import Network
 from fedsim.world.network.flow import SERVER, Flow, Sharing
+from fedsim.world.network.machine import Network
 from fedsim.world.network.protocol import Protocol, Transport
 from fedsim.world.network.spec import NetworkModel
 from fedsim.world.phases import Span
 from fedsim.world.processes import Activity, DeviceFacts, Hold, Process, World
-from fedsim.world.processes.collectives import AllReduce
 from fedsim.world.task import Evaluate, Train, Work
 
 __all__ = [  # noqa: RUF022 - by task

@@ -54,7 +54,7 @@ class Scenario(Sections):
     def to_toml(self) -> str:
         """The scenario with every default written out; reading it gives the same scenario."""
         unused = set(OF_LEARNING) if self.strategy.brings_learning else None
-        return tomli_w.dumps(_without_none(self.model_dump(mode="python", exclude=unused)))
+        return tomli_w.dumps(self.model_dump(mode="python", exclude=unused, exclude_none=True))
 
 
 def load(
@@ -85,9 +85,3 @@ def load(
     with from_file(allow_code):
         apply_changes([sections], [*changes, *([] if seed is None else [f"seed={seed}"])], Scenario, tell)
         return Scenario(**sections)
-
-
-def _without_none(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_none(item) for key, item in value.items() if item is not None}
-    return [_without_none(item) for item in value] if isinstance(value, list | tuple) else value

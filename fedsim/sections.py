@@ -3,6 +3,7 @@
 Each section is a ``Spec`` in the module of its rule.
 """
 
+from itertools import starmap
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -10,6 +11,7 @@ from pydantic import Field, model_validator
 from fedsim.checkpoint.spec import CheckpointSpec
 from fedsim.data.shifts import ShiftSpec
 from fedsim.data.spec import DataSpec
+from fedsim.energy.spec import EnergySpec
 from fedsim.errors import ScenarioError, nearest
 from fedsim.evaluation.evaluator import EvaluationSpec
 from fedsim.federation.codecs.lossy import Lossy
@@ -18,6 +20,7 @@ from fedsim.federation.malicious import MaliciousSpec
 from fedsim.federation.wire import MessagesSpec
 from fedsim.language.spec import Spec
 from fedsim.language.stop import StopSpec
+from fedsim.learning.metrics import EvaluationMetric, reported_metric
 from fedsim.learning.models import Logistic, ModelSpec
 from fedsim.learning.objectives import Classification, ObjectiveSpec
 from fedsim.learning.spec import TrainerSpec, TrainingSpec
@@ -27,7 +30,6 @@ from fedsim.meters.spec import METERS, MeterSpec
 from fedsim.strategies import STRATEGIES
 from fedsim.strategies.base import StrategyParams
 from fedsim.strategies.fedavg import FedAvgParams
-from fedsim.world.energy.spec import EnergySpec
 from fedsim.world.network import NetworkSpec, StarSpec
 from fedsim.world.population import PopulationSpec
 from fedsim.world.processes import WorldSpec
@@ -111,10 +113,20 @@ class Sections(Spec):
                 f"messages.up is {self.messages.up.kind!r} and strategy.secure_aggregation is given: masked numbers are all "
                 "alike to a codec, and must be sent in full; allowed is 'plain'"
             )
+        if self.strategy.plain_down and self.messages.down.kind != "plain":
+            raise ScenarioError(
+                f"messages.down is {self.messages.down.kind!r}, and strategy.kind {self.strategy.kind!r} sends no model down; "
+                "allowed is 'plain'"
+            )
         up = self.messages.up
         for key, aggregation in self.strategy.aggregations.items():
             if why := aggregation.why_not(up):
                 raise ScenarioError(f"messages.up is {up.kind!r} and strategy.{key} is {aggregation.kind!r}: the codec {why}")
+        if self.strategy.resizes and getattr(up, "error_feedback", False):
+            raise ScenarioError(
+                f"messages.up is {up.kind!r} with error_feedback, and strategy.redraw gives a device's next update another "
+                "size; allowed is error_feedback = false"
+            )
         usual = type(up).model_fields["error_feedback"].default if isinstance(up, Lossy) else None
         if isinstance(up, Lossy) and "update" in self.strategy.added_up and up.error_feedback != usual:
             raise ScenarioError(
@@ -150,7 +162,7 @@ class Sections(Spec):
 
     def _check_objective(self) -> None:
         """Refuse what the objective has no numbers for."""
-        known = ["loss", *(metric.name for metric in self.objective.figures)]
+        known = ["loss", *(metric.name for metric in self.figures)]
         for name in self.stop.metrics:
             if name not in known:
                 raise ScenarioError(
@@ -194,6 +206,11 @@ class Sections(Spec):
                 raise ScenarioError(
                     f"{key} is given, {why}; not for strategy.kind = {self.strategy.kind!r}, which has no server"
                 )
+
+    @property
+    def figures(self) -> list[EvaluationMetric]:
+        """Metrics of tests, and numbers of trainers that are columns of rounds."""
+        return [*self.objective.figures, *starmap(reported_metric, self.training.reports.items())]
 
     @property
     def not_restorable(self) -> str | None:

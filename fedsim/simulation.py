@@ -16,14 +16,14 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import simpy
 from simpy.events import EventPriority
 
-from fedsim.environment import LAST, NORMAL, SERVE, SETTLE, URGENT, Alarm, Environment, Join, Name, ProcessGenerator
+from fedsim.environment import LAST, NORMAL, SERVE, SETTLE, Alarm, Environment, Join, Name, ProcessGenerator
 from fedsim.errors import SimulationError
 from fedsim.executors.base import Executor
 from fedsim.executors.inline import Inline
@@ -32,6 +32,7 @@ from fedsim.language.units import CLOCK_END_S, EXACT_S, TICK_S
 _TICKS_PER_SECOND = 1 / TICK_S
 _BREATH_S = 0.01  # the event loop gets its turn at least this often, in real seconds
 _NOTHING_LEFT = "nothing left to happen"
+_OBJECTS = 50_000  # that are made between two looks for garbage
 _INSTANTS_A_LOOK = 64  # how many instants pass between two looks at the real clock
 
 
@@ -59,15 +60,9 @@ class Record(NamedTuple):
 
 
 Sink = Callable[[Record], None]
+Handler = Callable[[], Awaitable[None]]
 
 _make_record = tuple.__new__  # half the time of the constructor that NamedTuple writes
-
-
-class Settler(Protocol):
-    """Something shared by many processes, whose changes within one instant are settled together (a network)."""
-
-    def solve(self) -> None:
-        """Take in all the changes of this instant at once."""
 
 
 class Blueprint(Protocol):
@@ -77,33 +72,26 @@ class Blueprint(Protocol):
         """Build everything into ``simulation``: processes, first wake-ups, sinks. What it returns is kept for the caller."""
 
 
-class _RareCollections:
+_running: list[tuple[int, int, int]] = []  # of each run that goes on: the thresholds of the garbage collector before it
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
     """While a run goes on, Python looks for cycles of garbage less often.
 
     A run makes many small objects, and hardly any cycle; at the usual threshold (700) a quarter of its time goes into looking
     at those that live. It is set for as long as any simulation of this process runs, and never lowered.
     """
-
-    _OBJECTS = 50_000
-
-    def __init__(self) -> None:
-        self._running = 0
-        self._before = 0, 0, 0
-
-    def __enter__(self) -> None:
-        if not self._running:
-            self._before = gc.get_threshold()
-            if 0 < self._before[0] < self._OBJECTS:
-                gc.set_threshold(self._OBJECTS, *self._before[1:])
-        self._running += 1
-
-    def __exit__(self, *_: object) -> None:
-        self._running -= 1
-        if not self._running:
-            gc.set_threshold(*self._before)
-
-
-_RARE_COLLECTIONS = _RareCollections()
+    before = _running[0] if _running else gc.get_threshold()
+    _running.append(before)
+    if 0 < before[0] < _OBJECTS:
+        gc.set_threshold(_OBJECTS, *before[1:])
+    try:
+        yield
+    finally:
+        _running.pop()
+        if not _running:
+            gc.set_threshold(*before)
 
 
 class Simulation:
@@ -131,7 +119,6 @@ class Simulation:
         self.end = CLOCK_END_S
         self.ended = self.env.event()
         self.executor: Executor = Inline() if executor is None else executor
-        self.handle: Callable[[Any], Awaitable[None]] | None = None
         self.stopped: str | None = None
         self._over = False
         self._sinks: list[Sink] = []
@@ -171,18 +158,14 @@ class Simulation:
         """Call ``callback`` at the absolute time ``when`` (s, not before now)."""
         return self.env.at(name, when, callback, priority)
 
-    def soon(self, callback: Callable[[], None], *, first: bool = False) -> None:
-        """Call ``callback`` in this instant, after all that is due in it already, or ``first``, before that."""
-        self.env.call(callback, URGENT if first else NORMAL)
+    def unsettle(self, solve: Callable[[], None]) -> None:
+        """Call ``solve`` when the world's events of this instant are through: it takes in all changes. Ask once an instant."""
+        self.env.call(solve, SETTLE)
 
-    def unsettle(self, solver: Settler) -> None:
-        """Ask for one ``solver.solve()`` when the world's events of this instant are through. Ask once an instant."""
-        self.env.call(solver.solve, SETTLE)
-
-    def post(self, message: Any) -> None:
-        """Put a message into the server's inbox; it is handled in this instant, after the world's events."""
+    def post(self, handler: Handler) -> None:
+        """Let the server handle a message in this instant, after the world's events. It may wait for real work alone."""
         if not self._over:
-            self.env.call(partial(self._serve, message), SERVE)
+            self.env.call(lambda: self._handle(handler().__await__()), SERVE)
 
     def submit(self, function: Callable[..., Any], *args: Any, alone: bool = False) -> "Future[Any]":
         """Start real work on the executor. When it finishes has no influence on the run; only ``join`` brings it in.
@@ -194,10 +177,6 @@ class Simulation:
             return (self.executor.submit_alone if alone else self.executor.submit)(function, *args)
         finally:
             self.working = False
-
-    def place(self, thing: Any) -> None:
-        """Say that ``thing`` never changes and goes into many calls of ``submit``; it is then brought to each worker once."""
-        self.executor.place(thing)
 
     def join(self, work: "Future[Any]") -> Join:
         """The result of ``work``, at this very instant: the clock stands still until it is there."""
@@ -218,15 +197,13 @@ class Simulation:
         if self._watched is not None:
             self._watched.append(record)
 
-    def listen(self, sink: Sink, close: Callable[[], None] | None = None, *, kinds: Sequence[str] = ()) -> None:
-        """Give every record to ``sink`` as it is emitted, and call ``close`` when the run is over, however it ends.
+    def listen(self, sink: Sink, *, kinds: Sequence[str] = ()) -> None:
+        """Give every record to ``sink`` as it is emitted.
 
         ``kinds``: it is given records of these kinds alone, after those who get all: most are of steps, and cost nothing then.
         """
         for sinks in [self._sinks_of.setdefault(kind, []) for kind in kinds] or [self._sinks]:
             sinks.append(sink)
-        if close is not None:
-            self._closers.append(close)
 
     def at_end(self, final: Callable[[], None]) -> None:
         """Call ``final`` when the run is over but records are still taken, to end what is open. No message is handled then."""
@@ -292,7 +269,7 @@ class Simulation:
     async def _drive(self) -> AsyncIterator[None]:
         """Carry out instant after instant; yields between two of them, often enough to keep the event loop alive."""
         try:
-            with _RARE_COLLECTIONS:
+            with _rare_collections():
                 async for _ in self._play():
                     yield
                 self._over = True  # no message is handled any more
@@ -346,12 +323,6 @@ class Simulation:
         if self._interrupted:
             self.stop("interrupted")
 
-    def _serve(self, message: Any) -> None:
-        """Give a message to the server. Its handler may wait for real work alone."""
-        if self.handle is None:
-            raise SimulationError("a message was posted, but no server handles messages in this simulation")
-        self._handle(self.handle(message).__await__())
-
     def _handle(self, handler: Generator[Any, None, None]) -> None:
         """Go on with a handler, to its end or its next wait."""
         self.env.handling = True
@@ -385,7 +356,6 @@ __all__ = [
     "Environment",
     "Join",
     "Record",
-    "Settler",
     "Simulation",
     "on_grid",
     "on_grid_after",

@@ -3,6 +3,7 @@
 Neither knows what a model is: ``start``, ``anchor`` and ``linear`` are refs that only the learning side looks into.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,8 +12,25 @@ from fedsim.errors import SimulationError
 Places = tuple[tuple[int, int], ...]
 """Ranges of tensors in a flat model: begin and end, in order."""
 
-CutBy = Literal["width", "rank"]
-"""Measure of a smaller model within a model: the share of its channels and units, or the rank of its adapters."""
+CutBy = Literal["width", "rank", "adapters"]
+"""Measure of a smaller model within a model: the share of its channels and units, the rank of its adapters, or this rank where
+they alone are trained."""
+
+
+def places_of(ranges: Iterable[tuple[int, int]]) -> Places:
+    """Places of ranges in order; adjacent ones become one."""
+    found: list[tuple[int, int]] = []
+    for begin, end in ranges:
+        if begin < end:
+            found.append((found.pop()[0] if found and found[-1][1] == begin else begin, end))
+    return tuple(found)
+
+
+def complement(places: Places, size: int) -> Places:
+    """Places of all other numbers in a flat model of so many."""
+    begins, ends = [0, *(end for _, end in places)], [*(begin for begin, _ in places), size]
+    return places_of(zip(begins, ends, strict=True))
+
 
 Penalised = Literal["kernels", "dense"]
 """Weights under the L2 penalty: all kernels, or the kernels of dense layers alone."""
@@ -76,7 +94,8 @@ class Training:
         held: what stays as it is in the start, whole tensors of the flat model. A step takes as long as one of all of them.
         only_batch: all ``steps`` are on one batch: the one that would be of this number, from 0, in a training without this.
         contrast: a contrastive term in the loss; None for none.
-        cut: the smaller model that a step costs as much as; None: the whole one. All numbers outside of it are 0, and stay so.
+        share: of its batches that it takes, where a trainer stops early; all epochs are shorter by it.
+        cut: the smaller model that a step costs as much as; None: the whole one. All numbers outside of it are 0 or held.
 
     Raises:
         SimulationError: ``epochs`` and ``steps`` do not go together.
@@ -94,6 +113,7 @@ class Training:
     held: Places = ()
     only_batch: int | None = None
     contrast: Contrast | None = None
+    share: float = 1.0
     cut: tuple[CutBy, float] | None = None
 
     def __post_init__(self) -> None:

@@ -1,12 +1,14 @@
 """What the tests share: where real data are, and small scenarios."""
 
 import gc
+import importlib.util
 import os
 import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import hypothesis
@@ -26,6 +28,16 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+
+
+def module_at(path: Path) -> ModuleType:
+    """A file of the house that is no part of the package, as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 _BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"

@@ -16,9 +16,12 @@ class Steady(Trainer):
 
     Attributes:
         noise: standard deviation of what is added to each gradient.
+        enough: loss of a batch that is the last one.
     """
 
+    reports: ClassVar[Mapping[str, bool]] = {"mean_loss": False}
     noise: float = 0.01
+    enough: float = 0.0
     applies_terms: ClassVar[bool] = True
 
     def train(self, model: nn.Module, data: Any, context: Any) -> tuple[Mapping[str, Tensor], Mapping[str, float]]:
@@ -32,6 +35,8 @@ class Steady(Trainer):
             for parameter in model.parameters():
                 if parameter.grad is not None:
                     parameter.data -= context.lr * (parameter.grad + self.noise * torch.randn(parameter.shape, generator=draw))
+            if loss < self.enough:
+                break
         context.state["mean"] = mean
         return model.state_dict(), {"mean_loss": float(mean), "round": context.round}
 
@@ -40,6 +45,13 @@ class Ignorant(Steady):
     """Does not say that it applies what a strategy adds."""
 
     applies_terms: ClassVar[bool] = False
+
+
+class Satisfied(Steady):
+    """Takes no further batch when the loss of one is low enough."""
+
+    stops_early: ClassVar[bool] = True
+    enough: float = 2.2
 
 
 class Wrong(Trainer):
@@ -63,8 +75,11 @@ class Wrong(Trainer):
                 np.random.rand()  # noqa: NPY002
             case "torch":
                 torch.rand(1)
-            case "raises":
+            case "gpu":
                 state[name].cuda(7)
+            case "forever":
+                while True:
+                    state[name].sum()
             case "none":
                 return None
             case "text":

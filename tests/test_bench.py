@@ -4,13 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from fedsim.cli import main
+import fedsim
 from fedsim.errors import DataError, ScenarioError
 from fedsim.files import read_toml
 from fedsim.lab import bench
 from fedsim.shipped import shipped
+from tests.calls import call
 
 LINE = bench.BoardLine("a", "phones", 3, 3, 60.0, 50.0, 70.0, 1e6, 1e3, 0.9, bench.digest_of("phones"), "0.2.0")
 SLOWER = replace(LINE, strategy="b", time_s=90.0)
@@ -34,14 +34,30 @@ def test_places_are_those_of_times_and_a_line_that_misses_has_none() -> None:
 
 def test_a_board_is_read_as_it_was_kept_and_other_worlds_do_not_count(tmp_path: Path) -> None:
     path = tmp_path / "board.csv"
-    bench.keep([MISSED, SLOWER], path)
-    bench.keep([LINE, replace(SLOWER, time_s=80.0)], path)
+    bench.keep([MISSED, SLOWER], path, {("phones", 1, "data"): "ab"})
+    bench.keep([LINE, replace(SLOWER, time_s=80.0)], path, {("phones", 2, "data"): "cd"})
     assert bench.read_board(path) == [LINE, replace(SLOWER, time_s=80.0), MISSED]
     path.write_text(path.read_text().replace(LINE.file, "0" * 12))
     assert bench.read_board(path) == []
     path.write_text("a,b\n1,2\n")
     with pytest.raises(DataError, match="is no board"):
         bench.read_board(path)
+
+
+def test_a_world_that_differs_is_named_and_its_lines_are_not_kept(tmp_path: Path) -> None:
+    """Two minutes of a shipped world, twice: the same tables; after a change of one, another digest of this one alone."""
+    part = {"base": "worlds/cars", "variants": ["fedavg"], "changes": {"learning": "off", "stop": {"simulated_time": "2 min"}}}
+    tables = {"base": "worlds/cars", "variants": {"fedavg": {}}, "parts": {"cars": part}}
+    fedsim.run_study(tables, tmp_path / "a", seeds=1, workers=1)
+    found = bench.tables_of(tmp_path / "a")
+    assert [name for _, _, name in found] == ["devices", "events of fedavg", "availability", "data"]
+    assert bench.changed_tables({key: own for key, own in found.items() if "events" not in key[2]}) == []
+    bench.keep([LINE], tmp_path / "board.csv", found)
+    part["changes"] |= {"population.speed": "3 samples/s"}
+    fedsim.run_study(tables, tmp_path / "b", seeds=1, workers=1)
+    with pytest.raises(DataError, match=r"others: cars seed 1: devices; cars seed 1: events of fedavg$"):
+        bench.keep([SLOWER], tmp_path / "board.csv", bench.tables_of(tmp_path / "b"))
+    assert bench.read_board(tmp_path / "board.csv") == [LINE]
 
 
 def test_a_strategy_of_ones_own_is_run_in_all_worlds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,5 +74,5 @@ def test_a_strategy_of_ones_own_is_run_in_all_worlds(tmp_path: Path, monkeypatch
 
 
 def test_an_unknown_strategy_is_a_mistake_with_the_nearest_name(tmp_path: Path) -> None:
-    result = CliRunner().invoke(main, ["bench", "fedavgg", "--out", str(tmp_path / "out")])
+    result = call("bench", "fedavgg", "--out", str(tmp_path / "out"))
     assert (result.exit_code, "did you mean" in result.output) == (2, True), result.output

@@ -14,18 +14,13 @@ from typing import Any, get_args
 
 import pytest
 import tomli_w
-from click.testing import CliRunner, Result
 
 import fedsim
-from fedsim.cli import main
 from fedsim.language.registry import Registry
+from tests.calls import call
 from tests.test_public import MODULES
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-def call(*words: str | Path) -> Result:
-    return CliRunner().invoke(main, [str(word) for word in words])
 
 
 @pytest.fixture
@@ -159,8 +154,9 @@ class TestMistakes:
         assert "is no text in UTF-8" in self.refused("run", scenario, "--out", tmp_path / os.fsdecode(b"by\xe9"))
 
     @pytest.mark.parametrize("verb", ["audit", "trace", "report", "compare"])
-    def test_a_folder_that_is_not_there(self, verb: str, tmp_path: Path) -> None:
-        assert self.refused(verb, tmp_path / "none") == f"fedsim: '{tmp_path / 'none'}' does not exist\n"
+    def test_a_folder_that_is_not_there_or_cannot_be(self, verb: str, tmp_path: Path) -> None:
+        for name, says in (("none", "does not exist"), ("x" * 300, "cannot be used: File name too long")):
+            assert self.refused(verb, tmp_path / name) == f"fedsim: '{tmp_path / name}' {says}\n"
 
     def test_missing_and_truncated_data(self, scenario: Path, tmp_path: Path) -> None:
         out = tmp_path / "out"

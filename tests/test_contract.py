@@ -23,10 +23,15 @@ class TestEveryStrategy(StrategyContract):
         self.goes_by_tests = strategy.get("mode") == "credits"  # TiFL's
 
 
+TOP = {"kind": "top-k", "share": 0.3, "error_feedback": False}
 PARTS = [
     (
         {"kind": "fedavg", "clients_per_round": 5, "local_epochs": 2, "selection": "least-asked", "aggregation": "multi-krum"}
-        | {"server": {"kind": "yogi", "lr": 0.03}, "deadline": {"kind": "quantile", "over": 5, "most": "40 s"}},
+        | {
+            "every": "25 s",
+            "server": {"kind": "yogi", "lr": 0.03},
+            "deadline": {"kind": "quantile", "over": 5, "most": "40 s"},
+        },
         {"messages": {"up": {"kind": "qsgd", "levels": 7, "error_feedback": True}, "down": "float16"}},
     ),
     (
@@ -61,13 +66,13 @@ PARTS = [
         {"model": {"kind": "mlp", "hidden": [5]}, "training": {"lr": 0.1, "batch_size": 64}},
     ),
     (
-        {"kind": "heterofl", "clients_per_round": 5, "deadline": "30 s", "server": "adam"},
-        {"model": {"kind": "mlp", "hidden": [9]}, "messages": {"up": {"kind": "top-k", "share": 0.3}, "down": "int8"}}
+        {"kind": "heterofl", "clients_per_round": 5, "deadline": "30 s", "server": "adam", "redraw": True},
+        {"model": {"kind": "mlp", "hidden": [9]}, "messages": {"up": TOP, "down": "int8"}}
         | {"malicious": {"attack": "sign-flip", "share": 0.1}},
     ),
     (
-        {"kind": "hetlora", "clients_per_round": 5, "deadline": "60 s"},
-        {"model": {"kind": "mlp", "hidden": [9], "lora": {"rank": 4}}, "messages": {"up": {"kind": "qsgd", "levels": 7}}},
+        {"kind": "flora", "clients_per_round": 5, "deadline": "60 s"},
+        {"model": {"kind": "mlp", "hidden": [9], "lora": {"rank": 4}, "train": "*"}, "messages": {"up": "int8"}},
     ),
     (
         {"kind": "fedavg", "clients_per_round": 5, "deadline": "60 s", "aggregation": "median"},
@@ -77,7 +82,7 @@ PARTS = [
     ({"kind": "feddyn", "clients_per_round": 5, "over_selection": 1.4, "selection": "least-available"}, {}),
     ({"kind": "fedbuff", "concurrency": 5, "buffer": 3, "server": {"kind": "sgd", "momentum": 0.5}}, {}),
     ({"kind": "ifca", "groups": 2, "clients_per_round": 5, "averaging": "gradients"}, {}),
-    ({"kind": "lcfl", "groups": 2, "local_epochs": 2, "measure": "grad-cos", "moment": {"rounds": 2}}, {}),
+    ({"kind": "lcfl", "groups": 2, "local_epochs": 2, "measure": "grad-cos", "moment": {"rounds": 2}, "every": "25 s"}, {}),
 ]
 
 
@@ -92,6 +97,7 @@ class TestPartsInAnyCombination(StrategyContract):
 def test_no_registered_strategy_is_left_out() -> None:
     aliases = {"fedgroup", "fesem-mig", "ifca"}  # each is another with one parameter changed
     aliases |= {"fedbn", "fedper"}  # the same as fedrep in all but what is trained and what stays
+    aliases |= {"hetlora"}  # heterofl by ranks
     elsewhere = {"flower", "hierfavg"}  # tests/flower; in a network with edge servers: tests/strategies/test_hierfavg.py
     elsewhere |= {"diloco", "local-sgd"}  # where nobody comes or goes: tests/strategies/peers/test_diloco.py
     elsewhere |= {strategy["kind"] for strategy, _ in PARTS}

@@ -1,7 +1,6 @@
 """The environment is SimPy's: programs give the same trace as on ``simpy.Environment``, in a bare clock and in a world."""
 
 import asyncio
-import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from math import inf
@@ -69,78 +68,6 @@ def by_asyncio(simulation: Simulation, program: Program) -> Trace:
 
 
 WAYS = [by_run, by_step, by_asyncio]
-
-
-# SimPy's examples of resources, in our words.
-
-
-def gas_station(env: simpy.Environment, trace: Trace) -> None:
-    """Cars share a tank; a control process calls a truck when it runs low."""
-    draw, pumps = random.Random(3), simpy.Resource(env, 2)
-    tank = simpy.Container(env, 200, init=200)
-
-    def car(number: int) -> Iterator[Any]:
-        with pumps.request() as pump:
-            yield pump
-            litres = 50 - draw.randint(5, 25)
-            yield tank.get(litres)
-            yield env.timeout(litres / 2)
-            trace.append((env.now, number, litres, tank.level))
-
-    def truck() -> Iterator[Any]:
-        yield env.timeout(60)
-        trace.append((env.now, "truck", tank.capacity - tank.level))
-        yield tank.put(tank.capacity - tank.level)
-
-    def control() -> Iterator[Any]:
-        while True:
-            if tank.level < 50:
-                yield env.process(truck())
-            yield env.timeout(10)
-
-    def source() -> Iterator[Any]:
-        for number in range(30):
-            env.process(car(number))
-            yield env.timeout(draw.randint(5, 20))
-
-    env.process(control())
-    env.process(source())
-
-
-def messages(env: simpy.Environment, trace: Trace) -> None:
-    """One process broadcasts through stores, each of which has a consumer of its own pace; one of them filters."""
-    draw, pipes = random.Random(5), [simpy.Store(env, 3), simpy.FilterStore(env), simpy.PriorityStore(env)]
-
-    def producer() -> Iterator[Any]:
-        for number in range(40):
-            yield env.timeout(draw.randint(1, 6))
-            yield env.all_of([pipe.put((number * 7 % 11, number)) for pipe in pipes])
-            trace.append((env.now, "sent", number))
-
-    def consumer(which: int) -> Iterator[Any]:
-        pipe = pipes[which]
-        while True:
-            item = yield (pipe.get(lambda item: item[0] % 2 == 0) if isinstance(pipe, simpy.FilterStore) else pipe.get())
-            trace.append((env.now, which, item))
-            yield env.timeout(draw.randint(3, 9))
-
-    env.process(producer())
-    for which in range(len(pipes)):
-        env.process(consumer(which))
-
-
-EXAMPLES = [gas_station, messages]
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("program", EXAMPLES)
-def test_simpys_own_examples_in_a_world_at_work(program: Program, way: Callable[[Simulation, Program], Trace]) -> None:
-    simulation, world = Simulation(fedsim.Scenario(**SCENARIO)), []
-    simulation.listen(world.append)
-    expected = plain(program)
-    assert len(expected) > 15
-    assert way(simulation, program) == expected
-    assert len(world) > 200
 
 
 # Programs at random: each process is a list of what it does.
@@ -214,13 +141,31 @@ def random_program(programs: list[list[Any]]) -> Program:
     return program
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(programs=_PROGRAMS)
 def test_any_program_gives_the_same_trace(programs: list[list[Any]]) -> None:
     program = random_program(programs)
     expected = plain(program)
     for way in WAYS:
         assert way(Simulation(), program) == expected
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_programs_in_a_world_at_work(way: Callable[[Simulation, Program], Trace]) -> None:
+    """Processes of a strategy's devices, and these beside them: each queues, gives way, sends and is interrupted."""
+    steps: list[list[Any]] = [
+        [("slot", 2), ("timeout", 7), ("any", [("event", 1), ("timeout", 3.25)]), ("succeed", 1), ("put", 0), ("start", 1)] * 6,
+        [("timeout", 1), ("interrupt", 0), ("get", 0), ("all", [("timeout", 2), ("process", 2)]), ("start", 2)],
+        [("slot", 1), ("put", 0), ("timeout", 0.5), ("fail", 3), ("event", 1), ("start", 3)],
+        [("event", 3), ("slot", 2), ("timeout", 40), ("interrupt", 0), ("start", 1)],
+    ]
+    program, simulation, world = random_program(steps), Simulation(fedsim.Scenario(**SCENARIO)), []
+    simulation.listen(world.append)
+    expected = plain(program)
+    assert len(expected) > 15
+    assert {"Interrupt", "ValueError"} <= {row[2] for row in expected}
+    assert way(simulation, program) == expected
+    assert len(world) > 200
 
 
 # A run without the driver, and its end.

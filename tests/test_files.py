@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
-from click.testing import CliRunner
 
-from fedsim.cli import main
+from fedsim.energy.carbon import read_hours
 from fedsim.files import read_json, read_toml
 from fedsim.testing import quiet_world
-from fedsim.world.energy.carbon import read_hours
+from tests.calls import call
 
 DEEP = "[" * 100_000 + "]" * 100_000
 PLACES: dict[str, dict[str, Any]] = {
@@ -38,7 +37,7 @@ def refusal(sections: dict[str, Any], tmp_path: Path) -> str:
 
 
 def refused(scenario: Path, out: Path, *words: str) -> str:
-    told = CliRunner().invoke(main, ["run", str(scenario), "--out", str(out), "--quiet", "--executor", "inline", *words])
+    told = call("run", str(scenario), "--out", str(out), "--quiet", "--executor", "inline", *words)
     assert told.exit_code == 2, told.output
     assert not out.exists()
     assert len(told.output) < 1000

@@ -1,27 +1,16 @@
 """The gallery and the notebooks: pages that run, with numbers of the run alone, written by the public face."""
 
 import ast
-import importlib.util
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import fedsim
+from tests.conftest import module_at
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 GALLERY, NOTEBOOKS = (sorted((DOCS / folder).glob("*.py")) for folder in ("gallery", "notebooks"))
-
-
-def executor() -> Any:
-    """``docs/execute.py``, which is no part of the package."""
-    spec = importlib.util.spec_from_file_location("execute", DOCS / "execute.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize("path", [*GALLERY, *NOTEBOOKS], ids=lambda path: path.stem)
@@ -40,12 +29,12 @@ def test_notebooks_run_to_their_end(name: str, tmp_path: Path, monkeypatch: pyte
 
     matplotlib.use("Agg")
     monkeypatch.setattr(sys, "path", list(sys.path))
-    _, computing = executor().execute(DOCS / "notebooks" / f"{name}.py", tmp_path)
+    _, computing = module_at(DOCS / "execute.py").execute(DOCS / "notebooks" / f"{name}.py", tmp_path)
     assert computing < 60
 
 
 def test_what_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    module = executor()
+    module = module_at(DOCS / "execute.py")
     (tmp_path / "gallery").mkdir()
     (tmp_path / "gallery" / "plot_good.py").write_text("import os\nprint(os.getcwd())\n")
     (tmp_path / "gallery" / "plot_bad.py").write_text("raise ValueError('on purpose')\n")

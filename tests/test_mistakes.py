@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 import fedsim
-from fedsim.cli import main
 from fedsim.errors import DataError, FedsimError
 from fedsim.output.mistakes import explained
+from tests.calls import call
 
 
 def told(error: BaseException, *words: str) -> tuple[int, str]:
@@ -56,7 +56,7 @@ def test_errors_speak_the_language_of_who_reads_them(
 ) -> None:
     with pytest.raises(FedsimError) as caught:
         do()
-    output = CliRunner().invoke(main, ["run", "quickstart" if words else "communication", "--out", "out", *words]).output
+    output = call("run", "quickstart" if words else "communication", "--out", "out", *words).output
     assert (both in output, on_command_line in output) == (True, True)
     assert (both in str(caught.value), in_python in str(caught.value)) == (True, True)
     assert on_command_line not in str(caught.value)  # nothing of the command line is left
@@ -89,14 +89,6 @@ def test_debug_shows_where() -> None:
     assert "Traceback" in told(ZeroDivisionError("a bug"), "--debug")[1]
 
 
-def test_a_name_that_no_file_can_have(tmp_path: Path) -> None:
-    path = tmp_path / ("x" * 300)
-    for words in (["report", path], ["audit", path], ["trace", path], ["compare", path, "--out", tmp_path / "x.csv"]):
-        result = CliRunner().invoke(main, [str(word) for word in words])
-        assert result.exit_code == 2
-        assert result.output.endswith("cannot be used: File name too long\n")
-
-
 @pytest.mark.parametrize("inside", ["new", "new/further.html"])
 def test_no_verb_writes_into_a_run_folder(tiny_run: Path, inside: str) -> None:
     """Not even another run: the audit counts the files."""
@@ -104,7 +96,7 @@ def test_no_verb_writes_into_a_run_folder(tiny_run: Path, inside: str) -> None:
     before = sorted(tiny_run.rglob("*"))
     verbs = [[verb, tiny_run] for verb in ("trace", "tensorboard", "mlflow", "wandb", "compare", "report")]
     for words in (*verbs, ["run", "quickstart"], ["study", "communication"]):
-        result = CliRunner().invoke(main, [*map(str, words), "--out", str(out)])
+        result = call(*words, "--out", str(out))
         assert result.exit_code == 2, words
         assert "lies in the run folder 'run'" in result.output or "already holds files" in result.output, result.output
     assert sorted(tiny_run.rglob("*")) == before

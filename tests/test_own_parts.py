@@ -12,9 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 import tomli_w
-from click.testing import CliRunner
 
-from fedsim.cli import main
 from fedsim.errors import ScenarioError, SimulationError
 from fedsim.executors.named import make_executor
 from fedsim.language.hooks import refuse_wrong_hooks
@@ -22,6 +20,7 @@ from fedsim.output.progress import summary_lines
 from fedsim.testing import StrategyContract, eventful_world, run
 from tests import own_parts
 from tests.benchmarks.kills import kill
+from tests.calls import call
 
 OWN: dict[str, Any] = {"kind": "tests.own_parts:Proud", "clients_per_round": 5, "local_epochs": 2, "deadline": "30 s"}
 OWN |= {"boldness": 0.1, "selection": {"kind": "tests.own_parts:Slowest", "patience": 3.0}}
@@ -61,7 +60,7 @@ def test_in_a_file_outside_of_any_package_killed_and_resumed_it_is_the_same_run(
     (tmp_path / "mine.py").write_text(Path(own_parts.__file__).read_text().replace(HERE, there))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    sections = eventful_world(OWN, rounds=40) | SECTIONS | {"checkpoint": {"time": "5 s"}}
+    sections = eventful_world(OWN, rounds=16) | SECTIONS | {"checkpoint": {"time": "5 s"}}
     sections = json.loads(json.dumps(sections).replace(HERE, there))
     assert HERE not in str(sections)
     result = kill(sections, random.Random(1), tmp_path, "--executor", executor, "--workers", "2")
@@ -84,7 +83,7 @@ def test_a_file_in_the_working_directory_is_found(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(sys, "path", [*sys.path])
     strategy = {"kind": "./mymod_of_mine.py:Mine", "clients_per_round": 2}
     sections = {"strategy": strategy, "learning": "off", "stop": {"rounds": 1}}
-    result = CliRunner().invoke(main, ["run", write(tmp_path, sections), "--out", "out", "--allow-code"])
+    result = call("run", write(tmp_path, sections), "--out", "out", "--allow-code")
     assert result.exit_code == 0, result.output
     assert json.loads(Path("out/summary.json").read_text())["strategy"] == "./mymod_of_mine.py:Mine"
 
@@ -99,7 +98,7 @@ def test_a_file_in_the_working_directory_is_found(tmp_path: Path, monkeypatch: p
 )
 def test_a_mistake_in_it_is_named_with_its_place(tmp_path: Path, kind: str, says: str) -> None:
     sections = {"strategy": {"kind": f"tests.own_parts:{kind}"}, "stop": {"rounds": 3}}
-    result = CliRunner().invoke(main, ["run", write(tmp_path, sections), "--out", str(tmp_path / "out"), "--allow-code"])
+    result = call("run", write(tmp_path, sections), "--out", str(tmp_path / "out"), "--allow-code")
     assert result.exit_code == 1
     assert re.search(says, result.output), result.output
     assert "Traceback" not in result.output

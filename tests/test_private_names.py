@@ -1,14 +1,13 @@
 """Nothing but ``fedsim.simulation.Environment`` uses what SimPy, asyncio, json and networkx keep to themselves."""
 
 import ast
-from pathlib import Path
+from functools import cache
 
 import pytest
 import simpy
 
-import fedsim
+from tests.test_source import ROOT, SOURCES, tree_of
 
-ROOT = Path(fedsim.__file__).parents[1]
 LIBRARIES = ("simpy", "asyncio", "json", "networkx")
 
 
@@ -16,6 +15,7 @@ def _private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
 
+@cache
 def _of_simpy() -> set[str]:
     """The private names of SimPy's objects."""
     env = simpy.Environment()
@@ -25,10 +25,9 @@ def _of_simpy() -> set[str]:
     return {name for thing in things for name in dir(thing) if _private(name)}
 
 
-def reaches_in(source: str) -> list[str]:
+def reaches_in(tree: ast.Module) -> list[str]:
     """What a file uses of the insides of the four libraries."""
     names, found = _of_simpy(), []
-    tree = ast.parse(source)
     for parent in ast.walk(tree):
         bases = [ast.unparse(base) for base in parent.bases] if isinstance(parent, ast.ClassDef) else []
         if isinstance(parent, ast.ClassDef) and any("simpy" in base or base == "Event" for base in bases):
@@ -48,10 +47,9 @@ def reaches_in(source: str) -> list[str]:
 
 def test_only_the_environment_reaches_into_simpy() -> None:
     found = {}
-    for folder in ("fedsim", "analysis", "scenarios"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            if used := reaches_in(path.read_text()):
-                found[path.relative_to(ROOT).as_posix()] = used
+    for path in [*SOURCES, *(ROOT / "scenarios").rglob("*.py")]:
+        if used := reaches_in(tree_of(path)):
+            found[path.relative_to(ROOT).as_posix()] = used
     own = ["Alarm uses _ok", "Alarm uses _value", "Environment uses _eid", "Environment uses _queue"]
     assert found == {"fedsim/environment.py": own}
 
@@ -69,4 +67,4 @@ def test_only_the_environment_reaches_into_simpy() -> None:
     ],
 )
 def test_it_would_be_seen(source: str) -> None:
-    assert reaches_in(source)
+    assert reaches_in(ast.parse(source))

@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 GENERATED = ROOT / "docs" / "generated"
 DOCS = [path for path in sorted((ROOT / "docs").rglob("*.md")) if GENERATED not in path.parents]
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *DOCS]
+HOUSE = [ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", ".github/PULL_REQUEST_TEMPLATE.md")]
 
 SET_UP = (["python3", "-m", "venv"], [".venv/bin/python", "-m", "pip"], [".venv/bin/python", "-m", "pytest"])
 """How commands begin that CI itself calls before the tests, or to run them."""
@@ -78,15 +79,22 @@ def commands(block: Block) -> Iterator[list[str]]:
                 yield words
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty working directory; what ships is small there, by path as in a clone and by name."""
-    folder = tmp_path / "clone" / "scenarios"
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What ships with fedsim, small."""
+    folder = tmp_path_factory.mktemp("clone") / "scenarios"
     for path in sorted((ROOT / "scenarios").rglob("*.toml")):
         copy = folder / path.relative_to(ROOT / "scenarios")
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(tomli_w.dumps(small(read_toml(path, "scenario"))))
     shutil.copytree(ROOT / "scenarios" / "validation" / "logs", folder / "validation" / "logs")
+    return folder
+
+
+@pytest.fixture
+def place(clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty working directory; what ships is small there, by path as in a clone and by name."""
+    folder = shutil.copytree(clone, tmp_path / "clone" / "scenarios")
     monkeypatch.setattr(shipped, "_HERE", folder)
     shipped.shipped.cache_clear()
     work = tmp_path / "work"
@@ -194,7 +202,7 @@ def test_what_is_not_run_names_what_there_is(block: Block) -> None:
             assert read_study(told["study"], seeds=told["seeds"]).only(told["only"])
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *HOUSE], ids=lambda page: page.name)
 def test_files_verbs_and_names_that_it_names_are_there(page: Path) -> None:
     text = page.read_text()
     for path in re.findall(r"`((?:scenarios|fedsim|tests|analysis|docs)/[\w/.]+\.(?:py|toml|md))`", text):
@@ -206,5 +214,5 @@ def test_files_verbs_and_names_that_it_names_are_there(page: Path) -> None:
     for verb in re.findall(r"`fedsim ([a-z]+)", text):
         assert verb in main.commands, verb
     for link in re.findall(r"\]\(((?!http|#)[^)#\s]+)", text):
-        there = (ROOT / "docs" / link[1:]) if link.startswith("/") else page.parent / link
+        there = ROOT / "docs" / link[1:] if link.startswith("/") else (ROOT if page in HOUSE else page.parent) / link
         assert there.exists() or GENERATED in there.parents, f"{page.name}: {link}"

@@ -18,7 +18,6 @@ from tests.strategies.clustered import of_kind, ran
 from tests.strategies.test_hierfavg import with_cells
 
 LOGNORMAL = {"kind": "lognormal", "median": "60 samples/s", "spread": 2.0}
-SCENARIOS = sorted((Path(__file__).resolve().parents[1] / "scenarios").glob("*.toml"))
 
 
 def changed(sections: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
@@ -32,15 +31,6 @@ def changed(sections: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     else:
         table[last] = value
     return sections
-
-
-@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.name)
-def test_every_scenario_of_the_house_is_valid_and_written_with_every_default_reads_the_same(path: Path, tmp_path: Path) -> None:
-    scenario = fedsim.load(path)
-    assert "What it shows" in path.read_text().split("name =")[0]
-    (tmp_path / "resolved.toml").write_text(scenario.to_toml())
-    assert fedsim.load(tmp_path / "resolved.toml") == scenario
-    assert fedsim.load(tmp_path / "resolved.toml").to_toml() == scenario.to_toml()
 
 
 MODES: list[tuple[dict[str, Any], str]] = [

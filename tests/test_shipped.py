@@ -8,12 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 import fedsim
-from fedsim.cli import main
 from fedsim.lab.study.plan import read_study
 from fedsim.shipped import copy, shipped
+from tests.calls import call
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -37,13 +36,13 @@ def test_a_copy_needs_nothing_else(name: str, tmp_path: Path) -> None:
 
 def test_init_overwrites_nothing(tmp_path: Path) -> None:
     words = ["init", "communication", str(tmp_path)]
-    assert CliRunner().invoke(main, words).output.count("written ") == 2
+    assert call(*words).output.count("written ") == 2
     (tmp_path / "communication.toml").unlink()
     (tmp_path / "communication_base.toml").write_text("mine")
-    again = CliRunner().invoke(main, words)
+    again = call(*words)
     assert (again.exit_code, [path.name for path in tmp_path.iterdir()]) == (2, ["communication_base.toml"])
     assert (tmp_path / "communication_base.toml").read_text() == "mine"
-    assert "did you mean 'communication'" in CliRunner().invoke(main, ["init", "comunication", str(tmp_path)]).output
+    assert "did you mean 'communication'" in call("init", "comunication", str(tmp_path)).output
 
 
 @pytest.mark.wheel
@@ -59,18 +58,18 @@ def test_the_wheel_alone_runs_lists_and_reports(tmp_path: Path) -> None:
     shutil.rmtree(source)
     subprocess.run([*pip, "install", "--no-deps", "--target", tmp_path / "site", wheel], check=True)
 
-    def call(*words: str) -> str:
+    def installed(*words: str) -> str:
         code = f"import fedsim.cli as cli; assert cli.__file__.startswith({str(tmp_path)!r}); cli.main()"
         place = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": str(tmp_path / "site")}}
         done = subprocess.run([sys.executable, "-P", "-c", code, *words], capture_output=True, text=True, check=False, **place)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    call("run", "quickstart", "--out", "run", "--set", "stop.rounds=2")
+    installed("run", "quickstart", "--out", "run", "--set", "stop.rounds=2")
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 2
-    assert "quickstart" in call("list", "scenarios")
-    call("init", "quickstart", "mine")
+    assert "quickstart" in installed("list", "scenarios")
+    installed("init", "quickstart", "mine")
     assert (tmp_path / "mine" / "quickstart.toml").is_file()
-    assert "fedavg" in call("study", "communication", "--out", "study", "--dry-run")
-    call("report", "run")
+    assert "fedavg" in installed("study", "communication", "--out", "study", "--dry-run")
+    installed("report", "run")
     assert (tmp_path / "run.report.html").stat().st_size > 10_000

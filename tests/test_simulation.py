@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from simpy.events import Event, ProcessGenerator
 
-from fedsim.errors import SimulationError
+from fedsim.environment import URGENT
 from fedsim.executors.inline import Inline
 from fedsim.executors.threads import Threads
 from fedsim.simulation import Simulation, on_grid, on_grid_after
@@ -61,12 +61,6 @@ class TestClock:
         simulation = Simulation()
         order: list[str] = []
 
-        class Shared:
-            def solve(self) -> None:
-                order.append("solve")
-
-        shared = Shared()
-
         async def handle(message: str) -> None:
             order.append(message)
             if message == "first":
@@ -74,46 +68,23 @@ class TestClock:
 
         def at_five(name: str) -> None:
             if not order:
-                simulation.unsettle(shared)
-            order.append(name)
-            simulation.post("first" if name == "one" else "second")
-
-        simulation.handle = handle
-        simulation.wake(("one", 0), 5.0, lambda: at_five("one"))
-        simulation.wake(("two", 0), 5.0, lambda: at_five("two"))
-        run(simulation)
-        assert order == ["one", "two", "solve", "first", "world again", "second"]
-
-    def test_what_happens_soon_follows_what_is_due_and_what_comes_first_precedes_it(self) -> None:
-        simulation = Simulation()
-        order: list[str] = []
-
-        def ring(name: str) -> None:
-            order.append(name)
-            if name == "one":
-                simulation.soon(lambda: order.append("soon"))
-                simulation.soon(lambda: order.append("first"), first=True)
+                simulation.unsettle(lambda: order.append("solve"))
+                simulation.env.call(lambda: order.append("soon"))
+                simulation.env.call(lambda: order.append("urgent"), URGENT)
                 simulation.wake(("three", 0), simulation.now, lambda: order.append("three"))
-
-        simulation.wake(("one", 0), 5.0, lambda: ring("one"))
-        simulation.wake(("two", 0), 5.0, lambda: ring("two"))
-        run(simulation)
-        assert order == ["one", "first", "two", "soon", "three"]
-        assert simulation.now == 5.0
-
-    def test_simpys_own_events_and_alarms_share_an_instant_in_order(self) -> None:
-        simulation = Simulation()
-        order: list[str] = []
+            order.append(name)
+            simulation.post(lambda: handle("first" if name == "one" else "second"))
 
         def process() -> ProcessGenerator:
             yield simulation.env.timeout(5.0)
             order.append("process")
 
-        simulation.wake(("one", 0), 5.0, lambda: order.append("one"))
+        simulation.wake(("one", 0), 5.0, lambda: at_five("one"))
         simulation.process(process())
-        simulation.wake(("two", 0), 0.0, lambda: simulation.wake(("three", 0), 5.0, lambda: order.append("three")))
+        simulation.wake(("two", 0), 5.0, lambda: at_five("two"))
         run(simulation)
-        assert order == ["one", "process", "three"]
+        world = ["one", "urgent", "two", "process", "soon", "three"]  # as they were scheduled, urgent ones first
+        assert order == [*world, "solve", "first", "world again", "second"]
 
     def test_cancelled_alarms_of_later_do_not_fill_the_schedule(self) -> None:
         """An alarm a second, each of which sets one for much later and cancels it, but for every tenth."""
@@ -172,12 +143,6 @@ class TestClock:
         assert run(simulation) == "enough"
         assert seen == ["same instant"]
 
-    def test_a_message_without_a_server_is_an_error(self) -> None:
-        simulation = Simulation()
-        simulation.post("hello")
-        with pytest.raises(SimulationError, match="no server"):
-            run(simulation)
-
     def test_watching_sees_every_record_and_keeps_the_loop_alive(self) -> None:
         simulation = Simulation()
 
@@ -235,12 +200,11 @@ class TestJoin:
         simulation = Simulation(executor=Threads(1))
         times: list[float] = []
 
-        async def handle(message: str) -> None:
+        async def handle() -> None:
             assert await simulation.join(simulation.submit(_slowly, 7, 0.02)) == 7
             times.append(simulation.now)
 
-        simulation.handle = handle
-        simulation.wake(("a", 0), 3.0, lambda: simulation.post("work"))
+        simulation.wake(("a", 0), 3.0, lambda: simulation.post(handle))
         simulation.wake(("b", 0), 3.5, lambda: None)
         run(simulation)
         assert times == [3.0]

@@ -4,6 +4,7 @@ import ast
 import inspect
 import re
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import fedsim
@@ -17,8 +18,14 @@ RIDDLE = re.compile(r"(What|Who|Whose|Whom|How|Where|Those|Which|Whatever|Whoeve
 _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """A file, parsed once for all tests."""
+    return ast.parse(path.read_text())
+
+
 def trees() -> dict[str, ast.Module]:
-    return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in SOURCES}
+    return {path.relative_to(ROOT).as_posix(): tree_of(path) for path in SOURCES}
 
 
 def test_no_file_has_more_than_500_lines() -> None:

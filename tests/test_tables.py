@@ -118,10 +118,6 @@ class TestChanges:
             "population.availability.mean_off = '1 h' is dropped: 'always' has no such key",
         ]
 
-    def test_a_key_that_is_set_itself_is_not_dropped(self, tmp_path: Path) -> None:
-        with pytest.raises(ScenarioError, match="model has the unknown key 'hidden'"):
-            self.load(tmp_path, "model.kind=logistic", "model.hidden=[3]")
-
     def test_the_same_kind_and_one_of_the_users_own_drop_what_they_lack_too(self, tmp_path: Path) -> None:
         assert self.load(tmp_path, "strategy.kind=fedprox")[1] == []
         assert self.load(tmp_path, "strategy.kind=tests.own_parts:Proud")[1] == [

@@ -1,7 +1,6 @@
 """The study of real rounds: its two halves over real sockets, its logs, and what it says where it cannot run."""
 
 import csv
-import importlib.util
 import json
 import os
 import socket
@@ -18,23 +17,15 @@ import pytest
 
 from fedsim.calibrate import calibrate
 from fedsim.calibrate.log import LogDefaults, read_log
+from tests.conftest import module_at
 
 STUDY = Path(__file__).resolve().parents[1] / "scenarios" / "validation"
 WORLDS: dict[str, dict[str, Any]] = tomllib.loads((STUDY / "worlds.toml").read_text())
 
 
-def loaded(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, STUDY / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def testbed() -> ModuleType:
-    return loaded("testbed")
+    return module_at(STUDY / "testbed.py")
 
 
 def played(testbed: ModuleType, world: dict[str, Any], path: Path) -> None:
@@ -99,7 +90,7 @@ def test_held_out_rounds_of_the_kept_logs_are_predicted(name: str, tmp_path: Pat
 @pytest.mark.parametrize("name", ["mixed", "small", "buffered", "torch"])
 def test_worlds_that_are_told_to_fedsim_take_as_long(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By preset ``tcp``, with nothing fitted but how long trainings take."""
-    compare = loaded("compare")
+    compare = module_at(STUDY / "compare.py")
     monkeypatch.setattr(compare, "SEEDS", range(1, 2))
     monkeypatch.setattr(compare, "PROTOCOLS", ("tcp",))
     found = list(compare.compared(name, WORLDS[name], tmp_path))
@@ -119,11 +110,7 @@ def test_where_it_cannot_run_it_says_so() -> None:
 
 
 def test_the_page_of_evidence_has_every_study_of_others_measurements() -> None:
-    spec = importlib.util.spec_from_file_location("evidence", STUDY.parent / "outside" / "evidence.py")
-    assert spec is not None
-    assert spec.loader is not None
-    evidence = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(evidence)
+    evidence = module_at(STUDY.parent / "outside" / "evidence.py")
     page = (STUDY.parents[1] / "docs" / "validation.md").read_text()
     for path in sorted((STUDY.parent / "outside").glob("*/predicted.csv")):
         rows = [evidence.Row(path.parent.name, of) for of in evidence.read(path)]

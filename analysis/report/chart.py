@@ -10,14 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.analysis import style
-from fedsim.analysis.accuracy import axes_of, band, curves_of
+from fedsim.analysis.accuracy import axes_of, band, curves_of, figures_of
+from fedsim.analysis.report import tables
 from fedsim.analysis.report.markup import Markup, data_block, el, join, pack
 from fedsim.analysis.series import Series
 from fedsim.arrays import Floats
 
 AT_ONCE = 8  # lines; the others are a click away
 _POINTS = 120
-_NONE, _SHARE = 65535, 10_000.0
+_TOLD = 5  # points of each line that are told as text
 _DASHES: dict[str, list[int]] = {"-": [], "--": [8, 5], ":": [2, 4], "-.": [9, 4, 2, 4]}
 _SAYS = (
     "Lines are means over seeds, bands go from the lowest to the highest of them; a line ends where its first seed does. Point "
@@ -27,6 +28,7 @@ _SAYS = (
 
 def chart(series: Sequence[Series]) -> list[Markup]:
     """The chart of all series, of which the first eight are seen; empty if nothing was evaluated."""
+    name = figures_of([run for one in series for run in one.runs])[0]
     try:
         curves = curves_of(series)
     except style.NothingToDrawError:
@@ -37,15 +39,16 @@ def chart(series: Sequence[Series]) -> list[Markup]:
         bands = [band(own, axis.column) for own in curves]
         grid = np.linspace(0.0, max(float(one.at[-1]) for one in bands if len(one.at)), _POINTS)
         columns[f"x{place}"] = (grid / axis.unit).astype(np.float32)
-        for name in ("mean", "low", "high"):
-            columns[f"{name}{place}"] = np.concatenate([_shares(grid, one.at, getattr(one, name)) for one in bands])
+        for part in ("mean", "low", "high"):
+            columns[f"{part}{place}"] = np.concatenate([_on_grid(grid, one.at, getattr(one, part)) for one in bands])
     looks = [style.line_of(one.number, 2.0) for one in series]
     lines = [
         {"name": one.name, "colour": look["color"], "dash": _DASHES[look["linestyle"]]}
         for one, look in zip(series, looks, strict=True)
     ]
     labels = [axes[1].label, axes[2].label, axes[0].label]
-    header = {"points": _POINTS, "axes": labels, "lines": lines}
+    figure = "test accuracy (0 to 1)" if name == "accuracy" else f"test {name}"
+    header = {"points": _POINTS, "axes": labels, "lines": lines, "figure": figure}
     options = [el("option", label, value=place) for place, label in enumerate(labels)]
     some = [("the best 8", AT_ONCE), ("all", len(lines)), ("none", 0)]
     toolbar = el(
@@ -55,21 +58,28 @@ def chart(series: Sequence[Series]) -> list[Markup]:
         class_="toolbar",
     )
     key = el("ul", *(el("li", _button(place, line)) for place, line in enumerate(lines)), class_="key")
-    stage = el("div", class_="plotted", role="img", aria_label=f"Accuracy of {len(lines)} lines. {_SAYS}")
+    stage = el("div", class_="plotted", role="img", aria_label=f"{name.capitalize()} of {len(lines)} lines. {_SAYS}")
     block = data_block("chart-data", {"header": header, "packed": pack(columns)})
     body = join(toolbar, key, stage, el("output", class_="said"), el("figcaption", _SAYS), block)
+    told = np.linspace(0, _POINTS - 1, _TOLD + 1, dtype=int)[1:]
+    means = columns["mean0"].reshape(-1, _POINTS)[:, told]
+    heads = ["line", *(f"{columns['x0'][at]:.3g}" for at in told)]
+    rows = [
+        [line["name"], *("" if np.isnan(mean) else f"{mean:.3f}" for mean in own)]
+        for line, own in zip(lines, means, strict=True)
+    ]
+    table = tables.grid(heads, rows, [True, *[False] * _TOLD], f"Mean {name} of each line at some times: {labels[0]}.")
     return [
-        el("h3", "Accuracy against time, bytes and rounds", id="accuracy"),
+        el("h3", f"{name.capitalize()} against time, bytes and rounds", id="accuracy"),
         el("figure", body, class_="chart", data_block="chart-data"),
+        el("details", el("summary", "The same as a table"), table),
     ]
 
 
-def _shares(grid: Floats, at: Floats, values: Floats) -> NDArray[np.uint16]:
-    """Accuracies on a grid in 16 bits each; ``_NONE`` outside of what is known."""
-    if not len(at):
-        return np.full(len(grid), _NONE, dtype=np.uint16)
-    found = np.rint(np.interp(grid, at, values) * _SHARE)
-    return np.where((grid < at[0]) | (grid > at[-1]), _NONE, found).astype(np.uint16)
+def _on_grid(grid: Floats, at: Floats, values: Floats) -> NDArray[np.float32]:
+    """Values on a grid; NaN outside of what is known."""
+    found = np.interp(grid, at, values, left=np.nan, right=np.nan) if len(at) else np.full(len(grid), np.nan)
+    return found.astype(np.float32)
 
 
 def _button(place: int, line: dict[str, Any]) -> Markup:

@@ -25,13 +25,14 @@ def findings(subject: Subject) -> list[Finding]:
         return _of_run(subject.runs[0])
     worlds = subject.comparison.answers()
     found = [
-        Finding(plain(f"{answer.world}: {ranking.sentences[0]}" if answer.world else ranking.sentences[0], 160), "summary")
+        Finding(
+            plain(f"{f'{answer.world}: ' if answer.world else ''}{answer.to(ranking)}{ranking.sentences[0]}", 160), "summary"
+        )
         for answer in worlds
         for ranking in answer.rankings[: 1 if len(worlds) > 1 else None]
         if ranking.sentences
     ][: _MOST - 1]
-    names = {id(run): line.name for line in subject.lines.lines for run in line.runs}
-    shares = [(_wasted(run), plain(names[id(run)], 60)) for run in subject.runs if _wasted(run) is not None]
+    shares = [(_wasted(run), one.name) for one in subject.series for run in one.runs if _wasted(run) is not None]
     if shares:
         most, least = max(shares), min(shares)
         found.append(Finding(f"{least[0]:.0%} ({least[1]}) to {most[0]:.0%} ({most[1]}) of the bytes were wasted.", "tables"))
@@ -48,12 +49,14 @@ def _wasted(run: RunFolder) -> float | None:
 def _of_run(run: RunFolder) -> list[Finding]:
     summary, rounds = run.summary, run.rounds
     found = []
-    reached = [row["accuracy"] for row in rounds if row["accuracy"] is not None]
+    finals = {name: told["final"] for name, told in summary.get("metrics", {}).items()}
+    reached = {
+        name: value for name, value in ({"accuracy": summary["accuracy"]["final"]} | finals).items() if value is not None
+    }
     if reached:
-        time = show_seconds(summary["simulated_s"])
-        found.append(
-            Finding(f"It ends at an accuracy of {reached[-1]:.3f} after {time} and {len(rounds):,} rounds.", "summary")
-        )
+        time, words = show_seconds(summary["simulated_s"]), " and a ".join(f"{name} of {reached[name]:.3f}" for name in reached)
+        article = "an" if "accuracy" in reached else "a"
+        found.append(Finding(f"It ends at {article} {words} after {time} and {len(rounds):,} rounds.", "summary"))
     share, moved = _wasted(run), summary["bytes"]
     if share is not None:
         found.append(Finding(f"{share:.0%} of {show_bytes(moved['down'] + moved['up'])} that moved was wasted.", "summary"))

@@ -33,6 +33,7 @@ class Subject:
 
     Attributes:
         comparison: all lines, with the figures of all their runs.
+        names: of the lines.
         order: the places of the lines, the best first; as they were given where nothing ranks them.
         runs: all runs, in the order of the lines.
         shown: the runs that can be chosen on the page: the first of each line, the best line first, then others.
@@ -41,6 +42,7 @@ class Subject:
     """
 
     comparison: "Comparison"
+    names: tuple[str, ...]
     order: tuple[int, ...]
     runs: tuple[RunFolder, ...]
     shown: tuple[Shown, ...]
@@ -61,7 +63,7 @@ class Subject:
     def series(self) -> list[Series]:
         """The lines that have runs, with the runs of all their seeds, the best first."""
         lines = self.lines.lines
-        return [Series(_line_name(lines[at]), lines[at].runs, rank) for rank, at in enumerate(self.order) if lines[at].runs]
+        return [Series(self.names[at], lines[at].runs, rank) for rank, at in enumerate(self.order) if lines[at].runs]
 
     def alone(self, most: int) -> list[Series]:
         """Some of the runs that are shown as a series each, the first ones."""
@@ -75,6 +77,7 @@ def gather(paths: Sequence[str | Path]) -> Subject:
     Raises:
         RunFolderError: a folder is neither a run nor a study or is damaged, or no run of a study is done.
     """
+    from fedsim.lab.compare.answer import cell_names
     from fedsim.lab.compare.lines import read_lines
     from fedsim.lab.compare.table import Comparison
     from fedsim.records.study_folder import is_study, read_index
@@ -82,18 +85,19 @@ def gather(paths: Sequence[str | Path]) -> Subject:
     lines = read_lines(paths)
     runs = tuple(run for line in lines.lines for run in line.runs)
     if not runs:
-        names = ", ".join(repr(str(path)) for path in paths)
-        raise RunFolderError(f"{names} has no run yet that is done, so there is nothing to report")
+        folder_names = ", ".join(repr(str(path)) for path in paths)
+        raise RunFolderError(f"{folder_names} has no run yet that is done, so there is nothing to report")
     comparison = Comparison(lines)
     ranked = [] if lines.are_runs else [place for one in comparison.answers() for place in one.order]
     order = (*ranked, *(place for place in range(len(lines.lines)) if place not in ranked))
     by_seed = [list(enumerate(lines.lines[place].runs)) for place in order]
     pairs = sorted(((at, rank, run) for rank, own in enumerate(by_seed) for at, run in own), key=lambda one: one[:2])
-    chosen = [(run, lines.lines[order[rank]]) for _, rank, run in pairs[:MOST_SHOWN]]
-    shown = tuple(Shown(run, _name(line, run), line) for run, line in chosen)
+    names = tuple(plain(name, 60) for name in cell_names(lines))
+    chosen = [(run, order[rank]) for _, rank, run in pairs[:MOST_SHOWN]]
+    shown = tuple(Shown(run, _name(names[at], lines.lines[at], run), lines.lines[at]) for run, at in chosen)
     folders = [Path(path) for path in paths]
     about = " ".join(plain(read_index(path).about, 2000) for path in folders if is_study(path))
-    return Subject(comparison, order, runs, shown, _title(folders, runs), about)
+    return Subject(comparison, names, order, runs, shown, _title(folders, runs), about)
 
 
 def _title(folders: Sequence[Path], runs: Sequence[RunFolder]) -> str:
@@ -106,10 +110,6 @@ def _title(folders: Sequence[Path], runs: Sequence[RunFolder]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
-def _name(line: "ComparedLine", run: RunFolder) -> str:
-    """A run's name: its folder's, or its variant's with its point in the grid and its seed."""
-    return plain(f"{_line_name(line)}, seed {run.summary['seed']}", 80) if line.study else _line_name(line)
-
-
-def _line_name(line: "ComparedLine") -> str:
-    return plain(line.name + "".join(f", {key.rpartition('.')[2]}={value}" for key, value in line.point), 60)
+def _name(name: str, line: "ComparedLine", run: RunFolder) -> str:
+    """A run's name: its folder's, or its line's with its seed."""
+    return plain(f"{name}, seed {run.summary['seed']}" if line.study else name, 80)

@@ -12,11 +12,11 @@ from PIL import Image
 from fedsim.analysis import style
 from fedsim.analysis.pictures import OF_ANY, OF_ONE, OF_SEVERAL, PictureKind
 from fedsim.analysis.report import tables, words
+from fedsim.analysis.report.answer import answers
 from fedsim.analysis.report.chart import chart
 from fedsim.analysis.report.critical import waiting
 from fedsim.analysis.report.gather import MOST_DRAWN, Shown, Subject
 from fedsim.analysis.report.markup import Markup, data_block, deflated, el, pack, plain, visible
-from fedsim.analysis.report.tables import answers
 from fedsim.analysis.report.timeline import TimelineData, key, read_timeline, stage
 from fedsim.analysis.series import Series
 from fedsim.language.units import show_bytes, show_seconds
@@ -196,8 +196,8 @@ _IN_CHART = ("costs", "accuracy")  # of several runs
 
 
 def _key_of(run: RunFolder) -> str:
-    """The picture that a run's page begins with: what accuracy it reached, or, without learning, what it moved."""
-    return "traffic" if all(row["accuracy"] is None for row in run.rounds) else "accuracy"
+    """The picture that a run's page begins with: what accuracy or loss it reached, or, without learning, what it moved."""
+    return "traffic" if all(row["loss"] is None for row in run.rounds) else "accuracy"
 
 
 def key_figure(run: RunFolder) -> list[Markup]:

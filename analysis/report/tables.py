@@ -1,23 +1,20 @@
-"""The tables of a report: comparisons and what they answer, devices, rounds, and what differs between scenarios."""
+"""The tables of a report: comparisons, devices, rounds, and what differs between scenarios."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
 from fedsim.analysis import style
-from fedsim.analysis.history import History
 from fedsim.analysis.report.markup import Markup, el, plain
 from fedsim.analysis.report.words import without_places
 from fedsim.files import flat
-from fedsim.lab.compare import explore
 from fedsim.language.units import show_bytes, show_joules, show_seconds
 from fedsim.records.folder import TRANSFERS
+from fedsim.records.history import History
 from fedsim.records.reading import RunFolder
 
 if TYPE_CHECKING:
-    from fedsim.lab.compare.answer import Answer, RankedLine, Ranking
     from fedsim.lab.compare.table import ComparedColumn, ComparedTable
 
 _NOTHING = "\N{EN DASH}"
@@ -213,114 +210,3 @@ def differing(runs: Sequence[RunFolder], names: Sequence[str]) -> Markup | None:
     more = el("p", f"{len(keys) - len(rows)} more keys differ.", class_="soft") if len(keys) > len(rows) else None
     head = f"What their scenarios say differently: {style.counted(len(keys), 'key')}"
     return el("details", el("summary", head), table, more, open=len(keys) <= _FEW_DIFFERENCES)
-
-
-_MOST_WORLDS = 6
-_UNLIKE = 12  # values further apart than this factor do not fit on one linear axis
-
-
-# What a comparison answers: sentences, and for each figure a sorted plot of dots with intervals. Plots are tables whose last
-# column is drawn: they fit any width, follow the page's colours, and can be read aloud.
-
-
-def answers(found: "Sequence[Answer]", colours: dict[int, str]) -> list[Markup]:
-    """Text and plots of each world's answer; ``colours`` are those of the lines, by place."""
-    parts = []
-    for answer in found[:_MOST_WORLDS]:
-        parts += [el("h3", answer.world)] if answer.world else []
-        parts += [*_answer_words(answer)]
-        cells = explore.heat_map(answer)
-        parts += [el("h4", cells.title), _columns(cells.columns, range(len(cells.columns[0].cells)))] if cells else []
-        parts.append(el("div", *(el("div", _plot(one, colours)) for one in answer.rankings), class_="plots"))
-    if len(found) > _MOST_WORLDS:
-        parts.append(el("p", f"{len(found) - _MOST_WORLDS} more worlds are in the tables below.", class_="soft"))
-    return parts
-
-
-def _answer_words(answer: "Answer") -> Iterator[Markup]:
-    """The goal's sentences, the best in bold where it is told apart from the next; then what else there is to say."""
-    first, goal = answer.words, answer.rankings[0] if answer.rankings else None
-    if goal and goal.sentences:
-        best = answer.to(goal) + goal.sentences[0]
-        yield el("p", el("strong", best) if goal.is_sure else best, " " + " ".join(goal.sentences[1:]), class_="answer")
-        first = first[1:]
-    yield from (el("p", text) for text in [*first, *explore.in_words(answer)])
-
-
-def _plot(ranking: "Ranking", colours: dict[int, str]) -> Markup:
-    """One figure of all lines, the best on top: name, value, and a dot with its interval."""
-    there = [one for one in ranking.entries if one.values]
-    scale = _Scale(there, ranking)
-    rows = []
-    for one in there:
-        whole = len(one.values) == one.of
-        name = (
-            f"{one.name}{', a reference' if one.reference else ''}{', the baseline' if one.place == ranking.baseline else ''}"
-        )
-        said = ranking.show(one.mean.mean) if whole else f"{len(one.values)} of {one.of}"
-        best = ranking.is_sure and one is ranking.whole[0]
-        row = (
-            el("th", plain(one.name, 40), scope="row", class_="text", title=plain(name, 200)),
-            el("td", el("strong", said) if best else said),
-            el("td", scale.draw(one, ranking, colours[one.place]), class_="dots"),
-        )
-        rows.append(el("tr", *row, class_=None if whole and not one.reference else "soft"))
-    axis = el("tr", el("td"), el("td"), el("td", el("span", scale.low), el("span", scale.high), class_="axis"))
-    title = ranking.measure.name.capitalize()
-    more = "more is better" if ranking.measure.more_is_better else "less is better"
-    caption = el("caption", el("strong", title), el("small", f" {more}{', log scale' if scale.log else ''}"))
-    return el("table", caption, el("tbody", *rows), el("tfoot", axis), class_="plot")
-
-
-def _arrow(tip: int, back: int) -> Callable[[str], Markup]:
-    """The head of an arrow at an end of the axis: the interval goes on beyond it."""
-    return lambda colour: el("polyline", points=f"{back},4 {tip},10 {back},16", stroke=colour, fill="none", class_="beyond")
-
-
-_ARROWS = {"low": _arrow(0, 12), "high": _arrow(1000, 988)}
-
-
-class _Scale:
-    """From figures to places of an axis, 0 to 1000."""
-
-    def __init__(self, entries: "Sequence[RankedLine]", ranking: "Ranking") -> None:
-        values = [value for one in entries for value in one.values.values()]
-        least, most, show = min(values), max(values), ranking.show
-        self.log = ranking.measure.is_cost and least > 0 and most > _UNLIKE * least
-        if self.log:
-            self._from, self._to = math.log10(least / 1.3), math.log10(most * 1.3)
-        elif ranking.measure.is_cost:
-            self._from, self._to = 0.0, most * 1.08 or 1.0
-        else:
-            room = max(0.005, (most - least) * 0.08)
-            self._from, self._to = max(0.0, least - room), min(1.0, most + room)
-        ends = [10**edge if self.log else edge for edge in (self._from, self._to)]
-        self.low, self.high = map(show, ends)
-
-    def __call__(self, value: float) -> float:
-        """The place of a value; what lies beyond an end lies at it."""
-        if self.log:
-            value = math.log10(value) if value > 0 else -math.inf
-        return round(min(1000.0, max(0.0, (value - self._from) / (self._to - self._from) * 1000)), 1)
-
-    def leaves(self, value: float, end: str) -> bool:
-        """Whether a value lies beyond an end of the axis that is no end of the figure itself."""
-        edge = self._from if end == "low" else self._to
-        where = math.log10(value) if self.log and value > 0 else -math.inf if self.log else value
-        return (where < edge if end == "low" else where > edge) and not (end == "low" and edge == 0.0 and not self.log)
-
-    def draw(self, one: "RankedLine", ranking: "Ranking", colour: str) -> Markup:
-        """A dot at the mean, a line for its interval, and a small tick for each seed."""
-        mean, parts = one.mean, []
-        whole = len(one.values) == one.of
-        if whole and mean.pairs > 1:
-            low, high = self(max(0.0, mean.low)), self(min(mean.high, ranking.measure.most))
-            parts.append(el("line", x1=low, x2=high, y1="10", y2="10", stroke=colour, class_="interval"))
-            parts += [
-                _ARROWS[end](colour) for end, beyond in (("low", mean.low), ("high", mean.high)) if self.leaves(beyond, end)
-            ]
-        for value in one.values.values() if mean.pairs > 1 or not whole else ():
-            parts.append(el("line", x1=self(value), x2=self(value), y1="6", y2="14", stroke=colour, class_="seed"))
-        if whole:
-            parts.append(el("line", x1=self(mean.mean), x2=self(mean.mean), y1="10", y2="10", stroke=colour, class_="dot"))
-        return el("svg", *parts, viewBox="0 0 1000 20", preserveAspectRatio="none", aria_hidden="true")

@@ -15,13 +15,14 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fedsim.analysis import style
-from fedsim.analysis.history import MARKS, NO_GROUP, History, parsed
 from fedsim.analysis.lanes import MEANING, on_lanes
 from fedsim.analysis.report.markup import Markup, asset, el, join
 from fedsim.analysis.timeline import capacity, counted
 from fedsim.arrays import Ints
+from fedsim.lab.compare.critical_path import CriticalPaths
 from fedsim.lab.trackers.link_load import link_load, thinned
 from fedsim.records.folder import AVAILABILITY, ROUNDS
+from fedsim.records.history import MARKS, NO_GROUP, History, parsed
 from fedsim.records.reading import RunFolder
 
 STEPS = tuple(style.STEPS)
@@ -85,7 +86,7 @@ class _Reader:
         history, run = self._history, self._history.run
         away, stays = self._sorted(history.away), self._sorted(history.stays[history.stays["group"] != NO_GROUP])
         marks = self._sorted(history.marks, "time")
-        columns = self._lanes() | self._steps() | self._rounds()
+        columns = self._lanes() | self._steps() | self._rounds() | self._paths()
         columns |= {
             "act": np.unique(self._ticks(history.acts["end"])),
             "off_first": self._first(away).astype(np.uint32),
@@ -151,6 +152,16 @@ class _Reader:
         done, asked = np.array(amounts, dtype=np.float32).reshape(-1, 2).T
         return columns | {"done": done, "asked": asked}
 
+    def _paths(self) -> TimelineColumns:
+        """The critical paths of all rounds, step by step; lane -1 where no device shown was at work."""
+        steps = [step for one in CriticalPaths(self._history.run).rounds for step in one.steps]
+        lanes = self._lane.reindex([-1 if step.device is None else step.device for step in steps], fill_value=-1)
+        return {
+            "path_lane": lanes.to_numpy(np.int32),
+            "path_start": self._ticks([step.start for step in steps]),
+            "path_end": self._ticks([step.end for step in steps]),
+        }
+
     def _rounds(self) -> TimelineColumns:
         """When each round ended, and its deadline if that was reached: else it would fall into the next round."""
         rounds = self._history.rounds
@@ -208,6 +219,8 @@ def key(found: Sequence[TimelineData]) -> Markup:
     signs = [name for name in ("lost", "left", "battery") if name in outcomes]
     entries += [(_sign(name), _SIGNS[name][1]) for name in [*signs, *(MARKS[mark] for mark in marks)]]
     entries.append((_line("#283036", None), "round's end"))
+    if any((data.columns["path_lane"] >= 0).any() for data in found):
+        entries.append((_icon(el("path", d="M0 10 H9 V3 H20", class_="path")), "critical path: what each round waited for"))
     if any(data.columns["round_deadline"].any() for data in found):
         entries.append((_line(style.VERMILLION, "4 3"), "deadline that was reached"))
     if any(len(data.columns["act"]) for data in found):

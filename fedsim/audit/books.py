@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from fedsim.audit.evidence import FLOWS, NOTHING, Evidence, at_places, findings, latest
+from fedsim.audit.evidence import NOTHING, Evidence, close, findings
 from fedsim.records.ledger import Ledger, split_by_purpose
 
 _ROUNDING = 1e-12
@@ -16,44 +16,22 @@ _COLUMNS = (
 )
 
 
-def _close(left: float, right: float) -> bool:
-    """Equal up to the rounding of a sum."""
-    return math.isclose(left, right, rel_tol=1e-9, abs_tol=1e-6)
-
-
 def transfers_agree(evidence: Evidence) -> Iterator[str]:
     """The transfers are the downloads and uploads of the records, one for one."""
-    transfers, told = evidence.transfers, _told(evidence)
+    transfers, told = evidence.transfers, evidence.moved
     if len(told) != len(transfers):
         yield f"there are {len(told)} messages in the records and {len(transfers)} in the transfers"
     count, lists = min(len(told), len(transfers)), [*evidence.payloads]
     for name in _COLUMNS:
-        both = pd.DataFrame({"one": np.asarray(transfers[name])[:count], "other": np.asarray(told[name])[:count]})
-        both = both[both["one"] != both["other"]]
-        if name == "payloads":
-            both = both.map(lists.__getitem__)
-        yield from findings(f"transfer {{row}}: {name} is {{one!r}}, the records say {{other!r}}", both)
+        one, other = (np.asarray(table[name])[:count] for table in (transfers, told))
+        wrong = np.flatnonzero(one != other)
+        if len(wrong):
+            both = pd.DataFrame({"one": one[wrong], "other": other[wrong]}, wrong)
+            both = both.map(lists.__getitem__) if name == "payloads" else both
+            yield from findings(f"transfer {{row}}: {name} is {{one!r}}, the records say {{other!r}}", both)
     due = np.array(["+".join(purpose for purpose, _ in parts) for parts in lists], dtype=object)[transfers["payloads"]]
     text = "transfer {row}: purpose is {purpose!r}, its payloads say {due!r}"
     yield from findings(text, transfers.assign(due=due), np.asarray(transfers["purpose"]) != due)
-
-
-def _told(evidence: Evidence) -> pd.DataFrame:
-    """The transfers as the records have them, by their records."""
-    messages = evidence.messages
-    events = evidence.events.loc[messages.index]
-    own, of_edge, of_peers = (events["kind"] == kind for kind in ("step-end", *FLOWS))
-    at_once = ~(own | of_edge | of_peers)  # what other parts of the server's side send each other begins and ends in its record
-    begun = latest(evidence.events["kind"] == "step-start", evidence.events["task"])[messages.index]
-    starts = at_places(evidence.events["time"], begun)
-    down = np.where(own, events["step"] == "download", of_edge & (messages["sender"] == "server"))
-    return messages.assign(
-        start=np.where(own, starts, np.where(at_once, events["time"], messages["start"])),
-        end=events["time"],
-        direction=np.where(of_peers, "peer", np.where(down, "down", "up")),
-        outcome=np.where(at_once, "done", events["outcome"]),
-        **{name: events[name] for name in ("device", "round", "task")},
-    )
 
 
 def delivered_at_most_sent(evidence: Evidence) -> Iterator[str]:
@@ -84,19 +62,19 @@ def ledgers_agree(evidence: Evidence) -> Iterator[str]:
     """Totals by direction and purpose, and the waste, are the same in transfers, rounds and summary."""
     ledger, stated = _ledger(evidence).summary(), evidence.run.summary["bytes"]
     for key in ("down", "up", "peer", "wasted", "paper"):
-        if not _close(ledger.get(key, 0.0), stated.get(key, 0.0)):
+        if not close(ledger.get(key, 0.0), stated.get(key, 0.0)):
             yield f"bytes.{key} is {stated.get(key)!r} in the summary, the transfers add up to {ledger.get(key)!r}"
     if ledger["by_purpose"].keys() != stated["by_purpose"].keys():
         yield f"the summary's purposes are {sorted(stated['by_purpose'])}, the transfers' {sorted(ledger['by_purpose'])}"
     for purpose, value in ledger["by_purpose"].items():
-        if not _close(value, stated["by_purpose"].get(purpose, math.nan)):
+        if not close(value, stated["by_purpose"].get(purpose, math.nan)):
             yield f"bytes.by_purpose.{purpose} is not the {value!r} that the transfers add up to"
     yield from _rounds(evidence)
 
 
 def _rounds(evidence: Evidence) -> Iterator[str]:
     """Each round has the bytes that moved since the record of the one before."""
-    stated, recorded, told = evidence.rounds, evidence.said("round").index, _told(evidence)
+    stated, recorded, told = evidence.rounds, evidence.said("round").index, evidence.moved
     if len(stated) != len(recorded):
         return  # a finding of another check
     place = np.searchsorted(recorded, told.index)
@@ -104,8 +82,7 @@ def _rounds(evidence: Evidence) -> Iterator[str]:
         name = f"bytes_{way}"
         found = np.bincount(place, told["delivered"].where(told["direction"] == way, 0.0), len(stated) + 1)[:-1]
         text = f"round {{row}}: {name} is {{{name}!r}}, the records say {{found!r}}"
-        wrong = ~np.isclose(stated[name].fillna(0.0), found, rtol=1e-9, atol=1e-6)
-        yield from findings(text, stated.assign(found=found), wrong)
+        yield from findings(text, stated.assign(found=found), ~close(stated[name].fillna(0.0), found))
 
 
 def _ledger(evidence: Evidence) -> Ledger:
@@ -118,14 +95,5 @@ def _ledger(evidence: Evidence) -> Ledger:
     moved = transfers.groupby("direction", observed=True)["delivered"].sum()
     ledger.down, ledger.peer = (float(moved.get(way, 0.0)) for way in ("down", "peer"))
     ledger.up = float(moved.drop(["down", "peer"], errors="ignore").sum())
-    ledger.wasted = _wasted(evidence)
+    ledger.wasted = float(transfers["delivered"][transfers["task"].isin(evidence.in_vain["task"])].sum())
     return ledger
-
-
-def _wasted(evidence: Evidence) -> float:
-    """Bytes of tasks that ended otherwise than done, trained for nothing, or were lost with an edge server."""
-    events, transfers = evidence.events, evidence.transfers
-    final = evidence.tasks[evidence.tasks["task"] != NOTHING].drop_duplicates("task", keep="last")
-    idle = final["task"].isin(events["task"][evidence.idle])
-    in_vain = pd.concat([final["task"][idle | (final["outcome"] != "done")], evidence.lost_updates])
-    return float(transfers["delivered"][transfers["task"].isin(in_vain)].sum())

@@ -9,8 +9,7 @@ import pandas as pd
 
 from fedsim.arrays import Floats
 from fedsim.audit.evidence import Evidence, at_places, findings, grain_s, latest, shown
-
-_OF_TASKS = ("task-start", "step-start", "step-end", "task-end")
+from fedsim.records.schema import OF_TASKS
 
 
 def time_order(evidence: Evidence) -> Iterator[str]:
@@ -31,7 +30,7 @@ def time_order(evidence: Evidence) -> Iterator[str]:
 def task_lives(evidence: Evidence) -> Iterator[str]:
     """task-start, then step-start and step-end in turn, then task-end with the outcome of the last step; and nothing after."""
     events = evidence.events
-    lives = events[events["kind"].isin(_OF_TASKS)].sort_values("task", kind="stable")
+    lives = events[events["kind"].isin(OF_TASKS)].sort_values("task", kind="stable")
     rows = zip(*(lives[name].tolist() for name in ("task", "kind", "device", "step", "outcome")), strict=True)
     for task, life in groupby(rows, itemgetter(0)):
         _, kinds, devices, steps, outcomes = zip(*life, strict=True)
@@ -64,7 +63,7 @@ def _problems(
 
 def one_place(evidence: Evidence) -> Iterator[str]:
     """A device has at most one task at a time."""
-    events = evidence.events[evidence.events["kind"].isin(_OF_TASKS)]
+    events = evidence.events[evidence.events["kind"].isin(OF_TASKS)]
     device, task, starts = (one.to_numpy() for one in (events["device"], events["task"], events["kind"] == "task-start"))
     begun = pd.Series(latest(starts, device)).groupby(device).shift(fill_value=-1).to_numpy()
     begun = np.where(starts, begun, latest(starts, device))  # the start before of the same device

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedsim.arrays import Floats
-from fedsim.audit.evidence import Evidence, findings
+from fedsim.audit.evidence import Evidence, close, findings
 from fedsim.language.units import TICK_S
 from fedsim.meters.energy import COMPUTING, DAY_S, PHASES, PLACES, TABLE
 from fedsim.records import folder as files
@@ -35,7 +35,7 @@ def energy_adds_up(evidence: Evidence) -> Iterator[str]:
     for phase in PHASES:
         told = pd.DataFrame({"told": table[f"{phase}_j"], "found": of_devices[phase]})
         text = f"device {{row}} has drawn {{told!r}} J for {phase}, the records say {{found!r}} J"
-        yield from findings(text, told, ~_close(told["told"], told["found"]))
+        yield from findings(text, told, ~close(told["told"], told["found"]))
     totals = {f"by_phase.{phase}": (phases[phase], table[f"{phase}_j"].sum()) for phase in PHASES}
     drawn = account.drawn
     for place in PLACES:
@@ -45,16 +45,16 @@ def energy_adds_up(evidence: Evidence) -> Iterator[str]:
     if account.zones:
         totals["grams"] = stated["grams"], drawn["grams"].sum()
     for name, (one, found) in totals.items():
-        if not _close(one, found):
+        if not close(one, found):
             yield f"energy.{name} is {one!r} in the summary, what it sums up is {float(found)!r}"
     if account.zones:
         weights = drawn.groupby("device")["grams"].sum().reindex(table.index, fill_value=0.0)
         text = "device {row} weighs {grams!r} g, the records say {found!r} g"
-        yield from findings(text, table.assign(found=weights), ~_close(table["grams"], weights))
+        yield from findings(text, table.assign(found=weights), ~close(table["grams"], weights))
     joules = table[[f"{phase}_j" for phase in PHASES]].sum(axis=1)
     shown = evidence.frame(files.DEVICES, DEVICES, ("joules",))["joules"]
     due = joules if evidence.run.has_all_devices else joules[evidence.devices["device"]]
-    if len(shown) != len(due) or not _close(shown, due).all():
+    if len(shown) != len(due) or not close(shown, due).all():
         yield f"the devices' joules in {files.DEVICES} are not those in {TABLE}"
     yield from _rounds(evidence, account)
 
@@ -94,10 +94,6 @@ def batteries_hold(evidence: Evidence) -> Iterator[str]:
     last["took"] = took.reindex(last["device"]).to_numpy()
     text = "the battery of device {device} gave {drawn!r} J to tasks, they took {took!r} J"
     yield from findings(text, last, ~(np.abs(last["drawn"] - last["took"]) <= last["slack"]))
-
-
-def _close(left: Any, right: Any) -> Any:
-    return np.isclose(left, right, rtol=1e-9, atol=1e-6)
 
 
 class _Account:
@@ -156,9 +152,7 @@ class _Account:
 
     def wasted(self) -> float:
         """Joules of tasks that ended otherwise than done, or trained without an epoch that counts; their idling included."""
-        evidence, tasks = self._evidence, self._evidence.tasks
-        in_vain = pd.concat([self._events["task"][evidence.idle], evidence.lost_updates])
-        wasted = tasks[(tasks["outcome"] != "done") | tasks["task"].isin(in_vain)]
+        wasted = self._evidence.in_vain
         idle = self._booked(wasted.assign(end=wasted["time"]), "idle_w")["joules"].sum()
         others = self.drawn["task"].isin(wasted["task"]) & (self.drawn["phase"] != "idle")
         return float(idle + self.drawn["joules"][others].sum())

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import pyarrow as pa
 from pydantic import TypeAdapter
 
 from fedsim.arrays import Flags, Floats, Ints
+from fedsim.audit.data import READERS, Data, TableReader, number
 from fedsim.errors import RunFolderError
 from fedsim.files import read_json
 from fedsim.language.units import TICK_S, Bytes
@@ -33,67 +34,6 @@ FLOWS = ("edge-transfer", "message")
 _OF_DEVICES = ("device", "link_down", "link_up", "latency", "arrival", "departure", "selected", "group", "speed", "samples")
 _OF_ROUNDS = ("time", "accuracy", "bytes_down", "bytes_up", "bytes_peer")
 
-Data = dict[str, Any]
-"""The parsed ``data`` of a record."""
-
-
-def number(value: object) -> float:
-    """A quantity of a record.
-
-    Raises:
-        TypeError: it is no number.
-    """
-    if type(value) not in (int, float):
-        raise TypeError(f"{value!r} is no number")
-    return float(value)  # type: ignore[arg-type]
-
-
-def _training(data: Data) -> tuple[Any, ...]:
-    return number(data["epochs"]), number(data["asked"]), "part" in data, [number(end) for end in data["epoch_ends"]]
-
-
-def _tasks(data: Data) -> list[int]:
-    for task in data["tasks"]:
-        if type(task) is not int:
-            raise TypeError(f"{task!r} is no task")
-    return list(data["tasks"])
-
-
-def _limits(data: Data) -> tuple[float, float]:
-    deadline = data.get("deadline")
-    return math.nan if deadline is None else number(deadline), number(data.get("training_limit", math.inf))
-
-
-def _battery(data: Data) -> tuple[Any, ...]:
-    levels = [number(data["level"]), *(number(level) for _, level in data["path"])]
-    return bool(data["flat"]), *(number(data[key]) for key in _LEVELS), min(levels), max(levels), len(levels) - 1
-
-
-_LEVELS = ("level", "charged", "idle", "drawn")
-_READERS: dict[str, tuple[Mapping[str, type], Callable[[Data], tuple[Any, ...]]]] = {
-    "step-end of train": ({"epochs": float, "asked": float, "in_part": bool, "ends": object}, _training),
-    "step-end of train or evaluate or compute": (
-        {"core_s": float},
-        lambda data: (number(data["core_s"]) if "core_s" in data else math.nan,),
-    ),
-    "task-start": ({"continues": bool}, lambda data: ("continues" in data,)),
-    "edge-off": ({"edge": int}, lambda data: (int(data["edge"]),)),
-    "updates-lost": ({"tasks": object}, lambda data: (_tasks(data),)),
-    "aggregate": (
-        {"tasks": object, "rounds": bool, "at_edge": bool},
-        lambda data: (_tasks(data), "staleness" not in data, "edge" in data),
-    ),
-    "round-start": ({"deadline": float, "training": float}, _limits),
-    "round": ({"data": object}, lambda data: (data,)),
-    "battery": ({"flat": bool, **dict.fromkeys((*_LEVELS, "least", "most", "points"), float)}, _battery),
-    "run-end": ({"reason": object}, lambda data: (data["reason"],)),
-    "link-rate": (
-        {"link": object, "rate": float},
-        lambda data: (str(data["link"]), math.inf if data["rate"] is None else number(data["rate"])),
-    ),
-}
-"""The columns that each kind of record has in ``data``, and the function that reads them."""
-
 
 class Evidence:
     """A run folder as the checks see it; each table is read when a check first wants it.
@@ -109,8 +49,8 @@ class Evidence:
         self._said: dict[str, pd.DataFrame] = {}
         sizes = dict.fromkeys(("start", "bytes", "delivered", "wire_bytes"), float)
         message = {**sizes, "payloads": int, "sender": object, "receiver": object}
-        self._readers: dict[str, tuple[Mapping[str, type], Callable[[Data], tuple[Any, ...]]]] = {
-            **_READERS,
+        self._readers: dict[str, TableReader] = {
+            **READERS,
             OF_DEVICES: (message, self._message),
             "server-transfer": (message, self._server_transfer),
             **dict.fromkeys(FLOWS, (message, self._flow)),
@@ -122,7 +62,7 @@ class Evidence:
         return self.frame(files.EVENTS, EVENTS, EVENTS.names[:-1])
 
     def said(self, of: str) -> pd.DataFrame:
-        """The ``data`` of the records of a kind (see ``_READERS``), by the record's number.
+        """The ``data`` of the records of a kind (see ``READERS``), by the record's number.
 
         Raises:
             RunFolderError: a record's ``data`` lack something.
@@ -146,7 +86,7 @@ class Evidence:
         return found & self.events["step"].isin(steps.split(" or ")).to_numpy() if steps else found
 
     def _parsed(
-        self, of: str, mask: Flags, columns: Mapping[str, type], read: Callable[[Data], tuple[Any, ...]]
+        self, of: str, mask: Flags, columns: Mapping[str, type], read_cells: Callable[[Data], tuple[Any, ...]]
     ) -> pd.DataFrame:
         texts = self._texts.filter(pa.array(mask)).fill_null("{}")
         texts = texts.combine_chunks().dictionary_encode()
@@ -157,7 +97,7 @@ class Evidence:
                 data = json.loads(text)
                 if not isinstance(data, dict):
                     raise TypeError(f"{data!r} is no table")
-                found.append(read(data))
+                found.append(read_cells(data))
             except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
                 row, reason = rows[codes.tolist().index(code)], f"{type(error).__name__}: {error}"
                 where = f"{files.EVENTS} of {str(self.run.path)!r} is damaged"
@@ -198,6 +138,23 @@ class Evidence:
         """
         return pd.concat([self.said(name) for name in (OF_DEVICES, "server-transfer", *FLOWS)]).sort_index()
 
+    @cached_property
+    def moved(self) -> pd.DataFrame:
+        """The transfers as the records have them, by their records; without ``purpose``."""
+        messages = self.messages
+        events = self.events.loc[messages.index]
+        own, of_edge, of_peers = (events["kind"] == kind for kind in ("step-end", *FLOWS))
+        at_once = ~(own | of_edge | of_peers)  # other parts of the server's side: begun and ended in its record
+        starts = self.steps["start"].reindex(messages.index)
+        down = np.where(own, events["step"] == "download", of_edge & (messages["sender"] == "server"))
+        return messages.assign(
+            start=np.where(own, starts, np.where(at_once, events["time"], messages["start"])),
+            end=events["time"],
+            direction=np.where(of_peers, "peer", np.where(down, "down", "up")),
+            outcome=np.where(at_once, "done", events["outcome"]),
+            **{name: events[name] for name in ("device", "round", "task")},
+        )
+
     @property
     def core_s(self) -> "pd.Series[float]":
         """Seconds of a core that each computation got of its device's host, by its last record; NaN without hosts."""
@@ -229,6 +186,19 @@ class Evidence:
     def tasks(self) -> pd.DataFrame:
         """Ends of tasks likewise."""
         return self._spans("task")
+
+    @cached_property
+    def in_vain(self) -> pd.DataFrame:
+        """Ends of tasks that ended otherwise than done, trained for nothing, or were lost with an edge server."""
+        useless = pd.concat([self.events["task"][self.idle], self.lost_updates])
+        tasks = self.tasks[self.tasks["task"] != NOTHING]
+        return tasks[(tasks["outcome"] != "done") | tasks["task"].isin(useless)]
+
+    @cached_property
+    def trainings(self) -> pd.DataFrame:
+        """Ends of trainings, with their ``data``."""
+        trainings = self.said("step-end of train")
+        return self.steps.loc[trainings.index].join(trainings).join(self.core_s)
 
     def _spans(self, what: str) -> pd.DataFrame:
         events = self.events
@@ -328,8 +298,8 @@ class Evidence:
         """Bytes on the wire for a byte of payload, by the scenario's protocol."""
         usual = {"segment": "1 B", "header": "0 B"}  # of versions without protocols
         protocol = self.run.scenario["network"].get("protocol", usual)
-        segment, header = (TypeAdapter[float](Bytes).validate_python(protocol[key]) for key in ("segment", "header"))
-        return (segment + header) / segment
+        segment, header = (read(Bytes, protocol[key]) for key in ("segment", "header"))
+        return float((segment + header) / segment)
 
     @property
     def has_own_protocol(self) -> bool:
@@ -370,6 +340,19 @@ def latest(wanted: Any, keys: Any) -> Ints:
 def at_places(values: Any, places: Ints) -> Floats:
     """The values at some places, NaN at place -1; float64 [places]."""
     return np.append(np.asarray(values, dtype=np.float64), np.nan)[places]
+
+
+_adapter = cache(TypeAdapter[Any])
+
+
+def close(one: Any, other: Any, atol: float = 1e-6) -> Any:
+    """Whether numbers are equal up to the rounding of sums; bool, as many."""
+    return np.isclose(one, other, rtol=1e-9, atol=atol)
+
+
+def read(kind: Any, text: Any) -> Any:
+    """A quantity as the scenario says it, of a ``kind`` such as ``Bytes``, in its base unit."""
+    return _adapter(kind).validate_python(text)
 
 
 def numbered(names: "pd.Series[str]", kind: str) -> Ints:

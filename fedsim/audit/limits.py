@@ -28,7 +28,7 @@ _WIDTHS: Mapping[str, tuple[int, ...]] = {
 _FAMILIES = {
     ("global",): (
         *("cata-fed", "fedasync", "fedat", "fedavg", "fedbuff", "feddr", "feddyn", "fednova", "fedprox"),
-        *("heterofl", "hetlora", "hierfavg", "moon", "refl", "rfedavg", "scaffold", "tifl"),
+        *("flora", "heterofl", "hetlora", "hierfavg", "moon", "refl", "rfedavg", "scaffold", "tifl"),
     ),
     ("global", "device"): ("ditto", "fedbn", "fedper", "fedrep", "pfedme"),
     ("group",): ("cfl", "fedgroup", "fesem", "fesem-mig", "fl-hc", "flexcfl", "hypcluster", "ifca", "ifca-mig", "lcfl"),

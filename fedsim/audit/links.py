@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from pydantic import TypeAdapter
 
 from fedsim.audit.capacity import SLACK, Rate, overfull, slack_s
-from fedsim.audit.evidence import NOTHING, Evidence, findings, numbered
+from fedsim.audit.evidence import NOTHING, Evidence, findings, numbered, read
 from fedsim.errors import RunFolderError
 from fedsim.language.units import BytesPerSecond
 from fedsim.records import folder as files
@@ -153,14 +152,14 @@ def _layout(evidence: Evidence) -> Layout:
 
 def _of_scenario(network: dict[str, Any], places: int) -> Layout:
     """A star, or a tree of cells."""
-    rate = TypeAdapter[float](BytesPerSecond).validate_python
     links = []
     for way, text in network.get("server", {}).items():
         users = [(way, _WHOLE, place) for place in range(places)]
-        links.append(Link(f"the server's {way} link", f"server {way}", rate(text), users))
+        links.append(Link(f"the server's {way} link", f"server {way}", read(BytesPerSecond, text), users))
     for way, text in network.get("cell", {}).items():
         for place in range(places):
-            links.append(Link(f"the {way} link of cell {place}", f"cell {place} {way}", rate(text), [(way, _WHOLE, place)]))
+            name, rate = f"the {way} link of cell {place}", read(BytesPerSecond, text)
+            links.append(Link(name, f"cell {place} {way}", rate, [(way, _WHOLE, place)]))
     return Layout(places, links)
 
 

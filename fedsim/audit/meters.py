@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from pydantic import TypeAdapter
 
-from fedsim.audit.evidence import Evidence, findings
+from fedsim.audit.evidence import Evidence, close, findings, read
 from fedsim.errors import ScenarioError
 from fedsim.files import flat
 from fedsim.meters.base import Meter, MeterContext, Meters
@@ -56,7 +55,7 @@ def _meters(evidence: Evidence) -> Meters:
     )
     sections: dict[str, Meter] = {}
     if "costs" in scenario:
-        sections["costs"] = TypeAdapter(CostsSpec).validate_python(scenario["costs"]).build(context)
+        sections["costs"] = read(CostsSpec, scenario["costs"]).build(context)
     own = []
     for told in scenario.get("meters", ()):
         try:
@@ -84,11 +83,11 @@ def _differing(evidence: Evidence, file: str, schema: Any, found: Mapping[str, A
             yield f"{file} has {len(table)} rows, the records say {len(values)}"
             return
         told = pd.DataFrame({"name": name, "told": table[name], "file": file, "found": values})
-        wrong = ~np.isclose(told["told"], told["found"], rtol=1e-9, atol=1e-9, equal_nan=True)
+        wrong = ~(close(told["told"], told["found"], 1e-9) | (told["told"].isna() & told["found"].isna()))
         yield from findings("{name} is {told!r} in row {row} of {file}, the records say {found!r}", told, wrong)
 
 
 def _close(told: Any, found: Any) -> bool:
     if isinstance(told, float | int) and isinstance(found, float | int):
-        return bool(np.isclose(told, found, rtol=1e-9, atol=1e-9))
+        return bool(close(told, found, 1e-9))
     return bool(told == json.loads(json.dumps(found)))

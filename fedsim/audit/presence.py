@@ -66,6 +66,8 @@ def reachable(evidence: Evidence) -> Iterator[str]:
     yield from findings(text, steps, _away(table, steps["device"], steps["start"], steps["time"]))
     yield from _losses(evidence, table)
     messages = evidence.said("message").join(evidence.events["time"])
+    if messages.empty:
+        return
     text = "device {device} sends or receives a message from {start!r} s to {time!r} s, while it was away"
     for end in ("sender", "receiver"):
         told = messages.assign(device=numbered(messages[end], "device"))

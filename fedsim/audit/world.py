@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from pydantic import TypeAdapter
 
 from fedsim.arrays import Floats
-from fedsim.audit.evidence import Evidence, findings
+from fedsim.audit.evidence import Evidence, findings, read
 from fedsim.language import units
 from fedsim.language.sizes import Sizes
 from fedsim.meters.energy import DAY_S, SETTING, TABLE
@@ -75,7 +74,7 @@ def _of_devices(evidence: Evidence) -> dict[str, Floats]:
     if "stragglers" in population:
         columns["speed"] *= draw.slowing(population["stragglers"])
     if population.get("samples", {}).get("kind") in ("uniform", "long-tail"):
-        sizes = TypeAdapter[Any](Sizes).validate_python(population["samples"])
+        sizes = read(Sizes, population["samples"])
         columns["samples"] = sizes.draw(draw.devices, draw.streams.generator("world/samples")).astype(np.float64)
     if "capacity" not in population and "device" not in population:
         for name, (key, purpose, unit) in _LINKS.items():
@@ -104,10 +103,9 @@ def _setting(evidence: Evidence, said: TomlTable) -> dict[str, Any]:
         given = {key: value for key, value in (told or {}).items() if value is not None}
         given = {"idle": "0 W", "update": "0 J", "byte": "0 J/B"} | given
         return {
-            "idle_w": count * _read(units.Watts, given["idle"]),
-            "update_j": _read(units.Joules, given["update"]),
-            "j_byte": _read(units.JoulesPerByte, given["byte"])
-            * (math.nan if evidence.has_own_protocol else evidence.overhead),
+            "idle_w": count * read(units.Watts, given["idle"]),
+            "update_j": read(units.Joules, given["update"]),
+            "j_byte": read(units.JoulesPerByte, given["byte"]) * (math.nan if evidence.has_own_protocol else evidence.overhead),
         }
 
     setting = {
@@ -118,20 +116,16 @@ def _setting(evidence: Evidence, said: TomlTable) -> dict[str, Any]:
     }
     zones = said.get("carbon", {"zones": []})["zones"]
     if not any("file" in zone for zone in zones):
-        starts = _read(units.Seconds, said["starts"])
+        starts = read(units.Seconds, said["starts"])
         setting["zones"] = [
             {
                 "name": zone["name"] or f"zone {number}",
-                "hours": [_read(units.GramsPerJoule, one) for one in zone["intensity"]],
-                "offset_s": (starts + _read(units.Seconds, zone["ahead"])) % DAY_S,
+                "hours": [read(units.GramsPerJoule, one) for one in zone["intensity"]],
+                "offset_s": (starts + read(units.Seconds, zone["ahead"])) % DAY_S,
             }
             for number, zone in enumerate(zones)
         ]
     return setting
-
-
-def _read(kind: Any, text: Any) -> Any:
-    return TypeAdapter[Any](kind).validate_python(text)
 
 
 def _alike(one: Any, other: Any) -> bool:
@@ -155,7 +149,7 @@ class _DrawnQuantity:
         said, generator = said or {"kind": "unknown"}, self.streams.generator(purpose)
 
         def value(key: str) -> Any:
-            return _read(unit, said[key])
+            return read(unit, said[key])
 
         match said["kind"]:
             case "constant":
@@ -167,9 +161,9 @@ class _DrawnQuantity:
                 return np.asarray(value("median") * np.exp(normal * math.log(said["spread"])))
             case "choice":
                 weights = np.array(said["shares"]) / sum(said["shares"]) if said.get("shares") else None
-                return np.asarray(generator.choice(np.array(_read(list[unit], said["values"])), self.devices, p=weights))
+                return np.asarray(generator.choice(np.array(read(list[unit], said["values"])), self.devices, p=weights))
             case "list":
-                return np.array(_read(list[unit], said["values"]), dtype=np.float64)
+                return np.array(read(list[unit], said["values"]), dtype=np.float64)
         return np.full(self.devices, np.nan)
 
     def slowing(self, said: TomlTable) -> Floats:

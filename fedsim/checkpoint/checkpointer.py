@@ -1,6 +1,7 @@
 """When a run is saved: after so many rounds, after so much simulated time, and when it is interrupted."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,33 +15,33 @@ if TYPE_CHECKING:
     from fedsim.running.assembly import Run
 
 
+@dataclass(eq=False)
 class Checkpointer:
     """Watches a run's records and saves it when it is time, at the end of the instant.
 
-    Args:
+    Attributes:
         spec: how often.
         folder: the run folder.
         run, recorder: what is saved.
         origins: what the run was built from.
-
-    Attributes:
         tell: is called when the run was saved, with how many rounds there were and the simulated time (s): a power cut cannot
             take that back.
     """
 
-    def __init__(self, spec: CheckpointSpec, folder: Path, run: "Run", recorder: "Recorder", origins: Origins) -> None:
-        self._spec = spec
-        self._folder = folder
-        self._run = run
-        self._recorder = recorder
-        self._origins = origins
+    spec: CheckpointSpec
+    folder: Path
+    run: "Run"
+    recorder: "Recorder"
+    origins: Origins
+    tell: Callable[[int, float], None] = lambda rounds, time: None
+
+    def __post_init__(self) -> None:
         self._due = False
-        self.tell: Callable[[int, float], None] = lambda rounds, time: None
-        self._period = self._periods(recorder.last_time)
+        self._period = self._periods(self.recorder.last_time)
 
     def watch(self, record: Record) -> None:
         """See whether it is time."""
-        rounds, time = self._spec.rounds, self._spec.time
+        rounds, time = self.spec.rounds, self.spec.time
         if rounds is not None and record.kind == "round" and (record.fields["round"] + 1) % rounds == 0:
             self.request()
         elif time is not None and record.time >= (self._period + 1) * time:
@@ -48,19 +49,19 @@ class Checkpointer:
             self.request()
 
     def _periods(self, time: float) -> int:
-        return 0 if self._spec.time is None else int(time // self._spec.time)
+        return 0 if self.spec.time is None else int(time // self.spec.time)
 
     def request(self) -> None:
         """Save the run when this instant is over."""
         if not self._due:
             self._due = True
-            self._run.simulation.between_instants(self._take)
+            self.run.simulation.between_instants(self._take)
 
     def _take(self) -> None:
         self._due = False
-        tree, arrays = snapshot.take(self._run, self._recorder, self._origins)
-        store.write(self._folder, self._recorder.chain.count, tree, arrays)
-        self.tell(len(self._recorder.rounds), self._run.simulation.now)
+        tree, arrays = snapshot.take(self.run, self.recorder, self.origins)
+        store.write(self.folder, self.recorder.chain.count, tree, arrays)
+        self.tell(len(self.recorder.rounds), self.run.simulation.now)
 
 
 def resume(folder: Path, run: "Run", recorder: "Recorder", origins: Origins) -> None:

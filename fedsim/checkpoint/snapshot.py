@@ -17,7 +17,7 @@ from fedsim.federation.messages import TaskEnd
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Ref, Trained
 from fedsim.training import Contrast, Limit, Part, Training
-from fedsim.world.energy.batteries import Load
+from fedsim.world.batteries import Load
 from fedsim.world.messages import NOT_SAVED as NOT_SAVED_OF_MESSAGES
 from fedsim.world.messages import Message
 from fedsim.world.network.flow import Flow
@@ -60,7 +60,7 @@ def take(run: "Run", recorder: "Recorder", origins: Origins) -> tuple[dict[str, 
             "data": None if run.drift is None else (run.population.samples, run.population.version),
             "network": run.network.snapshot(),
             "tasks": run.tasks.snapshot(),
-            "edges": run.edges.snapshot(),
+            "edges": run.messages.snapshot(),
             "lifetimes": run.lifetimes.snapshot(),
             "processes": run.processes.snapshot(),
             "drift": None if run.drift is None else run.drift.snapshot(),
@@ -96,7 +96,7 @@ def _put_back(run: "Run", recorder: "Recorder", state: dict[str, Any]) -> None:
         run.drift.restore(state["drift"])
         run.population.samples, run.population.version = state["data"]
     run.network.restore(state["network"])
-    run.edges.restore(state["edges"])
+    run.messages.restore(state["edges"])
     run.tasks.restore(state["tasks"])
     run.lifetimes.restore(state["lifetimes"])
     run.learner.restore(state["learner"])
@@ -119,7 +119,7 @@ def _owners(run: "Run") -> dict[str, Callable[[str, int, float], object]]:
     owners |= dict.fromkeys(("arrival", "departure"), run.lifetimes.rearm)
     owners |= dict.fromkeys(("timer", "notice", "return", "shift", "newcomer"), run.dispatch.rearm)
     owners |= dict.fromkeys(("process", "compute"), run.processes.rearm)
-    owners["cut"] = run.edges.messages.rearm
+    owners["cut"] = run.messages.rearm
     if run.drift is not None:
         owners["drift"] = run.drift.rearm
     return owners

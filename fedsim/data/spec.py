@@ -10,9 +10,7 @@ from pydantic import Field, model_validator
 
 from fedsim.data.federated import FederatedData, Normalise, pooled
 from fedsim.data.partitions import PARTITIONS, PartitionSpec
-from fedsim.data.partitions.base import Partition
-from fedsim.data.partitions.plain import Iid
-from fedsim.data.partitions.published import SyntheticSizes
+from fedsim.data.partitions.base import Iid, Partition, SyntheticSizes
 from fedsim.data.sources import SourceSpec
 from fedsim.data.sources.embedded import Digits, Synthetic
 from fedsim.data.transforms import Augmentation

@@ -184,10 +184,20 @@ class Evaluator:
         row |= {metric.name: evaluation.figure(metric, self._how(usual_score)) for metric in self._metrics}
         if updates:
             row["train_loss"] = await learner.train_loss(trained)
+            row |= self._reported(updates)
             pairs = [(entry.update, entry.center) for entry in updates if entry.center is not None]
             starts = [(entry.update, entry.start) for entry in updates if entry.start is not None]
             row["discrepancy"] = await learner.discrepancy(pairs) if pairs else None
             row["discrepancy_start"] = await learner.discrepancy(starts) if starts else None
+
+    def _reported(self, updates: Sequence[Measured]) -> Figures:
+        """The weighted mean of each metric that the trainer of known updates has reported."""
+        found: Figures = {}
+        for name in (metric.name for metric in self._metrics):
+            told = [(entry.update.numbers[name], entry.weight) for entry in updates if name in entry.update.numbers]
+            if total := sum(weight for _, weight in told):
+                found[name] = sum(value * weight for value, weight in told) / total
+        return found
 
     def _how(self, usual_score: str) -> str:
         return "pooled" if self._spec.score == "historical" else self._spec.score or usual_score

@@ -45,6 +45,7 @@ class RunInfo:
         tensors: the model's tensors, in the order of a flat model; none where only its size is known.
         keeps: whether the scenario says which of them stay on the devices.
         cut: the tensors of a smaller model (``Model.cut``): each is the first numbers of the model's along all of its axes.
+        adapter_scale: alpha over the rank of the model's adapters.
         kinds: names of the kinds of devices, in the order of the scenario; none where devices have no kind.
         kind_of: the kind of a device, which it says when it joins.
     """
@@ -59,6 +60,7 @@ class RunInfo:
     tensors: Callable[[], Sequence[Tensor]] = tuple
     keeps: bool = False
     cut: Callable[[CutBy, float], Sequence[Tensor]] = lambda by, size: ()
+    adapter_scale: float = 1.0
     kinds: Sequence[str] = ()
     kind_of: Callable[[int], str | None] = lambda device: None
 

@@ -6,9 +6,10 @@ instant at which the device comes to it.
 
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fedsim.errors import ScenarioError
 from fedsim.federation.client import BEST, Client, Instruction, LocalResult, PreviousResult
 from fedsim.federation.contents import Contents, Partial, payloads, received
 from fedsim.federation.devices import Devices
@@ -16,7 +17,9 @@ from fedsim.federation.malicious import Attack
 from fedsim.federation.wire import Wire
 from fedsim.learning import Learner
 from fedsim.learning.refs import Ref
+from fedsim.learning.spec import Trainer
 from fedsim.simulation import Simulation
+from fedsim.training import Training
 from fedsim.world.task import Computation, Evaluate, Task, TaskStep, Train, Upload
 
 
@@ -33,6 +36,7 @@ class TaskContext:
         keeping: what the device keeps of its answer if it arrives, by name.
         real: its real work, as soon as that is begun.
         brings_base: whether the message has the model's frozen tensors too.
+        ahead: results of its trainings, where a trainer that may stop early has told what they take.
     """
 
     instruction: Instruction
@@ -43,19 +47,16 @@ class TaskContext:
     keeping: dict[str, Any] | None = None
     real: "Future[Any] | None" = None
     brings_base: bool = False
+    ahead: list[Ref] = field(default_factory=list)
 
 
 class ClientSide:
     """Asks the client half of a strategy, and brings its answers through the codec.
 
     Args:
-        simulation: the clock.
-        learner: where models are made.
         up: how models are written on their way up.
-        devices: what each device knows of itself.
-        batch_size: B, samples of an SGD step.
+        trainer: of local training.
         added_up: names of contents that both sides add up (``StrategyParams.added_up``).
-        keeps_state: whether a trainer's state stays on its device from one training to the next.
         attack: what malicious devices do to their updates; None where there are no such devices.
         malicious: which they are.
     """
@@ -66,14 +67,13 @@ class ClientSide:
         learner: Learner,
         up: Wire,
         devices: Devices,
-        batch_size: int,
+        trainer: Trainer,
         added_up: Collection[str] = (),
-        keeps_state: bool = False,
         attack: Attack | None = None,
         malicious: Collection[int] = (),
     ) -> None:
         self._simulation, self._learner, self._up, self.devices = simulation, learner, up, devices
-        self._batch_size, self._added_up, self._keeps_state = batch_size, added_up, keeps_state
+        self._trainer, self._added_up = trainer, added_up
         self._attack, self._malicious = attack, frozenset(malicious)
 
     def connect(self, client: Client[Any]) -> None:
@@ -114,6 +114,8 @@ class ClientSide:
             if context.real is not None:  # the clock stands still until it is done
                 context.instruction.value, context.real = context.real.result(), None
             steps = tuple(self.client.work(device, context.instruction))
+            if self._trainer.stops_early and self._learner.learns:
+                steps = tuple(self._trained_ahead(task, step) if isinstance(step, Train) else step for step in steps)
             if steps:
                 context.computed = True
                 return tuple(map(self._with_time_to_encode, steps)) if self._up.model_s else steps
@@ -154,13 +156,16 @@ class ClientSide:
         update: Ref | None = None
         start: Ref | None = None
         tested: Ref | None = None
-        steps, epochs = 0, iter(task.trained)
+        steps, epochs, ahead = 0, iter(task.trained), iter(task.context.ahead)
         earlier: tuple[Ref, ...] = ()
         for step in task.steps:
             if isinstance(step, Evaluate):
                 batch = None if step.samples is None else (step.samples, task.count)
                 tested = self._learner.best(step.models, task.device, version=task.version, batch=batch)
-            elif isinstance(step, Train) and (finished := next(epochs)):
+            elif isinstance(step, Train):
+                known = next(ahead, None)
+                if not (finished := next(epochs)):
+                    continue
                 start, training = tested if step.training.start == BEST else step.training.start, step.training
                 before = earlier if update is None else (*earlier, update)
                 if type(start) is PreviousResult or type(training.anchor) is PreviousResult:
@@ -169,12 +174,32 @@ class ClientSide:
                     anchor = training.anchor
                 if start is not training.start or anchor is not training.anchor or finished != training.epochs:
                     training = replace(training, start=start, anchor=anchor, epochs=finished)
-                number, earlier = task.round or 0, before
-                memory, name = self.devices.of(task.device).state if self._keeps_state else {}, f"trainer/{len(before)}"
-                how: dict[str, Any] = {"key": task.count, "round": number, "version": task.version, "before": memory.get(name)}
-                memory[name] = update = self._learner.train(training, task.device, **how)
-                steps = training.sgd_steps(task.samples, self._batch_size)
+                known = known if finished == step.training.epochs else None  # else it was cut off
+                earlier, update = before, known or self._train(task, training, len(before), task.version)
+                if self._trainer.state == "kept":
+                    self.devices.of(task.device).state[f"trainer/{len(before)}"] = update
+                steps = training.sgd_steps(task.samples, self._trainer.batch_size)
         return LocalResult(task.samples, task.epochs, steps, update, start, tested, earlier, trained=update)
+
+    def _train(self, task: Task, training: Training, number: int, version: int) -> Ref:
+        """The result of a training of a task, of which so many came before."""
+        before = self.devices.of(task.device).state.get(f"trainer/{number}") if self._trainer.state == "kept" else None
+        how: dict[str, Any] = {"key": task.count, "round": task.round or 0, "version": version, "before": before}
+        return self._learner.train(training, task.device, **how)
+
+    def _trained_ahead(self, task: Task, step: Train) -> Train:
+        """A training that may stop early, computed now: it takes as long as the batches that the trainer took."""
+        training, ahead = step.training, task.context.ahead
+        if not isinstance(training.start, Ref) or isinstance(training.anchor, PreviousResult):
+            raise ScenarioError(
+                f"training.kind is {self._trainer.kind!r}, which may stop early, and the strategy trains from what a device "
+                "finds in the same task; allowed are strategies that train from what they send, or a trainer that takes all "
+                "batches"
+            )
+        update = self._train(task, training, len(ahead), self.devices.population.version.item(task.device))
+        self._learner.compute_now(update)
+        ahead.append(update)
+        return replace(step, training=replace(training, share=update.numbers.get("share", 1.0)))
 
     def _found(self, model: Any, earlier: tuple[Ref, ...]) -> Any:
         """A model that a training starts from or is held to, where it follows from the trainings before."""

@@ -28,12 +28,7 @@ def _memory_bytes() -> int:
 
 
 class Clients:
-    """All devices, by number.
-
-    Args:
-        dispatch: carries messages to and from them.
-        count: their number.
-    """
+    """All devices, by number; ``count`` is how many there are."""
 
     def __init__(self, dispatch: "Dispatch", count: int) -> None:
         self._dispatch = dispatch
@@ -117,7 +112,7 @@ class Clients:
         when = self._dispatch.tasks.next_on(device, on_grid(self._now + delay))
         if when == float("inf"):
             return False
-        self._dispatch.await_return(device, when)
+        self._dispatch.rearm("return", device, when)
         return True
 
     async def look_for_shift(self, device: int) -> None:
@@ -125,7 +120,8 @@ class Clients:
 
         For one that has just got something to compare them with: when they changed it could not tell.
         """
-        await self._dispatch.look_for_shift(device)
+        if self._dispatch.devices.has_changed(device):
+            await self._dispatch.tell_shift(device)
 
     def exists(self, device: Any) -> bool:
         """Whether this is the number of a device."""

@@ -115,7 +115,7 @@ _payload = lru_cache(maxsize=256, typed=True)(Payload)  # most messages are like
 def has_model(contents: Contents) -> bool:
     """Whether contents have a model, or tensors of one."""
     items = (item for value in contents.values() for item in (value if isinstance(value, list | tuple) else (value,)))
-    return any(isinstance(item, Ref | Partial) for item in items)
+    return any(isinstance(item.value if type(item) is Opaque else item, Ref | Partial) for item in items)
 
 
 def received(contents: Contents) -> dict[str, Any]:

@@ -34,15 +34,14 @@ COSTS: Mapping[str, Cost] = {
     "mix": Cost(0.0, 0.35, lambda n, d, m: n * d),
     "products": Cost(0.0, 0.062, lambda n, d, m: n * n * d),
     "distances": Cost(0.0, 0.83, lambda n, d, m: n * d * m),
-    "directions": Cost(0.0, 1.2, lambda n, d, m: n * d * (m + 10)),
     "k-means": Cost(9e-3, 17.0, lambda n, d, m: n * d * m),
     "linkage": Cost(0.25e-3, 20.0, lambda n, d, m: n * n),
     "medoids": Cost(0.25e-3, 1.5, lambda n, d, m: n * n * m),
     "absolute differences": Cost(0.0, 0.3, lambda n, d, m: n**3),
 }
-"""Of n rows of d numbers, and m groups: a linear combination; inner products of all pairs; distances from m rows; m leading
-directions (randomised); ten starts of k-means; agglomerative clustering; k-medoids; MADC of n x n cosines. In processor time of
-one core of a virtual server of 2026, within a factor of 2 (``tests/benchmarks/server.py`` measures them again)."""
+"""Of n rows of d numbers, and m groups: a linear combination; inner products of all pairs; distances from m rows; ten
+starts of k-means; agglomerative clustering; k-medoids; MADC of n x n cosines. In processor time of one core of a virtual server
+of 2026, within a factor of 2 (``tests/benchmarks/server.py`` measures them again)."""
 
 
 def cost_s(what: str, n: int, d: int = 0, m: int = 1) -> float:

@@ -16,7 +16,7 @@ from fedsim.world.network.flow import Direction
 
 if TYPE_CHECKING:
     from fedsim.learning import Learner
-    from fedsim.world.energy.batteries import Batteries
+    from fedsim.world.batteries import Batteries
     from fedsim.world.population import Population
 
 
@@ -137,8 +137,6 @@ class Devices:
     """Knowledge of all devices, each of itself.
 
     Args:
-        population: what each holds now.
-        learner: where models are made.
         label_counts: training samples of each class that a device holds, in a version of its data (None: the present one).
         sizes: of models on their way up.
 

@@ -5,31 +5,19 @@ The server half asks; the world carries the message; the client half says what i
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.errors import SimulationError
 from fedsim.evaluation.evaluator import Evaluator
 from fedsim.federation.client import Client, Instruction
 from fedsim.federation.client_side import ClientSide, TaskContext
 from fedsim.federation.contents import BASE, Contents, Partial, has_model, payloads, received
 from fedsim.federation.costs import ServerSpec, cost_s
-from fedsim.federation.messages import (
-    Arrival,
-    Carried,
-    EdgeLost,
-    Handlers,
-    PeerMessage,
-    Return,
-    ServerMessage,
-    ShiftNotice,
-    Start,
-    TaskEnd,
-    Timer,
-)
+from fedsim.federation.messages import Carried, Handlers, PeerMessage, TaskEnd
 from fedsim.federation.wire import Wire
 from fedsim.learning.refs import Ref
 from fedsim.simulation import Alarm, Simulation, on_grid_after
@@ -41,32 +29,28 @@ if TYPE_CHECKING:
     from fedsim.learning import Learner
     from fedsim.running.drift import Drift
     from fedsim.world.life import TaskRunner
-    from fedsim.world.messages import Edges, Message
+    from fedsim.world.messages import Message, Messages
     from fedsim.world.population import Population
 
 
-_MESSAGES: dict[str, Callable[[int], ServerMessage]] = {"return": Return, "shift": ShiftNotice, "newcomer": Arrival}
-"""Message about a device as soon as it can be reached, by the kind of its alarm."""
-
 _SEEN: dict[Outcome, Outcome] = {"left": "lost", "battery": "lost"}
 """Outcome of a task as the server sees it: a device that vanishes does not say for how long, or why."""
+
+_KEPT = ("_untold", "busy_until", "unnoticed", "_sent", "_kept_at", "_bases_at")
 
 
 class Dispatch:
     """Carries what the two halves of a strategy say to each other.
 
     Args:
-        simulation: the clock.
-        population: the devices.
-        learner: where models are made and measured, or the one for ``learning = "off"``.
-        streams: the run's streams; strategies draw only through ``Server.rng`` and ``Clients.sample``.
+        streams: of the run; strategies draw only through ``Server.rng`` and ``Clients.sample``.
         evaluator: measures aggregations and says when the run is over.
         own: what the server's own computing takes, and how long it waits for a device that has vanished.
-        wires: how models are written on their way down, and up.
-        client_side: computes and answers.
+        wires: ``down`` and ``up``.
 
     Attributes:
         devices: what each device knows of itself.
+        down, up: how models are written on their way down, and up.
         busy_until: when the server has computed what it has begun by now (s); in the past for nothing.
         unnoticed: tasks that are lost, which the server does not know yet, by their numbers.
     """
@@ -90,29 +74,29 @@ class Dispatch:
         self.evaluator = evaluator
         self.drift: Drift | None = None
         self.tasks: TaskRunner
-        self.edges: Edges
+        self.messages: Messages
         self.strategy: Handlers
         self.busy_until = 0.0
         self.unnoticed: dict[int, TaskEnd] = {}
         self._own = own
-        self._down, self._up = wires
+        self.down, self.up = wires
         self._client_side, self.devices = client_side, client_side.devices
         self._timers: dict[str, Alarm] = {}
         self._timer_count = 0
-        self._untold: list[tuple[str, int]] = []  # of _MESSAGES: kind and device, which is switched off
+        self._untold: list[tuple[str, int]] = []  # alarms about devices that are switched off: kind and device
         self._sent: dict[int, tuple[Contents, dict[str, Any]]] = {}  # of messages outside of tasks: what arrives, is kept
         self._kept_at: dict[int, dict[str, Any]] = {}  # by lossy codecs at edge servers, of what was not sent
         self._bases_at: dict[int, bool] = {}  # edge servers that have the model's frozen tensors
 
     def connect(
-        self, tasks: "TaskRunner", edges: "Edges", strategy: "Handlers", client: Client[Any], drift: "Drift | None"
+        self, tasks: "TaskRunner", messages: "Messages", strategy: "Handlers", client: Client[Any], drift: "Drift | None"
     ) -> None:
         """Join the sides that need this to be made."""
-        self.tasks, self.edges = tasks, edges
+        self.tasks, self.messages = tasks, messages
         self.strategy = strategy
         self._client_side.connect(client)
         self.drift = drift
-        wires = {"down": self._down, "up": self._up}
+        wires = {"down": self.down, "up": self.up}
         self.devices.model_s = lambda device, way: (
             tasks.steps.nominal_s(device, way, wires[way].model_bytes) + wires[way].model_s
         )
@@ -131,16 +115,16 @@ class Dispatch:
         at_edge: bool = False,
     ) -> int:
         """See ``Server.ask``; ``number`` is the round's."""
-        parts = payloads(contents, self._down)
+        parts = payloads(contents, self.down)
         brings_base = not self.devices.has_base(device) and has_model(contents)
         if brings_base:
             parts = (Payload(BASE, self.learner.base_bytes), *parts)
         steps: tuple[TaskStep, ...] = (Download(parts),) if parts else ()
-        if parts and self._down.model_s:
-            steps += self._down.work_on(contents, "decode")
-        edge = self.edges.of(device) if at_edge else None
-        if self._down.changes(contents):
-            contents, _ = self._down.through(contents, {}, {})
+        if parts and self.down.model_s:
+            steps += self.down.work_on(contents, "decode")
+        edge = self.messages.edge_of(device) if at_edge else None
+        if self.down.changes(contents):
+            contents, _ = self.down.through(contents, {}, {})
         context = TaskContext(Instruction(job, received(contents), number), brings_base=brings_base)
         task = self.tasks.start(device, steps, number, group, continues=continues, edge=edge, context=context)
         self._client_side.prefetch(device, context)
@@ -148,12 +132,12 @@ class Dispatch:
 
     def carry(self, edge: int, contents: Contents, direction: Direction, number: int | None, start: "Ref | None") -> None:
         """See ``ServerEdges.carry``; ``number`` is the round's. To write and read models takes an edge server no time."""
-        wire = self._down if direction == "down" else self._up
+        wire = self.down if direction == "down" else self.up
         keeping: dict[str, Any] = {}
         parts = payloads(contents, wire)
         if direction == "down" and edge not in self._bases_at and self.learner.base_bytes and has_model(contents):
             parts = (Payload(BASE, self.learner.base_bytes), *parts)
-        message = self.edges.send(edge, direction, parts, number, self.on_message_end)
+        message = self.messages.carry(edge, direction, parts, number, self.on_message_end)
         if wire.changes(contents):
             bases = {} if start is None else {value: start for value in contents.values() if type(value) is type(start)}
             kept = self._kept_at.get(edge, {}) if direction == "up" else {}
@@ -162,39 +146,20 @@ class Dispatch:
 
     def send(self, source: int, destinations: Sequence[int], contents: Contents, number: int | None) -> None:
         """Send contents from a device to others, written once; ``number`` is the round's."""
-        parts = payloads(contents, self._up)
-        if self._up.changes(contents):
-            contents, _ = self._up.through(contents, {}, {})
+        parts = payloads(contents, self.up)
+        if self.up.changes(contents):
+            contents, _ = self.up.through(contents, {}, {})
         for destination in destinations:
-            message = self.edges.messages.send(source, destination, parts, number, self.on_message_end)
+            message = self.messages.send(source, destination, parts, number, self.on_message_end)
             self._sent[message.id] = contents, {}
 
     def written(self, value: Ref | Partial) -> tuple[Ref, float]:
         """A model, or a part of one, as it arrives from a device, and its bytes."""
         contents: Contents = {"part": value}
-        size = sum(part.bytes for part in self.upload_payloads(contents))
-        if self._up.changes(contents):
-            contents, _ = self._up.through(contents, {}, {})
+        size = sum(part.bytes for part in payloads(contents, self.up))
+        if self.up.changes(contents):
+            contents, _ = self.up.through(contents, {}, {})
         return contents["part"], size
-
-    @property
-    def download_bytes(self) -> float:
-        """Bytes of a model on its way down."""
-        return self._down.model_bytes
-
-    @property
-    def upload_bytes(self) -> float:
-        """Bytes of a model on its way up."""
-        return self._up.model_bytes
-
-    def upload_payloads(self, contents: Contents) -> tuple[Payload, ...]:
-        """Contents as they would be on their way up."""
-        return payloads(contents, self._up)
-
-    @property
-    def coding_s(self) -> tuple[float, float]:
-        """Times that a device takes to decode a model that came down, and to encode one that goes up (s)."""
-        return self._down.model_s, self._up.model_s
 
     def compute(self, what: str, n: int, d: int, m: int) -> None:
         """The server begins an operation (``costs``); it does one after the other."""
@@ -202,15 +167,11 @@ class Dispatch:
             seconds = cost_s(what, n, d, m) / self._own.speed
             self.busy_until = on_grid_after(max(self.busy_until, self.simulation.now) + seconds)
 
-    def await_return(self, device: int, when: float) -> None:
-        """Tell the strategy at ``when`` (s) that a device is there."""
-        self.rearm("return", device, when)
-
     def set_timer(self, name: str, when: float) -> float:
         """Set the timer of a name again; returns ``when`` (s, on the grid)."""
         self.cancel_timer(name)
         self._timer_count += 1
-        self._timers[name] = self.simulation.wake(("timer", self._timer_count), when, lambda: self._ring(name))
+        self._timers[name] = self.simulation.wake(("timer", self._timer_count), when, partial(self._ring, name))
         return when
 
     def cancel_timer(self, name: str) -> None:
@@ -221,7 +182,13 @@ class Dispatch:
 
     def _ring(self, name: str) -> None:
         del self._timers[name]
-        self.simulation.post(Timer(name))
+        self.simulation.post(partial(self._on_timer, name))
+
+    async def _on_timer(self, name: str) -> None:
+        if self.busy_until > self.simulation.now:
+            self.set_timer(name, self.busy_until)
+        else:
+            await self.strategy.on_timer(name)
 
     # From the world to the server half.
 
@@ -232,7 +199,7 @@ class Dispatch:
         seen = _SEEN.get(outcome, outcome)
         end = TaskEnd(task.id, task.device, task.round, task.group, instruction.job, seen, instruction.contents, contents)
         if seen != "lost" or not self._own.patience:
-            self.simulation.post(end)
+            self.simulation.post(partial(self.strategy.on_task_end, end))
             return
         self.unnoticed[task.id] = end
         now = self.simulation.now
@@ -243,7 +210,7 @@ class Dispatch:
         """The server gives a lost task up: it has waited long enough, needs it no more, or the device is there again."""
         end = self.unnoticed.pop(task, None)
         if end is not None:
-            self.simulation.post(end)
+            self.simulation.post(partial(self.strategy.on_task_end, end))
 
     def end(self, task: int, cause: Cause) -> None:
         """See ``Server.end``; a task that was lost without the server noticing stays recorded as lost."""
@@ -270,19 +237,21 @@ class Dispatch:
         if (up := message.destination == SERVER) or message.source == SERVER:
             edge = (message.source if up else message.destination) - len(self.population.speed)
         else:
-            self.simulation.post(PeerMessage(message.source, message.destination, outcome, arrived))
+            ended = PeerMessage(message.source, message.destination, outcome, arrived)
+            self.simulation.post(partial(self.strategy.on_peer_message, ended))
             return
         if outcome == "done" and keeping and up:
             self._kept_at[edge] = dict(keeping)
         if outcome == "done" and not up and has_model(contents):
             self._bases_at[edge] = True
-        self.simulation.post(Carried(edge, "up" if up else "down", message.round, outcome, arrived))
+        carried = Carried(edge, "up" if up else "down", message.round, outcome, arrived)
+        self.simulation.post(partial(self.strategy.on_carried, carried))
 
     def on_edge_lost(self, edge: int) -> None:
         """The world says that an edge server is lost."""
         self._kept_at.pop(edge, None)
         self._bases_at.pop(edge, None)
-        self.simulation.post(EdgeLost(edge))
+        self.simulation.post(partial(self.strategy.on_edge_lost, edge))
 
     def on_arrival(self, device: int) -> None:
         """The world says that a newcomer can be reached."""
@@ -304,7 +273,8 @@ class Dispatch:
         if device in self.tasks.off:
             self._untold.append((kind, device))
         elif self.tasks.batteries is None or (when := self.tasks.next_on(device, self.simulation.now)) <= self.simulation.now:
-            self.simulation.post(_MESSAGES[kind](device))
+            handlers = {"return": self.strategy.on_return, "newcomer": self.strategy.on_arrival, "shift": self.tell_shift}
+            self.simulation.post(partial(handlers[kind], device))
         elif when < float("inf"):
             self.rearm(kind, device, when)
 
@@ -316,78 +286,40 @@ class Dispatch:
         elif when < float("inf"):
             self.rearm("shift", device, when)
 
-    async def look_for_shift(self, device: int) -> None:
-        """See ``Server.look_for_shift``."""
-        if self.devices.has_changed(device):
-            await self._shift(device)
-
-    async def _shift(self, device: int) -> None:
+    async def tell_shift(self, device: int) -> None:
+        """Let a device whose data have changed say what it has to say of that."""
         told = self._client_side.client.on_shift(self.devices.of(device))
         if told is not None:
             await self.strategy.on_shift(device, received(told))
 
-    async def handle(self, message: ServerMessage) -> None:
-        """Give a message to the strategy."""
-        match message:
-            case TaskEnd():
-                await self.strategy.on_task_end(message)
-            case Timer(name) if self.busy_until > self.simulation.now:
-                self.set_timer(name, self.busy_until)
-            case Carried():
-                await self.strategy.on_carried(message)
-            case PeerMessage():
-                await self.strategy.on_peer_message(message)
-            case EdgeLost(edge):
-                await self.strategy.on_edge_lost(edge)
-            case Timer(name):
-                await self.strategy.on_timer(name)
-            case Return(device):
-                await self.strategy.on_return(device)
-            case Arrival(device):
-                await self.strategy.on_arrival(device)
-            case ShiftNotice(device):
-                await self._shift(device)
-            case Start():
-                self._client_side.tell_attack()
-                await self.strategy.on_start()
-            case _:
-                raise SimulationError(f"the server cannot handle a {type(message).__name__}")
+    async def start(self) -> None:
+        """The run begins."""
+        self._client_side.tell_attack()
+        await self.strategy.on_start()
 
     # Snapshots, between two instants.
 
     def snapshot(self) -> dict[str, Any]:
         """All that must be remembered beside the alarms; ``restore`` takes it back."""
         timers = {wakeup.name[1]: name for name, wakeup in self._timers.items()}
-        return {
-            "timers": timers,
-            "count": self._timer_count,
-            "devices": self.devices.snapshot(),
-            "untold": self._untold,
-            "busy_until": self.busy_until,
-            "unnoticed": self.unnoticed,
-            "sent": self._sent,
-            "kept_at": self._kept_at,
-            "bases_at": self._bases_at,
-        }
+        kept = {name.lstrip("_"): getattr(self, name) for name in _KEPT}
+        return kept | {"timers": timers, "count": self._timer_count, "devices": self.devices.snapshot()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up what ``snapshot`` gave. Alarms follow by ``rearm``."""
-        self._timer_names: dict[int, str] = dict(state["timers"])
+        self._timers, self._timer_names = {}, dict[int, str](state["timers"])
         self._timer_count = state["count"]
         self.devices.restore(state["devices"])
-        self._timers = {}
-        self._untold = state["untold"]
-        self.busy_until, self.unnoticed = state["busy_until"], state["unnoticed"]
-        self._sent, self._kept_at, self._bases_at = state["sent"], state["kept_at"], state["bases_at"]
+        vars(self).update({name: state[name.lstrip("_")] for name in _KEPT})
         for number in self._sent:
-            self.edges.messages.under_way[number].on_end = self.on_message_end
+            self.messages.under_way[number].on_end = self.on_message_end
 
     def rearm(self, kind: str, number: int, when: float) -> None:
-        """Set an alarm: a ``timer`` of the snapshot, the ``notice`` of a lost task, or one of ``_MESSAGES`` about a device."""
+        """Set an alarm: a ``timer`` of the snapshot, the ``notice`` of a lost task, or one that tells of a device."""
         if kind == "notice":
-            self.simulation.wake((kind, number), when, lambda: self._notice(number))
+            self.simulation.wake((kind, number), when, partial(self._notice, number))
         elif kind == "timer":
             name = self._timer_names[number]
-            self._timers[name] = self.simulation.wake((kind, number), when, lambda: self._ring(name))
+            self._timers[name] = self.simulation.wake((kind, number), when, partial(self._ring, name))
         else:
-            self.simulation.wake((kind, number), when, lambda: self._tell(kind, number))
+            self.simulation.wake((kind, number), when, partial(self._tell, kind, number))

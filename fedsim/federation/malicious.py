@@ -4,22 +4,19 @@ An attack on an update is a pure function of the update and of the model from wh
 before it answers. No half of a strategy knows of it: the client half answers with the attacked update as if it were its own.
 """
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from fedsim.errors import ScenarioError
-from fedsim.federation.codecs import Arithmetic
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
+from fedsim.learning import Learner, Ref
 from fedsim.learning.functions import pure, weighted_sum
-from fedsim.learning.refs import Ref
 from fedsim.streams import Streams
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _HERE = "fedsim.federation.malicious"
 ATTACKS = Registry(
@@ -43,7 +40,7 @@ class Attack(Spec):
 
     kind: str
 
-    def update(self, arithmetic: Arithmetic, update: Ref, start: Ref, stream: "Sequence[Any]") -> Ref:
+    def update(self, arithmetic: Learner, update: Ref, start: Ref, stream: Sequence[Any]) -> Ref:
         """The update that a malicious device sends.
 
         Args:
@@ -65,10 +62,13 @@ class LabelFlip(Attack):
 
 
 class _Along(Attack):
+    """start + sign x factor (update - start)."""
+
+    sign: ClassVar[float] = 1.0
     factor: float = Field(gt=0.0, le=1e6)
 
-    def along(self, arithmetic: Arithmetic, update: Ref, start: Ref, factor: float) -> Ref:
-        """start + factor (update - start)."""
+    def update(self, arithmetic: Learner, update: Ref, start: Ref, stream: Sequence[Any]) -> Ref:
+        factor = self.sign * self.factor
         return arithmetic.apply(weighted_sum, [start, update], coefficients=[1.0 - factor, factor])
 
 
@@ -79,11 +79,9 @@ class SignFlip(_Along):
         factor: how far it goes the other way.
     """
 
+    sign = -1.0
     kind: Literal["sign-flip"] = "sign-flip"
     factor: float = Field(default=1.0, gt=0.0, le=1e6)
-
-    def update(self, arithmetic: Arithmetic, update: Ref, start: Ref, stream: "Sequence[Any]") -> Ref:
-        return self.along(arithmetic, update, start, -self.factor)
 
 
 class Scaled(_Along):
@@ -95,9 +93,6 @@ class Scaled(_Along):
 
     kind: Literal["scaled"] = "scaled"
     factor: float = Field(default=10.0, gt=0.0, le=1e6)
-
-    def update(self, arithmetic: Arithmetic, update: Ref, start: Ref, stream: "Sequence[Any]") -> Ref:
-        return self.along(arithmetic, update, start, self.factor)
 
 
 @pure
@@ -116,7 +111,7 @@ class Gaussian(Attack):
     kind: Literal["gaussian"] = "gaussian"
     deviation: float = Field(default=1.0, gt=0.0, le=1e6)
 
-    def update(self, arithmetic: Arithmetic, update: Ref, start: Ref, stream: "Sequence[Any]") -> Ref:
+    def update(self, arithmetic: Learner, update: Ref, start: Ref, stream: Sequence[Any]) -> Ref:
         return arithmetic.apply(noise_around, [start], deviation=self.deviation, stream=tuple(stream))
 
 

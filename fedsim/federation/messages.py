@@ -70,48 +70,6 @@ class PeerMessage(_WithContents):
     contents: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class EdgeLost:
-    """An edge server is lost, with all that it held."""
-
-    edge: int
-
-
-@dataclass(frozen=True, slots=True)
-class Timer:
-    """A timer of the strategy's has gone off."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Return:
-    """A device that was waited for can be reached again."""
-
-    device: int
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """A newcomer can be reached for the first time."""
-
-    device: int
-
-
-@dataclass(frozen=True, slots=True)
-class ShiftNotice:
-    """The data of a device have changed, and it can be reached."""
-
-    device: int
-
-
-class Start:
-    """The run begins."""
-
-
-ServerMessage = TaskEnd | Carried | PeerMessage | EdgeLost | Timer | Return | Arrival | ShiftNotice | Start
-
-
 class Handlers(Protocol):
     """Handlers that the server calls; ``strategies.base.Strategy`` says when."""
 

@@ -17,12 +17,7 @@ if TYPE_CHECKING:
 
 
 class ServerModels:
-    """Arithmetic with models, and their values. What is named is computed when a value is asked for.
-
-    Args:
-        dispatch: knows the learner, the evaluator and what the server's own computing takes.
-        parameters: numbers of a model, d.
-    """
+    """Arithmetic with models, and their values. What is named is computed when a value is asked for."""
 
     def __init__(self, dispatch: "Dispatch", parameters: int) -> None:
         self._dispatch = dispatch

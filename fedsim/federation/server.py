@@ -14,11 +14,12 @@ from fedsim.errors import SimulationError
 from fedsim.evaluation.evaluator import NOT_MEASURED, Measured, ModelAssignment
 from fedsim.federation.client import RunInfo
 from fedsim.federation.clients import Clients
-from fedsim.federation.contents import Contents
-from fedsim.federation.edges import ServerEdges
+from fedsim.federation.contents import Contents, payloads
 from fedsim.federation.models import ServerModels
 from fedsim.federation.peer import Peer
+from fedsim.learning.refs import Ref
 from fedsim.simulation import on_grid
+from fedsim.world.network.flow import Direction
 from fedsim.world.task import Cause
 
 if TYPE_CHECKING:
@@ -27,15 +28,47 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class ServerEdges:
+    """The edge servers of a network, by number from 0."""
+
+    def __init__(self, dispatch: "Dispatch") -> None:
+        self._dispatch = dispatch
+
+    @property
+    def count(self) -> int:
+        """Their number; 0 where the network has none."""
+        return self._dispatch.messages.edges
+
+    def of(self, device: int) -> int:
+        """The edge server of a device."""
+        return self._dispatch.messages.edge_of(device)
+
+    def has(self, edge: int) -> bool:
+        """Whether an edge server is there; one that is lost (``on_edge_lost``) is not."""
+        return edge not in self._dispatch.messages.lost
+
+    def carry(
+        self,
+        edge: int,
+        contents: Contents,
+        direction: Direction,
+        *,
+        round: int | None = None,  # noqa: A002
+        start: Ref | None = None,
+    ) -> None:
+        """Send contents from the server ``down`` to an edge server, or ``up`` from it; one message at a time each way.
+
+        ``on_carried`` tells how that ended, once. ``start``: the model from which those in contents were trained, which both
+        have: a codec that encodes changes needs it.
+        """
+        self._dispatch.carry(edge, contents, direction, round, start)
+
+
 class Server:
     """All that the server half of a strategy can see and do.
 
-    Args:
-        dispatch: carries what it says.
-        setting: facts that both halves know.
-
     Attributes:
-        setting: as given.
+        setting: facts that both halves know.
         devices: number of devices.
         clients: the devices: which of them can be asked.
         models: arithmetic with models, and their values.
@@ -139,7 +172,7 @@ class Server:
 
     def exchange(self, contents: Contents, sender: str, receiver: str) -> None:
         """Record that contents went from one part of the server's side to another, on no device's link and at once."""
-        for part in self._dispatch.upload_payloads(contents):
+        for part in payloads(contents, self._dispatch.up):
             self.emit("server-transfer", purpose=part.purpose, bytes=float(part.bytes), sender=sender, receiver=receiver)
 
     def begin_round(self, number: int) -> None:

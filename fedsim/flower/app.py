@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import ScenarioError, SimulationError, nearest, shown
-from fedsim.files import read_toml
+from fedsim.files import flat, read_toml
 from fedsim.flower.turns import place_in
 
 Value = bool | int | float | str
@@ -68,7 +68,7 @@ def read_app(place: str, run_config: Mapping[str, Any]) -> App:
         module = components[name].partition(":")[0].replace(".", "/")
         if not any((folder / f"{module}{end}").is_file() for end in (".py", "/__init__.py")):
             raise ScenarioError(f"strategy.app: {name} is {components[name]!r}, but there is no file {module}.py in {place!r}")
-    config, changes = _flat(written.get("config", {})), _flat(run_config)
+    config, changes = flat(written.get("config", {})), flat(run_config)
     for key, value in changes.items():
         if key not in config:
             known = f"{', '.join(config) or 'none'}{nearest(key, config)}"
@@ -76,10 +76,3 @@ def read_app(place: str, run_config: Mapping[str, Any]) -> App:
         if not isinstance(value, Value):
             raise ScenarioError(f"strategy.run_config.{key} is {shown(value)}; allowed are numbers, texts, true and false")
     return App(folder, components["serverapp"], components["clientapp"], config | changes)
-
-
-def _flat(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        found |= _flat(value, f"{before}{key}.") if isinstance(value, Mapping) else {f"{before}{key}": value}
-    return found

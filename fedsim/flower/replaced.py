@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import partial, wraps
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import flwr.compat.common.recorddict_compat as compat
 from flwr.app import Message
@@ -37,17 +37,6 @@ from fedsim.flower.turns import is_within
 EPOCH_S = 1_577_836_800.0  # of simulated time 0 on the app's clock: 2020-01-01
 
 
-class ServerSide(Protocol):
-    """The ServerApp of a thread, as ``server_side.Session`` implements it."""
-
-    folder: Path  # of the app's own code
-    clock: Callable[[], float]  # simulated (s)
-    sleep: Callable[[float], None]  # simulated (s)
-    note_model: Callable[[Any], None]
-    note_algorithm: Callable[[Any], None]
-    note_figures: Callable[[int, dict[str, Any]], None]
-
-
 class Sleeper:
     """A ClientApp at work, and how long its code has slept (s): its clocks go on by that at once."""
 
@@ -56,7 +45,7 @@ class Sleeper:
 
 
 class _Here(threading.local):
-    side: ServerSide | None = None  # this thread is a simulated ServerApp's
+    side: Any = None  # the ``server_side.Session`` whose ServerApp this thread is
     sleeper: Sleeper | None = None  # this thread is a ClientApp's
     now_s: float | None = None  # at which Flower's own clock, of messages alone, stands
     reply: Any = None  # of the ClientApp's function, before mods may hide what it says
@@ -76,7 +65,7 @@ def where(**state: Any) -> Iterator[None]:
             vars(here).pop(name, None)
 
 
-def _side_of_caller() -> ServerSide | Sleeper | None:
+def _side_of_caller() -> Any:
     """The simulated ServerApp, or the ClientApp, where the caller of the caller knows Flower."""
     side = here.side or here.sleeper
     if side is None:
@@ -195,7 +184,7 @@ def _noted(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return call
 
 
-def _start(real: Any, side: ServerSide, self: Any, grid: Any, initial_arrays: Any, *args: Any, **named: Any) -> Any:
+def _start(real: Any, side: Any, self: Any, grid: Any, initial_arrays: Any, *args: Any, **named: Any) -> Any:
     at = 4  # its place among ``args``: after num_rounds, timeout, train_config and evaluate_config
     given = named.pop("evaluate_fn", None) if len(args) <= at else args[at]
     side.note_algorithm(self)
@@ -217,7 +206,7 @@ def _start(real: Any, side: ServerSide, self: Any, grid: Any, initial_arrays: An
 # The legacy ServerApp waits in threads: one that follows which nodes there are, and one for each client.
 
 
-def _follow_nodes(real: Any, side: ServerSide, grid: Any, manager: Any) -> tuple[threading.Thread, Any, Any]:
+def _follow_nodes(real: Any, side: Any, grid: Any, manager: Any) -> tuple[threading.Thread, Any, Any]:
     """The nodes are looked up whenever somebody asks the client manager, instead of every 5 s in a thread."""
     known: dict[int, Any] = {}
 
@@ -246,7 +235,7 @@ def _follow_nodes(real: Any, side: ServerSide, grid: Any, manager: Any) -> tuple
     return thread, done, done
 
 
-def _wait_for(real: Any, side: ServerSide, self: Any, num_clients: int, timeout: float = 86_400) -> bool:
+def _wait_for(real: Any, side: Any, self: Any, num_clients: int, timeout: float = 86_400) -> bool:
     end = side.clock() + timeout
     while len(self.clients) < num_clients and side.clock() < end:
         side.sleep(1.0)
@@ -254,12 +243,12 @@ def _wait_for(real: Any, side: ServerSide, self: Any, num_clients: int, timeout:
     return len(self.clients) >= num_clients
 
 
-def _fit_clients(real: Any, side: ServerSide, *asked: Any, **named: Any) -> tuple[list[Any], list[Any]]:
+def _fit_clients(real: Any, side: Any, *asked: Any, **named: Any) -> tuple[list[Any], list[Any]]:
     read = partial(compat.recorddict_to_fitres, keep_input=False)
     return _ask_all(real, MessageType.TRAIN, compat.fitins_to_recorddict, read, *asked, **named)
 
 
-def _evaluate_clients(real: Any, side: ServerSide, *asked: Any, **named: Any) -> tuple[list[Any], list[Any]]:
+def _evaluate_clients(real: Any, side: Any, *asked: Any, **named: Any) -> tuple[list[Any], list[Any]]:
     read = compat.recorddict_to_evaluateres
     return _ask_all(real, MessageType.EVALUATE, compat.evaluateins_to_recorddict, read, *asked, **named)
 
@@ -287,7 +276,7 @@ def _ask_all(
     return results, failures
 
 
-def _run_fl(real: Any, side: ServerSide, server: Any, config: Any) -> Any:
+def _run_fl(real: Any, side: Any, server: Any, config: Any) -> Any:
     side.note_algorithm(server.strategy)
     history = real(server=server, config=config)
     if server.parameters.tensors:
@@ -295,12 +284,12 @@ def _run_fl(real: Any, side: ServerSide, server: Any, config: Any) -> Any:
     return history
 
 
-def _note_state(real: Any, side: ServerSide, grid: Any, context: Any) -> None:
+def _note_state(real: Any, side: Any, grid: Any, context: Any) -> None:
     side.note_algorithm(context.strategy)
     side.note_model(context.state.array_records[MAIN_PARAMS_RECORD])
     real(grid, context)
 
 
-def _note_history(real: Any, side: ServerSide, self: Any, server_round: int, **measured: Any) -> None:
+def _note_history(real: Any, side: Any, self: Any, server_round: int, **measured: Any) -> None:
     side.note_figures(server_round, dict(measured.get("metrics", measured)))
     real(self, server_round, **measured)

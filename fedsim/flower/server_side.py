@@ -150,7 +150,7 @@ class Session(Grid):  # type: ignore[misc]
         self._half.loaded(grid=self, context=context)
         self.rounds.end()
 
-    # As ``replaced.ServerSide``.
+    # As ``replaced`` calls it in the ServerApp's thread.
 
     def clock(self) -> float:
         """The simulated time (s)."""

@@ -1,17 +1,20 @@
 """``fedsim bench``: strategies in six frozen worlds, and their places on the kept board.
 
 The worlds are the shipped scenarios ``worlds/...``, the strategies of the board the variants of the shipped study ``bench``. A
-line of the board names the world by the digest of its file, so that figures of another world are never compared.
+line of the board names the world by the digest of its file, so that figures of another world are never compared. Digests of
+what is drawn from these files, seed by seed, stand beside the board: a machine or version on which a world differs is told so.
 """
 
 import csv
 import hashlib
 import io
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 
+import numpy as np
 from pydantic import TypeAdapter
 
 from fedsim.errors import DataError, ScenarioError
@@ -22,14 +25,25 @@ from fedsim.lab.compare.paired import Estimate, mean_of
 from fedsim.lab.compare.table import Cell, ComparedTable
 from fedsim.lab.study.conduct import run_study
 from fedsim.language.units import show_bytes, show_joules, show_seconds
-from fedsim.records.folder import write_text
+from fedsim.records.folder import AVAILABILITY, DEVICES, EVENTS, write_text
+from fedsim.scenario import load
 from fedsim.shipped import shipped
+from fedsim.streams import Streams
 from fedsim.tables import read_change
 from fedsim.version import __version__
+
+TableKey = tuple[str, int, str]
+"""A world, a seed, and the name of a table."""
 
 BOARD = Path(__file__).parents[1] / "scenarios" / "worlds" / "board.csv"
 ALL = "all"
 _STUDY = "bench"
+_TABLES = "tables.csv"  # beside a board
+_DRAWN = ("device", "speed", "link_down", "link_up", "latency", "samples", "test_samples", "arrival", "departure")
+_HAPPENED = ("time", "kind", "device", "round", "group", "task", "step", "outcome")  # without ``data``: it states losses
+_DIGITS = "%.12g"  # logarithms differ in the last bits between processors
+_MOST_NAMED = 6
+_SEEN_S = 60.0  # of availability: runs differ in length
 
 
 @dataclass(frozen=True)
@@ -149,7 +163,55 @@ def _version() -> str:
 
 def digest_of(world: str) -> str:
     """The first 12 digits of the SHA-256 of a world's file."""
-    return hashlib.sha256(shipped()[f"worlds/{world}"].read_bytes()).hexdigest()[:12]
+    return _digest(shipped()[f"worlds/{world}"].read_bytes())
+
+
+def tables_of(out: Path) -> dict[TableKey, str]:
+    """Digests of what the worlds of a study ``bench`` in ``out`` consist of, and of each strategy's events in them.
+
+    A world's tables are its devices and links as they were drawn, availability in the first minute, and each device's data. All
+    are the same on any processor: events count without figures of models, and numbers without their last digits.
+    """
+    found: dict[TableKey, str] = {}
+    for line in read_lines([out]).lines:
+        world = str(dict(line.point)["part"])
+        for run in line.runs:
+            seed = int(run.summary["seed"])
+            tables = {"devices": run.table(DEVICES).select(_DRAWN).to_pandas()}
+            tables[f"events of {line.name}"] = run.table(EVENTS).select(_HAPPENED).to_pandas()
+            if run.summary["simulated_s"] >= _SEEN_S:
+                phases = run.table(AVAILABILITY).to_pandas().sort_values(["device", "time"])
+                tables["availability"] = phases[phases["time"] <= _SEEN_S]
+            texts = {name: table.to_csv(index=False, float_format=_DIGITS) for name, table in tables.items()}
+            found |= {(world, seed, name): _digest(text.encode()) for name, text in texts.items()}
+            found[world, seed, "data"] = _digest_of_data(world, seed)
+    return found
+
+
+@cache
+def _digest_of_data(world: str, seed: int) -> str:
+    scenario = load(shipped()[f"worlds/{world}"])
+    data = scenario.data.build(scenario.population.devices, Streams(seed))
+    parts = [array for shard in data.shards for samples in (data.train_samples, data.test_samples) for array in samples(shard)]
+    return _digest(b"".join(np.ascontiguousarray(array).tobytes() for array in parts))
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:12]
+
+
+def changed_tables(found: Mapping[TableKey, str], board: Path = BOARD) -> list[str]:
+    """The tables that differ from those kept beside a board; a table of which none is kept does not."""
+    kept = _kept_tables(board)
+    return [f"{' seed '.join(map(str, key[:2]))}: {key[2]}" for key, own in found.items() if kept.get(key, own) != own]
+
+
+def _kept_tables(board: Path) -> dict[TableKey, str]:
+    path = board.with_name(_TABLES)
+    if not path.exists():
+        return {}
+    with path.open(newline="", encoding="utf-8") as file:
+        return {(row["world"], int(row["seed"]), row["table"]): row["sha256"] for row in csv.DictReader(file)}
 
 
 def read_board(path: Path = BOARD) -> list[BoardLine]:
@@ -169,8 +231,15 @@ def read_board(path: Path = BOARD) -> list[BoardLine]:
     return [line for line in lines if f"worlds/{line.world}" in shipped() and line.file == digest_of(line.world)]
 
 
-def keep(lines: Sequence[BoardLine], path: Path) -> None:
-    """Put lines on the board in a file, in the place of those of the same strategy and world."""
+def keep(lines: Sequence[BoardLine], path: Path, tables: Mapping[TableKey, str]) -> None:
+    """Put lines on the board in a file, in the place of those of the same strategy and world, and digests beside it.
+
+    Raises:
+        DataError: the digests of some ``tables`` are others there.
+    """
+    if changed := changed_tables(tables, path):
+        raise DataError(f"nothing is kept in {str(path)!r}, whose worlds are others: {'; '.join(changed[:_MOST_NAMED])}")
+    path.parent.mkdir(parents=True, exist_ok=True)
     there = {(line.strategy, line.world): line for line in read_board(path)}
     board = there | {(line.strategy, line.world): line for line in lines}
     text = io.StringIO(newline="")
@@ -179,6 +248,9 @@ def keep(lines: Sequence[BoardLine], path: Path) -> None:
     for _, line in sorted(board.items()):
         table.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in asdict(line).items()})
     write_text(path, text.getvalue())
+    known = sorted((_kept_tables(path) | dict(tables)).items())
+    rows = [f"{world},{seed},{name},{digest}" for (world, seed, name), digest in known]
+    write_text(path.with_name(_TABLES), "\n".join(["world,seed,table,sha256", *rows, ""]))
 
 
 def places(lines: Sequence[BoardLine]) -> dict[tuple[str, str], int]:

@@ -7,6 +7,9 @@ from pydantic import Field, model_validator
 from fedsim.language.spec import Spec
 from fedsim.language.units import EXACT_S, Seconds, show_seconds
 
+MORE_IS_BETTER = {"perplexity": False, "mse": False, "rmse": False, "f1": True, "auc": True}
+"""fedsim's own metrics of tests besides accuracy, and of each whether the most is the best."""
+
 
 class StopSpec(Spec):
     """``[stop]``: the end of a run, at the first condition that is met.

@@ -166,8 +166,8 @@ def show_bytes(value: float) -> str:
 
 
 def show_joules(value: float) -> str:
-    """An energy for people: ``"3.6 kJ"``; from a million joules on as it is metered, ``"1.2 kWh"``."""
-    for unit, factor, least in (("MWh", 3.6e9, 3.6e9), ("kWh", 3.6e6, 1e6), ("kJ", 1e3, 1e3)):
-        if abs(value) >= least:
-            return f"{value / factor:.3g} {unit}"
+    """An energy for people: ``"3.6 kJ"``; from a kilowatt-hour on as it is metered, ``"1.2 kWh"``."""
+    for unit, factor in (("MWh", 3.6e9), ("kWh", 3.6e6), ("kJ", 1e3)):
+        if abs(value) >= factor:
+            return f"{float(f'{value / factor:.3g}'):,g} {unit}"
     return f"{value:.3g} J"

@@ -19,7 +19,6 @@ from fedsim.learning.solvers.base import (
     Solver,
     batch_width,
     compute_with_one_thread,
-    sgd_steps,
     shuffled,
 )
 from fedsim.learning.spec import Trainer
@@ -70,8 +69,7 @@ class TrainingJob:
     @property
     def steps(self) -> int:
         """SGD steps that it takes."""
-        training = self.recipe.training
-        return sgd_steps(self.count, self.batch_size, training.epochs, training.steps)
+        return self.recipe.training.sgd_steps(self.count, self.batch_size)
 
 
 class TrainingRunner:

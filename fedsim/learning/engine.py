@@ -79,7 +79,7 @@ class Learning(Learner):
         shape, classes = data.pool.shape, data.pool.outputs or data.pool.classes
         self._objective = objective
         super().__init__(model, shape, classes)
-        self._simulation = simulation
+        self._simulation, self._may_wait = simulation, True
         self._model, self._training, self._streams = model, training, streams
         self._samples_are, self._root = (shape, classes), root
         self._architecture = model.architecture(shape, classes) if isinstance(model, Layered) else None
@@ -102,7 +102,7 @@ class Learning(Learner):
         self._chooser = Chooser(self._solver, training, samples, streams)
         self._tests = TestSets(data, samples, device)
         for thing in (samples, self._solver, self._trainer, self._chooser):
-            simulation.place(thing)
+            simulation.executor.place(thing)
 
     def given(self, weights: NDArray[np.floating]) -> Ref:
         ref = super().given(weights)
@@ -122,6 +122,13 @@ class Learning(Learner):
     async def values(self, refs: Sequence[Ref]) -> list[NDArray[np.float32]]:
         await self._compute(refs)
         return [_known(ref) for ref in refs]
+
+    def compute_now(self, ref: Ref) -> None:
+        self._may_wait = False
+        try:
+            self._compute([ref]).send(None)
+        except StopIteration:
+            self._may_wait = True
 
     async def losses(self, tested: Sequence[Ref]) -> list[NDArray[np.float64]]:
         await self._compute(tested)
@@ -260,7 +267,7 @@ class Learning(Learner):
     async def _joined(self, function: Callable[..., Any], requests: Iterable[tuple[Any, ...]]) -> list[Any]:
         """The result of each request to the workers; all are under way before the first is awaited."""
         futures = [self._simulation.submit(function, *request) for request in requests]
-        return [await self._simulation.join(future) for future in futures]
+        return [await self._simulation.join(future) if self._may_wait else future.result() for future in futures]
 
     def _combine(self, ref: Ref) -> None:
         recipe = ref.recipe

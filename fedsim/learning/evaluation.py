@@ -48,10 +48,8 @@ class Evaluation:
     def row(self, at: int) -> "Evaluation":
         """One entry by itself."""
         row = slice(at, at + 1)
-        correct, facts = (
-            None if self.correct is None else self.correct[row],
-            {name: own[row] for name, own in self.facts.items()},
-        )
+        correct = None if self.correct is None else self.correct[row]
+        facts = {name: own[row] for name, own in self.facts.items()}
         return Evaluation(self.devices[row], correct, self.count[row], self.loss_sum[row], facts=facts)
 
     def __getitem__(self, model: str) -> "Evaluation":

@@ -144,6 +144,9 @@ class Learner:
             f'the strategy looks at the weights of {refs[0].name}, but learning = "off" has none; set learning = "on"'
         )
 
+    def compute_now(self, ref: Ref) -> None:
+        """Compute a model at once, where nobody can wait for other workers; without learning, nothing."""
+
     async def losses(self, tested: Sequence[Ref]) -> list[NDArray[np.float64]] | None:
         """The objectives of the models that each choice (``best``) was made from, float64 [models] each, read-only."""
         return None

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fedsim.errors import ScenarioError
 from fedsim.language.imports import at
+from fedsim.language.stop import MORE_IS_BETTER
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,6 +46,11 @@ class EvaluationMetric:
 
 def _mean(facts: SampleNumbers) -> float:
     return float(facts.mean())
+
+
+def reported_metric(name: str, more_is_better: bool) -> EvaluationMetric:
+    """A number that trainers report, of which a round has the mean over its updates; tests do not know it."""
+    return EvaluationMetric(name, (), lambda outputs, targets: outputs[:0], _mean, more_is_better)
 
 
 def _entropies(outputs: "Tensor", targets: "Tensor") -> "Tensor":
@@ -97,11 +103,11 @@ def _auc(facts: SampleNumbers) -> float:
 
 _TOKENS, _NUMBERS, _LABELLED = ("next-token", "masked-token"), ("regression",), ("classification", "multi-label")
 METRICS = {
-    "perplexity": EvaluationMetric("perplexity", _TOKENS, _entropies, _perplexity),
-    "mse": EvaluationMetric("mse", _NUMBERS, _squares, _mean),
-    "rmse": EvaluationMetric("rmse", _NUMBERS, _squares, lambda facts: float(np.sqrt(facts.mean()))),
-    "f1": EvaluationMetric("f1", _LABELLED, _labels, _f1, more_is_better=True),
-    "auc": EvaluationMetric("auc", _LABELLED, _labels, _auc, more_is_better=True),
+    "perplexity": EvaluationMetric("perplexity", _TOKENS, _entropies, _perplexity, MORE_IS_BETTER["perplexity"]),
+    "mse": EvaluationMetric("mse", _NUMBERS, _squares, _mean, MORE_IS_BETTER["mse"]),
+    "rmse": EvaluationMetric("rmse", _NUMBERS, _squares, lambda facts: float(np.sqrt(facts.mean())), MORE_IS_BETTER["rmse"]),
+    "f1": EvaluationMetric("f1", _LABELLED, _labels, _f1, MORE_IS_BETTER["f1"]),
+    "auc": EvaluationMetric("auc", _LABELLED, _labels, _auc, MORE_IS_BETTER["auc"]),
 }
 """``perplexity``: e to the mean cross-entropy of all tokens. ``mse``, ``rmse``: the mean squared error and its root. ``f1``,
 ``auc``: means over labels (of classes each against the rest), of F1 over those that are true or answered somewhere, of the area

@@ -97,7 +97,8 @@ class PartedModel(Model):
                 f"strategy.sizes has a rank of {size:g}, and model.lora.rank is {self.lora.rank}; allowed are whole numbers up "
                 "to that"
             )
-        return self.model_copy(update={"lora": self.lora.model_copy(update={"rank": int(size)})})
+        narrow = {"lora": self.lora.model_copy(update={"rank": int(size)})}
+        return self.model_copy(update=narrow | ({"train": None} if by == "adapters" else {}))
 
     @abstractmethod
     def trained(self, shape: Shape, classes: int) -> list[Tensor]:

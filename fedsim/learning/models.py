@@ -87,7 +87,7 @@ class Layered(TorchModel):
     width: float = Field(default=1.0, gt=0.0, le=1.0)
 
     def cut(self, by: CutBy, size: float) -> Self:
-        if by == "rank":
+        if by != "width":
             return super().cut(by, size)
         if self.has_frozen or size > self.width:
             raise ScenarioError(

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from fedsim.language.registry import Registry, with_any_kind
 from fedsim.language.spec import Spec
+from fedsim.language.units import PositiveSeconds
 from fedsim.training import Penalised
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Trainer(Spec):
         device: where the arithmetic is done: ``cpu``, ``cuda`` or ``cuda:N``; checked when learning starts.
         state: ``fresh``: a trainer remembers nothing; ``kept``: its state (an optimiser's moments) stays on the device between
             two trainings, and is never sent.
+        real_limit: real time after which a local training ends the run with an error: one that never ends, say.
     """
 
     kind: str
@@ -39,12 +41,17 @@ class Trainer(Spec):
     init: Literal["glorot", "torch"] = "glorot"
     device: str = "cpu"
     state: Literal["fresh", "kept"] = "fresh"
+    real_limit: PositiveSeconds = 3600.0
 
     applies_terms: ClassVar[bool] = False
     """Whether it minimises ``TrainingContext.loss``, or applies a strategy's proximal, linear and contrastive terms itself.
 
     One that does not is refused where a strategy asks for such a term.
     """
+    reports: ClassVar[Mapping[str, bool]] = {}
+    """Numbers of ``train`` that become columns of rounds and metrics of the run; of each whether the most is the best."""
+    stops_early: ClassVar[bool] = False
+    """Whether it may leave out the last batches. It is then computed as the device begins, for the time of the others."""
 
     @field_validator("device")
     @classmethod
@@ -119,7 +126,7 @@ class TrainingSpec(Trainer):
             rounding.
     """
 
-    instead: ClassVar[Mapping[str, str]] = {"state": "kind = 'torch'"}
+    instead: ClassVar[Mapping[str, str]] = dict.fromkeys(("state", "real_limit"), "kind = 'torch'")
 
     kind: Literal["sgd"] = "sgd"
     momentum: float = Field(default=0.0, ge=0.0, lt=1.0)
@@ -129,6 +136,7 @@ class TrainingSpec(Trainer):
     l2_on: Penalised = "kernels"
     solver: Literal["fast", "reference"] = "fast"
     state: None = None  # type: ignore[assignment]
+    real_limit: None = None  # type: ignore[assignment]
 
     applies_terms: ClassVar[bool] = True
 
@@ -147,12 +155,13 @@ class TrainingSpec(Trainer):
         return self
 
 
+_TOOLS = "fedsim.toolbox.trainers"
 TRAINERS = Registry(
     "trainer",
     f"{__name__}:Trainer",
     {
         "sgd": (TrainingSpec, "local SGD, by the fastest solver that the model has"),
-        "torch": ("fedsim.learning.torch_trainer:TorchTrainer", "any optimiser of torch.optim, with schedule and clipping"),
+        "torch": (f"{_TOOLS}.torch_trainer:TorchTrainer", "any optimiser of torch.optim, with schedule and clipping"),
     },
     usual="sgd",
 )

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from fedsim.language.units import show_seconds
+from fedsim.language.units import show_bytes, show_seconds
 from fedsim.output.harmless import clean
 from fedsim.output.notebook import strategy_of
 from fedsim.output.terminal import Console
+from fedsim.records.ledger import total
 from fedsim.simulation import Record
 
 if TYPE_CHECKING:
@@ -115,9 +116,6 @@ def share_done(stop: "StopSpec", rounds: int, simulated_s: float) -> float:
 
 def summary_lines(summary: dict[str, Any]) -> list[str]:
     """The main results of a run, as lines for people."""
-    from fedsim.language.units import show_bytes
-    from fedsim.records.ledger import total
-
     moved, accuracy = summary["bytes"], summary["accuracy"]
     between = f", {show_bytes(moved['peer'])} between devices" if "peer" in moved else ""
     lines = [

@@ -5,28 +5,54 @@ what is there. It holds no models and no fingerprints, and is not synced: after 
 """
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedsim.durable import WRITING
 
+if TYPE_CHECKING:
+    from fedsim.simulation import Record, Simulation
+
 LIVE = "live"
 RUNNING = "running"  # the status of such a run
+EVERY_S = 20.0  # of real time
+_SHARE = 30  # so many times as long as one copy takes pass until the next one
 
 
-@contextmanager
-def replacing(run: Path) -> Iterator[Path]:
-    """The folder to write what is to become the ``live`` one of the run folder ``run``."""
-    beside, old = run / (LIVE + WRITING), run / (LIVE + ".old" + WRITING)
-    for left in (beside, old):
-        shutil.rmtree(left, ignore_errors=True)
-    beside.mkdir()
-    yield beside
-    if (run / LIVE).exists():
-        (run / LIVE).rename(old)
-    beside.rename(run / LIVE)
-    shutil.rmtree(old, ignore_errors=True)
+class Live:
+    """Copies the books of a run from time to time, between two instants; no influence on the run.
+
+    Args:
+        simulation: that of the run.
+        out: its folder.
+        write: writes what there is to a folder.
+        every_s: least real time between two copies, and until the first one (s).
+    """
+
+    def __init__(self, simulation: "Simulation", out: Path, write: Callable[[Path], None], every_s: float = EVERY_S) -> None:
+        self._simulation, self._out, self._write, self._every_s = simulation, out, write, every_s
+        self._next, self._asked = time.monotonic() + every_s, False
+
+    def watch(self, _: "Record") -> None:
+        """See whether it is time."""
+        if not self._asked and time.monotonic() >= self._next:
+            self._asked = True
+            self._simulation.between_instants(self._copy)
+
+    def _copy(self) -> None:
+        begun = time.monotonic()
+        beside, old = (self._out / f"{LIVE}{end}{WRITING}" for end in ("", ".old"))
+        for left in (beside, old):
+            shutil.rmtree(left, ignore_errors=True)
+        beside.mkdir()
+        self._write(beside)
+        if (self._out / LIVE).exists():
+            (self._out / LIVE).rename(old)
+        beside.rename(self._out / LIVE)
+        shutil.rmtree(old, ignore_errors=True)
+        self._next, self._asked = time.monotonic() + max(self._every_s, _SHARE * (time.monotonic() - begun)), False
 
 
 def remove(run: Path) -> None:

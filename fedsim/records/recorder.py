@@ -9,8 +9,8 @@ from fedsim.meters.base import Column, Meters, Transfer, transfer_of
 from fedsim.records import folder as files
 from fedsim.records.digest import EventChain
 from fedsim.records.ledger import Ledger
-from fedsim.records.schema import EVENTS, OF_TASKS, ROUNDS, TRANSFERS, EventRow, encode_payloads, event_row, with_columns
-from fedsim.records.tables import TableWriter
+from fedsim.records.parquet import TableWriter
+from fedsim.records.schema import EVENTS, ROUNDS, TRANSFERS, EventRow, encode, event_row, with_columns
 from fedsim.simulation import Record
 
 _ROWS_AT_ONCE = 4_096
@@ -31,9 +31,7 @@ class Recorder:
     def __init__(self, folder: Path | None, meters: Meters | None = None, columns: Sequence[Column] = ()) -> None:
         self.meters = Meters() if meters is None else meters
         self._chain = EventChain()
-        self._waiting: list[Record] = []  # of ``OF_TASKS``, that are not in the books yet
         self._rows: list[EventRow] = []  # of records that the chain has not taken in yet
-        self._transfers: list[tuple[Any, ...]] = []  # that are not in their table yet
         self.ledger = Ledger()
         self.rounds: list[dict[str, Any]] = []
         self.last_time = 0.0
@@ -51,39 +49,22 @@ class Recorder:
         self.last_time = time
         if self.meters:
             self.meters.take(record)
-        if kind in OF_TASKS:
-            self._waiting.append(record)
-            if len(self._waiting) < _ROWS_AT_ONCE:
-                return
-        self._book()
-        if kind not in OF_TASKS:
-            self._rows.append(event_row(record))  # at once: what the fields hold may change later
-            if kind == "updates-lost":
-                self.ledger.lose(fields["tasks"])
-            elif kind == "round":
-                self._take_round(time, fields)
-            elif (ended := transfer_of(time, kind, fields, time)) is not None:
-                self._book_transfer(ended)
+        self._rows.append(event_row(record))  # at once: what the fields hold may change later
+        if kind == "step-start":
+            self._starts[fields["task"]] = time
+        elif kind == "task-end":
+            self._starts.pop(fields["task"], None)
+            self.ledger.close_task(fields["task"], fields["outcome"])
+        elif kind == "updates-lost":
+            self.ledger.lose(fields["tasks"])
+        elif kind == "round":
+            self._take_round(time, fields)
+        elif (ended := transfer_of(time, kind, fields, self._starts.get(fields.get("task", -1), time))) is not None:
+            self._book_transfer(ended)
+        elif kind == "step-end" and fields["step"] == "train" and not fields["epochs"]:
+            self.ledger.note_idle(fields["task"])
         if len(self._rows) >= _ROWS_AT_ONCE:
             self._settle()
-
-    def _book(self) -> None:
-        """Enter the records of tasks that wait into the books."""
-        waiting, self._waiting = self._waiting, []
-        self._rows += [event_row(record) for record in waiting]
-        starts = self._starts
-        for time, kind, fields in waiting:
-            if kind == "step-start":
-                starts[fields["task"]] = time
-            elif kind == "step-end":
-                ended = transfer_of(time, kind, fields, starts[fields["task"]])
-                if ended is not None:
-                    self._book_transfer(ended)
-                elif fields["step"] == "train" and not fields["epochs"]:
-                    self.ledger.note_idle(fields["task"])
-            elif kind == "task-end":
-                starts.pop(fields["task"], None)
-                self.ledger.close_task(fields["task"], fields["outcome"])
 
     @property
     def chain(self) -> EventChain:
@@ -134,7 +115,7 @@ class Recorder:
         """
         for name, table in self._tables.items():
             table.adopt(state["parts"][name])
-        self._waiting, self._rows, self._transfers = [], [], []
+        self._rows = []
         self._chain = EventChain(bytes.fromhex(state["chain"][0]), state["chain"][1])
         vars(self.ledger).update(state["ledger"])
         self.rounds, self.last_time = state["rounds"], state["last_time"]
@@ -142,20 +123,18 @@ class Recorder:
         self.meters.restore(state["meters"])
 
     def _settle(self) -> None:
-        """Bring the events so far into their chain and their table, and the transfers into theirs."""
-        self._book()
+        """Bring the events so far into their chain and their table."""
         rows, self._rows = self._rows, []
-        transfers, self._transfers = self._transfers, []
         self._chain.extend(rows)
         if self._tables:
             self._tables[files.EVENTS].extend(rows)
-            self._tables[files.TRANSFERS].extend(transfers)
 
     def _book_transfer(self, ended: Transfer) -> None:
         self.ledger.add(ended.task, ended.direction, ended.payloads, ended.delivered)
         if ended.task is not None and (ended.sender or ended.receiver):
             self.ledger.note_edge(ended.task)
-        self._transfers.append((*ended[:11], encode_payloads(ended.payloads), *ended[12:]))
+        if self._tables:
+            self._tables[files.TRANSFERS].extend([(*ended[:11], encode(ended.payloads), *ended[12:])])
 
     def _take_round(self, time: float, fields: dict[str, Any]) -> None:
         moved = (self.ledger.down, self.ledger.up, self.ledger.peer)

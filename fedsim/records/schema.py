@@ -8,8 +8,6 @@ One between any other two endpoints, of devices to each other say, has the direc
 """
 
 import json
-from functools import lru_cache
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +15,6 @@ import pyarrow as pa
 
 from fedsim.errors import ScenarioError
 from fedsim.meters import OF_SECTIONS
-from fedsim.meters.base import Payloads
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -39,8 +36,6 @@ def is_act(kind: str) -> bool:
 
 OF_TASKS = ("task-start", "step-start", "step-end", "task-end")
 """The most frequent records: they carry device, round, group and task, and their fields are never changed afterwards."""
-
-_about_task = itemgetter("device", "round", "group", "task")
 
 
 def _of(kind: pa.DataType, *names: str) -> list[tuple[str, pa.DataType]]:
@@ -158,50 +153,7 @@ EventRow = tuple[float, str, int | None, int | None, int | None, int | None, str
 
 
 def event_row(record: "Record") -> EventRow:
-    """A record as a row of ``EVENTS``. Written out column by column, since every event of every run passes here."""
-    time, kind, fields = record
-    if kind in OF_TASKS:
-        device, round_, group, task = _about_task(fields)
-        count = len(fields)
-        if count == 4:
-            return (time, kind, device, round_, group, task, None, None, None)
-        step: Any = fields.get("step")
-        if count == 5 and step is not None:
-            return (time, kind, device, round_, group, task, step, None, None)
-        outcome = fields.get("outcome")
-        if count - 4 == (step is not None) + (outcome is not None):
-            return (time, kind, device, round_, group, task, step, outcome, None)
-        if count == 9 and outcome is not None and kind == "step-end" and step in _END_DATA:
-            return (time, kind, device, round_, group, task, step, outcome, _END_DATA[step](fields))
-    rest = dict(fields)
-    take = rest.pop
-    device, round_, group, task = take("device", None), take("round", None), take("group", None), take("task", None)
-    step, outcome = take("step", None), take("outcome", None)
-    data = encode(rest) if rest else None
-    return (time, kind, device, round_, group, task, step, outcome, data)
-
-
-def _message_data(fields: dict[str, Any]) -> str:
-    payloads = encode_payloads(fields["payloads"])
-    return f'{{"bytes":{fields["bytes"]!r},"delivered":{fields["delivered"]!r},"payloads":{payloads}}}'
-
-
-def _training_data(fields: dict[str, Any]) -> str:
-    ends = ",".join([repr(end) for end in fields["epoch_ends"]])
-    return f'{{"asked":{fields["asked"]!r},"epoch_ends":[{ends}],"epochs":{fields["epochs"]!r}}}'
-
-
-# What ``encode`` would say of the three fields that the end of such a step has of its own, in half the time.
-_END_DATA = {"download": _message_data, "upload": _message_data, "train": _training_data}
-
-
-def encode_payloads(payloads: Payloads) -> str:
-    """The payloads of a message as JSON."""
-    if len(payloads) == 1:
-        return f"[{_encode_payload(*payloads[0])}]"
-    return "[" + ",".join([_encode_payload(purpose, size) for purpose, size in payloads]) + "]"
-
-
-@lru_cache(maxsize=4096, typed=True)  # typed: 8 and 8.0 are written differently
-def _encode_payload(purpose: str, size: float) -> str:
-    return encode((purpose, size))
+    """A record as a row of ``EVENTS``."""
+    rest = dict(record.fields)
+    columns: Any = [rest.pop(name, None) for name in EVENT_COLUMNS[1:]]
+    return (record.time, record.kind, *columns, encode(rest) if rest else None)

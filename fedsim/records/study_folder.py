@@ -73,7 +73,7 @@ class StudyIndex(_IndexPart):
     name: str
     about: str = ""
     baseline: str | None
-    targets: tuple[float, ...]
+    targets: tuple[float | str, ...]
     goal: str | None = None
     budget: dict[str, float] = {}
     seeds: Annotated[tuple[int, ...], Field(min_length=1)]

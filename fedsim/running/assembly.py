@@ -1,6 +1,5 @@
 """Puts a scenario into a simulation: the one place where world, learning and strategy meet."""
 
-import math
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -14,12 +13,12 @@ from fedsim.federation.client import RunInfo
 from fedsim.federation.client_side import ClientSide
 from fedsim.federation.devices import Devices
 from fedsim.federation.dispatch import Dispatch
-from fedsim.federation.messages import Start
 from fedsim.federation.server import Server
 from fedsim.federation.wire import Wire
 from fedsim.learning import Learner
 from fedsim.learning.architecture import Tensor
 from fedsim.learning.models import SizeOnly
+from fedsim.learning.patterns import LoRA
 from fedsim.meters.base import Column, MeterContext
 from fedsim.model_cost import ModelCost
 from fedsim.records.schema import DEVICES, ROUNDS, with_columns
@@ -30,14 +29,15 @@ from fedsim.streams import Streams
 from fedsim.training import CutBy
 from fedsim.world import columns
 from fedsim.world.availability.base import changes, one_by_one, spans_of
+from fedsim.world.batteries import Powered
 from fedsim.world.compute import Compute
-from fedsim.world.device_kinds import Capacity
-from fedsim.world.energy.batteries import Powered
+from fedsim.world.device_kinds import Capacity, estimates
 from fedsim.world.life import TaskRunner
 from fedsim.world.lifetimes import Lifetimes, bounded
-from fedsim.world.messages import Edges, Messages
+from fedsim.world.messages import Messages
 from fedsim.world.network import Network
 from fedsim.world.processes.processes import Processes
+from fedsim.world.processes.world import Books
 from fedsim.world.roofline import Rooflines
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Run:
 
     Attributes:
         scenario, simulation: what runs, and its clock.
-        population, network, edges, tasks, processes: the world.
+        population, network, messages, tasks, processes: the world.
         meters: what is counted besides bytes.
         learner: the training core.
         server, strategy: the algorithm's server half, and what it holds in its hands.
@@ -87,13 +87,15 @@ class Run:
                 lambda by, size: scenario.model.cut(by, size).flops(*self._shape_and_classes) / self.learner.flops_per_sample
             )
         paths = spec.paths(streams, root)
-        availability = bounded(paths, self.population)
+        lifetimes = self.population.arrival, self.population.departure
+        availability = bounded(paths, *lifetimes)
         self._past = spans_of(availability)  # what became of it: for the run folder
         self._some_come_or_go = availability is not paths
         places = scenario.network.edge_servers or scenario.network.places
         context = MeterContext(spec.devices, places, streams, self.network.overhead, root, capacity.powers())
         self.meters = scenario.meters_in(context)
-        of_rounds = with_columns(ROUNDS, [Column(one.name, "", "a metric of tests") for one in scenario.objective.figures])
+        metrics = scenario.figures
+        of_rounds = with_columns(ROUNDS, [Column(one.name, "", "a metric") for one in metrics])
         for table in ("round", "device"):
             with_columns(of_rounds if table == "round" else DEVICES, self.meters.columns(table))
         batteries = None
@@ -103,7 +105,7 @@ class Run:
         if batteries is not None:
             availability = powered = Powered(availability, batteries)
             self._past = one_by_one(powered.past)
-        self.metrics = scenario.objective.figures if self.learner.learns else []
+        self.metrics = metrics if self.learner.learns else []
         view = WorldView(self.present, self.truth, self.versions)
         self.evaluator = Evaluator(self.learner, scenario.stop, scenario.evaluation, view, self.metrics)
         down, up = (Wire(codec, self.learner) for codec in (scenario.messages.down, scenario.messages.up))
@@ -113,8 +115,8 @@ class Run:
             names, which = scenario.energy.preset, scenario.energy.preset_places(streams, spec.devices)
             devices.link_of = lambda device: names[which.item(device)]
         attack, batch_size = None if malicious is None else malicious.attack, scenario.training.batch_size
-        promised = (scenario.strategy.added_up, scenario.training.state == "kept")
-        client_side = ClientSide(simulation, self.learner, up, devices, batch_size, *promised, attack, members)
+        trained_by = (scenario.training, scenario.strategy.added_up)
+        client_side = ClientSide(simulation, self.learner, up, devices, *trained_by, attack, members)
         self.dispatch = dispatch = Dispatch(
             simulation,
             self.population,
@@ -125,8 +127,7 @@ class Run:
             wires=(down, up),
             client_side=client_side,
         )
-        messages = Messages(simulation, self.network, self._reachable_until)
-        self.edges = Edges(messages, self.network, scenario.network.edge_servers, dispatch.on_edge_lost)
+        self.messages = Messages(simulation, self.network, scenario.network.edge_servers, dispatch.on_edge_lost)
         compute = Compute(streams, spec.jitters(streams, root), spec.slow_phases, spec.devices)
         self.tasks = TaskRunner(
             simulation,
@@ -138,7 +139,7 @@ class Run:
             client_side.next_steps,
             dispatch.on_task_end,
             batteries,
-            self.edges,
+            self.messages,
             spec.host,
         )
         setting = self._setting(capacity)
@@ -146,11 +147,11 @@ class Run:
         self.server = Server(self.dispatch, setting)
         self.strategy = strategy(scenario.strategy, self.server)
         client = strategy.client_half(scenario.strategy, setting)
-        self.lifetimes = Lifetimes(simulation, self.population, availability, self.dispatch.on_arrival)
+        self.lifetimes = Lifetimes(simulation, *lifetimes, availability, self.dispatch.on_arrival)
         self.drift = self._build_drift(streams)
-        parts = (capacity, self.population, compute, self.network, self.tasks, self.edges)
-        self.processes = Processes(scenario.world.processes, simulation, streams, *parts, dispatch.on_switched_on)
-        self.dispatch.connect(self.tasks, self.edges, self.strategy, client, self.drift)
+        self.capacity, parts = capacity, (capacity, self.population, compute, self.network, self.tasks, self.messages)
+        self.processes = Processes(scenario.world.processes, Books(simulation, streams, *parts, dispatch.on_switched_on))
+        self.dispatch.connect(self.tasks, self.messages, self.strategy, client, self.drift)
         scenario.strategy.check_samples(int(self.samples.max()))
         scenario.strategy.check_deadline(self._fastest_download_s())
 
@@ -213,6 +214,7 @@ class Run:
 
     def _setting(self, capacity: Capacity) -> RunInfo:
         scenario = self.scenario
+        lora: LoRA | None = getattr(scenario.model, "lora", None)
         return RunInfo(
             devices=scenario.population.devices,
             parameters=int(self.learner.parameters),
@@ -224,6 +226,7 @@ class Run:
             tensors=self._tensors,
             keeps=scenario.model.says_what_stays,
             cut=cache(lambda by, size: scenario.model.cut(by, size).tensors(*self._shape_and_classes)),
+            adapter_scale=1.0 if lora is None else lora.alpha / lora.rank,
             kinds=capacity.names,
             kind_of=capacity.name,
         )
@@ -231,12 +234,6 @@ class Run:
     def rearm(self, kind: str, number: int, when: float) -> None:
         """Set the alarm that stops the run."""
         self.simulation.wake((kind, number), when, lambda: self.simulation.stop("simulated time"))
-
-    def _reachable_until(self, endpoint: int) -> float:
-        """Until when an endpoint of the network can be reached (s); now where it cannot be, infinity for always."""
-        if 0 <= endpoint < self.network.devices:
-            return self.tasks.reachable_until(endpoint)
-        return self.simulation.now if self.network.edge_at(endpoint) in self.edges.off else math.inf
 
     def present(self) -> NDArray[np.bool_] | None:
         """Devices that have arrived and not left, bool [devices]; None when these are all, always."""
@@ -318,7 +315,7 @@ class Run:
         """The figures of the devices' kinds that nobody has measured, where times or joules rest on them, in words."""
         given = self.scenario
         energy = given.energy is not None and given.energy.preset is None
-        return self.processes.capacity.estimates(links=not given.network.has_device_rates, energy=energy)
+        return estimates(self.capacity.names, links=not given.network.has_device_rates, energy=energy)
 
     @property
     def tells_all_devices(self) -> bool:
@@ -336,7 +333,8 @@ class Run:
 
     def _fastest_download_s(self) -> float:
         near = self.scenario.strategy.at_edges
-        size, pieces = self.dispatch.download_bytes + self.learner.base_bytes, columns.pieces(self.scenario.population.devices)
+        size = self.dispatch.down.model_bytes + self.learner.base_bytes
+        pieces = columns.pieces(self.scenario.population.devices)
         return min(float(self.network.all_alone_s("down", size, near=near, devices=piece).min()) for piece in pieces)
 
 
@@ -347,16 +345,15 @@ def assemble(scenario: "Sections", simulation: Simulation, learner: type[Learner
         ScenarioError, DataError: what the scenario asks for cannot be had.
     """
     run = Run(scenario, simulation, learner)
-    simulation.handle = run.dispatch.handle
     stop_at = scenario.stop.simulated_time
     if stop_at is not None:
         simulation.end = stop_at
         run.rearm("stop", 0, stop_at)
     simulation.at_end(lambda: run.tasks.end_all("stopped"))
-    simulation.at_end(run.edges.messages.end_all)
+    simulation.at_end(run.messages.end_all)
     if run.tasks.batteries is not None:
         simulation.at_end(run.tasks.batteries.close)
     simulation.at_end(lambda: simulation.emit("run-end", reason=simulation.stopped or "nothing left to happen"))
     simulation.at_close(run.strategy.on_end)
-    simulation.post(Start())
+    simulation.post(run.dispatch.start)
     return run

@@ -5,6 +5,7 @@ world decides alone: the draws come from its own streams, so every strategy meet
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
     from fedsim.world.population import Population
 
 
+@dataclass(eq=False)
 class Drift:
     """Carries out a shift rule at its rounds or its times.
 
-    Args:
+    Attributes:
         spec: the rule and its schedule.
         data: what it changes.
         simulation: the clock.
@@ -36,28 +38,17 @@ class Drift:
         on_shift: told of every device whose data have changed.
     """
 
-    def __init__(
-        self,
-        spec: ShiftSpec,
-        data: "FederatedData",
-        simulation: Simulation,
-        streams: Streams,
-        *,
-        population: "Population",
-        learner: "Learner",
-        tasks: "TaskRunner",
-        present: Callable[[], NDArray[np.bool_] | None],
-        on_shift: Callable[[int], None],
-    ) -> None:
-        self._spec = spec
-        self._data = data
-        self._simulation = simulation
-        self._streams = streams
-        self._population = population
-        self._learner = learner
-        self._tasks = tasks
-        self._present = present
-        self._on_shift = on_shift
+    spec: ShiftSpec
+    data: "FederatedData"
+    simulation: Simulation
+    streams: Streams
+    population: "Population"
+    learner: "Learner"
+    tasks: "TaskRunner"
+    present: Callable[[], NDArray[np.bool_] | None]
+    on_shift: Callable[[int], None]
+
+    def __post_init__(self) -> None:
         self._candidates_before: list[NDArray[np.int64]] = []
         self._begun = -1
         self._arm(0)
@@ -66,14 +57,14 @@ class Drift:
         """Round ``number`` begins; a second call for the same round does nothing."""
         if number > self._begun:
             self._begun = number
-            if self._spec.at.has_round(number):
+            if self.spec.at.has_round(number):
                 self._shift()
 
     def _arm(self, index: int) -> None:
         """Wake at the schedule's next time."""
-        when = self._spec.at.time(index)
+        when = self.spec.at.time(index)
         if when is not None:
-            self._simulation.wake(("drift", index), on_grid(when), lambda: self._ring(index))
+            self.simulation.wake(("drift", index), on_grid(when), lambda: self._ring(index))
 
     def _ring(self, index: int) -> None:
         self._shift()
@@ -82,15 +73,15 @@ class Drift:
     def _shift(self) -> None:
         occasion, candidates = len(self._candidates_before), self._candidates()
         self._candidates_before.append(candidates)
-        changes = self._spec.apply(self._data, occasion, candidates, self._streams)
+        changes = self.spec.apply(self.data, occasion, candidates, self.streams)
         for change in changes:
-            shard = self._data.shard(change.device, change.version)
-            self._population.shift(change.device, change.version, len(shard.train))
-            self._learner.shift(change.device, change.version)
+            shard = self.data.shard(change.device, change.version)
+            self.population.shift(change.device, change.version, len(shard.train))
+            self.learner.shift(change.device, change.version)
             partner = {} if change.partner is None else {"partner": change.partner}
-            self._simulation.emit("shift", device=change.device, what=self._spec.kind, occasion=occasion, **partner)
+            self.simulation.emit("shift", device=change.device, what=self.spec.kind, occasion=occasion, **partner)
         for change in changes:
-            self._on_shift(change.device)
+            self.on_shift(change.device)
 
     def snapshot(self) -> dict[str, Any]:
         """Devices that might shift on each occasion so far: all else follows from these and the seed."""
@@ -100,21 +91,21 @@ class Drift:
         """Let the same happen to the data again, unheard. Alarms follow by ``rearm``."""
         self._begun, self._candidates_before = state["begun"], state["candidates"]
         for occasion, candidates in enumerate(self._candidates_before):
-            for change in self._spec.apply(self._data, occasion, candidates, self._streams):
-                self._learner.shift(change.device, change.version)
+            for change in self.spec.apply(self.data, occasion, candidates, self.streams):
+                self.learner.shift(change.device, change.version)
 
     def rearm(self, kind: str, number: int, when: float) -> None:
         """Set the alarm that was there when the snapshot was taken."""
-        self._simulation.wake((kind, number), when, lambda: self._ring(number))
+        self.simulation.wake((kind, number), when, lambda: self._ring(number))
 
     def _candidates(self) -> NDArray[np.int64]:
         """Devices that may shift: all that are there, or those of them that have been selected before."""
-        may = np.ones(len(self._population.speed), dtype=np.bool_)
-        present = self._present()
+        may = np.ones(len(self.population.speed), dtype=np.bool_)
+        present = self.present()
         if present is not None:
             may &= present
-        if self._spec.among == "selected":
+        if self.spec.among == "selected":
             selected = np.zeros_like(may)
-            selected[list(self._tasks.times_selected)] = True
+            selected[list(self.tasks.times_selected)] = True
             may &= selected
         return np.flatnonzero(may)

@@ -15,13 +15,12 @@ from fedsim.errors import CheckpointError, home_of
 from fedsim.executors.base import Executor
 from fedsim.meters.base import Column
 from fedsim.records import folder as files
-from fedsim.records import live, tables
+from fedsim.records import live, parquet
 from fedsim.records.digest import models_digest
-from fedsim.records.live import RUNNING
+from fedsim.records.live import EVERY_S, RUNNING, Live
 from fedsim.records.lock import locked
 from fedsim.records.recorder import Recorder
 from fedsim.records.schema import ASKED
-from fedsim.running.live import EVERY_S, Live
 from fedsim.simulation import Simulation
 from fedsim.version import __version__
 
@@ -97,7 +96,7 @@ class Job:
                 held.enter_context(locked(out))
                 files.refuse_unusable(out)  # another process may have used it meanwhile
                 files.write_text(out / files.SCENARIO, scenario.to_toml())
-            columns = [Column(metric.name, "", "a metric of tests") for metric in self.run.metrics]
+            columns = [Column(metric.name, "", "a metric") for metric in self.run.metrics]
             self.recorder = Recorder(out, self.run.meters, columns)
             self.checkpointer: Checkpointer | None = None
             if out is not None:
@@ -153,7 +152,7 @@ class Job:
         if self.out is not None:
             files.write_models(self.out, tensors)
             self._write_devices(self.out)
-            tables.write_availability(self.out, self.run.availability_columns(summary["simulated_s"]))
+            parquet.write_availability(self.out, self.run.availability_columns(summary["simulated_s"]))
             live.remove(self.out)
             not_needed = self.recorder.parts if status == "done" else []
             files.write_summary(self.out, summary | {"files_sha256": files.fingerprints(self.out, but=not_needed)})
@@ -183,8 +182,8 @@ class Job:
         files.write_text(folder / files.SUMMARY, files.summary_text(self._summary(RUNNING)))
 
     def _write_devices(self, out: Path) -> None:
-        tables.write_meters(out, self.run.meters)
-        tables.write_devices(out, self.run.device_columns(), self.run.meters)
+        parquet.write_meters(out, self.run.meters)
+        parquet.write_devices(out, self.run.device_columns(), self.run.meters)
 
     def _summary(self, status: str, models_sha256: str | None = None) -> dict[str, Any]:
         recorder = self.recorder

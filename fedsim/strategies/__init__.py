@@ -27,6 +27,7 @@ class _Strategies(Registry):
 
 _HERE = "fedsim.strategies"
 _TOOLS = "fedsim.toolbox.strategies"
+_PEERS = "fedsim.toolbox.peers"
 STRATEGIES = _Strategies(
     "strategy",
     f"{_HERE}.base:Strategy",
@@ -34,23 +35,14 @@ STRATEGIES = _Strategies(
         "cata-fed": (f"{_TOOLS}.cata_fed:CataFed", "CATA-Fed: what fits the time given, cohorts of like data size"),
         "cfl": (f"{_TOOLS}.cfl:CFL", "CFL: clusters are cut in two where clients pull in different directions"),
         "ditto": (f"{_TOOLS}.ditto:Ditto", "Ditto: a model of its own for every device, held near the global one"),
-        "diloco": (
-            "fedsim.toolbox.peers.diloco:DiLoCo",
-            "DiLoCo: no server, an all-reduce every H steps and an outer Nesterov step",
-        ),
-        "d-psgd": (
-            "fedsim.toolbox.peers.rounds:DPSGD",
-            "D-PSGD: no server, each device averages its model with its neighbours'",
-        ),
+        "diloco": (f"{_PEERS}.diloco:DiLoCo", "DiLoCo: no server, an all-reduce every H steps and an outer Nesterov step"),
+        "d-psgd": (f"{_PEERS}.rounds:DPSGD", "D-PSGD: no server, each device averages its model with its neighbours'"),
         "fedasync": (f"{_HERE}.fedasync:FedAsync", "FedAsync: each update is mixed in as it comes, the less the staler it is"),
         "fedat": (f"{_TOOLS}.fedat:FedAT", "FedAT: tiers of like speed, each in rounds of its own"),
         "fedavg": (f"{_HERE}.fedavg:FedAvg", "FedAvg: the mean of the cohort's models, weighted by samples"),
         "fedbn": (f"{_TOOLS}.fedbn:FedBN", "FedBN: normalisation layers stay on each device"),
         "fedbuff": (f"{_HERE}.fedbuff:FedBuff", "FedBuff: updates are buffered, and a full buffer makes the next version"),
-        "epidemic": (
-            "fedsim.toolbox.peers.rounds:Epidemic",
-            "Epidemic learning: each device sends its model to some at random",
-        ),
+        "epidemic": (f"{_PEERS}.rounds:Epidemic", "Epidemic learning: each device sends its model to some at random"),
         "feddr": (f"{_TOOLS}.feddr:FedDR", "FedDR: local proximal points, reflected and averaged (Douglas-Rachford)"),
         "feddyn": (
             f"{_TOOLS}.feddyn:FedDyn",
@@ -65,9 +57,10 @@ STRATEGIES = _Strategies(
         "fesem-mig": (f"{_TOOLS}.fesem:FeSEMMig", "FeSEM: by the name that it has where data shift"),
         "fl-hc": (f"{_TOOLS}.fl_hc:FLHC", "FL+HC: devices are clustered once, by what training changes in the common model"),
         "flexcfl": (f"{_TOOLS}.flexcfl:FlexCFL", "FlexCFL: groups by the direction of first updates, and migration"),
+        "flora": (f"{_TOOLS}.flora:FLoRA", "FLoRA: adapters of all clients are stacked, and merged into the weights"),
         "flower": ("fedsim.flower.strategy:Flower", "Flower app: a ServerApp and a ClientApp as they are, in simulated time"),
         "fpfc": (f"{_TOOLS}.fpfc:FPFC", "FPFC: a model for each device, fused with those that come near it"),
-        "gossip": ("fedsim.toolbox.peers.gossip:Gossip", "AD-PSGD: no server, two devices at a time average their models"),
+        "gossip": (f"{_PEERS}.gossip:Gossip", "AD-PSGD: no server, two devices at a time average their models"),
         "heterofl": (f"{_TOOLS}.heterofl:HeteroFL", "HeteroFL: each device trains as wide a part of the model as it can"),
         "hetlora": (f"{_TOOLS}.hetlora:HetLoRA", "HetLoRA: adapters whose rank differs between devices"),
         "hierfavg": (f"{_TOOLS}.hierfavg:HierFAVG", "HierFAVG: means of clients at edge servers, and now and then of these"),
@@ -76,10 +69,7 @@ STRATEGIES = _Strategies(
         "ifca-mig": (f"{_TOOLS}.ifca:IFCAMig", "IFCA with migration: clients choose again when their data have shifted"),
         "lcfl": (f"{_TOOLS}.lcfl:LCFL", "LCFL: devices are clustered once, by the losses of each other's models"),
         "local": (f"{_TOOLS}.local:Local", "Local training: every device by itself, nothing is sent"),
-        "local-sgd": (
-            "fedsim.toolbox.peers.diloco:LocalSGD",
-            "Local SGD: no server, an all-reduce takes the mean every H steps",
-        ),
+        "local-sgd": (f"{_PEERS}.diloco:LocalSGD", "Local SGD: no server, an all-reduce takes the mean every H steps"),
         "moon": (f"{_TOOLS}.moon:MOON", "MOON: representations held near those of the global model"),
         "pfedme": (f"{_TOOLS}.pfedme:PFedMe", "pFedMe: personal models around local ones, which become the global one"),
         "refl": (f"{_TOOLS}.refl:REFL", "REFL: late updates count too, the less the staler they are"),

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from fedsim.errors import ScenarioError
 from fedsim.evaluation.evaluator import Measured, ModelAssignment
-from fedsim.federation.messages import TaskEnd
+from fedsim.federation import TaskEnd
 from fedsim.language.spec import Epochs
 from fedsim.language.units import PositiveSeconds
 from fedsim.learning.refs import Ref
@@ -52,11 +52,7 @@ class AsynchronousParams(StrategyParams):
                 "clients are replaced at once, and allowed are those that ask nobody first: random, least-asked, oort, "
                 "least-available, or power-of-choice with losses = 'reported'"
             )
-        if self.concurrency > devices:
-            raise ScenarioError(
-                f"strategy.concurrency is {self.concurrency}, more than the population's {devices} devices; "
-                f"allowed are 1 to {devices}"
-            )
+        self.refuse_more("concurrency", devices)
 
 
 A = TypeVar("A", bound=AsynchronousParams)

@@ -8,9 +8,7 @@ from pydantic import model_validator
 
 from fedsim.errors import ScenarioError
 from fedsim.evaluation.evaluator import ModelAssignment
-from fedsim.federation.client import Client, RunInfo
-from fedsim.federation.messages import Carried, PeerMessage, TaskEnd
-from fedsim.federation.server import Server
+from fedsim.federation import Carried, Client, PeerMessage, RunInfo, Server, TaskEnd
 from fedsim.language.spec import Spec
 from fedsim.language.stop import StopSpec
 from fedsim.learning.architecture import Tensor
@@ -44,6 +42,14 @@ class StrategyParams(Spec):
     What a lossy codec left out of such a content is in the device's next one anyway: error feedback would send it twice.
     """
 
+    plain_down: ClassVar[bool] = False
+    """Whether devices receive something else than a model that a codec could write."""
+
+    @property
+    def resizes(self) -> bool:
+        """Whether updates of one device differ in size, so that nothing that was left out can be in the next one."""
+        return False
+
     kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "nobody"
     """Which side says that tensors of the model stay on the devices; the scenario does by ``model.keep`` or ``model.send``."""
 
@@ -74,16 +80,21 @@ class StrategyParams(Spec):
         return None
 
     @property
+    def selected_by(self) -> Selection | None:
+        """None: the strategy selects by itself."""
+        selection = getattr(self, "selection", None)
+        return selection if isinstance(selection, Selection) else None
+
+    @property
     def counts_steps(self) -> str | None:
         """Why steps must be those of SGD, each lr along a gradient, so that other trainers are refused; None for none."""
-        selection = getattr(self, "selection", None)
-        return selection.counts_steps if isinstance(selection, Selection) else None
+        return self.selected_by.counts_steps if self.selected_by else None
 
     @property
     def unaccounted(self) -> str | None:
         """Why an account (``Aggregation.accounts``) would not count all that the strategy gives away; None if it does."""
-        selection = getattr(self, "selection", None)
-        if isinstance(selection, Selection) and selection.looks_at_data:
+        selection = self.selected_by
+        if selection is not None and selection.looks_at_data:
             return f"the selection {selection.kind!r} goes by what clients find in their data, which no account counts"
         return None
 
@@ -112,10 +123,8 @@ class StrategyParams(Spec):
     @property
     def needs_accuracy(self) -> str | None:
         """Why it does not go with an objective without right answers, as "key is value"; None if it does."""
-        selection = getattr(self, "selection", None)
-        if isinstance(selection, Selection) and selection.needs_accuracy:
-            return f"strategy.selection is {selection.kind!r}"
-        return None
+        selection = self.selected_by
+        return f"strategy.selection is {selection.kind!r}" if selection and selection.needs_accuracy else None
 
     @property
     def called(self) -> str:
@@ -143,6 +152,13 @@ class StrategyParams(Spec):
 
     def check(self, devices: int) -> None:
         """Refuse what cannot work with so many devices."""
+
+    def refuse_more(self, key: str, devices: int) -> None:
+        """Refuse a number that is greater than that of the devices."""
+        value = getattr(self, key) or 0
+        if value > devices:
+            why = f"more than the population's {devices} devices; allowed are 1 to {devices}"
+            raise ScenarioError(f"strategy.{key} is {value}, {why}")
 
     def check_edges(self, edges: int) -> None:
         """Refuse what cannot work with so many edge servers; called for strategies ``at_edges`` only."""
@@ -177,30 +193,23 @@ class Strategy(Generic[P]):
     @classmethod
     def client_half(cls, params: P, setting: RunInfo) -> ClientHalf:
         """Its ``Client``, which also does what kept tensors, selection and secure aggregation want of it."""
-        own, selection = cls.Client(params, setting), getattr(params, "selection", None)
+        own = cls.Client(params, setting)
         if (split := params.split_of(setting)) is not None:
             own = KeepingClient(own, split)
-        if isinstance(selection, Selection) and selection.talks:
-            own = SelectionClient(own, selection)
+        if params.selected_by and params.selected_by.talks:
+            own = SelectionClient(own, params.selected_by)
         secure: SecureAggregation | None = getattr(params, "secure_aggregation", None)
         return own if secure is None else SecureClient(own, secure)
 
     def __init__(self, params: P, server: Server) -> None:
-        self.params = params
-        self.server = server
-        self.setting = server.setting
+        self.params, self._selection = params, params.selected_by
+        self.server, self.setting = server, server.setting
         self.state: dict[str, Any] = {}
 
     def remembered(self, part: str) -> dict[Any, Any]:
         """Memory of a part (selection, deadline, ...), kept in ``state`` under the part's name."""
         state: dict[Any, Any] = self.state.setdefault(part, {})
         return state
-
-    @property
-    def _selection(self) -> Selection | None:
-        """None: the strategy selects by itself."""
-        selection = getattr(self.params, "selection", None)
-        return selection if isinstance(selection, Selection) else None
 
     async def on_start(self) -> None:
         """The run begins."""

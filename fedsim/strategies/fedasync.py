@@ -4,9 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from fedsim.federation.client import Client, Instruction
-from fedsim.federation.devices import Device
-from fedsim.federation.messages import TaskEnd
+from fedsim.federation import Client, Device, Instruction, TaskEnd
 from fedsim.language.spec import OnlyWith
 from fedsim.learning.refs import Ref
 from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams

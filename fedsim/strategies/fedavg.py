@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from fedsim.evaluation.evaluator import ModelAssignment
-from fedsim.federation.contents import Contents, Partial
-from fedsim.federation.server import Server
+from fedsim.federation import Contents, Partial, Server
 from fedsim.learning.functions import spliced
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.keeping import Split
@@ -85,9 +84,8 @@ class FedAvg(Synchronous[S]):
             return mix([(mean, 1.0), *((change, share) for change in changes)], otherwise=mean, rescale=False)
         own = self.state.setdefault("followed", {})
         for entry, change in zip(entries, changes, strict=True):
-            own[entry["device"]] = mix(
-                [(own.get(entry["device"]) or self.server.models.zero(), 1.0), (change, 1.0)], rescale=False
-            )
+            before = own.get(entry["device"]) or self.server.models.zero()
+            own[entry["device"]] = mix([(before, 1.0), (change, 1.0)], rescale=False)
         parts = await how.total(self.server, [own[entry["device"]] for entry in entries], share)
         return mix([(mean, 1.0 - share * len(entries)), *parts], otherwise=mean, rescale=False)
 

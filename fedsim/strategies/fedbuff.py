@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from fedsim.federation.messages import TaskEnd
+from fedsim.federation import TaskEnd
 from fedsim.learning.refs import Ref
 from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams
 from fedsim.strategies.parts.server import ServerOptimiserSpec

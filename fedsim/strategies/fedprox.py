@@ -4,9 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from fedsim.federation.client import Instruction
-from fedsim.federation.contents import Contents, Header
-from fedsim.federation.devices import Device
+from fedsim.federation import Contents, Device, Header, Instruction
 from fedsim.language.spec import OnlyWith
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.round_params import AggregatingParams, RoundParams

@@ -13,11 +13,7 @@ from pydantic import Field
 
 from fedsim.arrays import Ints
 from fedsim.evaluation.evaluator import ModelAssignment
-from fedsim.federation.client import Instruction
-from fedsim.federation.contents import Contents, Header
-from fedsim.federation.devices import Device
-from fedsim.federation.messages import TaskEnd
-from fedsim.federation.server import Server
+from fedsim.federation import Contents, Device, Header, Instruction, Server, TaskEnd
 from fedsim.language.registry import Registry
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.moment import EachRound, ShiftTest, WhenShifted
@@ -279,11 +275,6 @@ def distance(counts: Ints, reference: Ints, metric: ShiftTest) -> float:
     return float(np.abs(counts - reference).sum() / len(counts))
 
 
-def threshold(first: Ints, share: float) -> float:
-    """tau_i = share n_i / C, from the label counts [C] of the device's first data."""
-    return share * float(first.sum()) / len(first)
-
-
 class MigratingParams(GroupedParams):
     """Parameters of every strategy with migration, in addition to ``GroupedParams``.
 
@@ -331,7 +322,8 @@ class MigratingClient(SynchronousClient[M]):
         first = device.first_label_counts
         reference = np.array(device.state["reference"]) if "reference" in device.state else first
         far = distance(device.label_counts, reference, self.params.shift)
-        return {"distance": Header(far), "threshold": Header(threshold(first, self.params.moment.shift_threshold))}
+        most = self.params.moment.shift_threshold * float(first.sum()) / len(first)
+        return {"distance": Header(far), "threshold": Header(most)}
 
 
 class Migrating(Grouped[M]):

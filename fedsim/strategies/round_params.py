@@ -56,12 +56,15 @@ class RoundParams(StrategyParams):
             raise ValueError("'deadline' and 'relative_deadline' both say how long clients have; give one of them")
         if isinstance(self.deadline, Deadline) and self.bounds_training:
             raise ValueError("'deadline' is a rule, which counts from the begin of the round; 'deadline_from' must be 'round'")
+        given = self.deadline is not None or self.relative_deadline is not None
+        if given and self.bounds_training and (why := self.trains_more):
+            raise ValueError(f"'deadline_from' is 'download', which bounds one training, but {why}; allowed is 'round'")
         return self
 
-    def refuse_budget(self, why: str) -> None:
-        """Refuse a deadline that bounds one training, where a client trains twice."""
-        if self.bounds_training and (self.deadline is not None or self.relative_deadline is not None):
-            raise ValueError(f"'deadline_from' is 'download', which bounds one training, but {why}; allowed is 'round'")
+    @property
+    def trains_more(self) -> str | None:
+        """Why a client trains more than once in a round, so that a deadline of one training is refused; None if it does not."""
+        return None
 
     @property
     def mean_epoch_over(self) -> DeadlineBase:
@@ -113,11 +116,7 @@ class RoundParams(StrategyParams):
         return self.cohort_size(devices)
 
     def check(self, devices: int) -> None:
-        if self.asked_per_round > devices:
-            raise ScenarioError(
-                f"strategy.clients_per_round is {self.clients_per_round}, more than the population's {devices} devices; "
-                f"allowed are 1 to {devices}"
-            )
+        self.refuse_more("clients_per_round", devices)
 
     def check_deadline(self, fastest_download_s: float) -> None:
         least = None if self.bounds_training or self.deadline is None else self.deadline_s(math.nan)

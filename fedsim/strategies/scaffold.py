@@ -1,13 +1,9 @@
 """SCAFFOLD: local steps corrected by control variates (Karimireddy et al., 2020)."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
-from pydantic import model_validator
-
-from fedsim.federation.client import Instruction, LocalResult
-from fedsim.federation.contents import Contents
-from fedsim.federation.devices import Device
+from fedsim.federation import Contents, Device, Instruction, LocalResult
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection
@@ -39,11 +35,9 @@ class ScaffoldParams(AggregatingParams):
     def unprotected(self, protection: Protection) -> str | None:
         return "SCAFFOLD sums control variates beside it" if protection == "private" else None
 
-    @model_validator(mode="after")
-    def _one_training(self) -> Self:
-        if self.option == "I":
-            self.refuse_budget("with 'option' I a client finds a gradient too")
-        return self
+    @property
+    def trains_more(self) -> str | None:
+        return "with 'option' I a client finds a gradient too" if self.option == "I" else None
 
 
 class ScaffoldClient(SynchronousClient[ScaffoldParams]):
@@ -55,9 +49,8 @@ class ScaffoldClient(SynchronousClient[ScaffoldParams]):
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         """The local solve; for option I a gradient first, as one step of all of its data at a learning rate of 1."""
         gradient = Train(Training(instruction["model"], steps=1, full_batch=True, lr=1.0))
-        return (
-            (gradient, *super().work(device, instruction)) if self.params.option == "I" else super().work(device, instruction)
-        )
+        steps = super().work(device, instruction)
+        return (gradient, *steps) if self.params.option == "I" else steps
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         linear = device.mix([(instruction["control-variate"], 1.0), *self._own(device)])

@@ -8,11 +8,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, TypeVar
 
 from fedsim.evaluation.evaluator import Measured, ModelAssignment
-from fedsim.federation.client import Client, Instruction, LocalResult, RunInfo
-from fedsim.federation.contents import Contents
-from fedsim.federation.devices import Device
-from fedsim.federation.messages import TaskEnd
-from fedsim.federation.server import Server
+from fedsim.federation import Client, Contents, Device, Instruction, LocalResult, RunInfo, Server, TaskEnd
 from fedsim.learning.refs import Ref
 from fedsim.strategies.base import Strategy
 from fedsim.strategies.parts.aggregation import Aggregation
@@ -80,6 +76,8 @@ class Synchronous(Strategy[S]):
         super().__init__(params, server)
         self._deadline = self.params.deadline_rule(self.setting.mean_epoch_s)
         self._enough = self.params.enough
+        self._aggregation: Aggregation | None = getattr(params, "aggregation", None)
+        self._optimiser: ServerOptimiser | None = getattr(params, "server", None)
 
     # What an algorithm fills in, or calls.
 
@@ -141,17 +139,14 @@ class Synchronous(Strategy[S]):
 
     def advance(self, model: Ref, aggregated: Ref, group: int = 0) -> Ref:
         """The model that follows on ``model``: what the updates have become, or what the server optimiser makes of that."""
-        optimiser: ServerOptimiser | None = getattr(self.params, "server", None)
-        if optimiser is None:
+        if self._optimiser is None:
             return aggregated
-        state = self.remembered("server").setdefault(group, {})
-        return optimiser.step(self.server, state, model, aggregated)
+        return self._optimiser.step(self.server, self.remembered("server").setdefault(group, {}), model, aggregated)
 
     def record_aggregate(self, entries: list[dict[str, Any]], weights: Sequence[float], **record: Any) -> None:
         """Record which updates became a model, with which weights."""
         tasks = [entry["task"] for entry in entries]
-        aggregation: Aggregation | None = getattr(self.params, "aggregation", None)
-        record |= {} if aggregation is None else aggregation.told(len(entries))
+        record |= {} if self._aggregation is None else self._aggregation.told(len(entries))
         self.server.emit("aggregate", round=self.state["round"], tasks=tasks, weights=weights, **record)
 
     def center(self, entry: dict[str, Any]) -> Ref | None:
@@ -162,8 +157,7 @@ class Synchronous(Strategy[S]):
 
     @property
     def _account(self) -> Aggregation | None:
-        aggregation: Aggregation | None = getattr(self.params, "aggregation", None)
-        return aggregation if aggregation is not None and aggregation.accounts else None
+        return self._aggregation if self._aggregation is not None and self._aggregation.accounts else None
 
     @property
     def _secure(self) -> SecurePhases | None:

@@ -113,8 +113,11 @@ def bench_command(
     target = out or Path("runs") / f"bench-{safe_name(strategies[0])}"
     lines = bench.bench(strategies, target, changes, seeds=seeds, workers=workers, allow_code=allow_code)
     print_to(Console(), [bench.table_of(lines, bench.read_board())])
+    tables = bench.tables_of(target)
+    if changed := bench.changed_tables(tables):
+        say(f"these are not the board's worlds, so places mean nothing: {'; '.join(changed)} differ", err=True)
     if keep is not None:
-        bench.keep(lines, keep)
+        bench.keep(lines, keep, tables)
     say(f"runs are in {target}: fedsim report {target}", *([] if keep is None else [f"kept in {keep}"]))
 
 

@@ -17,9 +17,17 @@ _HERE = Path(__file__).parents[1] / "scenarios" / "new"
 _DIGITS, _FEATURES, _CLASSES = 1437, 64, 10  # training samples of scikit-learn's digits, and their shape
 _MOST_DEVICES = _DIGITS // 2  # each needs two samples
 _WIDEST = 2048  # of one hidden layer; a larger model has two
+_LARGEST, _STAND_IN = 8e6, 6e5  # bytes: of larger models only messages have the size, or a study would compute for hours
 _EPOCHS = 2
 _FACTORS = (0.7, 1.0, 1.5, 3.0)  # deadlines to try, times what a task takes in the median
 _RATE = re.compile(r"\s*([0-9.]+)\s*/\s*([0-9.]+)\s*Mbit/s\s*")
+
+_OORT = Template('oort.strategy.selection = { kind = "oort", pacer_step = "$step s" }  # the fast ones that are of use\n')
+_SIZED = Template("""
+[base.messages]                         # they have the size of your model; what learns is a smaller one
+down = { kind = "plain", size = "$size" }
+up = { kind = "plain", size = "$size" }
+""")
 
 QUESTIONS = {
     "devices": ("Which devices, and how many? (phones, boards, hospitals, regions)", "200 phones"),
@@ -52,13 +60,15 @@ def write_study(file: Path, devices: str, link: str, model: str, target: float, 
     if not 0 < target < 1:
         raise ScenarioError(f"the target is {target:g}; allowed is an accuracy between 0 and 1, such as 0.9")
     count, kind, own = _devices(devices)
-    parameters = round(_quantity("model", model, Bytes) / 4)
-    rates, spread, preset, link_s = _link(link, 4.0 * parameters)
+    size = _quantity("model", model, Bytes)
+    is_large = size > _LARGEST
+    rates, spread, preset, link_s = _link(link, size)
     task_s = link_s + _EPOCHS * own["epoch"]
     cohort = max(2, min(count // 2, 20)) if count > 4 else count
     tried = deadline.strip().lower() == "try"
     middle = task_s if tried else _quantity("deadline", deadline, PositiveSeconds)
     deadlines = [_round(middle * factor) for factor in (_FACTORS if tried else (0.5, 1.0, 2.0))]
+    in_rounds = ["fedavg", "fedavg-int8", *(["oort"] if cohort < count else [])]  # of all devices none is selected
     note = f"a task takes some {task_s:.0f} s in the median" if tried else "yours, its half and its double"
     answers: dict[str, Any] = {
         "devices": f"{count} {kind}",
@@ -70,13 +80,16 @@ def write_study(file: Path, devices: str, link: str, model: str, target: float, 
         "file": file.name,
         "stem": file.stem,
         "first": "fedavg",
-        "about": f"{3 * len(deadlines) + 1} cells of three seeds each; some minutes on two cores.",
+        "about": f"{len(in_rounds) * len(deadlines) + 1} cells of three seeds each; some minutes on two cores.",
         "deadlines": ", ".join(f'"{value:g} s"' for value in deadlines),
         "deadline_note": note,
-        "oort": f"{_round(task_s):g} s",
+        "oort": _OORT.substitute(step=f"{_round(task_s):g}") if cohort < count else "",
+        "in_rounds": ", ".join(f'"{name}"' for name in in_rounds),
         "cohort": cohort,
         "buffer": max(1, cohort // 2),
-        "hidden": ", ".join(map(str, hidden_for(parameters))),
+        "hidden": ", ".join(map(str, hidden_for(round((_STAND_IN if is_large else size) / 4)))),
+        "int8": f'{{ kind = "plain", size = "{size / 4e6:g} MB" }}' if is_large else '"int8"',
+        "messages": _SIZED.substitute(size=model.strip()) if is_large else "",
         "speed": f"{_DIGITS / count / own['epoch']:.3g}",
         "speed_spread": own["spread"],
         "epoch": show_seconds(own["epoch"]),
@@ -87,7 +100,8 @@ def write_study(file: Path, devices: str, link: str, model: str, target: float, 
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(Template((_HERE / "study.txt").read_text(encoding="utf-8")).substitute(answers), encoding="utf-8")
-    return f"{file}: {len(deadlines)} deadlines, 4 strategies, 3 seeds; a task takes some {show_seconds(task_s)} in the median"
+    cells = f"{len(deadlines)} deadlines, {len(in_rounds) + 1} strategies, 3 seeds"
+    return f"{file}: {cells}; a task takes some {show_seconds(task_s)} in the median"
 
 
 def hidden_for(parameters: int) -> list[int]:

@@ -209,10 +209,6 @@ class Capacity:
         """The name of a device's kind; None if it has none."""
         return None if self.which is None else self.names[int(self.which[device])]
 
-    def estimates(self, *, links: bool, energy: bool) -> str:
-        """The figures of the devices' kinds that are estimates, in words; see the function of that name."""
-        return estimates(self.names, links=links, energy=energy)
-
     def flops(self) -> Floats | None:
         """FLOP/s that devices reach by their kinds, float64 [devices]; None where they have none."""
         if self.which is None:
@@ -261,7 +257,7 @@ class FedScaleCapacity(CapacityModel):
 
 
 _FEDSCALE = Registry.of("capacity", FedScaleCapacity)
-_HOSPITALS = "fedsim.world.hospitals:HospitalsCapacity", "Hospitals as slow as those of the FeTS federation were."
+_HOSPITALS = "fedsim.toolbox.worlds.hospitals:HospitalsCapacity", "Hospitals as slow as those of the FeTS federation were."
 CAPACITIES = Registry("capacity", "", {**_FEDSCALE.known, "hospitals-fets": _HOSPITALS}, usual="fedscale")
 
 

@@ -116,13 +116,13 @@ class Listed(Distribution, Generic[Q]):
         return np.array(self.values)
 
 
-class FromFile(Distribution, Generic[Q]):
-    """A column of a CSV or Parquet file with a row a device: in order of their numbers, or as its column ``device`` says.
+class FileColumn(Spec):
+    """The base of values by device from a file.
 
     Attributes:
         file: the file; a relative path starts from ``data.root``, else the working directory, else ``$FEDSIM_DATA``.
         column: the column's name.
-        unit: of the cells that are bare numbers, such as ``"Mbit/s"``; others carry their own.
+        unit: of the cells that are bare numbers, such as ``"s"``; others carry their own.
     """
 
     kind: Literal["file"] = "file"
@@ -130,11 +130,20 @@ class FromFile(Distribution, Generic[Q]):
     column: str
     unit: str | None = None
 
-    def by_device(self, key: str, generator: np.random.Generator, devices: int, root: Path | None) -> NDArray[Any]:
-        """The values of the column; ``DataError`` if a row or a value is missing, or not allowed here."""
-        quantity = type(self).__pydantic_generic_metadata__["args"][0]
+    def cells(self, key: str, devices: int, root: Path | None, quantity: Any, **empty: Any) -> NDArray[Any]:
+        """The values of the column; ``DataError`` if a row or a value is missing, or not allowed here.
+
+        ``empty`` is the value of empty cells, else they are refused.
+        """
         table = DeviceTable(key, sought(self.file, root), (self.column,), ("device",))
-        return np.array(table.by_device(self.column, devices, quantity, self.unit))
+        return np.array(table.by_device(self.column, devices, quantity, self.unit, **empty))
+
+
+class FromFile(FileColumn, Distribution, Generic[Q]):
+    """A column of a CSV or Parquet file with a row a device: in order of their numbers, or as its column ``device`` says."""
+
+    def by_device(self, key: str, generator: np.random.Generator, devices: int, root: Path | None) -> NDArray[Any]:
+        return self.cells(key, devices, root, type(self).__pydantic_generic_metadata__["args"][0])
 
 
 def _above_zero(rate: float) -> float:

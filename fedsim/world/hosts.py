@@ -199,7 +199,7 @@ class Hosts:
 
     def _note_change(self, host: int) -> None:
         if not self._changed:
-            self._simulation.unsettle(self)
+            self._simulation.unsettle(self.solve)
         self._changed[host] = None
 
     def solve(self) -> None:

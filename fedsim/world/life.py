@@ -25,13 +25,13 @@ from fedsim.simulation import Simulation
 from fedsim.world.availability import Availability
 from fedsim.world.compute import Compute
 from fedsim.world.hosts import HostSpec
-from fedsim.world.messages import Edges
-from fedsim.world.network.base import Network
+from fedsim.world.messages import Messages
+from fedsim.world.network.machine import Network
 from fedsim.world.steps import StepRunner
 from fedsim.world.task import Cause, Download, Evaluate, Queue, Task, TaskStep, Train, Upload, Work
 
 if TYPE_CHECKING:
-    from fedsim.world.energy.batteries import Batteries
+    from fedsim.world.batteries import Batteries
     from fedsim.world.population import Population
 
 _COMPUTING = (Train, Evaluate, Work)
@@ -63,13 +63,15 @@ class TaskRunner:
         next_steps: Callable[[Task], tuple[TaskStep, ...]],
         on_end: Callable[[Task], None],
         batteries: "Batteries | None" = None,
-        edges: Edges | None = None,
+        messages: Messages | None = None,
         host: HostSpec | None = None,
     ) -> None:
         self._simulation, self._env = simulation, simulation.env
         self._population, self._availability, self._network = population, availability, network
         self._next_steps, self._on_end = next_steps, on_end
-        self.batteries, self._edges = batteries, edges
+        self.batteries, self._messages = batteries, messages
+        if messages is not None:
+            messages.until = self.reachable_until
         self.steps = StepRunner(simulation, population, compute, network, batch_size, self._cut, batteries, host)
         self._ways = self.steps.ways
         self.off: set[int] = set()
@@ -166,16 +168,12 @@ class TaskRunner:
 
     def is_idle(self, device: int) -> bool:
         """Whether the device can be reached now and has nothing to do."""
-        if device in self._working or device in self.off:
-            return False
-        return self._availability.span(device, self._simulation.now).on
+        return device not in self._working and self.reachable_until(device) > self._simulation.now
 
     def idle(self, devices: Ints) -> Flags:
         """Vectorised ``is_idle`` of different devices; bool [len(devices)]."""
         free: Flags = ~self._busy[devices]
-        if self.off:
-            free &= ~np.isin(devices, sorted(self.off))
-        free[free] = self._availability.on(devices[free], self._simulation.now)
+        free[free] = self.reachable(devices[free])
         return free
 
     def reachable(self, devices: Ints) -> Flags:
@@ -183,11 +181,13 @@ class TaskRunner:
         on = self._availability.on(devices, self._simulation.now)
         return on & ~np.isin(devices, sorted(self.off)) if self.off else on
 
-    def reachable_until(self, device: int) -> float:
-        """When the device disconnects next (s); now if it cannot be reached."""
+    def reachable_until(self, endpoint: int) -> float:
+        """When a device disconnects next, or another endpoint is lost (s); now if it cannot be reached, infinity for never."""
         now = self._simulation.now
-        span = self._availability.span(device, now)
-        return span.end if span.on and device not in self.off else now
+        if 0 <= endpoint < self._network.devices:
+            span = self._availability.span(endpoint, now)
+            return span.end if span.on and endpoint not in self.off else now
+        return now if self._messages is not None and self._network.edge_at(endpoint) in self._messages.lost else math.inf
 
     def next_on(self, device: int, time: float) -> float:
         """The first time at or after ``time`` at which the device can be reached (s); infinity if there is none.
@@ -232,7 +232,7 @@ class TaskRunner:
         self.times_asked[device] = count + 1
         if round is not None and not continues:  # not for a message outside of any round
             self.times_selected[device] += 1
-        lost = edge is not None and self._edges is not None and edge in self._edges.off
+        lost = edge is not None and self._messages is not None and edge in self._messages.lost
         task.off = self._simulation.now if lost else self.reachable_until(device)  # now if it is away, or its edge server is
         self._put_to_work(task)
         self._watch(task)
@@ -293,8 +293,8 @@ class TaskRunner:
         self.off.add(device)
         if device in self._working:
             self._lose(self._working[device])
-        if self._edges is not None:
-            self._edges.messages.lose(device)
+        if self._messages is not None:
+            self._messages.lose(device)
 
     def lose_edge(self, edge: int) -> None:
         """An edge server is lost, and with it all tasks that run through it."""

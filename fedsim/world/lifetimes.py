@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import AfterValidator, Field
@@ -16,7 +16,6 @@ from pydantic_core import PydanticCustomError
 
 from fedsim.arrays import Flags, Floats, Ints
 from fedsim.errors import ScenarioError
-from fedsim.files import sought
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.language.units import PerSecond, PositiveSeconds, Seconds
@@ -24,15 +23,8 @@ from fedsim.simulation import TICK_S, Simulation, on_grid
 from fedsim.streams import Streams
 from fedsim.world.availability import Availability
 from fedsim.world.availability.base import spans_of
-from fedsim.world.device_table import DeviceTable
+from fedsim.world.distributions import FileColumn
 from fedsim.world.phases import Span
-
-
-class _Stays(Protocol):
-    """A population, as its lifetimes see it: float64 [devices] each (s)."""
-
-    arrival: Floats
-    departure: Floats
 
 
 class Turnover(Spec):
@@ -77,24 +69,12 @@ class _Schedule(Turnover):
             seen.add(device)
 
 
-class _TimesFromFile(Turnover):
-    """A time for each device, from a column of a CSV or Parquet file with a row a device; an empty cell is for none.
-
-    Attributes:
-        file: the file; a relative path starts from ``data.root``, else the working directory, else ``$FEDSIM_DATA``.
-        column: the column's name.
-        unit: of the cells that are bare numbers, such as ``"s"``; others carry their own.
-    """
-
-    kind: Literal["file"] = "file"
-    file: str
-    column: str
-    unit: str | None = None
+class _TimesFromFile(FileColumn, Turnover):
+    """A time for each device, from a column of a CSV or Parquet file with a row a device; an empty cell is for none."""
 
     def times(self, devices: int, root: Path | None, empty: float) -> Floats:
         """The times on the clock's grid (s), float64 [devices]; ``empty`` where there is none."""
-        table = DeviceTable(self.key, sought(self.file, root), (self.column,), ("device",))
-        return np.array([on_grid(time) for time in table.by_device(self.column, devices, Seconds, self.unit, empty)])
+        return np.array([on_grid(time) for time in self.cells(self.key, devices, root, Seconds, empty=empty).tolist()])
 
 
 # Arrivals. ``draw`` tells when each device joins (s), float64 [devices].
@@ -282,11 +262,9 @@ class Bounded:
         return on, end
 
 
-def bounded(within: Availability, population: _Stays) -> Availability:
-    """``within``, cut to the lifetimes of the population; untouched if everybody is there from 0 and for ever."""
-    if population.arrival.any() or (population.departure < math.inf).any():
-        return Bounded(within, population.arrival, population.departure)
-    return within
+def bounded(within: Availability, arrival: Floats, departure: Floats) -> Availability:
+    """``within``, cut to lifetimes (s, float64 [devices]); untouched if everybody is there from 0 and for ever."""
+    return Bounded(within, arrival, departure) if arrival.any() or (departure < math.inf).any() else within
 
 
 class Lifetimes:
@@ -294,16 +272,21 @@ class Lifetimes:
 
     Emits ``arrival`` and ``departure`` with the ``device``, in order of time, then device; a device that is there from time 0
     does not arrive. ``on_arrival`` is called with each newcomer at the first instant in which it can be reached, be it its
-    arrival or later; never for one who leaves before. The lifetimes of the population must not change any more.
+    arrival or later; never for one who leaves before. ``arrival`` and ``departure`` (s, float64 [devices]) never change.
     """
 
     def __init__(
-        self, simulation: Simulation, population: _Stays, availability: Availability, on_arrival: Callable[[int], None]
+        self,
+        simulation: Simulation,
+        arrival: Floats,
+        departure: Floats,
+        availability: Availability,
+        on_arrival: Callable[[int], None],
     ) -> None:
-        self._simulation, self._population = simulation, population
+        self._simulation, self._arrival, self._departure = simulation, arrival, departure
         self._availability, self._on_arrival = availability, on_arrival
-        self._newcomers, self._arrivals = _in_order(population.arrival, population.arrival > 0)
-        self._leavers, self._departures = _in_order(population.departure, population.departure < math.inf)
+        self._newcomers, self._arrivals = _in_order(arrival, arrival > 0)
+        self._leavers, self._departures = _in_order(departure, departure < math.inf)
         self._arrived = self._left = 0
         self._waiting: list[tuple[float, int]] = []  # a heap: newcomers who have arrived but cannot be reached yet, and when
         self._arm_arrival()
@@ -311,7 +294,7 @@ class Lifetimes:
 
     def present(self, time: float) -> Flags:
         """Devices that have arrived and not left at ``time`` (s), on or off; bool [devices]."""
-        return (self._population.arrival <= time) & (time < self._population.departure)
+        return (self._arrival <= time) & (time < self._departure)
 
     def snapshot(self) -> dict[str, Any]:
         return {"arrived": self._arrived, "left": self._left, "waiting": self._waiting}

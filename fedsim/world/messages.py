@@ -15,8 +15,8 @@ from typing import Any
 from fedsim.environment import CUT, Alarm
 from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation
-from fedsim.world.network.base import Network
 from fedsim.world.network.flow import SERVER, Direction, Flow, ends
+from fedsim.world.network.machine import Network
 from fedsim.world.task import Outcome, Payload
 
 
@@ -52,12 +52,19 @@ NOT_SAVED = ("Message.alarm", "Message.on_end")
 class Messages:
     """Carries messages between endpoints; those that have not ended are ``under_way``, by their numbers.
 
-    ``until`` says until when an endpoint can be reached (s): now where it cannot, infinity where that is always.
+    An edge server of a network is an endpoint at which what its devices send can be combined. Those in ``lost`` are not there
+    now; ``on_edge_lost`` is told of each, before what was on its way ends.
+
+    Attributes:
+        edges: number of edge servers.
+        until: says until when an endpoint can be reached (s): now where it cannot, infinity where that is always.
     """
 
-    def __init__(self, simulation: Simulation, network: Network, until: Callable[[int], float]) -> None:
-        self._simulation, self._network, self._until = simulation, network, until
+    def __init__(self, simulation: Simulation, network: Network, edges: int, on_edge_lost: Callable[[int], None]) -> None:
+        self._simulation, self._network, self.edges, self._on_edge_lost = simulation, network, edges, on_edge_lost
+        self.until: Callable[[int], float]
         self.under_way: dict[int, Message] = {}
+        self.lost: set[int] = set()
         self._sent = 0
 
     def send(
@@ -77,16 +84,42 @@ class Messages:
         """
         now = self._simulation.now
         message = Message(self._sent, source, destination, payloads, number, now, on_end=on_end)
-        until = min(self._until(source), self._until(destination))
+        until = min(self.until(source), self.until(destination))
         self._sent += 1
         self.under_way[message.id] = message
         if until <= now:
-            self._simulation.soon(partial(self._end, message, "lost"))
+            self._simulation.env.call(partial(self._end, message, "lost"))
             return message
         message.flow = self._network.send(source, destination, _size(payloads), partial(self._end, message, "done"), waited)
         if until < math.inf:
             self.rearm("cut", message.id, until)
         return message
+
+    def edge_of(self, device: int) -> int:
+        """The edge server of a device; ``SimulationError`` if there are none."""
+        if self._network.edges is None:
+            raise SimulationError("the network has no edge servers; give it some by network.edge")
+        return self._network.edges.item(device)
+
+    def carry(
+        self, edge: int, direction: Direction, payloads: tuple[Payload, ...], number: int | None, on_end: OnEnd
+    ) -> Message:
+        """Send a message of a round between an edge server and the server. One that is lost does not get it.
+
+        ``SimulationError``: there is no such edge server, or it has a message on its way in this direction.
+        """
+        if not 0 <= edge < self.edges:
+            raise SimulationError(f"there is no edge server {edge}; allowed are 0 to {self.edges - 1}")
+        way = ends(self._network.devices + edge, direction)
+        if any((other.source, other.destination) == way for other in self.under_way.values()):
+            raise SimulationError(f"edge server {edge} has a message {direction} on its way; it has one at a time each way")
+        return self.send(*way, payloads, number, on_end)
+
+    def lose_edge(self, edge: int) -> None:
+        """From now on the edge server is lost, and what is on its way to or from it; not what is there at this instant."""
+        self.lost.add(edge)
+        self._on_edge_lost(edge)
+        self.lose(self._network.devices + edge)
 
     def cut(self, message: Message, outcome: Outcome) -> None:
         """End a message now with a cause; one whose last byte has come is done."""
@@ -134,10 +167,10 @@ class Messages:
     # Snapshots, between two instants.
 
     def snapshot(self) -> dict[str, Any]:
-        return {"under_way": self.under_way, "sent": self._sent}
+        return {"off": sorted(self.lost), "under_way": self.under_way, "sent": self._sent}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.under_way, self._sent = state["under_way"], state["sent"]
+        self.lost, self.under_way, self._sent = set(state["off"]), state["under_way"], state["sent"]
         for message in self.under_way.values():
             message.alarm = message.on_end = None
             if message.flow is not None:
@@ -146,54 +179,6 @@ class Messages:
     def rearm(self, kind: str, number: int, when: float) -> None:
         message = self.under_way[number]
         message.alarm = self._simulation.wake((kind, number), when, partial(self.cut, message, "lost"), CUT)
-
-
-class Edges:
-    """The edge servers of a network, each an endpoint at which what its devices send can be combined.
-
-    Those in ``off`` are lost now; ``on_lost`` is told of each, before what was on its way ends.
-    """
-
-    def __init__(self, messages: Messages, network: Network, count: int, on_lost: Callable[[int], None]) -> None:
-        self.messages, self._network = messages, network
-        self.count = count
-        self._on_lost = on_lost
-        self.off: set[int] = set()
-
-    def of(self, device: int) -> int:
-        """The edge server of a device; ``SimulationError`` if there are none."""
-        if self._network.edges is None:
-            raise SimulationError("the network has no edge servers; give it some by network.edge")
-        return self._network.edges.item(device)
-
-    def send(
-        self, edge: int, direction: Direction, payloads: tuple[Payload, ...], number: int | None, on_end: OnEnd
-    ) -> Message:
-        """Send a message of a round between an edge server and the server. One that is lost does not get it.
-
-        ``SimulationError``: there is no such edge server, or it has a message on its way in this direction.
-        """
-        if not 0 <= edge < self.count:
-            raise SimulationError(f"there is no edge server {edge}; allowed are 0 to {self.count - 1}")
-        way = ends(self._network.devices + edge, direction)
-        if any((other.source, other.destination) == way for other in self.messages.under_way.values()):
-            raise SimulationError(f"edge server {edge} has a message {direction} on its way; it has one at a time each way")
-        return self.messages.send(*way, payloads, number, on_end)
-
-    def switch_off(self, edge: int) -> None:
-        """From now on the edge server is lost, and what is on its way to or from it; not what is there at this instant."""
-        self.off.add(edge)
-        self._on_lost(edge)
-        self.messages.lose(self._network.devices + edge)
-
-    # Snapshots, between two instants.
-
-    def snapshot(self) -> dict[str, Any]:
-        return {"off": sorted(self.off), **self.messages.snapshot()}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.off = set(state["off"])
-        self.messages.restore(state)
 
 
 def _size(payloads: tuple[Payload, ...]) -> float:

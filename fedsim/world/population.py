@@ -85,12 +85,12 @@ class Population:
     def training_s(self, device: int, training: Training, samples: int, batch_size: int) -> float:
         """Seconds of what counts as one undisturbed epoch of a training on so many samples."""
         if self.rooflines is not None:
-            return self.rooflines.training_s(device, training, samples) / self._slowness(device)
+            return training.share * self.rooflines.training_s(device, training, samples) / self._slowness(device)
         cost = self.cost * (1.0 + _FORWARD_SHARE * training.asked_besides)
         if training.cut is not None:
             assert self.share_of is not None
             cost *= self.share_of(*training.cut)
-        return training.samples_an_epoch(samples, batch_size) * cost / self.speed.item(device)
+        return training.share * (training.samples_an_epoch(samples, batch_size) * cost / self.speed.item(device))
 
     def testing_s(self, device: int, samples: int) -> float:
         """Seconds of an undisturbed forward pass over so many samples."""

@@ -15,15 +15,15 @@ import simpy
 from fedsim.environment import CUT
 from fedsim.errors import SimulationError
 from fedsim.simulation import TICK_S, Simulation, on_grid, on_grid_after, tie_s
-from fedsim.training import NO_LIMIT, Limit, Training
+from fedsim.training import NO_LIMIT, Limit
 from fedsim.world.compute import Compute
 from fedsim.world.hosts import Hosts, HostSpec
-from fedsim.world.network.base import Network
 from fedsim.world.network.flow import SERVER, Direction
+from fedsim.world.network.machine import Network
 from fedsim.world.task import Cause, Code, Download, Ending, Evaluate, Pause, Queue, Task, TaskStep, Train, Upload, Work
 
 if TYPE_CHECKING:
-    from fedsim.world.energy.batteries import Batteries
+    from fedsim.world.batteries import Batteries
     from fedsim.world.population import Population
 
 _DISCONNECTED = ("lost", "left", "battery")
@@ -71,8 +71,8 @@ class StepRunner:
             Download: (self.send, self.sent),
             Upload: (self.send, self.sent),
             Queue: (self.stand, self.stood),
-            Train: (self.train, self.trained),
-            Evaluate: (self.test, self.tested),
+            Train: (self.learn, self.trained),
+            Evaluate: (self.learn, self.tested),
             Work: (self.work, self.worked),
             Code: (self.pause, self.paused),
             Pause: (self.pause, self.paused),
@@ -100,26 +100,13 @@ class StepRunner:
 
     # Computations begin.
 
-    def train(self, task: Task, step: Train) -> None:
+    def learn(self, task: Task, step: Train | Evaluate) -> None:
         self._note_data(task)
-        if step.training.part is not None:
-            task.samples = step.training.part.samples
-        self._begin(task, step.training)
-
-    def test(self, task: Task, step: Evaluate) -> None:
-        self._note_data(task)
-        if step.samples is not None:
+        training = step.training if isinstance(step, Train) else None
+        if training is not None and training.part is not None:
+            task.samples = training.part.samples
+        elif isinstance(step, Evaluate) and step.samples is not None:
             task.samples = min(task.samples, step.samples)
-        self._begin(task, None)
-
-    def work(self, task: Task, step: Work) -> None:
-        self._note_data(task)
-        self.look_ahead(task)
-
-    def pause(self, task: Task, step: Code | Pause) -> None:
-        self._arm(task, on_grid(self._simulation.now + step.seconds))
-
-    def _begin(self, task: Task, training: Training | None) -> None:
         if task.budget_from is None:
             task.budget_from = self._simulation.now - task.spent_s
         task.fails = False
@@ -129,6 +116,13 @@ class StepRunner:
         else:
             task.epoch_ends, task.fails = [], True
             self._arm(task, on_grid_after(self._simulation.now + failing_s))
+
+    def work(self, task: Task, step: Work) -> None:
+        self._note_data(task)
+        self.look_ahead(task)
+
+    def pause(self, task: Task, step: Code | Pause) -> None:
+        self._arm(task, on_grid(self._simulation.now + step.seconds))
 
     def look_ahead(self, task: Task) -> None:
         """Find out when the running computation ends; if that is far away, only that it does not end for long.
@@ -201,12 +195,16 @@ class StepRunner:
         elif now < planned.limit:  # else the alarm at the limit rings in this instant
             self.hosts.compute(task, planned.epoch_s * self._compute.jitter(task.device, now, planned.draw))
 
-    def _leave_cores(self, task: Task, *, cut: bool) -> dict[str, float]:
-        """End what the host computes for the running step; returns the facts of it. An epoch in between has no end."""
+    def _leave(self, task: Task, cause: Cause | None, limit: Limit = NO_LIMIT) -> dict[str, float]:
+        """The running computation ends: note its budget, and what its host has computed; returns the facts of that."""
+        if self._known_ends:
+            self._known_ends.pop(task.id, None)
+        if limit.budget is not None and task.budget_from is not None:
+            self._spent[task.device] = self._simulation.now - task.budget_from
         if self.hosts is None:
             return {}
-        is_due = not cut and self.hosts.is_due(task)
-        if self.hosts.stop(task) and task.epoch_ends is not None:
+        is_due = cause is None and self.hosts.is_due(task)
+        if self.hosts.stop(task) and task.epoch_ends is not None:  # an epoch in between has no end
             task.epoch_ends.append(self._simulation.now if is_due else math.inf)
         return {"core_s": self.hosts.used_s(task)}
 
@@ -255,8 +253,7 @@ class StepRunner:
 
     def trained(self, task: Task, step: Train, cause: Cause | None) -> Ending:
         training, limit = step.training, step.limit
-        shared = self._leave_cores(task, cut=cause is not None)
-        self._note_end(task, limit)
+        shared = self._leave(task, cause, limit)
         ends = task.epoch_ends or []
         done = bisect_right(ends, self._simulation.now)
         task.epochs = done
@@ -273,25 +270,17 @@ class StepRunner:
         return cause, facts
 
     def tested(self, task: Task, step: Evaluate, cause: Cause | None) -> Ending:
-        shared = self._leave_cores(task, cut=cause is not None)
-        self._note_end(task, step.limit)
+        shared = self._leave(task, cause, step.limit)
         if cause is None and not bisect_right(task.epoch_ends or [], self._simulation.now):
             cause = "late"
         part = {} if step.samples is None else {"samples": task.samples}
         return cause, {"models": len(step.models), **part, **shared}
 
     def worked(self, task: Task, step: Work, cause: Cause | None) -> Ending:
-        self._known_ends.pop(task.id, None)
-        return cause, step.facts | self._leave_cores(task, cut=cause is not None)
+        return cause, step.facts | self._leave(task, cause)
 
     def paused(self, task: Task, step: Code | Pause, cause: Cause | None) -> Ending:
         return cause, {}
-
-    def _note_end(self, task: Task, limit: Limit) -> None:
-        if self._known_ends:
-            self._known_ends.pop(task.id, None)
-        if limit.budget is not None and task.budget_from is not None:
-            self._spent[task.device] = self._simulation.now - task.budget_from
 
     # What processes of the world do.
 

@@ -19,6 +19,7 @@ from tests.benchmarks.hashes import STRATEGIES as HASHED
 from tests.test_runs import STRATEGIES
 
 Made = Callable[[dict[str, Any], Path], Path]
+Ran = Callable[..., RunFolder]
 Lived = Callable[[str], RunFolder]
 
 ALIASES = {"fedgroup": "flexcfl", "fesem-mig": "fesem", "ifca": "ifca-mig"}
@@ -56,16 +57,22 @@ def run(tiny_run: Path) -> RunFolder:
 
 
 @pytest.fixture
-def unlearned(small: dict[str, Any], tmp_path: Path, made: Made) -> RunFolder:
-    return RunFolder(made(small | {"learning": "off"}, tmp_path / "unlearned"))
+def ran(small: dict[str, Any], tmp_path: Path, made: Made) -> Ran:
+    """``ran(name, **sections)`` is the run of ``small`` with other sections, in a folder of that name."""
+    return lambda name, **sections: RunFolder(made(small | sections, tmp_path / name))
 
 
 @pytest.fixture
-def queued(small: dict[str, Any], tmp_path: Path, made: Made) -> RunFolder:
+def unlearned(ran: Ran) -> RunFolder:
+    return ran("unlearned", learning="off")
+
+
+@pytest.fixture
+def queued(ran: Ran) -> RunFolder:
     """A run in which uploads queue, and the server's link fails."""
     outage = {"kind": "link-outage", "link": "server up", "every": "20 s", "lasts": "2 s", "random": False}
     world = {"processes": [{"kind": "upload-slots", "slots": 1}, outage]}
-    folder = RunFolder(made(small | {"world": world}, tmp_path / "queued"))
+    folder = ran("queued", world=world)
     kinds = {event["kind"] if event["step"] is None else event["step"] for event in folder.events}
     assert {"queue", "link-rate"} <= kinds
     return folder
@@ -90,19 +97,17 @@ def renamed(run: RunFolder, tmp_path: Path) -> RunFolder:
 
 
 @pytest.fixture
-def split(small: dict[str, Any], tmp_path: Path, made: Made) -> RunFolder:
+def split(ran: Ran) -> RunFolder:
     """CATA-Fed in two clusters: slow devices split their data, some are lost, sizes spread with outliers."""
     strategy = {"kind": "cata-fed", "clients_per_round": 6, "relative_deadline": 0.3, "smallest_part": 5}
     strategy |= {"clusters": 2, "whisker": 0.2, "rejoin": True}
-    changes = {"strategy": strategy, "stop": {"rounds": 12}, "learning": "off"}
-    return RunFolder(made(small | changes, tmp_path / "split"))
+    return ran("split", strategy=strategy, stop={"rounds": 12}, learning="off")
 
 
 @pytest.fixture
-def roundless(small: dict[str, Any], tmp_path: Path, made: Made) -> RunFolder:
+def roundless(ran: Ran) -> RunFolder:
     """FedAsync: forty versions, no rounds."""
-    changes = {"strategy": {"kind": "fedasync", "concurrency": 4}, "stop": {"rounds": 40}, "learning": "off"}
-    return RunFolder(made(small | changes, tmp_path / "roundless"))
+    return ran("roundless", strategy={"kind": "fedasync", "concurrency": 4}, stop={"rounds": 40}, learning="off")
 
 
 @pytest.fixture(scope="session")

@@ -1,18 +1,17 @@
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-import fedsim
 from fedsim.analysis.accuracy import band, draw_accuracy, draw_costs
 from fedsim.analysis.report import tables
 from fedsim.analysis.report.sections import key_figure
 from fedsim.analysis.series import Series, group_by_scenario
-from fedsim.analysis.style import NothingToDrawError, line_of
+from fedsim.analysis.style import line_of
 from fedsim.records.reading import RunFolder
+from tests.analysis.conftest import Ran
 
 
 def test_three_panels_show_the_rounds_table(run: RunFolder) -> None:
@@ -28,13 +27,6 @@ def test_three_panels_show_the_rounds_table(run: RunFolder) -> None:
     np.testing.assert_allclose(moved.lines[0].get_xdata(), sums / 1e3)
 
 
-def test_rounds_without_evaluation_are_skipped(small: dict[str, Any], tmp_path: Path) -> None:
-    small["evaluation"] = {"every": 3}
-    fedsim.run(fedsim.Scenario(**small), tmp_path / "sparse", executor="inline")
-    figure = draw_accuracy([RunFolder(tmp_path / "sparse")])
-    np.testing.assert_array_equal(figure.axes[0].lines[0].get_xdata(), [3, 6, 8])
-
-
 def test_runs_side_by_side_are_told_apart(run: RunFolder, renamed: RunFolder, unlearned: RunFolder) -> None:
     figure = draw_accuracy([run, renamed, unlearned])
     names = [text.get_text() for text in figure.legends[0].get_texts()]
@@ -45,12 +37,12 @@ def test_runs_side_by_side_are_told_apart(run: RunFolder, renamed: RunFolder, un
     assert first.get_color() != second.get_color()
 
 
-def test_the_privacy_that_was_spent_is_a_line_of_its_own(small: dict[str, Any], run: RunFolder, tmp_path: Path) -> None:
+def test_the_privacy_that_was_spent_is_a_line_of_its_own(small: dict[str, Any], run: RunFolder, ran: Ran) -> None:
     pytest.importorskip("dp_accounting")
-    small["strategy"] |= {"aggregation": {"kind": "private", "noise": 2.0}}
-    fedsim.run(fedsim.Scenario(**small), tmp_path / "private", executor="inline")
-    private = RunFolder(tmp_path / "private")
-    told = [row["epsilon"] for row in private.rounds]
+    aggregation = {"kind": "private", "noise": 2.0}
+    private = ran("private", strategy=small["strategy"] | {"aggregation": aggregation}, evaluation={"every": 3})
+    told = [private.rounds[number]["epsilon"] for number in (2, 5, 7)]
+    np.testing.assert_array_equal(draw_accuracy([private]).axes[0].lines[0].get_xdata(), [3, 6, 8])  # and no other rounds
     figure = draw_accuracy([private])
     lines = [line for panel in figure.axes for line in panel.lines if line.get_gid() == "epsilon"]
     assert lines
@@ -62,11 +54,10 @@ def test_the_privacy_that_was_spent_is_a_line_of_its_own(small: dict[str, Any], 
     assert ">epsilon<" in table
 
 
-def test_rounds_are_on_a_log_scale_beside_a_run_of_many_more(small: dict[str, Any], run: RunFolder, tmp_path: Path) -> None:
+def test_rounds_are_on_a_log_scale_beside_a_run_of_many_more(run: RunFolder, ran: Ran) -> None:
     assert draw_accuracy([run]).axes[0].get_xscale() == "linear"
-    small["strategy"] = {"kind": "fedasync", "concurrency": 4}
-    fedsim.run(fedsim.Scenario(**small | {"stop": {"rounds": 40}}), tmp_path / "many", executor="inline")
-    rounds, time, _ = draw_accuracy([run, RunFolder(tmp_path / "many")]).axes
+    many = ran("many", strategy={"kind": "fedasync", "concurrency": 4}, stop={"rounds": 40})
+    rounds, time, _ = draw_accuracy([run, many]).axes
     assert (rounds.get_xscale(), time.get_xscale()) == ("log", "linear")
     assert rounds.get_xlim()[0] == 1
 
@@ -85,49 +76,42 @@ def test_what_happened_meanwhile_is_marked(grouped: RunFolder, run: RunFolder) -
     np.testing.assert_allclose(marked["deadline"], reached)
 
 
-def test_panels_that_would_be_the_same_are_one(small: dict[str, Any], tmp_path: Path) -> None:
-    """Devices of one speed that are never away: every round takes as long, and moves as much."""
-    small["population"] |= {"devices": 6, "speed": "50 samples/s", "jitter": 0.0}
-    del small["population"]["availability"]
-    small["data"] = {"source": "digits", "partition": "iid"}
-    small["strategy"] = {"kind": "fedavg", "clients_per_round": 6}
-    fedsim.run(fedsim.Scenario(**small), tmp_path / "even", executor="inline")
-    (panel,) = draw_accuracy([RunFolder(tmp_path / "even")]).axes
-    assert "rounds and bytes grow in step with it, to 8 rounds and " in panel.get_xlabel()
-    _, caption = str(*key_figure(RunFolder(tmp_path / "even"))).split("<figcaption>")
-    assert caption.startswith("Test accuracy against simulated time, with which")  # and not what stands under three panels
-
-
 def test_an_axis_that_does_not_begin_at_0_says_so(run: RunFolder) -> None:
     first = draw_accuracy([run]).axes[0]
     low = first.get_ylim()[0]
     assert (f"the axis begins at {low:.2g}" in first.get_ylabel()) == (low > 0.02)
 
 
-def make(small: dict[str, Any], folder: Path, **changes: Any) -> RunFolder:
-    fedsim.run(fedsim.Scenario(**small | changes), folder, executor="inline")
-    return RunFolder(folder)
+def test_panels_that_would_be_the_same_are_one(ran: Ran) -> None:
+    """Devices of one speed that are never away: every round takes as long, and moves as much."""
+    population = {"devices": 6, "speed": "50 samples/s"}
+    data = {"source": "digits", "partition": "iid"}
+    even = ran("even", data=data, population=population, strategy={"clients_per_round": 6})
+    (panel,) = draw_accuracy([even]).axes
+    assert "rounds and bytes grow in step with it, to 8 rounds and " in panel.get_xlabel()
+    _, caption = str(*key_figure(even)).split("<figcaption>")
+    assert caption.startswith("Test accuracy against simulated time, with which")  # and not what stands under three panels
 
 
 @pytest.fixture
-def seeds(small: dict[str, Any], tmp_path: Path) -> list[RunFolder]:
-    return [make(small, tmp_path / f"seed-{seed}", seed=seed) for seed in (1, 2, 3)]
+def seeds(ran: Ran) -> list[RunFolder]:
+    return [ran(f"seed-{seed}", seed=seed) for seed in (1, 2, 3)]
 
 
 def test_a_band_where_all_are_known() -> None:
-    first = pd.DataFrame({"time": [0.0, 2.0, 4.0], "accuracy": [0.0, 0.4, 0.8]})
-    other = pd.DataFrame({"time": [1.0, 3.0, 9.0], "accuracy": [0.4, 0.8, 0.2]})
+    first = pd.DataFrame({"time": [0.0, 2.0, 4.0], "value": [0.0, 0.4, 0.8]})
+    other = pd.DataFrame({"time": [1.0, 3.0, 9.0], "value": [0.4, 0.8, 0.2]})
     drawn = band([first, other], "time")
     assert drawn.at.tolist() == [1, 2, 3, 4]
     np.testing.assert_allclose(drawn.low, [0.2, 0.4, 0.6, 0.7])
     np.testing.assert_allclose(drawn.high, [0.4, 0.6, 0.8, 0.8])
     np.testing.assert_allclose(drawn.mean, [0.3, 0.5, 0.7, 0.75])
-    apart = pd.DataFrame({"time": [5.0, 6.0], "accuracy": [0.1, 0.2]})
+    apart = pd.DataFrame({"time": [5.0, 6.0], "value": [0.1, 0.2]})
     assert not len(band([first, apart], "time").at)
 
 
-def test_seeds_of_a_scenario_are_one_line_with_a_band(small: dict[str, Any], seeds: list[RunFolder], tmp_path: Path) -> None:
-    local = make(small, tmp_path / "prox", strategy=small["strategy"] | {"kind": "fedprox", "mu": 0.1})
+def test_seeds_of_a_scenario_are_one_line_with_a_band(small: dict[str, Any], seeds: list[RunFolder], ran: Ran) -> None:
+    local = ran("prox", strategy=small["strategy"] | {"kind": "fedprox", "mu": 0.1})
     figure = draw_costs([seeds[0], local, *seeds[1:]])
     by_bytes, by_time, by_round = figure.axes[:3]
     curves = [[row["accuracy"] for row in run.rounds] for run in seeds]
@@ -164,22 +148,11 @@ def test_no_two_lines_look_alike_and_neighbours_differ_in_dash_too() -> None:
     assert all(one[1] != other[1] for one, other in pairwise(looks[:7]))
 
 
-def test_series_are_called_after_what_makes_them_different(
-    small: dict[str, Any], seeds: list[RunFolder], tmp_path: Path
-) -> None:
-    shorter = make(small, tmp_path / "short", strategy=small["strategy"] | {"local_epochs": 1})
-    again = make(small, tmp_path / "again", seed=1)
+def test_series_are_called_after_what_makes_them_different(small: dict[str, Any], seeds: list[RunFolder], ran: Ran) -> None:
+    shorter, again = ran("short", strategy=small["strategy"] | {"local_epochs": 1}), ran("again", seed=1)
     names = [(series.name, len(series.runs)) for series in group_by_scenario([*seeds, shorter])]
     assert names == [("fedavg, local_epochs 2", 3), ("fedavg, local_epochs 1", 1)]
     twice = group_by_scenario([*seeds, again])
     assert [len(series.runs) for series in twice] == [3, 1]
     assert len({series.name for series in twice}) == 2
     assert "again" in twice[1].name
-
-
-def test_single_seeds_and_runs_without_accuracy_are_said(small: dict[str, Any], run: RunFolder, tmp_path: Path) -> None:
-    with pytest.raises(NothingToDrawError, match="several seeds"):
-        draw_costs([run])
-    unlearned = [make(small, tmp_path / str(seed), seed=seed, learning="off") for seed in (1, 2)]
-    with pytest.raises(NothingToDrawError, match="no round was evaluated"):
-        draw_costs(unlearned)

@@ -1,14 +1,13 @@
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
 
-import fedsim
 from fedsim.analysis.clusters import ReportedGrouping, draw_clusters, read_groupings
 from fedsim.analysis.style import NothingToDrawError
 from fedsim.records.reading import RunFolder
+from tests.analysis.conftest import Ran
 
 
 def heights(panel: Axes) -> float:
@@ -49,24 +48,21 @@ def test_each_device_is_in_a_bar(split: RunFolder) -> None:
     assert ends == list(groupings[-1].members)
 
 
-def test_tiers_of_sizes_are_drawn_and_those_of_latency_not(small: dict[str, Any], tmp_path: Path) -> None:
-    for source in ("size", "latency"):
-        small["strategy"] = {"kind": "tifl", "clients_per_round": 4, "tiers": 3, "tiers_from": source}
-        fedsim.run(fedsim.Scenario(**small | {"learning": "off"}), tmp_path / source, executor="inline")
-    (grouping,) = read_groupings(RunFolder(tmp_path / "size"))
+def test_tiers_of_sizes_are_drawn_and_those_of_latency_not(ran: Ran) -> None:
+    tifl = {"kind": "tifl", "clients_per_round": 4, "tiers": 3}
+    size, latency = (ran(source, strategy=tifl | {"tiers_from": source}, learning="off") for source in ("size", "latency"))
+    (grouping,) = read_groupings(size)
     assert tuple(np.bincount(grouping.groups, minlength=3)) == grouping.members
-    assert heights(draw_clusters(RunFolder(tmp_path / "size")).axes[0]) == sum(grouping.members)
+    assert heights(draw_clusters(size).axes[0]) == sum(grouping.members)
     with pytest.raises(NothingToDrawError, match="no clusters or tiers by data size"):
-        draw_clusters(RunFolder(tmp_path / "latency"))
+        draw_clusters(latency)
 
 
-def test_devices_of_one_size_are_one_bar(small: dict[str, Any], tmp_path: Path) -> None:
+def test_devices_of_one_size_are_one_bar(small: dict[str, Any], ran: Ran) -> None:
     """Nobody is left out, and borders that are all the same draw no warning (which would fail here)."""
-    small["population"] |= {"samples": {"kind": "list", "values": [30] * 20}}
+    population = small["population"] | {"samples": {"kind": "list", "values": [30] * 20}}
     strategy = {"kind": "cata-fed", "clients_per_round": 6, "clusters": 3, "relative_deadline": 2.0, "smallest_part": 5}
-    changes = {"strategy": strategy, "stop": {"rounds": 2}, "learning": "off"}
-    fedsim.run(fedsim.Scenario(**small | changes), tmp_path / "same", executor="inline")
-    run = RunFolder(tmp_path / "same")
+    run = ran("same", population=population, strategy=strategy, stop={"rounds": 2}, learning="off")
     last = read_groupings(run)[-1]
     assert last.low == last.high == 30
     panels = [panel for panel in draw_clusters(run).axes if heights(panel)]

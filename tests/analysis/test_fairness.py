@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from fedsim.analysis.fairness import draw_fairness, read_jain, read_waiting, selections_of_devices, selections_of_groups
+from fedsim.analysis.fairness import draw_fairness, read_waiting, selections_of_devices, selections_of_groups
+from fedsim.records.fairness import jain_over_time
 from fedsim.records.reading import RunFolder
 
 
@@ -20,14 +21,14 @@ def test_selections_add_up(split: RunFolder) -> None:
     groups = selections_of_groups(split)
     assert sum(valid + failed for valid, failed in groups.values()) == asked
     assert sum(valid for valid, _ in groups.values()) == sum(row["valid"] for row in split.rounds)
-    _, jain = read_jain(split, "round")
+    _, jain = jain_over_time(split)
     assert jain[-1] == pytest.approx(counts.sum() ** 2 / len(counts) / (counts**2).sum())
 
 
 def test_one_run_is_drawn_over_rounds(run: RunFolder) -> None:
     figure = draw_fairness([run])
     jain, *waiting = figure.axes[:4]
-    np.testing.assert_array_equal(jain.lines[0].get_ydata(), read_jain(run, "round")[1])
+    np.testing.assert_array_equal(jain.lines[0].get_ydata(), jain_over_time(run)[1])
     for panel, values in zip(waiting, ("mean", "tenth", "longest"), strict=True):
         np.testing.assert_array_equal(panel.lines[0].get_ydata(), getattr(read_waiting(run, "round"), values))
     assert {panel.get_xlabel() for panel in figure.axes[:4]} == {"rounds aggregated"}

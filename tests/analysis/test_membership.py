@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 
-from fedsim.analysis.history import MARKS, NO_GROUP, History
 from fedsim.analysis.membership import draw_membership
 from fedsim.analysis.style import PictureError, save
+from fedsim.records.history import MARKS, NO_GROUP, History
 from fedsim.records.reading import RunFolder
 from tests.analysis.conftest import Lived
 
@@ -63,11 +63,6 @@ def test_a_device_may_be_left_without_a_group(lived: Lived) -> None:
     figure = draw_membership(run)
     assert f"{(membership.final == NO_GROUP).sum()} without a group at the end" in " ".join(figure.get_suptitle().split())
     assert "no group" in [text.get_text() for text in figure.legends[0].get_texts()]
-
-
-def test_devices_end_in_the_groups_of_their_table(grouped: RunFolder, membership: History) -> None:
-    recorded = {row["device"]: NO_GROUP if row["group"] is None else row["group"] for row in grouped.devices}
-    assert {device: recorded[device] for device in membership.final.index} == membership.final.to_dict()
 
 
 def test_rows_are_in_order(membership: History) -> None:

@@ -1,14 +1,11 @@
 """A run that holds nothing for a picture is told so in words."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from fedsim.analysis.pictures import OF_ONE, OF_SEVERAL
 from fedsim.analysis.style import NothingToDrawError
 from fedsim.records.reading import RunFolder
-from tests.analysis.conftest import Made
+from tests.analysis.conftest import Ran
 
 
 @pytest.mark.parametrize(
@@ -30,10 +27,8 @@ def test_a_plain_run(run: RunFolder, kind: str, message: str) -> None:
         OF_ONE[kind].draw(run) if kind in OF_ONE else OF_SEVERAL[kind].draw([run])
 
 
-def test_runs_that_moved_nothing_or_learned_nothing(
-    small: dict[str, Any], unlearned: RunFolder, made: Made, tmp_path: Path
-) -> None:
-    alone = RunFolder(made(small | {"strategy": {"kind": "local"}, "stop": {"rounds": 1}}, tmp_path / "alone"))
+def test_runs_that_moved_nothing_or_learned_nothing(unlearned: RunFolder, ran: Ran) -> None:
+    alone, other = ran("alone", strategy={"kind": "local"}, stop={"rounds": 1}), ran("other", seed=2, learning="off")
     with pytest.raises(NothingToDrawError, match="moved no bytes"):
         OF_ONE["traffic"].draw(alone)
     for kind in ("traffic-compared", "traffic-purposes"):
@@ -41,3 +36,5 @@ def test_runs_that_moved_nothing_or_learned_nothing(
             OF_SEVERAL[kind].draw([alone, alone])
     with pytest.raises(NothingToDrawError, match="learning is off"):
         OF_SEVERAL["accuracy"].draw([unlearned])
+    with pytest.raises(NothingToDrawError, match="no round was evaluated"):
+        OF_SEVERAL["costs"].draw([unlearned, other])

@@ -3,7 +3,6 @@
 import re
 import tempfile
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,11 @@ import pytest
 
 import fedsim
 from fedsim.analysis.report import write_report
+from fedsim.lab.compare.critical_path import CriticalPaths
 from fedsim.records.reading import RunFolder
+from fedsim.testing import quiet_world
 from tests.analysis.chromium import Page, browser, executable
+from tests.lab.study.conftest import finish, write
 
 pytestmark = pytest.mark.skipif(executable() is None, reason="no Chromium on this machine: install chromium to look at reports")
 
@@ -190,7 +192,10 @@ def test_a_device_is_found_and_its_tasks_are_told(page: Page, grouped: RunFolder
 
 def test_a_round_is_shown_from_the_field_and_from_the_table(page: Page, grouped: RunFolder) -> None:
     begin, end = grouped.rounds[2]["time"], grouped.rounds[3]["time"]
-    assert find(page, "round", "3").startswith("Round 3, ")
+    said = find(page, "round", "3")
+    assert said.startswith("Round 3, ")
+    longest = max(CriticalPaths(grouped).round(3).steps, key=lambda step: step.seconds)
+    assert f"it waited longest for device {longest.device}, {longest.step}: " in said
     first, last, _ = view(page)
     assert first < begin < end < last
     assert last - first < 1.3 * (end - begin)
@@ -275,6 +280,12 @@ def test_orders_and_tints_change_the_picture(page: Page) -> None:
         " order.value = 'group'; order.dispatchEvent(new Event('change')); })()"
     )
     assert drawn(page).keys() >= {"#009e73"}
+    over = "document.querySelector('canvas.over').toDataURL()"
+    with_path = page.ask(over)
+    page.click(".timeline [name=path]")
+    drawn(page)
+    assert page.ask(over) != with_path
+    page.click(".timeline [name=path]")
 
 
 def test_a_narrow_window(page: Page) -> None:
@@ -300,15 +311,40 @@ def test_lines_of_the_chart_are_hidden_shown_and_told(page: Page) -> None:
     assert page.errors == []
 
 
+@pytest.fixture(scope="module")
+def answered(opened: Page, tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """The page of a study with a grid, in the same browser: rankings, a heat map, and a Pareto front."""
+    folder = tmp_path_factory.mktemp("answered")
+    base = quiet_world({"kind": "fedavg", "clients_per_round": 4}, rounds=2) | {"energy": {"preset": "laptop"}}
+    tables = {"base": base, "seeds": [1, 2], "target": 0.05, "grid": {"strategy.local_epochs": [1, 2]}}
+    tables |= {"variants": {"plain": {}, "a name that is long enough to be folded": {"messages.up": "int8"}}}
+    opened.open(write_report([finish(write(folder / "study.toml", tables), folder / "study")]))
+    opened.wait_for(f"{_READY} === 2")
+    opened.ask("document.querySelectorAll('details').forEach(details => { details.open = true; })")
+    opened.wait_for("[...document.querySelectorAll('[data-html]')].every(part => part.textContent)")
+    return opened
+
+
+_OVERLAPPING = """
+(() => { const boxes = [...document.querySelectorAll('h1, h2, h3, figcaption, caption, .tiles dt, .front text')]
+  .filter(e => e.offsetParent || e.ownerSVGElement).map(e => [e, e.getBoundingClientRect()]).filter(([, b]) => b.width);
+  const apart = (a, b) => a.bottom <= b.top + 1 || b.bottom <= a.top + 1 || a.right <= b.left + 1 || b.right <= a.left + 1;
+  return boxes.flatMap(([one, a], at) => boxes.slice(at + 1).filter(([, b]) => !apart(a, b))
+    .map(([other]) => `${one.textContent} / ${other.textContent}`)); })()"""
+_CUT = """
+[...document.querySelectorAll('h1, h2, h3, p, li, dd, caption, button, .plots > div, .plot th, .heat td, figure img')]
+  .filter(e => e.offsetParent && (e.scrollWidth > e.clientWidth + 1 || e.getBoundingClientRect().right > innerWidth + 1))
+  .filter(e => getComputedStyle(e).display !== 'inline').map(e => e.outerHTML.slice(0, 120))"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1400])
-def test_nothing_is_cut_and_no_titles_overlap(page: Page, width: int) -> None:
-    """The page is no wider than the screen, pictures are seen whole, and no heading lies on another."""
-    page.resize(width, 900)
-    page.wait_for(f"document.documentElement.scrollWidth <= {width}")
-    boxes = page.ask("[...document.querySelectorAll('h1, h2, h3')].filter(e => e.offsetParent).map(e => { const b ="
-                     " e.getBoundingClientRect(); return [b.top, b.bottom, b.left, b.right]; })")  # fmt: skip
-    assert all(above[1] <= below[0] + 1 for above, below in pairwise(boxes) if above[2] < below[3] and below[2] < above[3])
-    wide = page.ask("[...document.querySelectorAll('figure img')].filter(e => e.offsetParent)"
-                    ".map(e => e.getBoundingClientRect().width)")  # fmt: skip
-    assert wide
-    assert max(wide) <= width
+def test_nothing_is_cut_and_no_titles_overlap(answered: Page, width: int, theme: str) -> None:
+    """The page is no wider than the screen, each text and picture is seen whole, and no title lies on another."""
+    answered.resize(width, 900)
+    answered.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
+    answered.wait_for(f"document.documentElement.scrollWidth <= {width}")
+    assert answered.ask("document.querySelectorAll('.heat, .front').length") >= 2
+    assert answered.ask(_OVERLAPPING) == []
+    assert answered.ask(_CUT) == []
+    assert answered.errors == answered.requests == []

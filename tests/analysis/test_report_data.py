@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from fedsim.analysis.history import MARKS
 from fedsim.analysis.report.markup import pack
 from fedsim.analysis.report.timeline import OUTCOMES, STEPS, key, read_timeline
+from fedsim.records.history import MARKS
 from fedsim.records.reading import RunFolder
 
 KINDS = [np.uint8, np.uint16, np.uint32, np.int16, np.int32, np.float32]

@@ -10,9 +10,9 @@ import pytest
 
 import fedsim
 from fedsim.analysis.embedding import draw_embedding, principal_components
-from fedsim.analysis.history import History
 from fedsim.analysis.similarity import Clustering, draw_similarity, read_clusterings
 from fedsim.errors import RunFolderError
+from fedsim.records.history import History
 from fedsim.records.reading import RunFolder
 from tests.strategies.clustered import world
 

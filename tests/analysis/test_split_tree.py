@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fedsim.analysis.history import History
 from fedsim.analysis.membership import draw_membership
 from fedsim.analysis.split_tree import draw_split_tree, read_splits
 from fedsim.errors import RunFolderError
 from fedsim.language.units import show_seconds
+from fedsim.records.history import History
 from fedsim.records.reading import RunFolder
 
 Split = tuple[int, int, tuple[int, int], tuple[list[int], list[int]]]  # round, parent, children, members

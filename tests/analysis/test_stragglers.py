@@ -1,17 +1,15 @@
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-import fedsim
-from fedsim.analysis.history import History
 from fedsim.analysis.stragglers import MOST_PANELS, draw_stragglers, read_attempts, trained_rounds
 from fedsim.analysis.style import NothingToDrawError, PictureError
+from fedsim.records.history import History
 from fedsim.records.reading import RunFolder
-from tests.analysis.conftest import drawn
+from tests.analysis.conftest import Ran, drawn
 
 
 def attempts_of(run: RunFolder) -> pd.DataFrame:
@@ -65,14 +63,11 @@ def test_time_counts_from_the_start_of_the_round(run: RunFolder) -> None:
         assert np.isnan(row["limit"])
 
 
-def test_epochs_against_a_known_deadline(small: dict[str, Any], tmp_path: Path) -> None:
+def test_epochs_against_a_known_deadline(ran: Ran) -> None:
     """A hundred samples a second and 12 s: as many whole epochs as fit, of the five asked for."""
-    del small["population"]["availability"]
-    small["population"] |= {"devices": 4, "speed": "100 samples/s", "jitter": 0.0}
-    small["strategy"] = {"kind": "fedprox", "clients_per_round": 4, "local_epochs": 5, "deadline": "12 s"}
-    small["strategy"] |= {"deadline_from": "download"}
-    fedsim.run(fedsim.Scenario(**small | {"learning": "off"}), tmp_path / "known", executor="inline")
-    attempts = read_attempts(History(RunFolder(tmp_path / "known")), [0])
+    strategy = {"kind": "fedprox", "clients_per_round": 4, "local_epochs": 5, "deadline": "12 s", "deadline_from": "download"}
+    known = ran("known", population={"devices": 4, "speed": "100 samples/s"}, strategy=strategy, learning="off")
+    attempts = read_attempts(History(known), [0])
     fit = [min(5, 1200 // samples) for samples in attempts["samples"]]
     assert [len(ends) for ends in attempts["epoch_ends"]] == fit
     assert len(set(fit)) > 1
@@ -95,16 +90,12 @@ def test_every_epoch_split_and_part_is_drawn(split: RunFolder) -> None:
     assert drawn(*figure.axes)["no-download"] == attempts["train_end"].isna().sum()
 
 
-def test_lanes_are_sorted(split: RunFolder) -> None:
-    for order in ("size", "epoch"):
-        for panel in draw_stragglers(split, rounds=(0, MOST_PANELS), order=order).axes:
-            values = [float(label.get_text().split(" · ")[1]) for label in panel.get_yticklabels()]
-            assert values == sorted(values, reverse=True)
-
-
 @pytest.mark.parametrize("order", ["size", "epoch"])
-def test_texts_do_not_overlap(split: RunFolder, order: str) -> None:
+def test_lanes_are_sorted_and_texts_do_not_overlap(split: RunFolder, order: str) -> None:
     figure = draw_stragglers(split, rounds=(0, MOST_PANELS), order=order)
+    for panel in figure.axes:
+        values = [float(label.get_text().split(" · ")[1]) for label in panel.get_yticklabels()]
+        assert values == sorted(values, reverse=True)
     figure.draw_without_rendering()
     texts = [text for panel in figure.axes for text in (*panel.get_yticklabels(), *panel.texts, panel.title)]
     boxes = [text.get_window_extent() for text in texts if text.get_text()]
@@ -112,25 +103,22 @@ def test_texts_do_not_overlap(split: RunFolder, order: str) -> None:
     assert not any(one.overlaps(other) for place, one in enumerate(boxes) for other in boxes[:place])
 
 
-def test_what_does_not_apply_is_said(small: dict[str, Any], run: RunFolder, roundless: RunFolder, tmp_path: Path) -> None:
+def test_what_does_not_apply_is_said(run: RunFolder, roundless: RunFolder, ran: Ran) -> None:
     with pytest.raises(NothingToDrawError, match="no rounds"):
         draw_stragglers(roundless)
     with pytest.raises(NothingToDrawError, match="nobody trained in rounds 70:80"):
         draw_stragglers(run, rounds=(70, 80))
     with pytest.raises(PictureError, match="did you mean 'size'"):
         draw_stragglers(run, order="sizes")
-    small["strategy"] = {"kind": "fedavg", "clients_per_round": 6}
-    fedsim.run(fedsim.Scenario(**small | {"learning": "off"}), tmp_path / "endless", executor="inline")
     with pytest.raises(NothingToDrawError, match="no deadline"):
-        draw_stragglers(RunFolder(tmp_path / "endless"))
+        draw_stragglers(ran("endless", strategy={"kind": "fedavg", "clients_per_round": 6}, learning="off"))
 
 
-def test_an_upload_that_the_deadline_cuts_is_drawn(small: dict[str, Any], tmp_path: Path) -> None:
+def test_an_upload_that_the_deadline_cuts_is_drawn(small: dict[str, Any], ran: Ran) -> None:
     """Slow links: devices have trained, and are still sending when the round is over."""
-    small["network"]["device"] = {"up": "2 kbit/s", "down": "1 Mbit/s"}
-    small["strategy"] = {"kind": "fedavg", "clients_per_round": 6, "deadline": "8 s"}
-    fedsim.run(fedsim.Scenario(**small | {"learning": "off", "stop": {"rounds": 3}}), tmp_path / "cut", executor="inline")
-    run = RunFolder(tmp_path / "cut")
+    network = small["network"] | {"device": {"up": "2 kbit/s", "down": "1 Mbit/s"}}
+    strategy = {"kind": "fedavg", "clients_per_round": 6, "deadline": "8 s"}
+    run = ran("cut", network=network, strategy=strategy, learning="off", stop={"rounds": 3})
     cut = [e for e in run.events if (e["kind"], e["step"]) == ("step-end", "upload") and e["outcome"] != "done"]
     assert cut
     attempts = attempts_of(run).set_index("task")
@@ -143,17 +131,17 @@ def test_an_upload_that_the_deadline_cuts_is_drawn(small: dict[str, Any], tmp_pa
     assert "all rounds with training" in figure.get_suptitle()
 
 
-def test_hundreds_of_clients_are_a_distribution(small: dict[str, Any], tmp_path: Path) -> None:
+def test_hundreds_of_clients_are_a_distribution(small: dict[str, Any], ran: Ran) -> None:
     """At each time every selected device does one thing."""
-    small["population"] |= {"devices": 200, "samples": {"kind": "uniform", "low": 10, "high": 300}}
-    small["network"] = {"kind": "star"}
-    small["strategy"] |= {"clients_per_round": 200}
-    fedsim.run(fedsim.Scenario(**small | {"learning": "off", "stop": {"rounds": 2}}), tmp_path / "many", executor="inline")
-    figure = draw_stragglers(RunFolder(tmp_path / "many"))
+    population = small["population"] | {"devices": 200, "samples": {"kind": "uniform", "low": 10, "high": 300}}
+    strategy = small["strategy"] | {"clients_per_round": 200}
+    sections = {"population": population, "network": {"kind": "star"}, "strategy": strategy, "stop": {"rounds": 2}}
+    many = ran("many", learning="off", **sections)
+    figure = draw_stragglers(many)
     panel = figure.axes[0]
     areas = [item.get_paths()[0].vertices for item in panel.collections if item.get_gid() == "doing"]
     assert len(areas) > 5
-    selected = RunFolder(tmp_path / "many").rounds[0]["selected"]
+    selected = many.rounds[0]["selected"]
     assert panel.get_ylim() == (0, selected)
     assert max(area[:, 1].max() for area in areas) == selected
     unit_end = panel.get_xlim()[1]

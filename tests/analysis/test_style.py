@@ -1,4 +1,3 @@
-import io
 from pathlib import Path
 
 import matplotlib
@@ -46,7 +45,7 @@ def test_a_picture_takes_the_place_of_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_pixels_are_those_of_the_file(run: RunFolder) -> None:
+def test_pixels_are_those_of_the_file(run: RunFolder, tmp_path: Path) -> None:
     """With a legend outside, which only the layout finds room for."""
 
     @style.styled
@@ -57,8 +56,8 @@ def test_pixels_are_those_of_the_file(run: RunFolder) -> None:
             panel.set_title("a title\nof two lines")
         return style.finished(figure, [run], figure.axes[0].get_legend_handles_labels()[0])
 
-    file = Image.open(io.BytesIO(style.rendered(draw(), "png", 160)))
-    assert np.array_equal(style.pixels(draw(), 160), np.asarray(file))
+    (path,) = style.save(draw(), tmp_path / "picture", ["png"], 160)
+    assert np.array_equal(style.pixels(draw(), 160), np.asarray(Image.open(path)))
 
 
 _DEUTERANOPIA = [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]

@@ -10,11 +10,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
 
 from fedsim.analysis import lanes, style
-from fedsim.analysis.history import MARKS, History
 from fedsim.analysis.lanes import TimeSpan, View
 from fedsim.analysis.style import save
 from fedsim.analysis.timeline import draw_load, draw_timeline, draw_work
 from fedsim.lab.trackers.link_load import Curve, means
+from fedsim.records.history import MARKS, History
 from fedsim.records.reading import RunFolder
 from tests.analysis.conftest import drawn
 

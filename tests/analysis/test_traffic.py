@@ -1,14 +1,13 @@
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import fedsim
 from fedsim.analysis.timeline import draw_edges, read_messages
 from fedsim.analysis.traffic import draw_purposes_compared, draw_traffic, draw_traffic_compared, read_parts
 from fedsim.records.ledger import sum_view
 from fedsim.records.reading import RunFolder
 from fedsim.testing import run
+from tests.analysis.conftest import Ran
 from tests.strategies.test_hierfavg import by_hand, outage
 
 
@@ -76,11 +75,8 @@ def test_both_views_of_the_ledger(grouped: RunFolder, run: RunFolder) -> None:
     assert above.get_xlim()[1] == pytest.approx(strict.get_xlim()[1] * unit / 2600)
 
 
-def test_seeds_are_one_bar_with_their_mean(small: dict[str, Any], tmp_path: Path) -> None:
-    runs = []
-    for seed in (1, 2):
-        fedsim.run(fedsim.Scenario(**small | {"seed": seed, "learning": "off"}), tmp_path / str(seed), executor="inline")
-        runs.append(RunFolder(tmp_path / str(seed)))
+def test_seeds_are_one_bar_with_their_mean(ran: Ran) -> None:
+    runs = [ran(str(seed), seed=seed, learning="off") for seed in (1, 2)]
     strict = draw_purposes_compared(runs).axes[0]
     totals = [run.summary["bytes"]["down"] + run.summary["bytes"]["up"] for run in runs]
     assert totals[0] != totals[1]

@@ -15,7 +15,6 @@ from threadpoolctl import threadpool_limits
 
 from fedsim.federation.costs import cost_s
 from fedsim.toolbox.clustering.algorithms import agglomerative, k_medoids, kmeans
-from fedsim.toolbox.clustering.edc import randomised
 from fedsim.toolbox.clustering.similarity import gram_matrix, madc
 
 REPEATS = 5
@@ -31,7 +30,6 @@ def cases() -> Iterator[tuple[str, int, int, int, Callable[[], object]]]:
         rows = draw.standard_normal((n, d), dtype=np.float32)
         yield "products", n, d, 1, partial(gram_matrix, rows)
         yield "distances", n, d, 5, partial(distances, rows, rows[:5])
-        yield "directions", n, d, 5, partial(randomised, rows, 5, draw)
     for n, d, m in ((60, 5, 5), (500, 10, 10), (30, 20_000, 10)):
         yield "k-means", n, d, m, partial(kmeans, draw.standard_normal((n, d)), m, draw)
     for n in (50, 200, 600):

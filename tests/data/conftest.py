@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedsim.data.federated import Dataset, FederatedData, Raw, pooled
-from fedsim.data.sources import Fashion, Mnist
+from fedsim.toolbox.sources.images import Fashion, Mnist
 
 _BESIDE = Path(__file__).resolve().parents[3] / "shared" / "data"
 

@@ -1,5 +1,7 @@
 """Small pools and populations, and what is asked of them."""
 
+from typing import Any
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -25,11 +27,19 @@ def assert_each_once(index: np.ndarray, expected: np.ndarray) -> None:
 
 
 def assert_same(one: FederatedData, other: FederatedData) -> None:
-    assert len(one.shards) == len(other.shards)
-    for mine, yours in zip(one.shards, other.shards, strict=True):
-        assert np.array_equal(mine.train, yours.train)
-        assert np.array_equal(mine.test, yours.test)
-        assert (mine.quarter_turns, mine.augment_seed) == (yours.quarter_turns, yours.augment_seed)
+    """Each device held the same at first."""
+    assert list(map(_facts, one.shards)) == list(map(_facts, other.shards))
+
+
+def assert_same_now(one: FederatedData, other: FederatedData) -> None:
+    """Each device holds the same now."""
+    now = [[_facts(data.current(device)) for device in range(len(data.shards))] for data in (one, other)]
+    assert now[0] == now[1]
+
+
+def _facts(shard: Shard) -> tuple[Any, ...]:
+    label_map = None if shard.label_map is None else shard.label_map.tolist()
+    return shard.train.tolist(), shard.test.tolist(), shard.quarter_turns, label_map, shard.augment_seed
 
 
 def assert_well_formed(data: FederatedData, dataset: Dataset, devices: int) -> None:

@@ -1,20 +1,17 @@
 """Pools and shards: an index and a transform, whose samples come into being when they are asked for."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsim.data.federated import Dataset, FederatedData, Raw, Shard, pooled, stratified_part
+from fedsim.data.federated import Dataset, FederatedData, Normalise, Raw, Shard, pooled, stratified_part
 from fedsim.data.transforms import Augmentation, augment, rotate
 from fedsim.training import Part
 from tests.data.conftest import grey_images, held_out
-
-
-def raw_of(x_train: np.ndarray, x_test: np.ndarray, peak: float = 255.0) -> Raw:
-    return Raw("t", x_train, np.zeros(len(x_train), int), x_test, np.zeros(len(x_test), int), classes=1, peak=peak)
 
 
 def test_training_samples_come_first() -> None:
@@ -26,15 +23,19 @@ def test_training_samples_come_first() -> None:
     assert dataset.train.dtype == np.int32
 
 
-def test_pixels_reach_one() -> None:
-    digits = raw_of(np.array([[0, 16]], dtype=np.uint8), np.array([[8, 4]], dtype=np.uint8), peak=16.0)
-    pool = pooled(digits, "pixel").pool
-    assert pool.normalised(pool.x.astype(np.float32)).tolist() == [[0.0, 1.0], [0.5, 0.25]]
-
-
-def test_none_leaves_values_alone() -> None:
-    pool = pooled(raw_of(np.array([[7]], dtype=np.uint8), np.array([[9]], dtype=np.uint8)), "none").pool
-    assert pool.normalised(pool.x.astype(np.float32)).tolist() == [[7.0], [9.0]]
+@pytest.mark.parametrize(
+    ("how", "peak", "train", "test", "seen"),
+    [
+        ("pixel", 16.0, [[0, 16]], [[8, 4]], [[0.0, 1.0], [0.5, 0.25]]),
+        ("none", 255.0, [[7]], [[9]], [[7.0], [9.0]]),
+        ("standardise", 255.0, [[5, 5]] * 3, [[5, 5]], [[0.0, 0.0]] * 4),  # pixels that never change
+    ],
+)
+def test_normalisation_by_hand(how: Normalise, peak: float, train: Any, test: Any, seen: Any) -> None:
+    x_train, x_test = (np.array(part, dtype=np.uint8) for part in (train, test))
+    y_train, y_test = (np.zeros(len(part), int) for part in (train, test))
+    pool = pooled(Raw("t", x_train, y_train, x_test, y_test, classes=1, peak=peak), how).pool
+    assert pool.normalised(pool.x.astype(np.float32)).tolist() == seen
 
 
 @pytest.mark.parametrize("over_test", [True, False])
@@ -44,11 +45,6 @@ def test_standardisation_is_that_of_fedprox(over_test: bool) -> None:
     basis = (np.concatenate([raw.x_train, raw.x_test]) if over_test else raw.x_train).astype(np.float64)
     expected = (raw.x_test - basis.mean(axis=0)) / (basis.std(axis=0) + 0.001)
     assert dataset.pool.normalised(raw.x_test.astype(np.float32)) == pytest.approx(expected, abs=1e-4)
-
-
-def test_a_pixel_that_never_changes_becomes_zero() -> None:
-    pool = pooled(raw_of(np.full((3, 2), 5, dtype=np.uint8), np.full((1, 2), 5, dtype=np.uint8)), "standardise").pool
-    assert not pool.normalised(pool.x.astype(np.float32)).any()
 
 
 def index(*numbers: int) -> np.ndarray:
@@ -99,7 +95,7 @@ def test_a_device_gets_its_next_version_and_keeps_the_old_ones(small: Dataset) -
     assert data.train_sizes().tolist() == [1, 2], "of version 0"
 
 
-def test_truth_is_a_copy_and_the_first_stays_known(small: Dataset) -> None:
+def test_truth_is_a_copy_the_first_stays_known_and_a_copy_of_a_population_has_no_versions(small: Dataset) -> None:
     given = np.array([5, 6])
     data = FederatedData(small.pool, [Shard(index(1), index()), Shard(index(2), index())], truth=given)
     assert data.truth is not None
@@ -107,14 +103,9 @@ def test_truth_is_a_copy_and_the_first_stays_known(small: Dataset) -> None:
     assert (data.truth.tolist(), given.tolist()) == ([9, 6], [5, 6])
     assert data.initial_truth is not None
     assert data.initial_truth.tolist() == [5, 6]
-
-
-def test_a_population_made_out_of_another_has_no_versions_of_it(small: Dataset) -> None:
-    data = FederatedData(small.pool, [Shard(index(1), index())])
     other = replace(data, augmentation=Augmentation())
     data.replace_shard(0, Shard(index(2), index()))
     assert (other.version(0), other.current(0)) == (0, data.shards[0])
-    assert other.truth is other.initial_truth is None
 
 
 labels = st.lists(st.integers(0, 4), min_size=1, max_size=200).map(lambda values: np.array(values, dtype=np.int64))
@@ -161,14 +152,10 @@ def test_a_quarter_turn_is_counter_clockwise() -> None:
     assert np.array_equal(rotate(rotate(image, 3), 1), image)
 
 
-def test_no_distortion_changes_nothing() -> None:
-    raw = pictures(5)
-    assert np.array_equal(augment(raw, Augmentation(**STILL), seed=1), raw)
-
-
-def test_a_certain_flip_is_the_mirror_image() -> None:
+@pytest.mark.parametrize("flip", [0.0, 1.0])
+def test_without_distortions_nothing_changes_but_for_a_certain_mirror_image(flip: float) -> None:
     raw = pictures(5, channels=3)
-    assert np.array_equal(augment(raw, Augmentation(**{**STILL, "flip": 1.0}), seed=1), raw[..., ::-1])
+    assert np.array_equal(augment(raw, Augmentation(**{**STILL, "flip": flip}), seed=1), raw[..., ::-1] if flip else raw)
 
 
 def test_flips_come_with_their_probability() -> None:
@@ -222,14 +209,9 @@ def test_a_sample_does_not_depend_on_who_stands_behind_it(
     assert together.max() <= raw.max()
 
 
-def test_blocks_leave_no_seam() -> None:
-    raw = pictures(1100, side=5)
-    together = augment(raw, Augmentation(), seed=9)
+def test_blocks_leave_no_seam_and_seeds_and_positions_differ() -> None:
+    raw = np.repeat(pictures(1, side=5), 1100, axis=0)
+    together, other = (augment(raw, Augmentation(), seed) for seed in (9, 1))
     assert np.array_equal(augment(raw[:513], Augmentation(), seed=9), together[:513])
-
-
-def test_seeds_and_positions_differ() -> None:
-    raw = np.repeat(pictures(1), 50, axis=0)
-    one, other = augment(raw, Augmentation(), 1), augment(raw, Augmentation(), 2)
-    assert len(np.unique(one.reshape(50, -1), axis=0)) == 50
-    assert not np.array_equal(one, other)
+    assert len(np.unique(together.reshape(1100, -1), axis=0)) == 1100
+    assert not np.array_equal(together, other)

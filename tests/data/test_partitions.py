@@ -10,23 +10,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fedsim.data.federated import Dataset, FederatedData, pooled
-from fedsim.data.partitions import (
-    ClassBias,
-    ClassImbalance,
-    Dirichlet,
-    DittoPartition,
-    Femnist,
-    Iid,
-    LabelGroups,
-    PartitionFile,
-    Permutations,
-    PowerLaw,
-    Rotations,
-    Shards,
-)
-from fedsim.data.partitions.base import Partition, deal_test_alike
+from fedsim.data.partitions.base import Iid, Partition, deal_test_alike
 from fedsim.errors import DataError, ScenarioError
 from fedsim.streams import Streams
+from fedsim.toolbox.partitions.plain import Dirichlet, LabelGroups, PartitionFile, Permutations, Rotations, Shards
+from fedsim.toolbox.partitions.published import ClassBias, ClassImbalance, DittoPartition, Femnist, PowerLaw
 from tests.data.conftest import grey_images, held_out
 from tests.data.small import all_test, all_train, assert_each_once, assert_same, assert_well_formed, label_table
 

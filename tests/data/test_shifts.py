@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from fedsim.data.federated import NO_GROUP, Dataset, FederatedData, Pool, Shard
-from fedsim.data.partitions import Iid, LabelGroups, Permutations, Rotations
-from fedsim.data.partitions.base import Partition
+from fedsim.data.partitions.base import Iid, Partition
 from fedsim.data.shifts import Incremental, LabelPermutation, Rotation, Shift, ShiftSpec, SwapAll, SwapPart
 from fedsim.errors import ScenarioError
 from fedsim.streams import Streams
-from tests.data.small import all_samples, everyone, one_class_each, plain, populations, samples
+from fedsim.toolbox.partitions.plain import LabelGroups, Permutations, Rotations
+from tests.data.small import all_samples, assert_same_now, everyone, one_class_each, plain, populations, samples
 
 RULES = [SwapAll(probability=0.5), SwapPart(probability=0.5), Incremental(), LabelPermutation(probability=0.5), Rotation()]
 each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind)
@@ -30,16 +30,6 @@ def frozen(data: FederatedData) -> list[tuple[object, ...]]:
     ]
 
 
-def same(one: Shard, other: Shard) -> bool:
-    return (
-        np.array_equal(one.train, other.train)
-        and np.array_equal(one.test, other.test)
-        and one.quarter_turns == other.quarter_turns
-        and np.array_equal(one.label_map, other.label_map)  # type: ignore[arg-type]
-        and one.augment_seed == other.augment_seed
-    )
-
-
 @each_rule
 @given(st.data(), st.integers(0, 2**30), st.integers(0, 3))
 def test_a_shift_is_a_function_of_seed_occasion_and_who_may(rule: Shift, draw: st.DataObject, seed: int, occasion: int) -> None:
@@ -48,8 +38,7 @@ def test_a_shift_is_a_function_of_seed_occasion_and_who_may(rule: Shift, draw: s
     may = np.array(draw.draw(st.lists(st.sampled_from(range(len(data.shards))), unique=True)), dtype=np.int64)
     changes = rule.apply(data, occasion, may, Streams(seed))
     assert rule.apply(twin, occasion, np.sort(may), Streams(seed)) == changes, "the order of the candidates is of no account"
-    for device in range(len(data.shards)):
-        assert same(data.current(device), twin.current(device))
+    assert_same_now(data, twin)
     assert data.truth is not None
     assert twin.truth is not None
     assert np.array_equal(data.truth, twin.truth)
@@ -95,30 +84,24 @@ def test_what_one_device_meets_is_not_for_others_to_decide(rule: Shift) -> None:
     rule.apply(among_all, 3, everyone(among_all), Streams(2))
     for device in range(30):
         rule.apply(alone, 3, np.array([device]), Streams(2))
-    assert all(same(among_all.current(device), alone.current(device)) for device in range(30))
+    assert_same_now(among_all, alone)
 
 
-@given(populations(), st.integers(0, 2**30))
-def test_a_swap_of_everything_loses_and_makes_no_sample(data: FederatedData, seed: int) -> None:
+@pytest.mark.parametrize("rule", [SwapAll(probability=0.7), SwapPart(probability=0.7), SwapPart(probability=0.7, quirk=True)])
+@given(st.data(), st.integers(0, 2**30))
+def test_a_swap_loses_and_makes_no_sample(rule: Shift, draw: st.DataObject, seed: int) -> None:
+    data = draw.draw(populations(alike=rule.kind == "swap-part"))
     before = all_samples(data)
     for occasion in range(3):
-        SwapAll(probability=0.7).apply(data, occasion, everyone(data), Streams(seed))
-    assert all_samples(data) == before
-
-
-@given(populations(alike=True), st.integers(0, 2**30), st.booleans())
-def test_nor_does_a_swap_of_a_part(data: FederatedData, seed: int, quirk: bool) -> None:
-    before = all_samples(data)
-    for occasion in range(3):
-        SwapPart(probability=0.7, quirk=quirk).apply(data, occasion, everyone(data), Streams(seed))
+        rule.apply(data, occasion, everyone(data), Streams(seed))
     assert all_samples(data) == before, "training samples stay training samples, test samples test samples"
 
 
 @given(populations(alike=True), st.integers(0, 2**30))
 def test_two_same_swaps_restore_everything(data: FederatedData, seed: int) -> None:
     before = [samples(data, shard) for shard in data.shards]
-    for rule in (SwapAll(probability=0.7), SwapAll(probability=0.7)):
-        rule.apply(data, 5, everyone(data), Streams(seed))
+    for _ in range(2):
+        SwapAll(probability=0.7).apply(data, 5, everyone(data), Streams(seed))
     assert [samples(data, data.current(device)) for device in range(len(data.shards))] == before
     assert np.array_equal(data.truth, data.initial_truth)  # type: ignore[arg-type]
 
@@ -164,12 +147,6 @@ def test_as_published_data_vanish(samples: int, sizes: list[int]) -> None:
     assert found == sizes
 
 
-def test_each_device_has_an_order_of_its_own() -> None:
-    data = plain(*[(list(range(20)), [])] * 3)
-    Incremental(shares=[0.5]).apply(data, 0, everyone(data), Streams(1))
-    assert len({tuple(data.current(device).train.tolist()) for device in range(3)}) == 3
-
-
 def test_a_share_that_binary_fractions_miss() -> None:
     assert 0.07 * 100 > 7
     assert Incremental(shares=[0.07]).released(100, 0) == 7
@@ -183,11 +160,12 @@ def test_shares_are_rounded_up(samples: int, percent: list[int]) -> None:
 
 
 def test_who_comes_late_holds_what_the_occasion_says() -> None:
-    data = plain((list(range(40)), []), (list(range(20)), []))
-    for occasion, may in enumerate(([0], [0], [0, 1])):
+    data = plain((list(range(40)), []), (list(range(20)), []), (list(range(20)), []))
+    for occasion, may in enumerate(([0], [0], [0, 1, 2])):
         Incremental().apply(data, occasion, np.array(may), Streams(1))
     assert [len(data.current(device).train) for device in range(2)] == [30, 15]
     assert [data.version(device) for device in range(2)] == [3, 1]
+    assert data.current(1).train.tolist() != data.current(2).train.tolist(), "each device has an order of its own"
 
 
 def test_nothing_new_is_no_change() -> None:
@@ -203,7 +181,7 @@ def test_impossible_shares_are_refused(shares: list[float]) -> None:
         Incremental(shares=shares)
 
 
-PERMUTED = LabelPermutation(probability=1.0)
+PERMUTED, TURNED = LabelPermutation(probability=1.0), Rotation(probability=1.0)
 
 
 def test_labels_are_permuted_further_each_time() -> None:
@@ -224,6 +202,23 @@ def test_labels_are_permuted_further_each_time() -> None:
     assert np.array_equal(data.train_labels(data.shard(0, 1)), first)
 
 
+@pytest.mark.parametrize(
+    ("rule", "shape", "says"),
+    [
+        (PERMUTED, (3,), r"drift.kind is 'label-permutation'; the data have 1 class"),
+        *((TURNED, shape, r"drift.kind is 'rotation'; .* only square images can be turned") for shape in ((3,), (1, 2, 3))),
+    ],
+    ids=str,
+)
+def test_what_cannot_change_so_is_refused(rule: Shift, shape: tuple[int, ...], says: str) -> None:
+    pool = Pool(np.zeros((4, *shape), np.uint8), np.zeros(4, np.int64), 1)
+    data = FederatedData(pool, [Shard(np.array([0], np.int32), np.array([], np.int32))])
+    with pytest.raises(ScenarioError, match=says):
+        rule.check(data)
+    with pytest.raises(ScenarioError, match=says):
+        rule.apply(data, 0, everyone(data), Streams(1))
+
+
 def test_two_classes_always_change_places() -> None:
     pool = Pool(np.zeros((4, 3), np.uint8), np.array([0, 1, 0, 1]), 2)
     data = FederatedData(pool, [Shard(np.array([0, 1], np.int32), np.array([], np.int32))])
@@ -232,22 +227,10 @@ def test_two_classes_always_change_places() -> None:
         assert data.train_labels(data.current(0)).tolist() == ([1, 0] if occasion % 2 == 0 else [0, 1])
 
 
-def test_one_class_has_no_permutation() -> None:
-    pool = Pool(np.zeros((4, 3), np.uint8), np.zeros(4, np.int64), 1)
-    data = FederatedData(pool, [Shard(np.array([0], np.int32), np.array([], np.int32))])
-    with pytest.raises(ScenarioError, match=r"drift.kind is 'label-permutation'; the data have 1 class"):
-        PERMUTED.check(data)
-    with pytest.raises(ScenarioError, match=r"drift.kind is 'label-permutation'"):
-        PERMUTED.apply(data, 0, everyone(data), Streams(1))
-
-
 def test_as_many_as_the_probability_says() -> None:
     data = plain(*[([d], []) for d in range(50)])
     fired = sum(len(LabelPermutation(probability=0.2).apply(data, k, everyone(data), Streams(3))) for k in range(40))
     assert abs(fired - 400) < 4 * (2000 * 0.2 * 0.8) ** 0.5
-
-
-TURNED = Rotation(probability=1.0)
 
 
 def test_images_turn_by_one_to_three_quarters_more(small: Dataset) -> None:
@@ -263,20 +246,13 @@ def test_images_turn_by_one_to_three_quarters_more(small: Dataset) -> None:
     assert data.current(0).test is data.shards[0].test
 
 
-def test_four_rotations_keep_their_groups(small: Dataset) -> None:
-    data = Rotations().split(small, 24, Streams(1))
-    for occasion in range(5):
+@pytest.mark.parametrize("degrees", [[0, 90, 180, 270], [180, 0]])
+def test_rotations_are_of_the_group_that_has_theirs_or_of_none(small: Dataset, degrees: list[int]) -> None:
+    data = Rotations(degrees=degrees).split(small, 24, Streams(1))
+    for occasion in range(4):
         Rotation(probability=0.5).apply(data, occasion, everyone(data), Streams(1))
         assert data.truth is not None
-        assert data.truth.tolist() == [data.current(device).quarter_turns for device in range(24)]
-
-
-def test_a_rotation_that_no_group_has(small: Dataset) -> None:
-    data = Rotations(degrees=[180, 0]).split(small, 24, Streams(1))
-    for occasion in range(3):
-        TURNED.apply(data, occasion, everyone(data), Streams(1))
-        assert data.truth is not None
-        group = {2: 0, 0: 1}
+        group = {turn // 90: number for number, turn in enumerate(degrees)}
         assert data.truth.tolist() == [group.get(data.current(d).quarter_turns, NO_GROUP) for d in range(24)]
 
 
@@ -296,13 +272,3 @@ def test_no_truth_stays_none(small: Dataset) -> None:
     data = Iid().split(small, 4, Streams(1))
     TURNED.apply(data, 0, everyone(data), Streams(1))
     assert data.truth is None
-
-
-@pytest.mark.parametrize("shape", [(3,), (1, 2, 3)], ids=str)
-def test_only_square_images_turn(shape: tuple[int, ...]) -> None:
-    pool = Pool(np.zeros((4, *shape), np.uint8), np.zeros(4, np.int64), 1)
-    data = FederatedData(pool, [Shard(np.array([0], np.int32), np.array([], np.int32))])
-    with pytest.raises(ScenarioError, match=r"drift.kind is 'rotation'; .* only square images can be turned"):
-        TURNED.check(data)
-    with pytest.raises(ScenarioError, match=r"drift.kind is 'rotation'"):
-        TURNED.apply(data, 0, everyone(data), Streams(1))

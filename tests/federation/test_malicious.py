@@ -1,7 +1,7 @@
 """Malicious devices: drawn by the world, unknown to the strategies, and what they do is what is said."""
 
 import asyncio
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -113,9 +113,13 @@ def test_robust_aggregations_bear_what_the_mean_does_not() -> None:
     assert min(found.values()) > 0.6, found
 
 
-class TestMalicious(StrategyContract):
-    strategy = FEDAVG | {"aggregation": "median", "deadline": "30 s"}
-    sections = {"malicious": {"attack": "label-flip", "share": 0.3}}  # noqa: RUF012
+class TestMaliciousAndCoded(StrategyContract):
+    strategy = FEDAVG | {"kind": "fedprox", "aggregation": "median", "deadline": "30 s"}
+    messages: ClassVar[Any] = {
+        "up": {"kind": "top-k", "share": 0.5, "encode_rate": "2 kB/s"},
+        "down": {"kind": "plain", "encode_rate": "1 kB/s"},
+    }
+    sections = {"malicious": {"attack": "label-flip", "share": 0.3}, "messages": messages}  # noqa: RUF012
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 pytest.importorskip("flwr")
 
 import fedsim
-from fedsim.cli import main
 from fedsim.errors import ScenarioError, SimulationError
 from fedsim.records.reading import RunFolder
 from fedsim.testing import assert_sound
+from tests.calls import call
 from tests.flower.runs import execute, scenario
 
 ODD = Path(__file__).parent / "apps" / "odd_app" / "odd_app"
@@ -156,7 +155,7 @@ def test_an_app_is_code_and_runs_only_where_it_is_allowed(tmp_path: Path) -> Non
     (tmp_path / "app.toml").write_text(written)
     with pytest.raises(ScenarioError, match=r"^strategy\.app is '.*', which is code, and would be run"):
         fedsim.load(tmp_path / "app.toml")
-    result = CliRunner().invoke(main, ["run", str(tmp_path / "app.toml"), "--out", str(tmp_path / "run"), "--quiet"])
+    result = call("run", str(tmp_path / "app.toml"), "--out", str(tmp_path / "run"), "--quiet")
     assert result.exit_code == 2
     assert not (tmp_path / "run").exists()
 

@@ -5,17 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 pytest.importorskip("flwr")
 
 import fedsim
-from fedsim.cli import main
 from fedsim.flower.params import SamplesTime
 from fedsim.output.progress import RunProgress
 from fedsim.output.terminal import Console
 from fedsim.simulation import Record
 from fedsim.testing import assert_sound
+from tests.calls import done
 from tests.flower.runs import execute, scenario
 from tests.flower.test_odd_apps import odd
 
@@ -34,19 +33,16 @@ def test_passes_are_what_a_key_says_in_whichever_table(config: dict[str, Any], e
     assert SamplesTime(passes=5).passes_over(config) == (5.0, "strategy.time.passes")
 
 
-def call(sections: dict[str, Any], folder: Path) -> str:
+def played(sections: dict[str, Any], folder: Path) -> str:
     (folder / "app.toml").write_text(fedsim.Scenario(**sections).to_toml())
-    command = ["run", str(folder / "app.toml"), "--out", str(folder / "run"), "--workers", "1", "--allow-code"]
-    result = CliRunner().invoke(main, command, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
+    return done("run", folder / "app.toml", "--out", folder / "run", "--workers", "1", "--allow-code")
 
 
 def test_what_was_taken_is_printed_and_an_app_that_replies_batches_is_warned_of(tmp_path: Path) -> None:
     """Two passes over twenty batches of 32 are 1,280 samples; the key says two passes, the reply 20."""
     sections = odd("polls", "counts-batches")
     sections["strategy"]["run_config"]["algorithm.local-epochs"] = 2
-    output = call(sections, tmp_path).splitlines()
+    output = played(sections, tmp_path).splitlines()
     assert [line for line in output if line.startswith("warning: ")] == [
         "warning: a 'train' message counts as 40 samples, but the ClientApp's model was given 1280: its time is 32 times too "
         "short (is num-examples a count of samples?); strategy.time.passes = 64 would fit"

@@ -5,19 +5,12 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from click.testing import CliRunner
 
 pytest.importorskip("flwr")
 
 import fedsim
-from fedsim.cli import main
+from tests.calls import done
 from tests.flower.runs import eventful, execute
-
-
-def call(*words: str | Path) -> str:
-    result = CliRunner().invoke(main, [str(word) for word in words], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 def test_report_compare_audit_and_trace(tmp_path: Path) -> None:
@@ -25,16 +18,16 @@ def test_report_compare_audit_and_trace(tmp_path: Path) -> None:
     for name in ("FedAvg", "FedAdam"):
         config = {"strategy": name, "size": 2_000, "num-server-rounds": 3, "fraction-train": 0.3}
         execute(eventful("numpy_app", devices=8, run_config=config), tmp_path / name)
-        call("audit", tmp_path / name)
+        done("audit", tmp_path / name)
     one, other = (fedsim.load_run(tmp_path / name) for name in ("FedAvg", "FedAdam"))
-    table = call("compare", tmp_path / "FedAvg", tmp_path / "FedAdam")
+    table = done("compare", tmp_path / "FedAvg", tmp_path / "FedAdam")
     assert "flower (FedAvg)" in table
     assert "flower (FedAdam)" in table
     down = [run.summary["bytes"]["down"] for run in (one, other)]
     assert 1.5 < down[1] / down[0] < 2.1  # FedAdam's server computes in float64
-    call("report", tmp_path / "FedAvg", tmp_path / "FedAdam", "--out", tmp_path / "report.html")
+    done("report", tmp_path / "FedAvg", tmp_path / "FedAdam", "--out", tmp_path / "report.html")
     assert "compute" in (tmp_path / "report.html").read_text()
-    call("trace", tmp_path / "FedAvg", "--out", tmp_path / "trace.json")
+    done("trace", tmp_path / "FedAvg", "--out", tmp_path / "trace.json")
     entries = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert {"compute", "download", "upload"} <= {entry["name"].split(" ")[0] for entry in entries}
 
@@ -45,11 +38,11 @@ def test_a_study_of_strategies(tmp_path: Path) -> None:
         name: {"strategy": {"run_config": {"strategy": name, "num-server-rounds": 2}}} for name in ("FedAvg", "FedMedian")
     }
     (tmp_path / "study.toml").write_text(tomli_w.dumps({"seeds": [1], "base": base, "variants": variants}))
-    call("study", tmp_path / "study.toml", "--out", tmp_path / "study", "--allow-code", "--workers", "1", "--quiet")
+    done("study", tmp_path / "study.toml", "--out", tmp_path / "study", "--allow-code", "--workers", "1", "--quiet")
     assert (tmp_path / "study" / "compare.csv").is_file()
 
 
 def test_check_says_what_can_be_known(tmp_path: Path) -> None:
     (tmp_path / "app.toml").write_text(fedsim.Scenario(**eventful("numpy_app", devices=6)).to_toml())
-    output = call("check", tmp_path / "app.toml", "--allow-code")
+    output = done("check", tmp_path / "app.toml", "--allow-code")
     assert "6 devices; what they compute, send and learn is for a Flower app" in output

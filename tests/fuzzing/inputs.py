@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fedsim.data.sources.images import write_idx
 from fedsim.testing import eventful_world
+from fedsim.toolbox.sources.images import write_idx
 from tests.fuzzing import values
 from tests.fuzzing.files import as_json, as_toml, damage
 from tests.fuzzing.place import WITNESS, Place, in_a_child

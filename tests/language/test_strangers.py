@@ -12,10 +12,8 @@ from typing import Any, get_args
 
 import pytest
 import tomli_w
-from click.testing import CliRunner
 
 import fedsim
-from fedsim.cli import main
 from fedsim.errors import FedsimError
 from fedsim.executors.processes import WorkerProcesses
 from fedsim.language import imports
@@ -23,6 +21,7 @@ from fedsim.language.imports import from_file
 from fedsim.language.registry import Registry, specs_of
 from fedsim.language.spec import Spec
 from fedsim.scenario import Scenario
+from tests.calls import call
 
 Sections = dict[str, Any]
 
@@ -139,7 +138,7 @@ def by_verb(*words: str) -> Any:
     def way(said: Sections) -> str:
         write("s.toml", said)
         write("study.toml", {"base": "s.toml", "variants": {"a": {}}})
-        result = CliRunner().invoke(main, words)
+        result = call(*words)
         assert result.exit_code == 2, result.output
         return result.output
 
@@ -188,7 +187,7 @@ def test_with_permission_the_same_ways_lead_to_it(mark: Path, monkeypatch: pytes
 def test_a_search_cannot_smuggle_code_in(mark: Path) -> None:
     search = {"trials": 2, "metric": "simulated-time", "batch": 2, "space": {"strategy.selection": ["random", "theirs:Mine"]}}
     study = {"base": {"learning": "off", "stop": {"rounds": 1}}, "variants": {"a": {}}, "search": search}
-    result = CliRunner().invoke(main, ["study", write("study.toml", study), "--out", "out"])
+    result = call("study", write("study.toml", study), "--out", "out")
     assert (result.exit_code, mark.exists()) == (2, False), result.output
 
 

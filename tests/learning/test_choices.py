@@ -101,21 +101,6 @@ def test_known_answers_of_a_quadratic_with_a_penalty_that_it_has_no_kernel_for()
     assert run(core.choices([core.best(models[:3], 0), core.best(models[2:0:-1], 0)])) == [1, 0]
 
 
-def test_two_groups_of_quadratics_find_their_centres_in_one_full_step() -> None:
-    """IFCA on clusters at -2 and +5: all choose rightly, and a step of length 1 along the gradient ends in the centre."""
-    data = federation([9] * 6, shape=(1,))
-    truth = [at % 2 for at in range(6)]
-    for device, shard in enumerate(data.shards):
-        data.pool.x[shard.train] = (-2.0, 5.0)[truth[device]]
-    core, _ = learning(data, own("Quadratic"), lr=1.0, batch_size=2)
-    models = [_settled(core, np.array([w])) for w in (0.0, 3.0)]
-    chosen = [core.best(models, device) for device in range(6)]
-    updates = [core.train(Training(start, full_batch=True), device, key=0) for device, start in enumerate(chosen)]
-    assert run(core.choices(chosen)) == truth
-    means = [core.mix([(updates[device], 1 / 3) for device in range(6) if truth[device] == group]) for group in (0, 1)]
-    assert [float(value[0]) for value in run(core.values(means))] == [-2.0, 5.0]
-
-
 @pytest.mark.parametrize("model", [*VECTORS, CNN5()], ids=lambda model: model.kind)
 def test_identical_models_have_identical_losses_wherever_they_stand_and_the_first_wins(model: ModelSpec) -> None:
     shape = (1, 12, 12) if isinstance(model, CNN5) else (61,)
@@ -170,7 +155,7 @@ def _wishes(core: Learning, count: int = len(SIZES)) -> list[Ref]:
 @pytest.mark.parametrize("model", [*VECTORS, CNN5()], ids=lambda model: model.kind)
 def test_a_devices_losses_do_not_depend_on_who_else_is_asked_nor_on_workers_bit_for_bit(model: ModelSpec) -> None:
     shape = (1, 12, 12) if isinstance(model, CNN5) else (61,)
-    data = federation(SIZES, shape=shape, classes=7)
+    data = federation([min(size, 130) for size in SIZES] if isinstance(model, CNN5) else SIZES, shape=shape, classes=7)
 
     def play(executor: Any, ask: Callable[[Learning, list[Ref]], list[np.ndarray]]) -> list[bytes]:
         core, _ = learning(data, model, executor, l2=0.01)
@@ -210,32 +195,6 @@ def test_nothing_is_computed_before_it_is_asked_for_and_all_in_one_go_then() -> 
     assert [ref.value for ref in unwanted] == [None] * 7
     run(core.losses(tested))
     assert executor.asked == ["objectives"] * 4 + ["train"]
-
-
-def test_rounds_of_ifca_deferred_are_the_same_as_rounds_that_look_at_every_choice() -> None:
-    sizes = [9, 30, 14, 50, 23, 41]
-    data = federation(sizes)
-
-    def play(look: bool) -> list[bytes]:
-        core, _ = learning(data, Perceptron(hidden=[7]), Inline(), l2=0.01)
-
-        async def rounds() -> list[bytes]:
-            models = [core.initial(at) for at in range(3)]
-            for number in range(4):
-                chosen = [core.best(models, device) for device in range(6)]
-                if look:
-                    choices = await core.choices(chosen)
-                    assert choices is not None
-                    bases = [models[choice] for choice in choices]
-                else:
-                    bases = chosen
-                updates = [core.train(Training(base, epochs=2), device, key=number) for device, base in enumerate(bases)]
-                models = [core.mix([(updates[at], 0.5), (updates[at + 3], 0.5)]) for at in range(3)]
-            return [value.tobytes() for value in await core.values(models)]
-
-        return run(rounds())
-
-    assert play(look=False) == play(look=True)
 
 
 def test_only_choices_have_losses() -> None:

@@ -30,11 +30,8 @@ def _summed(numbers: np.ndarray[Any, Any], times: int) -> float:
     return total
 
 
-def test_one_calls_another() -> None:
+def test_one_calls_another_and_what_is_not_finite_stays_so() -> None:
     assert _summed(np.arange(5.0), 2) == 10.0
-
-
-def test_what_is_not_finite_stays_so() -> None:
     assert math.isnan(_summed(np.array([1.0, math.nan, 2.0]), 1))
     assert math.isnan(_summed(np.array([math.inf, -math.inf]), 1))
     assert _summed(np.array([1.0, math.inf]), 1) == math.inf
@@ -69,8 +66,9 @@ print(doubled(21), doubled.stats.cache_hits[doubled.signatures[0]] if doubled.st
 """
 
 
-@pytest.mark.parametrize("ending", ["nbi", "nbc"])
-@pytest.mark.parametrize("damage", [lambda kept: kept[:20], lambda kept: kept[:99] + b"\xff" * 50 + kept[149:]])
+@pytest.mark.parametrize(
+    ("ending", "damage"), [("nbi", lambda kept: kept[:20]), ("nbc", lambda kept: kept[:99] + b"\xff" * 50 + kept[149:])]
+)
 def test_what_is_kept_damaged_is_made_anew(ending: str, damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
     (tmp_path / "kept.py").write_text(KEPT)
 

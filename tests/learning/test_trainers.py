@@ -226,14 +226,15 @@ def test_patterns_match_and_a_smoothed_loss_is_no_modules_own() -> None:
         ("random", r"draws from the global generator of random, .* seeded by context\.seed"),
         ("numpy", r"draws from the global generator of numpy\.random"),
         ("torch", r"draws from the global generator of torch"),
-        ("raises", r"failed on device 0 in round 2: .*own_trainers\.py, line \d+"),
+        ("gpu", r"failed on device 0 in round 2: .*own_trainers\.py, line \d+"),
+        ("forever", r"still trains on device 0 in round 2 after 0\.3 s .*own_trainers\.py, line \d+.*training\.real_limit"),
         ("none", "gave back None, .*; it must give back two mappings: .*: cannot unpack"),
         ("text", r"gave back .*; it must give back .* numbers by name, .*: could not convert string to float: 'large'"),
         ("kept", r"its state is \{'mean': 3\.0\}; .* the state has tensors"),
     ],
 )
 def test_a_trainers_mistakes_are_named(how: str, message: str) -> None:
-    learning = core(kind="tests.own_trainers:Wrong", how=how, state="kept")
+    learning = core(kind="tests.own_trainers:Wrong", how=how, state="kept", real_limit="0.3 s")
     update = learning.train(Training(learning.initial()), 0, key=0, round=2)
     with pytest.raises(SimulationError, match=f"training.kind 'tests.own_trainers:Wrong' .*{message}"):
         run(learning.value(update))

@@ -82,11 +82,11 @@ def test_any_field_of_any_record_is_fingerprinted(eventful: Path, tmp_path: Path
     rows = read(eventful, files.EVENTS)
     folder = shutil.copytree(eventful, tmp_path / "run")
     draw = random.Random(1)
-    for number in range(3 * len(EVENTS.names)):
-        row, column = draw.randrange(len(rows)), EVENTS.names[number % len(EVENTS.names)]
+    for column in EVENTS.names:
+        row = draw.randrange(len(rows))
         kept, rows[row][column] = rows[row][column], other(draw, rows, row, column)
         write(folder, rows)
-        assert FINGERPRINTED in found(folder), (row, column, kept, rows[row][column])
+        assert found(folder, [FINGERPRINTED]), (row, column, kept, rows[row][column])
         rows[row][column] = kept
 
 
@@ -126,7 +126,7 @@ def test_the_checks_say_what_a_walk_over_the_records_says(eventful: Path, tmp_pa
     folder = shutil.copytree(eventful, tmp_path / "run")
     draw = random.Random(2)
     seen = Counter[str]()
-    for number in range(60):
+    for number in range(25):
         rows = [dict(row) for row in original]
         if number:
             disturb(draw, rows)
@@ -139,7 +139,7 @@ def test_the_checks_say_what_a_walk_over_the_records_says(eventful: Path, tmp_pa
             assert said == wanted, (name, audit(folder)[name], wanted)
             seen["damaged" if wanted is None else "wrong" if wanted else "right"] += 1
             assert number or not wanted
-    assert min(seen["wrong"], seen["right"]) > 20
+    assert min(seen["wrong"], seen["right"]) > 10
 
 
 # A story that is damaged in one place is told as such, and all else is still checked.
@@ -211,8 +211,7 @@ def test_no_check_holds_records_as_rows(tiny_run: Path, monkeypatch: pytest.Monk
     assert found(tiny_run) == set()
 
 
-@pytest.mark.parametrize("rows", [7, 100])
-def test_tables_are_read_in_pieces(eventful: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+def test_tables_are_read_in_pieces(eventful: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces, and groups of rows with dictionaries of their own, as in the file of a long run."""
     folder = shutil.copytree(eventful, tmp_path / "run")
     events = read(folder, files.EVENTS)
@@ -226,7 +225,7 @@ def test_tables_are_read_in_pieces(eventful: Path, tmp_path: Path, monkeypatch: 
             writer.write_table(plain)
     whole = audit(eventful), audit(folder)
     batches = RunFolder.batches
-    monkeypatch.setattr(RunFolder, "batches", lambda self, name, columns, _=0: batches(self, name, columns, rows))
+    monkeypatch.setattr(RunFolder, "batches", lambda self, name, columns, _=0: batches(self, name, columns, 7))
     assert (audit(eventful), audit(folder)) == whole
     assert not any(whole[0].values())
     assert sum(map(bool, whole[1].values())) > 2

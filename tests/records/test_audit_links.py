@@ -19,6 +19,7 @@ from fedsim.records import folder as files
 from fedsim.records.schema import TRANSFERS
 from tests.records.test_audit import Rows, edit, found, reseal
 
+Made = Callable[[dict[str, Any], Path], Path]
 HELD = "no link carried more than it can"
 
 times = st.integers(0, 12)
@@ -59,16 +60,16 @@ def test_rounding_is_no_finding_late_in_a_long_run() -> None:
     assert overfull(begin, end, size, rate * 0.999) is not None
 
 
-def world(small: dict[str, Any], network: dict[str, Any]) -> fedsim.Scenario:
+def world(small: dict[str, Any], network: dict[str, Any]) -> dict[str, Any]:
     """Many at a time, with links of their own that are no limit: what is shared inside is."""
     small["population"] |= {"availability": {"kind": "always"}}
     small["network"] = network | {"device": {"down": "100 Mbit/s", "up": "100 Mbit/s", "latency": "50 ms"}}
     small["strategy"] = {"kind": "fedavg", "clients_per_round": 10, "local_epochs": 1}
-    return fedsim.Scenario(**small | {"learning": "off", "stop": {"rounds": 3}})
+    return small | {"learning": "off", "stop": {"rounds": 3}}
 
 
 @pytest.fixture
-def tree(small: dict[str, Any], tmp_path: Path) -> Path:
+def tree(small: dict[str, Any], tmp_path: Path, made: Made) -> Path:
     """A run in cells: their links are the bottleneck."""
     network = {
         "kind": "tree",
@@ -76,23 +77,22 @@ def tree(small: dict[str, Any], tmp_path: Path) -> Path:
         "cell": {"down": "40 kbit/s", "up": "30 kbit/s"},
         "server": {"down": "1 Mbit/s", "up": "1 Mbit/s"},
     }
-    fedsim.run(world(small, network), tmp_path / "run", executor="inline")
-    return tmp_path / "run"
+    return made(world(small, network), tmp_path / "run")
 
 
 @pytest.fixture
-def graph(small: dict[str, Any], tmp_path: Path) -> Path:
+def graph(small: dict[str, Any], tmp_path: Path, made: Made, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run in a network from a file: the link between the hub and the south, which two sites share, is the bottleneck."""
     net = networkx.Graph()
     net.add_edge("server", "hub", capacity="1 Mbit/s")
     net.add_edge("hub", "north", capacity="inf B/s")
     net.add_edge("hub", "south", capacity="40 kbit/s")
     net.add_edge("south", "far", capacity="1 Mbit/s")
-    (tmp_path / "city.json").write_text(json.dumps(networkx.node_link_data(net, edges="edges")))
-    small["data"] |= {"root": str(tmp_path)}
+    root = tmp_path_factory.getbasetemp()
+    (root / "city.json").write_text(json.dumps(networkx.node_link_data(net, edges="edges")))
+    small["data"] |= {"root": str(root)}
     network = {"kind": "graph", "file": "city.json", "server": "server", "attach": ["north", "south", "far"]}
-    fedsim.run(world(small, network), tmp_path / "run", executor="inline")
-    return tmp_path / "run"
+    return made(world(small, network), tmp_path / "run")
 
 
 def hastened(place: Callable[[int], bool]) -> Callable[[Path], None]:

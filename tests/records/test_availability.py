@@ -1,6 +1,7 @@
 """The table of availability: what the paths say, compact, the same however the run went, and watched by the audit."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from fedsim.running.assembly import Run
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
 from fedsim.testing import assert_same_run, assert_sound, eventful_world, go_on, run, run_until
+from fedsim.toolbox.worlds.recorded import Traces
 from fedsim.world.availability import Renewal
 from fedsim.world.availability.base import changes
-from fedsim.world.availability.recorded import Traces
 from fedsim.world.lifetimes import Bounded
 
 CHECK = "devices worked only while they could be reached"
@@ -99,8 +100,8 @@ def test_a_resumed_run_has_the_same(world: dict[str, Any], tmp_path: Path) -> No
 
 class TestAudit:
     @pytest.fixture
-    def folder(self, world: dict[str, Any], tmp_path: Path) -> Path:
-        run(world, tmp_path / "r")
+    def folder(self, world: dict[str, Any], tmp_path: Path, made: Callable[[dict[str, Any], Path], Path]) -> Path:
+        made(world, tmp_path / "r")
         assert audit(tmp_path / "r")[CHECK] == []
         outcomes = {event["outcome"] for event in RunFolder(tmp_path / "r").events if event["kind"] == "task-end"}
         assert {"done", "lost"} <= outcomes

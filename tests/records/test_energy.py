@@ -5,20 +5,22 @@ import math
 from pathlib import Path
 from typing import Any
 
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 import fedsim
 from fedsim.audit import audit
+from fedsim.energy.presets import TITLES
 from fedsim.meters.base import MeterContext
 from fedsim.meters.energy import TABLE, Zone
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
 from fedsim.streams import Streams
+from fedsim.testing import assert_sound as sound
 from fedsim.testing import run
 from fedsim.world.device_kinds import catalogue, find_kind
-from fedsim.world.energy.presets import TITLES
+from tests.records.test_audit import SEALED, found
+from tests.records.test_forgeries import column, times
 
 ENERGY: dict[str, Any] = {
     "idle": "500 mW",
@@ -49,12 +51,6 @@ def world(energy: dict[str, Any], rounds: int = 1, **more: Any) -> dict[str, Any
 
 def close(value: float) -> Any:
     return pytest.approx(value, rel=1e-9)
-
-
-def sound(folder: Path) -> RunFolder:
-    found = {name: problems for name, problems in audit(folder).items() if problems}
-    assert not found
-    return RunFolder(folder)
 
 
 def test_a_round_by_hand(tmp_path: Path) -> None:
@@ -324,31 +320,24 @@ def test_written_out_it_is_the_same_scenario() -> None:
 
 
 def test_the_audit_finds_what_was_changed(tmp_path: Path) -> None:
-    energy = ENERGY | {"carbon": "100 g/kWh", "battery": {"capacity": "150 J"}}
-    run(world(energy, rounds=2), tmp_path / "run")
+    run(world(ENERGY | {"carbon": "100 g/kWh", "battery": {"capacity": "150 J"}}, rounds=2), tmp_path / "run")
     sound(tmp_path / "run")
     check, held = "energy adds up over phases, devices and rounds", "no battery was below zero, or gave what it did not hold"
-
-    def with_column(name: str, column: str, factor: float) -> dict[str, list[str]]:
-        path = tmp_path / "run" / name
-        kept = path.read_bytes()
-        table = pq.read_table(path)
-        place = table.schema.get_field_index(column)
-        pq.write_table(table.set_column(place, table.schema.field(place), pc.multiply(table[column], factor)), path)
-        found = audit(tmp_path / "run")
-        path.write_bytes(kept)
-        return found
-
-    assert with_column(TABLE, "compute_j", 1.01)[check]
-    assert with_column(TABLE, "compute_w", 1.01)[held]
-    assert with_column(TABLE, "initial_j", 1.01)[held]
-    assert with_column(files.DEVICES, "joules", 1.01)[check]
-    assert with_column(files.ROUNDS, "joules", 9.0)[check]
+    for name, key, factor, finds in (
+        (TABLE, "compute_j", 1.01, check),
+        (TABLE, "compute_w", 1.01, held),
+        (TABLE, "initial_j", 1.01, held),
+        (files.DEVICES, "joules", 1.01, check),
+        (files.ROUNDS, "joules", 9.0, check),
+    ):
+        kept = (tmp_path / "run" / name).read_bytes()
+        column(tmp_path / "run", name, key, times(factor))
+        assert found(tmp_path / "run", [finds]), key
+        (tmp_path / "run" / name).write_bytes(kept)
     path = tmp_path / "run" / files.SUMMARY
     summary = json.loads(path.read_text())
     for key in ("joules", "wasted", "grams"):
-        changed = summary | {"energy": summary["energy"] | {key: summary["energy"][key] + 1}}
-        path.write_text(json.dumps(changed))
+        path.write_text(json.dumps(summary | {"energy": summary["energy"] | {key: summary["energy"][key] + 1}}))
         assert any(f"energy.{key}" in problem for problem in audit(tmp_path / "run")[check])
 
 
@@ -363,5 +352,4 @@ def test_runs_of_versions_before_energy_can_still_be_read(tmp_path: Path) -> Non
     folder = RunFolder(tmp_path / "run")
     assert len(folder.rounds) == 2
     assert len(folder.devices) == 1
-    found = audit(tmp_path / "run")
-    assert [name for name, problems in found.items() if problems] == ["every file is there, whole and as it was sealed"]
+    assert found(tmp_path / "run") == {SEALED}

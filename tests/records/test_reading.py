@@ -28,14 +28,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.fixture
+def copied(folder: Path, tmp_path: Path) -> RunFolder:
+    """A copy, to be changed."""
+    return RunFolder(shutil.copytree(folder, tmp_path / "run"))
+
+
 @pytest.mark.parametrize(("name", "other"), [(name, other) for name in TABLES for other in TABLES if name != other])
-def test_a_table_in_the_place_of_another_is_named(name: str, other: str, folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder, tmp_path / "run")
-    shutil.copy(folder / f"{other}.parquet", tmp_path / "run" / f"{name}.parquet")
+def test_a_table_in_the_place_of_another_is_named(
+    name: str, other: str, folder: Path, copied: RunFolder, tmp_path: Path
+) -> None:
+    shutil.copy(folder / f"{other}.parquet", copied.path / f"{name}.parquet")
     with pytest.raises(RunFolderError, match=rf"{name}\.parquet of .* is missing or damaged: it has no column"):
-        RunFolder(tmp_path / "run").rows(f"{name}.parquet")
+        copied.rows(f"{name}.parquet")
     for words in (["report", "--out", tmp_path / "report.html"], ["trace"], ["compare"], ["audit"]):
-        told = CliRunner().invoke(main, [words[0], str(tmp_path / "run"), *map(str, words[1:])])
+        told = CliRunner().invoke(main, [words[0], str(copied.path), *map(str, words[1:])])
         assert isinstance(told.exception, SystemExit | None)
         assert "--debug" not in told.output
         assert told.exit_code in (0, 1, 2)
@@ -43,32 +50,30 @@ def test_a_table_in_the_place_of_another_is_named(name: str, other: str, folder:
             assert f"{name}.parquet" in told.output
 
 
-def test_a_column_of_another_type_is_named(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder, tmp_path / "run")
-    table = pq.read_table(folder / "rounds.parquet")
-    pq.write_table(table.set_column(1, "time", table["time"].cast(pa.string())), tmp_path / "run" / "rounds.parquet")
+def test_a_column_of_another_type_is_named(copied: RunFolder) -> None:
+    table = pq.read_table(copied.path / "rounds.parquet")
+    pq.write_table(table.set_column(1, "time", table["time"].cast(pa.string())), copied.path / "rounds.parquet")
     with pytest.raises(RunFolderError, match="its column time is string, not double"):
-        RunFolder(tmp_path / "run").rows("rounds.parquet")
+        copied.rows("rounds.parquet")
 
 
-def test_a_column_that_came_later_may_be_missing(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder, tmp_path / "run")
-    table = pq.read_table(folder / "rounds.parquet")
-    pq.write_table(table.drop(["epsilon"]), tmp_path / "run" / "rounds.parquet")
-    run = RunFolder(tmp_path / "run")
-    assert [row["accuracy"] for row in run.rounds] == table["accuracy"].to_pylist()
-    (piece,) = run.batches("rounds.parquet", ROUNDS)
+def test_a_column_that_came_later_may_be_missing(copied: RunFolder) -> None:
+    table = pq.read_table(copied.path / "rounds.parquet")
+    pq.write_table(table.drop(["epsilon"]), copied.path / "rounds.parquet")
+    assert [row["accuracy"] for row in copied.rounds] == table["accuracy"].to_pylist()
+    (piece,) = copied.batches("rounds.parquet", ROUNDS)
     assert piece["epsilon"].to_pylist() == [None] * len(table)
 
 
-def test_older_transfers_had_no_headers(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder, tmp_path / "run")
-    table = pq.read_table(folder / "transfers.parquet")
-    pq.write_table(table.drop(["wire_bytes"]), tmp_path / "run" / "transfers.parquet")
-    run, expected = RunFolder(tmp_path / "run"), table["delivered"].to_pylist()
-    assert run.table("transfers.parquet")["wire_bytes"].to_pylist() == expected
+def test_older_transfers_had_no_headers(copied: RunFolder) -> None:
+    table = pq.read_table(copied.path / "transfers.parquet")
+    pq.write_table(table.drop(["wire_bytes"]), copied.path / "transfers.parquet")
+    expected = table["delivered"].to_pylist()
+    assert copied.table("transfers.parquet")["wire_bytes"].to_pylist() == expected
     columns = pa.schema([TRANSFERS.field("wire_bytes")])
-    assert [size for piece in run.batches("transfers.parquet", columns) for size in piece["wire_bytes"].to_pylist()] == expected
+    assert [
+        size for piece in copied.batches("transfers.parquet", columns) for size in piece["wire_bytes"].to_pylist()
+    ] == expected
 
 
 VERBS: list[list[str]] = [
@@ -91,11 +96,10 @@ def emptied(path: Path) -> None:
 
 @pytest.mark.parametrize(("change", "name"), [(dropped, "devices.parquet"), (emptied, "summary.json")])
 def test_a_changed_file_that_no_reader_makes_sense_of_is_named(
-    change: Callable[[Path], None], name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    change: Callable[[Path], None], name: str, copied: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(folder, tmp_path / "run")
-    change(tmp_path / "run")
+    change(copied.path)
     refused = 0
     for verb, *words in VERBS:
         called, words = (draw, ["run", *words]) if verb == "analysis" else (main, [verb, "run", *words])
@@ -106,16 +110,14 @@ def test_a_changed_file_that_no_reader_makes_sense_of_is_named(
     assert refused
 
 
-def test_a_run_of_which_nothing_can_be_made_in_a_notebook(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder, tmp_path / "run")
-    emptied(tmp_path / "run")
+def test_a_run_of_which_nothing_can_be_made_in_a_notebook(copied: RunFolder) -> None:
+    emptied(copied.path)
     with pytest.raises(RunFolderError, match=r"summary\.json was changed after the run"):
-        repr(fedsim.load_run(tmp_path / "run"))
+        repr(fedsim.load_run(copied.path))
 
 
-def test_a_model_that_is_a_pipe_is_not_waited_for(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder, tmp_path / "run")
-    (tmp_path / "run" / "models").mkdir(exist_ok=True)
-    os.mkfifo(tmp_path / "run" / "models" / "x.safetensors")
+def test_a_model_that_is_a_pipe_is_not_waited_for(copied: RunFolder) -> None:
+    (copied.path / "models").mkdir(exist_ok=True)
+    os.mkfifo(copied.path / "models" / "x.safetensors")
     with pytest.raises(RunFolderError, match="it is a pipe or a device"):
-        RunFolder(tmp_path / "run").models()
+        copied.models()

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,29 +12,39 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import fedsim
 from fedsim.errors import RunFolderError
-from fedsim.lab.trackers import trace
 from fedsim.lab.trackers.link_load import Curve, link_load, summed, thinned
-from fedsim.lab.trackers.trace import trace_events, write_trace
+from fedsim.lab.trackers.trace import write_trace
 from fedsim.records.reading import RunFolder
+from fedsim.testing import eventful_world
+from fedsim.testing import run as finish
 
 Entries = list[dict[str, Any]]
 
 
-@pytest.fixture
-def run(small: dict[str, Any], tmp_path: Path) -> RunFolder:
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """Groups, newcomers, leavers, shifts, disconnections and deadlines, all in one."""
-    small["population"]["availability"] = {"kind": "renewal", "mean_on": "40 s", "mean_off": "10 s"}
-    small["population"]["arrivals"] = {"kind": "poisson", "rate": "0.1 /s", "newcomers": 5}
-    small["population"]["departures"] = {"kind": "exponential", "mean_stay": "60 s", "share": 0.3}
-    small["strategy"] = {"kind": "ifca", "groups": 2, "clients_per_round": 6, "local_epochs": 2, "deadline": "15 s"}
-    small["drift"] = {"kind": "swap-all", "probability": 0.6, "at": {"every_rounds": 3}}
-    fedsim.run(fedsim.Scenario(**small), tmp_path / "run", executor="inline")
-    run = RunFolder(tmp_path / "run")
+    strategy = {"kind": "ifca", "groups": 2, "clients_per_round": 6, "local_epochs": 2, "deadline": "15 s"}
+    sections = eventful_world(strategy, seed=3)
+    sections["population"] |= {
+        "availability": {"kind": "renewal", "mean_on": "40 s", "mean_off": "10 s"},
+        "arrivals": {"kind": "poisson", "rate": "0.1 /s", "newcomers": 5},
+        "departures": {"kind": "exponential", "mean_stay": "60 s", "share": 0.3},
+    }
+    sections["drift"] = {"kind": "swap-all", "probability": 0.6, "at": {"every_rounds": 3}}
+    folder = tmp_path_factory.mktemp("trace") / "run"
+    finish(sections, folder)
+    run = RunFolder(folder)
     assert {"arrival", "departure", "shift", "assign"} <= {event["kind"] for event in run.events}
     assert {"late", "lost", "left"} <= {event["outcome"] for event in run.events if event["kind"] == "task-end"}
     return run
+
+
+@pytest.fixture(scope="module")
+def entries(run: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> Entries:
+    """Its trace."""
+    return written(run, tmp_path_factory.mktemp("trace") / "t.json")
 
 
 def strict(text: str) -> Any:
@@ -58,8 +69,14 @@ def of(entries: Entries, phase: str, name: str = "") -> Entries:
     return [entry for entry in entries if entry["ph"] == phase and entry["name"].startswith(name)]
 
 
-def test_every_entry_is_what_the_format_asks_for(run: RunFolder, tmp_path: Path) -> None:
-    for entry in written(run, tmp_path / "t.json"):
+def test_every_entry_is_what_the_format_asks_for(entries: Entries) -> None:
+    """And slices of a lane do not overlap."""
+    ends: dict[tuple[int, int], float] = {}
+    for entry in sorted(of(entries, "X"), key=lambda entry: float(entry["ts"])):
+        lane = (entry["pid"], entry["tid"])
+        assert entry["ts"] >= ends.get(lane, 0.0) - 1e-2
+        ends[lane] = entry["ts"] + entry["dur"]
+    for entry in entries:
         assert {"name", "ph", "pid", "tid", "args"} <= set(entry)
         if entry["ph"] == "M":
             assert entry["name"] in ("process_name", "thread_name", "thread_sort_index")
@@ -72,7 +89,7 @@ def test_every_entry_is_what_the_format_asks_for(run: RunFolder, tmp_path: Path)
             assert all(isinstance(value, int | float) and math.isfinite(value) for value in entry["args"].values())
 
 
-def test_every_step_is_a_slice_on_its_lane(run: RunFolder, tmp_path: Path) -> None:
+def test_every_step_is_a_slice_on_its_lane(run: RunFolder, entries: Entries) -> None:
     begun: dict[int, float] = {}
     expected = []
     for event in run.events:
@@ -81,24 +98,16 @@ def test_every_step_is_a_slice_on_its_lane(run: RunFolder, tmp_path: Path) -> No
         elif event["kind"] == "step-end":
             name = event["step"] if event["outcome"] == "done" else f"{event['step']} ({event['outcome']})"
             expected.append((event["device"], name, event["task"], begun[event["task"]], event["time"]))
-    slices = [entry for entry in of(written(run, tmp_path / "t.json"), "X") if entry["pid"] == 2 and "task" in entry["args"]]
+    slices = [entry for entry in of(entries, "X") if entry["pid"] == 2 and "task" in entry["args"]]
     assert len(slices) == len(expected)
-    for entry, (device, name, task, start, end) in zip(slices, expected, strict=True):
+    slices.sort(key=lambda entry: (entry["args"]["task"], entry["ts"]))
+    for entry, (device, name, task, start, end) in zip(slices, sorted(expected, key=lambda one: one[2:4]), strict=True):
         assert (entry["tid"], entry["name"], entry["args"]["task"]) == (device, name, task)
         assert entry["ts"] == pytest.approx(start * 1e6, abs=1e-2)
         assert entry["ts"] + entry["dur"] == pytest.approx(end * 1e6, abs=1e-2)
 
 
-def test_slices_of_a_lane_do_not_overlap(run: RunFolder, tmp_path: Path) -> None:
-    ends: dict[tuple[int, int], float] = {}
-    for entry in sorted(of(written(run, tmp_path / "t.json"), "X"), key=lambda entry: float(entry["ts"])):
-        lane = (entry["pid"], entry["tid"])
-        assert entry["ts"] >= ends.get(lane, 0.0) - 1e-2
-        ends[lane] = entry["ts"] + entry["dur"]
-
-
-def test_what_happens_to_devices_are_instants_on_their_lanes(run: RunFolder, tmp_path: Path) -> None:
-    entries = written(run, tmp_path / "t.json")
+def test_what_happens_to_devices_are_instants_on_their_lanes(run: RunFolder, entries: Entries) -> None:
     outcomes = Counter(event["outcome"] for event in run.events if event["kind"] == "task-end")
     kinds = Counter(event["kind"] for event in run.events)
     found = Counter(entry["name"] for entry in of(entries, "i") if entry["pid"] == 2)
@@ -112,8 +121,7 @@ def test_what_happens_to_devices_are_instants_on_their_lanes(run: RunFolder, tmp
     assert {entry["tid"] for entry in entries if entry["pid"] == 2 and entry["ph"] != "M"} <= named
 
 
-def test_rounds_and_deadlines_are_the_servers(run: RunFolder, tmp_path: Path) -> None:
-    entries = written(run, tmp_path / "t.json")
+def test_rounds_and_deadlines_are_the_servers(run: RunFolder, entries: Entries) -> None:
     rounds = [entry for entry in of(entries, "X") if entry["pid"] == 1]
     assert [entry["name"] for entry in rounds] == [f"round {row['round']}" for row in run.rounds]
     assert [entry["args"]["valid"] for entry in rounds] == [row["valid"] for row in run.rounds]
@@ -124,15 +132,13 @@ def test_rounds_and_deadlines_are_the_servers(run: RunFolder, tmp_path: Path) ->
     assert [entry["args"]["accuracy"] for entry in of(entries, "C", "accuracy")] == [row["accuracy"] for row in run.rounds]
 
 
-def test_the_counter_of_devices_at_work(run: RunFolder, tmp_path: Path) -> None:
+def test_the_counter_of_devices_at_work(run: RunFolder, entries: Entries) -> None:
     """Its last value at each time is how many tasks are open then."""
     working, expected = 0, {}
     for event in run.events:
         working += {"task-start": 1, "task-end": -1}.get(event["kind"], 0)
         expected[event["time"]] = working
-    counted = [
-        (entry["ts"] / 1e6, entry["args"]["devices at work"]) for entry in of(written(run, tmp_path / "t.json"), "C", "dev")
-    ]
+    counted = [(entry["ts"] / 1e6, entry["args"]["devices at work"]) for entry in of(entries, "C", "dev")]
     times = [time for time, _ in counted]
     assert times == sorted(set(times))
     for time, value in expected.items():
@@ -142,41 +148,36 @@ def test_the_counter_of_devices_at_work(run: RunFolder, tmp_path: Path) -> None:
 
 def test_strategies_without_rounds_have_versions(small: dict[str, Any], tmp_path: Path) -> None:
     changes = {"strategy": {"kind": "fedasync", "concurrency": 4}, "stop": {"rounds": 9}, "learning": "off"}
-    fedsim.run(fedsim.Scenario(**small | changes), tmp_path / "r", executor="inline")
+    finish(small | changes, tmp_path / "r")
     entries = written(RunFolder(tmp_path / "r"), tmp_path / "t.json")
     assert [entry["name"] for entry in of(entries, "i", "version")] == [f"version {number}" for number in range(9)]
     assert not [entry for entry in of(entries, "X") if entry["pid"] == 1]
 
 
 def test_a_run_that_was_cut_off_and_one_that_diverged(run: RunFolder, tmp_path: Path) -> None:
+    folder = shutil.copytree(run.path, tmp_path / "run")
     table = pq.read_table(run.path / "events.parquet")
     last = max(place for place, event in enumerate(run.events) if event["kind"] == "step-end")
     texts = table.column("data").to_pylist()
     place = next(place for place, event in enumerate(run.events) if event["kind"] == "round")
     texts[place] = texts[place].replace('"accuracy":', '"accuracy":NaN,"was":').replace('"loss":', '"loss":Infinity,"were":')
     broken = table.set_column(table.column_names.index("data"), "data", pa.array(texts)).slice(0, last)
-    pq.write_table(broken, run.path / "events.parquet")
-    entries = written(RunFolder(run.path), tmp_path / "t.json")
+    pq.write_table(broken, folder / "events.parquet")
+    entries = written(RunFolder(folder), tmp_path / "t.json")
     assert of(entries, "X", "upload (stopped)") or of(entries, "X", "train (stopped)") or of(entries, "X", "download (stopped)")
     assert len(of(entries, "C", "accuracy")) == len(of(entries, "X", "round")) - 1
-
-
-def test_events_are_read_batch_by_batch(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = list(trace_events(run))
-    monkeypatch.setattr(trace, "_ROWS_A_BATCH", 7)
-    assert list(trace_events(run)) == whole
 
 
 def test_what_cannot_be_read_or_written_is_said(run: RunFolder, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunFolderError, match="cannot be written"):
         write_trace(run, tmp_path / "file" / "t.json")
-    path = tmp_path / "t.json"
+    path, folder = tmp_path / "t.json", shutil.copytree(run.path, tmp_path / "run")
     write_trace(run, path)
     before = path.read_bytes()
-    (run.path / "events.parquet").write_bytes(b"PAR1 and then nothing")
+    (folder / "events.parquet").write_bytes(b"PAR1 and then nothing")
     with pytest.raises(RunFolderError, match=r"events\.parquet"):
-        write_trace(run, path)
+        write_trace(RunFolder(folder), path)
     assert path.read_bytes() == before
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "run", "t.json"]
 
@@ -198,7 +199,7 @@ def test_alone_on_its_link_a_device_has_its_rate(small: dict[str, Any], tmp_path
     """One device: the load while it uploads is its own link's rate, after the latency."""
     small["population"] = {"devices": 1, "speed": "10 samples/s"}
     small["strategy"] = {"kind": "fedavg", "clients_per_round": 1}
-    fedsim.run(fedsim.Scenario(**small | {"learning": "off", "stop": {"rounds": 3}}), tmp_path / "r", executor="inline")
+    finish(small | {"learning": "off", "stop": {"rounds": 3}}, tmp_path / "r")
     run = RunFolder(tmp_path / "r")
     for way, rate in (("down", 200e3 / 8), ("up", 20e3 / 8)):
         curve = link_load(run, "down" if way == "down" else "up")

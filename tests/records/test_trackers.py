@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from fedsim.cli import main
 from fedsim.errors import RunFolderError
 from fedsim.lab.trackers.exports import exports
 from fedsim.lab.trackers.tensorboard import write_tensorboard
 from fedsim.records.reading import RunFolder
 from fedsim.records.study_folder import IndexedRun, IndexedVariant, StudyIndex, write_index
+from tests.calls import call
 
 PACKAGES = {"tensorboard": "tensorboard>=2.15", "mlflow": "mlflow-skinny>=2.10", "wandb": "wandb>=0.18"}
 
@@ -31,12 +30,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of the packages, which are 
 each_tracker = pytest.mark.parametrize("name", [pytest.param(name, marks=needs(name)) for name in PACKAGES])
 
 
-def export(*words: object) -> Result:
-    return CliRunner().invoke(main, [*map(str, words)])
-
-
 def written(*words: object) -> list[str]:
-    result = export(*words)
+    result = call(*words)
     assert result.exit_code == 0, result.output
     return [line.removeprefix("written ") for line in result.output.splitlines() if line.startswith("written ")]
 
@@ -77,7 +72,7 @@ def test_without_the_package_it_says_what_to_install(
 ) -> None:
     for module in (name, f"{name}.exceptions", f"{name}.tracking"):
         monkeypatch.setitem(sys.modules, module, None)  # as Python marks what cannot be imported
-    result = export(name, tiny_run, "--out", tmp_path / "out")
+    result = call(name, tiny_run, "--out", tmp_path / "out")
     assert result.exit_code == 2
     assert f"pip install '{PACKAGES[name]}'" in result.output
     assert not (tmp_path / "out").exists()
@@ -87,7 +82,7 @@ def test_without_the_package_it_says_what_to_install(
 def test_what_cannot_be_written_is_said(name: str, tiny_run: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for out in (tmp_path / "file", *(["nosuch://store"] if name == "mlflow" else [])):
-        result = export(name, tiny_run, "--out", out)
+        result = call(name, tiny_run, "--out", out)
         assert result.exit_code == 2
         assert "cannot be written" in result.output
         assert str(out) in result.output

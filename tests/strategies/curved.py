@@ -27,6 +27,20 @@ class Curved(torch.nn.Module):
         return outputs[:, 0]
 
 
+class Centre(torch.nn.Module):
+    """The loss of a sample c is |w - c|^2 / 2; w begins at ``start``, or is one weight that is drawn."""
+
+    def __init__(self, start: Sequence[float] | None = None) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.randn(1) if start is None else torch.tensor(start))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.w - x[:, : len(self.w)]
+
+    def loss(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return outputs.square().sum(dim=1) / 2
+
+
 def curved(
     folder: Path, strategy: Sections, rounds: int, epochs: int = 5, steps: Sequence[int] = (1, 1, 1, 1), **others: Any
 ) -> Sections:
@@ -49,3 +63,11 @@ def model_after(sections: Sections) -> Weights:
     run, _ = played(sections)
     (value,) = weights(run, [run.strategy.state["model"]])
     return value
+
+
+def all_after(sections: Sections) -> tuple[Weights, Weights]:
+    """The global model at the end of a run, [d], and those of the devices that have one of their own, [devices, d]."""
+    run, _ = played(sections)
+    own = run.strategy.state["own"]
+    found = np.array(weights(run, [run.strategy.state["model"], *(own[device] for device in sorted(own))]))
+    return found[0], found[1:]

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fedsim
-from fedsim.audit import audit
 from fedsim.data.federated import stratified_part
 from fedsim.records.reading import RunFolder
+from tests.strategies.clustered import of_kind, ran
 from tests.strategies.curved import model_after as weights_after
 from tests.strategies.test_fedavg_family import initial_weights, sections, write_data
 
@@ -23,21 +22,15 @@ def run_of(folder: Path, sizes: list[int], rounds: int = 1, speed: str = "1 samp
     usual = {"kind": "cata-fed", "clusters": 1}
     scenario = sections(write_data(folder, sizes), len(sizes), rounds, usual | strategy, lr=0.01)
     scenario["population"]["speed"] = speed
-    fedsim.run(fedsim.Scenario(**scenario), folder / "run", executor="inline")
-    assert not any(audit(folder / "run").values())
-    return RunFolder(folder / "run")
+    return ran(scenario, folder / "run")
 
 
 def trainings(run: RunFolder) -> Events:
-    return [event for event in run.events if event["kind"] == "step-end" and event["step"] == "train"]
+    return [event for event in of_kind(run, "step-end") if event["step"] == "train"]
 
 
 def epochs(run: RunFolder) -> dict[int, int]:
     return {event["device"]: event["data"]["epochs"] for event in trainings(run)}
-
-
-def of_kind(run: RunFolder, kind: str) -> Events:
-    return [event for event in run.events if event["kind"] == kind]
 
 
 # Adaptive local update.
@@ -56,8 +49,7 @@ def test_the_deadline_counts_from_the_end_of_the_download_and_the_last_upload_en
     small["population"] |= {"availability": {"kind": "always"}, "jitter": 0.0}
     small["network"]["device"]["latency"] = {"kind": "uniform", "low": "0 s", "high": "3 s"}
     small["strategy"] = {"kind": "cata-fed", "clients_per_round": 6, "deadline": "10 s", "clusters": 2}
-    fedsim.run(fedsim.Scenario(**small), tmp_path / "run")
-    run = RunFolder(tmp_path / "run")
+    run = ran(small, tmp_path / "run")
     ends = [event for event in of_kind(run, "step-end") if event["round"] == 0]
     downloads = {event["task"]: event["time"] for event in ends if event["step"] == "download"}
     trained = {event["task"]: event["time"] for event in ends if event["step"] == "train"}
@@ -72,8 +64,7 @@ def test_with_changing_speed_the_mean_of_its_own_epochs_decides(small: dict[str,
     small["population"] |= {"jitter": 0.6, "slow_phases": {"factor": 0.2, "mean_normal": "20 s", "mean_slow": "5 s"}}
     small["population"] |= {"availability": {"kind": "always"}}
     small["strategy"] = {"kind": "cata-fed", "clients_per_round": 6, "deadline": "15 s", "margin": margin, "mitigation": False}
-    fedsim.run(fedsim.Scenario(**small | {"stop": {"rounds": 20}}), tmp_path / "run")
-    run = RunFolder(tmp_path / "run")
+    run = ran(small | {"stop": {"rounds": 20}}, tmp_path / "run")
     budget = 15.0 - float(margin.split()[0])
     starts = {event["task"]: event["time"] for event in of_kind(run, "step-start") if event["step"] == "train"}
     stopped_in_time = 0
@@ -97,8 +88,7 @@ def test_time_for_ones_own_upload_can_be_kept_back(small: dict[str, Any], tmp_pa
     small["population"] |= {"availability": {"kind": "always"}, "jitter": 0.0}
     small["network"] = {"kind": "star", "device": {"down": "1 Gbit/s", "up": "20 kbit/s"}}
     small["strategy"] = {"kind": "cata-fed", "clients_per_round": 6, "deadline": "10 s", "reserve_upload": True}
-    fedsim.run(fedsim.Scenario(**small), tmp_path / "run")
-    run = RunFolder(tmp_path / "run")
+    run = ran(small, tmp_path / "run")
     downloads = {event["task"]: event["time"] for event in of_kind(run, "step-end") if event["step"] == "download"}
     valid = {event["task"] for event in trainings(run) if event["data"]["epochs"]}
     ends = {event["task"]: event["time"] for event in of_kind(run, "task-end") if event["task"] in valid}
@@ -116,21 +106,18 @@ def test_without_adaptive_updates_all_of_the_fixed_epochs_or_nothing(tmp_path: P
 # Stragglers.
 
 
-def test_a_straggler_halves_its_data_until_it_fits_and_trains_on_one_part_after_the_other(tmp_path: Path) -> None:
-    run = run_of(tmp_path, [1000, 100], rounds=8, deadline="300 s")
+@pytest.mark.parametrize(("size_reports", "reported"), [("largest", 2), ("all", 2 + 4)])
+def test_a_straggler_halves_its_data_until_it_fits_and_trains_on_one_part_after_the_other(
+    tmp_path: Path, size_reports: str, reported: int
+) -> None:
+    """It is split twice, and so reports a size or those of all parts, after the two sizes of connecting."""
+    run = run_of(tmp_path, [1000, 100], rounds=8, deadline="300 s", size_reports=size_reports)
     parts = [event["data"].get("part") for event in trainings(run) if event["device"] == 0]
     assert parts == [None, [1, 2, 500], *([number, 4, 250] for number in (4, 1, 2, 3, 4, 1))]
     assert [(row["valid"], row["slow"]) for row in run.rounds] == [(1, 1)] * 2 + [(2, 0)] * 6
     assert [(event["round"], event["data"]["sizes"]) for event in of_kind(run, "split")] == [(0, [500] * 2), (1, [250] * 4)]
     assert [event["data"]["weights"] for event in of_kind(run, "aggregate")] == [[1.0]] * 2 + [[250 / 350, 100 / 350]] * 6
-    assert run.summary["bytes"]["by_purpose"]["size-report"] == 4 * (2 + 2)
-
-
-def test_all_parts_can_be_reported(tmp_path: Path) -> None:
-    """As above, but 2^u sizes a split: 2 and then 4, after the two of connecting."""
-    run = run_of(tmp_path, [1000, 100], rounds=8, deadline="300 s", size_reports="all")
-    assert run.summary["bytes"]["by_purpose"]["size-report"] == 4 * (2 + 2 + 4)
-    assert [event["data"]["weights"] for event in of_kind(run, "aggregate")] == [[1.0]] * 2 + [[250 / 350, 100 / 350]] * 6
+    assert run.summary["bytes"]["by_purpose"]["size-report"] == 4 * (2 + reported)
 
 
 def test_finished_epochs_are_lost_with_one_that_is_cut_where_the_pseudocode_is_read_by_the_letter(tmp_path: Path) -> None:
@@ -139,9 +126,7 @@ def test_finished_epochs_are_lost_with_one_that_is_cut_where_the_pseudocode_is_r
         scenario = sections(write_data(tmp_path, [20] * 40), 40, 1, {"kind": "cata-fed", "clusters": 1}, lr=0.01)
         scenario["strategy"] |= {"clients_per_round": 40, "deadline": "50 s", "smallest_part": 10, "cut_epoch": name}
         scenario["population"] |= {"speed": "1 samples/s", "jitter": 0.6}
-        fedsim.run(fedsim.Scenario(**scenario), tmp_path / name, executor="inline")
-        run = RunFolder(tmp_path / name)
-        assert not any(audit(tmp_path / name).values())
+        run = ran(scenario, tmp_path / name)
         for event in trainings(run):
             found[event["device"]] = (event["data"]["epochs"], len(event["data"]["epoch_ends"]), event["time"])
         assert run.rounds[0]["slow"] == sum(epochs == 0 for epochs, _, _ in found.values())
@@ -203,8 +188,7 @@ def test_whom_a_deadline_makes_a_straggler(T: float, slow: bool, fires_above: fl
     population |= {"stragglers": {"share": 1.0}} if slow else {}
     strategy = {"kind": "cata-fed", "clients_per_round": 400, "clusters": 1, "relative_deadline": T}
     scenario = {"seed": 4, "learning": "off", "population": population, "strategy": strategy, "stop": {"rounds": 1}}
-    fedsim.run(fedsim.Scenario(**scenario), tmp_path / "run")
-    run = RunFolder(tmp_path / "run")
+    run = ran(scenario, tmp_path / "run")
     samples = {row["device"]: row["samples"] for row in run.devices}
     mean = np.mean(list(samples.values()))
     stragglers = {event["device"] for event in of_kind(run, "split")}
@@ -231,28 +215,3 @@ def test_how_clients_are_selected(tmp_path: Path, selection: str) -> None:
     if selection == "proportional-fair":
         assert sum(cohort[0] for cohort in cohorts.values()) == pytest.approx(6, abs=1)  # clusters of equal size
         assert min(row["selected"] for row in run.devices) > 0
-
-
-@pytest.mark.parametrize(
-    ("strategy", "message"),
-    [
-        ({"clusters": 21}, "strategy.clusters is 21, more than the population's 20 devices; allowed are 1 to 20"),
-        ({"clients_per_round": 21}, "strategy.clients_per_round is 21, more than the population's 20 devices"),
-        (
-            {"smallest_part": 5000},
-            "strategy.smallest_part is 5000, but the largest device holds .* or strategy.mitigation = false",
-        ),
-        ({"over_selection": 1.5}, "unknown key 'over_selection'"),
-        ({"deadline": "10 s", "deadline_from": "round"}, "unknown key 'deadline_from'"),
-        ({"deadline": "10 s", "margin": "10 s"}, "strategy.margin is 10 s, which leaves nothing of the deadline of 10 s"),
-        ({"rejoin_delay": "0 s"}, "strategy.rejoin_delay is .*: a time here must be above 0 s"),
-        ({"selection": "round-robbin"}, "strategy.selection is 'round-robbin'.*round-robin"),
-    ],
-)
-def test_bad_input_is_refused_with_the_reason(
-    small: dict[str, Any], strategy: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    small["strategy"] = {"kind": "cata-fed", "clients_per_round": 6} | strategy
-    with pytest.raises(fedsim.ScenarioError, match=message):
-        fedsim.run(fedsim.Scenario(**small), tmp_path / "run")
-    assert not (tmp_path / "run").exists()

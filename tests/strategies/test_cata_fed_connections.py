@@ -5,10 +5,8 @@ from typing import Any
 
 import pytest
 
-import fedsim
-from fedsim.audit import audit
 from fedsim.records.reading import RunFolder
-from tests.strategies.test_cata_fed import of_kind
+from tests.strategies.clustered import of_kind, ran
 
 
 @pytest.fixture
@@ -31,20 +29,17 @@ def lost_and_next(run: RunFolder) -> list[tuple[dict[str, Any], dict[str, Any] |
 
 
 def test_a_disconnected_client_is_removed_for_good(shaky: dict[str, Any], tmp_path: Path) -> None:
-    summary = fedsim.run(fedsim.Scenario(**shaky), tmp_path / "run").summary
-    assert summary["stopped"] == "no client is connected any more"
-    pairs = lost_and_next(RunFolder(tmp_path / "run"))
+    run = ran(shaky, tmp_path / "run")
+    assert run.summary["stopped"] == "no client is connected any more"
+    pairs = lost_and_next(run)
     assert len(pairs) == 20
     assert all(following is None for _, following in pairs)
-    assert not any(audit(tmp_path / "run").values())
 
 
 def test_a_client_that_rejoins_is_a_new_one(shaky: dict[str, Any], tmp_path: Path) -> None:
     shaky["strategy"] |= {"rejoin": True, "rejoin_delay": "25 s", "smallest_part": 5, "deadline": "2 s"}
-    summary = fedsim.run(fedsim.Scenario(**shaky), tmp_path / "run").summary
-    assert summary["rounds"] == 60
-    run = RunFolder(tmp_path / "run")
-    assert not any(audit(tmp_path / "run").values())
+    run = ran(shaky, tmp_path / "run")
+    assert run.summary["rounds"] == 60
     returned = [(lost, following) for lost, following in lost_and_next(run) if following is not None]
     assert len(returned) > 10
     for lost, following in returned:
@@ -64,10 +59,10 @@ def test_a_client_that_rejoins_is_a_new_one(shaky: dict[str, Any], tmp_path: Pat
 
 def test_clusters_hold_who_is_connected(shaky: dict[str, Any], tmp_path: Path) -> None:
     shaky["strategy"] |= {"rejoin": True}
-    fedsim.run(fedsim.Scenario(**shaky), tmp_path / "run")
+    run = ran(shaky, tmp_path / "run")
     connected: set[int] = set()
     reporting: set[int] = set()
-    for event in RunFolder(tmp_path / "run").events:
+    for event in run.events:
         if event["kind"] == "task-start" and event["round"] is None:
             reporting.add(event["task"])
         elif event["kind"] == "task-end" and event["outcome"] == "done" and event["task"] in reporting:
@@ -76,24 +71,3 @@ def test_clusters_hold_who_is_connected(shaky: dict[str, Any], tmp_path: Path) -
             connected.discard(event["device"])
         elif event["kind"] == "cluster":
             assert sum(event["data"]["members"]) == len(connected)
-
-
-def test_when_nobody_will_ever_come_the_run_ends(small: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "t.json").write_text('{"1": {"start": 0, "end": 100, "ready": [], "ok": true}}')
-    small["data"] |= {"root": str(tmp_path)}
-    small["population"]["availability"] = {"kind": "flash", "file": "t.json"}
-    small["strategy"] = {"kind": "cata-fed"}
-    summary = fedsim.run(fedsim.Scenario(**small)).summary
-    assert (summary["rounds"], summary["stopped"]) == (0, "no client is connected any more")
-
-
-def test_clients_that_are_away_at_the_start_connect_when_they_come(small: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "t.json").write_text('{"1": {"start": 0, "end": 100000, "ready": [[50, 100000]], "ok": true}}')
-    small["data"] |= {"root": str(tmp_path)}
-    small["population"]["availability"] = {"kind": "flash", "file": "t.json"}
-    small["strategy"] = {"kind": "cata-fed", "clients_per_round": 6, "clusters": 1}
-    fedsim.run(fedsim.Scenario(**small), tmp_path / "run")
-    run = RunFolder(tmp_path / "run")
-    assert run.events[0]["time"] == 50.0
-    assert run.rounds[0]["selected"] == 6
-    assert of_kind(run, "cluster")[0]["data"]["members"] == [20]

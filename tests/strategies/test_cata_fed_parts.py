@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import fedsim
-from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
 from fedsim.simulation import Simulation
 from fedsim.toolbox.strategies.cata_fed import (
@@ -23,6 +22,7 @@ from fedsim.toolbox.strategies.cata_fed import (
     moderate_range,
     most_splits,
 )
+from tests.strategies.clustered import ran
 
 Ints = NDArray[np.int64]
 
@@ -197,5 +197,4 @@ def test_a_world_where_data_must_be_split(mitigation: bool, slow: list[int], tmp
         | {"mitigation": mitigation},
         "stop": {"rounds": 5},
     }
-    fedsim.run(fedsim.Scenario(**scenario), tmp_path / "run", executor="inline")
-    assert [row["slow"] for row in RunFolder(tmp_path / "run").rounds] == slow
+    assert [row["slow"] for row in ran(scenario, tmp_path / "run").rounds] == slow

@@ -6,33 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-import fedsim
 from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
-from fedsim.toolbox.clustering.algorithms import bipartition
 from fedsim.toolbox.clustering.similarity import cosine_matrix
 from fedsim.toolbox.strategies.cfl import is_incongruent, lengths
 from tests.strategies.clustered import Sections, file_data, groups_of, moves, of_kind, played, ran, weights, world
+from tests.strategies.curved import Centre
 
 ALWAYS = {"eps1": 1e9, "eps2": 0.0}
 """Thresholds by which every cluster is split in every round."""
-
-
-class Centre(nn.Module):
-    """r(w) = |w - c|^2 / 2, where c is the sample; begins at (3, 1)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.tensor([3.0, 1.0]))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.w - x
-
-    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return outputs.square().sum(dim=1) / 2
 
 
 class Valley(Centre):
@@ -43,7 +27,7 @@ class Valley(Centre):
 
 
 def quadratics(
-    centres: Any, folder: Path, rounds: int, sizes: list[int] | None = None, module: str = "Centre", **strategy: Any
+    centres: Any, folder: Path, rounds: int, sizes: list[int] | None = None, module: type[Centre] = Centre, **strategy: Any
 ) -> Sections:
     """Device i has ``centres[i]`` as its only sample, ``sizes[i]`` times; a local epoch is a gradient step of length ``lr``."""
     sizes = sizes or [1] * len(centres)
@@ -57,7 +41,7 @@ def quadratics(
         {"kind": "cfl", "local_epochs": 1} | strategy,
         rounds,
         training={"lr": lr, "batch_size": 1000},
-        model={"kind": "module", "factory": f"{__name__}:{module}"},
+        model={"kind": "module", "factory": f"{module.__module__}:{module.__name__}", "args": {"start": [3.0, 1.0]}},
         population=population,
     )
 
@@ -75,24 +59,6 @@ def leaves(run: Run) -> dict[int, list[int]]:
 # The decision, as numbers.
 
 A = np.array([2.0, -1.0])
-
-
-def steps_of(hessians: Any, centres: Any, w: Any) -> list[Any]:
-    """Negative gradients of r_i(w) = (w - c_i)' H_i (w - c_i) / 2."""
-    return [-(hessian @ (w - centre)) for hessian, centre in zip(hessians, centres, strict=True)]
-
-
-def test_two_opposite_pairs_are_stationary_together_and_not_alone() -> None:
-    """|w -+ a|^2 / 2: at their common minimum 0 the mean update is 0, each is |a| long, and cosines are +-1 (Eq. 4)."""
-    updates = np.array(steps_of([np.eye(2)] * 4, [A, A, -A, -A], np.zeros(2)))
-    found = lengths(updates, [0.25] * 4)
-    assert found.mean == 0
-    assert found.longest == pytest.approx(np.linalg.norm(A))
-    assert is_incongruent(found, 1e-9, 1.0)
-    assert not is_incongruent(found, 1e-9, 2.3)
-    cosines = cosine_matrix(updates)
-    assert cosines == pytest.approx(np.kron([[1, -1], [-1, 1]], np.ones((2, 2))))
-    assert bipartition(cosines) == ([0, 1], [2, 3], pytest.approx(-1))
 
 
 def test_both_criteria_are_as_strict_as_the_paper_writes_them() -> None:
@@ -163,9 +129,9 @@ def test_the_federated_xor_of_the_papers_first_figure(tmp_path: Path) -> None:
 
 def test_clients_that_curve_in_different_directions_with_one_minimum_are_left_together(tmp_path: Path) -> None:
     valleys = [(1.0, 0.0), (0.0, 1.0), (0.6, 0.8), (1.2, 0.3)]
-    sets = {"given": {"eps1": 0.002, "eps2": 0.01}, "tight": {"eps1": 2e-5, "eps2": 1e-4}, "by default": {}}
+    sets = {"given": {"eps1": 0.002, "eps2": 0.01}, "by default": {}}
     for name, thresholds in sets.items():
-        run = ran(quadratics(valleys, tmp_path / name, 60, module="Valley", **thresholds), tmp_path / f"{name}-run")
+        run = ran(quadratics(valleys, tmp_path / name, 60, module=Valley, **thresholds), tmp_path / f"{name}-run")
         criteria = [event["data"] for event in of_kind(run, "cluster-criteria")]
         assert criteria[-1]["mean_norm"] < criteria[-1]["eps1"]  # it has converged
         assert not splits(run)
@@ -296,19 +262,18 @@ def test_the_cosines_of_each_round_are_those_of_the_pulls(tmp_path: Path) -> Non
 # Label permutations: the paper's experiment, small.
 
 
-def permuted(seed: int, strategy: Sections) -> Sections:
+def permuted(strategy: Sections) -> Sections:
     """Digits, 20 clients, four permutations that agree pairwise on at most two of ten labels."""
     data = {"source": "digits", "partition": {"kind": "permutations", "groups": 4, "agree": 2}}
     training = {"lr": 0.3, "batch_size": 10}
-    return world(data, 20, {"local_epochs": 3} | strategy, 20, training=training, seed=seed)
+    return world(data, 20, {"local_epochs": 3} | strategy, 20, training=training, seed=1)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_four_permutations_are_told_apart_by_three_splits_and_the_models_are_twice_as_good(seed: int, tmp_path: Path) -> None:
-    run = ran(permuted(seed, {"kind": "cfl"}) | {"evaluation": {"cosines": True}}, tmp_path / "cfl")
+def test_four_permutations_are_told_apart_by_three_splits_and_the_models_are_twice_as_good(tmp_path: Path) -> None:
+    run = ran(permuted({"kind": "cfl"}) | {"evaluation": {"cosines": True}}, tmp_path / "cfl")
     assert len(splits(run)) == 3
     assert run.rounds[-1]["purity"] == run.rounds[-1]["ari"] == 1.0
-    fedavg = ran(permuted(seed, {"kind": "fedavg", "clients_per_round": 20}), tmp_path / "fedavg")
+    fedavg = ran(permuted({"kind": "fedavg", "clients_per_round": 20}), tmp_path / "fedavg")
     assert run.rounds[-1]["accuracy"] > 0.9
     assert run.rounds[-1]["accuracy"] >= 2 * fedavg.rounds[-1]["accuracy"]
     before = splits(run)[0]["round"] - 1
@@ -326,20 +291,6 @@ def test_four_permutations_are_told_apart_by_three_splits_and_the_models_are_twi
     assert mean["alike"][before] > mean["unlike"][before] + 0.1, "the gap by which they are told apart (Fig. 3, 1)"
     assert mean["alike"][-1] is mean["unlike"][-1] is None
     assert mean["settled"][-1] < mean["alike"][before] / 2, "what is left when all are told apart points nowhere (Fig. 3, 3)"
-
-
-@pytest.mark.parametrize("learning", ["on", "off"])
-def test_the_traffic_is_that_of_fedavg_with_all_clients(learning: str, tmp_path: Path) -> None:
-    moved, times = [], []
-    for strategy in ({"kind": "cfl", "split_rounds": [2, 4, 6]}, {"kind": "fedavg", "clients_per_round": 20}):
-        folder = tmp_path / strategy["kind"]
-        run = ran(permuted(1, strategy) | {"learning": learning, "stop": {"rounds": 8}}, folder)
-        assert len(splits(run)) == (3 if strategy["kind"] == "cfl" else 0)
-        moved.append(run.summary["bytes"])
-        times.append([row["time"] for row in run.rounds])
-    assert moved[0] == moved[1]
-    assert moved[0]["down"] == moved[0]["up"] == 8 * 20 * 650 * 4
-    assert times[0] == times[1]
 
 
 # Clients that are late, absent, broken or new.
@@ -421,21 +372,3 @@ def test_with_some_clients_a_round_the_others_find_their_place_when_they_are_sel
 
 
 # The scenario.
-
-
-@pytest.mark.parametrize(
-    ("strategy", "message"),
-    [
-        ({"split_rounds": [5, 5]}, "split_rounds"),
-        ({"split_rounds": [9, 5]}, "ascending"),
-        ({"split_rounds": [-1]}, "from 0 on"),
-        ({"groups": 3}, "groups"),
-        ({"aggregation": "frst"}, "strategy.aggregation.kind is 'frst'.*did you mean 'first'"),
-        ({"over_selection": 1.5}, "over_selection"),
-        ({"clients_per_round": 21}, "clients_per_round"),
-        ({"min_cluster_size": 1}, "min_cluster_size"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(small: dict[str, Any], strategy: Sections, message: str) -> None:
-    with pytest.raises(fedsim.ScenarioError, match=message):
-        fedsim.Scenario(**small | {"strategy": {"kind": "cfl"} | strategy})

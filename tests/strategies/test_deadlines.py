@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 import fedsim
-from fedsim.audit import audit
 from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
 from fedsim.simulation import Simulation
-from tests.strategies.clustered import file_data
+from tests.strategies.clustered import file_data, of_kind, ran
 
 SIZES = {"low": 100, "high": 3000}
 
@@ -24,13 +23,11 @@ def everybody_once(people: dict[str, Any], folder: Path, **strategy: Any) -> Run
     """One round in which all are asked, 5 epochs each, without network time or learning."""
     strategy = {"kind": "fedavg", "clients_per_round": people["devices"], "local_epochs": 5} | strategy
     scenario = {"learning": "off", "population": people, "strategy": strategy, "stop": {"rounds": 1}}
-    fedsim.run(fedsim.Scenario(**scenario), folder, executor="inline")
-    assert not any(audit(folder).values())
-    return RunFolder(folder)
+    return ran(scenario, folder)
 
 
 def epochs_of(run: RunFolder) -> dict[int, int]:
-    trainings = [event for event in run.events if event["kind"] == "step-end" and event["step"] == "train"]
+    trainings = [event for event in of_kind(run, "step-end") if event["step"] == "train"]
     return {event["device"]: event["data"]["epochs"] for event in trainings}
 
 
@@ -41,7 +38,7 @@ def test_the_share_that_fedavg_drops(t: float | None, dropped: float, tmp_path: 
     assert row["selected"] == 4000
     assert row["slow"] / 4000 == pytest.approx(dropped, abs=0.02)
     sizes = np.array([device["samples"] for device in run.devices])
-    survivors = {event["device"] for event in run.events if event["kind"] == "task-end" and event["outcome"] == "done"}
+    survivors = {event["device"] for event in of_kind(run, "task-end") if event["outcome"] == "done"}
     assert survivors == set(np.flatnonzero(sizes <= (t or np.inf) * sizes.mean()).tolist())
 
 
@@ -65,13 +62,11 @@ def budget_run(sizes: list[int], folder: Path, population: dict[str, Any] | None
         "strategy": {"kind": "fedavg", "clients_per_round": len(sizes), "local_epochs": 5} | strategy,
         "stop": {"rounds": 1},
     }
-    fedsim.run(fedsim.Scenario(**scenario), folder / "run", executor="inline")
-    assert not any(audit(folder / "run").values())
-    return RunFolder(folder / "run")
+    return ran(scenario, folder / "run")
 
 
 def outcomes(run: RunFolder) -> list[str]:
-    ends = [event for event in run.events if event["kind"] == "task-end"]
+    ends = of_kind(run, "task-end")
     return [event["outcome"] for event in sorted(ends, key=lambda event: event["device"])]
 
 
@@ -105,12 +100,10 @@ def test_the_time_counts_from_the_end_of_each_download(tmp_path: Path) -> None:
         "strategy": {"kind": "fedavg", "clients_per_round": 4, "local_epochs": 5, "relative_deadline": 1.0},
         "stop": {"rounds": 1},
     }
-    fedsim.run(fedsim.Scenario(**scenario), tmp_path / "download", executor="inline")
-    (row,) = RunFolder(tmp_path / "download").rounds
+    (row,) = ran(scenario, tmp_path / "download").rounds
     assert (row["valid"], row["time"]) == (4, pytest.approx(40 + 20 + 0.4, abs=1e-6))
     scenario["strategy"] |= {"deadline_from": "round"}
-    fedsim.run(fedsim.Scenario(**scenario), tmp_path / "round", executor="inline")
-    (row,) = RunFolder(tmp_path / "round").rounds
+    (row,) = ran(scenario, tmp_path / "round").rounds
     assert (row["slow"], row["time"]) == (4, 20.0)
 
 
@@ -148,20 +141,6 @@ def test_stragglers_do_not_move_the_unit_of_time_unless_asked(tmp_path: Path) ->
         strategy = {"kind": "fedavg", "relative_deadline": 1, "deadline_base": base}
         means.append(built({"learning": "off", "population": people, "strategy": strategy}).server.setting.mean_epoch_s)
     assert means[1] / means[0] == pytest.approx(1.2, abs=0.01)
-
-
-def test_a_phase_that_begins_while_it_trains_costs_fedprox_epochs(tmp_path: Path) -> None:
-    """The same devices and sizes, with and without slow phases: partial work meets them, and never does more for them."""
-    steady = everybody_once(population(200), tmp_path / "steady", kind="fedprox", relative_deadline=1.0)
-    phases = {"factor": 0.1, "mean_normal": "60 s", "mean_slow": "30 s"}
-    people = population(200, slow_phases=phases)
-    slowed = everybody_once(people, tmp_path / "slowed", kind="fedprox", relative_deadline=1.0)
-    before, after = epochs_of(steady), epochs_of(slowed)
-    assert all(after[device] <= before[device] for device in range(200))
-    assert 0.3 * sum(before.values()) < sum(after.values()) < 0.9 * sum(before.values())
-    ends = [event for event in slowed.events if event["kind"] == "step-end" and event["step"] == "train"]
-    lengths = [np.diff([0.0, *event["data"]["epoch_ends"]]) for event in ends if event["data"]["epochs"] > 1]
-    assert any(max(own) > 1.5 * min(own) for own in lengths)  # within one task the speed changes
 
 
 def test_long_tail_sizes_by_name(tmp_path: Path) -> None:

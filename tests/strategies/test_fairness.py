@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import fedsim
 from fedsim.records.fairness import jain_index, jain_over_time, selections, worst_decile
-from fedsim.records.reading import RunFolder
+from tests.strategies.clustered import ran
 
 
 def test_the_index_of_known_allocations() -> None:
@@ -36,34 +35,11 @@ def test_the_worst_decile_is_the_mean_of_the_lowest_tenth() -> None:
     assert math.isnan(worst_decile([]))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("strategy", "published"), [({"kind": "fedavg"}, 0.977), ({"kind": "cata-fed", "clusters": 1}, 0.986)])
-def test_selections_are_as_fair_as_published(strategy: dict[str, Any], published: float, tmp_path: Path) -> None:
-    """The setting of CATA-Fed's Fig. 13a. At random J ~ L / (L + 1 - K/n) with L = T K/n = 40 selections a device: .9766."""
-    scenario = {
-        "learning": "off",
-        "population": {"devices": 1000, "samples": {"low": 100, "high": 3000}, "speed": "100 samples/s"},
-        "strategy": {"clients_per_round": 40} | strategy,
-        "stop": {"rounds": 1000},
-    }
-    fedsim.run(fedsim.Scenario(**scenario), tmp_path / "run", executor="inline")
-    run = RunFolder(tmp_path / "run")
-    times, index = jain_over_time(run)
-    assert times.tolist() == [row["time"] for row in run.rounds]
-    assert index[-1] == pytest.approx(published, abs=0.003)
-    assert index[-1] == pytest.approx(jain_index(row["selected"] for row in run.devices))
-    if strategy["kind"] == "fedavg":
-        assert index[0] == pytest.approx(0.04)
-        for expected in (10, 20):
-            assert index[expected * 25 - 1] == pytest.approx(expected / (expected + 1 - 0.04), abs=0.01)
-
-
 def test_outcomes_add_up_by_device_and_by_group(small: dict[str, Any], tmp_path: Path) -> None:
     small["strategy"] = {"kind": "tifl", "tiers": 3, "clients_per_round": 5, "local_epochs": 8, "deadline": "20 s"}
     small["population"]["availability"] = {"kind": "renewal", "mean_on": "1 min", "mean_off": "20 s"}
     small |= {"learning": "off", "stop": {"rounds": 40}}
-    fedsim.run(fedsim.Scenario(**small), tmp_path / "run")
-    run = RunFolder(tmp_path / "run")
+    run = ran(small, tmp_path / "run")
     found = selections(run)
     assert sorted(found["group"].dropna().unique()) == sorted({row["group"] for row in run.devices if row["group"] is not None})
     assert len(found) == sum(row["selected"] for row in run.rounds) == sum(row["selected"] for row in run.devices)
@@ -74,8 +50,7 @@ def test_outcomes_add_up_by_device_and_by_group(small: dict[str, Any], tmp_path:
 
 def test_a_run_without_rounds_has_its_versions(small: dict[str, Any], tmp_path: Path) -> None:
     small |= {"learning": "off", "strategy": {"kind": "fedbuff", "concurrency": 5, "buffer": 3}, "stop": {"rounds": 30}}
-    fedsim.run(fedsim.Scenario(**small), tmp_path / "run")
-    run = RunFolder(tmp_path / "run")
+    run = ran(small, tmp_path / "run")
     times, index = jain_over_time(run)
     assert len(times) == len(index) == 30
     assert ((index > 0) & (index <= 1)).all()

@@ -6,14 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fedsim
 from fedsim.testing import StrategyContract
 from fedsim.toolbox.strategies.fesem import FeSEMParams
 from tests.strategies.clustered import (
     PAIRED,
     STARTED,
     Sections,
-    file_data,
     of_kind,
     opposite_groups,
     played,
@@ -73,17 +71,6 @@ def test_groups_are_found_without_a_look_at_the_data(tmp_path: Path, kind: str) 
     assert not of_kind(shifted, "shift-test")
 
 
-@pytest.mark.parametrize("learning", ["on", "off"])
-def test_it_sends_what_fedavg_sends(tmp_path: Path, learning: str) -> None:
-    fedavg = {"kind": "fedavg", "clients_per_round": 6, "local_epochs": 2}
-    runs = [
-        ran(world(PAIRED, 20, strategy, 6, learning=learning), tmp_path / strategy["kind"])
-        for strategy in (fesem(3, 6), fedavg)
-    ]
-    assert runs[0].summary["bytes"] == runs[1].summary["bytes"]
-    assert runs[0].summary["bytes"]["paper"] == 2 * 6 * 6 * 650 * 4
-
-
 class TestOneGroup:
     def test_from_its_second_round_on_it_is_an_unweighted_fedavg(self, tmp_path: Path, monkeypatch: Any) -> None:
         """Devices of equal size, so FedAvg's weights are equal too; its one model is a draw of its own."""
@@ -95,28 +82,6 @@ class TestOneGroup:
         fedavg = {"kind": STARTED, "clients_per_round": 3, "local_epochs": 2, "start": start}
         theirs, _ = played(sections | {"strategy": fedavg})
         assert weights(ours)[0].tobytes() == weights(theirs, [theirs.strategy.state["model"]])[0].tobytes()
-
-    def test_sizes_do_not_count_unless_asked_for(self, tmp_path: Path) -> None:
-        models = {}
-        for aggregation in ("mean", "weighted"):
-            run, records = played(world(opposite_groups(tmp_path, [5, 12, 30]), 3, fesem(1, 3, aggregation=aggregation), 1))
-            (event,) = (record for record in records if record.kind == "aggregate")
-            models[aggregation] = event.fields["weights"]
-            (model,) = weights(run)
-            updates = weights(run, run.strategy.state["last"])
-            parts = zip(event.fields["tasks"], event.fields["weights"], strict=True)  # device d has task d
-            expected = sum(weight * updates[task].astype(np.float64) for task, weight in parts)
-            assert model == pytest.approx(expected, abs=1e-6)
-        assert models["mean"] == [1 / 3] * 3
-        assert sorted(models["weighted"]) == pytest.approx([5 / 47, 12 / 47, 30 / 47])
-
-
-def test_a_group_whose_model_diverged_attracts_nobody(tmp_path: Path) -> None:
-    """One device's samples are so large that its update is not finite: the others go on in groups that are."""
-    draw = np.random.default_rng(1)
-    shards = [(draw.normal(size=(6, 4)) * (1e30 if device == 3 else 1.0), [0, 1, 0, 1, 0, 1]) for device in range(6)]
-    run = ran(world(file_data(tmp_path / "data", shards), 6, fesem(2, 3), 6), tmp_path / "run")
-    assert all(np.isfinite(values).all() for values in run.models()["group"].values())
 
 
 class TestPoints:
@@ -142,7 +107,3 @@ class TestPoints:
         contract = StrategyContract()
         contract.strategy = fesem(2, 6, **{"as": "paper"})
         contract.test_it_goes_on_as_if_it_had_not_been_stopped(tmp_path)
-
-    def test_other_ways_to_aggregate_are_refused(self) -> None:
-        with pytest.raises(fedsim.ScenarioError, match="'as' is 'paper'"):
-            fedsim.Scenario(strategy=fesem(2, 6, aggregation="first", **{"as": "paper"}))

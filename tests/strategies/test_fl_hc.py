@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fedsim
-from fedsim.toolbox.clustering.algorithms import Linkage, agglomerative, canonical, clusters_below
+from fedsim.toolbox.clustering.algorithms import Linkage, agglomerative, canonical
 from fedsim.toolbox.strategies.fl_hc import update_distances
 from fedsim.training import Training
 from tests.strategies.clustered import of_kind, opposite_groups, played, ran, weights, world
@@ -46,7 +45,7 @@ def test_linkages_against_brute_force(method: Linkage) -> None:
         distance = update_distances(points, "l2")
         assert agglomerative(distance, 4, method).tolist() == merged(points, method, 4, np.inf)
         for threshold in (0.5, 1.5, 3.0, 100.0):
-            assert clusters_below(distance, threshold, method).tolist() == merged(points, method, 1, threshold)
+            assert agglomerative(distance, 1, method, threshold).tolist() == merged(points, method, 1, threshold)
 
 
 def test_distances_by_hand() -> None:
@@ -87,8 +86,3 @@ def test_what_is_compared_are_updates_of_one_model(tmp_path: Path) -> None:
     expected = np.linalg.norm(updates[:, None] - updates[None, :], axis=2)
     shown = made["data"]["distance"]
     assert np.asarray(shown, dtype=np.float64) == pytest.approx(expected, rel=1e-3, abs=1e-4)
-
-
-def test_ward_needs_euclidean_distances() -> None:
-    with pytest.raises(fedsim.ScenarioError, match=r"'clusterer.linkage' is 'ward'.*allowed is 'l2'"):
-        fedsim.Scenario(strategy={"kind": "fl-hc", "clusterer": {"linkage": "ward"}})

@@ -139,8 +139,3 @@ def test_who_is_cut_off_has_no_part(tmp_path: Path) -> None:
     fedsim.run(fedsim.Scenario(**sections), tmp_path / "run", executor="inline")
     assert_sound(tmp_path / "run")
     assert groups_of(RunFolder(tmp_path / "run")) == [None] * 4
-
-
-def test_a_step_that_is_not_unique_is_refused() -> None:
-    with pytest.raises(fedsim.ScenarioError, match=r"allowed is \(a - 1\) rho above 1"):
-        fedsim.Scenario(strategy={"kind": "fpfc", "rho": 0.3}, population={"devices": 20})

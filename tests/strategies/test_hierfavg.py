@@ -16,7 +16,8 @@ from fedsim.executors.inline import Inline
 from fedsim.lab.forecast.nominal import nominal_lines
 from fedsim.lab.forecast.trial import Beginning
 from fedsim.records.reading import RunFolder
-from fedsim.testing import ScenarioTables, StrategyContract, assert_sound, quiet_world, run
+from fedsim.testing import ScenarioTables, StrategyContract, quiet_world, run
+from tests.strategies.clustered import of_kind, ran
 
 DEVICE = {"down": "1 Mbit/s", "up": "500 kbit/s", "latency": "40 ms"}
 TREE = {
@@ -43,8 +44,7 @@ def with_cells(cells: int, strategy: dict[str, Any], rounds: int = 4) -> Scenari
 
 def model(sections: ScenarioTables, folder: Path) -> NDArray[np.float32]:
     """The global model of a run that passes its audit, [d]."""
-    run(sections, folder)
-    return np.concatenate([values.ravel() for values in assert_sound(folder).models()["global"].values()])
+    return np.concatenate([values.ravel() for values in ran(sections, folder).models()["global"].values()])
 
 
 @pytest.mark.parametrize("cells", [24, 3, 1])
@@ -105,17 +105,16 @@ def edge_transfers(folder: RunFolder) -> list[tuple[str, str, float, float, str,
 
 
 def updates_lost(folder: RunFolder) -> list[list[int]]:
-    return [event["data"]["tasks"] for event in folder.events if event["kind"] == "updates-lost"]
+    return [event["data"]["tasks"] for event in of_kind(folder, "updates-lost")]
 
 
 def tasks_of(folder: RunFolder, device: int) -> list[int]:
-    return [event["task"] for event in folder.events if event["kind"] == "task-start" and event["device"] == device]
+    return [event["task"] for event in of_kind(folder, "task-start") if event["device"] == device]
 
 
 def test_the_times_of_a_round_by_hand(tmp_path: Path) -> None:
     """Both models go down at 500 B/s after 0.25 s. An edge round takes 1.1 + 2 + 2.1 s; 0.25 + 1 s up over the cell's link."""
-    run(by_hand(), tmp_path / "run")
-    folder = assert_sound(tmp_path / "run")
+    folder = ran(by_hand(), tmp_path / "run")
     down, up = pytest.approx(2.25), pytest.approx(2.25 + 2 * 5.2)
     end = pytest.approx(13.9)
     told = edge_transfers(folder)
@@ -145,20 +144,20 @@ def test_the_server_itself_is_farther_than_an_edge_server() -> None:
 
 def test_an_edge_server_that_crashes_during_an_upload(tmp_path: Path) -> None:
     """From 6 s on: device 0 has sent from 5.45 s on. The other one's round goes on, and is not longer for it."""
-    summary = run(by_hand(**outage(6, 4)), tmp_path / "run")
-    folder = assert_sound(tmp_path / "run")
+    folder = ran(by_hand(**outage(6, 4)), tmp_path / "run")
+    summary = folder.summary
     (row,) = folder.rounds
     assert (row["time"], row["selected"], row["valid"], row["disconnected"]) == (pytest.approx(13.9), 2, 1, 1)
     assert summary["bytes"]["wasted"] == pytest.approx(1000 + 0.55 * 500)
     assert updates_lost(folder) == []
-    assert [event["data"]["edges"] for event in folder.events if event["kind"] == "edges-combined"] == [[1]]
+    assert [event["data"]["edges"] for event in of_kind(folder, "edges-combined")] == [[1]]
 
 
 def test_a_crash_takes_what_the_edge_server_had(tmp_path: Path) -> None:
     """At 9 s the first edge round is in its model, and its device trains again: all of the round is wasted there."""
     energy = {"compute": "1 W", "idle": "2 W", "tail": "1 W", "tail_lasts": "1 s"}
-    summary = run(by_hand(**outage(9, 4), energy=energy), tmp_path / "run")
-    folder = assert_sound(tmp_path / "run")
+    folder = ran(by_hand(**outage(9, 4), energy=energy), tmp_path / "run")
+    summary = folder.summary
     assert updates_lost(folder) == [tasks_of(folder, 0)[:1]]
     assert summary["bytes"]["wasted"] == pytest.approx(2000 + 1000)
     # From 2.25 s to 9 s idle; it trained for 2 + 0.45 s; its radio was awake for 1 s after each download.
@@ -168,8 +167,7 @@ def test_a_crash_takes_what_the_edge_server_had(tmp_path: Path) -> None:
 
 def test_a_crash_on_the_way_to_the_server_and_a_return(tmp_path: Path) -> None:
     """At 13 s the edge's model is on its way; it is back at 23 s, but the next round has begun with the other device alone."""
-    run(by_hand(**outage(13, 10), rounds=3), tmp_path / "run")
-    folder = assert_sound(tmp_path / "run")
+    folder = ran(by_hand(**outage(13, 10), rounds=3), tmp_path / "run")
     assert ("edge 0", "server", pytest.approx(12.65), 13.0, "lost", pytest.approx(100)) in edge_transfers(folder)
     assert [row["valid"] for row in folder.rounds] == [2, 1, 1]  # at 36 s it is lost again
     assert [row["selected"] for row in folder.rounds] == [2, 1, 2]
@@ -184,17 +182,16 @@ def test_with_all_edge_servers_lost_the_next_round_waits(tmp_path: Path) -> None
     both = {"world": {"processes": [process | {"edge": edge} for edge in (0, 1)]}}
     sections = by_hand({"retry": "5 s", "kappa2": 1}, rounds=3, **both)
     sections["stop"]["simulated_time"] = "20 s"
-    run(sections, tmp_path / "run")
-    folder = assert_sound(tmp_path / "run")
+    folder = ran(sections, tmp_path / "run")
     assert [(row["time"], row["selected"]) for row in folder.rounds] == [(1.0, 0), (12.0, 0)]
-    starts = [event["time"] for event in folder.events if event["kind"] == "round-start"]
+    starts = [event["time"] for event in of_kind(folder, "round-start")]
     assert starts == [0.0, 11.0]
 
 
 def test_work_waits_for_an_edge_server_that_is_cut_off(tmp_path: Path) -> None:
     """From 6 to 10 s and from 16 to 20 s nothing comes to it: both uploads stand still so long, and nothing is lost."""
-    summary = run(by_hand(**outage(6, 4, "waits")), tmp_path / "run")
-    folder = assert_sound(tmp_path / "run")
+    folder = ran(by_hand(**outage(6, 4, "waits")), tmp_path / "run")
+    summary = folder.summary
     ends = [row["end"] for row in folder.transfers if row["device"] == 0 and row["direction"] == "up"]
     assert ends == [pytest.approx(7.45 + 4), pytest.approx(7.45 + 4 + 5.2 + 4)]
     assert summary["simulated_s"] == pytest.approx(7.45 + 4 + 5.2 + 4 + 1.25)
@@ -203,16 +200,14 @@ def test_work_waits_for_an_edge_server_that_is_cut_off(tmp_path: Path) -> None:
 
 def test_at_the_deadline_edge_servers_send_what_they_have(tmp_path: Path) -> None:
     """At 10 s the second edge round is open: the model of the first goes up."""
-    run(by_hand({"deadline": "10 s"}), tmp_path / "run")
-    (row,) = assert_sound(tmp_path / "run").rounds
+    (row,) = ran(by_hand({"deadline": "10 s"}), tmp_path / "run").rounds
     assert (row["time"], row["valid"], row["slow"]) == (pytest.approx(11.25), 0, 2)
 
 
 def test_what_edge_servers_draw(tmp_path: Path) -> None:
     """8 messages of devices and 4 of edge servers pass these, the latter the server too; 4 updates are combined there."""
     energy = {"edge": {"idle": "1 W", "byte": "1 J/B", "update": "5 J"}, "server": {"byte": "1 J/B", "update": "7 J"}}
-    summary = run(by_hand(energy=energy), tmp_path / "run")
-    assert_sound(tmp_path / "run")
+    summary = ran(by_hand(energy=energy), tmp_path / "run").summary
     assert summary["energy"]["by_phase"]["edge"] == pytest.approx(2 * 13.9 + 12_000 + 4 * 5)
     assert summary["energy"]["by_phase"]["server"] == pytest.approx(4000)
 
@@ -225,8 +220,7 @@ def test_edge_servers_within_a_graph(tmp_path: Path) -> None:
     (tmp_path / "net.json").write_text(json.dumps(networkx.node_link_data(graph, edges="edges")))
     network = {"kind": "graph", "file": "net.json", "server": "s", "attach": ["a", "b"], "edge": {"nodes": ["m"]}}
     sections = by_hand({"kappa2": 1}, network=network) | {"data": {"root": str(tmp_path)}}
-    run(sections, tmp_path / "run")
-    folder = assert_sound(tmp_path / "run")
+    folder = ran(sections, tmp_path / "run")
     assert folder.rounds[0]["time"] == pytest.approx(1 + 4 + 2 + 4 + 1)
     layout = json.loads((tmp_path / "run" / "network.json").read_text())["edges"]
     assert layout["of"] == [0, 0]
@@ -246,8 +240,7 @@ def test_edge_servers_within_a_graph(tmp_path: Path) -> None:
 )
 def test_it_goes_with_other_parts(others: dict[str, Any], tmp_path: Path) -> None:
     sections = with_cells(3, HIERFAVG | others.get("strategy", {}), rounds=2) | {"messages": others.get("messages", {})}
-    run(sections | {"world": {"processes": CRASHES}}, tmp_path / "run")
-    transfers = assert_sound(tmp_path / "run").transfers
+    transfers = ran(sections | {"world": {"processes": CRASHES}}, tmp_path / "run").transfers
     sizes = [{row["bytes"] for row in transfers if row["purpose"] == purpose} for purpose in ("update", "edge-update")]
     assert sizes[0] == sizes[1]
     assert len(sizes[0]) == 1

@@ -1,47 +1,24 @@
 """LCFL against known answers, through whole runs: its distances, its clusters, its bytes, and who comes and goes."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import fedsim
-from fedsim.audit import audit
 from fedsim.errors import SimulationError
 from fedsim.records.reading import RunFolder
-from fedsim.simulation import Simulation
 from fedsim.toolbox.clustering.algorithms import k_medoids
 from fedsim.toolbox.clustering.similarity import diff_norm
 from fedsim.toolbox.strategies.lcfl import by_losses, by_rows
-from tests.strategies.clustered import file_data
-
-MODULE = "tests.strategies.test_lcfl"
-
-
-class Centre(nn.Module):
-    """L(w) = |w - c|^2 / 2, where c is the sample; begins at the origin."""
-
-    def __init__(self, features: int) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(features))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.w - x
-
-    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return outputs.square().sum(dim=1) / 2
+from tests.strategies.clustered import file_data, of_kind, played, ran, weights
+from tests.strategies.curved import Centre
 
 
-class LeastSquares(nn.Module):
+class LeastSquares(Centre):
     """L(w) = mean (w'x - y)^2, where y is the last entry of a sample."""
-
-    def __init__(self, features: int) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(features))
 
     def forward(self, x: Tensor) -> Tensor:
         return (x[:, :-1] @ self.w - x[:, -1])[:, None]
@@ -50,15 +27,12 @@ class LeastSquares(nn.Module):
         return outputs[:, 0].square()
 
 
-def given_data(samples: list[np.ndarray], folder: Path) -> dict[str, Any]:
-    """Data in which device i holds ``samples[i]``, under labels that do not matter."""
-    return file_data(folder, [(own, np.arange(len(own)) % 2) for own in samples])
-
-
-def with_module(name: str, samples: list[np.ndarray], folder: Path, lr: float, features: int) -> dict[str, Any]:
+def with_module(module: type[Centre], samples: list[np.ndarray], folder: Path, lr: float, features: int) -> dict[str, Any]:
+    """Device i holds ``samples[i]``, under labels that do not matter; models begin at the origin."""
+    how = {"kind": "module", "factory": f"{module.__module__}:{module.__name__}", "args": {"start": [0.0] * features}}
     return {
-        "data": given_data(samples, folder),
-        "model": {"kind": "module", "factory": f"{MODULE}:{name}", "args": {"features": features}},
+        "data": file_data(folder, [(own, np.arange(len(own)) % 2) for own in samples]),
+        "model": how,
         "training": {"lr": lr, "batch_size": 1000},
         "population": {"devices": len(samples)},
     }
@@ -79,27 +53,14 @@ LOCAL: dict[str, Any] = {"moment": {"kind": "local", "epochs": 10}}
 OWN = {"kind": "local", "epochs": 1, "start": "own"}
 
 
-def ran(scenario: dict[str, Any], folder: Path) -> RunFolder:
-    fedsim.run(fedsim.Scenario(**scenario), folder, executor="inline")
-    found = audit(folder)
-    assert not any(found.values()), found
-    return RunFolder(folder)
-
-
 def models_after(scenario: dict[str, Any]) -> np.ndarray:
     """The clusters' models at the end of a run, [k, d]."""
-
-    async def run() -> np.ndarray:
-        simulation = Simulation(fedsim.Scenario(**scenario))
-        await simulation.run()
-        return np.stack(await simulation.installed.learner.values(simulation.installed.strategy.state["models"]))
-
-    return asyncio.run(run())
+    return np.stack(weights(played(scenario)[0]))
 
 
 def clustering_of(run: RunFolder) -> dict[str, Any]:
-    (found,) = [event["data"] for event in run.events if event["kind"] == "clustering"]
-    return found
+    (found,) = of_kind(run, "clustering")
+    return dict(found["data"])
 
 
 def off(devices: int, rounds: int, **strategy: Any) -> dict[str, Any]:
@@ -118,7 +79,7 @@ def off(devices: int, rounds: int, **strategy: Any) -> dict[str, Any]:
 def test_quadratics_are_as_far_apart_as_the_squares_of_their_centres(tmp_path: Path) -> None:
     """Eq. 2 of L_i(w) = |w - c_i|^2 / 2 at w_i = c_i is |c_i - c_j|^2, the square of DiffNorm."""
     centres = np.array([[0.0, 1.0], [3.0, 0.0], [0.5, 1.0], [3.0, 0.5], [-0.5, 0.5]])
-    scenario = with_module("Centre", [np.tile(c, (4, 1)) for c in centres], tmp_path, lr=1.0, features=2)
+    scenario = with_module(Centre, [np.tile(c, (4, 1)) for c in centres], tmp_path, lr=1.0, features=2)
     scenario["strategy"] = {"kind": "lcfl", "groups": 2, "moment": {"kind": "local", "steps": 1}, "local_epochs": 1}
     scenario["stop"] = {"rounds": 1}
     squares = ((centres[:, None] - centres[None]) ** 2).sum(axis=2)
@@ -146,7 +107,7 @@ def test_gradients_are_those_of_all_data_at_the_devices_own_models(tmp_path: Pat
             w = w - lr * 2 * x.T @ (x @ w - y) / len(y)
         expected.append(2 * x.T @ (x @ w - y) / len(y))
         changes.append(w)
-    scenario = with_module("LeastSquares", samples, tmp_path, lr=lr, features=3)
+    scenario = with_module(LeastSquares, samples, tmp_path, lr=lr, features=3)
     scenario["strategy"] = {"kind": "lcfl", "groups": 2, "moment": {"kind": "local", "steps": steps}, "local_epochs": 1}
     scenario["stop"] = {"rounds": 1}
     for measure, vectors in (("grad-cos", expected), ("update-cos", changes)):
@@ -202,7 +163,7 @@ def test_rotations_are_found_after_a_local_warm_up(clustering: dict[str, Any], t
 
 def test_as_the_published_code_medoids_may_begin_in_one_cluster(tmp_path: Path) -> None:
     samples = [np.full((2, 1), c) for c in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 100.0, 100.1, 100.2)]
-    scenario = with_module("Centre", samples, tmp_path, lr=1.0, features=1) | {"stop": {"rounds": 1}}
+    scenario = with_module(Centre, samples, tmp_path, lr=1.0, features=1) | {"stop": {"rounds": 1}}
     strategy = {"kind": "lcfl", "groups": 2, "measure": "diff-norm", "moment": {"kind": "local", "steps": 1}}
     for source, begins in (("paper", "build"), ("published-code", "heuristic")):
         found = clustering_of(ran(scenario | {"strategy": strategy | {"as": source}}, tmp_path / source))
@@ -214,7 +175,7 @@ def test_as_the_published_code_medoids_may_begin_in_one_cluster(tmp_path: Path) 
 def test_each_cluster_is_fedavg_by_itself(tmp_path: Path) -> None:
     """Two clusters of quadratics: with full steps each model is its members' mean, whatever the others do."""
     centres = np.array([[0.0, 1.0], [10.0, 0.0], [1.0, 1.0], [12.0, 0.0], [0.5, 4.0]])
-    scenario = with_module("Centre", [np.tile(c, (3, 1)) for c in centres], tmp_path, lr=1.0, features=2)
+    scenario = with_module(Centre, [np.tile(c, (3, 1)) for c in centres], tmp_path, lr=1.0, features=2)
     scenario["strategy"] = {"kind": "lcfl", "groups": 2, "moment": {"rounds": 1}, "local_epochs": 1}
     scenario["stop"] = {"rounds": 2}
     assert models_after(scenario) == pytest.approx(np.array([centres[[0, 2, 4]].mean(axis=0), [11.0, 0.0]]), abs=1e-5)
@@ -224,7 +185,7 @@ def test_each_cluster_is_fedavg_by_itself(tmp_path: Path) -> None:
 def test_where_clusters_begin(start: str, first: list[float], tmp_path: Path) -> None:
     """Centres 0, 1 and 10, 11: a full step each in the warm-up, and then, as the learning rate decays, none to speak of."""
     samples = [np.full((2, 1), c) for c in (0.0, 1.0, 10.0, 11.0)]
-    scenario = with_module("Centre", samples, tmp_path, lr=1.0, features=1)
+    scenario = with_module(Centre, samples, tmp_path, lr=1.0, features=1)
     scenario["training"] |= {"lr_decay": 1e-9}
     scenario["strategy"] = {"kind": "lcfl", "groups": 2, "moment": {"rounds": 1}, "local_epochs": 1, "clusters_start": start}
     scenario["stop"] = {"rounds": 2}
@@ -238,7 +199,7 @@ def test_a_share_of_each_cluster_is_asked(tmp_path: Path) -> None:
     for event in run.events:
         if event["kind"] == "aggregate":
             assert event["data"]["weights"] == [0.5, 0.5]
-    asked = [event["device"] for event in run.events if event["kind"] == "task-start" and event["round"] == 0]
+    asked = [event["device"] for event in of_kind(run, "task-start") if event["round"] == 0]
     assert sorted(device % 4 for device in asked) == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
@@ -309,9 +270,9 @@ def test_time_of_the_exchange(tmp_path: Path) -> None:
     scenario["population"] = {"devices": 4, "samples": {"low": 90, "high": 90}, "speed": "30 samples/s"}
     scenario["network"] = {"kind": "star", "device": {"down": "8 kbit/s", "up": "8 kbit/s"}}
     run = ran(scenario, tmp_path / "run")
-    (begin,) = [e["time"] for e in run.events if e["kind"] == "campaign" and e["data"]["what"] == "exchange"]
+    (begin,) = [e["time"] for e in of_kind(run, "campaign") if e["data"]["what"] == "exchange"]
     assert begin == pytest.approx(3 + 1)
-    (end,) = [e["time"] for e in run.events if e["kind"] == "clustering"]
+    (end,) = [e["time"] for e in of_kind(run, "clustering")]
     assert end - begin == pytest.approx(3 + 4 + 0.012)
 
 
@@ -336,7 +297,7 @@ def on_and_off(folder: Path, **limit: Any) -> dict[str, Any]:
 
 def test_who_is_lost_in_the_exchange_is_asked_again(tmp_path: Path) -> None:
     run = ran(on_and_off(tmp_path), tmp_path / "run")
-    (found,) = [event for event in run.events if event["kind"] == "clustering"]
+    (found,) = of_kind(run, "clustering")
     assert found["time"] == pytest.approx(20 + 7.012)
     assert found["data"]["devices"] == [0, 1, 2, 3]
     assert run.summary["bytes"]["by_purpose"]["exchange"] > 4 * 3 * 1000.0  # what they had received before is lost
@@ -356,10 +317,10 @@ def test_who_is_late_in_the_exchange_is_placed_like_a_newcomer(tmp_path: Path) -
     run = ran(scenario, tmp_path / "run")
     late = sorted(set(range(24)) - set(clustering_of(run)["devices"]))
     assert 0 < len(late) < 12
-    why = {event["device"]: event["data"]["why"] for event in run.events if event["kind"] == "assign"}
+    why = {event["device"]: event["data"]["why"] for event in of_kind(run, "assign")}
     assert [device for device in range(24) if why[device] == "cold-start"] == late
     assert run.rounds[-1]["ari"] == 1.0
-    asked = {event["device"] for event in run.events if event["kind"] == "task-start" and event["round"] is not None}
+    asked = {event["device"] for event in of_kind(run, "task-start") if event["round"] is not None}
     assert asked == set(range(24))
 
 
@@ -370,10 +331,10 @@ def test_newcomers_join_the_cluster_that_fits_them(tmp_path: Path) -> None:
     scenario["population"] |= {"speed": "100 samples/s", "arrivals": {"kind": "schedule"}}
     scenario["population"]["arrivals"] |= {"times": ["3 s", "36 s", "60 s", "60 s"], "devices": [3, 7, 8, 9]}
     run = ran(scenario, tmp_path / "run")
-    clustered = next(event["time"] for event in run.events if event["kind"] == "clustering")
+    clustered = next(event["time"] for event in of_kind(run, "clustering"))
     assert 3.0 < clustered < 36.0
     assert clustering_of(run)["devices"] == [device for device in range(24) if device not in (7, 8, 9)]
-    why = {event["device"]: event["data"]["why"] for event in run.events if event["kind"] == "assign"}
+    why = {event["device"]: event["data"]["why"] for event in of_kind(run, "assign")}
     assert [device for device in range(24) if why[device] == "cold-start"] == [7, 8, 9]
     assert [row["group"] for row in run.devices] == (np.arange(24) % 4).tolist()
     purposes = run.summary["bytes"]["by_purpose"]
@@ -385,25 +346,3 @@ def test_a_warm_up_that_diverges_is_named() -> None:
     scenario["training"] |= {"lr": 1e6, "weight_decay": 1e6}
     with pytest.raises(SimulationError, match=r"the warm-up of 8 devices gave 0 finite models, fewer than the 4 groups"):
         fedsim.run(fedsim.Scenario(**scenario))
-
-
-@pytest.mark.parametrize(
-    ("strategy", "message"),
-    [
-        ({"groups": 25}, "strategy.groups is 25, more than the population's 24 devices; allowed are 1 to 24"),
-        ({"groups": 1, "clusterer": "dbscan"}, "strategy.groups is 1, from which no radius for dbscan follows"),
-        (
-            {"clients_per_round": 5},
-            "strategy has the key 'clients_per_round', which it does not take; allowed is 'participation'",
-        ),
-        ({"over_selection": 1.5}, "unknown key 'over_selection'"),
-        ({"warmup": "local"}, "strategy has the key 'warmup', which it does not take; allowed is 'moment'"),
-        ({"start": "heuristic"}, "strategy has the key 'start', which it does not take; allowed is 'clusterer.start'"),
-        ({"moment": "pre-training"}, "strategy.moment.kind is 'pre-training'; allowed are rounds, local"),
-        ({"aggregation": "frst"}, "strategy.aggregation.kind is 'frst'; allowed are weighted, mean, first"),
-        ({"participation": 0.0}, "strategy.participation is 0.0"),
-    ],
-)
-def test_what_cannot_work_is_refused(strategy: dict[str, Any], message: str) -> None:
-    with pytest.raises(fedsim.ScenarioError, match=message):
-        fedsim.Scenario(**rotated_digits(24, **strategy))

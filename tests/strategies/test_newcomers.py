@@ -9,9 +9,6 @@ import fedsim
 from fedsim.records.reading import RunFolder
 from fedsim.simulation import Simulation
 from tests.strategies.clustered import PAIRED, Sections, of_kind, ran, world
-from tests.test_runs import STRATEGIES
-
-EARLY, LATE, GONE = [1, 3, 5], [7, 9], [0, 2, 4]
 
 
 def starts(run: RunFolder) -> list[list[dict[str, Any]]]:
@@ -21,37 +18,6 @@ def starts(run: RunFolder) -> list[list[dict[str, Any]]]:
     for event in of_kind(run, "task-start"):
         found[event["device"]].append(event | {"outcome": ends[event["task"]]})
     return found
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["kind"].split(":")[-1])
-@pytest.mark.parametrize("learning", ["on", "off"])
-def test_newcomers_take_part_and_who_has_left_does_not(
-    small: dict[str, Any], strategy: Sections, learning: str, tmp_path: Path
-) -> None:
-    """Three devices join in the first minutes, two later, and three leave in between."""
-    small["population"] |= {
-        "availability": {"kind": "always"},
-        "arrivals": {"kind": "schedule", "times": ["20 s", "40 s", "1 min", "4 min", "5 min"], "devices": [*EARLY, *LATE]},
-        "departures": {"kind": "schedule", "times": ["90 s", "100 s", "110 s"], "devices": GONE},
-    }
-    small |= {"strategy": strategy, "learning": learning, "evaluation": {"every": 10}}
-    run = ran(small | {"stop": {"rounds": 60 if learning == "on" else 400, "simulated_time": "7 min"}}, tmp_path / "run")
-    over = run.events[-1]["time"]
-    arrival = {event["device"]: event["time"] for event in of_kind(run, "arrival")}
-    departure = {event["device"]: event["time"] for event in of_kind(run, "departure")}
-    assert set(arrival) == {device for device, at in zip([*EARLY, *LATE], [20, 40, 60, 240, 300], strict=True) if at <= over}
-    started = starts(run)
-    for device, time in arrival.items():
-        assert all(event["time"] >= time for event in started[device])
-    for device, time in departure.items():
-        for event in started[device]:
-            assert event["time"] < time or event["outcome"] == "left"
-        assert sum(event["time"] > time for event in started[device]) <= 1  # who was not there once is not asked again
-    if learning == "off":
-        assert set(departure) == set(GONE)
-        for device in EARLY:
-            assert started[device], f"newcomer {device} was never asked anything"
-            assert any(event["outcome"] == "done" for event in started[device])
 
 
 class TestIntroductions:
@@ -74,16 +40,6 @@ class TestIntroductions:
             assert [event["round"] is None for event in own] == [True] + [False] * (len(own) - 1)
             assert len(own) > 1
 
-    def test_cata_fed_waits_for_newcomers_when_nobody_else_is_left(self, tmp_path: Path) -> None:
-        population = {
-            "arrivals": {"kind": "schedule", "times": ["30 s"], "devices": [19]},
-            "departures": {"kind": "schedule", "times": ["3 s"] * 19, "devices": list(range(19))},
-        }
-        strategy = {"kind": "cata-fed", "clients_per_round": 4, "deadline": "1 s", "clusters": 1, "smallest_part": 10}
-        run = ran(world(PAIRED, 20, strategy, 60, population=population, learning="off"), tmp_path / "run")
-        assert run.summary["stopped"] == "60 rounds"
-        assert run.rounds[-1]["time"] > 30
-
     @pytest.mark.parametrize("tiers_from", ["size", "latency"])
     def test_tifl_introduces_a_newcomer_when_it_arrives_and_sorts_it_in(self, tmp_path: Path, tiers_from: str) -> None:
         strategy = {"kind": "tifl", "tiers": 2, "clients_per_round": 3, "tiers_from": tiers_from}
@@ -99,15 +55,6 @@ class TestIntroductions:
         assert sum(event["data"]["members"]) == 18
         assert run.devices[3]["group"] is not None
         assert any(event["round"] is not None for device in (3, 11) for event in started[device])
-
-    def test_tifl_waits_for_the_first_newcomer(self, tmp_path: Path) -> None:
-        population = {"arrivals": {"kind": "poisson", "rate": "1 /s", "newcomers": 20}}
-        strategy = {"kind": "tifl", "tiers": 2, "clients_per_round": 1}
-        run = ran(world(PAIRED, 20, strategy, 200, population=population, learning="off"), tmp_path / "run")
-        assert run.summary["stopped"] == "200 rounds"
-        (event,) = of_kind(run, "tiers")
-        assert event["time"] == min(arrival["time"] for arrival in of_kind(run, "arrival"))
-        assert sum(event["data"]["members"]) == 1
 
 
 def test_a_server_does_not_know_who_is_to_come() -> None:

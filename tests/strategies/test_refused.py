@@ -63,6 +63,37 @@ PARAMETERS: list[Case] = [
     ({}, {"population": {"devices": 20, "stragglers": {"share": 0.2, "factor": 0.0}}}, "population.stragglers.factor is 0.0"),
     ({}, {"population": {"devices": 20, "samples": {"low": 30, "high": 20}}}, "population.samples.*'low' is above 'high'"),
     ({}, {"population": {"devices": 20, "samples": "longtail"}}, "samples.kind is 'longtail'; allowed are uniform, long-tail"),
+    # Groups and tiers.
+    *(({"kind": "cfl", "split_rounds": at}, {}, r"split_rounds.*from 0 on, in ascending") for at in ([5, 5], [9, 5], [-1])),
+    ({"kind": "cfl", "groups": 3}, {}, "strategy.groups"),
+    ({"kind": "cfl", "over_selection": 1.5}, {}, "over_selection is 1.5, but a round asks all clients"),
+    ({"kind": "lcfl", "groups": 7}, PEERS, "groups is 7, more than the population's 6 devices; allowed are 1 to 6"),
+    ({"kind": "lcfl", "groups": 1, "clusterer": "dbscan"}, {}, "groups is 1, from which no radius for dbscan follows"),
+    ({"kind": "lcfl", "clients_per_round": 5}, {}, "'clients_per_round', which it does not take; allowed is 'participation'"),
+    ({"kind": "lcfl", "start": "build"}, {}, "'start', which it does not take; allowed is 'clusterer.start'"),
+    ({"kind": "lcfl", "moment": "pre-training"}, {}, "moment.kind is 'pre-training'; allowed are rounds, local"),
+    ({"kind": "fl-hc", "clusterer": {"linkage": "ward"}}, {}, "'clusterer.linkage' is 'ward'.*allowed is 'l2'"),
+    (
+        {"kind": "flexcfl", "groups": 7, "clients_per_round": 6},
+        PEERS,
+        "groups is 7, more than the 6 devices .* allowed are 1 to 6",
+    ),
+    ({"kind": "flexcfl", "measure": "madc", "clusterer": "k-means"}, {}, "'measure' is 'madc', allowed is 'edc'"),
+    ({"kind": "flexcfl", "clusterer": {"kind": "hierarchical", "threshold": 0.3}}, {}, "allowed is 'groups' alone"),
+    ({"kind": "flexcfl", "alpha": 3}, {}, "'alpha', which it does not take; allowed is 'moment.devices'"),
+    ({"kind": "ifca", "groups": 3, "starts": "same"}, {}, "starts is 'same' with 3 groups.*allowed is 'different'"),
+    ({"kind": "fesem", "aggregation": "first", "as": "paper"}, {}, "'as' is 'paper'"),
+    ({"kind": "fpfc", "rho": 0.3}, {}, r"allowed is \(a - 1\) rho above 1"),
+    ({"kind": "tifl", "tiers": 7, "clients_per_round": 6}, PEERS, "tiers is 7, more than the population's 6 devices"),
+    ({"kind": "tifl", "mode": "static"}, {}, "'probabilities' belong to mode 'static'.*they are None"),
+    ({"kind": "tifl", "mode": "static", "probabilities": [0.5, 0.5]}, {}, "allowed are 5, one a tier"),
+    ({"kind": "tifl", "mode": "static", "probabilities": [0.0] * 5}, {}, "not all 0"),
+    (
+        {"kind": "cata-fed", "clusters": 7, "clients_per_round": 6},
+        PEERS,
+        "clusters is 7, more than the .*1 to 6",
+    ),
+    ({"kind": "cata-fed", "deadline": "9 s", "deadline_from": "round"}, {}, "unknown key 'deadline_from'"),
     # Aggregations and server optimisers.
     (
         {"clients_per_round": 6, "aggregation": KRUM},
@@ -171,6 +202,17 @@ WHEN_IT_RUNS: list[Case] = [
         {"learning": "off", "population": {"devices": 20, "speed": "inf samples/s"}},
         "which is 0 s in this population; give 'population.speed'",
     ),
+    (
+        {"kind": "cata-fed", "smallest_part": 5000, "deadline": "9 s"},
+        {"data": DIGITS},
+        r"or strategy\.mitigation = false",
+    ),
+    ({"kind": "cata-fed", "deadline": "9 s", "margin": "9 s"}, {"data": DIGITS}, "which leaves nothing of the deadline of 9 s"),
+    (
+        {"kind": "tifl", "mode": "credits"},
+        {"stop": {"simulated_time": "1 h"}},
+        "credits is missing: its default is the planned",
+    ),
     ({"kind": "fednova", "mu": 20}, {"training": {"lr": 0.1}}, r"strategy\.mu is 20.*allowed is less than 10"),
     ({"kind": "moon"}, {"model": {"kind": "logistic"}}, r"its layers are Linear; allowed are models with a torch\.nn\.Linear"),
     ({"kind": "fedper", "head": ["4.bias"]}, MLP, r"strategy\.head has '4\.bias'.*it has 1\.weight, 1\.bias, 3\.weight"),
@@ -204,7 +246,7 @@ def test_parameters(strategy: Sections, sections: Sections, says: str) -> None:
 
 @pytest.mark.parametrize(("strategy", "sections", "says"), WHEN_IT_RUNS, ids=lambda value: str(value)[:70])
 def test_what_is_known_when_a_run_is_built(strategy: Sections, sections: Sections, says: str) -> None:
-    scenario = fedsim.Scenario(**sections, strategy={"kind": "fedavg"} | strategy, stop={"rounds": 1})
+    scenario = fedsim.Scenario(**{"stop": {"rounds": 1}} | sections, strategy={"kind": "fedavg"} | strategy)
     with pytest.raises(fedsim.ScenarioError, match=says):
         fedsim.run(scenario, executor="inline")
 

@@ -222,18 +222,6 @@ def test_the_ledger(tmp_path: Path, strategy: Sections, scalars: int, counts: in
 # Who is late, lost, new or broken.
 
 
-@pytest.mark.parametrize("learning", ["on", "off"])
-def test_devices_that_come_and_go(small: dict[str, Any], tmp_path: Path, learning: str) -> None:
-    small["strategy"] = rfedavg(6, deadline="30 s")
-    run = ran(small | {"learning": learning}, tmp_path / "run")
-    assert run.summary["rounds"] == 8
-    assert sum(row["disconnected"] + row["slow"] for row in run.rounds) > 0
-    reported = {event["device"]: event["time"] for event in of_kind(run, "task-end") if event["round"] is None}
-    first = of_kind(run, "round-start")[0]["time"]
-    assert min(reported.values()) <= first < max(reported.values())
-    assert all(event["time"] >= reported[event["device"]] for event in of_kind(run, "task-start") if event["round"] is not None)
-
-
 def test_a_newcomer_reports_its_size_and_changes_what_all_must_be_told(tmp_path: Path) -> None:
     data = one_class(tmp_path / "data", [30, 5, 20, 10])
     population = {"speed": "10 samples/s", "arrivals": {"kind": "schedule", "times": ["7 s"], "devices": [2]}}
@@ -261,15 +249,6 @@ def test_an_update_that_is_not_finite_counts_for_nothing(tmp_path: Path) -> None
         assert sum(given) == pytest.approx(1.0)
         assert sum(reweighting["data"]["clusters"]) == 4
     assert {event["device"] for event in of_kind(run, "non-finite")} == {2}
-
-
-def test_when_no_update_is_finite_the_model_stays(tmp_path: Path) -> None:
-    shards = [(np.full((4, 3), 1e38) * [1, -1, 1], [1, 0, 1, 1]), (np.full((4, 3), -1e38), [0, 0, 1, 0])]
-    sections = world(file_data(tmp_path, shards), 2, rfedavg(2), 2, training={"lr": 100.0})
-    run, records = played(sections)
-    assert (final(run) == initial(sections)).all()
-    assert [event["weights"] for event in told(records, "aggregate")] == [[0.0] * 2] * 2
-    assert not told(records, "reweighting")
 
 
 # K-means.

@@ -9,6 +9,7 @@ from safetensors.numpy import load_file, save_file
 
 import fedsim
 from fedsim.learning.models import CNN5, Perceptron
+from fedsim.toolbox.strategies.flora import merged
 from fedsim.toolbox.strategies.heterofl import leading, mean_of_holders
 from fedsim.toolbox.strategies.hetlora import norm
 from tests.strategies.clustered import played, ran, weights, world
@@ -86,6 +87,45 @@ def test_a_norm_weighs_updates_by_hand(tmp_path: Path) -> None:
     assert norm(update, tensors) == pytest.approx(total**0.5)
 
 
+STACKED = MLP | {"lora": {"rank": 4, "alpha": 8.0}, "train": "*"}
+
+
+def test_stacked_adapters_are_merged_exactly_and_charged_by_hand(tmp_path: Path) -> None:
+    """One client's merge changes no answer; of two it is the mean of products. Adapters of rank 1: 64+13 + 13+7 + 7+10."""
+    rank_1, whole = 114, 64 * 13 + 13 + 13 * 7 + 7 + 7 * 10 + 10 + 4 * 114
+    plain = ran(world(DIGITS, 4, ONE, 1, model=STACKED | {"train": "*.lora_?"}), tmp_path / "plain").rounds
+    one = {"kind": "flora", "clients_per_round": 1, "sizes": [4]}
+    assert ran(world(DIGITS, 4, one, 1, model=STACKED), tmp_path / "one").rounds[0]["loss"] == pytest.approx(plain[0]["loss"])
+
+    model, *updates = np.random.default_rng(1).normal(size=(4, 3 * 2 + 2 * 2 + 3 * 2)).astype(np.float32)
+    updates[2][0] = np.nan
+    tensors = [("0.weight", [2, 3]), ("0.lora_A", [2, 3]), ("0.lora_B", [2, 2])]
+    found = merged([model, *updates], np.random.default_rng(0), [0.25, 0.25, 0.5], tensors, 2.0)
+    products = [update[12:].reshape(2, 2) @ update[6:12].reshape(2, 3) for update in updates[:2]]
+    assert found[:6] == pytest.approx((model[:6].reshape(2, 3) + (products[0] + products[1])).ravel(), abs=1e-5)
+    assert not found[12:].any()
+    assert np.abs(found[6:12]).max() <= 3**-0.5
+
+    all_three = {"kind": "flora", "clients_per_round": 3, "sizes": [2]}
+    moved = ran(world(DIGITS, 3, all_three, 5, model=STACKED), tmp_path / "all").summary["bytes"]["by_purpose"]
+    assert moved == {"model": 3 * 4 * (whole + 4 * 3 * 2 * rank_1), "update": 5 * 3 * 4 * 2 * rank_1}
+
+
+def test_widths_are_drawn_again_up_to_that_of_the_kind() -> None:
+    table = {"sizes": {"a": 1.0, "b": 0.5, "c": 0.1}, "redraw": True, "kind": "heterofl", "clients_per_round": 3}
+    population = {
+        "devices": 3,
+        "device": {"kind": "list", "values": ["a", "b", "c"]},
+        "kinds": {kind: {"like": "phone-low"} for kind in "abc"},
+    }
+    _, records = played(world(DIGITS, 3, table, 12, model=MLP) | {"population": population})
+    sizes = {0: set(), 1: set(), 2: set()}
+    for record in records:
+        if record.kind == "step-end" and record.fields["step"] == "download":
+            sizes[record.fields["device"]].add(record.fields["bytes"])
+    assert [len(sizes[device]) for device in range(3)] == [3, 2, 1]
+
+
 KINDS = {name: {"like": "phone-low", "memory": size, "memory_share": 1.0} for name, size in (("a", "600 kB"), ("b", "50 kB"))}
 KINDS["c"] = KINDS["b"] | {"memory": "15 kB"}
 
@@ -108,11 +148,17 @@ def test_devices_without_room_for_the_model_take_part(kind: str, tmp_path: Path)
         ({"kind": "heterofl", "sizes": {"a": 0.5}}, MLP, "no size for devices of the kind 'none'"),
         ({"kind": "heterofl", "aggregation": "median"}, MLP, "'median', and heterofl has updates of different sizes"),
         ({"kind": "heterofl", "secure_aggregation": {}}, MLP, "has to know which numbers each client has sent"),
+        ({"kind": "heterofl", "redraw": True}, MLP | {"up": "top-k"}, "another size; allowed is error_feedback = false"),
+        ({"kind": "flora"}, STACKED | {"down": "int8"}, "'flora' sends no model down; allowed is 'plain'"),
         ({"kind": "hetlora", "sizes": [8]}, ADAPTED, r"a rank of 8, and model\.lora\.rank is 4"),
         ({"kind": "hetlora", "sizes": [1.5]}, ADAPTED, "whole numbers"),
+        ({"kind": "flora"}, ADAPTED, r"merges adapters into the weights beside them, .* model\.train = '\*'"),
+        ({"kind": "flora", "server": "adam"}, STACKED, "'server' is 'adam', and with flora"),
         ({"kind": "hetlora"}, MLP, r"model\.kind is 'mlp', which has none; allowed are models with adapters"),
     ],
 )
 def test_bad_sizes_are_refused(strategy: dict[str, Any], model: dict[str, Any], says: str, tmp_path: Path) -> None:
+    ways = {way: model[way] for way in ("up", "down") if way in model}
+    told = {"model": {key: value for key, value in model.items() if key not in ways}, "messages": ways}
     with pytest.raises(fedsim.ScenarioError, match=says):
-        fedsim.run(fedsim.Scenario(**world(DIGITS, 4, strategy | {"clients_per_round": 2}, 1, model=model)), tmp_path / "run")
+        fedsim.run(fedsim.Scenario(**world(DIGITS, 4, strategy | {"clients_per_round": 2}, 1, **told)), tmp_path / "run")

@@ -109,15 +109,14 @@ def play(
     def started() -> list[Flow]:
         return list(flows.values())
 
-    class Watcher:
-        def solve(self) -> None:
-            network.solve()
-            played.instants.append(simulation.now)
-            if after_solve is not None:
-                after_solve(network, started())
+    def solve() -> None:
+        network.solve()
+        played.instants.append(simulation.now)
+        if after_solve is not None:
+            after_solve(network, started())
 
-    unsettle, watcher = simulation.unsettle, Watcher()
-    simulation.unsettle = lambda solver: unsettle(watcher)  # type: ignore[method-assign]
+    unsettle = simulation.unsettle
+    simulation.unsettle = lambda _: unsettle(solve)  # type: ignore[method-assign]
 
     def begin(number: int, send: Send) -> None:
         device = number if send.device is None else send.device

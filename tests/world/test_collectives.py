@@ -8,7 +8,7 @@ import pytest
 
 import fedsim
 from fedsim.errors import SimulationError
-from fedsim.world.processes.collectives import AllReduce, CollectiveKind, collective
+from fedsim.toolbox.peers.collectives import AllReduce, CollectiveKind, collective
 
 SIZE, RATE, DELAY = 100e6, 10e6, 0.02
 

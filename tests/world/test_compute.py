@@ -9,10 +9,13 @@ from fedsim.simulation import on_grid
 from fedsim.streams import Streams
 from fedsim.world.compute import Compute, SlowPhases
 
+SLOW = SlowPhases(factor=0.25, mean_normal="10 s", mean_slow="10 s")  # type: ignore[arg-type]
+
 
 def test_epochs_end_back_to_back() -> None:
     ends = Compute(Streams(1), 0.0, None, 2).epoch_ends(0, 10.0, 0.1, 5, math.inf)
     assert ends == [on_grid(10.0 + 0.1 * (epoch + 1)) for epoch in range(5)]
+    assert Compute(Streams(1), 0.0, None, 2).epoch_ends(0, 2.0, 0.0, 3, math.inf) == [2.0, 2.0, 2.0]  # infinitely fast
 
 
 def test_so_many_epochs_are_exactly_as_long_as_a_limit_of_so_many() -> None:
@@ -33,10 +36,6 @@ def test_no_epoch_begins_at_or_after_the_limit() -> None:
     assert compute.epoch_ends(0, 5.0, 1.0, 10, 3.0) == []
 
 
-def test_an_infinitely_fast_device_takes_no_time() -> None:
-    assert Compute(Streams(1), 0.0, None, 2).epoch_ends(0, 2.0, 0.0, 3, math.inf) == [2.0, 2.0, 2.0]
-
-
 def test_jitter_has_mean_one_and_the_stated_spread_and_belongs_to_the_instant() -> None:
     compute = Compute(Streams(4), 0.3, None, 2)
     times = [compute.epoch_ends(1, float(start), 1.0, 1, math.inf)[0] - start for start in range(8000)]
@@ -49,10 +48,9 @@ def test_jitter_has_mean_one_and_the_stated_spread_and_belongs_to_the_instant() 
 
 
 def test_slow_phases_are_integrated() -> None:
-    slow = SlowPhases(factor=0.25, mean_normal="10 s", mean_slow="10 s")  # type: ignore[arg-type]
-    compute = Compute(Streams(9), 0.0, slow, 2)
+    compute = Compute(Streams(9), 0.0, SLOW, 2)
     end = compute.epoch_ends(0, 3.0, 500.0, 1, math.inf)[0]
-    phases = Compute(Streams(9), 0.0, slow, 2)._phases
+    phases = Compute(Streams(9), 0.0, SLOW, 2)._phases
     assert phases is not None
     done, time = 0.0, 3.0
     while time < end:
@@ -61,9 +59,6 @@ def test_slow_phases_are_integrated() -> None:
         done += (until - time) * (1.0 if span.on else 0.25)
         time = until
     assert done == pytest.approx(500.0, abs=1e-6)
-
-
-SLOW = SlowPhases(factor=0.25, mean_normal="10 s", mean_slow="10 s")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("slow", [None, SLOW])

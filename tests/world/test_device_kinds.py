@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 import fedsim
-from fedsim.errors import ScenarioError
+from fedsim.errors import DataError, ScenarioError
 from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
 from fedsim.scenario import load
 from fedsim.simulation import Simulation
+from fedsim.streams import Streams
 from fedsim.testing import assert_same_run, assert_sound, go_on, run, run_until
-from fedsim.world.device_kinds import DeviceKind, catalogue, figures, find_kind
+from fedsim.world.device_kinds import DeviceKind, FedScaleCapacity, catalogue, figures, find_kind, read_capacities
 
 ZERO = {"like": "raspberry-pi-zero-2w", "memory": "1 MB"}
 
@@ -147,8 +148,8 @@ class TestMemory:
         sections = world(device=list(self.SMALL), kinds={"small": ZERO | {"memory": "250 kB"}}, jitter=0.1)
         return sections | {"strategy": sections["strategy"] | strategy}
 
-    def test_their_tasks_end_so_and_their_bytes_are_wasted(self, tmp_path: Path) -> None:
-        run(self.sections(), tmp_path / "r")
+    def test_their_tasks_end_so_after_a_forward_pass_and_their_bytes_are_wasted(self, tmp_path: Path) -> None:
+        summary = run(self.sections(), tmp_path / "r")
         folder = RunFolder(tmp_path / "r")
         ends = {event["task"]: event for event in folder.events if event["kind"] == "task-end"}
         assert {event["outcome"] for event in ends.values()} == {"done", "memory"}
@@ -163,7 +164,16 @@ class TestMemory:
         assert moved > 0
         for row in folder.rounds:
             assert row["valid"] + row["slow"] == row["selected"] == 5
+        rooflines = Run(fedsim.Scenario(**self.sections()), Simulation()).population.rooflines
+        assert rooflines is not None
+        begun = {event["task"]: event["time"] for event in folder.events if event["kind"] == "step-start"}  # the last
+        took = [event["time"] - begun[event["task"]] for event in steps]
+        assert np.array(took) == pytest.approx(rooflines.testing_s(1, 10), abs=2**-29)
         assert_sound(tmp_path / "r")
+        for place in (17, summary["events"] // 2):
+            assert run_until(self.sections(), tmp_path / f"cut-{place}", place) == "interrupted"
+            go_on(self.sections(), tmp_path / f"cut-{place}")
+            assert_same_run(tmp_path / "r", tmp_path / f"cut-{place}")
 
     @pytest.mark.parametrize("kind", ["fedbuff", "fedasync"])
     def test_a_strategy_without_rounds_goes_on(self, tmp_path: Path, kind: str) -> None:
@@ -179,20 +189,28 @@ class TestMemory:
         assert {event["device"] for event in folder.events if event["kind"] == "tier-drop"} == {1, 3, 5, 7, 9, 11}
         assert_sound(tmp_path / "r")
 
-    def test_a_run_stopped_anywhere_goes_on_as_if_nothing_had_happened(self, tmp_path: Path) -> None:
-        sections = self.sections()
-        run(sections, tmp_path / "whole")
-        for place in (9, 17, 40):
-            assert run_until(sections, tmp_path / f"cut-{place}", place) == "interrupted"
-            go_on(sections, tmp_path / f"cut-{place}")
-            assert_same_run(tmp_path / "whole", tmp_path / f"cut-{place}")
 
-    def test_their_wait_is_as_long_as_a_forward_pass(self, tmp_path: Path) -> None:
-        run(self.sections(), tmp_path / "r")
-        events = RunFolder(tmp_path / "r").events
-        rooflines = Run(fedsim.Scenario(**self.sections()), Simulation()).population.rooflines
-        assert rooflines is not None
-        begun = {event["task"]: event["time"] for event in events if event["kind"] == "step-start" and event["step"] == "train"}
-        took = [e["time"] - begun[e["task"]] for e in events if e["kind"] == "step-end" and e["outcome"] == "memory"]
-        expected = rooflines.testing_s(1, 10)
-        assert np.array(took) == pytest.approx(expected, abs=2**-29)
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("computation_ms_per_sample,dl_kbps\n1,2\n", "has no column 'ul_kbps'"),
+        ("computation_ms_per_sample,dl_kbps,ul_kbps\n1,2,0\n", "row 1.*ul_kbps is '0'"),
+        ("computation_ms_per_sample,dl_kbps,ul_kbps\n1,2,3\n4,x,6\n", "row 2.*dl_kbps is 'x'"),
+    ],
+)
+def test_fedscale_s_units_and_what_it_refuses(tmp_path: Path, text: str, what: str) -> None:
+    """A sample takes 3 x 50 ms to train."""
+    path = tmp_path / "traces" / "fedscale_capacity_9242.csv"
+    path.parent.mkdir()
+    path.write_text("client,computation_ms_per_sample,communication_kbps,dl_kbps,ul_kbps\n0,50,1,8000,800\n")
+    drawn = FedScaleCapacity().draw(Streams(1), 3, tmp_path)
+    assert drawn.links is not None
+    assert [drawn.speed.tolist(), *map(list, drawn.links)] == [pytest.approx([of] * 3) for of in (1000 / 150, 1e6, 1e5)]
+    path.write_text(text)
+    with pytest.raises(DataError, match=what):
+        FedScaleCapacity().draw(Streams(1), 3, tmp_path)
+
+
+def test_the_published_table(data_folder: Path) -> None:
+    assert read_capacities(data_folder / FedScaleCapacity().file).shape == (9242, 3)
+    assert len(np.unique(FedScaleCapacity().draw(Streams(1), 5000, data_folder).speed)) > 50

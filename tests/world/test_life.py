@@ -3,24 +3,24 @@
 import asyncio
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from fedsim.errors import SimulationError
 from fedsim.simulation import Record, Simulation, on_grid
 from fedsim.streams import Streams
+from fedsim.toolbox.worlds.recorded import Traces
 from fedsim.training import Limit, Part, Training
 from fedsim.world.availability import Availability
 from fedsim.world.compute import Compute
 from fedsim.world.life import TaskRunner
 from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.network import Star
-from fedsim.world.phases import Span
 from fedsim.world.population import Population
 from fedsim.world.task import Download, Evaluate, Payload, Task, TaskStep, Train, Upload
 
@@ -29,39 +29,34 @@ BATCH = 30
 UPDATE = Upload((Payload("update", 500.0), Payload("control", 100.0)))
 
 
-class Until:
-    """Every device is on from 0 until a given time, and never again."""
-
-    def __init__(self, off: float) -> None:
-        self.off = off
-
-    def span(self, device: int, time: float) -> Span:
-        return Span(True, 0.0, self.off) if time < self.off else Span(False, self.off, math.inf)
-
-    def next_on(self, device: int, time: float) -> float:
-        return time if time < self.off else math.inf
-
-    def on(self, devices: NDArray[np.int64], time: float) -> NDArray[np.bool_]:
-        return np.full(len(devices), time < self.off)
-
-
 class Site:
-    """Two devices: 100 B/s down, 50 B/s up, no latency; 10 s an epoch (device 0), 20 s (device 1).
+    """Two devices: 100 B/s down, 50 B/s up, no latency; 10 s an epoch (device 0), 20 s (device 1); unless said otherwise.
 
     Args:
         off: when both vanish (s), for as long as the run lasts.
         latency: of both (s).
         lifetime: from when to when both are there (s).
+        speed, rates: samples/s, and bytes/s down and up, of both.
+        samples: of each.
+        server: what the server's link carries (bytes/s).
     """
 
-    def __init__(self, off: float = math.inf, latency: float = 0.0, lifetime: tuple[float, float] = (0.0, math.inf)) -> None:
+    def __init__(
+        self,
+        off: float = math.inf,
+        latency: float = 0.0,
+        lifetime: tuple[float, float] = (0.0, math.inf),
+        speed: float = 10.0,
+        samples: tuple[int, int] = (100, 200),
+        rates: tuple[float, float] = (100.0, 50.0),
+        server: float = math.inf,
+    ) -> None:
         self.simulation = Simulation()
-        samples = np.array([100, 200], dtype=np.int64)
-        self.population = population = Population(
-            np.full(2, 10.0), samples, 1.0, np.full(2, lifetime[0]), np.full(2, lifetime[1])
-        )
-        network = Star(self.simulation, np.full(2, 100.0), np.full(2, 50.0), np.full(2, latency), math.inf, math.inf)
-        self.availability: Availability = bounded(Until(off), population)
+        self.lives = np.full(2, lifetime[0]), np.full(2, lifetime[1])
+        self.population = population = Population(np.full(2, speed), np.array(samples), 1.0, *self.lives)
+        columns = (np.full(2, value) for value in (*rates, latency))
+        network = Star(self.simulation, *columns, server, server)
+        self.availability: Availability = bounded(Traces([(math.inf, [0.0, off])], [0, 0]), *self.lives)
         self.compute = compute = Compute(Streams(1), 0.0, None, 2)
         self.ended: list[Task] = []
         self.following: Callable[[Task], tuple[TaskStep, ...]] | None = None
@@ -76,7 +71,8 @@ class Site:
 
     def _more(self, task: Task) -> tuple[TaskStep, ...]:
         """What follows on the steps that were asked for, once they are carried out."""
-        return () if self.following is None or len(task.steps) > 1 else self.following(task)
+        following, self.following = self.following, None
+        return () if following is None else following(task)
 
     def run(
         self, *steps: TaskStep, device: int = 0, meanwhile: Callable[["Site"], None] | None = None
@@ -95,11 +91,10 @@ class Site:
     def end_at(self, time: float) -> None:
         """The server ends task 0 at a time; it acts only when the world stands still."""
 
-        async def handle(message: Any) -> None:
-            self.tasks.end(0, message)
+        async def end() -> None:
+            self.tasks.end(0, "late")
 
-        self.simulation.handle = handle
-        self.simulation.wake(("end", 0), time, lambda: self.simulation.post("late"))
+        self.simulation.wake(("end", 0), time, lambda: self.simulation.post(end))
 
 
 def test_a_task_from_begin_to_end() -> None:
@@ -167,8 +162,7 @@ def test_a_newcomer_is_nobody_before_its_arrival_and_gets_a_task_then() -> None:
         if device == 0:
             tasks.start(device, (MODEL, UPDATE), 0, None)
 
-    site.simulation.handle = ask
-    Lifetimes(site.simulation, site.population, site.availability, site.simulation.post)
+    Lifetimes(site.simulation, *site.lives, site.availability, lambda device: site.simulation.post(partial(ask, device)))
     assert not tasks.is_idle(0)
     assert tasks.anyone_ever()
     assert tasks.next_on(0, 0.0) == 30.0
@@ -183,7 +177,7 @@ def test_a_newcomer_is_nobody_before_its_arrival_and_gets_a_task_then() -> None:
 
 def test_a_device_that_left_is_recorded_before_its_task_ends() -> None:
     site = Site(lifetime=(0.0, 25.0))
-    Lifetimes(site.simulation, site.population, site.availability, site.simulation.post)
+    Lifetimes(site.simulation, *site.lives, site.availability, lambda device: None)
     site.run(MODEL, Train(Training("model", 3)), UPDATE)
     last = [(record.time, record.kind) for record in site.records[-4:]]
     assert last == [(25.0, "departure"), (25.0, "departure"), (25.0, "step-end"), (25.0, "task-end")]
@@ -197,26 +191,26 @@ class TestNotesOnData:
         site.simulation.wake(("shift", 0), time, lambda: site.population.shift(0, 1, 150))
         return site, site.run(*steps)
 
-    @pytest.mark.parametrize(("time", "end", "noted"), [(5.0, 55.0, (150, 1)), (25.0, 40.0, (100, 0))])
-    def test_a_shift_counts_from_the_next_training(self, time: float, end: float, noted: tuple[int, int]) -> None:
-        site, steps = self.shifted(time, MODEL, Train(Training("m", 3)))
-        assert steps[-1] == ("train", end, "done", 3)
+    @pytest.mark.parametrize(
+        ("step", "time", "end", "noted"),
+        [
+            (Train(Training("m", 3)), 5.0, 55.0, (150, 1)),
+            (Train(Training("m", 3)), 25.0, 40.0, (100, 0)),
+            (Evaluate(("a",)), 5.0, 15.0, (150, 1)),
+        ],
+    )
+    def test_a_shift_counts_from_the_next_computation(
+        self, step: TaskStep, time: float, end: float, noted: tuple[int, int]
+    ) -> None:
+        site, steps = self.shifted(time, MODEL, step)
+        assert steps[-1][:3] == (step.name, pytest.approx(end), "done")
         assert (site.ended[0].samples, site.ended[0].version) == noted
 
-    def test_an_evaluation_notes_it_too(self) -> None:
-        site, steps = self.shifted(5.0, MODEL, Evaluate(("a",)))
-        assert steps[-1][1] == pytest.approx(15.0)
-        assert (site.ended[0].samples, site.ended[0].version) == (150, 1)
-
-    def test_a_part_is_what_is_trained_on(self) -> None:
+    @pytest.mark.parametrize(("step", "samples"), [(Train(Training("m", 1, part=Part(2, 4, 98))), 24), (MODEL, 100)])
+    def test_a_part_is_what_is_trained_on_and_without_computing_all_that_is_held(self, step: TaskStep, samples: int) -> None:
         site = Site()
-        site.run(Train(Training("m", 1, part=Part(2, 4, 98))))
-        assert site.ended[0].samples == 24
-
-    def test_a_task_that_never_computes_knows_what_the_device_held_when_it_began(self) -> None:
-        site = Site()
-        site.run(MODEL)
-        assert site.ended[0].samples == 100
+        site.run(step)
+        assert site.ended[0].samples == samples
 
 
 class TestIterations:
@@ -344,21 +338,13 @@ def alone(
     deadline: float | None = None,
 ) -> tuple[Task, float]:
     """A task of a single device, which the server ends at a deadline (s); and when the run was over (s)."""
-    simulation, ended = Simulation(), []
-    star = Star(simulation, np.array([rates[0]]), np.array([rates[1]]), np.array([latency]))
-    population = Population(np.array([speed]), np.array([samples]), 1.0, np.zeros(1), np.full(1, np.inf))
-    compute = Compute(Streams(1), 0.0, None, 1)
-    tasks = TaskRunner(simulation, population, Until(math.inf), compute, star, 1, lambda task: more, ended.append)
-
-    async def handle(message: Any) -> None:
-        tasks.end(0, "late")
-
-    simulation.handle = handle
-    simulation.wake(("begin", 0), begin, lambda: tasks.start(0, steps, None, None) and None)
+    site = Site(latency=latency, speed=speed, samples=(samples, samples), rates=rates)
+    site.following = lambda task: more
+    site.simulation.wake(("begin", 0), begin, lambda: site.tasks.start(0, steps, None, None) and None)
     if deadline is not None:
-        simulation.wake(("end", 0), deadline, lambda: simulation.post("deadline"))
-    asyncio.run(simulation.run())
-    return ended[0], simulation.now
+        site.end_at(deadline)
+    asyncio.run(site.simulation.run())
+    return site.ended[0], site.simulation.now
 
 
 def test_a_busy_device_and_an_empty_task_are_refused() -> None:
@@ -372,19 +358,11 @@ def test_a_busy_device_and_an_empty_task_are_refused() -> None:
 
 
 def test_two_devices_share_the_server_link() -> None:
-    site = Site()
-    simulation = Simulation()
-    star = Star(simulation, np.full(2, 1e9), np.full(2, 1e9), np.zeros(2), 100.0, 100.0)
-    population = Population(np.full(2, 10.0), np.ones(2, dtype=np.int64), 1.0, np.zeros(2), np.full(2, np.inf))
-    tasks = TaskRunner(
-        simulation, population, Until(math.inf), Compute(Streams(1), 0.0, None, 2), star, 1, site._more, site._on_end
-    )
-    ends: list[float] = []
-    simulation.listen(lambda record: ends.append(record.time) if record.kind == "task-end" else None)
+    site = Site(rates=(1e9, 1e9), server=100.0)
     for device in range(2):
-        tasks.start(device, (MODEL,), None, None)
-    asyncio.run(simulation.run())
-    assert ends == [20.0, 20.0]
+        site.tasks.start(device, (MODEL,), None, None)
+    asyncio.run(site.simulation.run())
+    assert [record.time for record in site.records if record.kind == "task-end"] == [20.0, 20.0]
 
 
 class TestDeadlineInDecimals:

@@ -33,7 +33,7 @@ def play(sections: dict[str, Any], folder: Path, *ends: tuple[int, int]) -> tupl
     def send() -> Generator[Any, Any, None]:
         yield job.simulation.env.timeout(30)
         for pair in ends:
-            job.run.edges.messages.send(
+            job.run.messages.send(
                 *pair, (Payload("model", SIZE),), 7, lambda message, outcome: told.append((job.simulation.now, outcome))
             )
 

@@ -1,6 +1,5 @@
 """What a protocol makes of transfers: headers, slow start, weights; by hand, and against a count of round trips one by one."""
 
-import asyncio
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -63,25 +62,6 @@ class TestSlowStart:
         assert [flow.ended for flow in play(kind(world), sends).flows] == pytest.approx(ended, rel=1e-14)
 
     @KINDS
-    def test_cancelled_on_the_way(self, kind: Kind) -> None:
-        world = StarWorld([math.inf] * 2, 1000.0, [0.0] * 2, doubling())
-        gone, other = play(kind(world), [Send(0.0, 1e4, kill=2.5), Send(0.0, 1500.0)]).flows
-        assert gone.sent == pytest.approx(100 + 200 + 200, rel=1e-14)
-        # 100, 200, 400, then 800 (of which 500 would have been the fair share, had the other stayed)
-        assert other.ended == pytest.approx(4.0, rel=1e-14)
-
-    @KINDS
-    def test_a_link_that_is_limited_meanwhile(self, kind: Kind) -> None:
-        """100 bytes, 200 a second until 1.5 s, then 100 a second, and from 3 s on, without a window any more, 500."""
-        simulation = Simulation()
-        network = kind(StarWorld([500.0], math.inf, [0.0], doubling()))(simulation)
-        flow = network.send(0, SERVER, 850.0, lambda: None)
-        for when, rate in ((1.5, 100.0), (3.0, None)):
-            simulation.wake(("limit", 0), when, lambda rate=rate: network.limit("device 0 up", rate))  # type: ignore[misc]
-        asyncio.run(simulation.run())
-        assert flow.ended == pytest.approx(4.0, rel=1e-14)
-
-    @KINDS
     @given(
         rate=st.floats(1e3, 1e8),
         size=st.floats(1.0, 1e8),
@@ -114,18 +94,6 @@ class TestSlowStart:
 
 
 class TestWeights:
-    @KINDS
-    def test_shares_are_as_weights(self, kind: Kind) -> None:
-        world = StarWorld([math.inf] * 3, 1000.0, [0.0] * 3, Fluid(weight_spread=2.0))
-        shares = []
-
-        def look(network: Network, flows: Any) -> None:
-            shares.append([network.rate(flow) / flow.weight for flow in flows])
-
-        flows = play(kind(world), [Send(0.0, 1e4)] * 3, at=[1.0], read=look).flows
-        assert shares[0] == pytest.approx([1000 / sum(flow.weight for flow in flows)] * 3, rel=1e-11)
-        assert len({flow.weight for flow in flows}) == 3
-
     @KINDS
     def test_a_transfer_s_weight_hangs_on_its_device_and_count_alone(self, kind: Kind) -> None:
         world = StarWorld([1e3] * 3, math.inf, [0.0] * 3, Tcp())

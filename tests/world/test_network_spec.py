@@ -113,51 +113,34 @@ class TestGraph:
         network = build({"kind": "graph", "file": file, "server": "0", "attach": ["1"]})
         assert (network.lone_rate(SERVER, 0), network.lone_rate(0, SERVER)) == (1e6, 2e6)
 
-    def test_a_missing_file(self, tmp_path: Path) -> None:
-        with pytest.raises(ScenarioError, match=r"nowhere\.json' cannot be read: No such file"):
-            build(graph_section(str(tmp_path / "nowhere.json")))
-
     @pytest.mark.parametrize(
         "text", ["not json", "[]", '{"nodes": []}', '{"nodes": [1], "edges": []}', '{"nodes": [], "edges": [{}]}']
     )
     def test_another_file(self, tmp_path: Path, text: str) -> None:
         with pytest.raises(ScenarioError, match="is not node-link JSON"):
             build(graph_section(write(tmp_path, text)))
+        with pytest.raises(ScenarioError, match=r"nowhere\.json' cannot be read: No such file"):
+            build(graph_section(str(tmp_path / "nowhere.json")))
 
     @pytest.mark.parametrize(
-        ("capacity", "message"),
+        ("edges", "changes", "message"),
         [
-            (None, "edge 'hub' - 'north' has no 'capacity', such as '1 Gbit/s'"),
-            (5, "has the capacity 5: a data rate needs its unit"),
-            ("5 Mbit", "has the capacity '5 Mbit': a data rate is a number and a unit out of"),
-            ("0 B/s", "has the capacity '0 B/s': a link must carry something"),
+            ([("hub", "north", None)], {}, "edge 'hub' - 'north' has no 'capacity', such as '1 Gbit/s'"),
+            ([("hub", "north", 5)], {}, "has the capacity 5: a data rate needs its unit"),
+            ([("hub", "north", "5 Mbit")], {}, "has the capacity '5 Mbit': a data rate is a number and a unit out of"),
+            ([("hub", "north", "0 B/s")], {}, "has the capacity '0 B/s': a link must carry something"),
+            ([("hub", "nort", "1 B/s")], {}, r"has the unknown node 'nort' \(did you mean 'north'\?\)"),
+            ([("hub", "north", "1 B/s"), ("north", "hub", "1 B/s")], {}, "edge 'north' - 'hub' is there twice"),
+            ([], {"server": "hup"}, r"network.server is 'hup', which is no node of .* \(did you mean 'hub'\?\)"),
+            ([], {"attach": ["north", "soth"]}, r"network\.attach\.1 is 'soth'"),
+            ([("hub", "south", "1 B/s")], {"attach": ["north"]}, "no way from the server 'hub' for node 'north'"),
         ],
     )
-    def test_capacities(self, tmp_path: Path, capacity: Any, message: str) -> None:
-        data = metro()
-        data["edges"][0]["capacity"] = capacity
+    def test_mistakes(self, tmp_path: Path, edges: list[tuple[Any, ...]], changes: dict[str, Any], message: str) -> None:
+        told = [dict(zip(("source", "target", "capacity"), edge, strict=True)) for edge in edges]
+        file = write(tmp_path, metro() | {"edges": told})
         with pytest.raises(ScenarioError, match=message):
-            build(graph_section(write(tmp_path, data)))
-
-    def test_edges(self, tmp_path: Path) -> None:
-        data = metro()
-        data["edges"].append({"source": "hub", "target": "nort", "capacity": "1 B/s"})
-        with pytest.raises(ScenarioError, match=r"has the unknown node 'nort' \(did you mean 'north'\?\)"):
-            build(graph_section(write(tmp_path, data)))
-        data["edges"][-1] = {"source": "north", "target": "hub", "capacity": "1 B/s"}
-        with pytest.raises(ScenarioError, match="edge 'north' - 'hub' is there twice"):
-            build(graph_section(write(tmp_path, data)))
-
-    def test_nodes(self, tmp_path: Path) -> None:
-        data = metro()
-        data["nodes"].append({"id": "island"})
-        file = write(tmp_path, data)
-        with pytest.raises(ScenarioError, match=r"network.server is 'hup', which is no node of .* \(did you mean 'hub'\?\)"):
-            build(graph_section(file, server="hup"))
-        with pytest.raises(ScenarioError, match=r"network\.attach\.1 is 'soth'"):
-            build(graph_section(file, attach=["north", "soth"]))
-        with pytest.raises(ScenarioError, match="no way from the server 'hub' for node 'island'"):
-            build(graph_section(file, attach=["island"]))
+            build(graph_section(file, **changes))
 
 
 @pytest.mark.parametrize(

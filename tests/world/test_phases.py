@@ -22,7 +22,7 @@ def build(mean_on: float = 1200.0, mean_off: float = 300.0, devices: int = DEVIC
     return Phases(Streams(seed), "p", mean_on, mean_off, devices)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(questions, st.sampled_from([(1200.0, 300.0), (7200.0, 14400.0), (86400.0 * 30, 60.0), (3.0, 3000.0)]))
 def test_many_at_once_are_as_one_by_one_in_any_order(asked: list[tuple[float, set[int]]], means: tuple[float, float]) -> None:
     together, alone = build(*means), build(*means)

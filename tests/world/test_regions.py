@@ -11,7 +11,7 @@ from fedsim.catalogue import about
 from fedsim.errors import FedsimError
 from fedsim.streams import Streams
 from fedsim.testing import assert_sound, quiet_world
-from fedsim.world.network.regions import cloud_facts
+from fedsim.toolbox.worlds.regions import cloud_facts
 from fedsim.world.population import PopulationSpec
 
 OF = ["aws:eu-west-1", "aws:sa-east-1", "gcp:europe-west1"]

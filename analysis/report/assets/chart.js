@@ -1,7 +1,5 @@
 // Accuracy against time, bytes or rounds: lines that can be hidden and looked at closely. uPlot draws them.
 
-const NONE = 65535; // of a share, written in 16 bits
-
 async function bindChart() {
   const root = document.querySelector(".chart");
   if (!root) return;
@@ -16,7 +14,7 @@ async function bindChart() {
   const data = (axis) => {
     const count = header.points, x = columns[`x${axis}`];
     const shares = (name, line) => Array.from(columns[`${name}${axis}`].subarray(line * count, (line + 1) * count),
-      (value) => (value === NONE ? null : value / 10000));
+      (value) => (Number.isNaN(value) ? null : value));
     return [Array.from(x), ...header.lines.flatMap((_, line) => ["mean", "low", "high"].map((name) => shares(name, line)))];
   };
 
@@ -33,7 +31,7 @@ async function bindChart() {
       width: stage.clientWidth, height: Math.max(260, Math.min(420, stage.clientWidth * 0.45)), series: [{}, ...series], bands,
       scales: { x: { time: false } }, legend: { show: false }, focus: { alpha: 0.25 },
       axes: [{ ...look, label: header.axes[axis], labelSize: 24, labelFont: look.font },
-        { ...look, label: "test accuracy (0 to 1)", labelSize: 24, labelFont: look.font, size: 46 }],
+        { ...look, label: header.figure, labelSize: 24, labelFont: look.font, size: 46 }],
       cursor: { drag: { x: true, y: false }, points: { show: false }, focus: { prox: 1e6 } },
       hooks: { setCursor: [tell] },
     }, data(axis), stage);

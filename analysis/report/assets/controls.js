@@ -13,10 +13,12 @@ function bindControls(timeline) {
   };
   for (const button of root.querySelectorAll("button[data-do]")) button.addEventListener("click", acts[button.dataset.do]);
   root.querySelector("[name=order]").addEventListener("change", (event) => timeline.orderBy(event.target.value));
-  root.querySelector("[name=tint]")?.addEventListener("change", (event) => {
-    timeline.tinted = event.target.checked;
-    timeline.drawing.ask(true);
-  });
+  for (const [name, flag] of [["tint", "tinted"], ["path", "pathed"]]) {
+    root.querySelector(`[name=${name}]`)?.addEventListener("change", (event) => {
+      timeline[flag] = event.target.checked;
+      timeline.drawing.ask(true);
+    });
+  }
   for (const [name, act] of [["device", (number) => timeline.find(number)], ["round", (number) => timeline.showRound(number)]]) {
     root.querySelector(`form[data-find=${name}]`).addEventListener("submit", (event) => {
       event.preventDefault();

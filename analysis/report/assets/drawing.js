@@ -43,6 +43,7 @@ class Drawing {
     pen.clearRect(0, 0, this.over.width, this.over.height);
     pen.lineWidth = 1;
     this.drawRounds(pen);
+    if (timeline.pathed) this.drawPath(pen);
     this.drawMarks(pen);
     this.drawNames(pen);
     drawStrips(pen, timeline, SIZES.top + timeline.lanesHeight + SIZES.gap);
@@ -109,6 +110,31 @@ class Drawing {
     }
     pen.textAlign = "right";
     if (ends.length) pen.fillText("round", timeline.gutter - 8, SIZES.top - 9);
+  }
+
+  /** The critical path: a line through each step that its round waited for, from lane to lane where one follows another. */
+  drawPath(pen) {
+    const { timeline } = this, { lanes, view } = timeline, { path_lane: own, path_start: starts, path_end: ends } = lanes;
+    const low = lowerBound(ends, view.from), high = lowerBound(starts, view.from + view.span);
+    const x = (time) => Math.min(timeline.gutter + timeline.width, Math.max(timeline.gutter, timeline.x(time)));
+    const isCrowded = high - low > timeline.width / 4; // then the lines between lanes would hide them
+    pen.save();
+    pen.beginPath();
+    pen.rect(timeline.gutter, SIZES.top, timeline.width, timeline.lanesHeight);
+    pen.clip();
+    pen.beginPath();
+    for (let at = low, before = -1; at < high; before = own[at], at++) {
+      if (own[at] < 0) continue;
+      const y = timeline.y(timeline.rowOf[own[at]] + 0.5);
+      if (before < 0 || (isCrowded && before !== own[at])) pen.moveTo(x(starts[at]), y); else pen.lineTo(x(starts[at]), y);
+      pen.lineTo(x(ends[at]), y);
+    }
+    for (const [colour, width] of [["#ffffff", 4], ["#000000", 2]]) {
+      pen.strokeStyle = colour;
+      pen.lineWidth = width;
+      pen.stroke();
+    }
+    pen.restore();
   }
 
   /** Marks where tasks ended early and where something happened to a device, if lanes are tall enough for them. */

@@ -20,6 +20,7 @@ class Timeline {
     this.lanesHeight = Math.min(SIZES.most, Math.max(SIZES.least, this.lanes.count * SIZES.lane));
     this.view = { from: 0, span: this.end, height: 1, top: 0 };
     this.tinted = Object.keys(header.groups).length > 0;
+    this.pathed = true; // whether the critical path is drawn
     this.selected = null; // {lane, step}; step is -1 where only the lane is
     this.pointer = null;
     this.moved = () => {};

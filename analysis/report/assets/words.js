@@ -29,6 +29,9 @@ function describeStep(timeline, lane, i) {
   if (lanes.round[i] >= 0) where.push(`round ${lanes.round[i]}`);
   if (lanes.group[i] >= 0) where.push(`group ${lanes.group[i]}`);
   parts.push(where.join(", "));
+  const { path_lane: own, path_start: starts, path_end: ends } = lanes;
+  const waits = own.some((at, k) => at === lane && starts[k] < lanes.end[i] && ends[k] > lanes.start[i]);
+  if (waits) parts.push("on the critical path of its round");
   if (outcome !== "done") parts.push(OUTCOME_WORDS[outcome]);
   return parts;
 }
@@ -62,8 +65,21 @@ function describeRound(timeline, at) {
   const begin = timeline.seconds(at ? ends[at - 1] : 0), end = timeline.seconds(ends[at]);
   const parts = [`Round ${numbers[at]}`, `${showLength(end - begin)} from ${showTime(begin, (end - begin) / 20)} on`];
   if (deadlines[at]) parts.push("its deadline was reached");
+  parts.push(...describeWait(timeline, at ? ends[at - 1] : 0, ends[at]));
   if (!Number.isNaN(accuracies[at])) parts.push(`accuracy ${accuracies[at].toFixed(4)}`);
   return parts;
+}
+
+/** The step of the critical path that was the longest between two times. */
+function describeWait(timeline, from, to) {
+  const { lanes, palette } = timeline, { path_lane: own, path_start: starts, path_end: ends } = lanes;
+  const first = lowerBound(starts, from), last = lowerBound(starts, to);
+  let longest = first;
+  for (let at = first; at < last; at++) if (ends[at] - starts[at] > ends[longest] - starts[longest]) longest = at;
+  if (longest >= last || own[longest] < 0) return [];
+  const step = lanes.at(own[longest], (starts[longest] + ends[longest]) / 2, 0);
+  const name = step < 0 ? "" : `, ${Object.keys(palette.steps)[lanes.stepOf(step)]}`;
+  return [`it waited longest for device ${lanes.device[own[longest]]}${name}: ${showLength(timeline.seconds(ends[longest] - starts[longest]))}`];
 }
 
 function describeCurves(timeline, time) {

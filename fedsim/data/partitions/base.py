@@ -3,10 +3,11 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from fedsim.data.federated import Dataset, FederatedData, Index, Normalise, Shard
 from fedsim.errors import ScenarioError
@@ -134,3 +135,40 @@ def _proportional(held: NDArray[np.int64], available: NDArray[np.int64]) -> NDAr
             given[most_owed, label] += 1
             owed[most_owed] -= 1.0
     return given
+
+
+class Iid(Partition):
+    """Training and test samples are shuffled and dealt evenly: sizes differ by at most one, labels by chance only."""
+
+    kind: Literal["iid"] = "iid"
+
+    def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
+        require_devices(devices, dataset.train_size, f"'{dataset.name}' has {dataset.train_size} training samples")
+        train = deal_evenly(dataset.train, devices, streams.generator("world/data/train"))
+        return federated(dataset, train, deal_evenly(dataset.test, devices, streams.generator("world/data/test")))
+
+
+class SyntheticSizes(Partition):
+    """int(lognormal(``log_mean``, ``log_std``)) + ``least`` samples a device, of which a tenth is held back for testing.
+
+    Goes with the source ``synthetic`` only, which draws each device's samples for it (code of FedProx).
+
+    Attributes:
+        log_mean, log_std: of the logarithm of the size.
+        least: added to every size.
+    """
+
+    kind: Literal["synthetic"] = "synthetic"
+    usual_normalise: ClassVar[Normalise] = "none"
+
+    log_mean: float = Field(default=4.0, ge=0.0, le=10.0)
+    log_std: float = Field(default=2.0, ge=0.0, le=3.0)
+    least: int = Field(default=50, ge=2, le=1_000_000_000)
+
+    def sizes(self, devices: int, streams: Streams) -> NDArray[np.int64]:
+        """Samples of each device, int64 [devices]."""
+        draws = streams.generator("world/data/sizes").lognormal(self.log_mean, self.log_std, devices)
+        return draws.astype(np.int64) + self.least
+
+    def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
+        return hold_out_tenths(dataset, cut(dataset.all, self.sizes(devices, streams)), streams)

@@ -1,6 +1,6 @@
 """Codecs write models and updates on the wire: their bytes, and the values that the receiver gets."""
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol
+from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
@@ -8,35 +8,25 @@ from pydantic_core import PydanticCustomError
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.language.units import BytesPerSecond
-from fedsim.learning.functions import Function
-from fedsim.learning.refs import Ref
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from fedsim.learning import Learner, Ref
 
 _HERE = "fedsim.federation.codecs"
+_TOOLS = "fedsim.toolbox.codecs"
 CODECS = Registry(
     "codec",
     f"{_HERE}:Codec",
     {
         "plain": (f"{_HERE}.plain:Plain", "every number, in a format that is counted and not carried out"),
-        "float16": (f"{_HERE}.formats:Float16", "every number in 16 bits, as an IEEE half"),
-        "bfloat16": (f"{_HERE}.formats:BFloat16", "every number in 16 bits, with the range of float32"),
-        "int8": (f"{_HERE}.formats:Int8", "every number in 8 bits, in even steps up to the largest"),
-        "qsgd": (f"{_HERE}.qsgd:QSGD", "every number rounded at random to levels of the norm, unbiased"),
-        "top-k": (f"{_HERE}.sparse:TopK", "the largest changes alone, with error feedback"),
-        "random-k": (f"{_HERE}.sparse:RandomK", "changes at random positions alone"),
-        "sign": (f"{_HERE}.sign:Sign", "the signs of changes and their mean magnitude, with error feedback"),
+        "float16": (f"{_TOOLS}.formats:Float16", "every number in 16 bits, as an IEEE half"),
+        "bfloat16": (f"{_TOOLS}.formats:BFloat16", "every number in 16 bits, with the range of float32"),
+        "int8": (f"{_TOOLS}.formats:Int8", "every number in 8 bits, in even steps up to the largest"),
+        "qsgd": (f"{_TOOLS}.qsgd:QSGD", "every number rounded at random to levels of the norm, unbiased"),
+        "top-k": (f"{_TOOLS}.sparse:TopK", "the largest changes alone, with error feedback"),
+        "random-k": (f"{_TOOLS}.sparse:RandomK", "changes at random positions alone"),
+        "sign": (f"{_TOOLS}.sign:Sign", "the signs of changes and their mean magnitude, with error feedback"),
     },
     usual="plain",
 )
-
-
-class Arithmetic(Protocol):
-    """Arithmetic with models, as ``Learner`` offers it."""
-
-    def mix(self, parts: "Sequence[tuple[Ref, float]]", otherwise: Ref | None = None, *, rescale: bool = True) -> Ref: ...
-    def apply(self, function: Function, models: "Sequence[Ref]", **how: Any) -> Ref: ...
 
 
 class Coded(NamedTuple):
@@ -93,7 +83,7 @@ class Codec(Spec):
         """Bytes of ``count`` out of so many parameters, by themselves."""
         return self.bytes(count)
 
-    def code(self, arithmetic: Arithmetic, parameters: int, value: Ref, base: Ref | None, kept: Ref | None) -> Coded:
+    def code(self, arithmetic: Learner, parameters: int, value: Ref, base: Ref | None, kept: Ref | None) -> Coded:
         """Encode and decode a content.
 
         Args:

@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 from pydantic import model_validator
 
 from fedsim.arrays import Floats32
-from fedsim.federation.codecs import Arithmetic, Codec, Coded
+from fedsim.federation.codecs import Codec, Coded
+from fedsim.learning import Learner, Ref
 from fedsim.learning.functions import Function, pure
-from fedsim.learning.refs import Ref
 
 
 @pure
@@ -61,7 +61,7 @@ class Lossy(Codec):
         """Whether everything arrives as it was sent."""
         return False
 
-    def code(self, arithmetic: Arithmetic, parameters: int, value: Ref, base: Ref | None, kept: Ref | None) -> Coded:
+    def code(self, arithmetic: Learner, parameters: int, value: Ref, base: Ref | None, kept: Ref | None) -> Coded:
         """The value as it arrives, and the residual that the device keeps."""
         if self.loses_nothing(parameters):
             return Coded(value)

@@ -4,9 +4,9 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from fedsim.federation.codecs import Arithmetic, Codec, Coded
+from fedsim.federation.codecs import Codec, Coded
 from fedsim.language.units import Bytes
-from fedsim.learning.refs import Ref
+from fedsim.learning import Learner, Ref
 
 _BYTES_PER_PARAMETER = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
@@ -35,5 +35,5 @@ class Plain(Codec):
     def part_bytes(self, count: int, parameters: int) -> float:
         return self.bytes(count) if self.size is None else self.size * count / parameters
 
-    def code(self, arithmetic: Arithmetic, parameters: int, value: Ref, base: Ref | None, kept: Ref | None) -> Coded:
+    def code(self, arithmetic: Learner, parameters: int, value: Ref, base: Ref | None, kept: Ref | None) -> Coded:
         return Coded(value)

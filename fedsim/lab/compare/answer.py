@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedsim.lab.compare.lines import ComparedLine, Lines, short_key, shown
-from fedsim.lab.compare.measures import BEST, FINAL, Measure, Values, goal_of
+from fedsim.lab.compare.measures import BEST, FINAL, Measure, Values, cost_of, goal_of
 from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference, pairs_to_tell, ratio_of
 from fedsim.language.units import show_bytes, show_joules, show_seconds
 from fedsim.output.harmless import clean
+from fedsim.records.targets import Target
 
+Aim = float | Target
 TARGETED = ("time", "bytes", "energy", "money")
 _STEP = 0.05  # of targets that nobody has named
 _MOST_NAMES = 6
@@ -144,12 +146,13 @@ class Ranking:
 
     def show(self, value: float) -> str:
         """A figure for people, with its unit."""
-        return _tells(self.measure)[-1](value) if self.measure.is_cost else f"{value:.3f}"
+        return show_figure(self.measure, value)
 
     def _best(self, first: RankedLine) -> str:
         if not self.measure.is_cost:
-            how = "ends with" if self.measure == FINAL else "reaches"
-            return f"{how} the highest accuracy, {first.mean.mean:.3f}"
+            _, final, what = self.measure.name.rpartition("final ")
+            most = "lowest" if self.measure.less_is_better else "highest"
+            return f"{'ends with' if final else 'reaches'} the {most} {what if final else 'accuracy'}, {first.mean.mean:.3f}"
         verb, what, *_ = _tells(self.measure)
         return f"{verb} the least {what}, {self.show(first.mean.mean)}"
 
@@ -166,12 +169,18 @@ class Ranking:
             within = f"{found.low:.3g} to {found.high:.3g}"
         else:
             said = f"ends {abs(found.mean):.3f} {'lower' if found.mean <= 0 else 'higher'}"
-            within = f"{-found.high:.3f} to {-found.low:.3f}"
+            low, high = (found.low, found.high) if found.mean > 0 else (-found.high, -found.low)
+            within = f"{low:.3f} to {high:.3f}"
         if found.pairs < 2:
             return f"{said}, in the one world that both were run in" if not self.are_runs else said
-        sign = 1 if self.measure.is_cost else -1
+        sign = 1 if self.measure.best == "least" else -1
         beaten = sum(sign * other.values[seed] > sign * value for seed, value in first.values.items())
         return f"{said} (95 % interval {within}; worse in {beaten} of {found.pairs} worlds)"
+
+
+def show_figure(measure: Measure, value: float) -> str:
+    """A figure of a measure for people, with its unit."""
+    return _tells(measure)[-1](value) if measure.is_cost else f"{value:.3f}"
 
 
 def _tells(measure: Measure) -> tuple[str, str, str, Callable[[float], str]]:
@@ -184,32 +193,39 @@ class Answer:
 
     Attributes:
         world: the point of the grid, or the study, in words; empty if there is only one.
-        target: the accuracy that costs are compared at; None where no line was evaluated, or reached any.
+        target: the accuracy, or a metric's value, that costs are compared at; None where no line was evaluated, or reached any.
         rankings: by the goal, then by time, bytes, joules and money to the target, as far as they are known, and by accuracy.
         cells: the variant and the keys of each, by place.
-        bill: the costs of the best by the goal, means over its runs.
+        bill: the costs of the best by the goal, the goal itself first, and their means over its runs.
         missed: the lines that did not reach the target in all their runs: name, runs that did, runs.
     """
 
     world: str
-    target: float | None
+    target: Aim | None
     rankings: tuple[Ranking, ...]
     missed: tuple[tuple[str, int, int], ...]
     cells: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
-    bill: str = ""
+    bill: tuple[tuple[Measure, float], ...] = ()
 
     @property
     def words(self) -> list[str]:
         """The goal's sentences, the other costs of the best by it, the best by each other figure, and who missed the target."""
-        where = f"{self.world}: " if self.world else ""
-        said = [f"{where}{self.to(one)}{' '.join(one.sentences)}" for one in self.rankings[:1] if one.sentences]
+        said = [f"{self.where}{self.to(one)}{' '.join(one.sentences)}" for one in self.rankings[:1] if one.sentences]
         others = [one.in_short for one in self.rankings[1:] if one.in_short]
-        bill = [f"There {self.bill}."] if self.bill and said else []
-        return [*said, *bill, *others, *([where + self.missing] if self.missed else [])]
+        bill = [_bill_in_words(one, value) for one, value in self.bill[1:]]
+        there = [f"There it {', '.join(bill)}."] if bill and said else []
+        return [*said, *there, *others, *([self.where + self.missing] if self.missed else [])]
+
+    @property
+    def where(self) -> str:
+        """The beginning of its sentences: the world, if there are several."""
+        return f"{self.world}: " if self.world else ""
 
     def to(self, ranking: Ranking) -> str:
         """The beginning of a ranking's sentences: the target, if its figure is a cost to reach it."""
-        return f"To an accuracy of {self.target:g} " if ranking.measure.name.endswith(f"to target {self.target}") else ""
+        if self.target is None or not ranking.measure.name.endswith(f"to target {self.target:g}"):
+            return ""
+        return f"To a {self.target:g} " if isinstance(self.target, Target) else f"To an accuracy of {self.target:g} "
 
     @property
     def missing(self) -> str:
@@ -225,13 +241,13 @@ class Answer:
         return list(dict.fromkeys(places))
 
 
-def answers(lines: Lines, figures: Sequence[Sequence[Values]], targets: Sequence[float]) -> Iterator[Answer]:
+def answers(lines: Lines, figures: Sequence[Sequence[Values]], targets: Sequence[Aim]) -> Iterator[Answer]:
     """The answers of a comparison, world by world.
 
     Args:
         lines: to compare.
         figures: of each line, those of its runs, with the costs to the ``targets``.
-        targets: accuracies; each world is compared at the highest that any of its lines reaches.
+        targets: from the easiest to the hardest; each world is compared at the hardest that any of its lines reaches.
     """
     worlds = _worlds(lines)
     everywhere = [place for places in worlds for place in places]
@@ -258,19 +274,21 @@ def answers(lines: Lines, figures: Sequence[Sequence[Values]], targets: Sequence
         )
 
 
-def _bill(goal: Ranking, figures: Sequence[Sequence[Values]], target: float | None) -> str:
-    """The costs of the best by the goal besides the goal itself."""
-    told = []
-    for measure in (goal_of(name, target) for name in (*TARGETED, "battery", "flat") if goal.whole):
-        if measure is None or measure == goal.measure:
-            continue
-        values = [own.get(measure.name) for own in figures[goal.whole[0].place]]
-        known = [value for value in values if value is not None]
-        if known and len(known) == len(values):
-            verb, what, _, show = _tells(measure)
-            whole = f" {what}" if measure.unit in ("%", "devices") else ""
-            told.append(f"{verb} {show(math.fsum(known) / len(known))}{whole}")
-    return "it " + ", ".join(told) if told else ""
+def _bill(goal: Ranking, figures: Sequence[Sequence[Values]], target: Aim | None) -> tuple[tuple[Measure, float], ...]:
+    """The costs of the best by the goal, as far as all its runs have them."""
+    found: dict[Measure, float] = {}
+    for measure in (goal.measure, *(goal_of(name, target) for name in (*TARGETED, "battery", "flat"))):
+        if measure is not None and goal.whole:
+            values = [own.get(measure.name) for own in figures[goal.whole[0].place]]
+            known = [value for value in values if value is not None]
+            if known and len(known) == len(values):
+                found[measure] = math.fsum(known) / len(known)
+    return tuple(found.items())
+
+
+def _bill_in_words(measure: Measure, mean: float) -> str:
+    verb, what, _, show = _tells(measure)
+    return f"{verb} {show(mean)}" + (f" {what}" if measure.unit in ("%", "devices") else "")
 
 
 def _worlds(lines: Lines) -> list[list[int]]:
@@ -316,6 +334,12 @@ def _cells(lines: Lines, places: Sequence[int]) -> dict[int, dict[str, str]]:
     return cells
 
 
+def cell_names(lines: Lines) -> list[str]:
+    """A name for each line: its variant, and the keys by which it differs from others of that name."""
+    names = _names(_cells(lines, [place for place, line in enumerate(lines.lines) if line.runs]))
+    return [names.get(place, line.name) for place, line in enumerate(lines.lines)]
+
+
 def _names(cells: Mapping[int, Mapping[str, str]]) -> dict[int, str]:
     """A name for each cell; the size and the part are in it only where there would be two of a name without."""
 
@@ -336,7 +360,7 @@ def _ranking(lines: Lines, figures: Sequence[Sequence[Values]], names: Mapping[i
 
     def rank(one: RankedLine) -> tuple[float, float]:
         missing = 1 - len(one.values) / one.of
-        return missing, (1 if measure.is_cost else -1) * one.mean.mean if one.values else math.inf
+        return missing, (1 if measure.best == "least" else -1) * one.mean.mean if one.values else math.inf
 
     entries.sort(key=rank)
     best = next((one.place for one in entries if not one.reference), None)
@@ -344,15 +368,20 @@ def _ranking(lines: Lines, figures: Sequence[Sequence[Values]], names: Mapping[i
     return Ranking(measure, tuple(entries), base, lines.are_runs)
 
 
-def _target(lines: Lines, figures: Sequence[Sequence[Values]], places: Sequence[int], targets: Sequence[float]) -> float | None:
-    """The highest target that a line of a world reaches in all its runs, or else in any."""
+def _target(lines: Lines, figures: Sequence[Sequence[Values]], places: Sequence[int], targets: Sequence[Aim]) -> Aim | None:
+    """The hardest target that a line of a world reaches in all its runs, or else in any."""
     ranked = [place for place in places if not lines.lines[place].reference]
-    best = [[one[BEST.name] for one in figures[place]] for place in ranked]
-    for sure in (min, max):
-        most = max((sure(-1.0 if value is None else value for value in own) for own in best), default=-1.0)
-        if reached := [target for target in targets if target <= most]:
-            return max(reached)
+    for sure in (all, any):
+        for target in reversed(targets):
+            if any(sure(_reaches(one, target) for one in figures[place]) for place in ranked):
+                return target
     return None
+
+
+def _reaches(values: Values, target: Aim) -> bool:
+    if isinstance(target, Target):
+        return values[cost_of("rounds", target).name] is not None
+    return (values[BEST.name] or 0.0) >= target
 
 
 def usual_target(lines: Lines, figures: Sequence[Sequence[Values]]) -> float | None:

@@ -1,11 +1,12 @@
-"""The cells of a world beside each other: a heat map, the Pareto front of two costs, and the keys that matter most."""
+"""The cells of a world beside each other: heat maps, Pareto fronts of two costs, and the keys that matter most."""
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import TYPE_CHECKING, NamedTuple
 
-from fedsim.lab.compare.answer import ANY, PLACES, VARIANT, Answer, RankedLine
+from fedsim.lab.compare.answer import ANY, PLACES, VARIANT, Answer, RankedLine, Ranking
 from fedsim.lab.compare.table import Cell, ComparedTable
 from fedsim.output.harmless import clean
 
@@ -14,63 +15,149 @@ if TYPE_CHECKING:
 
 _RUNNERS_UP, _NEAR = 3, 1.5  # so many at most, which cost at most so many times what one on the front does
 _FIGURE = "figure"
-_NOT_THERE, _NOT_TRIED = "not there", "-"
 
 
-def heat_map(answer: Answer) -> ComparedTable | None:
-    """The goal by variant and the key with the most values, of several cells the best; or by two keys. None with one key."""
+@dataclass(frozen=True)
+class HeatMap:
+    """The goal by two keys, of several cells the best.
+
+    Attributes:
+        goal: the ranking whose means are the figures.
+        figures: a row a value of one key, a column a value of the other; NaN where no cell was tried, and infinite where the
+            target was missed.
+    """
+
+    goal: Ranking
+    figures: "pd.DataFrame"
+
+    @property
+    def title(self) -> str:
+        """The goal, and the two keys."""
+        name, figures = self.goal.measure.name.capitalize(), self.figures
+        return f"{name} by {figures.index.name} and {figures.columns.name}; * marks the best"
+
+    def text(self, value: float) -> str:
+        """A figure for people."""
+        if not math.isfinite(value):
+            return "-" if math.isnan(value) else "not there"
+        return f"{self.goal.show(value)} *" if self.share(value) == 1 else self.goal.show(value)
+
+    def share(self, value: float) -> float:
+        """The rank of a figure between the worst (0) and the best (1) of the map; of costs by their logarithms."""
+        known = [one for one in self.figures.to_numpy().ravel().tolist() if math.isfinite(one)]
+        worst, best = (max(known), min(known)) if self.goal.measure.is_cost else (min(known), max(known))
+        if self.goal.measure.is_cost and best > 0:
+            value, worst, best = math.log(value), math.log(worst), math.log(best)
+        return 1.0 if worst == best else (value - worst) / (best - worst)
+
+    def table(self) -> ComparedTable:
+        """The map as text."""
+        down, along = str(self.figures.index.name), str(self.figures.columns.name)
+        rows: list[dict[str, Cell]] = []
+        for level, row in self.figures.iterrows():
+            rows.append({down: clean(str(level))})
+            rows[-1] |= {f"{along} {clean(str(other))}": self.text(value) for other, value in row.items()}
+        return replace(ComparedTable.of(list(rows[0]), rows), title=self.title)
+
+
+class CostPoint(NamedTuple):
+    """A cell by two costs, and the factor up to which it costs more than one on the front does; 1 on the front itself."""
+
+    line: RankedLine
+    first: float
+    other: float
+    factor: float
+
+
+@dataclass(frozen=True)
+class ParetoFront:
+    """The cells of a world by two costs, in order of the first."""
+
+    first: Ranking
+    other: Ranking
+    points: tuple[CostPoint, ...]
+
+    @property
+    def front(self) -> list[CostPoint]:
+        """The cells that none is better than in both costs."""
+        return [one for one in self.points if one.factor == 1]
+
+    @property
+    def runners_up(self) -> list[CostPoint]:
+        """The cells next to the front, the nearest first."""
+        near = [one for one in self.points if 1 < one.factor <= _NEAR]
+        return sorted(near, key=lambda one: one.factor)[:_RUNNERS_UP]
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The two costs."""
+        first, other = (one.measure.name.partition(" to target")[0] for one in (self.first, self.other))
+        return first, other
+
+    def shown(self, point: CostPoint) -> str:
+        """A cell with both costs."""
+        near = f", at most {point.factor:.2f} times either" if point.factor > 1 else ""
+        return f"{clean(point.line.name)} ({self.first.show(point.first)}, {self.other.show(point.other)}{near})"
+
+    @property
+    def words(self) -> list[str]:
+        """The front, and its runners-up."""
+        first, other = self.names
+        near = [f"Next to these: {'; '.join(map(self.shown, self.runners_up))}."] if self.runners_up else []
+        return [f"No cell is better in both {first} and {other} than: {'; '.join(map(self.shown, self.front))}.", *near]
+
+
+def heat_map(answer: Answer) -> HeatMap | None:
+    """The goal by variant and the key with the most values, or by two keys. None with one key."""
     frame, keys = _frame(answer)
     if len(keys) < 2 or not answer.rankings:
         return None
     goal = answer.rankings[0]
     down, along = sorted(keys, key=lambda key: (key != VARIANT, -frame[key].nunique()))[:2]
-    cells = frame.groupby([down, along], sort=False)[_FIGURE].agg("max" if goal.measure.more_is_better else "min")
-    top = cells.max() if goal.measure.more_is_better else cells.min()
-    rows: list[dict[str, Cell]] = []
-    for level in frame[down].unique():
-        row: dict[str, Cell] = {down: clean(level)}
-        for other in frame[along].unique():
-            value = cells.get((level, other))
-            told = _NOT_TRIED if value is None else _NOT_THERE if math.isnan(value) else goal.show(value)
-            row[f"{along} {clean(other)}"] = f"{told} *" if value == top else told
-        rows.append(row)
-    title = f"{goal.measure.head} by {down} and {along}; * marks the best"
-    return replace(ComparedTable.of(list(rows[0]), rows), title=title)
+    missed = math.inf if goal.measure.is_cost else -math.inf
+    cells = frame.fillna({_FIGURE: missed}).groupby([down, along], sort=False)[_FIGURE]
+    found = (cells.min() if goal.measure.is_cost else cells.max()).unstack(along)
+    return HeatMap(goal, found.reindex(index=frame[down].unique(), columns=frame[along].unique()))
+
+
+def fronts(answer: Answer) -> list[ParetoFront]:
+    """The Pareto fronts of any two costs that three cells or more have; that of the goal and the next cost first."""
+    costs = [one for one in answer.rankings if one.measure.is_cost and len(one.whole) > 2]
+    return [_front(first, other) for first, other in combinations(costs, 2)]
+
+
+def _front(first: Ranking, other: Ranking) -> ParetoFront:
+    seconds = {one.place: one.mean.mean for one in other.whole}
+    cells = [(one, one.mean.mean, seconds[one.place]) for one in first.whole if one.place in seconds]
+    front: list[tuple[float, float]] = []
+    points = []
+    for line, x, y in cells:
+        if not front or y < front[-1][1]:
+            front.append((x, y))
+            points.append(CostPoint(line, x, y, 1.0))
+        else:
+            points.append(CostPoint(line, x, y, min((max(x / a, y / b) for a, b in front if a and b), default=math.inf)))
+    return ParetoFront(first, other, tuple(points))
 
 
 def in_words(answer: Answer) -> list[str]:
     """The Pareto front of the goal and the next cost with its runners-up, and the share of each key in how the goal varies."""
-    return [*_front(answer), *_shares(answer)] if answer.rankings else []
+    words = [text for one in fronts(answer)[:1] for text in one.words]
+    return [*words, *shares(answer)]
 
 
-def _front(answer: Answer) -> Iterator[str]:
-    costs = [one for one in answer.rankings if one.measure.is_cost and len(one.whole) > 2][:2]
-    if len(costs) < 2:
-        return
-    second = {one.place: one.mean.mean for one in costs[1].whole}
-    points = [(one, one.mean.mean, second[one.place]) for one in costs[0].whole if one.place in second]
-    front: list[tuple[RankedLine, float, float]] = []
-    near: list[tuple[float, str]] = []
-    for one, first, other in points:  # in order of the first cost
-        if not front or other < front[-1][2]:
-            front.append((one, first, other))
-        elif min(first, other) > 0:
-            near.append((min(max(first / x, other / y) for _, x, y in front if x and y), clean(one.name)))
-    named = "; ".join(f"{clean(one.name)} ({costs[0].show(x)}, {costs[1].show(y)})" for one, x, y in front)
-    yield f"No cell is better in both {_short(costs[0].measure.name)} and {_short(costs[1].measure.name)} than: {named}."
-    close = [f"{name} (at most {factor:.2f} times either)" for factor, name in sorted(near)[:_RUNNERS_UP] if factor <= _NEAR]
-    if close:
-        yield f"Next to these: {', '.join(close)}."
-
-
-def _shares(answer: Answer) -> Iterator[str]:
+def shares(answer: Answer) -> Iterator[str]:
     """First-order Sobol indices of a full factorial design: the variance of the means of a key's values over that of all cells.
+
+    They are exact, as all combinations are there; a search, which tries some, has estimates (``trials.importances``).
 
     Source: I. M. Sobol, "Sensitivity estimates for nonlinear mathematical models", Math. Model. Comput. Exp. 1 (1993).
     """
     import numpy as np
 
     frame, keys = _frame(answer)
+    if not answer.rankings:
+        return
     rows = frame[(frame[keys] != ANY).all(axis=1)].dropna()
     if len(keys) < 2 or rows.empty:
         return
@@ -81,11 +168,13 @@ def _shares(answer: Answer) -> Iterator[str]:
     total = float(figures.var(ddof=0))
     if len(keys) < 2 or len(rows) != math.prod(rows[key].nunique() for key in keys) or total <= 0:
         return
-    shares = {key: float(figures.groupby(rows[key]).mean().var(ddof=0)) / total for key in keys}
-    named = ", ".join(f"{key} {share:.0%}" for key, share in sorted(shares.items(), key=lambda item: -item[1]))
-    rest = 1 - sum(shares.values())
-    of = f"the {len(rows)} cells of all combinations"
-    yield f"Of how {_short(goal.measure.name)} varies over {of}, each key alone explains: {named}; their interplay {rest:.0%}."
+    of_keys = {key: float(figures.groupby(rows[key]).mean().var(ddof=0)) / total for key in keys}
+    named = ", ".join(f"{key} {share:.0%}" for key, share in sorted(of_keys.items(), key=lambda item: -item[1]))
+    rest, name = 1 - sum(of_keys.values()), goal.measure.name.partition(" to target")[0]
+    yield (
+        f"Of how {name} varies over the {len(rows)} cells of all combinations, each key alone explains: {named}; "
+        f"their interplay {rest:.0%}."
+    )
 
 
 def _frame(answer: Answer) -> "tuple[pd.DataFrame, list[str]]":
@@ -98,7 +187,3 @@ def _frame(answer: Answer) -> "tuple[pd.DataFrame, list[str]]":
     frame = pd.DataFrame([{**answer.cells[place], _FIGURE: whole.get(place, math.nan)} for place in sorted(ranked)])
     keys = [str(key) for key in frame.columns if key not in (_FIGURE, *PLACES) and frame[key].nunique() > 1]
     return frame, keys
-
-
-def _short(name: str) -> str:
-    return name.partition(" to target")[0]

@@ -7,11 +7,12 @@ from pydantic import Field, ValidationError
 
 from fedsim.errors import ScenarioError, nearest
 from fedsim.language.spec import Spec
+from fedsim.language.stop import MORE_IS_BETTER
 from fedsim.language.units import Bytes, Joules, PositiveSeconds
 from fedsim.language.wording import explain
 
-GOALS = ("time", "bytes", "energy", "carbon", "money", "rounds", "battery", "flat", "accuracy", "budget")
-"""The goals of a study: least of a cost to the target, of a battery's charge or of flat devices; or the best accuracy."""
+GOALS = ("time", "bytes", "energy", "carbon", "money", "rounds", "battery", "flat", "accuracy", "budget", *MORE_IS_BETTER)
+"""The goals of a study: least of a cost to the target, of a battery's charge or flat devices; the best accuracy or metric."""
 
 
 class Budget(Spec):

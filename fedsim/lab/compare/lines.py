@@ -49,7 +49,7 @@ class Lines:
 
     Attributes:
         lines: in the order of their arguments, and of the studies' variants.
-        targets: the accuracies that the studies name.
+        targets: the targets that the studies name.
         baselines: the place of each line's baseline, or None.
         baseline: the name of the baseline; empty if there is none.
         is_first: whether the first run is the baseline since none was named.
@@ -58,7 +58,7 @@ class Lines:
     """
 
     lines: tuple[ComparedLine, ...]
-    targets: tuple[float, ...]
+    targets: tuple[float | str, ...]
     baselines: tuple[int | None, ...]
     baseline: str = ""
     is_first: bool = False
@@ -94,7 +94,7 @@ def read_lines(
         ScenarioError: there is no such baseline.
     """
     lines: list[ComparedLine] = []
-    targets: list[float] = []
+    targets: list[float | str] = []
     named = baseline
     for path in map(Path, paths):
         if is_study(path):
@@ -112,7 +112,7 @@ def read_lines(
     if named is not None and named not in names:
         raise ScenarioError(f"--baseline is {named!r}; allowed are {', '.join(names)}{nearest(named, names)}")
     baselines = tuple(_baseline_of(line, lines, named) for line in lines)
-    return Lines(tuple(lines), tuple(sorted(set(targets))), baselines, named or "", False, *aim)
+    return Lines(tuple(lines), tuple(dict.fromkeys(targets)), baselines, named or "", False, *aim)
 
 
 def title_of(path: Path) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from fedsim.errors import RunFolderError
+from fedsim.language.stop import MORE_IS_BETTER
 from fedsim.meters.energy import PHASES
 from fedsim.meters.energy import TABLE as ENERGY
 from fedsim.records import folder as files
@@ -97,6 +98,8 @@ _FLAT = Measure("flat devices", "devices", "cost", is_cost=True)
 
 def goal_of(goal: str, target: float | Target | None) -> Measure | None:
     """The measure of a goal; None for a cost to the target without one."""
+    if goal in MORE_IS_BETTER:
+        return metric_measure("final", goal, most=MORE_IS_BETTER[goal])
     alone = {"battery": _BATTERY, "flat": _FLAT, "accuracy": FINAL, "budget": WITHIN}
     if goal in alone or target is None:
         return alone.get(goal)
@@ -111,11 +114,12 @@ def measures(targets: Sequence[float | Target] = ()) -> list[Measure]:
 def of_metrics(runs: Iterable[RunFolder]) -> list[Measure]:
     """The final and the best value of each metric that one of the runs has."""
     known = {name: told["best_is"] == "most" for run in runs for name, told in run.summary.get("metrics", {}).items()}
-    return [
-        Measure(f"{which} {name}", "", "accuracy", more_is_better=most, less_is_better=not most)
-        for name, most in known.items()
-        for which in ("final", "best")
-    ]
+    return [metric_measure(which, name, most=most) for name, most in known.items() for which in ("final", "best")]
+
+
+def metric_measure(which: str, name: str, *, most: bool) -> Measure:
+    """The ``final`` or the ``best`` value of a metric, of which the most, or else the least, is the best."""
+    return Measure(f"{which} {name}", "", "accuracy", more_is_better=most, less_is_better=not most)
 
 
 def cost_of(what: str, target: float | Target) -> Measure:

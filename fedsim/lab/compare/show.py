@@ -71,7 +71,7 @@ def print_short(
         console.print(*answer.words, sep="\n")
         console.print(*explore.in_words(answer), sep="\n")
         if (cells := explore.heat_map(answer)) is not None:
-            print_to(console, [cells])
+            print_to(console, [cells.table()])
     print_to(console, [comparison.in_short()])
 
 

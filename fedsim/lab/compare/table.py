@@ -120,13 +120,16 @@ class Comparison:
             if target.metric not in known:
                 hint = f"{', '.join(known)}{nearest(target.metric, known)}"
                 raise ScenarioError(f"--target is of {target.metric!r}, which no run has; they have {hint}")
+        least = {one.name.removeprefix("final ") for one in self._finals if one.less_is_better} | {"loss"}
+        others.sort(key=lambda one: (one.metric, -one.value if one.metric in least else one.value))
         self._to_others = [goal_of(what, target) for target in others for what in TARGETED]
         all_targets: list[float | Target] = [*self._targets, *others]
         self.lines, self._measures = lines, [*measures(all_targets), *of_runs, *([WITHIN] if lines.budget else [])]
         blank: Values = dict.fromkeys(one.name for one in of_runs)
         self._figures = [[blank | measure(run, all_targets, ledger, lines.budget) for run in line.runs] for line in lines.lines]
-        if not self._targets and (usual := usual_target(lines, self._figures)) is not None:
-            self._targets = [usual]
+        self._aims: list[float | Target] = [*self._targets] or [*others]
+        if not self._aims and (usual := usual_target(lines, self._figures)) is not None:
+            self._aims = [usual]
             for line, own in zip(lines.lines, self._figures, strict=True):
                 for run, values in zip(line.runs, own, strict=True):
                     values |= costs_until(run, usual)
@@ -156,11 +159,12 @@ class Comparison:
         rows = [place for one in found for rank, place in enumerate(one.order) if rank < each or place in bases]
         ranked = {place for one in found for place in one.order}
         rows += [place for place in range(len(self._figures)) if place not in ranked][: max(0, most - len(rows))]
-        targets = sorted({one.target for one in found if one.target is not None})
+        targets = [one for one in self._aims if any(one == answer.target for answer in found)]
         goals = [goal_of(goal, target) for target in targets or (None,) for goal in (self.lines.goal, *TARGETED)]
         wanted = [*dict.fromkeys(one for one in goals if one not in (None, FINAL))] or [TIME, TRAFFIC]
         columns = [column for column in self._identity() if column.head != "strategy" or self.lines.are_runs]
-        columns += [self._column(one) for one in (FINAL, *self._finals, *wanted, *self._to_others, WASTED_COMPUTE) if one]
+        shown = (FINAL, *self._finals, *wanted, *self._to_others, WASTED_COMPUTE)
+        columns += [self._column(one) for one in dict.fromkeys(shown) if one]
         columns = [replace(column, topic="", cells=tuple(column.cells[row] for row in rows)) for column in columns]
         left_out, notes = len(self._figures) - len(rows), [*_not_done(self.lines)]
         more = [f"{left_out} more line{'s are' if left_out > 1 else ' is'} not shown here."] if left_out else []
@@ -169,7 +173,7 @@ class Comparison:
 
     def answers(self) -> list[Answer]:
         """The answers, world by world; where no target was named, of one that half of the lines reach."""
-        return list(answers(self.lines, self._figures, self._targets))
+        return list(answers(self.lines, self._figures, self._aims))
 
     def one_by_one(self) -> ComparedTable:
         """A row a run, of studies."""

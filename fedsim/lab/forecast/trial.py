@@ -15,7 +15,7 @@ from fedsim.executors.inline import Inline
 from fedsim.learning import Learner
 from fedsim.output.progress import share_done
 from fedsim.records import folder as files
-from fedsim.records import tables
+from fedsim.records import parquet
 from fedsim.records.recorder import Recorder
 from fedsim.running.assembly import Run, assemble
 from fedsim.simulation import Record, Simulation
@@ -127,7 +127,7 @@ class Beginning:
             self.real_s = time.perf_counter() - began
             self.events = recorder.chain.count
             self.growing_bytes = sum((path / name).stat().st_size for name in (files.EVENTS, files.TRANSFERS, files.ROUNDS))
-            tables.write_devices(path, self.run.device_columns(), self.run.meters)
+            parquet.write_devices(path, self.run.device_columns(), self.run.meters)
             self.fixed_bytes = (path / files.DEVICES).stat().st_size
         stopped_early = self.stopped == "interrupted"
         self.share = share_done(self.run.scenario.stop, self.rounds, self.simulated_s) if stopped_early else 1.0

@@ -19,6 +19,7 @@ from fedsim.lab.study.references import REFERENCES
 from fedsim.lab.study.search import METRICS
 from fedsim.lab.study.spec import PART, SIZE, TRIAL, Size, StudyPart, StudySpec
 from fedsim.language.imports import from_file, is_allowed
+from fedsim.language.stop import MORE_IS_BETTER
 from fedsim.records.study_folder import RUNS
 from fedsim.scenario import Scenario
 from fedsim.shipped import found, is_study, shipped
@@ -259,6 +260,9 @@ def searched(spec: StudySpec) -> list[Variant]:
             for variant in (one.at({key: value}) for value in values.extremes):
                 scenario = planned(variant, spec, spec.seeds[0]).scenario
                 lacks = f"[{needs}]" if needs in ("energy", "costs") and getattr(scenario, needs) is None else ""
+                wanted = METRICS[search.metric].measure.partition(" ")[2]
+                if wanted in MORE_IS_BETTER and wanted not in scenario.objective.metrics:
+                    lacks = f"objective.metrics = [{wanted!r}]"
                 lacks = lacks or ('learning = "on"' if needs is not None and scenario.learning == "off" else "")
                 if lacks:
                     raise ScenarioError(

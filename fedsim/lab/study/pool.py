@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeAlias
 
-from fedsim.executors.isolated import start
+from fedsim.executors.processes import start
 from fedsim.lab.study.progress import Ended, News, RunOrder, StudyProgress
 
 _Process: TypeAlias = "subprocess.Popen[str]"

@@ -9,6 +9,7 @@ alone, so that trials without a figure (the target was not reached, the run fail
 import math
 import re
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Discriminator, Field, RootModel, Tag, field_validator, model_validator
@@ -18,10 +19,13 @@ from fedsim.errors import ScenarioError, nearest
 from fedsim.lab.compare.measures import WITHIN
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
+from fedsim.language.stop import MORE_IS_BETTER
+from fedsim.records.targets import Target
 from fedsim.streams import Streams
 
 Number = int | float
 
+_FEW = 8  # trials from which importances are told
 _DIGITS = 4  # of a value that is drawn: more would say nothing, and values go into names of folders
 _NUMBER_AND_UNIT = re.compile(r"\s*([0-9.eE+-]+)\s*([A-Za-z/]+)\s*")
 
@@ -30,7 +34,7 @@ class Metric(NamedTuple):
     """The aim of a search.
 
     Attributes:
-        measure: the name of a run's figure; one "to target" lacks the accuracy, which is the study's highest target.
+        measure: the name of a run's figure; one "to target" lacks the target, which ``aim_of`` says.
         most: whether more of it is better.
         needs: the key of a scenario without which runs do not have it.
     """
@@ -39,14 +43,20 @@ class Metric(NamedTuple):
     most: bool = False
     needs: Literal["learning", "energy", "costs"] | None = "learning"
 
-    def of(self, targets: Sequence[float]) -> str:
+    def of(self, targets: Sequence[float | str]) -> str:
         """The figure's name, where a study has these targets."""
-        return f"{self.measure} {max(targets):g}" if self.to_target else self.measure
+        return f"{self.measure} {aim_of(targets):g}" if self.to_target else self.measure
 
     @property
     def to_target(self) -> bool:
         """Whether it is a cost to reach the target."""
         return self.measure.endswith(" to target")
+
+
+def aim_of(targets: Sequence[float | str]) -> Target:
+    """The target that counts of several: the highest accuracy, or without one the last."""
+    accuracies = [one for one in targets if not isinstance(one, str)]
+    return Target.read(max(accuracies, default=targets[-1]))
 
 
 METRICS: Mapping[str, Metric] = {
@@ -68,7 +78,7 @@ METRICS: Mapping[str, Metric] = {
     "compute": Metric("compute", needs=None),
     "energy": Metric("energy", needs="energy"),
     "carbon": Metric("carbon", needs="energy"),
-}
+} | {f"{which}_{name}": Metric(f"{which} {name}", most) for name, most in MORE_IS_BETTER.items() for which in ("final", "best")}
 
 
 _OF_GOALS = {
@@ -77,6 +87,7 @@ _OF_GOALS = {
     "flat": "flat_devices",
     "accuracy": "final_accuracy",
     "budget": "accuracy_within_budget",
+    **{name: f"final_{name}" for name in MORE_IS_BETTER},
 }
 """Metrics by the study's goals, where the names differ and a goal is no metric."""
 
@@ -245,7 +256,7 @@ class Search(Spec):
 
     Attributes:
         trials: of each variant at each point of the grid.
-        metric: of the best trial, or one of the study's goals; one "to accuracy" is of the study's highest target.
+        metric: of the best trial, or one of the study's goals; one "to accuracy" is of the target that ``aim_of`` says.
         space: dotted key of a scenario, or the name of one of the study's sets -> a range, or a list of values.
         variants: by name, the keys that one of them is searched over besides.
         seed: of the draws.
@@ -339,18 +350,39 @@ class OptunaSearch(Search):
 
         import optuna
 
-        optuna.logging.disable_default_handler()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             seed = Streams(self.seed).word(f"search/{line}", len(told)) % 2**32
             sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=self.startup, constant_liar=True)
-        study = optuna.create_study(sampler=sampler)
-        distributions = {key: one.distribution for key, one in space.items()}
-        for one in told:
-            params = {key: space[key].number(value) for key, value in one.values.items()}
-            study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=float(one.place)))
+        study, distributions = _in_optuna(space, told, sampler)
         asked = [study.ask(distributions).params for _ in range(count)]
         return [{key: space[key].written(number) for key, number in params.items()} for params in asked]
+
+
+def importances(space: Space, told: Sequence[TrialResult]) -> dict[str, float]:
+    """The share of each key in how trials rank (0..1), the most first; empty without Optuna, or with too little to tell.
+
+    Source: F. Hutter, H. Hoos and K. Leyton-Brown, "An efficient approach for assessing hyperparameter importance", ICML 2014.
+    """
+    if find_spec("optuna") is None or len(space) < 2 or len(told) < _FEW:
+        return {}
+    from optuna.importance import FanovaImportanceEvaluator, get_param_importances
+
+    study, _ = _in_optuna(space, told, None)
+    return dict(get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=0)))
+
+
+def _in_optuna(space: Space, told: Sequence[TrialResult], sampler: Any) -> tuple[Any, dict[str, Any]]:
+    """The trials as a study of Optuna's, and the distributions of its keys."""
+    import optuna
+
+    optuna.logging.disable_default_handler()
+    study = optuna.create_study(sampler=sampler)
+    distributions = {key: one.distribution for key, one in space.items()}
+    for one in told:
+        params = {key: space[key].number(value) for key, value in one.values.items()}
+        study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=float(one.place)))
+    return study, distributions
 
 
 SEARCHES = Registry.of("search", RandomSearch, OptunaSearch)

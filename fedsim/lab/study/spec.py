@@ -25,8 +25,10 @@ from fedsim.lab.compare.goals import GOALS, Budget
 from fedsim.lab.study.references import REFERENCES
 from fedsim.lab.study.search import METRICS, AnySearch, Search
 from fedsim.language.spec import Spec, json_schema
+from fedsim.language.stop import MORE_IS_BETTER
 from fedsim.language.wording import explain
 from fedsim.records.study_folder import UNNAMED
+from fedsim.records.targets import Target
 from fedsim.scenario import Scenario
 
 _MOST_RUNS = 100_000  # beyond this a study is a typing error, and its plan alone would fill the memory
@@ -69,18 +71,27 @@ Grid = Annotated[
 """Dotted key -> its values."""
 
 
+Said = float | str
+"""A target as a study says it: an accuracy, or ``metric=value``."""
+
+
 def _listed(target: Any) -> Any:
-    return [target] if isinstance(target, int | float) and not isinstance(target, bool) else target
+    return [target] if isinstance(target, int | float | str) and not isinstance(target, bool) else target
 
 
-def _shares(target: list[float]) -> list[float]:
-    for accuracy in target:
-        if not 0 < accuracy <= 1:
-            raise ValueError(f"{accuracy:g} is no accuracy; it must lie in (0, 1]")
-    return sorted(set(target))
+def _read(target: list[Said]) -> list[Said]:
+    for one in target:
+        if isinstance(one, str):
+            metric = Target.read(one).metric
+            if metric == "accuracy" or (metric not in MORE_IS_BETTER and nearest(metric, MORE_IS_BETTER)):
+                known = ", ".join(MORE_IS_BETTER)
+                raise ValueError(f"{one!r} is of no metric; allowed are {known}, your own and loss, as in 'perplexity=8'")
+        elif not 0 < one <= 1:
+            raise ValueError(f"{one:g} is no accuracy; it must lie in (0, 1]")
+    return sorted({*target}, key=lambda one: (isinstance(one, str), one))
 
 
-Targets = Annotated[list[float], BeforeValidator(_listed, json_schema_input_type=float | list[float]), AfterValidator(_shares)]
+Targets = Annotated[list[Said], BeforeValidator(_listed, json_schema_input_type=Said | list[Said]), AfterValidator(_read)]
 
 
 SIZE, PART, TRIAL = "size", "part", "trial"  # places in the grid that are no keys of a scenario
@@ -141,7 +152,8 @@ class StudySpec(Spec):
         size: the one in which it is run; by default the first.
         references: lines to compare with, added as variants of these names (``REFERENCES``).
         baseline: the variant that the others are compared with, seed by seed; None: they are not.
-        target: accuracies (0..1), one or several: what it costs to reach each is compared.
+        target: accuracies (0..1), one or several: what it costs to reach each is compared. Of other metrics as
+            ``"perplexity=8"``.
         goal: what the cells of the study are ranked by: the least ``time``, ``bytes``, ``energy``, ``carbon``, ``money`` or
             ``rounds`` to the highest target that can be reached; the least of a ``battery`` (%) or the fewest devices that run
             ``flat``, over whole runs; the highest ``accuracy`` in the end, or within the ``budget``. By default the time, or

@@ -16,12 +16,13 @@ from fedsim.lab.compare.measures import BEST, measure
 from fedsim.lab.compare.table import Cell, ComparedTable
 from fedsim.lab.compare.text import to_csv
 from fedsim.lab.study.plan import PlannedRun, Study, Variant, planned, searched
-from fedsim.lab.study.search import METRICS, Search, TrialResult
+from fedsim.lab.study.search import METRICS, Search, TrialResult, aim_of, importances
 from fedsim.lab.study.spec import TRIAL
 from fedsim.language.units import show_bytes, show_seconds
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
 from fedsim.records.study_folder import BEST_OF, TRIALS, is_done
+from fedsim.records.targets import Target
 
 TrialState = Literal["open", "done", "pruned", "failed", "refused"]
 Rank = tuple[float, ...]
@@ -138,18 +139,20 @@ class Trials:
                 trial.state = "failed"
             elif trial.state == "open":
                 spec = self.study.spec
-                values = measure(RunFolder(path / run.folder), spec.target, budget=spec.budget.limits)
+                values = measure(RunFolder(path / run.folder), [*map(Target.read, spec.target)], budget=spec.budget.limits)
                 trial.figures.append(values[self._figure])
                 trial.nearest.append(values[BEST.name] or 0.0)
         return True
 
+    def _results(self, line: SearchedVariant) -> list[TrialResult]:
+        """The trials of a line, each with how many others are better."""
+        ranks = [trial.rank(self._metric.most) for trial in line.trials]
+        ranked = zip(line.trials, ranks, strict=True)
+        return [TrialResult(trial.values, sum(other < rank for other in ranks)) for trial, rank in ranked]
+
     def _propose(self) -> None:
         for line in self.lines:
-            ranks = [trial.rank(self._metric.most) for trial in line.trials]
-            told = [
-                TrialResult(trial.values, sum(other < rank for other in ranks))
-                for trial, rank in zip(line.trials, ranks, strict=True)
-            ]
+            told = self._results(line)
             count = min(self.search.batch, self.search.trials - len(told))
             space = self.search.space_of(line.variant.name)
             for values in self.search.ask(line.variant.label, space, told, count):
@@ -221,7 +224,7 @@ class Trials:
         if len(found) < 2:
             return list(map(self._text_of, self.lines))
         first = min(found, key=lambda one: one[0].rank(self._metric.most))[1]
-        to = f" that reaches {max(self.study.spec.target):g}" if self._metric.to_target else ""
+        to = f" that reaches {aim_of(self.study.spec.target):g}" if self._metric.to_target else ""
         return [f"the best of all{to}: {self._text_of(first)}", *map(self._text_of, self.lines)]
 
     def _text_of(self, line: SearchedVariant) -> str:
@@ -236,7 +239,10 @@ class Trials:
         is_time = "time" in self._figure or "compute" in self._figure
         show = show_seconds if is_time else show_bytes if "traffic" in self._figure else "{:.4g}".format
         value = show(best.value)
-        return f"{line.variant.label}: best is trial {best.number}, {self.search.metric} {value}: {values} ({counted})"
+        shares = importances(self.search.space_of(line.variant.name), self._results(line))
+        named = ", ".join(f"{short_key(key, shares)} {share:.0%}" for key, share in shares.items())
+        matters = f"; of how its trials rank each key explains: {named} (Optuna's fANOVA)" if named else ""
+        return f"{line.variant.label}: best is trial {best.number}, {self.search.metric} {value}: {values} ({counted}){matters}"
 
 
 def _cell(value: Any) -> Cell:

@@ -49,13 +49,6 @@ def batch_width(samples: int, batch_size: int) -> int:
     return min(batch_size, max(_NARROW, 1 << (samples - 1).bit_length())) if samples else min(batch_size, _NARROW)
 
 
-def sgd_steps(samples: int, batch_size: int, epochs: int, iterations: int | None) -> int:
-    """SGD steps of a local solve."""
-    if not samples:
-        return 0
-    return epochs * -(-samples // batch_size) if iterations is None else iterations
-
-
 def shuffled(
     generator: np.random.Generator,
     samples: int,
@@ -71,7 +64,7 @@ def shuffled(
     steps are on the batch of this number, and the last epoch is the last step.
     """
     columns = batch_width(samples, batch_size)
-    total = sgd_steps(samples, batch_size, epochs, iterations)
+    total = 0 if not samples else epochs * -(-samples // batch_size) if iterations is None else iterations
     if only is not None and total:
         found = shuffled(generator, samples, batch_size, 1, only + 1)
         return Batches(found.rows[-1:].repeat(total, axis=0), found.counts[-1:].repeat(total), total - 1, samples)

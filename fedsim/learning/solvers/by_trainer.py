@@ -1,9 +1,12 @@
 """Models that a trainer of torch's or of the user's own trains, one device at a time, and the checks of what it gives back."""
 
 import copy
+import ctypes
 import pickle
 import random
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,32 @@ from fedsim.learning.solvers.base import Descent, LocalSolve, Solved
 from fedsim.learning.solvers.context import rules
 from fedsim.learning.solvers.reference import Reference, flat_weights
 from fedsim.learning.spec import Trainer
+
+
+class TookTooLongError(Exception):
+    """A training is not over after its real time."""
+
+
+@contextmanager
+def interrupted_after(seconds: float) -> Iterator[None]:
+    """Raise ``TookTooLongError`` within the calling thread after so much real time, as soon as Python code runs in it."""
+    thread, is_over, lock = ctypes.c_ulong(threading.get_ident()), False, threading.Lock()
+
+    def interrupt() -> None:
+        with lock:
+            if not is_over:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(TookTooLongError))
+
+    timer = threading.Timer(seconds, interrupt)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        with lock:
+            is_over = True
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, None)  # if it has come, and is not raised yet
 
 
 class ByTrainer(Reference):
@@ -33,13 +62,19 @@ class ByTrainer(Reference):
         with self.context(module, solve, descent) as (trained, context):
             for name, rule in rules(descent, trained).items():
                 trained[name].requires_grad_(trained[name].requires_grad and rule.lr > 0)
+            where = f"on device {context.device} in round {context.round}"
             try:
-                outcome = self._trainer.train(module, context.data, context)
+                with interrupted_after(self._trainer.real_limit):
+                    outcome = self._trainer.train(module, context.data, context)
+            except TookTooLongError as error:
+                raise SimulationError(
+                    f"{who} still trains {where} after {self._trainer.real_limit:g} s of real time{place_of(error)}; allowed "
+                    "is a training that ends, or a longer training.real_limit"
+                ) from error
             except FedsimError:
                 raise
             except Exception as error:
-                where = f"failed on device {context.device} in round {context.round}: {type(error).__name__}: {error}"
-                raise SimulationError(f"{who} {where}{place_of(error)}") from error
+                raise SimulationError(f"{who} failed {where}: {type(error).__name__}: {error}{place_of(error)}") from error
         after = self._generators()
         if drawn := [name for name in after if after[name] != before[name]]:
             raise SimulationError(
@@ -61,6 +96,9 @@ class ByTrainer(Reference):
         for begin, end in descent.held:
             weights[begin:end] = solve.weights[begin:end]
         loss = told.pop("loss", context.train_loss)
+        if self._trainer.stops_early:
+            taken, counts = context.data.taken, context.data.counts
+            told |= {"batches": float(taken), "share": sum(counts[:taken]) / sum(counts)}
         return Solved(weights, loss, told, kept if self._trainer.state == "kept" else {})
 
     def _generators(self) -> dict[str, Any]:

@@ -23,13 +23,14 @@ class LocalData:
         x, y: all samples, [n, *shape], and their labels, [n].
         counts: samples in each batch.
         batch: positions of the samples in the present batch, [b].
+        taken: batches until now, with the present one.
     """
 
     def __init__(self, model: nn.Module, solve: LocalSolve, x: Tensor, y: Tensor, laid_out: Callable[[Tensor], Tensor]) -> None:
         self.x, self.y = x, y
         self.counts: list[int] = solve.batches.counts.tolist()
         self.batch = torch.arange(0, device=x.device)
-        self.in_last_epoch = False
+        self.in_last_epoch, self.taken = False, 0
         self._solve, self._laid_out = solve, laid_out
         self._rows = torch.from_numpy(solve.batches.rows).to(x.device)
         self._dropouts = [part for part in model.modules() if isinstance(part, KeyedDropout)]
@@ -42,7 +43,7 @@ class LocalData:
             for dropout in self._dropouts:
                 dropout.key.fill_(step_key(self._solve.key, step))
             self.batch = self._rows[step, :count]
-            self.in_last_epoch = step >= self._solve.batches.last_epoch
+            self.in_last_epoch, self.taken = step >= self._solve.batches.last_epoch, step + 1
             yield self._laid_out(self.x[self.batch]), self.y[self.batch]
 
     @cached_property

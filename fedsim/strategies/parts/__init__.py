@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from fedsim.federation.client import Client, Instruction, LocalResult, Real
-from fedsim.federation.contents import Contents
-from fedsim.federation.devices import Device
+from fedsim.federation import Client, Contents, Device, Instruction, LocalResult, Real
 from fedsim.world.task import Computation
 
 

@@ -1,17 +1,16 @@
 """Tensors of the model that never leave a device: it trains them together with those that it receives."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from fedsim.errors import ScenarioError
-from fedsim.federation.client import Instruction, LocalResult
-from fedsim.federation.contents import Contents, Header, Partial
-from fedsim.federation.devices import Device
+from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, Partial
 from fedsim.learning.architecture import Tensor
 from fedsim.learning.functions import taken
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts import PartClient
-from fedsim.training import Places
+from fedsim.training import Places, complement, places_of
 from fedsim.world.task import Computation
 
 
@@ -29,19 +28,10 @@ class Split(NamedTuple):
                 f"{key}, and every tensor of the model stays on its device: {', '.join(tensor.name for tensor in tensors)}; "
                 "allowed is what leaves something to send, with a model of more layers"
             )
-        return cls(places_of(tensors, [not own for own in stays]), places_of(tensors, stays))
-
-
-def places_of(tensors: Sequence[Tensor], chosen: Sequence[bool]) -> Places:
-    """Ranges of the chosen tensors in the flat model; adjacent ones are merged."""
-    found: list[tuple[int, int]] = []
-    at = 0
-    for tensor, own in zip(tensors, chosen, strict=True):
-        if own:
-            begin = found.pop()[0] if found and found[-1][1] == at else at
-            found.append((begin, at + tensor.size))
-        at += tensor.size
-    return tuple(found)
+        ends = [*accumulate(tensor.size for tensor in tensors)]
+        ranges = zip([0, *ends], ends, strict=False)
+        kept = places_of(part for part, own in zip(ranges, stays, strict=True) if own)
+        return cls(complement(kept, ends[-1]), kept)
 
 
 class KeepingClient(PartClient):

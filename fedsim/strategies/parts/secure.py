@@ -13,11 +13,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from fedsim.errors import ScenarioError
-from fedsim.federation.client import Instruction, LocalResult
-from fedsim.federation.contents import Contents, Header, Opaque, payloads
-from fedsim.federation.devices import Device
-from fedsim.federation.messages import TaskEnd
-from fedsim.federation.server import Server
+from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, Opaque, Server, TaskEnd, payloads
 from fedsim.language.spec import Spec
 from fedsim.language.units import Bytes, BytesPerSecond, PositiveSeconds
 from fedsim.strategies.parts import PartClient

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from fedsim.arrays import Floats
-from fedsim.federation.server import Server
+from fedsim.federation import Server
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.learning.functions import Function, pure
@@ -80,15 +80,8 @@ class SGD(ServerOptimiser):
 @pure
 def adaptive_step(models: list[NDArray[np.float32]], lr: float, tau: float, mean_scale: float, square_scale: float) -> Floats:
     """w + lr m / (sqrt(v) + tau) of [w, m, v], both moments scaled."""
-    weights, mean, square = (array.astype(np.float64) for array in models)  # changed in place: new arrays cost more than sums
-    mean *= mean_scale
-    mean *= lr
-    square *= square_scale
-    np.sqrt(square, out=square)
-    square += tau
-    mean /= square
-    weights += mean
-    return weights
+    weights, mean, square = (array.astype(np.float64) for array in models)
+    return weights + mean * mean_scale * lr / (np.sqrt(square * square_scale) + tau)
 
 
 class Adaptive(ServerOptimiser):
@@ -164,10 +157,7 @@ class Adagrad(Adaptive):
 def adam(models: list[NDArray[np.float32]], at_first: float, beta: float = 0.0) -> Floats:
     """v <- beta v + (1 - beta) delta^2."""
     delta, square = _delta_and_square(models, at_first)
-    delta *= delta
-    delta *= 1 - beta
-    delta += beta * square
-    return _bounded(delta)
+    return _bounded(delta**2 * (1 - beta) + beta * square)
 
 
 class Adam(Adaptive):

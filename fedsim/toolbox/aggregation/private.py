@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from fedsim.arrays import Floats
+from fedsim.federation import Device, Server
 from fedsim.federation.codecs import Codec
-from fedsim.federation.devices import Device
-from fedsim.federation.server import Server
 from fedsim.language.spec import Spec
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref

@@ -14,8 +14,8 @@ from pydantic import Field
 
 from fedsim.arrays import Floats
 from fedsim.errors import ScenarioError
+from fedsim.federation import Server
 from fedsim.federation.codecs import Codec
-from fedsim.federation.server import Server
 from fedsim.learning.functions import Function, pure
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import Aggregation, Entry, Protection

@@ -51,39 +51,32 @@ def kmeans(features: NDArray[np.floating], groups: int, generator: np.random.Gen
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped, unused-ignore]
 
     rows = np.ascontiguousarray(features, dtype=np.float64)
-    _require_distinct(rows, groups)
+    distinct = _distinct(rows, groups)
     model = KMeans(groups, init="k-means++", n_init=10, max_iter=20, random_state=int(generator.integers(2**32)))
     # Several threads would add up the centres in the order in which they happen to finish.
     with threadpool_limits(1), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer groups than asked for: mended below
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer groups than asked for, of rows that are very near
         labels = model.fit(rows).labels_
-    return canonical(with_all_groups(rows, labels.astype(np.int64), groups))
+    if len(np.unique(labels)) < groups:
+        labels = np.argmin([np.linalg.norm(rows - rows[one], axis=1) for one in distinct], axis=0)
+    return canonical(labels)
 
 
-def with_all_groups(rows: NDArray[np.float64], labels: Labels, groups: int) -> Labels:
-    """The grouping with each empty group given the row farthest from the mean of its own group of several."""
-    labels = labels.copy()
-    while len(empty := np.setdiff1d(np.arange(groups), labels)):
-        sizes = np.bincount(labels, minlength=groups)
-        means = np.stack([rows[labels == group].mean(axis=0) if sizes[group] else rows[0] for group in range(groups)])
-        away = np.linalg.norm(rows - means[labels], axis=1)
-        labels[np.argmax(np.where(sizes[labels] > 1, away, -1.0))] = empty[0]
-    return labels
-
-
-def _require_distinct(rows: NDArray[np.float64], groups: int) -> None:
-    """Refuse fewer distinct rows than groups; rows that differ by rounding alone count as one."""
+def _distinct(rows: NDArray[np.float64], groups: int) -> list[int]:
+    """As many distinct rows as groups, refused if there are fewer; rows that differ by rounding alone count as one."""
     require_groups(groups, len(rows), "k-means")
     require_finite(np.abs(rows).max(axis=1, initial=0.0))
     same = _SAME * float(np.abs(rows).max(initial=0.0))
-    nearest = np.linalg.norm(rows - rows[0], axis=1)
-    for found in range(1, groups):
-        farthest = int(np.argmax(nearest))
-        if nearest[farthest] <= same:
+    found, nearest = [0], np.linalg.norm(rows - rows[0], axis=1)
+    while len(found) < groups:
+        found.append(int(np.argmax(nearest)))
+        if nearest[found[-1]] <= same:
             raise SimulationError(
-                f"k-means into {groups} groups needs as many distinct feature rows, and the {len(rows)} devices have {found}"
+                f"k-means into {groups} groups needs as many distinct feature rows, and the {len(rows)} devices have "
+                f"{len(found) - 1}"
             )
-        nearest = np.minimum(nearest, np.linalg.norm(rows - rows[farthest], axis=1))
+        nearest = np.minimum(nearest, np.linalg.norm(rows - rows[found[-1]], axis=1))
+    return found
 
 
 FirstMedoids = Literal["build", "heuristic", "k-medoids++"]
@@ -161,14 +154,14 @@ def plus_plus(distance: Matrix, groups: int, generator: np.random.Generator) -> 
 Linkage = Literal["single", "complete", "average", "ward"]
 
 
-def agglomerative(distance: Matrix, groups: int, method: Linkage) -> Labels:
-    """Merge the two nearest clusters until ``groups`` are left.
+def agglomerative(distance: Matrix, groups: int, method: Linkage, threshold: float | None = None) -> Labels:
+    """Merge the two nearest clusters until ``groups`` are left; or as long as they are not farther apart than ``threshold``.
 
     The distance of two clusters is the least, the largest or the mean distance of their members, or sqrt(2 a b / (a + b)) times
     that of their means, for Euclidean distances and clusters of a and b (``ward``).
 
     Returns:
-        int64 [n], clusters numbered by their first member; exactly ``groups`` even where distances tie.
+        int64 [n], clusters numbered by their first member; exactly ``groups`` even where distances tie, without a threshold.
 
     Raises:
         SimulationError: there are fewer devices than groups, or a distance is not finite.
@@ -177,26 +170,10 @@ def agglomerative(distance: Matrix, groups: int, method: Linkage) -> Labels:
     require_groups(groups, len(distance), f"{method} linkage")
     if len(distance) == 1:
         return np.zeros(1, dtype=np.int64)
-    from scipy.cluster.hierarchy import cut_tree
+    from scipy.cluster.hierarchy import cut_tree, fcluster, linkage
 
-    return canonical(cut_tree(_merges(distance, method), groups)[:, 0])
-
-
-def clusters_below(distance: Matrix, threshold: float, method: Linkage) -> Labels:
-    """Merge the two nearest clusters as long as they are not farther apart than ``threshold``; see ``agglomerative``."""
-    require_square(distance, "distance")
-    if len(distance) == 1:
-        return np.zeros(1, dtype=np.int64)
-    from scipy.cluster.hierarchy import fcluster
-
-    return canonical(fcluster(_merges(distance, method), threshold, "distance"))
-
-
-def _merges(distance: Matrix, method: Linkage) -> Matrix:
-    from scipy.cluster.hierarchy import linkage
-
-    merges: Matrix = linkage(distance[np.triu_indices(len(distance), 1)], method)
-    return merges
+    merges = linkage(distance[np.triu_indices(len(distance), 1)], method)
+    return canonical(cut_tree(merges, groups)[:, 0] if threshold is None else fcluster(merges, threshold, "distance"))
 
 
 class Bipartition(NamedTuple):

@@ -7,15 +7,7 @@ from pydantic import Field
 
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
-from fedsim.toolbox.clustering.algorithms import (
-    Labels,
-    Linkage,
-    agglomerative,
-    clusters_below,
-    dbscan,
-    k_medoids,
-    radius,
-)
+from fedsim.toolbox.clustering.algorithms import Labels, Linkage, agglomerative, dbscan, k_medoids, radius
 from fedsim.toolbox.clustering.similarity import Matrix
 
 
@@ -62,9 +54,7 @@ class Hierarchical(Clusterer):
     threshold: float | None = Field(default=None, gt=0.0)
 
     def labels(self, distance: Matrix, groups: int, generator: np.random.Generator) -> Labels:
-        if self.threshold is None:
-            return agglomerative(distance, groups, self.linkage)
-        return clusters_below(distance, self.threshold, self.linkage)
+        return agglomerative(distance, groups, self.linkage, self.threshold)
 
 
 class Dbscan(Clusterer):

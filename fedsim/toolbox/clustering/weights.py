@@ -26,7 +26,7 @@ def inter_group_coefficients(norms: Floats, eta: float, *, literal: bool = False
 _LEAST = 1.0  # sample: the imbalance of a cluster that has no more to gain
 _SAME = 1e-10  # relative singular value below which mixtures of clusters are taken to be the same
 _NONE = 1e-8  # weight below which a cluster is taken to have none
-_SLACK = 1e-12  # how far below 0 a weight may be where rounding would leave none that is allowed
+_PULL = 1e-6
 
 
 def class_imbalance(counts: LabelCounts, samples: int | None = None) -> Floats:
@@ -86,60 +86,20 @@ def optimal_weights(shares: Floats) -> Floats:
 
     The minimiser float64 [N] of ||B p - 1/M||^2 over p >= 0 with sum 1, where B [M, N] are ``shares``, a cluster's class
     shares in each column; of several, the one of least norm.
+
+    With C = B - 1/M, min ||C u||^2 + (sum u - 1)^2 over u >= 0 has the same answer but for its length: for a given direction of
+    u the best length leaves v^2 / (1 + v^2), where v is ||C p||, and that grows with v. A slight pull towards 0 says which
+    clusters the shortest answer has; least squares then find it among these.
     """
-    classes, clusters = shares.shape
-    system = np.vstack((shares - 1.0 / classes, np.ones(clusters)))
-    nearest = _nearest_mixture(system)
-    # All minimisers have the same mixture, so that they differ by what changes neither it nor the sum.
-    _, values, axes = np.linalg.svd(system)
-    rank = int((values > _SAME * values[0]).sum())
-    weights = _refined(system, _least_norm(axes[:rank].T @ (axes[:rank] @ nearest), axes[rank:].T))
-    scaled: Floats = weights / weights.sum()
-    return scaled
-
-
-def _unit_nnls(system: Floats) -> Floats:
-    """u >= 0 that minimises ||system u - (0, ..., 0, 1)||."""
     from scipy.optimize import nnls
 
-    target = np.zeros(len(system))
+    classes, clusters = shares.shape
+    system, target = np.vstack((shares - 1.0 / classes, np.ones(clusters))), np.zeros(classes + 1)
     target[-1] = 1.0
-    u: Floats = nnls(system, target, maxiter=100 * system.shape[1])[0]
-    return u
-
-
-def _nearest_mixture(system: Floats) -> Floats:
-    """Some p >= 0 with sum 1 that minimises ||C p||, where ``system`` is C above a row of ones.
-
-    min ||C u||^2 + (sum u - 1)^2 over u >= 0 has the same answer but for its length: for a given direction of u, the best
-    length leaves v^2 / (1 + v^2), where v is ||C p||, and that grows with v.
-    """
-    u = _unit_nnls(system)
-    p: Floats = u / u.sum()
-    return p
-
-
-def _least_norm(fixed: Floats, free: Floats) -> Floats:
-    """The p >= 0 of least norm among fixed + free z, where ``free`` [N, k] has orthonormal columns, orthogonal to ``fixed``.
-
-    Least distance programming as non-negative least squares (Lawson and Hanson, 1974, chapter 23).
-    """
-    if not free.shape[1]:
-        return np.maximum(fixed, 0.0)
-    system = np.vstack((free.T, -fixed - _SLACK))
-    residual = system @ _unit_nnls(system)
-    residual[-1] -= 1.0
-    p: Floats = np.maximum(fixed - free @ (residual[:-1] / residual[-1]), 0.0)
-    return p
-
-
-def _refined(system: Floats, weights: Floats) -> Floats:
-    """The same solution, free of the slack: which clusters have weight is known by now, and fixes how much each has."""
-    held = weights > _NONE
-    target = system @ weights
-    exact = np.linalg.lstsq(system[:, held], target, rcond=_SAME)[0]
-    if exact.min() < 0 or np.abs(system[:, held] @ exact - target).max() > _SLACK:
-        return weights
-    refined = np.zeros_like(weights)
-    refined[held] = exact
-    return refined
+    pulled = np.vstack((system, _PULL * np.eye(clusters)))
+    u = nnls(pulled, np.append(target, np.zeros(clusters)), maxiter=100 * clusters)[0]
+    exact = np.linalg.lstsq(system[:, u > _NONE], target, rcond=_SAME)[0]
+    if exact.min() >= 0:
+        u[u > _NONE], u[u <= _NONE] = exact, 0.0
+    weights: Floats = u / u.sum()
+    return weights

@@ -10,12 +10,19 @@ from pydantic import Field
 
 from fedsim.errors import ScenarioError
 from fedsim.evaluation.evaluator import Measured, ModelAssignment
-from fedsim.federation.client import Client, Instruction, LocalResult, RunInfo
-from fedsim.federation.contents import Contents, Header
-from fedsim.federation.devices import Device
-from fedsim.federation.messages import PeerMessage, TaskEnd
-from fedsim.federation.peer import Peer
-from fedsim.federation.server import Server
+from fedsim.federation import (
+    Client,
+    Contents,
+    Device,
+    Header,
+    Instruction,
+    LocalResult,
+    Peer,
+    PeerMessage,
+    RunInfo,
+    Server,
+    TaskEnd,
+)
 from fedsim.language.units import PositiveSeconds
 from fedsim.learning.refs import Ref
 from fedsim.strategies.base import Strategy, StrategyParams

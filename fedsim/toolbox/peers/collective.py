@@ -3,13 +3,11 @@
 from typing import Any, ClassVar, Literal, TypeVar
 
 from fedsim.errors import ScenarioError, SimulationError
-from fedsim.federation.client import RunInfo
-from fedsim.federation.contents import Contents, Header, Opaque, Partial
-from fedsim.federation.peer import Peer
+from fedsim.federation import Contents, Header, Opaque, Partial, Peer, RunInfo
 from fedsim.learning.refs import Ref
 from fedsim.toolbox.peers.base import PeerHalf, PeerParams
+from fedsim.toolbox.peers.collectives import Collective, collective
 from fedsim.world.population import PopulationSpec
-from fedsim.world.processes.collectives import Collective, collective
 
 
 class CollectiveParams(PeerParams):

@@ -5,10 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from fedsim.errors import ScenarioError
-from fedsim.federation.client import Instruction
-from fedsim.federation.contents import Partial
-from fedsim.federation.devices import Device
-from fedsim.federation.peer import Peer
+from fedsim.federation import Device, Instruction, Partial, Peer
 from fedsim.language.spec import OnlyWith
 from fedsim.learning.refs import Ref
 from fedsim.toolbox.peers.base import PeerClient, Peers

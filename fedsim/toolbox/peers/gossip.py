@@ -2,9 +2,7 @@
 
 from typing import Literal
 
-from fedsim.federation.client import RunInfo
-from fedsim.federation.contents import Contents
-from fedsim.federation.peer import Peer
+from fedsim.federation import Contents, Peer, RunInfo
 from fedsim.learning.refs import Ref
 from fedsim.toolbox.peers.base import PeerHalf, Peers
 from fedsim.toolbox.peers.topology import GraphParams, Graphs

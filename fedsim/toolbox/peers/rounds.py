@@ -9,9 +9,7 @@ from typing import ClassVar, Literal, TypeVar
 from pydantic import Field
 
 from fedsim.errors import ScenarioError
-from fedsim.federation.client import RunInfo
-from fedsim.federation.contents import Contents, Header
-from fedsim.federation.peer import Peer
+from fedsim.federation import Contents, Header, Peer, RunInfo
 from fedsim.learning.refs import Ref
 from fedsim.toolbox.peers.base import PeerHalf, PeerParams, Peers
 from fedsim.toolbox.peers.topology import GraphParams, Graphs, Neighbours, keep, mixing_weight

@@ -8,10 +8,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.evaluation.evaluator import ModelAssignment
-from fedsim.federation.client import Instruction, LocalResult
-from fedsim.federation.contents import Contents, Header
-from fedsim.federation.devices import Device
-from fedsim.federation.server import Server
+from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, Server
 from fedsim.language.spec import Spec
 from fedsim.language.units import PositiveSeconds
 from fedsim.learning.functions import pure

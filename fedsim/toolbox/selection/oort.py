@@ -8,11 +8,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from fedsim.arrays import Floats
-from fedsim.federation.client import Instruction, LocalResult
-from fedsim.federation.contents import Contents, Header, Lazy
-from fedsim.federation.devices import Device
-from fedsim.federation.messages import TaskEnd
-from fedsim.federation.server import Server
+from fedsim.federation import Contents, Device, Header, Instruction, Lazy, LocalResult, Server, TaskEnd
 from fedsim.language.spec import OnlyWith
 from fedsim.language.units import PositiveSeconds
 from fedsim.strategies.parts.selection import Among, Ids, Selection, drawn
@@ -173,8 +169,6 @@ class Oort(Selection):
         return preferred + (self.pacer_step or 0.0) if poorer else preferred
 
     def report(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
-        return (
-            {}
-            if result.trained is None
-            else {"trained-on": Header(result.samples), "training-loss": Lazy("loss", result.trained)}
-        )
+        if result.trained is None:
+            return {}
+        return {"trained-on": Header(result.samples), "training-loss": Lazy("loss", result.trained)}

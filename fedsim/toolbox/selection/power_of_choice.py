@@ -7,11 +7,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from fedsim.federation.client import Instruction, LocalResult
-from fedsim.federation.contents import Contents, Header, Lazy
-from fedsim.federation.devices import Device
-from fedsim.federation.messages import TaskEnd
-from fedsim.federation.server import Server
+from fedsim.federation import Contents, Device, Header, Instruction, Lazy, LocalResult, Server, TaskEnd
 from fedsim.language.spec import OnlyWith, Spec
 from fedsim.language.units import PositiveSeconds
 from fedsim.learning.refs import Ref

@@ -8,11 +8,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from fedsim.errors import ScenarioError
-from fedsim.federation.client import Instruction, LocalResult
-from fedsim.federation.contents import Contents, Header
-from fedsim.federation.devices import Device
-from fedsim.federation.messages import TaskEnd
-from fedsim.federation.server import Server
+from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, Server, TaskEnd
 from fedsim.language.spec import Epochs
 from fedsim.language.units import PositiveSeconds, Seconds, show_seconds
 from fedsim.strategies.fedavg import FedAvg
@@ -150,11 +146,7 @@ class CataFedParams(CombiningParams):
 
     def check(self, devices: int) -> None:
         super().check(devices)
-        if self.clusters > devices:
-            raise ScenarioError(
-                f"strategy.clusters is {self.clusters}, more than the population's {devices} devices; "
-                f"allowed are 1 to {devices}"
-            )
+        self.refuse_more("clusters", devices)
 
     def check_samples(self, most: int) -> None:
         if self.mitigation and self.smallest_part > most:
@@ -337,12 +329,6 @@ class CataFed(FedAvg[CataFedParams]):
     def _verdict(self, message: TaskEnd) -> Verdict:
         verdict = super()._verdict(message)
         return "slow" if verdict == "valid" and not message["control"] else verdict
-
-    def heard(self, message: TaskEnd) -> None:
-        """Nothing, nor in ``learn``: the selection knows reports and waiting times, which are state of the strategy."""
-
-    async def learn(self) -> None:
-        return None
 
     async def on_task_end(self, message: TaskEnd) -> None:
         device, arrived = message.device, message.outcome == "done"

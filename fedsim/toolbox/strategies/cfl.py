@@ -1,7 +1,6 @@
 """CFL: recursive bipartition of clusters whose clients pull in different directions."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
@@ -9,10 +8,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from fedsim.errors import ScenarioError
-from fedsim.federation.client import Instruction, LocalResult
-from fedsim.federation.contents import Contents
-from fedsim.federation.devices import Device
-from fedsim.federation.server import Server
+from fedsim.federation import Contents, Device, Instruction, LocalResult, Server
 from fedsim.language.spec import Epochs, OnlyWith
 from fedsim.learning.refs import Ref
 from fedsim.strategies.grouped import Grouped, GroupedParams
@@ -94,8 +90,8 @@ class CFLParams(GroupedParams):
 class Lengths(NamedTuple):
     """Lengths of a cluster's updates in a round: of their weighted mean, and of the longest."""
 
-    mean: float
-    longest: float
+    mean_norm: float
+    max_norm: float
 
 
 def lengths(updates: Sequence[NDArray[np.floating]] | NDArray[np.floating], weights: Sequence[float]) -> Lengths:
@@ -108,46 +104,43 @@ def lengths(updates: Sequence[NDArray[np.floating]] | NDArray[np.floating], weig
 
 def is_incongruent(found: Lengths, eps1: float, eps2: float) -> bool:
     """Whether a cluster must be split: it has converged (Algorithm 1, line 8), but not for each of its clients (Eq. 5)."""
-    return found.mean < eps1 and found.longest >= eps2
+    return found.mean_norm < eps1 and found.max_norm >= eps2
 
 
 ReceivedUpdates = list[dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class ClusterUpdates:
-    """Finite updates of one cluster in a round; unchecked where nothing is learnt.
+class ClusterUpdates(NamedTuple):
+    """Finite updates of one cluster in a round.
 
     Attributes:
         group: which.
         entries: of ``received``, in order of the devices' numbers.
-        updates: what each has changed in the model, float32 [d]; empty with ``learning = "off"``.
-        lengths: of the updates; None with ``learning = "off"``.
+        updates: what each has changed in the model, float32 [d].
+        lengths: of the updates.
     """
 
     group: int
     entries: ReceivedUpdates
-    updates: list[NDArray[np.float32]] = field(default_factory=list)
-    lengths: Lengths | None = None
-
-    @property
-    def norms(self) -> dict[str, float]:
-        """The lengths for the records."""
-        return {} if self.lengths is None else {"mean_norm": self.lengths.mean, "max_norm": self.lengths.longest}
+    updates: list[NDArray[np.float32]]
+    lengths: Lengths
 
 
 class Cut(NamedTuple):
     """A cluster, and its clients on both sides of the cut.
 
     Attributes:
-        cluster: what is cut.
-        sides: positions in its ``entries``, ascending.
-        similarity: the largest cosine across the cut, and the cosines of all pairs [k, k]; None with ``learning = "off"``.
+        group, entries: as of ``ClusterUpdates``.
+        sides: positions in ``entries``, ascending.
+        figures: lengths, and the largest cosine across the cut, for the record; none with ``learning = "off"``.
+        cosines: of all pairs [k, k]; None with ``learning = "off"``.
     """
 
-    cluster: ClusterUpdates
+    group: int
+    entries: ReceivedUpdates
     sides: tuple[list[int], list[int]]
-    similarity: tuple[float, NDArray[np.float64]] | None = None
+    figures: Mapping[str, float] = {}
+    cosines: NDArray[np.float64] | None = None
 
 
 Pull = tuple[Ref, Ref]
@@ -254,10 +247,10 @@ class CFL(Grouped[CFLParams]):
             state["scale"] = sum(norms) / len(norms)
         limits = dict(zip(("eps1", "eps2"), self._thresholds, strict=True)) if schedule is None and clusters else {}
         for cluster in clusters:
-            self.server.emit("cluster-criteria", round=number, group=cluster.group, **cluster.norms, **limits)
+            self.server.emit("cluster-criteria", round=number, group=cluster.group, **cluster.lengths._asdict(), **limits)
         found = self._to_split(clusters) if may_split else []
         if params.order == "recursive":  # a leaf that has converged is done, and the run when all are
-            done = {one.group for one in clusters if one.lengths and one.lengths.mean < self._thresholds[0]}
+            done = {one.group for one in clusters if one.lengths.mean_norm < self._thresholds[0]}
             done -= {one.group for one in found}
             state["waiting"] = [leaf for leaf in state["waiting"] if leaf not in done]
             if not state["waiting"]:
@@ -271,7 +264,8 @@ class CFL(Grouped[CFLParams]):
         self.server.compute("linkage", len(cluster.updates))
         cosines = cosine_matrix(np.stack(cluster.updates))
         first, second, cross = bipartition(cosines, self.params.split)
-        return Cut(cluster, (first, second), (cross, cosines))
+        figures = cluster.lengths._asdict() | {"similarity": cross}
+        return Cut(cluster.group, cluster.entries, (first, second), figures, cosines)
 
     async def _clusters(self) -> list[ClusterUpdates]:
         """The clusters from which finite updates came, with these."""
@@ -302,8 +296,8 @@ class CFL(Grouped[CFLParams]):
         """The clusters that the criteria, or the schedule, split now."""
         able = [cluster for cluster in clusters if len(cluster.entries) >= self.params.min_cluster_size]
         if self.params.split_rounds is None:
-            return [cluster for cluster in able if cluster.lengths and is_incongruent(cluster.lengths, *self._thresholds)]
-        return [max(able, key=lambda cluster: cluster.lengths.longest if cluster.lengths else 0.0)] if able else []
+            return [cluster for cluster in able if is_incongruent(cluster.lengths, *self._thresholds)]
+        return [max(able, key=lambda cluster: cluster.lengths.max_norm)] if able else []
 
     def _random_cut(self) -> list[Cut]:
         """With nothing to go by: one of the clusters that could be split, in two halves."""
@@ -317,25 +311,21 @@ class CFL(Grouped[CFLParams]):
         order = generator.permutation(len(entries)).tolist()
         half = len(order) // 2
         self.state["scheduled"] += 1
-        return [Cut(ClusterUpdates(group, entries), (sorted(order[:half]), sorted(order[half:])))]
+        return [Cut(group, entries, (sorted(order[:half]), sorted(order[half:])))]
 
     async def _split(self, cut: Cut) -> None:
         """Two leaves instead of one, and a place in them for all clients of the cluster."""
-        state, cluster, parent = self.state, cut.cluster, cut.cluster.group
+        state, parent = self.state, cut.group
         children = self._grow(parent, cut)
         # Clients that have sent an update to the cluster go where it was cut, or else by their last one.
-        devices = [entry["device"] for entry in cluster.entries]
+        devices = [entry["device"] for entry in cut.entries]
         side = {devices[at]: child for child, positions in zip(children, cut.sides, strict=True) for at in positions}
         last = state["last"]
         others = {device: last[device] for device in self.members(parent) if device not in side and device in last}
         side |= await self._most_like(others, children)
         members = [[device for device in self.members(parent) if side.get(device) == child] for child in children]
-        record: dict[str, Any] = {"children": children, "members": members, **cluster.norms}
-        shown = {}
-        if cut.similarity is not None:
-            record["similarity"] = cut.similarity[0]
-            shown = shown_pairs("similarity", cut.similarity[1])
-        self.server.emit("cluster-split", round=state["round"], group=parent, **record)
+        self.server.emit("cluster-split", round=state["round"], group=parent, children=children, members=members, **cut.figures)
+        shown = {} if cut.cosines is None else shown_pairs("similarity", cut.cosines)
         if shown:
             groups = [side[device] for device in devices]
             self.server.emit("clustering", measure="cosine", devices=devices, groups=groups, **shown)
@@ -356,7 +346,7 @@ class CFL(Grouped[CFLParams]):
         state = self.state
         children = [len(state["models"]), len(state["models"]) + 1]
         for positions in cut.sides:
-            entries = [cut.cluster.entries[position] for position in positions]
+            entries = [cut.entries[position] for position in positions]
             state["pulls"].append([(entry["update"], entry["start"]) for entry in entries])
             state["models"].append(state["models"][parent])
             state["children"].append(None)

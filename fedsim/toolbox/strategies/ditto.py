@@ -1,13 +1,11 @@
 """Ditto: every device has a model of its own, held near the global one (Li et al., 2021)."""
 
 from collections.abc import Sequence
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from fedsim.federation.client import Instruction, LocalResult
-from fedsim.federation.contents import Contents
-from fedsim.federation.devices import Device
+from fedsim.federation import Contents, Device, Instruction, LocalResult
 from fedsim.language.spec import Epochs
 from fedsim.strategies.round_params import AggregatingParams
 from fedsim.toolbox.strategies.personal import OwnModelClient, Personal
@@ -27,10 +25,9 @@ class DittoParams(AggregatingParams):
     lam: float = Field(default=0.1, ge=0.0, le=1e6)
     personal_epochs: Epochs | None = None
 
-    @model_validator(mode="after")
-    def _two_trainings(self) -> Self:
-        self.refuse_budget("with Ditto a client trains its own model too")
-        return self
+    @property
+    def trains_more(self) -> str:
+        return "with Ditto a client trains its own model too"
 
 
 class DittoClient(OwnModelClient[DittoParams]):

@@ -7,11 +7,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from fedsim.errors import ScenarioError
-from fedsim.federation.client import Client, Instruction, LocalResult
-from fedsim.federation.contents import Contents
-from fedsim.federation.devices import Device
-from fedsim.federation.messages import TaskEnd
+from fedsim.federation import Client, Contents, Device, Instruction, LocalResult, TaskEnd
 from fedsim.language.spec import Epochs
 from fedsim.language.units import PositiveSeconds
 from fedsim.strategies.asynchronous import Asynchronous
@@ -44,12 +40,8 @@ class FedATParams(StrategyParams):
     retry: PositiveSeconds = 60.0
 
     def check(self, devices: int) -> None:
-        for key in ("tiers", "clients_per_round"):
-            value = getattr(self, key)
-            if value > devices:
-                raise ScenarioError(
-                    f"strategy.{key} is {value}, more than the population's {devices} devices; allowed are 1 to {devices}"
-                )
+        self.refuse_more("tiers", devices)
+        self.refuse_more("clients_per_round", devices)
         self.aggregation.check(min(self.clients_per_round, devices // self.tiers))
 
     @property

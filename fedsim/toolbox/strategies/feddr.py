@@ -4,9 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from fedsim.federation.client import Instruction, LocalResult
-from fedsim.federation.contents import Contents, Header
-from fedsim.federation.devices import Device
+from fedsim.federation import Contents, Device, Header, Instruction, LocalResult
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.aggregation import changes

@@ -4,9 +4,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from fedsim.federation.client import Instruction
-from fedsim.federation.contents import Contents
-from fedsim.federation.devices import Device
+from fedsim.federation import Contents, Device, Instruction
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection, changes

@@ -4,10 +4,7 @@ from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
 from fedsim.errors import ScenarioError
-from fedsim.federation.client import Instruction, LocalResult
-from fedsim.federation.contents import Contents, Header
-from fedsim.federation.devices import Device
-from fedsim.federation.server import Server
+from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, Server
 from fedsim.language.spec import OnlyWith
 from fedsim.learning.functions import weighted_sum
 from fedsim.learning.refs import Ref
@@ -91,8 +88,7 @@ class FedNova(FedProx):
         for entry, own in zip(entries, reaches, strict=True):
             factor = effective / own if own else 0.0
             models = [entry["start"], entry["update"]]
-            update = self.server.models.apply(
-                weighted_sum, models, coefficients=[1 - factor, factor]
-            )  # not finite if either is not
+            # Not finite if either is not.
+            update = self.server.models.apply(weighted_sum, models, coefficients=[1 - factor, factor])
             normalised.append(entry | {"update": update})
         return await super().combine(model, normalised, slot, **record)

@@ -1,12 +1,9 @@
 """FedRep: each device first trains a head of its own, then the layers below that all share (Collins et al., 2021)."""
 
 from collections.abc import Sequence
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import model_validator
-
-from fedsim.federation.client import Instruction, PreviousResult, RunInfo
-from fedsim.federation.devices import Device
+from fedsim.federation import Device, Instruction, PreviousResult, RunInfo
 from fedsim.language.spec import Epochs
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
@@ -28,10 +25,9 @@ class FedRepParams(HeadParams):
     head_epochs: Epochs = 10
     aggregation: AggregationSpec = Mean()
 
-    @model_validator(mode="after")
-    def _two_trainings(self) -> Self:
-        self.refuse_budget("with FedRep a client trains its head too")
-        return self
+    @property
+    def trains_more(self) -> str:
+        return "with FedRep a client trains its head too"
 
 
 class FedRepClient(SynchronousClient[FedRepParams]):

@@ -8,11 +8,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from fedsim.errors import ScenarioError, SimulationError
-from fedsim.federation.client import Instruction, LocalResult
-from fedsim.federation.contents import Contents, Header
-from fedsim.federation.devices import Device
-from fedsim.federation.messages import TaskEnd
-from fedsim.federation.server import Server
+from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, Server, TaskEnd
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Epochs
 from fedsim.learning.functions import pure
@@ -22,7 +18,7 @@ from fedsim.strategies.parts.aggregation import Protection
 from fedsim.strategies.parts.moment import PreTraining, ShiftTest
 from fedsim.toolbox.clustering.algorithms import kmeans
 from fedsim.toolbox.clustering.clusterer import Clusterer, Hierarchical, KMeans, RandomGroups
-from fedsim.toolbox.clustering.edc import EXACT_UP_TO, edc_features
+from fedsim.toolbox.clustering.edc import edc_features
 from fedsim.toolbox.clustering.similarity import (
     MOST_SHOWN,
     cosine_matrix,
@@ -136,7 +132,7 @@ def cluster_updates(
         assert similarity is not None
         labels = (clusterer or Hierarchical()).labels(madc(similarity), groups, generator)
     else:
-        features = edc_features(updates, groups, generator)
+        features = edc_features(updates, groups)
         if clusterer is None or isinstance(clusterer, KMeans):
             labels = kmeans(features, groups, generator)
         else:
@@ -307,11 +303,10 @@ class FlexCFL(Migrating[FlexCFLParams]):
             order = generator.permutation(len(devices))
             return devices, updates, [int(place) % m for place in np.argsort(order)]
         n, d = len(updates), server.setting.parameters
+        server.compute("products", n, d)
         if params.measure == "madc":
-            server.compute("products", n, d)
             server.compute("absolute differences", n)
         else:
-            server.compute("products" if n <= EXACT_UP_TO else "directions", n, d, m)
             server.compute("k-means", n, m, m)
         changes = np.stack([trained[at] for at in kept]) - initial
         labels, record = cluster_updates(changes, m, params.measure, generator, params.clusterer)

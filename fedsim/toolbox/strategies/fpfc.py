@@ -9,11 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from fedsim.evaluation.evaluator import ModelAssignment
-from fedsim.federation.client import Instruction
-from fedsim.federation.contents import Contents
-from fedsim.federation.devices import Device
-from fedsim.federation.messages import TaskEnd
-from fedsim.federation.server import Server
+from fedsim.federation import Contents, Device, Instruction, Server, TaskEnd
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
 from fedsim.strategies.round_params import RoundParams, SynchronousParams

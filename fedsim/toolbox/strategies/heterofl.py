@@ -19,7 +19,7 @@ from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.round_params import AggregatingParams
 from fedsim.strategies.synchronous import SynchronousClient
-from fedsim.training import CutBy, Places, Training
+from fedsim.training import CutBy, Places, Training, places_of
 
 
 class CutParams(AggregatingParams):
@@ -28,11 +28,13 @@ class CutParams(AggregatingParams):
     Attributes:
         sizes: of each device's model: a table by the kinds of devices (``population.device``), or a list of which each device
             has one, drawn uniformly and once.
+        redraw: in each round a device has any of the sizes up to its own (from a list: any), drawn uniformly.
     """
 
     by: ClassVar[CutBy]
     looks_at_each: ClassVar[str | None] = "the server has to know which numbers each client has sent"
     sizes: dict[str, float] | list[float] = Field(min_length=1)
+    redraw: bool = False
 
     @model_validator(mode="after")
     def _means_alone(self) -> "CutParams":
@@ -41,27 +43,36 @@ class CutParams(AggregatingParams):
                 f"'aggregation' is {self.aggregation.kind!r}, and {self.kind} has updates of different sizes; allowed are "
                 "'weighted' and 'mean'"
             )
-        if any(size <= 0 for size in (self.sizes.values() if isinstance(self.sizes, dict) else self.sizes)):
+        if self.all_sizes[0] <= 0:
             raise ValueError(f"'sizes' is {self.sizes}; allowed is more than 0")
         return self
 
+    @property
+    def resizes(self) -> bool:
+        return self.redraw
+
+    @property
+    def all_sizes(self) -> list[float]:
+        """All sizes, ascending."""
+        return sorted({*(self.sizes.values() if isinstance(self.sizes, dict) else self.sizes)})
+
     def places(self, setting: RunInfo) -> dict[float, Places]:
-        """Ranges of the flat model that a smaller one of each size has."""
-        sizes = sorted(set(self.sizes.values() if isinstance(self.sizes, dict) else self.sizes))
-        return {size: leading(setting.tensors(), setting.cut(self.by, size)) for size in sizes}
+        """Ranges of the flat model whose numbers devices of each size send."""
+        return {size: leading(setting.tensors(), setting.cut(self.by, size)) for size in self.all_sizes}
 
 
-def leading(whole: Sequence[Tensor], part: Sequence[Tensor]) -> Places:
-    """Ranges of a flat model that hold the first numbers of each tensor, along its first two axes, as ``part`` has them."""
-    found: list[tuple[int, int]] = []
-    at = 0
-    for tensor, own in zip(whole, part, strict=True):
+def leading(whole: Sequence[Tensor], part: Sequence[Tensor], chosen: Sequence[bool] | None = None) -> Places:
+    """Ranges of a flat model that hold the first numbers of each tensor, along its first two axes, as ``part`` has them.
+
+    ``chosen``: of these tensors alone.
+    """
+    found, at = list[tuple[int, int]](), 0
+    for tensor, own, counts in zip(whole, part, chosen or [True] * len(whole), strict=True):
         row, length = (math.prod(each.shape[1:]) for each in (tensor, own))
-        for begin in range(at, at + own.size // length * row, row):
-            start = found.pop()[0] if found and found[-1][1] == begin else begin
-            found.append((start, begin + length))
+        if counts:
+            found += [(begin, begin + length) for begin in range(at, at + own.size // length * row, row)]
         at += tensor.size
-    return tuple(found)
+    return places_of(found)
 
 
 @pure
@@ -125,11 +136,15 @@ class CutModels(FedAvg[CutParams]):
         await super().on_start()
 
     def size_of(self, device: int) -> float:
-        """The size of a device's model."""
+        """The size of a device's model in this round."""
         sizes = self.params.sizes
+        own = sizes[self.setting.kind_of(device) or ""] if isinstance(sizes, dict) else max(sizes)
+        if self.params.redraw:
+            sizes = [size for size in self.params.all_sizes if size <= own]
         if isinstance(sizes, dict):
-            return sizes[self.setting.kind_of(device) or ""]
-        return sizes[int(self.server.rng("size", device).integers(len(sizes)))]
+            return own
+        drawn = ("size", device, self.state["round"]) if self.params.redraw else ("size", device)
+        return sizes[int(self.server.rng(*drawn).integers(len(sizes)))]
 
     def contents(self, device: int) -> Contents:
         size = self.size_of(device)
@@ -166,7 +181,8 @@ class HeteroFL(CutModels):
     Source: Diao, Ding and Tarokh, "HeteroFL" (ICLR 2021, arXiv 2010.01264), Algorithm 1: a device of width r has the first r of
     the channels of each hidden layer, and each number of the global model becomes the mean over the devices that have it
     (Eqs. 1 to 3); one that no client has stays. Weighted by samples, unless ``aggregation`` is ``mean``. The paper's scaler,
-    static batch norm and masked loss are left out.
+    static batch norm and masked loss are left out. ``redraw`` with a list is its dynamic setting; with a table it is FjORD's
+    ordered dropout (Horváth et al. 2021) with one width a round, where FjORD draws one a step and distils besides.
 
     Sends the numbers of each client's width, down and up (``model`` and ``update``, 4 bytes each).
     """

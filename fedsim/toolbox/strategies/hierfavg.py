@@ -4,9 +4,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedsim.federation.client import Instruction
-from fedsim.federation.devices import Device
-from fedsim.federation.messages import Carried, TaskEnd
+from fedsim.federation import Carried, Device, Instruction, TaskEnd
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
 from fedsim.strategies.parts.selection import QUESTION

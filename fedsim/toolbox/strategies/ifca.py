@@ -6,10 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from fedsim.errors import ScenarioError
-from fedsim.federation.client import BEST, Instruction, LocalResult
-from fedsim.federation.contents import Contents, Header, Lazy
-from fedsim.federation.devices import Device
-from fedsim.federation.messages import TaskEnd
+from fedsim.federation import BEST, Contents, Device, Header, Instruction, Lazy, LocalResult, TaskEnd
 from fedsim.language.spec import Epochs, OnlyWith
 from fedsim.learning.refs import Ref
 from fedsim.strategies.grouped import Migrating, MigratingClient, MigratingParams, Preset

@@ -9,11 +9,7 @@ from pydantic import Field
 
 from fedsim.errors import ScenarioError, SimulationError
 from fedsim.evaluation.evaluator import ModelAssignment
-from fedsim.federation.client import Instruction, LocalResult
-from fedsim.federation.contents import Contents, Header, Lazy
-from fedsim.federation.devices import Device
-from fedsim.federation.messages import TaskEnd
-from fedsim.federation.server import Server
+from fedsim.federation import Contents, Device, Header, Instruction, Lazy, LocalResult, Server, TaskEnd
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Epochs
 from fedsim.learning.refs import Ref
@@ -106,10 +102,7 @@ class LCFLParams(PlainDeadline, ClusteredParams):
 
     def check(self, devices: int) -> None:
         self.aggregation.check(self.selection.fewest(self.cohort_size(devices)))
-        if self.groups > devices:
-            raise ScenarioError(
-                f"strategy.groups is {self.groups}, more than the population's {devices} devices; allowed are 1 to {devices}"
-            )
+        self.refuse_more("groups", devices)
         if isinstance(self.clusterer, Dbscan) and self.clusterer.eps is None and self.groups < 2:
             raise ScenarioError(
                 f"strategy.groups is {self.groups}, from which no radius for dbscan follows; allowed are 2 or more, or "

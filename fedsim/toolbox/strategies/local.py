@@ -4,10 +4,7 @@ from typing import Any, Literal
 
 from fedsim.errors import ScenarioError
 from fedsim.evaluation.evaluator import ModelAssignment
-from fedsim.federation.client import Instruction, LocalResult
-from fedsim.federation.contents import Contents, Header
-from fedsim.federation.devices import Device
-from fedsim.federation.messages import TaskEnd
+from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, TaskEnd
 from fedsim.strategies.round_params import SelectingParams
 from fedsim.strategies.synchronous import Synchronous, SynchronousClient
 from fedsim.training import Training

@@ -5,9 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from fedsim.errors import ScenarioError
-from fedsim.federation.client import Instruction, LocalResult, RunInfo
-from fedsim.federation.contents import Contents
-from fedsim.federation.devices import Device
+from fedsim.federation import Contents, Device, Instruction, LocalResult, RunInfo
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.round_params import AggregatingParams
 from fedsim.toolbox.strategies.personal import OwnModelClient

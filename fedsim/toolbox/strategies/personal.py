@@ -2,9 +2,7 @@
 
 from typing import Literal
 
-from fedsim.federation.client import Instruction, LocalResult
-from fedsim.federation.contents import Contents, Header
-from fedsim.federation.devices import Device
+from fedsim.federation import Contents, Device, Header, Instruction, LocalResult
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.synchronous import S, SynchronousClient

@@ -5,9 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedsim.federation.client import Instruction, LocalResult, PreviousResult
-from fedsim.federation.contents import Contents
-from fedsim.federation.devices import Device
+from fedsim.federation import Contents, Device, Instruction, LocalResult, PreviousResult
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
 from fedsim.strategies.round_params import AggregatingParams
@@ -34,9 +32,12 @@ class PFedMeParams(AggregatingParams):
     eta: float = Field(default=0.005, gt=0.0, le=1e6)
     aggregation: AggregationSpec = Mean()
 
+    @property
+    def trains_more(self) -> str:
+        return "with pFedMe a client trains 'local_rounds' times"
+
     @model_validator(mode="after")
     def _rounds_not_epochs(self) -> Self:
-        self.refuse_budget("with pFedMe a client trains 'local_rounds' times")
         if self.local_epochs != 1:
             raise ValueError(
                 f"'local_epochs' is {self.local_epochs}, but pFedMe's clients train for 'local_rounds' batches; give that"

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from fedsim.federation.messages import TaskEnd
+from fedsim.federation import TaskEnd
 from fedsim.language.spec import OnlyWith
 from fedsim.learning.functions import weighted_sum
 from fedsim.learning.refs import Ref
@@ -163,9 +163,8 @@ class REFL(FedAvg[REFLParams]):
         """As if a late client had begun at the present model, and moved it as it has moved the one that it had."""
         model: Ref = self.state["model"]
         models = [model, entry["update"], entry["start"]]
-        update = self.server.models.apply(
-            weighted_sum, models, coefficients=[1.0, 1.0, -1.0]
-        )  # not finite if the update is not
+        # Not finite if the update is not.
+        update = self.server.models.apply(weighted_sum, models, coefficients=[1.0, 1.0, -1.0])
         return entry | {"update": update, "start": model}
 
     def _counts(self) -> dict[str, int]:

@@ -9,11 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.arrays import Floats
-from fedsim.federation.client import Instruction, LocalResult
-from fedsim.federation.contents import Contents, Header, Lazy
-from fedsim.federation.devices import Device
-from fedsim.federation.messages import TaskEnd
-from fedsim.federation.server import Server
+from fedsim.federation import Contents, Device, Header, Instruction, Lazy, LocalResult, Server, TaskEnd
 from fedsim.language.spec import OnlyWith
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.server import ServerOptimiserSpec

@@ -9,11 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from fedsim.errors import ScenarioError
-from fedsim.federation.client import Instruction, LocalResult
-from fedsim.federation.contents import Contents, Lazy
-from fedsim.federation.devices import Device
-from fedsim.federation.messages import TaskEnd
-from fedsim.federation.server import Server
+from fedsim.federation import Contents, Device, Instruction, Lazy, LocalResult, Server, TaskEnd
 from fedsim.language.spec import OnlyWith
 from fedsim.language.units import PositiveSeconds
 from fedsim.strategies.fedavg import FedAvg
@@ -104,10 +100,7 @@ class TiFLParams(AggregatingParams):
 
     def check(self, devices: int) -> None:
         super().check(devices)
-        if self.tiers > devices:
-            raise ScenarioError(
-                f"strategy.tiers is {self.tiers}, more than the population's {devices} devices; allowed are 1 to {devices}"
-            )
+        self.refuse_more("tiers", devices)
 
     @property
     def unaccounted(self) -> str | None:

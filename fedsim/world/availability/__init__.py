@@ -4,11 +4,15 @@ from typing import Annotated
 
 from fedsim.language.registry import Registry
 from fedsim.world.availability.base import AlwaysOn, Availability, AvailabilityModel, Renewal
-from fedsim.world.availability.diurnal import Diurnal
-from fedsim.world.availability.recorded import Flash, Intervals
 
-__all__ = ["AlwaysOn", "Availability", "AvailabilityModel", "AvailabilitySpec", "Diurnal", "Flash", "Intervals", "Renewal"]
+__all__ = ["AlwaysOn", "Availability", "AvailabilityModel", "AvailabilitySpec", "Renewal"]
 
-_BASE = "fedsim.world.availability:AvailabilityModel"
-AVAILABILITIES = Registry.of("availability", AlwaysOn, Renewal, Diurnal, Intervals, Flash, base=_BASE)
+_TOOLS = "fedsim.toolbox.worlds"
+_OTHERS = {
+    "diurnal": (f"{_TOOLS}.diurnal:Diurnal", "the share of devices that are on follows the local hour, as a sinusoid"),
+    "intervals": (f"{_TOOLS}.recorded:Intervals", "on from 'start' to 'end', by a CSV or Parquet file"),
+    "flash": (f"{_TOOLS}.recorded:Flash", "phones as FLASH recorded them: on while idle, charging and on Wi-Fi"),
+}
+_HERE = Registry.of("availability", AlwaysOn, Renewal)
+AVAILABILITIES = Registry("availability", "fedsim.world.availability:AvailabilityModel", {**_HERE.known, **_OTHERS})
 AvailabilitySpec = Annotated[AvailabilityModel, AVAILABILITIES]

@@ -1,8 +1,8 @@
 """The network: flows between any two endpoints, which share links by max-min fairness."""
 
-from fedsim.world.network.base import Network
 from fedsim.world.network.flow import SERVER, Direction, Flow, ends
 from fedsim.world.network.graph import Graph
+from fedsim.world.network.machine import Network
 from fedsim.world.network.spec import NetworkSpec, StarSpec, TreeSpec
 from fedsim.world.network.star import Star
 

@@ -12,8 +12,8 @@ from fedsim.arrays import Floats, Ints
 from fedsim.errors import SimulationError, nearest
 from fedsim.simulation import Simulation
 from fedsim.world.columns import ALL
-from fedsim.world.network.base import Network
 from fedsim.world.network.flow import SERVER, Direction, ends
+from fedsim.world.network.machine import Network
 from fedsim.world.network.protocol import PLAIN, Transport
 
 if TYPE_CHECKING:

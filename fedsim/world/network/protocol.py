@@ -20,17 +20,6 @@ from fedsim.streams import Streams
 
 FloatOrFloats = TypeVar("FloatOrFloats", float, Floats)
 
-_HERE = "fedsim.world.network.protocol"
-PROTOCOLS = Registry(
-    "protocol",
-    f"{_HERE}:Protocol",
-    {
-        "fluid": (f"{_HERE}:Fluid", "payload alone, at full rate from the first byte, shared alike"),
-        "tcp": (f"{_HERE}:Tcp", "headers, slow start, and shares that differ by chance"),
-        "bbr": (f"{_HERE}:Bbr", "TCP that keeps its rate from one message to the next, with alike shares"),
-    },
-    usual="fluid",
-)
 _QUEUE_S = 1e-3  # what of a connection is in its machine's queue
 _USUAL_ROUND_TRIP_S, _LEAST_ROUND_TRIP_S = 0.1, 1e-3  # of weight 1 by round trip, and of the largest
 
@@ -138,6 +127,7 @@ class Bbr(Protocol):
     header: Bytes = 66.0
 
 
+PROTOCOLS = Registry.of("protocol", Fluid, Tcp, Bbr, base="fedsim.world.network.protocol:Protocol", usual="fluid")
 ProtocolSpec = Annotated[Protocol, PROTOCOLS]
 
 

@@ -26,9 +26,9 @@ from fedsim.world.distributions import (
     TimeDistribution,
     Uniform,
 )
-from fedsim.world.network.base import Network
 from fedsim.world.network.flow import SERVER
 from fedsim.world.network.graph import EdgeServers, Graph
+from fedsim.world.network.machine import Network
 from fedsim.world.network.protocol import Fluid, ProtocolSpec, Transport
 from fedsim.world.network.star import Star
 
@@ -284,7 +284,7 @@ def _capacity(text: object, edge: str) -> float:
 
 _BASE = "fedsim.world.network.spec:NetworkModel"
 _REGIONS = (
-    "fedsim.world.network.regions:RegionsSpec",
+    "fedsim.toolbox.worlds.regions:RegionsSpec",
     "Devices and a server in regions of clouds, over TCP connections that were measured.",
 )
 _HERE = Registry.of("network", StarSpec, TreeSpec, GraphSpec)

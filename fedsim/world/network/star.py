@@ -27,8 +27,8 @@ import numpy as np
 from fedsim.arrays import Floats
 from fedsim.simulation import Simulation
 from fedsim.world.columns import ALL
-from fedsim.world.network.base import Network
 from fedsim.world.network.flow import SERVER, Direction, Flow, Route, Sharing
+from fedsim.world.network.machine import Network
 from fedsim.world.network.protocol import PLAIN, Transport
 
 _UNITS = 2.0**40  # units of rate in a byte/s

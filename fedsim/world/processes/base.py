@@ -180,7 +180,7 @@ PROCESSES = _ProcessRegistry(
     {
         "link-outage": (f"{_HERE}.base:LinkOutage", "a link fails from time to time, or carries less"),
         "upload-slots": (f"{_HERE}.base:UploadSlots", "the server takes so many uploads at a time, the others queue"),
-        "heat": (f"{_HERE}.heat:Heat", "devices get warm while they compute, and are slow until they are cool"),
+        "heat": ("fedsim.toolbox.worlds.heat:Heat", "devices get warm while they compute, and are slow until they are cool"),
         "edge-outage": (f"{_HERE}.base:EdgeOutage", "an edge server fails from time to time, or is cut off"),
     },
     usual="link-outage",

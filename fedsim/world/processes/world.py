@@ -8,27 +8,28 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import numpy as np
 import simpy
 from pydantic import TypeAdapter, ValidationError
 
 from fedsim.environment import Environment, ProcessGenerator
-from fedsim.errors import SimulationError
+from fedsim.errors import CheckpointError, SimulationError
 from fedsim.language.units import Bytes, Flops, Seconds
-from fedsim.simulation import Simulation
+from fedsim.simulation import Simulation, on_grid
+from fedsim.streams import Streams
+from fedsim.world.compute import Compute
+from fedsim.world.device_kinds import Capacity
+from fedsim.world.life import TaskRunner
+from fedsim.world.messages import Messages
 from fedsim.world.network.flow import SERVER, Direction
-from fedsim.world.processes.activity import Activity, DeviceFacts
-from fedsim.world.task import Work
-
-if TYPE_CHECKING:
-    from fedsim.streams import Streams
-    from fedsim.world.device_kinds import Capacity
-    from fedsim.world.life import TaskRunner
-    from fedsim.world.messages import Edges
-    from fedsim.world.network.base import Network
-    from fedsim.world.population import Population
+from fedsim.world.network.machine import Network
+from fedsim.world.population import Population
+from fedsim.world.processes.activity import Activity, Call, ComputeActivity, DeviceFacts, Sending
+from fedsim.world.task import Payload, Work
 
 _COLUMNS = ("kind", "device", "round", "group", "task", "step", "outcome")  # of every record; a process may say a device
 
@@ -49,23 +50,119 @@ class Hold(AbstractContextManager["Hold"]):
         self.end()
 
 
-class Engine(Protocol):
-    """Carries out what processes do, each by its number: ``Processes``."""
+@dataclass(eq=False)
+class Books:
+    """The parts of a world, and what all its processes hold, have begun and wait for.
+
+    Attributes:
+        held: values by what they are held of: ``link``, ``pace``, ``off`` or ``edge``, and its key.
+        begun, asleep: while processes are restored: what each had begun, by its call, and until when it waits.
+        sending, computing: what is under way, and the number of the process whose it is; computations by their numbers.
+        restoring, silent: whether processes are restored, and whether nothing is recorded: then, and when the run is over.
+    """
 
     simulation: Simulation
-    streams: "Streams"
-    network: "Network"
-    tasks: "TaskRunner"
-    edges: "Edges"
-    capacity: "Capacity"
-    population: "Population"
+    streams: Streams
+    capacity: Capacity
+    population: Population
+    compute: Compute
+    network: Network
+    tasks: TaskRunner
+    messages: Messages
+    on_switched_on: Callable[[int], None]
+    held: dict[tuple[str, str | int], list[float]] = field(default_factory=dict)
+    begun: dict[tuple[int, Call], list[Any]] = field(default_factory=dict)
+    asleep: dict[tuple[int, float], list[simpy.Event]] = field(default_factory=dict)
+    sending: dict[Sending, int] = field(default_factory=dict)
+    computing: dict[int, tuple[ComputeActivity, int]] = field(default_factory=dict)
+    computed: int = 0
+    switched_on: dict[int, simpy.Event] = field(default_factory=dict)
+    restoring: bool = False
+    silent: bool = False
 
-    def sleep(self, number: int, when: float) -> simpy.Event: ...
-    def send(self, number: int, source: int, destination: int, size: float, purpose: str, waited: float) -> Activity: ...
-    def compute(self, number: int, device: int, work: Work) -> Activity: ...
-    def wait_for(self, number: int, device: int) -> ProcessGenerator: ...
-    def hold(self, what: str, keys: Sequence[str | int], value: float) -> Hold: ...
-    def emit(self, kind: str, **fields: Any) -> None: ...
+    def emit(self, kind: str, **fields: Any) -> None:
+        if not self.silent:
+            self.simulation.emit(kind, **fields)
+
+    def wake(self, number: int, when: float, event: simpy.Event) -> None:
+        self.simulation.wake(("process", number), when, partial(_succeed, event))
+
+    def taken_up(self, number: int, call: Call) -> Any:
+        """Work that a restored process had begun by this call, else ``CheckpointError``; None if nothing is restored."""
+        if not self.restoring:
+            return None
+        begun = self.begun.get((number, call))
+        if not begun:
+            raise CheckpointError(f"does not come to where it was: it had not begun {call[0]}{call[1:]}")
+        return begun.pop(0)
+
+    def computing_of(self, number: int, *saved: Any) -> ComputeActivity:
+        arguments: Any = self.simulation.env, *saved, self._computed_by
+        computing = ComputeActivity(*arguments)
+        self.computing[computing.number] = computing, number
+        return computing
+
+    def _computed_by(self, ended: ComputeActivity) -> None:
+        del self.computing[ended.number]
+        self.emit("process:compute", device=ended.device, start=ended.began, how=ended.outcome)
+
+    def hold(self, what: str, keys: Sequence[str | int], value: float) -> Hold:
+        for key in keys:
+            self.held.setdefault((what, key), []).append(value)
+            self._carry_out(what, key)
+        return Hold(partial(self._let_go, what, keys, value))
+
+    def _let_go(self, what: str, keys: Sequence[str | int], value: float) -> None:
+        for key in keys:
+            held = self.held[what, key]
+            held.remove(value)
+            if not held:
+                del self.held[what, key]
+            self._carry_out(what, key)
+
+    def _carry_out(self, what: str, key: str | int) -> None:
+        """Bring about what is held of a thing now, and record it if that changes anything."""
+        if self.silent:
+            return
+        wanted, device = self.held.get((what, key), []), key if isinstance(key, int) else -1
+        if what == "link":
+            link, rate = str(key), min(wanted, default=None)
+            if self.network.limits.get(link) != rate:
+                self.network.limit(link, rate)
+                now = self.network.built_rate(link) if rate is None else rate
+                self.emit("link-rate", link=link, rate=None if now == math.inf else now)
+        elif what == "pace":
+            if self.tasks.steps.paces.get(device, 1.0) != (pace := math.prod(wanted)):
+                self.tasks.set_pace(device, pace)
+                self.emit("pace", device=device, factor=pace)
+                for computing in self._computing_on(device):
+                    computing.set_pace(pace)
+        elif what == "edge":
+            if wanted and device not in self.messages.lost:
+                self.emit("edge-off", edge=device)
+                self.messages.lose_edge(device)
+                self.tasks.lose_edge(device)
+            elif not wanted:
+                self.emit("edge-on", edge=device)
+                self.messages.lost.discard(device)
+        elif wanted and device not in self.tasks.off:
+            self.emit("switch-off", device=device)
+            self.tasks.switch_off(device)
+            for computing in self._computing_on(device):
+                computing.cancel("lost")
+        elif not wanted:
+            self.emit("switch-on", device=device)
+            self.tasks.off.discard(device)
+            self.on_switched_on(device)
+            if device in self.switched_on:
+                self.switched_on.pop(device).succeed()
+
+    def _computing_on(self, device: int) -> list[ComputeActivity]:
+        return [computing for computing, _ in self.computing.values() if computing.device == device]
+
+
+def _succeed(event: simpy.Event) -> None:
+    event.succeed()
 
 
 class World:
@@ -80,17 +177,17 @@ class World:
         state: what a process that can be restored must remember; values that JSON has.
     """
 
-    def __init__(self, processes: Engine, number: int, devices: int) -> None:
-        self._processes, self._number = processes, number
-        self.simulation = processes.simulation
+    def __init__(self, books: Books, number: int) -> None:
+        self._books, self._number = books, number
+        self.simulation = books.simulation
         self.env: Environment = self.simulation.env
-        self.devices = devices
+        self.devices = books.network.devices
         self.state: dict[str, Any] = {}
 
     @property
     def now(self) -> float:
         """The simulated time (s)."""
-        return self._processes.simulation.now
+        return self.simulation.now
 
     def timeout(self, seconds: float) -> simpy.Event:
         """An event so many seconds from now, on the clock's grid. ``env.timeout`` is the same off the grid."""
@@ -98,7 +195,15 @@ class World:
 
     def until(self, when: float) -> simpy.Event:
         """An event at a time (s), on the clock's grid."""
-        return self._processes.sleep(self._number, when)
+        when = on_grid(when)
+        if not self.now <= when < math.inf:
+            raise SimulationError(f"a process cannot wait from {self.now!r} s until {when!r} s")
+        event = self.env.event()
+        if self._books.restoring:  # its alarm is set again later
+            self._books.asleep.setdefault((self._number, when), []).append(event)
+        elif not self._books.silent:
+            self._books.wake(self._number, when, event)
+        return event
 
     def send(
         self, source: int | str, destination: int | str, size: float | str, purpose: str = "process", waited: float = 0.0
@@ -109,8 +214,15 @@ class World:
 
         Its value is the ``Activity``: ``outcome`` is ``lost`` if an end cannot be reached, or not until the last byte is there.
         """
+        books, parts = self._books, (Payload(purpose, quantity(size, Bytes, "a message")),)
         ends = self._endpoint(source), self._endpoint(destination)
-        return self._processes.send(self._number, *ends, quantity(size, Bytes, "a message"), purpose, waited)
+        call = ("send", *ends, parts[0].bytes, purpose)
+        message = books.taken_up(self._number, call)
+        if message is None:
+            message = books.messages.send(*ends, parts, None, waited=waited)
+        sending = Sending(self.env, call, books.messages, message, books.sending.pop)
+        books.sending[sending] = self._number
+        return sending
 
     def compute(
         self, device: int | str, work: float | str = 0.0, *, samples: float = 0.0, seconds: float | str = 0.0
@@ -120,16 +232,28 @@ class World:
         It takes what the device's speed, jitter, slow phases and ``slow`` make of it. It runs beside the device's task, if it
         has one. Its value is the ``Activity``: ``outcome`` is ``lost`` if the device cannot be reached meanwhile.
         """
-        number = self._device(device)
+        number, books = self._device(device), self._books
         asked = Work(samples, quantity(work, Flops, "work"), quantity(seconds, Seconds, "a time"))
         if not 0 <= samples < math.inf:
             raise SimulationError(f"a device cannot compute {samples!r} samples; allowed is a number of 0 or more")
-        return self._processes.compute(self._number, number, asked)
+        call = ("compute", number, asked.samples, asked.flops, asked.seconds)
+        begun: ComputeActivity | None = books.taken_up(self._number, call)
+        if begun is not None:
+            return begun
+        if books.tasks.steps.hosts is not None:
+            raise SimulationError(f"a process computes on device {number}, whose host shares its cores among tasks alone")
+        now, pace = self.now, books.tasks.steps.paces.get(number, 1.0)
+        until, lasts = books.tasks.reachable_until(number), books.population.working_s(number, asked) / pace
+        away = until <= now
+        (ends,) = [on_grid(now + lasts)] if away else books.compute.epoch_ends(number, now, lasts, 1, math.inf, until)
+        computing = books.computing_of(self._number, call, books.computed, number, now, ends, until, pace)
+        books.computed += 1
+        computing.arm()
+        return computing
 
     def device(self, device: int | str) -> DeviceFacts:
         """Properties of a device."""
-        number, processes = self._device(device), self._processes
-        population, network = processes.population, processes.network
+        number, population, network = self._device(device), self._books.population, self._books.network
         arrival, departure = population.arrival.item(number), population.departure.item(number)
         return DeviceFacts(
             population.speed.item(number),
@@ -138,7 +262,7 @@ class World:
             network.access_rate(number, "up"),
             network.latency_s(SERVER, number),
             population.samples.item(number),
-            processes.capacity.name(number),
+            self._books.capacity.name(number),
             arrival,
             departure,
             arrival <= self.now < departure,
@@ -146,58 +270,68 @@ class World:
 
     def available(self, device: int | str) -> bool:
         """Whether a device can be reached now, whether it works or not."""
-        return self._processes.tasks.reachable_until(self._device(device)) > self.now
+        return self._books.tasks.reachable_until(self._device(device)) > self.now
 
     def until_available(self, device: int | str) -> simpy.Event:
         """An event that fires when a device can be reached; at once if that is now."""
-        return self.env.process(self._processes.wait_for(self._number, self._device(device)))
+        return self.env.process(self._wait_for(self._device(device)))
+
+    def _wait_for(self, device: int) -> ProcessGenerator:
+        tasks = self._books.tasks
+        while tasks.reachable_until(device) <= self.now:
+            if device in tasks.off:
+                yield self._books.switched_on.setdefault(device, self.env.event())
+            elif (when := tasks.next_on(device, self.now)) < math.inf:
+                yield self.until(when)
+            else:
+                yield self.env.event()
 
     def rng(self, purpose: str, *ids: int) -> np.random.Generator:
         """A random stream of this process's own; the same for the same purpose and ids, whatever the strategy does."""
-        return self._processes.streams.generator(f"world/process/{purpose}", self._number, *ids)
+        return self._books.streams.generator(f"world/process/{purpose}", self._number, *ids)
 
     def rate(self, link: str) -> float:
         """Built capacity of a link (bytes/s): ``server up``, ``cell 3 down``, ``device 7 up``, ``a -> b``."""
-        return self._processes.network.built_rate(link)
+        return self._books.network.built_rate(link)
 
     def cell(self, number: int) -> list[int]:
         """The devices of a cell, or of the place of that number in ``attach``."""
-        return self._processes.network.devices_at(number)
+        return self._books.network.devices_at(number)
 
     def limit(self, link: str, rate: float = 0.0) -> Hold:
         """A link carries ``rate`` meanwhile; nothing, if that is 0. What is on its way goes on at once at its new share."""
         self.rate(link)
         if not rate >= 0:
             raise SimulationError(f"a link cannot carry {rate!r} B/s; allowed is 0 or more")
-        return self._processes.hold("link", [link], rate)
+        return self._books.hold("link", [link], rate)
 
     def slow(self, devices: int | Iterable[int], factor: float) -> Hold:
         """Devices compute at a factor of their speed meanwhile, also what they compute now."""
         if not 0 < factor < math.inf:
             raise SimulationError(f"a device cannot compute at {factor!r} of its speed; allowed is a number above 0")
-        return self._processes.hold("pace", self._numbers(devices), factor)
+        return self._books.hold("pace", self._numbers(devices), factor)
 
     def off(self, devices: int | Iterable[int]) -> Hold:
         """Devices cannot be reached meanwhile, whatever their availability; what they do now is lost."""
-        return self._processes.hold("off", self._numbers(devices), 1.0)
+        return self._books.hold("off", self._numbers(devices), 1.0)
 
     def lose(self, edges: int | Iterable[int]) -> Hold:
         """Edge servers are lost meanwhile, with all that they hold, and what their devices do for them now."""
-        count = self._processes.edges.count
+        count = self._books.messages.edges
         numbers = [edges] if isinstance(edges, int) else [int(edge) for edge in edges]
         for edge in numbers:
             if not 0 <= edge < count:
                 allowed = f"allowed are 0 to {count - 1}" if count else "the network has none (network.edge)"
                 raise SimulationError(f"there is no edge server {edge}; {allowed}")
-        return self._processes.hold("edge", numbers, 1.0)
+        return self._books.hold("edge", numbers, 1.0)
 
     def queue(self, direction: Direction, slots: simpy.Resource) -> None:
         """From now on each upload (``up``) or download (``down``) requests a slot before it begins, and releases it after."""
         if not isinstance(slots, simpy.Resource) or isinstance(slots, simpy.PreemptiveResource):
             raise SimulationError(f"messages queue for a simpy.Resource, or a PriorityResource; {slots!r} is none")
-        tasks = self._processes.tasks
+        tasks = self._books.tasks
         tasks.steps.queue(direction, slots, tasks.running)
-        self._processes.emit("queue", direction=direction, slots=slots.capacity)
+        self._books.emit("queue", direction=direction, slots=slots.capacity)
 
     def emit(self, kind: str, **data: Any) -> None:
         """Record that something happened, as an event of the kind ``process:KIND``; ``device`` may be one of the data."""
@@ -208,10 +342,10 @@ class World:
             json.dumps(data)
         except (TypeError, ValueError) as error:
             raise SimulationError(f"what the process says at {kind!r} must be JSON: {error}") from None
-        self._processes.emit(f"process:{kind}", **data)
+        self._books.emit(f"process:{kind}", **data)
 
     def _endpoint(self, endpoint: int | str) -> int:
-        return endpoint if isinstance(endpoint, int) else self._processes.network.endpoint(endpoint)
+        return endpoint if isinstance(endpoint, int) else self._books.network.endpoint(endpoint)
 
     def _device(self, device: int | str) -> int:
         return self._numbers(self._endpoint(device))[0]

@@ -7,7 +7,7 @@ import numpy as np
 
 import fedsim
 from fedsim.scenarios.outside.rows import Prediction, given, show, write
-from fedsim.world.processes.collectives import AllReduce
+from fedsim.toolbox.peers.collectives import AllReduce
 
 HERE = Path(__file__).resolve().parent
 SAMPLES = 32_768

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import median
 
 from fedsim.scenarios.outside.rows import Prediction, given, show, write
-from fedsim.world.network.regions import CloudFacts, Connection
+from fedsim.toolbox.worlds.regions import CloudFacts, Connection
 
 HERE = Path(__file__).resolve().parent
 ROUND_TRIPS_MS = (2, 5, 10, 15, 20, 30, 40, 50, 75, 100, 125, 150, 175, 200, 225, 250, 275, 300, 350, 400)

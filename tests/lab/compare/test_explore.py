@@ -11,7 +11,7 @@ import tomli_w
 
 from fedsim.errors import ScenarioError
 from fedsim.lab.compare.answer import Answer, answers
-from fedsim.lab.compare.explore import heat_map, in_words
+from fedsim.lab.compare.explore import fronts, heat_map, in_words
 from fedsim.lab.compare.goals import read_goal
 from fedsim.lab.compare.lines import ComparedLine, Lines
 from fedsim.lab.compare.measures import measure
@@ -64,13 +64,20 @@ def test_all_cells_of_one_world_are_in_one_ranking(tmp_path: Path) -> None:
     assert answer.words[0].startswith("To an accuracy of 0.5 fedavg (deadline=10 s) takes the least time, 1 min 40 s. fedavg (")
     assert answer.words[1] == "There it moves 1 kB, drains 2.01 % of each battery."
     assert answer.words[2] == "Least traffic to target 0.5: fedbuff, 251 B."
-    table = heat_map(answer)
-    assert table is not None
+    cells = heat_map(answer)
+    assert cells is not None
+    table = cells.table()
+    assert [round(cells.share(value), 3) for value in cells.figures["10 s"][:2]] == [1, 0.667]  # a third of three doublings
     assert [column.head for column in table.columns] == ["variant", "deadline 10 s", "deadline 20 s", "deadline any"]
     assert [column.cells for column in table.columns[1:]] == [
         ("1 min 40 s *", "3 min 21 s", "-"),
         ("3 min 21 s", "13 min 24 s", "-"),
         ("-", "-", "4 min 11 s"),
+    ]
+    (pareto,) = fronts(answer)
+    assert [(one.line.name, round(one.factor, 2)) for one in pareto.points] == [
+        *(("fedavg (deadline=10 s)", 1), ("fedavg (deadline=20 s)", 2), ("fedprox (deadline=10 s)", 2), ("fedbuff", 1)),
+        ("fedprox (deadline=20 s)", 8),
     ]
     front, shares = in_words(answer)
     assert front.endswith("than: fedavg (deadline=10 s) (1 min 40 s, 1 kB); fedbuff (4 min 11 s, 251 B).")

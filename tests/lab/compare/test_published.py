@@ -86,12 +86,18 @@ def study(tmp_path: Path) -> Path:
     return write_study(tmp_path / "study", mnist | cifar)
 
 
+def beside(study: Path, paper: Mapping[str, Any] = PAPER, **table: Any) -> list[ComparedTable]:
+    """The tables of a paper, its first one changed, beside the figures of a study."""
+    said = {**paper, "tables": [{**paper["tables"][0], **table}]}
+    return beside_published(read_lines([study]).lines, Published(**said))
+
+
 def rows_of(table: ComparedTable) -> list[tuple[Any, ...]]:
     return list(zip(*(column.cells for column in table.columns), strict=True))
 
 
 def test_measured_beside_published_with_verdicts(study: Path) -> None:
-    mnist, cifar, claims = beside_published(read_lines([study]).lines, Published(**PAPER))
+    mnist, cifar, claims = beside(study)
     assert [table.title for table in (mnist, cifar, claims)] == ["Table 1: mnist", "Table 1: cifar", "Claims"]
     ours, lead, times, fedavg, *_ = rows_of(mnist)
     assert ours[:3] == ("Ours", "best %", 90.0)
@@ -114,7 +120,7 @@ def test_measured_beside_published_with_verdicts(study: Path) -> None:
 
 
 def test_printed_it_has_a_column_a_measure(study: Path) -> None:
-    long = beside_published(read_lines([study]).lines, Published(**PAPER))
+    long = beside(study)
     mnist, cifar, claims = as_printed(long)
     assert (claims, mnist.notes, cifar.title) == (long[2], long[0].notes, "Table 1: cifar")
     assert to_markdown(mnist).splitlines()[2:7] == [
@@ -128,62 +134,54 @@ def test_printed_it_has_a_column_a_measure(study: Path) -> None:
 
 
 def test_printed_what_misses_is_bold(study: Path) -> None:
-    table = PAPER["tables"][0] | {"published": {"ours": 80.0}}
-    printed = as_printed(beside_published(read_lines([study]).lines, Published(**PAPER | {"tables": [table]})))
+    printed = as_printed(beside(study, published={"ours": 80.0}))
     assert "| Ours | **90.5 +- 6.4** *(80)* |" in to_markdown(printed[0])
 
 
 def test_what_runs_do_not_have_is_left_empty_and_not_judged(tmp_path: Path) -> None:
     """Runs without a measured value, as short ones are."""
     place = write_study(tmp_path / "study", {("ours", "mnist"): ([None], [None]), ("fedavg", "mnist"): ([0.8], [0.8])})
-    table = PAPER["tables"][0] | {"measures": ["mean"], "published": {"mnist": {"ours": 90.0}}}
-    said = PAPER | {"measures": {"mean": {"title": "mean", "take": "mean"}}, "tables": [table]}
-    mnist, claims = beside_published(read_lines([place]).lines, Published(**said))
+    paper = PAPER | {"measures": {"mean": {"title": "mean", "take": "mean"}}}
+    mnist, claims = beside(place, paper, measures=["mean"], published={"mnist": {"ours": 90.0}})
     assert rows_of(mnist)[0] == ("Ours", "mean", 90.0, None, None, None, None)
     assert rows_of(claims)[0][2:] == (None, "none", "not judged: runs without the figure")
 
 
 def test_figures_that_are_the_same_in_every_table_are_said_once(study: Path) -> None:
-    table = PAPER["tables"][0] | {"published": {"ours": 90.0}}
-    mnist, cifar, _ = beside_published(read_lines([study]).lines, Published(**PAPER | {"tables": [table]}))
+    mnist, cifar, _ = beside(study, published={"ours": 90.0})
     assert [rows_of(one)[0][2] for one in (mnist, cifar)] == [90.0, 90.0]
 
 
 def test_another_size_than_the_published_one_is_not_judged(study: Path) -> None:
-    (mnist, *_) = beside_published(read_lines([study]).lines, Published(**PAPER | {"judged": {"size": "huge"}}))
+    (mnist, *_) = beside(study, PAPER | {"judged": {"size": "huge"}})
     assert {row[6] for row in rows_of(mnist)} == {None}
-    judged, *_ = beside_published(read_lines([study]).lines, Published(**PAPER | {"judged": {"size": "full"}}))
+    judged, *_ = beside(study, PAPER | {"judged": {"size": "full"}})
     assert {row[6] for row in rows_of(judged)} == {None, "yes"}
 
 
 def test_tables_of_what_a_study_has_not_are_left_out_but_a_row_must_be_one_variant(study: Path) -> None:
-    table = PAPER["tables"][0]
-    elsewhere = table | {"at": {"data": "femnist"}, "published": {}}
-    assert beside_published(read_lines([study]).lines, Published(**PAPER | {"tables": [elsewhere]})) == []
-    typo = table | {"rows": ["ours", "fedagv"], "published": {}, "tolerance": {}, "claims": []}
+    assert beside(study, at={"data": "femnist"}, published={}) == []
     with pytest.raises(ScenarioError, match="no variants with data=mnist, variant=fedagv"):
-        beside_published(read_lines([study]).lines, Published(**PAPER | {"tables": [typo]}))
-    nowhere = table | {"at": {}, "published": {}}
+        beside(study, rows=["ours", "fedagv"], published={}, tolerance={}, claims=[])
     with pytest.raises(ScenarioError, match="2 variants with variant=ours; a row must be one"):
-        beside_published(read_lines([study]).lines, Published(**PAPER | {"tables": [nowhere]}))
+        beside(study, at={}, published={})
 
 
 def test_what_a_figure_is_compared_with_must_be_there_too(tmp_path: Path) -> None:
     """Even if it is no row: a seed without it is left out."""
     runs = {("ours", "mnist"): ([0.5], [0.6]), ("fedavg", "mnist"): ([0.25],)}
-    lines = read_lines([write_study(tmp_path / "s", runs)]).lines
-    alone = PAPER["tables"][0] | {"rows": ["ours"], "published": {}, "tolerance": {}, "claims": []}
-    (mnist,) = beside_published(lines, Published(**PAPER | {"tables": [alone]}))
+    alone: dict[str, Any] = {"rows": ["ours"], "published": {}, "tolerance": {}, "claims": []}
+    (mnist,) = beside(write_study(tmp_path / "s", runs), **alone)
     assert mnist.notes[0] == "Seeds 1."
     assert [row[3].mean for row in rows_of(mnist)] == pytest.approx([50.0, 25.0, 2.0])
-    nothing = read_lines([write_study(tmp_path / "t", {("ours", "mnist"): ([0.5],), ("fedavg", "mnist"): ([0.0],)})]).lines
+    nothing = write_study(tmp_path / "t", {("ours", "mnist"): ([0.5],), ("fedavg", "mnist"): ([0.0],)})
     with pytest.raises(RunFolderError, match="it would be divided by 0"):
-        beside_published(nothing, Published(**PAPER | {"tables": [alone]}))
+        beside(nothing, **alone)
 
 
 def test_runs_that_have_not_been_made_are_said(tmp_path: Path) -> None:
     study = write_study(tmp_path / "s", {("ours", "mnist"): (), ("fedavg", "mnist"): ([0.5],)})
-    (mnist,) = beside_published(read_lines([study]).lines, Published(**PAPER))
+    (mnist,) = beside(study)
     assert mnist.notes[0] == "Its runs have not been made."
     assert rows_of(mnist) == []
 

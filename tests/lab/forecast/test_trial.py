@@ -61,8 +61,11 @@ def test_tests_are_counted_that_come_after_the_trial(small: dict[str, Any]) -> N
     assert (trial.tally.tests, found.tests) == (0, 2)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: str(strategy["kind"]))
-def test_every_strategy_can_be_told(small: dict[str, Any], strategy: dict[str, Any]) -> None:
+KINDS = ("fedavg", "fedasync", "cata-fed", "lcfl", "fedat", "gossip")  # a family of strategies each
+
+
+@pytest.mark.parametrize("strategy", [one for one in STRATEGIES if one["kind"] in KINDS], ids=lambda one: str(one["kind"]))
+def test_a_strategy_of_each_family_can_be_told(small: dict[str, Any], strategy: dict[str, Any]) -> None:
     lines = forecast_lines(fedsim.Scenario(**small | {"strategy": strategy}), Inline(), 0.05)
     assert any(line.startswith(("here a run takes", "what a run takes here cannot be told")) for line in lines)
 

@@ -83,7 +83,7 @@ def refused(tables: dict[str, Any], tmp_path: Path) -> str:
         ({"seeds": ["a"]}, "seeds.0 is 'a'"),
         ({"baseline": "fedagv"}, "'baseline' is 'fedagv'; allowed are fedavg, fedprox (did you mean 'fedavg'?)"),
         ({"target": [1.5]}, "target: 1.5 is no accuracy"),
-        ({"target": "high"}, "target is 'high'"),
+        ({"target": "high"}, "target is high; allowed is an accuracy"),
         ({"references": ["centralized"]}, "did you mean 'centralised'?"),
         ({"references": ["local", "local"]}, "names one of them twice"),
         ({"variants": {}, "baseline": "x"}, "a study needs a variant"),

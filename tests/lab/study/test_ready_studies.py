@@ -18,6 +18,7 @@ from fedsim.strategies.parts.server import OPTIMISERS
 
 HERE = Path(__file__).resolve().parents[3] / "scenarios" / "studies"
 PEERS = {kind for kind in STRATEGIES if STRATEGIES.spec(kind).serverless}  # type: ignore[attr-defined]
+ELSEWHERE = {"fedbn", "flora", "flower", "heterofl", "hetlora", "hierfavg", *PEERS}
 STUDIES = sorted(path.name for path in HERE.glob("*.toml") if not path.stem.endswith("base"))
 PARTS = {"ccs": "figure", "cfl": "small", "flexcfl": "swap-part", "lcfl": "rotated-mnist", "stragglers": "fairness"}
 SOME = {f"{paper}/study": f"--only=part={part}" for paper, part in PARTS.items()}
@@ -47,21 +48,14 @@ def test_all_variants_meet_the_same_worlds(name: str) -> None:
 @pytest.mark.parametrize("name", ["communication.toml", "communication_mnist.toml"])
 def test_communication_is_of_all_strategies(name: str) -> None:
     """But for what needs edge servers (edges.toml) or layers and models of its own, has no server, or is an app of Flower."""
-    left_out = {"hierfavg", "flower", "fedbn", "fedper", "fedrep", "heterofl", "hetlora", "moon", "pfedme", "fpfc", *PEERS}
+    left_out = {"fedper", "fedrep", "moon", "pfedme", "fpfc", *ELSEWHERE}
     assert {run.scenario.strategy.kind for run in read_study(HERE / name).runs} == set(STRATEGIES) - left_out
 
 
 def test_the_field_is_of_all_strategies_and_server_optimisers() -> None:
     """But for what needs another network, of links (hierfavg) or of layers (fedbn), apps of Flower, and what has no server."""
     strategies = [run.scenario.strategy for run in read_study(HERE / "field.toml", seeds=1).runs]
-    assert {strategy.kind for strategy in strategies} == set(STRATEGIES) - {
-        "fedbn",
-        "flower",
-        "heterofl",
-        "hetlora",
-        "hierfavg",
-        *PEERS,
-    }
+    assert {strategy.kind for strategy in strategies} == set(STRATEGIES) - ELSEWHERE
     servers = [getattr(strategy, "server", None) for strategy in strategies]
     assert {server.kind for server in servers if server is not None} == set(OPTIMISERS.kinds)
 

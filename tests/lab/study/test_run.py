@@ -83,10 +83,6 @@ def test_a_study_from_beginning_to_end(
     assert {path.name for path in out.iterdir()} == {"study.toml", "index.json", "runs", *TABLES}
     assert {summary["status"] for summary in summaries(out).values()} == {"done"}
 
-    alone = fedsim.run(fedsim.load(out / "runs/fedprox/seed-2/scenario.toml"), tmp_path / "alone", executor="inline")
-    assert summaries(out)["runs/fedprox/seed-2"]["events_sha256"] == alone.summary["events_sha256"]
-    assert summaries(out)["runs/fedprox/seed-2"]["models_sha256"] == alone.summary["models_sha256"]
-
     before = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*/*")}
     again = call("study", study_file, "--out", out, "--quiet")
     assert (again.exit_code, again.output) == (0, "")
@@ -98,18 +94,10 @@ def test_a_study_from_beginning_to_end(
     assert [(row["variant"], row["seed"]) for row in runs] == [(name, seed) for name in ("fedavg", "fedprox") for seed in "12"]
     assert float(runs[2]["final accuracy (0-1)"]) == pytest.approx(first)
     assert runs[0]["migrations"] == ""  # no groups: nothing, and not 0
-    assert tables_of(finish(study_file, tmp_path / "one by one")) == tables_of(out)
-
-
-def test_from_python_it_is_the_same_study(tables: dict[str, Any], tmp_path: Path) -> None:
-    tables |= {"variants": {"fedavg": {}, "fails": {"strategy.kind": "tests.lab.study.strategies:Fails"}}}
-    tables["base"]["learning"] = "off"
-    with pytest.raises(fedsim.SimulationError, match=r"2 runs of the study .* failed; fails, seed 1: ValueError: on purpose"):
-        fedsim.run_study(tables, tmp_path / "out", workers=1, allow_code=True)
-    done = fedsim.run_study(tables, tmp_path / "out", only=["variant=fedavg"], allow_code=True)
-    assert done.variants == ["fedavg", "fails"]
-    assert list(done.runs["seed"]) == [1, 2]
-    assert tables["base"]["learning"] == "off"  # what was given is as it was
+    alone = finish(study_file, tmp_path / "one by one")
+    assert tables_of(alone) == tables_of(out)
+    for path, summary in summaries(out).items():
+        assert all(summary[key] == summaries(alone)[path][key] for key in ("events_sha256", "models_sha256"))
 
 
 @pytest.fixture
@@ -203,27 +191,29 @@ def ends_with_130(process: "subprocess.Popen[str]", number: signal.Signals) -> N
     assert "Traceback" not in errors
 
 
-def test_a_run_that_fails_is_reported_and_the_others_go_on(tables: dict[str, Any], tmp_path: Path) -> None:
+def test_runs_that_fail_are_reported_from_python_and_again_by_the_verb(tables: dict[str, Any], tmp_path: Path) -> None:
+    """The others go on; what is there is not run again."""
     tables["variants"] = {
         "fails": {"strategy.kind": "tests.lab.study.strategies:Fails"},
         "dies": {"strategy.kind": "tests.lab.study.strategies:Dies"},  # so that another process does those after it
         **tables["variants"],
     }
-    tables["seeds"], tables["base"]["learning"] = [1], "off"
-    study, out = write(tmp_path / "s.toml", tables), tmp_path / "out"
-    done = call("study", study, "--out", out, "--workers", "1")
-    assert done.exit_code == 1
-    assert "fedsim: fails, seed 1 failed: ValueError: on purpose" in done.stderr
-    assert "fedsim: dies, seed 1 failed: its process ended with signal 9" in done.stderr
-    assert "Of fails 0 of 1 runs are done." in done.stdout
+    tables["seeds"], tables["base"]["learning"], out = [1], "off", tmp_path / "out"
+    with pytest.raises(fedsim.SimulationError, match=r"2 runs of the study .* failed; fails, seed 1: ValueError: on purpose"):
+        fedsim.run_study(tables, out, workers=1, allow_code=True)
+    assert tables["base"]["learning"] == "off"  # what was given is as it was
+    done = fedsim.run_study(tables, out, only=["variant=fedavg"], allow_code=True)
+    assert (done.variants, list(done.runs["variant"])) == (["fails", "dies", "fedavg", "fedprox"], ["fedavg", "fedprox"])
     assert [(row["variant"], row["runs"]) for row in rows_of(out / "compare.csv")] == [
         ("fails", "0"), ("dies", "0"), ("fedavg", "1"), ("fedprox", "1")
     ]  # fmt: skip
     assert [bool(row["traffic (bytes)"]) for row in rows_of(out / "compare.csv")] == [False, False, True, True]
-    again = call("study", study, "--out", out, "--workers", "1")
+    again = call("study", write(tmp_path / "s.toml", tables), "--out", out, "--workers", "1")
     assert again.exit_code == 1
     assert "2 runs to do, 2 are there" in again.stderr
+    assert "fedsim: fails, seed 1 failed: ValueError: on purpose" in again.stderr
     assert again.stderr.count("failed: its process ended with signal 9") == 2  # when it happens, and at the end
+    assert "Of fails 0 of 1 runs are done." in again.stdout
 
 
 def refused(*words: str | Path) -> str:
@@ -304,8 +294,7 @@ def test_published_figures_come_beside_those_of_some_of_a_study(
     assert "## Table 1\n\n| row | rounds (+-0.5) |\n| --- | ---: |\n| fedavg | **3** *(2)* |\n" in report
     assert "Seeds 1, 2.\n\n0 of 1 figures are within the tolerance.\n" in report
     assert report.endswith("## Not run\n\nTable 2.\n")
-    again = call("study", tmp_path / "out" / "study.toml", "--out", tmp_path / "out", "--workers", "1", "--quiet")
-    assert again.exit_code == 0, again.output
+    finish(tmp_path / "out" / "study.toml", tmp_path / "out")
     assert "Not run" not in (tmp_path / "out" / "published.md").read_text()
     assert tables_of(tmp_path / "out") == tables_of(finished)
 

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import math
-import signal
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,15 +16,15 @@ import fedsim
 from fedsim.analysis.report.gather import gather
 from fedsim.cli import main
 from fedsim.errors import ScenarioError
+from fedsim.lab.compare.show import write_tables
 from fedsim.lab.study.conduct import try_to_build
 from fedsim.lab.study.folder import write_study
 from fedsim.lab.study.plan import read_study
-from fedsim.lab.study.search import OneOf, OptunaSearch, RandomSearch, Range, Search, TrialResult
+from fedsim.lab.study.search import OneOf, OptunaSearch, RandomSearch, Range, Search, TrialResult, importances
 from fedsim.lab.study.trials import Trials
 from fedsim.lab.study.worker import Worker
 from fedsim.records.study_folder import is_done
 from tests.lab.study.conftest import write
-from tests.lab.study.test_run import ends_with_130, start, wait_for
 
 needs_optuna = pytest.mark.skipif(find_spec("optuna") is None, reason="needs Optuna: pip install 'optuna>=4'")
 
@@ -121,54 +120,38 @@ SEARCH = {"kind": "random", "trials": 4, "metric": "final_accuracy", "space": {"
     [
         ({"kind": "optun"}, "search.kind is 'optun'; allowed are random, optuna (did you mean 'optuna'?)"),
         ({"metric": "time_to_acuracy"}, "'time_to_acuracy' is none; allowed are final_accuracy"),
+        ({"metric": "time_to_accuracy"}, "which needs the study's 'target'"),
+        ({"metric": "energy"}, "search.metric is 'energy', which needs [energy]"),
         ({"trials": 0}, "search.trials is 0"),
         ({"startup": 3}, "search has the unknown key 'startup'"),
         ({"space": {}}, "search.space has no keys for the variant 'fedavg'"),
         ({"space": {"training.lr": {"low": 1.0, "high": 0.1}}}, "low is 1.0 and high is 0.1; low must be below high"),
         ({"space": {"training.lr": {"low": 0.0, "high": 0.1, "log": True}}}, "with log = true it must be above 0"),
         ({"space": {"training.lr": {"low": 0.1, "hihg": 0.2}}}, "unknown key 'hihg'"),
-        ({"space": {"training.lr": {"low": 0.1}}}, "high is missing"),
         ({"space": {"training.lr": 0.1}}, "search.space.training.lr is 0.1"),
         ({"space": {"training.lr": []}}, "search.space.training.lr"),
         ({"space": {"training.lr": [0.1, 0.1]}}, "has one of them twice"),
         ({"space": {"strategy.deadline": {"low": "5 s", "high": "1 min"}}}, "both must have the same unit"),
         ({"space": {"strategy.deadline": {"low": "5", "high": "10"}}}, "'5' is no number with a unit"),
-        (
-            {"space": {"strategy.local_epochs": {"low": 1, "high": 5, "step": 9}}},
-            "step is 9; allowed is a whole number",
-        ),
+        ({"space": {"strategy.local_epochs": {"low": 1, "high": 5, "step": 9}}}, "step is 9; allowed is a whole number"),
         ({"space": {"training.lrr": LR}}, "training has the unknown key 'lrr'"),
-        ({"space": {"training.lr": {"low": 0.1, "high": -1e9}}}, "low must be below high"),
         ({"space": {"strategy.local_epochs": {"low": 0, "high": 5}}}, "local_epochs=0': strategy.local_epochs is 0"),
         ({"space": {"strategy.kind": ["fedavg", "fedagv"]}}, "strategy.kind is 'fedagv'"),
         ({"space": {"seed": {"low": 1, "high": 5}}}, "'seed' is no key to search over"),
         ({"variants": {"fedpox": {"training.lr": LR}}}, "a variant of the search is 'fedpox'; allowed are fedavg, fedprox"),
-        ({"metric": "energy"}, "search.metric is 'energy', which needs [energy]"),
-    ],
-)
-def test_what_is_wrong_is_named(tables: dict[str, Any], tmp_path: Path, change: dict[str, Any], says: str) -> None:
-    with pytest.raises(ScenarioError) as raised:
-        read_study(write(tmp_path / "s.toml", tables | {"search": SEARCH | change}))
-    assert says in str(raised.value)
-    assert len(str(raised.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"search": {"trials": 4}}, "search.kind is missing; allowed are random, optuna"),
-        ({"target": [], "search": SEARCH | {"metric": "time_to_accuracy"}}, "which needs the study's 'target'"),
         ({"grid": {"training.lr": [0.1]}}, "'training.lr' is both in a grid and in search.space"),
-        ({"variants": {}, "baseline": "local", "references": ["local"]}, "a search needs a variant at least"),
+        ({"of study": {}, "baseline": "local", "references": ["local"]}, "a search needs a variant at least"),
         ({"sets": {"training.lr": {"a": {}}}}, "a value of 'training.lr' in search.space is 0.001; allowed are a"),
     ],
 )
-def test_what_does_not_fit_the_study_is_named(
-    tables: dict[str, Any], tmp_path: Path, change: dict[str, Any], says: str
-) -> None:
+def test_what_is_wrong_is_named(tables: dict[str, Any], tmp_path: Path, change: dict[str, Any], says: str) -> None:
+    """Changes to the search, or to the study around it."""
+    of_study = {key: change.pop(key) for key in ("grid", "baseline", "references", "sets") if key in change}
+    of_study |= {"variants": change.pop("of study")} if "of study" in change else {}
     with pytest.raises(ScenarioError) as raised:
-        read_study(write(tmp_path / "s.toml", tables | {"search": SEARCH} | change))
+        read_study(write(tmp_path / "s.toml", tables | {"target": [], "search": SEARCH | change} | of_study))
     assert says in str(raised.value)
+    assert len(str(raised.value).splitlines()) == 1
 
 
 def test_a_search_takes_no_only(tables: dict[str, Any], tmp_path: Path) -> None:
@@ -217,35 +200,44 @@ def rows_of(out: Path) -> list[dict[str, str]]:
 
 
 def test_a_search_from_beginning_to_end(searched: dict[str, Any], tmp_path: Path) -> None:
+    searched["search"]["trials"] = 3
     study, out = write(tmp_path / "s.toml", searched), tmp_path / "out"
-    done = call(study, "--out", out, "--workers", "1")
-    assert done.exit_code == 0, done.output
+    trials = search_here(study, out)
+    write_tables(out)
     rows = rows_of(out)
     assert [(row["variant"], row["state"], row["runs"]) for row in rows] == [
-        (name, "done", "2") for name in ("fedavg", "fedprox") for _ in range(5)
+        (name, "done", "2") for name in ("fedavg", "fedprox") for _ in range(3)
     ]
-    for name in ("fedavg", "fedprox"):
+    for name, line in zip(("fedavg", "fedprox"), trials.lines_of_text()[1:], strict=True):
         own = [row for row in rows if row["variant"] == name]
         times = [float(row["simulated_time"]) for row in own]
         epochs = [int(row["strategy.local_epochs"]) for row in own]
         assert times == sorted(times)
         assert (epochs[0], epochs[-1]) == (min(epochs), max(epochs))
-        assert f"{name}: best is trial {own[0]['trial']}, simulated_time" in done.stdout
+        assert line.startswith(f"{name}: best is trial {own[0]['trial']}, simulated_time")
         best = fedsim.load(out / f"best-{name}.toml")
         assert best.strategy.model_dump()["local_epochs"] == epochs[0]
-        mean = sum(
-            json.loads(path.read_text())["simulated_s"]
-            for path in out.glob(f"runs/{name},trial={own[0]['trial']},*/*/summary.json")
-        )
-        assert times[0] == pytest.approx(mean / 2)
+        paths = out.glob(f"runs/{name},trial={own[0]['trial']},*/*/summary.json")
+        assert times[0] == pytest.approx(sum(json.loads(path.read_text())["simulated_s"] for path in paths) / 2)
     loaded = fedsim.load_study(out)
-    assert len(loaded.variants) == 10
+    assert len(loaded.variants) == 6
     assert list(loaded.trials["trial"]) == [int(row["trial"]) for row in rows]
-    assert set(loaded.table["trial"].astype(int)) == {1, 2, 3, 4, 5}
-    assert len(gather([out]).runs) == 20
-    again = call(study, "--out", out, "--quiet")
-    assert (again.exit_code, again.output) == (0, "")
-    assert call(out / "study.toml", "--out", out, "--dry-run").output.split()[::2] == ["done"] * 20
+    assert len(gather([out]).runs) == 12
+    assert call(out / "study.toml", "--out", out, "--dry-run").output.split()[::2] == ["done"] * 12
+
+
+@needs_optuna
+def test_the_share_of_each_key_in_how_trials_rank() -> None:
+    """Of a sum of squares whose second key counts a tenth, and of one key, about which there is nothing to say."""
+    space = {"a": Range(low=-1.0, high=1.0), "b": Range(low=-1.0, high=1.0)}
+    points = RandomSearch(trials=60, metric="bytes", space={}).ask("line", space, [], 60)
+    order = sorted(points, key=lambda one: one["a"] ** 2 + 0.1 * one["b"] ** 2)
+    told = [TrialResult(one, order.index(one)) for one in points]
+    shares = importances(space, told)
+    assert [*shares] == ["a", "b"]
+    assert shares["a"] > 0.8
+    assert sum(shares.values()) == pytest.approx(1)
+    assert importances({"a": space["a"]}, told) == importances(space, told[:7]) == {}
 
 
 @pytest.mark.parametrize("kind", ["random", pytest.param("optuna", marks=needs_optuna)])
@@ -318,15 +310,3 @@ def test_points_that_make_no_scenario_are_refused_one_by_one(searched: dict[str,
     done = call(write(tmp_path / "none.toml", searched), "--out", tmp_path / "none")
     assert done.exit_code == 2
     assert "no trial of 'fedavg' can be run: variant 'fedavg, trial=5, devices=" in done.output
-
-
-@pytest.mark.long
-def test_a_killed_search_goes_on(searched: dict[str, Any], tmp_path: Path) -> None:
-    del searched["variants"]["fedprox"]
-    study, out = write(tmp_path / "s.toml", searched), tmp_path / "out"
-    process = start(study, "--out", out, "--workers", "1")
-    wait_for(lambda: list(out.glob("runs/*/*/summary.json")), process)
-    ends_with_130(process, signal.SIGINT)
-    search_here(study, out)
-    search_here(study, tmp_path / "whole")
-    assert (out / "trials.csv").read_bytes() == (tmp_path / "whole" / "trials.csv").read_bytes()

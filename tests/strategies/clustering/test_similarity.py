@@ -129,12 +129,6 @@ def test_diff_norm_keeps_its_digits_far_from_the_origin_and_between_near_twins()
     assert diff_norm(twins)[0, 1] == pytest.approx(1e-7, rel=1e-9)
 
 
-def test_gradient_cosine() -> None:
-    gradients = np.array([[1.0, 0.0], [5.0, 0.0], [0.0, 2.0], [-1.0, 0.0], [0.0, 0.0]])
-    assert gradient_cosine(gradients)[0].tolist() == [0, 0, 1, 2, 1]
-    assert not gradient_cosine(gradients).diagonal().any()
-
-
 @pytest.mark.parametrize("measure", [diff_norm, gradient_cosine])
 def test_diverged_rows_are_refused(measure: object) -> None:
     with pytest.raises(SimulationError, match="not finite"):

@@ -25,12 +25,6 @@ def mixed(models: np.ndarray, eta: float, form: Any) -> np.ndarray:
     return inter_group_coefficients(np.linalg.norm(models, axis=1), eta, literal=form == "literal") @ models  # type: ignore[no-any-return]
 
 
-def test_two_groups() -> None:
-    models = np.array([[3.0, 0.0], [0.0, 4.0]])
-    assert mixed(models, 1.0, "normalised") == pytest.approx(np.array([[2.4, 0.8], [0.75, 3.0]]))
-    assert mixed(models, 1.0, "literal") == pytest.approx(np.array([[3.0, 1.0], [1.0, 4.0]]))
-
-
 @given(
     arrays(np.float64, st.tuples(st.integers(1, 5), st.just(3)), elements=st.floats(-100, 100).map(lambda x: round(x, 3))),
     st.floats(0, 10),
@@ -44,13 +38,6 @@ def test_normalised_models_never_grow_and_literal_ones_add_directions(models: np
         literal = models[j] + eta * sum((models[l] / norms[l] for l in others), np.zeros(3))  # noqa: E741
         assert mixed(models, eta, "literal")[j] == pytest.approx(literal, abs=1e-9)
         assert new[j] * (1 + sum(eta / norms[l] for l in others)) == pytest.approx(literal, rel=1e-9, abs=1e-9)  # noqa: E741
-
-
-@pytest.mark.parametrize("literal", [True, False])
-def test_without_influence_every_group_keeps_its_model_exactly(literal: bool) -> None:
-    norms = np.array([1.0, 0.0, 3.7])
-    assert inter_group_coefficients(norms, 0.0, literal=literal).tolist() == np.eye(3).tolist()
-    assert inter_group_coefficients(norms[:1], 5.0, literal=literal).tolist() == [[1.0]]
 
 
 def test_imbalance_is_what_the_device_lacks_while_no_class_is_above_the_global_mean() -> None:
@@ -169,25 +156,6 @@ def test_optimal_weights_satisfy_the_conditions_of_optimality(histograms: list[l
     corners = mixtures_alike(shares, weights)
     assert corners
     assert min(float(weights @ corner) for corner in corners) >= weights @ weights - 1e-8
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_thirty_clusters_of_real_size(seed: int) -> None:
-    generator = np.random.default_rng(seed)
-    counts = generator.integers(0, 100, (30, 10)) * (generator.random((30, 10)) < generator.choice([0.1, 0.3, 1.0]))
-    counts[np.arange(30), generator.integers(0, 10, 30)] += 50
-    shares = class_shares(counts, [[device] for device in range(30)])
-    weights = optimal_weights(shares)
-    offset = shares @ weights - 0.1
-    assert (offset @ shares).min() >= offset @ (shares @ weights) - 1e-10
-    uniform = shares.mean(axis=1)
-    assert np.linalg.norm(offset) <= np.linalg.norm(uniform - 0.1)
-    assert np.array_equal(weights, optimal_weights(shares))
-    # Of least norm: the weights of those that have one are affine in their shares.
-    held = weights > 1e-8
-    system = np.vstack((shares, np.ones(30))).T
-    multipliers = np.linalg.lstsq(system[held], weights[held])[0]
-    assert system[held] @ multipliers == pytest.approx(weights[held], abs=1e-8)
 
 
 @pytest.mark.parametrize("seed", [18, 63, 210])

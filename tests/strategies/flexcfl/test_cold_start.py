@@ -84,25 +84,6 @@ class TestTheGroupColdStart:
         assert 5 <= len(event["data"]["devices"]) < 20
         assert event["time"] == 1.0
 
-    def test_more_groups_than_devices_are_refused(self) -> None:
-        with pytest.raises(
-            fedsim.ScenarioError, match=r"strategy.groups is 21, more than the 20 devices .* allowed are 1 to 20"
-        ):
-            fedsim.Scenario(**world(PAIRED, 20, flexcfl(21, 4), 3))
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"measure": "madc", "clusterer": "k-means"}, "'measure' is 'madc', allowed is 'edc'"),
-            ({"clusterer": {"kind": "hierarchical", "threshold": 0.3}}, "allowed is 'groups' alone"),
-            ({"alpha": 3}, "has the key 'alpha', which it does not take; allowed is 'moment.devices'"),
-            ({"inter_group": "literal"}, "allowed is 'as'"),
-        ],
-    )
-    def test_parts_that_do_not_fit_are_refused(self, options: Sections, message: str) -> None:
-        with pytest.raises(fedsim.ScenarioError, match=message):
-            fedsim.Scenario(**world(PAIRED, 20, flexcfl(3, 4, **options), 3))
-
     def test_devices_that_all_do_the_same_make_no_groups(self, tmp_path: Path) -> None:
         one = (np.tile(np.random.default_rng(1).normal(size=4), (6, 1)), [1] * 6)  # in whatever order they come, sums are equal
         sections = world(file_data(tmp_path, [one] * 6), 6, flexcfl(2, 2), 2, training=FULL)

@@ -15,11 +15,10 @@ class TestNewcomers:
         kinds = [(draw.normal(size=(12, 4)), draw.integers(0, 3, 12)) for _ in range(3)]
         kinds = [(x, np.concatenate([[0, 1, 2], y[3:]])) for x, y in kinds]
         data = file_data(tmp_path / "data", [kinds[device % 3] for device in range(12)])
-        population = {
-            "arrivals": {"kind": "schedule", "times": [f"{at} s" for at in range(1, 10)], "devices": list(range(3, 12))}
-        }
+        times = [f"{1000 + 200 * number} ms" for number in range(9)]
+        population = {"arrivals": {"kind": "schedule", "times": times, "devices": list(range(3, 12))}}
         strategy = flexcfl(3, 3, clusterer="random")
-        run = ran(world(data, 12, strategy, 400, population=population, training=FULL), tmp_path / "run")
+        run = ran(world(data, 12, strategy, 180, population=population, training=FULL), tmp_path / "run")
         found = groups_of(run)
         assert sorted(found[:3]) == [0, 1, 2]  # type: ignore[type-var]
         assert found == [found[device % 3] for device in range(12)]

@@ -64,37 +64,12 @@ class TestGroupsApart:
         assert one[0].tobytes() == other[0].tobytes()
         assert one[1].tobytes() != other[1].tobytes()
 
-    @pytest.mark.parametrize("form", ["published-code", "paper"])
-    def test_with_influence_they_are(self, tmp_path: Path, form: str) -> None:
-        one, other = (
-            self.models(tmp_path / f"{second}", second, eta_g=0.1, moment={"steps": 50}, **{"as": form})
-            for second in (1.0, 1.25)
-        )
-        assert one[0].tobytes() != other[0].tobytes()
-
-
-QUADRATIC = '''
-import torch
-
-class Quadratic(torch.nn.Module):
-    """Two weights."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = torch.nn.Parameter(torch.zeros(2))
-
-    def forward(self, x):
-        return self.w - x[:, :2]
-'''
-
 
 class TestBetweenGroups:
-    def mixed(self, folder: Path, monkeypatch: pytest.MonkeyPatch, members: list[int], **strategy: Any) -> list[list[float]]:
+    def mixed(self, folder: Path, members: list[int], **strategy: Any) -> list[list[float]]:
         """Two groups at (3, 0) and (0, 4), a third at (100, 100), after one mixing."""
-        (folder / "two_weights.py").write_text(QUADRATIC)
-        monkeypatch.syspath_prepend(folder)
         data = opposite_groups(folder, [4] * 4)
-        model = {"kind": "module", "factory": "two_weights:Quadratic"}
+        model = {"kind": "module", "factory": "tests.strategies.curved:Centre", "args": {"start": [0.0, 0.0]}}
         run = made(world(data, 4, flexcfl(3, 2, eta_g=1.0, **strategy), 2, model=model, training={"init": "torch"}))
         state = run.strategy.state
         state["models"] = [run.learner.initial() for _ in range(3)]
@@ -104,15 +79,15 @@ class TestBetweenGroups:
         asyncio.run(run.strategy.after_aggregation())  # type: ignore[attr-defined]
         return [value.tolist() for value in weights(run)]
 
-    def test_two_groups(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_two_groups(self, tmp_path: Path) -> None:
         """And a group without devices neither gives nor takes."""
         members = [0, 1, 0, -1]
-        assert self.mixed(tmp_path, monkeypatch, members)[:2] == [pytest.approx([2.4, 0.8]), pytest.approx([0.75, 3.0])]
-        literal = self.mixed(tmp_path, monkeypatch, members, **{"as": "paper"})
+        assert self.mixed(tmp_path, members)[:2] == [pytest.approx([2.4, 0.8]), pytest.approx([0.75, 3.0])]
+        literal = self.mixed(tmp_path, members, **{"as": "paper"})
         assert literal == [pytest.approx([3, 1]), pytest.approx([1, 4]), [100, 100]]
 
-    def test_a_single_group_is_left_alone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert self.mixed(tmp_path, monkeypatch, [1, 1, -1, 1]) == [[3, 0], [0, 4], [100, 100]]
+    def test_a_single_group_is_left_alone(self, tmp_path: Path) -> None:
+        assert self.mixed(tmp_path, [1, 1, -1, 1]) == [[3, 0], [0, 4], [100, 100]]
 
     @pytest.mark.parametrize("learning", ["on", "off"])
     def test_each_inhabited_group_sends_its_model_to_the_auxiliary_server(self, tmp_path: Path, learning: str) -> None:

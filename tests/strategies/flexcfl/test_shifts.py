@@ -98,6 +98,18 @@ class TestAfterASwap:
         for one, other in crossed:
             assert (found[one], found[other]) == (before[other], before[one])
         assert run.rounds[-1]["ari"] == 1.0
+        # A migration is recorded, and costs each device four bytes.
+        assert len(moves(run, "migration")) == 2 * len(crossed)
+        tests = of_kind(run, "shift-test")
+        assert len(tests) == 20
+        for event in tests:
+            assert event["data"]["fired"] == (event["data"]["distance"] > event["data"]["threshold"])
+        fired = {event["device"] for event in tests if event["data"]["fired"]}
+        assert fired >= {device for pair in crossed for device in pair}
+        (at,) = {event["time"] for event in tests}
+        ids = [row for row in run.transfers if row["purpose"] == "id" and row["start"] >= at]
+        assert (len(ids), {row["bytes"] for row in ids}) == (len(fired), {4.0})
+        assert not [row for row in run.transfers if "directions" in row["purpose"] and row["start"] >= at]
 
     def before(self, run: RunFolder) -> dict[int, int]:
         """The group of each device before the shift."""
@@ -111,21 +123,6 @@ class TestAfterASwap:
         assert groups_of(run) == [before[device] for device in range(20)]
         assert run.rounds[-1]["ari"] < 0.5
         assert not of_kind(run, "shift-test")
-
-    def test_a_migration_is_recorded_and_costs_the_devices_four_bytes_each(self, tmp_path: Path) -> None:
-        run, crossed = self.swapped(tmp_path / "run", PAIRED, "flexcfl")
-        assert len(moves(run, "migration")) == 2 * len(crossed)
-        tests = of_kind(run, "shift-test")
-        assert len(tests) == 20
-        for event in tests:
-            assert event["data"]["fired"] == (event["data"]["distance"] > event["data"]["threshold"])
-        fired = {event["device"] for event in tests if event["data"]["fired"]}
-        assert fired >= {device for pair in crossed for device in pair}
-        (at,) = {event["time"] for event in tests}
-        ids = [row for row in run.transfers if row["purpose"] == "id" and row["start"] >= at]
-        assert (len(ids), {row["bytes"] for row in ids}) == (len(fired), {4.0})
-        directions = [row for row in run.transfers if "directions" in row["purpose"] and row["start"] >= at]
-        assert not directions
 
     def test_labels_alone_are_looked_at(self, tmp_path: Path) -> None:
         """Rotated digits, ten of each on every device: the test of Eq. 9 is blind to what has happened."""

@@ -8,7 +8,7 @@ import pytest
 
 from fedsim.errors import ScenarioError
 from fedsim.streams import Streams
-from fedsim.world.availability import Diurnal
+from fedsim.toolbox.worlds.diurnal import Diurnal
 from fedsim.world.availability.base import Availability
 from fedsim.world.calendar import CalendarSpec
 from fedsim.world.population import PopulationSpec

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedsim.errors import DataError, ScenarioError
+from fedsim.errors import DataError, FedsimError
 from fedsim.streams import Streams
 from fedsim.world.availability.base import Availability
 from fedsim.world.population import PopulationSpec
@@ -116,11 +116,13 @@ def test_bad_intervals(tmp_path: Path, text: str, message: str) -> None:
         paths(tmp_path, text, {"starts": "2024-03-04T00:00"})
 
 
-def test_dates_need_a_calendar(tmp_path: Path) -> None:
-    with pytest.raises(ScenarioError, match=r"has dates; give population\.calendar\.starts"):
-        paths(tmp_path, "device,start,end\n0,2024-03-04T08:00,2024-03-04T09:00\n")
-
-
-def test_a_pattern_has_room_for_its_intervals(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"end is '2 h': that is after the 3600 s of population\.availability\.every"):
-        paths(tmp_path, "device,start,end\n0,1 s,2 h\n", every="1 h")
+@pytest.mark.parametrize(
+    ("interval", "how", "message"),
+    [
+        ("2024-03-04T08:00,2024-03-04T09:00", {}, r"has dates; give population\.calendar\.starts"),
+        ("1 s,2 h", {"every": "1 h"}, r"end is '2 h': that is after the 3600 s of population\.availability\.every"),
+    ],
+)
+def test_what_does_not_go_together(tmp_path: Path, interval: str, how: dict[str, Any], message: str) -> None:
+    with pytest.raises(FedsimError, match=message):
+        paths(tmp_path, f"device,start,end\n0,{interval}\n", **how)

@@ -6,9 +6,8 @@ Here are the base and the means; ``robust`` has those that tolerate malicious up
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
+from fedsim.federation import Device, Server
 from fedsim.federation.codecs import Codec
-from fedsim.federation.devices import Device
-from fedsim.federation.server import Server
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.learning.refs import Ref

@@ -11,11 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.evaluation.evaluator import ModelAssignment
-from fedsim.federation.client import Instruction, LocalResult
-from fedsim.federation.contents import Contents
-from fedsim.federation.devices import Device
-from fedsim.federation.messages import TaskEnd
-from fedsim.federation.server import Server
+from fedsim.federation import Contents, Device, Instruction, LocalResult, Server, TaskEnd
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.learning.refs import Ref

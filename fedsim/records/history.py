@@ -1,4 +1,4 @@
-"""Events of a run, read from its folder into tables."""
+"""Events of a run, read from its folder into tables, for pictures and exports."""
 
 import json
 from functools import cached_property
@@ -62,21 +62,23 @@ class History:
 
     @cached_property
     def steps(self) -> pd.DataFrame:
-        """``device``, ``task``, ``round`` and ``group`` (NaN for none), ``step``, ``start``, ``end``, ``outcome``, ``data``.
+        """A row a step: ``device``, ``task``, ``round`` and ``group`` (NaN for none), ``step``, ``start``, ``end``, ``ended``,
+        ``outcome``, ``data``.
 
-        The outcome is the *task's*: unless it is ``done``, the step's work was wasted. ``data`` is that of the step's end, as
-        JSON (None for a step that never ended).
+        ``ended`` is the step's own outcome, ``outcome`` the *task's*: unless it is ``done``, the step's work was wasted.
+        ``data`` is that of the step's end, as JSON (None for a step that never ended).
         """
         rows = self.of("step-start", "step-end").sort_values("task", kind="stable")
-        following = rows[["kind", "task", "time", "data"]].shift(-1)  # a task does one step at a time
+        following = rows[["kind", "task", "time", "outcome", "data"]].shift(-1)  # a task does one step at a time
         ended = (following["kind"] == "step-end") & (following["task"] == rows["task"])
         steps = rows.assign(
             start=rows["time"],
             end=following["time"].where(ended, self.end),  # a run that was cut off leaves its last steps open
+            ended=following["outcome"].astype(object).where(ended, "stopped"),
             outcome=rows["task"].map(self.tasks.set_index("task")["outcome"]).astype(object).fillna("stopped").astype(str),
             data=following["data"].where(ended, None),
         )[rows["kind"] == "step-start"]
-        steps = steps[["device", "task", "round", "group", "step", "start", "end", "outcome", "data"]]
+        steps = steps[["device", "task", "round", "group", "step", "start", "end", "ended", "outcome", "data"]]
         return steps.astype({"device": int, "task": int, "step": str}).reset_index(drop=True)
 
     @cached_property
@@ -125,12 +127,21 @@ class History:
         phases: pd.DataFrame = self.run.table(AVAILABILITY).to_pandas().rename(columns={"time": "start"})
         return phases.assign(end=_next_start(phases, self.end))
 
+    @property
+    def lost_edges(self) -> pd.DataFrame:
+        """Stretches during which edge servers were lost: ``device``, the number of the edge server, ``start`` and ``end``."""
+        acts = self.of("edge-off", "edge-on")
+        return self._stretches(acts.assign(device=[parsed(text)["edge"] for text in acts["data"]]), "edge-off")
+
     def _switched_off(self) -> pd.DataFrame:
         """Stretches during which processes of the world kept devices switched off."""
-        acts = self.of("switch-off", "switch-on").rename(columns={"time": "start"}).astype({"device": "Int64"})
-        acts = acts.sort_values("device", kind="stable")
-        acts["end"] = _next_start(acts, self.end)
-        return acts.loc[acts["kind"] == "switch-off", ["device", "start", "end"]].astype({"device": int})
+        return self._stretches(self.of("switch-off", "switch-on"), "switch-off")
+
+    def _stretches(self, acts: pd.DataFrame, kind: str) -> pd.DataFrame:
+        """From each record of a kind to the next record of the same device, or to the end."""
+        acts = acts.rename(columns={"time": "start"}).astype({"device": "Int64"}).sort_values("device", kind="stable")
+        acts = acts.assign(end=_next_start(acts, self.end))
+        return acts.loc[acts["kind"] == kind, ["device", "start", "end"]].astype({"device": int})
 
     # Groups.
 

@@ -10,21 +10,10 @@ from pydantic import Field, field_validator
 
 from fedsim.data.federated import Dataset, FederatedData, Index, Shard
 from fedsim.data.partitions.base import Partition, deal_evenly, deal_test_alike, federated, gather, require_devices
-from fedsim.data.sources.own import read_arrays
+from fedsim.data.sources.base import read_arrays
 from fedsim.errors import DataError, ScenarioError
 from fedsim.files import SOUGHT, read_json, sought
 from fedsim.streams import Streams
-
-
-class Iid(Partition):
-    """Training and test samples are shuffled and dealt evenly: sizes differ by at most one, labels by chance only."""
-
-    kind: Literal["iid"] = "iid"
-
-    def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        require_devices(devices, dataset.train_size, f"'{dataset.name}' has {dataset.train_size} training samples")
-        train = deal_evenly(dataset.train, devices, streams.generator("world/data/train"))
-        return federated(dataset, train, deal_evenly(dataset.test, devices, streams.generator("world/data/test")))
 
 
 class ByLabel(Partition):

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.data.sources.images import CIFAR_FILES, EMNIST_FILES, MNIST_FILES, advice, write_batch, write_idx
 from fedsim.errors import DataError, ScenarioError, nearest
+from fedsim.toolbox.sources.images import CIFAR_FILES, EMNIST_FILES, MNIST_FILES, advice, write_batch, write_idx
 
 ByteArray = NDArray[np.uint8]
 _EMNIST_PAGE = "https://www.nist.gov/itl/products-and-services/emnist-dataset"

@@ -22,12 +22,12 @@ from fedsim.simulation import Simulation, on_grid
 from fedsim.world.columns import ALL
 from fedsim.world.device_kinds import Figure
 from fedsim.world.device_table import DeviceTable
-from fedsim.world.network.base import Network
 from fedsim.world.network.flow import SERVER, Direction
+from fedsim.world.network.machine import Network
 from fedsim.world.network.protocol import Transport
 from fedsim.world.network.spec import AccessColumns, NetworkModel
 
-_TABLE = Path(__file__).parents[1] / "cloud_regions.toml"
+_TABLE = Path(__file__).with_name("cloud_regions.toml")
 _EARTH_KM = 6371.0
 _HUB = "aws:ca-central-1"
 _Milliseconds = Annotated[float, Field(ge=0.0, le=1e6)]

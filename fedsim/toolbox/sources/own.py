@@ -3,16 +3,15 @@
 import io
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
-from zipfile import is_zipfile
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.data.federated import Raw, Samples
-from fedsim.data.sources.base import Source, checked_labels, every_fifth
+from fedsim.data.sources.base import Source, checked_labels, every_fifth, read_arrays
 from fedsim.errors import DataError, nearest
-from fedsim.files import SOUGHT, read_json, regular, sought
+from fedsim.files import read_json, regular, sought
 
 _MOST_CLASSES = 100_000  # labels index tables a class wide: of each device's samples, of outputs
 
@@ -78,19 +77,6 @@ def raw_of(path: Path, arrays: dict[str, NDArray[Any]], vocabulary: int | None =
     shape = (len(x_train) + len(x_test),)
     columns = {name: each for name, each in columns.items() if each.shape == shape and np.issubdtype(each.dtype, np.integer)}
     return Raw(path.stem, x_train, y_train, x_test, y_test, classes, peak, tokens, columns)
-
-
-def read_arrays(path: Path, key: str) -> dict[str, NDArray[Any]]:
-    """The arrays of an ``.npz`` file that the scenario names at ``key``."""
-    try:
-        if not is_zipfile(regular(path)):
-            raise ValueError("it is no zip file")
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except FileNotFoundError:
-        raise DataError(f"{key} names '{path}', which does not exist; {SOUGHT}") from None
-    except Exception as error:  # numpy and zipfile raise many kinds for a damaged archive
-        raise DataError(f"'{path}' cannot be read as an .npz archive of plain arrays: {error}") from None
 
 
 def _pair(path: Path, arrays: dict[str, NDArray[Any]], x_name: str, y_name: str) -> tuple[Samples, NDArray[Any]]:

@@ -6,9 +6,9 @@ import numpy as np
 from pydantic import Field
 
 from fedsim.arrays import Floats32
-from fedsim.federation.codecs.buckets import count_of, in_buckets, joined
 from fedsim.federation.codecs.lossy import Lossy
 from fedsim.learning.functions import Function, pure
+from fedsim.toolbox.codecs.buckets import count_of, in_buckets, joined
 
 _MOST = 127
 

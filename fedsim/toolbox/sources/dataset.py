@@ -10,9 +10,9 @@ from pydantic import Field, field_validator
 
 from fedsim.data.federated import Raw
 from fedsim.data.sources.base import Source
-from fedsim.data.sources.own import Vocabulary, raw_of
 from fedsim.errors import DataError
 from fedsim.language.imports import find, refuse_unless_allowed
+from fedsim.toolbox.sources.own import Vocabulary, raw_of
 
 
 class MapDataset(Source):

@@ -341,7 +341,7 @@ class Network(Endpoints):
     def _unsettle(self) -> None:
         if not self._unsettled:
             self._unsettled = True
-            self._simulation.unsettle(self)
+            self._simulation.unsettle(self.solve)
 
     def _advance(self, now: float) -> None:
         for rule in self._rules:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsim.errors import CheckpointError
-from fedsim.records import tables
-from fedsim.records.tables import TableWriter
+from fedsim.records import parquet
+from fedsim.records.parquet import TableWriter
 
 SCHEMA = pa.schema([("time", pa.float64()), ("kind", pa.dictionary(pa.int16(), pa.string())), ("data", pa.string())])
 Row = tuple[Any, ...]
@@ -24,8 +24,8 @@ def rows(count: int) -> list[Row]:
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "_ROWS_A_BATCH", 8)
-    monkeypatch.setattr(tables, "_ROWS_A_PART", 50)
+    monkeypatch.setattr(parquet, "_ROWS_A_BATCH", 8)
+    monkeypatch.setattr(parquet, "_ROWS_A_PART", 50)
 
 
 def write(path: Path, content: list[Row], flush_at: set[int] = frozenset(), step: int = 1) -> bytes:  # type: ignore[assignment]

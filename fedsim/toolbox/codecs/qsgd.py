@@ -7,9 +7,9 @@ import numpy as np
 from pydantic import Field
 
 from fedsim.arrays import Floats32
-from fedsim.federation.codecs.buckets import count_of, in_buckets, joined, pack, unpack
 from fedsim.federation.codecs.lossy import Lossy
 from fedsim.learning.functions import Function, pure
+from fedsim.toolbox.codecs.buckets import count_of, in_buckets, joined, pack, unpack
 
 
 def bits_of(levels: int) -> int:

@@ -9,35 +9,26 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from fedsim.arrays import Floats
+from fedsim.energy.carbon import Carbon
+from fedsim.energy.presets import TITLES, coefficients
 from fedsim.errors import ScenarioError, nearest
 from fedsim.language.spec import Spec
 from fedsim.language.units import TICK_S, Joules, JoulesPerByte, Seconds, Watts
 from fedsim.meters.base import Meter, MeterContext
-from fedsim.meters.energy import EnergyMeter
+from fedsim.meters.energy import COEFFICIENTS, EnergyMeter
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
+from fedsim.world.batteries import Batteries
 from fedsim.world.calendar import DAY_S
+from fedsim.world.charging import ChargingSpec, Never
 from fedsim.world.distributions import Choice, Constant, Distribution, LogNormal, TimeDistribution, Uniform, by_device
-from fedsim.world.energy.batteries import Batteries
-from fedsim.world.energy.carbon import Carbon
-from fedsim.world.energy.charging import ChargingSpec, Never
-from fedsim.world.energy.presets import TITLES, coefficients
 
 if TYPE_CHECKING:
     from fedsim.world.availability import Availability
 
-_KEYS = {
-    "idle": "idle_w",
-    "compute": "compute_w",
-    "receive": "receive_w",
-    "send": "send_w",
-    "receive_byte": "receive_j_byte",
-    "send_byte": "send_j_byte",
-    "tail": "tail_w",
-    "tail_lasts": "tail_s",
-}
+_NAMES = ("idle", "compute", "receive", "send", "receive_byte", "send_byte", "tail", "tail_lasts")
+_KEYS = dict(zip(_NAMES, COEFFICIENTS, strict=True))
 """The keys of a scenario, and the coefficients that they are for."""
-
 
 _Share = Annotated[float, Field(ge=0.0, le=1.0)]
 PowerDistribution = Annotated[Distribution, by_device(Watts, Constant, Uniform, LogNormal, Choice)]

@@ -21,15 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.arrays import Flags, Floats, Ints
-from fedsim.meters.energy import COMPUTING
 from fedsim.simulation import TICK_S, Alarm, Simulation, on_grid
 from fedsim.world.availability import Availability
-from fedsim.world.energy.charging import Charging
+from fedsim.world.charging import Charging
 from fedsim.world.phases import Span
-from fedsim.world.task import TaskStep
+from fedsim.world.task import Code, Download, Evaluate, TaskStep, Train, Upload, Work
 
-_MOVING = {"download": "receive", "upload": "send"}
-_DRAWS = _MOVING | dict.fromkeys(COMPUTING, "compute")
+_MOVING: dict[type[TaskStep], str] = {Download: "receive", Upload: "send"}
+_DRAWS = _MOVING | dict.fromkeys((Train, Evaluate, Work, Code), "compute")
 _NONE = array("d")
 _NO_SPAN = Span(False, 0.0, 0.0)
 _LOOK_S = 3_600.0  # nobody looks further ahead while a transfer goes on, whose end is not known
@@ -177,9 +176,9 @@ class Batteries:
     def begin(self, device: int, step: TaskStep) -> None:
         if self.has(device):
             self._settle(device)
-            phase = _DRAWS.get(step.name)
+            phase = _DRAWS.get(type(step))
             watts = 0.0 if phase is None else self._draws(device, f"{phase}_w")
-            load = self._loads[device] = Load(watts, step.name in _MOVING)
+            load = self._loads[device] = Load(watts, type(step) in _MOVING)
             if load.moves:
                 load.byte = self._draws(device, f"{phase}_j_byte")
                 self._tails.pop(device, None)

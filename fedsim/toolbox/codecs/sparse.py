@@ -103,9 +103,6 @@ class TopK(Sparse):
     """Of what an update has changed, the ``share`` of entries that changed most is sent; of other contents, their largest.
 
     What is sent and what is kept are together what was meant, to the bit.
-
-    Attributes:
-        share: k / d; at least one entry is sent. With 1 nothing is lost.
     """
 
     kind: Literal["top-k"] = "top-k"
@@ -154,7 +151,6 @@ class RandomK(Sparse):
     arrive as they are, and what is sent and what is kept are together what was meant, to the bit.
 
     Attributes:
-        share: k / d; at least one entry is sent. With 1 nothing is lost.
         positions: ``sent`` with the values, as a bitmap or as numbers; or found by both sides from a ``seed`` of 8 bytes.
     """
 

@@ -1,0 +1,1 @@
+"""Codecs: numbers in fewer bits, or fewer numbers."""

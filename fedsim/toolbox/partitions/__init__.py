@@ -1,0 +1,1 @@
+"""Partitions: the recipes by which samples are dealt to devices."""

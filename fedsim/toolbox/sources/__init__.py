@@ -1,0 +1,1 @@
+"""Sources of samples: published data sets, and the user's own files."""

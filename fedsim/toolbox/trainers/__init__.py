@@ -1,0 +1,1 @@
+"""Trainers besides SGD."""
