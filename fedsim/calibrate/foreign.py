@@ -145,7 +145,8 @@ def _appfl_trainings(lines: list[_AppflLine], epochs: int) -> dict[int, LoggedSt
             titles = cells
             continue
         row = dict(zip(titles, cells, strict=False))
-        if not row.get("Round", "").isdecimal() or row.get("Pre") == "Y" or "Time" not in row:
+        is_time = row.get("Time", "").replace(".", "", 1).isdecimal()
+        if row.get("Pre") == "Y" or not is_time or not row["Round"].isdecimal():
             continue
         number, start = int(row["Round"]), end - float(row["Time"])
         before = trainings.get(number)
