@@ -15,6 +15,7 @@ from fedsim.energy.spec import EnergySpec
 from fedsim.errors import ScenarioError, nearest
 from fedsim.evaluation.evaluator import EvaluationSpec
 from fedsim.federation.codecs.lossy import Lossy
+from fedsim.federation.codecs.plain import Plain
 from fedsim.federation.costs import ServerSpec
 from fedsim.federation.malicious import MaliciousSpec
 from fedsim.federation.wire import MessagesSpec
@@ -30,6 +31,7 @@ from fedsim.meters.spec import METERS, MeterSpec
 from fedsim.strategies import STRATEGIES
 from fedsim.strategies.base import StrategyParams
 from fedsim.strategies.fedavg import FedAvgParams
+from fedsim.strategies.parts.aggregation import Mean, Weighted
 from fedsim.world.network import NetworkSpec, StarSpec
 from fedsim.world.population import PopulationSpec
 from fedsim.world.processes import WorldSpec
@@ -150,6 +152,8 @@ class Sections(Spec):
                 f"{self.strategy.called}: {why}; allowed are 'sgd', and 'torch' with the optimiser 'SGD' and nothing that "
                 "changes its steps"
             )
+        if self.training.state == "sent":
+            self._check_sent_state()
         if self.drift is not None and self.population.samples is not None:
             raise ScenarioError("population.samples gives sizes without data, so there is nothing for [drift] to change")
         if self.population.capacity is not None and self.network.has_device_rates:
@@ -188,6 +192,28 @@ class Sections(Spec):
         others = self.objective.kind != "classification" or self.data.column is not None
         if others and self.malicious is not None and self.malicious.attack.flips_labels:
             raise ScenarioError("malicious.attack turns labels around, and models learn other targets here")
+
+    def _check_sent_state(self) -> None:
+        """Refuse a trainer without a state, and a model that is no mean of updates."""
+        strategy, training, messages = self.strategy, self.training, self.messages
+        aggregation, name = getattr(strategy, "aggregation", None), getattr(training, "optimiser", training.kind)
+        needed = {
+            f"the trainer is {name!r}, of whose state no size is known": training.state_numbers({"": (2, 2)}) > 0,
+            f"strategy.kind is {strategy.kind!r}": vars(type(strategy)).get("mixes_states", False),
+            "strategy.server is given": getattr(strategy, "server", None) is None,
+            f"strategy.aggregation is {getattr(aggregation, 'kind', None)!r}": type(aggregation) in (Weighted, Mean),
+            "strategy.secure_aggregation is given": getattr(strategy, "secure_aggregation", None) is None,
+            f"messages.down is {messages.down.kind!r}": isinstance(messages.down, Plain),
+            f"messages.up is {messages.up.kind!r}": isinstance(messages.up, Plain),
+            "malicious is given": self.malicious is None,
+            "model.keep or model.send is given": not self.model.says_what_stays,
+        }
+        for said, holds in needed.items():
+            if not holds:
+                raise ScenarioError(
+                    f"training.state is 'sent' and {said}; allowed are an optimiser with moments (Adam), strategy.kind "
+                    "'fedavg' or 'fedprox' with aggregation 'weighted' or 'mean', codecs 'plain' and none of the others"
+                )
 
     def _check_serverless(self) -> None:
         """Refuse sections that need a server."""

@@ -1,18 +1,23 @@
 """Whole runs with trainers of torch's and of one's own: every strategy, any workers, stopped and resumed."""
 
+import copy
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import fedsim
 from fedsim.errors import ScenarioError
 from fedsim.executors.named import make_executor
 from fedsim.executors.threads import Threads
+from fedsim.learning.models import Logistic
+from fedsim.learning.solvers.reference import flat_weights, load_weights, module_of
 from fedsim.records.reading import RunFolder
 from fedsim.strategies import STRATEGIES
+from fedsim.streams import Streams
 from fedsim.testing import FIGURES, StrategyContract, assert_sound, eventful_world, quiet_world, run
 from tests import own_trainers
 from tests.benchmarks.hashes import OF_WORLDS, WORLDS
@@ -23,6 +28,7 @@ ADAMW: dict[str, Any] = {"kind": "torch", "optimiser": "AdamW", "lr": 0.01, "bat
 ADAMW |= {"schedule": {"name": "CosineAnnealingLR"}, "state": "kept"}
 OWN: dict[str, Any] = {"kind": "tests.own_trainers:Steady", "lr": 0.05, "batch_size": 32, "state": "kept"}
 EARLY = OWN | {"kind": "tests.own_trainers:Satisfied"}
+SENT: dict[str, Any] = {"kind": "torch", "optimiser": "Adam", "lr": 0.01, "batch_size": 32, "state": "sent"}
 STEPS_OF_SGD = {"fednova", "scaffold"}
 FEDDYN = {"kind": "feddyn", "clients_per_round": 6, "local_epochs": 3}
 
@@ -59,10 +65,12 @@ class Contract(StrategyContract):
     strategy = FEDDYN | {"deadline": "30 s"}
 
 
-@pytest.mark.parametrize("training", [ADAMW, EARLY], ids=["torch", "own"])
+@pytest.mark.parametrize("training", [ADAMW, EARLY, SENT], ids=["torch", "own", "sent"])
 def test_workers_and_a_stop_change_nothing(training: dict[str, Any], tmp_path: Path) -> None:
     contract = Contract()
     contract.sections = {"training": training}
+    if training is SENT:
+        contract.strategy = {"kind": "fedprox", "mu": 0.01, "clients_per_round": 6, "local_epochs": 3, "deadline": "30 s"}
     if training is EARLY:  # by torch's all strategies are run with one worker and with four above
         contract.test_workers_executors_and_real_delays_change_nothing()
     contract.test_it_goes_on_as_if_it_had_not_been_stopped(tmp_path)
@@ -89,6 +97,67 @@ def test_a_trainer_that_stops_early_takes_the_time_of_its_batches_and_reports(tm
         ScenarioError, match="may stop early, and the strategy trains from what a device finds in the same task"
     ):
         run(sections | {"strategy": {"kind": "ifca", "groups": 2}})
+
+
+def test_a_round_begins_with_the_mean_of_the_states_that_were_sent(tmp_path: Path) -> None:
+    """Of two clients with full batches, against plain torch; and the bytes of moments and step counts, by hand."""
+    sections: dict[str, Any] = {"data": {"source": "digits"}, "population": {"devices": 2, "speed": "50 samples/s"}}
+    sections |= {"training": SENT | {"batch_size": 10_000}, "stop": {"rounds": 3}}
+    sections["strategy"] = {"kind": "fedavg", "clients_per_round": 2, "local_epochs": 2}
+    summary, folder = run(sections, tmp_path / "run"), assert_sound(tmp_path / "run")
+    scenario = fedsim.Scenario(**sections)
+    streams = Streams(scenario.seed)
+    data, architecture = scenario.data.build(2, streams), Logistic().architecture((64,), 10)
+    weights = architecture.initial("glorot", streams.generator("strategy/init", 0))
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    for _ in range(3):
+        mean, moments, total = np.zeros(len(weights)), [], sum(data.train_sizes())
+        for device in range(2):
+            module = module_of(architecture)
+            load_weights(list(module.parameters()), weights)
+            optimiser = torch.optim.Adam(module.parameters(), 0.01)
+            optimiser.load_state_dict(optimiser.state_dict() | {"state": copy.deepcopy(state)})
+            x, y = (torch.from_numpy(part) for part in data.train_samples(data.shard(device, 0)))
+            for _ in range(2):
+                optimiser.zero_grad()
+                torch.autograd.backward(torch.nn.functional.cross_entropy(module(x.flatten(1)), y))
+                optimiser.step()
+            mean += len(y) / total * flat_weights(list(module.parameters()))
+            moments.append((len(y) / total, optimiser.state_dict()["state"]))
+        weights = mean.astype(np.float32)
+        state = {at: {name: sum(share * of[at][name] for share, of in moments) for name in moments[0][1][at]} for at in (0, 1)}
+    found = folder.models()["global"]
+    values = np.concatenate([found[name].ravel() for name in ("1.weight", "1.bias")])
+    assert np.abs(values - weights).max() < 1e-6
+    moved = {"model": 6 * 4 * 650, "update": 6 * 4 * 650, "optimiser": (4 + 6) * 4 * (2 * 650 + 2)}
+    assert summary["bytes"]["by_purpose"] == moved
+    assert run(sections | {"learning": "off"})["bytes"]["by_purpose"] == moved
+    together = run(sections, executor=Threads(4))
+    assert [together[name] for name in FIGURES] == [summary[name] for name in FIGURES]
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"training": SENT | {"optimiser": "SGD"}}, "the trainer is 'SGD', of whose state no size is known"),
+        ({"training": OWN | {"state": "sent"}}, "the trainer is 'tests.own_trainers:Steady'"),
+        ({"strategy": FEDDYN}, r"strategy\.kind is 'feddyn'"),
+        ({"strategy": {"kind": "fedbuff"}}, r"strategy\.kind is 'fedbuff'"),
+        ({"strategy": {"server": {"kind": "adam"}}}, r"strategy\.server is given"),
+        ({"strategy": {"aggregation": {"kind": "median"}}}, r"strategy\.aggregation is 'median'"),
+        ({"strategy": {"aggregation": {"kind": "private", "clip": 1.0, "noise": 1.0}}}, r"strategy\.aggregation is 'private'"),
+        ({"strategy": {"secure_aggregation": {}}}, r"strategy\.secure_aggregation is given"),
+        ({"messages": {"up": {"kind": "qsgd", "levels": 4}}}, r"messages\.up is 'qsgd'"),
+        ({"messages": {"down": {"kind": "qsgd", "levels": 4}}}, r"messages\.down is 'qsgd'"),
+        ({"malicious": {"share": 0.1, "attack": {"kind": "label-flip"}}}, "malicious is given"),
+        ({"model": {"kind": "logistic", "keep": ["*.bias"]}}, r"model\.keep or model\.send is given"),
+    ],
+)
+def test_a_state_is_sent_only_where_it_has_a_mean(sections: dict[str, Any], said: str) -> None:
+    told = {"training": SENT} | sections
+    told["strategy"] = {"kind": "fedavg"} | sections.get("strategy", {})
+    with pytest.raises(ScenarioError, match=rf"training\.state is 'sent' and {said}.*; allowed are an optimiser with moments"):
+        fedsim.Scenario(**told)
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedsim.errors import ScenarioError
 from fedsim.federation.client import BEST, Client, Instruction, LocalResult, PreviousResult
-from fedsim.federation.contents import Contents, Partial, payloads, received
+from fedsim.federation.contents import STATE, Contents, Partial, payloads, received
 from fedsim.federation.devices import Devices
 from fedsim.federation.malicious import Attack
 from fedsim.federation.wire import Wire
@@ -20,7 +20,7 @@ from fedsim.learning.refs import Ref
 from fedsim.learning.spec import Trainer
 from fedsim.simulation import Simulation
 from fedsim.training import Training
-from fedsim.world.task import Computation, Evaluate, Task, TaskStep, Train, Upload
+from fedsim.world.task import Computation, Evaluate, Payload, Task, TaskStep, Train, Upload
 
 
 @dataclass(slots=True)
@@ -127,6 +127,8 @@ class ClientSide:
         if self._attack is not None and task.device in self._malicious:
             result, meant = self._attacked(task, self._attack, result, meant)
         parts, encoding = payloads(meant, self._up), self._up.work_on(meant, "encode") if self._up.model_s else ()
+        if self._learner.state_bytes and result.update is not None and context.instruction.job == "train":
+            parts = (*parts, Payload(STATE, self._learner.state_bytes))
         context.reply = meant
         if self._up.changes(meant):
             bases = {} if result.update is None or result.start is None else {result.update: result.start}
@@ -184,6 +186,8 @@ class ClientSide:
     def _train(self, task: Task, training: Training, number: int, version: int) -> Ref:
         """The result of a training of a task, of which so many came before."""
         before = self.devices.of(task.device).state.get(f"trainer/{number}") if self._trainer.state == "kept" else None
+        if self._trainer.state == "sent" and task.context.instruction.job == "train":
+            before = training.start
         how: dict[str, Any] = {"key": task.count, "round": task.round or 0, "version": version, "before": before}
         return self._learner.train(training, task.device, **how)
 

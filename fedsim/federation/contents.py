@@ -30,6 +30,9 @@ Contents = Mapping[str, Any]
 BASE = "base"
 """Purpose of a model's frozen tensors, which come with the first model that a device receives."""
 
+STATE = "optimiser"
+"""Purpose of a trainer's state, which comes with a model and goes with an update where ``training.state`` is ``sent``."""
+
 _NUMBER_BYTES = 4.0
 
 

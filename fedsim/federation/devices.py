@@ -120,7 +120,8 @@ class Device:
 
     def upload_bytes(self, contents: Contents) -> float:
         """Bytes of a message to the server with these contents."""
-        return sum(part.bytes for part in payloads(contents, self._devices.sizes))
+        state = self._devices.learner.state_bytes if "update" in contents else 0.0
+        return sum(part.bytes for part in payloads(contents, self._devices.sizes)) + state
 
 
 _REMEMBERED = (

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedsim.evaluation.evaluator import Evaluator
 from fedsim.federation.client import Client, Instruction
 from fedsim.federation.client_side import ClientSide, TaskContext
-from fedsim.federation.contents import BASE, Contents, Partial, has_model, payloads, received
+from fedsim.federation.contents import BASE, STATE, Contents, Partial, has_model, payloads, received
 from fedsim.federation.costs import ServerSpec, cost_s
 from fedsim.federation.messages import Carried, Handlers, PeerMessage, TaskEnd
 from fedsim.federation.wire import Wire
@@ -98,7 +98,7 @@ class Dispatch:
         self.drift = drift
         wires = {"down": self.down, "up": self.up}
         self.devices.model_s = lambda device, way: (
-            tasks.steps.nominal_s(device, way, wires[way].model_bytes) + wires[way].model_s
+            tasks.steps.nominal_s(device, way, wires[way].model_bytes + self.learner.state_bytes) + wires[way].model_s
         )
 
     # From the server half to the world.
@@ -119,6 +119,8 @@ class Dispatch:
         brings_base = not self.devices.has_base(device) and has_model(contents)
         if brings_base:
             parts = (Payload(BASE, self.learner.base_bytes), *parts)
+        if self.learner.state_bytes and job == "train" and contents["model"].state is not None:
+            parts = (*parts, Payload(STATE, self.learner.state_bytes))
         steps: tuple[TaskStep, ...] = (Download(parts),) if parts else ()
         if parts and self.down.model_s:
             steps += self.down.work_on(contents, "decode")

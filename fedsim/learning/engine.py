@@ -23,7 +23,7 @@ from fedsim.learning.architecture import Architecture
 from fedsim.learning.cohort import Chooser, TrainingRunner
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.factory import numbers
-from fedsim.learning.functions import FunctionCall, carry_out_all, function_at, weighted_sum
+from fedsim.learning.functions import FunctionCall, carry_out_all, function_at, mean_state, weighted_sum
 from fedsim.learning.learner import Learner
 from fedsim.learning.model import Model
 from fedsim.learning.models import Layered, TorchModel
@@ -248,7 +248,7 @@ class Learning(Learner):
                 told = {"device": ref.device, "round": job.recipe.round, "ref": ref.name}
                 self._simulation.emit("reported", numbers=dict(solved.numbers), **told)
             ref.settle(solved.weights, solved.train_loss, solved.numbers)
-            ref.state = solved.state or None
+            ref.state = solved.state or ref.state
 
     async def _choose(self, refs: Sequence[Ref]) -> None:
         questions = [self._chooser.question(ref, self._data) for ref in refs]
@@ -275,6 +275,9 @@ class Learning(Learner):
             ref.settle(self._initial(recipe.count))
         elif isinstance(recipe, Mixed):
             ref.settle(self._mixed(recipe))
+            if ref.state is not None:
+                states = [(part.state, weight) for part, weight in recipe.parts if part.finite]
+                ref.state = mean_state(states) or (recipe.otherwise and recipe.otherwise.state) or {}
 
     def _initial(self, count: int) -> Weights:
         if self._architecture is not None and not self._model.has_frozen and self._model.file is None:

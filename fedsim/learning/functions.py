@@ -5,6 +5,7 @@ A checkpoint could name any function: only those that are marked as meant for it
 reasons, are ever called.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -116,3 +117,17 @@ def weighted_sum(models: list[NDArray[np.float32]], coefficients: list[float]) -
                 total += np.multiply(model[at : at + _BLOCK], coefficient, out=product, dtype=np.float64)
             block[:] = total
     return mixed
+
+
+def mean_state(parts: Sequence[tuple[Mapping[str, NDArray[Any]] | None, float]]) -> dict[str, NDArray[Any]]:
+    """The mean of trainers' states, without those that are empty or not finite; unlike ones raise ``SimulationError``."""
+    finite = [(state, weight) for state, weight in parts if state and all(np.isfinite(each).all() for each in state.values())]
+    total = math.fsum(weight for _, weight in finite)
+    if total == 0.0:
+        return {}
+    first, shapes = finite[0][0], [{name: each.shape for name, each in state.items()} for state, _ in finite]
+    if shapes.count(shapes[0]) < len(shapes):
+        raise SimulationError(f"states of a trainer differ in names or shapes, and have no mean: {shapes[0]} and others")
+    weights = [weight / total for _, weight in finite]
+    sums = {name: weighted_sum([state[name].ravel() for state, _ in finite], weights) for name in first}
+    return {name: values.reshape(first[name].shape).astype(first[name].dtype) for name, values in sums.items()}

@@ -26,6 +26,7 @@ class Learner:
         parameters: trained numbers, d.
         bytes: the model's size in float32.
         base_bytes: of the frozen tensors, which are no part of it.
+        state_bytes: of a trainer's state that is sent with models; 0 where none is.
         flops_per_sample: FLOPs of a training step on one sample.
     """
 
@@ -35,6 +36,7 @@ class Learner:
         self.parameters = model.parameters(shape, classes)
         self.bytes = 4.0 * self.parameters
         self.base_bytes = model.base_bytes(shape, classes)
+        self.state_bytes = 0.0
         self.flops_per_sample = model.flops(shape, classes)
         self._serial = 0
 
@@ -61,6 +63,7 @@ class Learner:
         """
         ref = self._name("update", Trained(training, device, version, key, round, before), device)
         ref.loss = Loss()
+        ref.state = {} if self.state_bytes else None
         return ref
 
     def first_epoch(self, update: Ref) -> Ref:
@@ -86,7 +89,9 @@ class Learner:
         of all, unless ``rescale`` is False (right for a sum of differences). Where nothing is left, or the rest sums to 0 and
         cannot be scaled, the mix is ``otherwise``, or without one not finite.
         """
-        return self._name("model", Mixed(tuple(parts), otherwise, rescale))
+        ref = self._name("model", Mixed(tuple(parts), otherwise, rescale))
+        ref.state = {} if self.state_bytes and any(part.state is not None for part, _ in parts) else None
+        return ref
 
     def given(self, weights: NDArray[np.floating]) -> Ref:
         """A model whose weights are known: an array [d]; any other shape raises ``SimulationError``."""

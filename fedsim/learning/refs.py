@@ -141,7 +141,8 @@ class Ref:
         loss: of a training, and of all that its device and the wire make of it, what it reports; None elsewhere.
         losses: of a choice, the objective of each model, float64 [models], read-only; None until then.
         choice: of a choice, the position of the chosen model; None until then.
-        state: of a training, what its trainer keeps on the device, by name; None until then, and elsewhere.
+        state: of a training, what its trainer keeps on the device, by name; None until then, and elsewhere. Where it is sent,
+            of mixes of trainings too, and empty until then.
     """
 
     __slots__ = ("__weakref__", "choice", "device", "finite", "loss", "losses", "name", "recipe", "serial", "state", "value")

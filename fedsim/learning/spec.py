@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -30,7 +30,8 @@ class Trainer(Spec):
             too). A module of the user's own initialises itself.
         device: where the arithmetic is done: ``cpu``, ``cuda`` or ``cuda:N``; checked when learning starts.
         state: ``fresh``: a trainer remembers nothing; ``kept``: its state (an optimiser's moments) stays on the device between
-            two trainings, and is never sent.
+            two trainings, and is never sent; ``sent``: it comes with the model and goes with the update, and the server's mean
+            of updates has the mean of their states (Wang et al., "Local adaptivity in federated learning", 2021).
         real_limit: real time after which a local training ends the run with an error: one that never ends, say.
     """
 
@@ -40,7 +41,7 @@ class Trainer(Spec):
     lr_decay: float = Field(default=1.0, gt=0.0, le=1.0)
     init: Literal["glorot", "torch"] = "glorot"
     device: str = "cpu"
-    state: Literal["fresh", "kept"] = "fresh"
+    state: Literal["fresh", "kept", "sent"] = "fresh"
     real_limit: PositiveSeconds = 3600.0
 
     applies_terms: ClassVar[bool] = False
@@ -90,6 +91,10 @@ class Trainer(Spec):
         rule = self.sgd
         decay = rule.weight_decay
         return torch.optim.SGD(parameters.values(), lr, momentum=rule.momentum, weight_decay=decay, foreach=False)
+
+    def state_numbers(self, shapes: "Mapping[str, Sequence[int]]") -> int:
+        """How many numbers ``state = "sent"`` sends for trained tensors of these names; 0, none or unknown: that is refused."""
+        return 0
 
     @property
     def steps_along_gradient(self) -> bool:

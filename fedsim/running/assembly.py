@@ -17,6 +17,7 @@ from fedsim.federation.server import Server
 from fedsim.federation.wire import Wire
 from fedsim.learning import Learner
 from fedsim.learning.architecture import Tensor
+from fedsim.learning.factory import STATISTICS
 from fedsim.learning.models import SizeOnly
 from fedsim.learning.patterns import LoRA
 from fedsim.meters.base import Column, MeterContext
@@ -197,6 +198,10 @@ class Run:
             self.learner = Learning(self.simulation, *parts)
         else:
             self.learner = (learner or Learner)(scenario.model, shape, classes)
+        if scenario.training.state == "sent":
+            trained = {one.name: one.shape for one in self._tensors() if not one.name.endswith(STATISTICS)}
+            shapes = trained or {"": (int(self.learner.parameters),)}
+            self.learner.state_bytes = 4.0 * scenario.training.state_numbers(shapes)
 
     def _rooflines(self, capacity: Capacity) -> Rooflines | None:
         """Training times of kinds of devices for the scenario's model; None where there are none."""

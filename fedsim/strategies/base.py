@@ -53,6 +53,9 @@ class StrategyParams(Spec):
     kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "nobody"
     """Which side says that tensors of the model stay on the devices; the scenario does by ``model.keep`` or ``model.send``."""
 
+    mixes_states: ClassVar[bool] = False
+    """Whether a model is the mean of a round's updates and no more, as ``training.state = "sent"`` needs; not inherited."""
+
     def stays(self, tensors: Sequence[Tensor]) -> list[bool]:
         """Whether each tensor never leaves a device, [tensors]; by default as the scenario says."""
         return [tensor.kept for tensor in tensors]

@@ -16,6 +16,7 @@ class FedAvgParams(AggregatingParams):
     """Parameters of FedAvg; see ``AggregatingParams``."""
 
     kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "scenario"
+    mixes_states: ClassVar[bool] = True
     kind: Literal["fedavg"] = "fedavg"
 
 

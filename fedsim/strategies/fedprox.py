@@ -21,6 +21,7 @@ class FedProxParams(AggregatingParams):
     """
 
     kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "scenario"
+    mixes_states: ClassVar[bool] = True
     kind: Literal["fedprox"] = "fedprox"
     mu: float = Field(default=1.0, ge=0.0, le=1e6)
     partial_work: Annotated[bool, OnlyWith("deadline", "relative_deadline")] = True

@@ -21,16 +21,16 @@ def nominal_lines(run: Run) -> list[str]:
     looked_at = range(0, devices, step)
     epoch_s = run.population.epochs_s(slice(0, devices, step))
     nominal_s, near = run.tasks.steps.nominal_s, run.scenario.strategy.at_edges
-    down = np.array([nominal_s(device, "down", dispatch.down.model_bytes, near=near) for device in looked_at])
-    up = np.array([nominal_s(device, "up", dispatch.up.model_bytes, near=near) for device in looked_at])
+    down_bytes, up_bytes = (wire.model_bytes + run.learner.state_bytes for wire in (dispatch.down, dispatch.up))
+    down = np.array([nominal_s(device, "down", down_bytes, near=near) for device in looked_at])
+    up = np.array([nominal_s(device, "up", up_bytes, near=near) for device in looked_at])
     decode_s, encode_s = dispatch.down.model_s, dispatch.up.model_s
     samples = run.samples[::step]
     lines = [
         f"{devices} devices with {int(run.samples.sum())} training samples "
         f"({int(run.samples.min())} to {int(run.samples.max())} a device, median {int(np.median(samples))})",
         *([f"of these {len(looked_at)} were looked at for the times below"] if step > 1 else []),
-        f"a model of {run.learner.parameters} parameters; {show_bytes(dispatch.down.model_bytes)} down, "
-        f"{show_bytes(dispatch.up.model_bytes)} up",
+        f"a model of {run.learner.parameters} parameters; {show_bytes(down_bytes)} down, {show_bytes(up_bytes)} up",
         *([f"and {show_bytes(base)} of frozen tensors, once to each device"] if (base := run.learner.base_bytes) else []),
         f"alone on its link a device downloads in {_range(down)}, uploads in {_range(up)}",
         f"an epoch takes it {_range(epoch_s)}",
@@ -78,7 +78,7 @@ def _round_lines(run: Run, params: RoundParams, rounds: int, task_s: Floats, sam
     round_s, trained = expected_maximum(task_s, min(asked, len(task_s))) * params.turns, asked * params.turns
     apart_s = round_s if params.every is None else math.ceil(round_s / params.every) * params.every
     messages = trained + (min(asked, run.scenario.network.edge_servers) if params.at_edges else 0)
-    traffic = messages * (run.dispatch.down.model_bytes + run.dispatch.up.model_bytes)
+    traffic = messages * (run.dispatch.down.model_bytes + run.dispatch.up.model_bytes + 2 * run.learner.state_bytes)
     once = run.learner.base_bytes * min(run.scenario.population.devices, rounds * messages)
     steps = np.ceil(samples / run.scenario.training.batch_size).mean() * params.local_epochs * trained
     gigaflops = run.samples.mean() * params.local_epochs * trained * run.learner.flops_per_sample / 1e9

@@ -56,7 +56,7 @@ class ByTrainer(Reference):
 
     def _solve(self, solve: LocalSolve, descent: Descent) -> Solved:
         if not solve.batches.steps:
-            return Solved(solve.weights.copy(), float("nan"))
+            return Solved(solve.weights.copy(), float("nan"), state=solve.state or {})
         module, who = copy.deepcopy(self._template), f"training.kind {self._trainer.kind!r}"
         before = self._generators()
         with self.context(module, solve, descent) as (trained, context):
@@ -99,7 +99,7 @@ class ByTrainer(Reference):
         if self._trainer.stops_early:
             taken, counts = context.data.taken, context.data.counts
             told |= {"batches": float(taken), "share": sum(counts[:taken]) / sum(counts)}
-        return Solved(weights, loss, told, kept if self._trainer.state == "kept" else {})
+        return Solved(weights, loss, told, {} if self._trainer.state == "fresh" else kept)
 
     def _generators(self) -> dict[str, Any]:
         """State of the process's own generators."""

@@ -62,7 +62,8 @@ class TrainingContext:
         epochs: local epochs.
         lr: the learning rate of the round.
         seed: 63 bits that belong to this training alone, for a generator of your own.
-        state: tensors by name that stay on the device until its next training, with ``state = "kept"``; empty at first.
+        state: tensors by name that stay on the device until its next training, with ``state = "kept"``, or go with the model,
+            with ``state = "sent"``; empty at first.
         start: the received model, by the names of the module's tensors.
         data: the batches.
     """

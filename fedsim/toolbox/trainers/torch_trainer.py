@@ -4,7 +4,7 @@ torch is loaded where it is needed, so that a scenario is read without.
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -147,6 +147,20 @@ class TorchTrainer(Trainer):
         parts = [{"params": own, **told} for own, told in zip(members, args, strict=True) if own]
         made: torch.optim.Optimizer = getattr(torch.optim, self.optimiser)(parts, lr=lr, **self.args)
         return made
+
+    def state_numbers(self, shapes: "Mapping[str, Sequence[int]]") -> int:
+        import torch
+
+        parameters = {name: torch.nn.Parameter(torch.empty(*shape, device="meta")) for name, shape in shapes.items()}
+        optimiser = self.torch_optimiser(parameters, self.lr)
+        for parameter in parameters.values():
+            parameter.grad = torch.empty_like(parameter)
+        try:
+            optimiser.step()
+        except RuntimeError:  # of one that looks at its numbers
+            return 0
+        values = (value for entry in optimiser.state.values() for value in entry.values())
+        return sum(value.numel() for value in values if isinstance(value, torch.Tensor))
 
     def train(
         self, model: "nn.Module", data: "LocalData", context: "TrainingContext"
