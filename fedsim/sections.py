@@ -211,8 +211,8 @@ class Sections(Spec):
         for said, holds in needed.items():
             if not holds:
                 raise ScenarioError(
-                    f"training.state is 'sent' and {said}; allowed are an optimiser with moments (Adam), strategy.kind "
-                    "'fedavg' or 'fedprox' with aggregation 'weighted' or 'mean', codecs 'plain' and none of the others"
+                    f"training.state is 'sent' and {said}; allowed are moments (as Adam's) and 'fedavg' or 'fedprox', "
+                    "'weighted' or 'mean', without codecs, server optimiser, secure aggregation, attack and kept tensors"
                 )
 
     def _check_serverless(self) -> None:

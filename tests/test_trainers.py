@@ -156,7 +156,7 @@ def test_a_round_begins_with_the_mean_of_the_states_that_were_sent(tmp_path: Pat
 def test_a_state_is_sent_only_where_it_has_a_mean(sections: dict[str, Any], said: str) -> None:
     told = {"training": SENT} | sections
     told["strategy"] = {"kind": "fedavg"} | sections.get("strategy", {})
-    with pytest.raises(ScenarioError, match=rf"training\.state is 'sent' and {said}.*; allowed are an optimiser with moments"):
+    with pytest.raises(ScenarioError, match=rf"training\.state is 'sent' and {said}.*; allowed are moments"):
         fedsim.Scenario(**told)
 
 

@@ -93,7 +93,7 @@ class Trainer(Spec):
         return torch.optim.SGD(parameters.values(), lr, momentum=rule.momentum, weight_decay=decay, foreach=False)
 
     def state_numbers(self, shapes: "Mapping[str, Sequence[int]]") -> int:
-        """How many numbers ``state = "sent"`` sends for trained tensors of these names; 0, none or unknown: that is refused."""
+        """Numbers of the state that ``sent`` sends for tensors of these shapes, by name; 0, none or unknown, is refused."""
         return 0
 
     @property
