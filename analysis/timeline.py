@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
@@ -26,6 +27,7 @@ from fedsim.analysis.lanes import (
     span_of_rounds,
 )
 from fedsim.arrays import Floats
+from fedsim.lab.compare.critical_path import CriticalPaths
 from fedsim.lab.trackers.link_load import Curve, link_load, means, summed
 from fedsim.language.units import show_seconds
 from fedsim.records.folder import TRANSFERS
@@ -47,6 +49,7 @@ _CAPACITY: dict[str, Any] = {"color": style.BLACK, "linewidth": 0.8, "linestyle"
 _DEADLINE: dict[str, Any] = {"color": style.VERMILLION, "linewidth": 1.2, "linestyle": (0, (4, 3))}
 _ACT: dict[str, Any] = {"color": style.PURPLE, "linewidth": 0.8, "linestyle": (0, (1, 2))}
 _ROUND_END: dict[str, Any] = {"color": "#404040", "linewidth": 0.8, "linestyle": "-"}
+_PATH: dict[str, Any] = {"color": style.BLACK, "linewidth": 1.4, "linestyle": "-"}
 _ORDER_WORDS = dict(zip(ORDERS, ("fastest on top", "first at work on top", "by number"), strict=True))
 
 
@@ -81,6 +84,7 @@ def draw_timeline(
     row = pd.Series(np.arange(len(view.devices), dtype=float), index=view.devices)
     handles += _tint_groups(lanes, view, row)
     handles += mark_rows(lanes, history, row, view.unit.size)
+    handles += _draw_path(lanes, view, row)
     label_lanes(lanes, view)
     lanes.set_ylabel(f"device, speed (samples/s),\n{_ORDER_WORDS[order]}")
     draw_work(work, view)
@@ -117,6 +121,21 @@ def _tint_groups(lanes: Axes, view: View, row: "pd.Series[float]") -> list[Artis
     if stays.empty:
         return []
     return [Patch(facecolor=style.tint(style.group_colour(int(stays["group"].iloc[0]))), label="in a group, each its colour")]
+
+
+def _draw_path(lanes: Axes, view: View, row: "pd.Series[float]") -> list[Artist]:
+    """A line through the steps that each round waited for, from lane to lane unless there are too many rounds."""
+    steps = [step for one in CriticalPaths(view.history.run).rounds for step in one.steps]
+    shown = [step for step in steps if view.start < step.end and step.start < view.end and step.device in row.index]
+    if not shown:
+        return []
+    times = np.array([[step.start, step.end, step.end] for step in shown]) / view.unit.size
+    rows = np.repeat(row.loc[pd.Index([step.device for step in shown])].to_numpy()[:, None], 3, axis=1)
+    follows = np.append(times[1:, 0] == times[:-1, 1], False) & (len(view.rounds) <= _MOST_LINES)
+    rows[~follows, 2] = np.nan  # a gap
+    edge = [withStroke(linewidth=3, foreground="w")]
+    lanes.plot(times.ravel(), rows.ravel(), zorder=4, gid="path", path_effects=edge, scalex=False, scaley=False, **_PATH)
+    return [Line2D([], [], label="critical path: what each round waited for", **_PATH)]
 
 
 # The strips: all devices together.

@@ -44,11 +44,11 @@ class Alarm(Event):
 
     _ok, _value = True, None  # it has been triggered
 
-    def __init__(self, env: "Environment", name: Name, when: float, ring: Callable[[], None], callback: Any) -> None:
+    def __init__(self, env: "Environment", name: Name, when: float, ring: Callable[[], object], callback: Any) -> None:
         self.env = env  # what ``Event.__init__`` does
         self.callbacks = [callback]
         self.name, self.when = name, when
-        self.ring: Callable[[], None] | None = ring
+        self.ring: Callable[[], object] | None = ring
 
     def cancel(self) -> None:
         """Never ring. The clock does not stop for a cancelled alarm."""
@@ -161,7 +161,7 @@ class Environment(simpy.Environment):
 
     # Alarms.
 
-    def at(self, name: Name, when: float, ring: Callable[[], None], priority: EventPriority = NORMAL) -> Alarm:
+    def at(self, name: Name, when: float, ring: Callable[[], object], priority: EventPriority = NORMAL) -> Alarm:
         """Call ``ring`` at the absolute time ``when`` (s, not before now)."""
         if when < (now := self.now):
             raise ValueError(f"an alarm at {when!r} s cannot be set at {now!r} s")
@@ -169,7 +169,7 @@ class Environment(simpy.Environment):
         heappush(self._queue, (when, priority, next(self._eid), alarm))
         return alarm
 
-    def call(self, ring: Callable[[], None], priority: EventPriority = NORMAL) -> None:
+    def call(self, ring: Callable[[], object], priority: EventPriority = NORMAL) -> None:
         """Call ``ring`` in this instant, after what is scheduled in it already with the same priority."""
         now = self.now
         if self.unnamed:

@@ -154,7 +154,7 @@ class Simulation:
         process.callbacks.append(_raise_failure)
         return process
 
-    def wake(self, name: Name, when: float, callback: Callable[[], None], priority: EventPriority = NORMAL) -> Alarm:
+    def wake(self, name: Name, when: float, callback: Callable[[], object], priority: EventPriority = NORMAL) -> Alarm:
         """Call ``callback`` at the absolute time ``when`` (s, not before now)."""
         return self.env.at(name, when, callback, priority)
 
@@ -217,10 +217,7 @@ class Simulation:
         """End the run when this instant is over. The first reason counts."""
         if self.stopped is None:
             self.stopped = reason
-            self.env.call(self._tell_end, LAST)
-
-    def _tell_end(self) -> None:
-        self.ended.succeed(self.stopped)
+            self.env.call(lambda: self.ended.succeed(self.stopped), LAST)
 
     def interrupt(self) -> None:
         """Go no further than this instant, if the run does not end in it anyway: then it is ``stopped`` as ``interrupted``."""

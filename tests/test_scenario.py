@@ -1,7 +1,6 @@
 """Scenarios: read, resolved, written back; and one clear message for whatever is wrong, or would never end."""
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -203,30 +202,3 @@ def test_what_few_updates_bear_is_said(tmp_path: Any) -> None:
     records = [event["data"] for event in of_kind(found, "aggregate")]
     assert all(record.get("bears", 1) == min(1, max(0, (len(record["tasks"]) - 3) // 2)) for record in records)
     assert any("bears" in record for record in records)
-
-
-class TestLoad:
-    def write(self, tmp_path: Path, text: str) -> Path:
-        path = tmp_path / "s.toml"
-        path.write_text(text)
-        return path
-
-    def test_set_overrides_and_reads_toml_values_or_plain_text(self, tmp_path: Path) -> None:
-        path = self.write(tmp_path, "seed = 4\n[stop]\nrounds = 3\n")
-        scenario = fedsim.load(path, ["training.lr=0.5", "strategy.deadline=9 s", "stop.rounds=7", 'learning="off"'], seed=11)
-        assert (scenario.training.lr, scenario.stop.rounds, scenario.seed, scenario.learning) == (0.5, 7, 11, "off")
-        assert scenario.model_dump()["strategy"]["deadline"] == "9 s"
-
-    @pytest.mark.parametrize("change", ["training.lr", "=3", ".lr=3", "seed.x=3"])
-    def test_a_wrong_set_is_explained(self, tmp_path: Path, change: str) -> None:
-        with pytest.raises(ScenarioError, match=f"changes {change!r}"):
-            fedsim.load(self.write(tmp_path, "seed = 4\n"), [change])
-
-    def test_a_missing_or_broken_file_is_explained(self, tmp_path: Path) -> None:
-        with pytest.raises(ScenarioError, match=r"none.toml' does not exist"):
-            fedsim.load(tmp_path / "none.toml")
-        with pytest.raises(ScenarioError, match=r"not valid TOML"):
-            fedsim.load(self.write(tmp_path, "seed = = 4"))
-        (tmp_path / "b.toml").write_bytes(b"\xff\xfe")
-        with pytest.raises(ScenarioError, match=r"not valid TOML"):
-            fedsim.load(tmp_path / "b.toml")

@@ -79,10 +79,12 @@ def test_a_file_says_only_what_differs_from_the_one_that_it_extends(tmp_path: Pa
         ('extends = "nowhere.toml"', "nowhere.toml' does not exist"),
         ('extends = "own.toml"', "own.toml' extends itself"),
         ("extends = 3", "own.toml' extends 3; allowed is the name of a file"),
+        ("seed = = 4", "own.toml' is not valid TOML"),
+        ("\xff\xfe", "own.toml' is not valid TOML"),  # nor is it UTF-8
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused(text: str, says: str, tmp_path: Path) -> None:
-    (tmp_path / "own.toml").write_text(text)
+    (tmp_path / "own.toml").write_bytes(text.encode("latin-1"))
     with pytest.raises(ScenarioError) as raised:
         read_toml(tmp_path / "own.toml", "scenario")
     assert says in str(raised.value)
@@ -118,6 +120,11 @@ class TestChanges:
             "population.availability.mean_off = '1 h' is dropped: 'always' has no such key",
         ]
 
+    def test_a_value_is_toml_or_plain_text(self, tmp_path: Path) -> None:
+        scenario, _ = self.load(tmp_path, "training.lr=0.5", "strategy.deadline=11 s", 'learning="off"')
+        assert (scenario.training.lr, scenario.learning, scenario.model_dump()["strategy"]["deadline"]) == (0.5, "off", "11 s")
+        assert fedsim.load(tmp_path / "a.toml", seed=11).seed == 11
+
     def test_the_same_kind_and_one_of_the_users_own_drop_what_they_lack_too(self, tmp_path: Path) -> None:
         assert self.load(tmp_path, "strategy.kind=fedprox")[1] == []
         assert self.load(tmp_path, "strategy.kind=tests.own_parts:Proud")[1] == [
@@ -139,6 +146,7 @@ class TestChanges:
     @pytest.mark.parametrize(
         ("changes", "says"),
         [
+            *(([wrong], f"changes {wrong!r}") for wrong in ("training.lr", "=3", ".lr=3", "data.partition.x=3")),
             (["strategy.agregation=krum", "strategy.kind=fedbuff"], "unknown key 'agregation'"),
             (["strategy.clients_per_round=3", "strategy.kind=fedbuff"], "unknown key 'clients_per_round'"),
             (["model.hidden=[3]", "model.kind=logistic"], "unknown key 'hidden'"),

@@ -3,7 +3,7 @@
 from statistics import median
 
 from fedsim.analysis.report.markup import Markup, el, join
-from fedsim.analysis.report.tables import TableCell, grid
+from fedsim.analysis.report.tables import TableCell, grid, of_columns
 from fedsim.lab.compare.critical_path import CriticalPaths, RoundPath
 from fedsim.lab.compare.why import path_table, round_in_words, run_in_words
 from fedsim.language.units import show_seconds
@@ -33,7 +33,6 @@ def waiting(run: RunFolder) -> Markup | None:
 
 def _round(paths: CriticalPaths, one: RoundPath, is_longest: bool) -> Markup:
     columns = path_table(one).columns
-    cells = [["" if cell is None else str(cell) for cell in row] for row in zip(*(own.cells for own in columns), strict=True)]
     title = f"Round {one.number}, {'the longest' if is_longest else 'a usual one'}: what it waited for"
-    table = grid([own.head for own in columns], cells, [True, True, *[False] * (len(columns) - 2)])
+    table = of_columns(columns, range(len(columns[0].cells)))
     return el("details", el("summary", title), el("p", " ".join(round_in_words(paths, one.number))), table)

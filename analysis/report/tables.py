@@ -34,11 +34,12 @@ def comparison(table: "ComparedTable", order: Sequence[int], level: str = "h3") 
         own = [column for column in rest if column.topic == topic and any(cell is not None for cell in column.cells)]
         if own:
             yield el(level, f"{topic[:1].upper()}{topic[1:]}")
-            yield _columns([*who, *own], rows)
+            yield of_columns([*who, *own], rows)
     yield from (el("p", plain(note, 400), class_="soft") for note in table.notes)
 
 
-def _columns(columns: Sequence["ComparedColumn"], order: Sequence[int]) -> Markup:
+def of_columns(columns: Sequence["ComparedColumn"], order: Sequence[int]) -> Markup:
+    """Columns of a comparison as a table, its rows in an ``order``."""
     from fedsim.lab.compare.text import shown
 
     words = [any(isinstance(cell, str) for cell in column.cells) for column in columns]

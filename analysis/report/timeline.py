@@ -51,7 +51,7 @@ def read_timeline(run: RunFolder, most_lanes: int, most_steps: int) -> TimelineD
     """
     history = History(run)
     tick = max(min(_TICK_S, history.end / _LEAST_TICKS), history.end / _MOST_TICKS) or 1.0
-    columns = _Reader(history, tick, _shown(history, most_lanes, most_steps)).columns()
+    columns = _TimelineReader(history, tick, _shown(history, most_lanes, most_steps)).columns()
     header = {
         "tick": tick,
         "end": round(history.end / tick),
@@ -75,7 +75,7 @@ def _shown(history: History, most_lanes: int, most_steps: int) -> Ints:
     return worked[style.evenly(len(worked), room)] if len(worked) else everyone[:most_lanes]
 
 
-class _Reader:
+class _TimelineReader:
     """Makes the columns: tables of the devices shown, lane by lane, times in whole ticks."""
 
     def __init__(self, history: History, tick: float, devices: Ints) -> None:

@@ -253,10 +253,6 @@ class Dispatch:
         self._bases_at.pop(edge, None)
         self.simulation.post(partial(self.strategy.on_edge_lost, edge))
 
-    def on_arrival(self, device: int) -> None:
-        """The world says that a newcomer can be reached."""
-        self._tell("newcomer", device)
-
     def on_switched_on(self, device: int) -> None:
         """The world says that a device is switched on again: what was to be said of it when it can be reached is said then."""
         for task in [task for task, end in self.unnoticed.items() if end.device == device]:
@@ -268,8 +264,11 @@ class Dispatch:
             else:
                 self._untold.append((kind, number))
 
-    def _tell(self, kind: str, device: int) -> None:
-        """Give the strategy the message that a device can be reached; later, if it is switched off, or its battery flat."""
+    def tell(self, kind: str, device: int) -> None:
+        """Tell the strategy that a device can be reached; later, if it is switched off, or its battery flat.
+
+        ``kind``: ``return``, ``newcomer`` or ``shift``.
+        """
         if device in self.tasks.off:
             self._untold.append((kind, device))
         elif self.tasks.batteries is None or (when := self.tasks.next_on(device, self.simulation.now)) <= self.simulation.now:
@@ -282,7 +281,7 @@ class Dispatch:
         """The world says that a device's data have changed; it hears of it now, or when it can be reached again."""
         when = self.tasks.next_on(device, self.simulation.now)
         if when <= self.simulation.now:
-            self._tell("shift", device)
+            self.tell("shift", device)
         elif when < float("inf"):
             self.rearm("shift", device, when)
 
@@ -322,4 +321,4 @@ class Dispatch:
             name = self._timer_names[number]
             self._timers[name] = self.simulation.wake((kind, number), when, partial(self._ring, name))
         else:
-            self.simulation.wake((kind, number), when, partial(self._tell, kind, number))
+            self.simulation.wake((kind, number), when, partial(self.tell, kind, number))

@@ -20,9 +20,9 @@ from pydantic import TypeAdapter
 from fedsim.errors import DataError, ScenarioError
 from fedsim.files import read_toml
 from fedsim.lab.compare.lines import read_lines
-from fedsim.lab.compare.measures import measure
+from fedsim.lab.compare.measures import FINAL, costs_until
 from fedsim.lab.compare.paired import Estimate, mean_of
-from fedsim.lab.compare.table import Cell, ComparedTable
+from fedsim.lab.compare.table import Cell, ComparedTable, Comparison
 from fedsim.lab.study.conduct import run_study
 from fedsim.language.units import show_bytes, show_joules, show_seconds
 from fedsim.records.folder import AVAILABILITY, DEVICES, EVENTS, write_text
@@ -117,40 +117,19 @@ def _named(strategy: str) -> str:
 
 def lines_of(out: Path, target: float) -> list[BoardLine]:
     """The lines of a study ``bench`` that was run in ``out``."""
-    lines, version = [], _version()
-    for line in read_lines([out]).lines:
-        world = str(dict(line.point)["part"])
-        figures = [measure(run, [target]) for run in line.runs]
-        time, moved, joules = (
-            _whole([own[f"{what} to target {target:g}"] for own in figures], line.planned)
-            for what in ("time", "traffic", "energy")
-        )
-        reached = sum(own[f"time to target {target:g}"] is not None for own in figures)
-        accuracy = _whole([own["final accuracy"] for own in figures], line.planned)
+    lines, to, version, found = read_lines([out]), f"to target {target:g}", _version(), []
+    columns = {column.head: column.cells for column in Comparison(lines, [target]).side_by_side().columns}
+    heads = f"time {to} (s)", f"traffic {to} (bytes)", f"energy {to} (J)", f"{FINAL.name} ({FINAL.unit})"
+    for line, *cells in zip(lines.lines, *(columns[head] for head in heads), strict=True):
+        means = [mean_of([cell]) if isinstance(cell, float | int) else cell for cell in cells]  # of one seed a number
+        time, *others = (cell if isinstance(cell, Estimate) else None for cell in means)
+        missed = [costs_until(run, target)[f"time {to}"] for run in line.runs].count(None)
+        reached, world = len(line.runs) - missed, str(dict(line.point)["part"])
         mean, low, high = (None, None, None) if time is None else (time.mean, *time.edges)
-        lines.append(
-            BoardLine(
-                line.name,
-                world,
-                seeds=line.planned,
-                reached=reached,
-                time_s=mean,
-                time_low=None if low is None else max(low, 0.0),
-                time_high=high,
-                bytes=None if moved is None else moved.mean,
-                joules=None if joules is None else joules.mean,
-                accuracy=None if accuracy is None else accuracy.mean,
-                file=digest_of(world),
-                version=version,
-            )
-        )
-    return lines
-
-
-def _whole(values: Sequence[float | int | None], planned: int) -> Estimate | None:
-    """The mean over seeds with its interval; None unless all that were planned have the figure."""
-    known = [value for value in values if value is not None]
-    return mean_of(known) if len(known) == planned else None
+        moved, joules, accuracy = (None if one is None else one.mean for one in others)
+        where, whence = (line.name, world, line.planned, reached), (digest_of(world), version)
+        found.append(BoardLine(*where, mean, low, high, moved, joules, accuracy, *whence))
+    return found
 
 
 def _version() -> str:

@@ -53,7 +53,7 @@ class Model(Spec):
         """
         raise ScenarioError(
             f"strategy.sizes has the {by} of each device's model, and model.kind is {self.kind!r}, which has none; allowed are "
-            + ("fedsim's own models of layers" if by == "width" else "models with adapters (model.lora)")
+            + ("fedsim's models of dense layers and convolutions" if by == "width" else "models with adapters (model.lora)")
         )
 
 

@@ -1,28 +1,7 @@
 """The folder of a study, as far as reading it goes: its index says what its runs are.
 
 Whoever compares or shows a study reads its index and its run folders, and nothing else: never the study file, whose grammar may
-grow. ``index.json`` is written before the first run begins, and again whenever the study is gone on with::
-
-    {
-      "format": 1,
-      "name": "what does a group cost",
-      "about": "Fifty devices of five kinds ...",              # what it shows; empty where the study does not say
-      "baseline": "fedavg",                                    # the variant that the others are compared with; null: none
-      "targets": [0.8, 0.9],                                   # accuracies (0..1): the costs to reach each are compared
-      "goal": "time",                                          # what cells are ranked by; null: not said
-      "budget": {"time": 1200.0, "bytes": 3e9},                # limits by cost, within which an accuracy is to be reached
-      "seeds": [1, 2, 3],                                      # of every variant's runs
-      "variants": [                                            # one at each point of the grid, in the order of the tables
-        {
-          "name": "flexcfl",
-          "label": "flexcfl, share=0.3",                       # for people; different for each
-          "point": {"population.stragglers.share": 0.3},       # the grid's keys and their values here; "size" and "part" first
-          "changes": {"strategy.kind": "flexcfl"},             # what else it changes of the base
-          "reference": false,                                  # whether it is a line to compare with, made out of the base
-          "runs": [{"seed": 1, "folder": "runs/flexcfl,share=0.3/seed-1"}]
-        }
-      ]
-    }
+grow. ``index.json`` is a ``StudyIndex``, written before the first run begins, and again whenever the study is gone on with.
 """
 
 import json
@@ -56,7 +35,14 @@ class IndexedRun(_IndexPart):
 
 
 class IndexedVariant(_IndexPart):
-    """One line of a study's comparison: a way to change the base, at one point of the grid."""
+    """One line of a study's comparison: a way to change the base, at one point of the grid.
+
+    Attributes:
+        label: for people, such as ``flexcfl, share=0.3``; different for each.
+        point: the grid's keys and their values here; ``size`` and ``part`` first.
+        changes: what else it changes of the base.
+        reference: whether it is a line to compare with, made out of the base.
+    """
 
     name: str
     label: str
@@ -67,7 +53,18 @@ class IndexedVariant(_IndexPart):
 
 
 class StudyIndex(_IndexPart):
-    """The runs of a study. ``format`` is another number where readers of this one would misread it."""
+    """The runs of a study.
+
+    Attributes:
+        format: another number where readers of this one would misread it.
+        about: what it shows; empty where the study does not say.
+        baseline: the variant that the others are compared with.
+        targets: accuracies (0..1): the costs to reach each are compared.
+        goal: what cells are ranked by; None: not said.
+        budget: limits by cost, within which an accuracy is to be reached.
+        seeds: of every variant's runs.
+        variants: in the order of the tables.
+    """
 
     format: Literal[1]
     name: str

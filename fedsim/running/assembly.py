@@ -147,7 +147,7 @@ class Run:
         self.server = Server(self.dispatch, setting)
         self.strategy = strategy(scenario.strategy, self.server)
         client = strategy.client_half(scenario.strategy, setting)
-        self.lifetimes = Lifetimes(simulation, *lifetimes, availability, self.dispatch.on_arrival)
+        self.lifetimes = Lifetimes(simulation, *lifetimes, availability, partial(self.dispatch.tell, "newcomer"))
         self.drift = self._build_drift(streams)
         self.capacity, parts = capacity, (capacity, self.population, compute, self.network, self.tasks, self.messages)
         self.processes = Processes(scenario.world.processes, Books(simulation, streams, *parts, dispatch.on_switched_on))

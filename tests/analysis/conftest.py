@@ -22,10 +22,7 @@ Made = Callable[[dict[str, Any], Path], Path]
 Ran = Callable[..., RunFolder]
 Lived = Callable[[str], RunFolder]
 
-ALIASES = {"fedgroup": "flexcfl", "fesem-mig": "fesem", "ifca": "ifca-mig"}
-PARAMETERS = {entry["kind"]: entry for entry in STRATEGIES}
-PARAMETERS |= {alias: PARAMETERS[kind] | {"kind": alias} for alias, kind in ALIASES.items()}
-PARAMETERS |= {kind: {"kind": kind} | HASHED[kind] for kind in ("fedbn", "fedper", "heterofl", "hetlora", "hierfavg", "moon")}
+PARAMETERS = {entry["kind"]: entry for entry in STRATEGIES} | {"hierfavg": {"kind": "hierfavg"} | HASHED["hierfavg"]}
 PARAMETERS["cfl"] = PARAMETERS["cfl"] | {"clients_per_round": 6}  # some who sit out a split are left without a group
 
 

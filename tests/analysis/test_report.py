@@ -19,6 +19,7 @@ from fedsim.analysis.report.page import CHART, SCRIPTS, default_out
 from fedsim.cli import main
 from fedsim.records.folder import fingerprints
 from fedsim.records.reading import RunFolder
+from tests.lab.study.conftest import finish, write
 
 HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(2)>\n\u2028\u202e--><!-- {{7*7}} " + "long " * 2000
 
@@ -82,8 +83,6 @@ def hostile(run: RunFolder, tmp_path: Path) -> RunFolder:
 @pytest.fixture
 def study(small: dict[str, Any], tmp_path: Path) -> Path:
     """A study of two variants and two seeds, one variant with a name that wants to be markup."""
-    import tomli_w
-
     tables = {
         "name": "a study <b>of two</b>",
         "about": "It shows <i>little</i>.",
@@ -92,10 +91,7 @@ def study(small: dict[str, Any], tmp_path: Path) -> Path:
         "base": small | {"stop": {"rounds": 3}, "learning": "off"},
         "variants": {"plain": {}, "<i>longer</i>": {"strategy": {"local_epochs": 3}}},
     }
-    (tmp_path / "study.toml").write_text(tomli_w.dumps(tables))
-    result = CliRunner().invoke(main, ["study", str(tmp_path / "study.toml"), "--out", str(tmp_path / "st"), "--workers", "1"])
-    assert result.exit_code == 0, result.output
-    return tmp_path / "st"
+    return finish(write(tmp_path / "study.toml", tables), tmp_path / "st")
 
 
 def check_frame(document: Document, timelines: int) -> None:
@@ -153,15 +149,6 @@ def test_a_run_and_the_same_bytes_again(run: RunFolder, tmp_path: Path) -> None:
     assert write_report([run.path], tmp_path / "again.htm").read_bytes() == path.read_bytes()
 
 
-def test_several_runs(run: RunFolder, unlearned: RunFolder, tmp_path: Path) -> None:
-    path = write_report([run.path, unlearned.path], tmp_path / "all.html")
-    document = Document(path)
-    check_frame(document, timelines=2)
-    assert "What their scenarios say differently: 1 key" in document.text
-    assert "final accuracy (0-1)" in document.text
-    assert [field for field in document.of("input") if field["name"] == "together"]
-
-
 def test_a_study(study: Path) -> None:
     result = call(study)
     assert result.exit_code == 0, result.output
@@ -184,6 +171,9 @@ def test_hostile_names_are_only_text(hostile: RunFolder, run: RunFolder) -> None
     assert re.fullmatch(r"[A-Za-z0-9_.-]+\.report\.html", path.name)
     document = Document(path)
     check_frame(document, timelines=2)
+    assert [field for field in document.of("input") if field["name"] == "together"]
+    assert "What their scenarios say differently: 2 keys" in document.text  # the strategy, and its file
+    assert "final accuracy (0-1)" in document.text
     assert "</script><script>alert(1)</script>" in document.text
     assert "/home/me" not in document.text
     assert "…/secret.json" in document.raw["pre"][0]

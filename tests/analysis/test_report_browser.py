@@ -332,7 +332,8 @@ _OVERLAPPING = """
   return boxes.flatMap(([one, a], at) => boxes.slice(at + 1).filter(([, b]) => !apart(a, b))
     .map(([other]) => `${one.textContent} / ${other.textContent}`)); })()"""
 _CUT = """
-[...document.querySelectorAll('h1, h2, h3, p, li, dd, caption, button, .plots > div, .plot th, .heat td, figure img')]
+[...document.querySelectorAll('h1, h2, h3, p, figure img, li, dd, caption, button')]
+  .concat([...document.querySelectorAll('.plots > div, .plot th, .plot td:nth-child(2), .heat td')])
   .filter(e => e.offsetParent && (e.scrollWidth > e.clientWidth + 1 || e.getBoundingClientRect().right > innerWidth + 1))
   .filter(e => getComputedStyle(e).display !== 'inline').map(e => e.outerHTML.slice(0, 120))"""
 

@@ -13,6 +13,7 @@ from fedsim.analysis import lanes, style
 from fedsim.analysis.lanes import TimeSpan, View
 from fedsim.analysis.style import save
 from fedsim.analysis.timeline import draw_load, draw_timeline, draw_work
+from fedsim.lab.compare.critical_path import CriticalPaths
 from fedsim.lab.trackers.link_load import Curve, means
 from fedsim.records.history import MARKS, History
 from fedsim.records.reading import RunFolder
@@ -48,6 +49,15 @@ def test_every_step_task_and_round_is_drawn(run: RunFolder) -> None:
     lines = drawn(figure.axes[0])
     assert (lines["end"], lines["deadline"]) == (len(run.rounds), reached)
     assert 0 < reached < len(run.rounds)
+
+
+def test_the_critical_path_goes_through_the_steps_that_rounds_waited_for(run: RunFolder) -> None:
+    (line,) = [line for line in draw_timeline(run, order="number").axes[0].lines if line.get_gid() == "path"]
+    lanes = sorted({event["device"] for event in run.events if event["kind"] == "step-start"})
+    steps = [step for one in CriticalPaths(run).rounds for step in one.steps if step.device is not None]
+    at, row = (np.asarray(side)[::3] for side in line.get_data())
+    np.testing.assert_array_equal(row, [lanes.index(step.device) for step in steps])
+    np.testing.assert_allclose(at / at[-1], [step.start / steps[-1].start for step in steps])
 
 
 def test_thin_lanes_show_the_same_without_hatches(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from fedsim.data.partitions.base import Iid, SyntheticSizes
 from fedsim.data.sources.embedded import Digits
 from fedsim.data.spec import DataSpec
 from fedsim.data.transforms import Augmentation
-from fedsim.errors import DataError, ScenarioError
+from fedsim.errors import DataError, FedsimError, ScenarioError
 from fedsim.language.units import SamplesPerSecond
 from fedsim.streams import Streams
 from fedsim.toolbox.partitions.plain import Dirichlet
@@ -163,18 +163,16 @@ def test_importing_the_section_loads_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_unknown_names_get_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(
-        ScenarioError, match=r"'mnits' is unknown; allowed are mnist, fashion, cifar10, emnist .did you mean 'mnist'"
-    ):
-        fetch("mnits", tmp_path)
-
-
-def test_emnist_is_to_be_downloaded_by_hand(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"by hand: put emnist-byclass-train-images-idx3-ubyte, .* into '.*/emnist'; .*nist.gov"
-    ):
-        fetch("emnist", tmp_path)
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("mnits", r"'mnits' is unknown; allowed are mnist, fashion, cifar10, emnist .did you mean 'mnist'"),
+        ("emnist", r"by hand: put emnist-byclass-train-images-idx3-ubyte, .* into '.*/emnist'; .*nist.gov"),
+    ],
+)
+def test_what_cannot_be_fetched_is_refused(name: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(FedsimError, match=says):
+        fetch(name, tmp_path)
 
 
 def test_tables_become_images() -> None:

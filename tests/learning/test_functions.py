@@ -75,10 +75,9 @@ def test_an_array_becomes_a_model_and_a_function_of_models_another() -> None:
     assert (value == 2).all()
     assert value.dtype == np.float32
     assert not value.flags.writeable
+    off = Learner(Logistic(), (6,), 3)
+    assert off.apply(middle, [off.given(np.zeros(21))]).value is None  # without learning it is a name
 
-
-def test_an_array_of_another_size_is_no_model() -> None:
-    core = _core()
     with pytest.raises(SimulationError, match=r"shape \(3,\) is no model; allowed is \[21\]"):
         core.given(np.zeros(3))
     with pytest.raises(SimulationError, match=r"made an array of shape \(2,\)"):
@@ -132,11 +131,6 @@ def test_only_marked_functions_are_ever_called() -> None:
     for path in ("os:system", "tests.learning.test_functions:unmarked", "tests.learning.test_functions:nothing"):
         with pytest.raises(SimulationError, match="no function that is marked"):
             function_at(path)
-
-
-def test_without_learning_it_is_a_name() -> None:
-    off = Learner(Logistic(), (6,), 3)
-    assert off.apply(middle, [off.given(np.zeros(21))]).value is None
 
 
 @pure

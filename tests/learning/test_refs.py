@@ -57,13 +57,6 @@ def test_choices_are_a_wave_of_their_own_before_the_trainings_that_need_them() -
     assert last.value is early[0].value is start.value
 
 
-def test_a_mix_of_choices_waits_for_them_and_joins_the_next_cohort() -> None:
-    models = [Ref(f"model-{at}", at, Initial(at)) for at in range(2)]
-    chosen = _choice(models, 2)
-    mixed = Ref("model-3", 3, Mixed(((chosen, 1.0),), None, True))
-    assert _play([_training(mixed, 4), _training(models[0], 5)]) == [["choice-2"], ["update-4", "update-5"]]
-
-
 @pytest.mark.parametrize(
     ("losses", "choice"),
     [

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -73,10 +74,7 @@ def looped(
     return flat_weights(list(made.parameters()))
 
 
-def cosine(optimiser: Any) -> Any:
-    return torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 15)
-
-
+COSINE = partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=15)
 ADAM: dict[str, Any] = {"optimiser": "Adam", "args": {"betas": [0.8, 0.99]}}
 ADAMW: dict[str, Any] = {"optimiser": "AdamW", "args": {"weight_decay": 0.1}, "schedule": {"name": "CosineAnnealingLR"}}
 NORM = {"clip": lambda parameters: nn.utils.clip_grad_norm_(parameters, 0.1)}
@@ -88,15 +86,15 @@ def adam(made: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.Adam(made.parameters(), LR, betas=(0.8, 0.99))
 
 
-def adamw(made: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(made.parameters(), LR, weight_decay=0.1)
-
-
 def adamw_on_weights(made: nn.Module) -> torch.optim.Optimizer:
     named = dict(made.named_parameters())
     parts = [[named[name] for name in named if name.endswith(end)] for end in ("bias", "weight")]
     groups = [{"params": part, "weight_decay": decay} for part, decay in zip(parts, (0.0, 0.1), strict=True)]
     return torch.optim.AdamW(groups, LR)
+
+
+def adamw(made: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(made.parameters(), LR, weight_decay=0.1)
 
 
 def sgd(made: nn.Module) -> torch.optim.Optimizer:
@@ -107,8 +105,8 @@ def sgd(made: nn.Module) -> torch.optim.Optimizer:
     ("training", "optimiser", "schedule", "how"),
     [
         (ADAM, adam, None, {}),
-        (ADAMW, adamw, cosine, {}),
-        (ADAMW | NO_DECAY, adamw_on_weights, cosine, {}),
+        (ADAMW, adamw, COSINE, {}),
+        (ADAMW | NO_DECAY, adamw_on_weights, COSINE, {}),
         (ADAM | {"clip_norm": 0.1}, adam, None, NORM),
         ({"clip_value": 0.01}, sgd, None, VALUE),
         (ADAM | {"label_smoothing": 0.2}, adam, None, {"smoothing": 0.2}),

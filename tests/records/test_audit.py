@@ -305,3 +305,12 @@ def test_a_shift_of_no_device_is_found(small: dict[str, Any], tmp_path: Path) ->
 
     events(nameless)(tmp_path / "run")
     assert "devices agree with the records" in found(tmp_path / "run")
+
+
+def test_a_share_of_a_host_that_it_did_not_give_is_found(small: dict[str, Any], tmp_path: Path) -> None:
+    small["population"] |= {"host": {"number": 2, "cores": 2, "workers": 3}}
+    fedsim.run(fedsim.Scenario(**small | {"learning": "off", "stop": {"rounds": 2}}), tmp_path / "run")
+    assert not found(tmp_path / "run")
+    more = said(lambda data: data.update(core_s=data["core_s"] * 1.1), kind="step-end", step="train", outcome="done")
+    events(more)(tmp_path / "run")
+    assert "hosts shared their cores and workers" in found(tmp_path / "run")

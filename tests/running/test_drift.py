@@ -69,6 +69,9 @@ class TestSchedules:
                 assert started + 1 not in asked
         assert found == dict(enumerate(expected))
         assert len(shifts(run)) == 10 * len(expected)
+        exchanged = [(event["data"]["occasion"], event["device"], event["data"]["partner"]) for event in of_kind(run, "shift")]
+        assert all((occasion, partner, device) in exchanged for occasion, device, partner in exchanged)
+        assert {event["data"]["what"] for event in of_kind(run, "shift")} == {"swap-all"}
 
     @pytest.mark.parametrize(
         ("at", "expected"), [({"times": ["0 s", "250 ms", "1 s"]}, [0.0, 0.25, 1.0]), ({"every": "500 ms"}, [0.5, 1.0, 1.5])]
@@ -122,12 +125,6 @@ class TestWho:
 
 
 class TestWhatItDoes:
-    def test_records_say_what_and_with_whom(self, tmp_path: Path) -> None:
-        events = of_kind(ran(drifting(swapping({"rounds": [2]}), 3), tmp_path / "run"), "shift")
-        partners = {event["device"]: event["data"]["partner"] for event in events}
-        assert all(partners[other] == one for one, other in partners.items())
-        assert {(event["data"]["what"], event["data"]["occasion"]) for event in events} == {("swap-all", 0)}
-
     def test_a_release_has_no_partner_and_changes_sizes(self, tmp_path: Path) -> None:
         drift = {"kind": "incremental", "shares": [0.25, 0.5], "at": {"rounds": [0, 2]}}
         run = ran(drifting(drift, 4), tmp_path / "run")

@@ -140,6 +140,21 @@ def test_devices_without_room_for_the_model_take_part(kind: str, tmp_path: Path)
     assert [row["valid"] for row in rounds] == ([3, 3] if kind == "heterofl" else [1, 1])
 
 
+@pytest.mark.parametrize("kind", ["hetlora", "flora", "diloco", "heterofl"])
+def test_models_of_tokens(kind: str) -> None:
+    model = {"kind": "transformer", "hidden": 8, "heads": 2}
+    model |= {"lora": {"rank": 4}, "train": "*.lora_?" if kind == "hetlora" else "*"} if "lora" in kind else {}
+    data = {"source": {"kind": "text", "length": 12}, "partition": "by-label"}
+    strategy = {"kind": kind} | ({} if kind == "diloco" else {"clients_per_round": 2})
+    sections = world(data, 14, strategy, 1, model=model, objective={"kind": "next-token"})
+    if kind == "heterofl":
+        with pytest.raises(fedsim.ScenarioError, match="allowed are fedsim's models of dense layers and convolutions"):
+            played(sections)
+    else:
+        (told,) = [record.fields for record in played(sections)[1] if record.kind == "round"]
+        assert 10 < told["perplexity"] < 300
+
+
 @pytest.mark.parametrize(
     ("strategy", "model", "says"),
     [

@@ -77,7 +77,7 @@ class Site:
     def _on_end(self, task: Task) -> None: ...
 
     def start(self, *steps: TaskStep, device: int = 0, at: float = 0.0) -> None:
-        self.simulation.wake(("start", device), at, lambda: self.tasks.start(device, steps, 0, None) and None)
+        self.simulation.wake(("start", device), at, lambda: self.tasks.start(device, steps, 0, None))
 
     def run(self, until: float = math.inf) -> None:
         if until < math.inf:

@@ -42,18 +42,7 @@ def compare(
         RunFolderError: a folder is neither a run nor a study, or is damaged.
         ScenarioError: there is no such baseline, or a target is none.
     """
-    return _compared(paths, targets, baseline, ledger).tables()
-
-
-def _compared(
-    paths: Sequence[str | Path],
-    targets: Sequence[float | str],
-    baseline: str | None,
-    ledger: LedgerPreset,
-    goal: str | None = None,
-    budget: Mapping[str, float] | None = None,
-) -> Comparison:
-    return Comparison(read_lines(paths, baseline, goal, budget), targets, ledger)
+    return Comparison(read_lines(paths, baseline), targets, ledger).tables()
 
 
 def print_short(
@@ -66,7 +55,7 @@ def print_short(
     budget: Mapping[str, float] | None = None,
 ) -> None:
     """Print the answer of a comparison, in sentences and tables that fit on a screen; see ``compare`` and ``read_lines``."""
-    comparison = _compared(paths, targets, baseline, ledger, goal, budget)
+    comparison = Comparison(read_lines(paths, baseline, goal, budget), targets, ledger)
     for answer in comparison.answers():
         console.print(*answer.words, sep="\n")
         console.print(*explore.in_words(answer), sep="\n")

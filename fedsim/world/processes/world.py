@@ -85,7 +85,7 @@ class Books:
             self.simulation.emit(kind, **fields)
 
     def wake(self, number: int, when: float, event: simpy.Event) -> None:
-        self.simulation.wake(("process", number), when, partial(_succeed, event))
+        self.simulation.wake(("process", number), when, event.succeed)
 
     def taken_up(self, number: int, call: Call) -> Any:
         """Work that a restored process had begun by this call, else ``CheckpointError``; None if nothing is restored."""
@@ -159,10 +159,6 @@ class Books:
 
     def _computing_on(self, device: int) -> list[ComputeActivity]:
         return [computing for computing, _ in self.computing.values() if computing.device == device]
-
-
-def _succeed(event: simpy.Event) -> None:
-    event.succeed()
 
 
 class World:
