@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-CASES = {"scenarios": 8, "folders": 3, "inputs": 11}
+CASES = {"scenarios": 5, "folders": 2, "inputs": 8}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="watches forked processes as only Linux lets one")

@@ -6,7 +6,6 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import minimize_scalar
 from scipy.stats import theilslopes
 
 from fedsim.arrays import Flags, Floats, Ints
@@ -25,6 +24,7 @@ _MOST = 400  # transfers that this search looks at
 _WIDER = (1.0, 1.1, 1.25, 1.5, 2.0)  # capacities of a server's link that are tried, of the least that is possible
 _BETTER, _WORTH = 0.9, 0.005  # by how much a limit must explain a log better than none
 _TOGETHER = 3.0  # what the end of a busy time counts, of a transfer's: rounds wait for it, and chance shares it out otherwise
+_GOLDEN = (math.sqrt(5) - 1) / 2
 _LARGE = 1e9  # bytes of a message whose slow start is over
 _STEEP = 1e3  # by so much a link may be faster than its messages are on the mean
 _FIRST_WINDOW = 14_480  # bytes that TCP sends in the first round trip
@@ -282,11 +282,11 @@ class _LinkSearch:
         best = min(tried, key=tried.__getitem__)
         if tried[best] >= alone:
             return math.inf
-        width = math.log(_WIDER[2])
-        found = minimize_scalar(
-            lambda log: self._error(best * math.exp(log), most), bounds=(-width, width), options={"maxiter": 14}
-        )
-        tried[best * math.exp(found.x)] = float(found.fun)
+        low, high = math.log(best / _WIDER[2]), math.log(best * _WIDER[2])
+        for _ in range(12):  # a golden section
+            left, right = math.exp(high - _GOLDEN * (high - low)), math.exp(low + _GOLDEN * (high - low))
+            tried |= {one: self._error(one, most) for one in (left, right)}
+            low, high = (low, math.log(right)) if tried[left] <= tried[right] else (math.log(left), high)
         best = min(tried, key=tried.__getitem__)
         return best if tried[best] < _BETTER * alone and tried[best] < alone - _WORTH else math.inf
 

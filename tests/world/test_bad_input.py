@@ -18,6 +18,7 @@ MISTAKES = {
     "population.host={cores=1,memory='1 GB'}": "'memory' and 'task_memory' go together",
     "population.host={cores=1,memory='1 GB',task_memory='2 GB'}": "'memory' of .* holds no task",
     "population={host={cores=1},slow_phases={factor=0.5,mean_normal='1 s',mean_slow='1 s'}}": "slow_phases",
+    "population.host={cores=1} & energy.battery={capacity='9 J'}": "energy.battery",
     "population.fitted_at_once=0": "population.fitted_at_once is 0; .* 1 or more",
     "population.capacity={kind='hospital-fets'}": "capacity.kind is 'hospital-fets'; .*did you mean 'hospitals-fets'",
     "network={kind='regions'}": "network.of is missing",
@@ -44,4 +45,4 @@ MISTAKES = {
 @pytest.mark.parametrize("change", MISTAKES)
 def test_mistakes(change: str) -> None:
     with pytest.raises(FedsimError, match=f"(?s){MISTAKES[change]}"):
-        fedsim.Simulation(fedsim.load("quickstart", [change]))
+        fedsim.Simulation(fedsim.load("quickstart", change.split(" & ")))

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from fedsim.arrays import Floats32
 from fedsim.errors import ScenarioError
 from fedsim.federation.client import Instruction, RunInfo
 from fedsim.federation.contents import Contents, Header, Opaque
@@ -46,11 +47,7 @@ class FLoRAParams(CutParams):
 
 @pure
 def merged(
-    models: list[NDArray[np.float32]],
-    rng: np.random.Generator,
-    weights: list[float],
-    tensors: list[tuple[str, list[int]]],
-    scale: float,
+    models: list[Floats32], rng: np.random.Generator, weights: list[float], tensors: list[tuple[str, list[int]]], scale: float
 ) -> NDArray[np.floating]:
     """The first model with the weighted mean of the finite updates' scale B A in its layers, and with fresh adapters; [d].
 
