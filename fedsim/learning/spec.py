@@ -31,7 +31,7 @@ class Trainer(Spec):
         device: where the arithmetic is done: ``cpu``, ``cuda`` or ``cuda:N``; checked when learning starts.
         state: ``fresh``: a trainer remembers nothing; ``kept``: its state (an optimiser's moments) stays on the device between
             two trainings, and is never sent; ``sent``: it comes with the model and goes with the update, and the server's mean
-            of updates has the mean of their states (Wang et al., "Local adaptivity in federated learning", 2021).
+            of updates has the mean of their states.
         real_limit: real time after which a local training ends the run with an error: one that never ends, say.
     """
 
