@@ -178,7 +178,7 @@ class StrategyContract:
     def test_workers_executors_and_real_delays_change_nothing(self) -> None:
         """The events and the models are the same to the bit, however the learning is computed."""
         sections = self.quiet()
-        executors = (Threads(1), Delayed(Threads(2)), Threads(4))
+        executors = (Threads(1), Delayed(Threads(4)))
         reference = run(sections)
         assert reference["status"] == "done"
         for executor in executors:
@@ -233,7 +233,7 @@ class StrategyContract:
 
     def test_devices_vanish_at_any_instant(self, tmp_path: Path) -> None:
         """With phases shorter than a task no run falls asleep, and no book is left out of balance."""
-        phases = [("2 s", "2 s", "10 min"), ("500 ms", "20 s", "10 min"), ("10 s", "30 s", "2 h")]
+        phases = [("1 s", "5 s", "10 min"), ("10 s", "30 s", "2 h")]
         for seed, (on, off, most) in enumerate(phases):
             sections = self.eventful(seed=seed, rounds=6)
             sections["population"]["availability"] = {"kind": "renewal", "mean_on": on, "mean_off": off}
