@@ -84,7 +84,8 @@ def test_held_out_rounds_of_the_kept_logs_are_predicted(name: str, tmp_path: Pat
     with (tmp_path / "out" / "rounds.csv").open() as lines:
         held = [row for row in csv.DictReader(lines) if row["held_out"] == "1"]
     errors = [abs(float(row["predicted"]) / float(row["measured"]) - 1) for row in held]
-    assert np.mean(errors) < (0.06 if name == "fair" else 0.02)  # rounds of "fair" are that far from each other
+    apart = {"fair": 0.06, "twelve": 0.08, "twelve-torch": 0.09}  # as far as rounds of these are from each other
+    assert np.mean(errors) < apart.get(name, 0.02)
 
 
 @pytest.mark.parametrize("name", ["mixed", "small", "buffered", "torch"])
