@@ -7,6 +7,7 @@ requests here.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate, chain, groupby
 from pathlib import Path
@@ -125,10 +126,9 @@ class Learning(Learner):
 
     def compute_now(self, ref: Ref) -> None:
         self._may_wait = False
-        try:
+        with suppress(StopIteration):
             self._compute([ref]).send(None)
-        except StopIteration:
-            self._may_wait = True
+        self._may_wait = True
 
     async def losses(self, tested: Sequence[Ref]) -> list[NDArray[np.float64]]:
         await self._compute(tested)
