@@ -187,7 +187,7 @@ class Simulation:
         self.record(kind, fields)
 
     def record(self, kind: str, fields: dict[str, Any]) -> None:
-        """``emit`` for who has a dict of its own for it."""
+        """Record an event whose fields are a dict already; it is kept as it is, and not copied."""
         record = _make_record(Record, (self.now, kind, fields))
         for sink in self._sinks:
             sink(record)

@@ -160,11 +160,11 @@ LAYERS = {
     "toolbox.partitions": _COMMON | {"data"},
     "toolbox.sources": _COMMON | {"data"},
     "toolbox.trainers": _COMMON | {"learning"},
-    "toolbox.worlds": _COMMON | {"meters", "world"},
+    "toolbox.worlds": _COMMON | {"world"},
     "toolbox.peers": _COMMON | {"evaluation", "federation", "learning", "strategies", "world"},
     "toolbox.strategies": _COMMON
     | {"evaluation", "federation", "learning", "strategies", "toolbox.aggregation", "toolbox.clustering", "world"},
-    "checkpoint": _COMMON | {"federation", "learning", "records", "world"},
+    "checkpoint": _COMMON | {"federation", "learning", "world"},
     "plugin": _COMMON | _ENGINE | {"meters", "toolbox.peers"},
     "running": _COMMON | _ENGINE | {"checkpoint", "executors", "meters", "output", "records", "signals", "version"},
     "tables": {"errors", "files", "language", "strategies"},
@@ -176,11 +176,11 @@ LAYERS = {
     "lab.compare": {"arrays", "errors", "language", "meters", "output", "records", "tables"},
     "lab.trackers": {"arrays", "errors", "files", "records"},
     "analysis": {"arrays", "durable", "errors", "executors", "files", "lab.compare", "lab.trackers", "language", "meters"}
-    | {"output", "records", "strategies", "tables", "version", "world"},
+    | {"output", "records", "strategies", "version"},
     "loading": _COMMON | {"analysis", "executors", "lab.compare", "meters", "output", "records", "running", "scenario"},
     "fedsim": {"build", "errors", "loading", "running", "scenario", "simulation", "lab.study", "version"},
     "calibrate": _COMMON | {"output", "records", "scenario", "world"},
-    "lab.forecast": _COMMON | {"executors", "learning", "output", "records", "running", "strategies", "world"},
+    "lab.forecast": _COMMON | {"executors", "learning", "output", "records", "running", "strategies"},
     "lab.study": _COMMON
     | {"executors", "lab.compare", "loading", "output", "records", "running"}
     | {"scenario", "shipped", "strategies", "tables", "world"},
@@ -225,7 +225,7 @@ LAYERS = {
     }
     | {"lab.study", "strategies", "toolbox.clustering", "toolbox.worlds", "world"},
     "__main__": {"cli"},
-    "cli": {"audit", "calibrate", "data", "executors", "lab.compare", "lab.forecast", "lab.study", "lab.trackers", "output"}
+    "cli": {"audit", "calibrate", "executors", "lab.compare", "lab.forecast", "lab.study", "lab.trackers", "output"}
     | {"records", "running", "toolbox.sources", "scenario", "signals", "errors", "analysis", "language", "verbs", "version"},
 }
 """What each room imports at most, lower ones first."""
