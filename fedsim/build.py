@@ -19,7 +19,7 @@ from fedsim.world.network import NetworkSpec, StarSpec
 from fedsim.world.population import PopulationSpec
 from fedsim.world.processes import World, WorldSpec
 from fedsim.world.processes.processes import Processes
-from fedsim.world.processes.world import Books
+from fedsim.world.processes.world import ProcessContext
 
 
 class _WorldSections(Spec):
@@ -63,7 +63,7 @@ def build_world(
     tasks = TaskRunner(simulation, devices, availability, compute, net, 1, lambda task: (), _ignore, None, messages, spec.host)
     Lifetimes(simulation, devices.arrival, devices.departure, availability, _ignore)
     parts = (capacity, devices, compute, net, tasks, messages)
-    return Processes(sections.world.processes, Books(simulation, streams, *parts, _ignore)).world
+    return Processes(sections.world.processes, ProcessContext(simulation, streams, *parts, _ignore)).world
 
 
 def _ignore(_: object) -> None:

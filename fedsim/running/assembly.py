@@ -38,7 +38,7 @@ from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.messages import Messages
 from fedsim.world.network import Network
 from fedsim.world.processes.processes import Processes
-from fedsim.world.processes.world import Books
+from fedsim.world.processes.world import ProcessContext
 from fedsim.world.roofline import Rooflines
 
 if TYPE_CHECKING:
@@ -116,8 +116,8 @@ class Run:
             names, which = scenario.energy.preset, scenario.energy.preset_places(streams, spec.devices)
             devices.link_of = lambda device: names[which.item(device)]
         attack, batch_size = None if malicious is None else malicious.attack, scenario.training.batch_size
-        trained_by = (scenario.training, scenario.strategy.added_up)
-        client_side = ClientSide(simulation, self.learner, up, devices, *trained_by, attack, members)
+        added_up = scenario.strategy.added_up
+        client_side = ClientSide(simulation, self.learner, up, devices, scenario.training, added_up, attack, members)
         self.dispatch = dispatch = Dispatch(
             simulation,
             self.population,
@@ -151,7 +151,9 @@ class Run:
         self.lifetimes = Lifetimes(simulation, *lifetimes, availability, partial(self.dispatch.tell, "newcomer"))
         self.drift = self._build_drift(streams)
         self.capacity, parts = capacity, (capacity, self.population, compute, self.network, self.tasks, self.messages)
-        self.processes = Processes(scenario.world.processes, Books(simulation, streams, *parts, dispatch.on_switched_on))
+        self.processes = Processes(
+            scenario.world.processes, ProcessContext(simulation, streams, *parts, dispatch.on_switched_on)
+        )
         self.dispatch.connect(self.tasks, self.messages, self.strategy, client, self.drift)
         scenario.strategy.check_samples(int(self.samples.max()))
         scenario.strategy.check_deadline(self._fastest_download_s())

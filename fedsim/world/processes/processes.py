@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import simpy
 
 from fedsim.errors import CheckpointError, FedsimError, ScenarioError, SimulationError
-from fedsim.world.processes.world import Books, World
+from fedsim.world.processes.world import ProcessContext, World
 
 if TYPE_CHECKING:
     from fedsim.world.processes.base import Process
@@ -25,9 +25,9 @@ class Processes:
         world: the face of the world for processes that are started from Python.
     """
 
-    def __init__(self, specs: "Sequence[Process]", books: Books) -> None:
-        self._specs, self._books, self._simulation = specs, books, books.simulation
-        *self._worlds, self.world = [World(books, number) for number in range(len(specs) + 1)]
+    def __init__(self, specs: "Sequence[Process]", context: ProcessContext) -> None:
+        self._specs, self._context, self._simulation = specs, context, context.simulation
+        *self._worlds, self.world = [World(context, number) for number in range(len(specs) + 1)]
         for number, (spec, world) in enumerate(zip(specs, self._worlds, strict=True)):
             try:
                 spec.check(world)
@@ -57,22 +57,22 @@ class Processes:
 
     def _nothing_left(self) -> bool:
         """Whether nobody works, nobody is held off, and nothing is to come but what processes do: the run is over then."""
-        books = self._books
-        gone = books.tasks.off or books.messages.lost
-        busy = books.tasks.running or len(books.messages.under_way) > len(books.sending)
+        context = self._context
+        gone = context.tasks.off or context.messages.lost
+        busy = context.tasks.running or len(context.messages.under_way) > len(context.sending)
         return not busy and not gone and set(self._simulation.expected()) <= _OF_PROCESSES
 
     def _end(self) -> None:
-        self._books.silent = True
+        self._context.silent = True
 
     # Snapshots, between two instants.
 
     def snapshot(self) -> dict[str, Any]:
         return {
             "states": [world.state for world in self._worlds],
-            "sending": [(number, sending.call, sending.message.id) for sending, number in self._books.sending.items()],
-            "computing": [(number, computing.saved()) for computing, number in self._books.computing.values()],
-            "computed": self._books.computed,
+            "sending": [(number, sending.call, sending.message.id) for sending, number in self._context.sending.items()],
+            "computing": [(number, computing.saved()) for computing, number in self._context.computing.values()],
+            "computed": self._context.computed,
         }
 
     def restore(self, state: Mapping[str, Any], alarms: Sequence[tuple[str, int, float]]) -> None:
@@ -80,39 +80,39 @@ class Processes:
 
         ``CheckpointError``: a process does not come to hold what was held, or to wait for what it waited for.
         """
-        books = self._books
+        context = self._context
         for world, saved in zip(self._worlds, state["states"], strict=True):
             world.state = dict(saved)
-        books.computed = state["computed"]
+        context.computed = state["computed"]
         for number, call, message in state["sending"]:
-            books.begun.setdefault((number, call), []).append(books.messages.under_way[message])
+            context.begun.setdefault((number, call), []).append(context.messages.under_way[message])
         for number, saved in state["computing"]:
-            books.begun.setdefault((number, saved[0]), []).append(books.computing_of(number, *saved))
-        books.silent = books.restoring = True
+            context.begun.setdefault((number, saved[0]), []).append(context.computing_of(number, *saved))
+        context.silent = context.restoring = True
         self._start()
         while self._simulation.env.peek() <= self._simulation.now:
             self._simulation.env.step()  # the beginning of each process, up to its first wait
-        books.silent = books.restoring = False
-        books.begun.clear()
+        context.silent = context.restoring = False
+        context.begun.clear()
         due = Counter((number, when) for kind, number, when in alarms if kind == "process")
-        for (number, when), events in books.asleep.items():
+        for (number, when), events in context.asleep.items():
             if len(events) > due[number, when]:
                 kind = self._specs[number].kind
                 raise CheckpointError(f"the process {kind!r} does not come to where it was: it had not waited until {when!r} s")
         held: dict[str, dict[Any, float]] = {"link": {}, "pace": {}, "off": {}, "edge": {}}
-        for (what, key), values in books.held.items():
+        for (what, key), values in context.held.items():
             value = min(values) if what == "link" else math.prod(values)
             if what != "pace" or value != 1.0:
                 held[what][key] = value
-        there = {"link": books.network.limits, "pace": books.tasks.steps.paces}
-        there |= {"off": dict.fromkeys(books.tasks.off, 1.0), "edge": dict.fromkeys(books.messages.lost, 1.0)}
+        there = {"link": context.network.limits, "pace": context.tasks.steps.paces}
+        there |= {"off": dict.fromkeys(context.tasks.off, 1.0), "edge": dict.fromkeys(context.messages.lost, 1.0)}
         if held != there:
             raise CheckpointError(f"the processes of the world do not come to where they were: they held {there}, now {held}")
 
     def rearm(self, kind: str, number: int, when: float) -> None:
         """Set an alarm that was there when the snapshot was taken: a ``process`` wakes up, or the end of a ``compute``."""
         if kind == "compute":
-            self._books.computing[number][0].arm()
+            self._context.computing[number][0].arm()
         else:
-            waiting = self._books.asleep.get((number, when))
-            self._books.wake(number, when, waiting.pop(0) if waiting else self._simulation.env.event())
+            waiting = self._context.asleep.get((number, when))
+            self._context.wake(number, when, waiting.pop(0) if waiting else self._simulation.env.event())

@@ -51,7 +51,7 @@ class Hold(AbstractContextManager["Hold"]):
 
 
 @dataclass(eq=False)
-class Books:
+class ProcessContext:
     """The parts of a world, and what all its processes hold, have begun and wait for.
 
     Attributes:
@@ -173,11 +173,11 @@ class World:
         state: what a process that can be restored must remember; values that JSON has.
     """
 
-    def __init__(self, books: Books, number: int) -> None:
-        self._books, self._number = books, number
-        self.simulation = books.simulation
+    def __init__(self, context: ProcessContext, number: int) -> None:
+        self._context, self._number = context, number
+        self.simulation = context.simulation
         self.env: Environment = self.simulation.env
-        self.devices = books.network.devices
+        self.devices = context.network.devices
         self.state: dict[str, Any] = {}
 
     @property
@@ -195,10 +195,10 @@ class World:
         if not self.now <= when < math.inf:
             raise SimulationError(f"a process cannot wait from {self.now!r} s until {when!r} s")
         event = self.env.event()
-        if self._books.restoring:  # its alarm is set again later
-            self._books.asleep.setdefault((self._number, when), []).append(event)
-        elif not self._books.silent:
-            self._books.wake(self._number, when, event)
+        if self._context.restoring:  # its alarm is set again later
+            self._context.asleep.setdefault((self._number, when), []).append(event)
+        elif not self._context.silent:
+            self._context.wake(self._number, when, event)
         return event
 
     def send(
@@ -210,14 +210,14 @@ class World:
 
         Its value is the ``Activity``: ``outcome`` is ``lost`` if an end cannot be reached, or not until the last byte is there.
         """
-        books, parts = self._books, (Payload(purpose, quantity(size, Bytes, "a message")),)
+        context, parts = self._context, (Payload(purpose, quantity(size, Bytes, "a message")),)
         ends = self._endpoint(source), self._endpoint(destination)
         call = ("send", *ends, parts[0].bytes, purpose)
-        message = books.taken_up(self._number, call)
+        message = context.taken_up(self._number, call)
         if message is None:
-            message = books.messages.send(*ends, parts, None, waited=waited)
-        sending = Sending(self.env, call, books.messages, message, books.sending.pop)
-        books.sending[sending] = self._number
+            message = context.messages.send(*ends, parts, None, waited=waited)
+        sending = Sending(self.env, call, context.messages, message, context.sending.pop)
+        context.sending[sending] = self._number
         return sending
 
     def compute(
@@ -228,28 +228,28 @@ class World:
         It takes what the device's speed, jitter, slow phases and ``slow`` make of it. It runs beside the device's task, if it
         has one. Its value is the ``Activity``: ``outcome`` is ``lost`` if the device cannot be reached meanwhile.
         """
-        number, books = self._device(device), self._books
+        number, context = self._device(device), self._context
         asked = Work(samples, quantity(work, Flops, "work"), quantity(seconds, Seconds, "a time"))
         if not 0 <= samples < math.inf:
             raise SimulationError(f"a device cannot compute {samples!r} samples; allowed is a number of 0 or more")
         call = ("compute", number, asked.samples, asked.flops, asked.seconds)
-        begun: ComputeActivity | None = books.taken_up(self._number, call)
+        begun: ComputeActivity | None = context.taken_up(self._number, call)
         if begun is not None:
             return begun
-        if books.tasks.steps.hosts is not None:
+        if context.tasks.steps.hosts is not None:
             raise SimulationError(f"a process computes on device {number}, whose host shares its cores among tasks alone")
-        now, pace = self.now, books.tasks.steps.paces.get(number, 1.0)
-        until, lasts = books.tasks.reachable_until(number), books.population.working_s(number, asked) / pace
+        now, pace = self.now, context.tasks.steps.paces.get(number, 1.0)
+        until, lasts = context.tasks.reachable_until(number), context.population.working_s(number, asked) / pace
         away = until <= now
-        (ends,) = [on_grid(now + lasts)] if away else books.compute.epoch_ends(number, now, lasts, 1, math.inf, until)
-        computing = books.computing_of(self._number, call, books.computed, number, now, ends, until, pace)
-        books.computed += 1
+        (ends,) = [on_grid(now + lasts)] if away else context.compute.epoch_ends(number, now, lasts, 1, math.inf, until)
+        computing = context.computing_of(self._number, call, context.computed, number, now, ends, until, pace)
+        context.computed += 1
         computing.arm()
         return computing
 
     def device(self, device: int | str) -> DeviceFacts:
         """Properties of a device."""
-        number, population, network = self._device(device), self._books.population, self._books.network
+        number, population, network = self._device(device), self._context.population, self._context.network
         arrival, departure = population.arrival.item(number), population.departure.item(number)
         return DeviceFacts(
             population.speed.item(number),
@@ -258,7 +258,7 @@ class World:
             network.access_rate(number, "up"),
             network.latency_s(SERVER, number),
             population.samples.item(number),
-            self._books.capacity.name(number),
+            self._context.capacity.name(number),
             arrival,
             departure,
             arrival <= self.now < departure,
@@ -266,17 +266,17 @@ class World:
 
     def available(self, device: int | str) -> bool:
         """Whether a device can be reached now, whether it works or not."""
-        return self._books.tasks.reachable_until(self._device(device)) > self.now
+        return self._context.tasks.reachable_until(self._device(device)) > self.now
 
     def until_available(self, device: int | str) -> simpy.Event:
         """An event that fires when a device can be reached; at once if that is now."""
         return self.env.process(self._wait_for(self._device(device)))
 
     def _wait_for(self, device: int) -> ProcessGenerator:
-        tasks = self._books.tasks
+        tasks = self._context.tasks
         while tasks.reachable_until(device) <= self.now:
             if device in tasks.off:
-                yield self._books.switched_on.setdefault(device, self.env.event())
+                yield self._context.switched_on.setdefault(device, self.env.event())
             elif (when := tasks.next_on(device, self.now)) < math.inf:
                 yield self.until(when)
             else:
@@ -284,50 +284,50 @@ class World:
 
     def rng(self, purpose: str, *ids: int) -> np.random.Generator:
         """A random stream of this process's own; the same for the same purpose and ids, whatever the strategy does."""
-        return self._books.streams.generator(f"world/process/{purpose}", self._number, *ids)
+        return self._context.streams.generator(f"world/process/{purpose}", self._number, *ids)
 
     def rate(self, link: str) -> float:
         """Built capacity of a link (bytes/s): ``server up``, ``cell 3 down``, ``device 7 up``, ``a -> b``."""
-        return self._books.network.built_rate(link)
+        return self._context.network.built_rate(link)
 
     def cell(self, number: int) -> list[int]:
         """The devices of a cell, or of the place of that number in ``attach``."""
-        return self._books.network.devices_at(number)
+        return self._context.network.devices_at(number)
 
     def limit(self, link: str, rate: float = 0.0) -> Hold:
         """A link carries ``rate`` meanwhile; nothing, if that is 0. What is on its way goes on at once at its new share."""
         self.rate(link)
         if not rate >= 0:
             raise SimulationError(f"a link cannot carry {rate!r} B/s; allowed is 0 or more")
-        return self._books.hold("link", [link], rate)
+        return self._context.hold("link", [link], rate)
 
     def slow(self, devices: int | Iterable[int], factor: float) -> Hold:
         """Devices compute at a factor of their speed meanwhile, also what they compute now."""
         if not 0 < factor < math.inf:
             raise SimulationError(f"a device cannot compute at {factor!r} of its speed; allowed is a number above 0")
-        return self._books.hold("pace", self._numbers(devices), factor)
+        return self._context.hold("pace", self._numbers(devices), factor)
 
     def off(self, devices: int | Iterable[int]) -> Hold:
         """Devices cannot be reached meanwhile, whatever their availability; what they do now is lost."""
-        return self._books.hold("off", self._numbers(devices), 1.0)
+        return self._context.hold("off", self._numbers(devices), 1.0)
 
     def lose(self, edges: int | Iterable[int]) -> Hold:
         """Edge servers are lost meanwhile, with all that they hold, and what their devices do for them now."""
-        count = self._books.messages.edges
+        count = self._context.messages.edges
         numbers = [edges] if isinstance(edges, int) else [int(edge) for edge in edges]
         for edge in numbers:
             if not 0 <= edge < count:
                 allowed = f"allowed are 0 to {count - 1}" if count else "the network has none (network.edge)"
                 raise SimulationError(f"there is no edge server {edge}; {allowed}")
-        return self._books.hold("edge", numbers, 1.0)
+        return self._context.hold("edge", numbers, 1.0)
 
     def queue(self, direction: Direction, slots: simpy.Resource) -> None:
         """From now on each upload (``up``) or download (``down``) requests a slot before it begins, and releases it after."""
         if not isinstance(slots, simpy.Resource) or isinstance(slots, simpy.PreemptiveResource):
             raise SimulationError(f"messages queue for a simpy.Resource, or a PriorityResource; {slots!r} is none")
-        tasks = self._books.tasks
+        tasks = self._context.tasks
         tasks.steps.queue(direction, slots, tasks.running)
-        self._books.emit("queue", direction=direction, slots=slots.capacity)
+        self._context.emit("queue", direction=direction, slots=slots.capacity)
 
     def emit(self, kind: str, **data: Any) -> None:
         """Record that something happened, as an event of the kind ``process:KIND``; ``device`` may be one of the data."""
@@ -338,10 +338,10 @@ class World:
             json.dumps(data)
         except (TypeError, ValueError) as error:
             raise SimulationError(f"what the process says at {kind!r} must be JSON: {error}") from None
-        self._books.emit(f"process:{kind}", **data)
+        self._context.emit(f"process:{kind}", **data)
 
     def _endpoint(self, endpoint: int | str) -> int:
-        return endpoint if isinstance(endpoint, int) else self._books.network.endpoint(endpoint)
+        return endpoint if isinstance(endpoint, int) else self._context.network.endpoint(endpoint)
 
     def _device(self, device: int | str) -> int:
         return self._numbers(self._endpoint(device))[0]
