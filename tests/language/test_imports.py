@@ -123,7 +123,7 @@ def test_a_configuration_beside_a_scenario_is_nobodys(small: Sections, marker: P
     assert (call("check", scenario, "--no-trial")[0], marker.exists()) == (2, False)
 
 
-@pytest.mark.parametrize("path", ["os:system", "subprocess:Popen", "subprocess:run", "fedsim.cli:_explained", "torch:load"])
+@pytest.mark.parametrize("path", ["os:system", "subprocess:Popen", "subprocess:run", "fedsim.cli:say", "torch:load"])
 def test_what_is_no_module_is_never_called(small: Sections, marker: Path, path: str) -> None:
     arguments = {"command": f"touch {marker}"} if path == "os:system" else {"args": ["touch", str(marker)]}
     small["model"] = {"kind": "module", "factory": path, "args": arguments}
