@@ -17,10 +17,10 @@ from board import board, row_of
 
 import fedsim
 from fedsim import plugin
-from fedsim.catalogue import Key, as_toml, catalogue, keys_of, specs_titled
 from fedsim.cli import main
 from fedsim.federation import client
 from fedsim.files import read_toml
+from fedsim.lab.catalogue import Key, as_toml, catalogue, keys_of, specs_titled
 from fedsim.lab.study.spec import StudySpec
 from fedsim.language import units
 from fedsim.language.registry import specs_of

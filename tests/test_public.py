@@ -158,6 +158,7 @@ LAYERS = {
     "toolbox.selection": _COMMON | {"evaluation", "federation", "learning", "strategies", "world"},
     "toolbox.codecs": _COMMON | {"federation", "learning"},
     "toolbox.partitions": _COMMON | {"data"},
+    "toolbox.shifts": _COMMON | {"data"},
     "toolbox.sources": _COMMON | {"data"},
     "toolbox.trainers": _COMMON | {"learning"},
     "toolbox.worlds": _COMMON | {"world"},
@@ -200,10 +201,10 @@ LAYERS = {
     },
     "verbs": {
         "analysis",
-        "catalogue",
         "errors",
         "files",
         "lab.bench",
+        "lab.catalogue",
         "lab.compare",
         "lab.study",
         "language",
@@ -211,7 +212,7 @@ LAYERS = {
         "output",
     }
     | {"records", "scenario", "shipped", "world"},
-    "catalogue": {
+    "lab.catalogue": {
         "data",
         "energy",
         "errors",

@@ -9,10 +9,8 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from fedsim.data.federated import FederatedData, Normalise, pooled
-from fedsim.data.partitions import PARTITIONS, PartitionSpec
-from fedsim.data.partitions.base import Iid, Partition, SyntheticSizes
-from fedsim.data.sources import SourceSpec
-from fedsim.data.sources.embedded import Digits, Synthetic
+from fedsim.data.partitions import PARTITIONS, Iid, Partition, PartitionSpec, SyntheticSizes
+from fedsim.data.sources import Digits, SourceSpec, Synthetic
 from fedsim.data.transforms import Augmentation
 from fedsim.errors import ScenarioError
 from fedsim.language.spec import Spec

@@ -39,7 +39,7 @@ def describe_command(name: tuple[str, ...]) -> None:
 
     Such as: phone-mid, smartphone-4g, lte, fedbuff, energy.preset, study.parts. Any other words are searched for.
     """
-    from fedsim.catalogue import about
+    from fedsim.lab.catalogue import about
 
     say(*about(" ".join(name)))
 
@@ -49,7 +49,7 @@ def describe_command(name: tuple[str, ...]) -> None:
 @one_message
 def list_command(name: str | None) -> None:
     """List what a scenario can name; with NAME the same as ``describe``."""
-    from fedsim.catalogue import about, catalogue, entry_lines
+    from fedsim.lab.catalogue import about, catalogue, entry_lines
 
     if name is None:
         say(*(line for title, entries in catalogue().items() for line in entry_lines(title, entries)))
@@ -75,7 +75,7 @@ def schema_command(file: Any) -> None:
     """Print the JSON schema of a scenario or a study, with which editors of TOML complete keys."""
     import json
 
-    from fedsim.catalogue import schema
+    from fedsim.lab.catalogue import schema
 
     say(*json.dumps(schema(file), indent=1).split("\n"))
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedsim.data.federated import Dataset, Raw, pooled
-from fedsim.data.partitions.base import Iid, Partition
+from fedsim.data.partitions import Iid, Partition
 from fedsim.errors import ScenarioError
 from fedsim.streams import Streams
 from fedsim.toolbox.partitions.plain import Dirichlet, LabelGroups, Permutations, Rotations

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fedsim.data.federated import Dataset, FederatedData, pooled
-from fedsim.data.partitions.base import Iid, Partition, deal_test_alike
+from fedsim.data.partitions import Iid, Partition, deal_test_alike
 from fedsim.errors import DataError, ScenarioError
 from fedsim.streams import Streams
 from fedsim.toolbox.partitions.plain import Dirichlet, LabelGroups, PartitionFile, Permutations, Rotations, Shards

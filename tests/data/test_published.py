@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedsim.data.federated import Dataset, Raw, pooled
-from fedsim.data.partitions.base import SyntheticSizes
-from fedsim.data.sources.embedded import Synthetic
+from fedsim.data.partitions import SyntheticSizes
+from fedsim.data.sources import Synthetic
 from fedsim.language.sizes import LongTailSizes, UniformSizes
 from fedsim.streams import Streams
 from fedsim.toolbox.partitions.published import ClassBias, ClassImbalance, DittoPartition, Femnist, PowerLaw

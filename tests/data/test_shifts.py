@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from fedsim.data.federated import NO_GROUP, Dataset, FederatedData, Pool, Shard
-from fedsim.data.partitions.base import Iid, Partition
-from fedsim.data.shifts import Incremental, LabelPermutation, Rotation, Shift, ShiftSpec, SwapAll, SwapPart
+from fedsim.data.partitions import Iid, Partition
+from fedsim.data.shifts import Shift, ShiftSpec, SwapAll
 from fedsim.errors import ScenarioError
 from fedsim.streams import Streams
 from fedsim.toolbox.partitions.plain import LabelGroups, Permutations, Rotations
+from fedsim.toolbox.shifts import Incremental, LabelPermutation, Rotation, SwapPart
 from tests.data.small import all_samples, assert_same_now, everyone, one_class_each, plain, populations, samples
 
 RULES = [SwapAll(probability=0.5), SwapPart(probability=0.5), Incremental(), LabelPermutation(probability=0.5), Rotation()]

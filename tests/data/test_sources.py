@@ -12,8 +12,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from fedsim.data.federated import Raw
-from fedsim.data.sources.base import Source, every_fifth
-from fedsim.data.sources.embedded import Digits, Synthetic, _rows
+from fedsim.data.sources import Digits, Source, Synthetic, _rows, every_fifth
 from fedsim.data.spec import DataSpec
 from fedsim.errors import DataError
 from fedsim.streams import Streams
@@ -39,8 +38,8 @@ def test_digits_need_no_files() -> None:
 @pytest.mark.parametrize("found", [True, False])
 def test_digits_are_those_of_scikit_learn_wherever_it_keeps_them(found: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not found:
-        monkeypatch.setattr("fedsim.data.sources.embedded.find_spec", lambda name: None)
-    monkeypatch.setattr("fedsim.data.sources.embedded._rows", _rows.__wrapped__)  # not what was read before
+        monkeypatch.setattr("fedsim.data.sources.find_spec", lambda name: None)
+    monkeypatch.setattr("fedsim.data.sources._rows", _rows.__wrapped__)  # not what was read before
     raw = Digits().load(None)
     pixels, labels = load_digits(return_X_y=True)
     test = every_fifth(labels)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from fedsim.data.partitions.base import Iid, SyntheticSizes
-from fedsim.data.sources.embedded import Digits
+from fedsim.data.partitions import Iid, SyntheticSizes
+from fedsim.data.sources import Digits
 from fedsim.data.spec import DataSpec
 from fedsim.data.transforms import Augmentation
 from fedsim.errors import DataError, FedsimError, ScenarioError

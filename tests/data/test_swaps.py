@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from fedsim.data.federated import NO_GROUP, FederatedData, Pool, Shard
-from fedsim.data.shifts import Change, SwapAll, SwapPart, draw_pairs
+from fedsim.data.shifts import Change, SwapAll, draw_pairs
 from fedsim.errors import ScenarioError
 from fedsim.streams import Streams
+from fedsim.toolbox.shifts import SwapPart
 from tests.data.small import everyone, one_class_each, plain, tiny_pool
 
 

@@ -177,7 +177,7 @@ def test_an_installed_package_registers_a_kind_and_what_lies_in_the_working_dire
         (tmp_path / place / f"{place}_codec.py").write_text(source)
     code = (
         "import sys; sys.path[:0] = ['', '../installed']; sys.path[1] = __import__('os').path.abspath(sys.path[1])\n"
-        "import fedsim; from fedsim.catalogue import about, catalogue\n"
+        "import fedsim; from fedsim.lab.catalogue import about, catalogue\n"
         "from fedsim.language.imports import from_file\n"
         "print(*(name for name, _ in catalogue()['codecs'])); print(about('installed')[0])\n"
         "with from_file(False): print(fedsim.Scenario(messages={'up': 'installed'}).messages.up.kind)\n"

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from fedsim.data.federated import Dataset, FederatedData, Index, Shard
-from fedsim.data.partitions.base import Partition, deal_evenly, deal_test_alike, federated, gather, require_devices
-from fedsim.data.sources.base import read_arrays
+from fedsim.data.partitions import Partition, deal_evenly, deal_test_alike, federated, gather, require_devices
+from fedsim.data.sources import read_arrays
 from fedsim.errors import DataError, ScenarioError
 from fedsim.files import SOUGHT, read_json, sought
 from fedsim.streams import Streams

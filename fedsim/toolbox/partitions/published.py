@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.data.federated import Dataset, FederatedData, Index, Normalise
-from fedsim.data.partitions.base import (
+from fedsim.data.partitions import (
     Partition,
     deal_evenly,
     deal_test_alike,

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from fedsim.data.federated import Raw
-from fedsim.data.sources.base import Source
+from fedsim.data.sources import Source
 from fedsim.errors import DataError
 from fedsim.language.imports import find, refuse_unless_allowed
 from fedsim.toolbox.sources.own import Vocabulary, raw_of

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.data.federated import Raw, Samples
-from fedsim.data.sources.base import Source, checked_labels
+from fedsim.data.sources import Source, checked_labels
 from fedsim.durable import replacing
 from fedsim.errors import DataError
 from fedsim.files import regular

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.data.federated import Raw, Samples
-from fedsim.data.sources.base import Source, checked_labels, every_fifth, read_arrays
+from fedsim.data.sources import Source, checked_labels, every_fifth, read_arrays
 from fedsim.errors import DataError, nearest
 from fedsim.files import read_json, regular, sought
 

@@ -1,9 +1,9 @@
-"""The base of all partitions, and the ways of dealing samples that several of them share."""
+"""Partitions: the base of all, the ways of dealing samples that several of them share, and the registry."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from pydantic import Field
 
 from fedsim.data.federated import Dataset, FederatedData, Index, Normalise, Shard
 from fedsim.errors import ScenarioError
+from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.streams import Streams
 
@@ -172,3 +173,23 @@ class SyntheticSizes(Partition):
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         return hold_out_tenths(dataset, cut(dataset.all, self.sizes(devices, streams)), streams)
+
+
+_TOOLS = "fedsim.toolbox.partitions"
+_OTHERS = {
+    "by-label": (f"{_TOOLS}.plain:ByLabel", "each label's samples stay together: the natural partition of a column"),
+    "shards": (f"{_TOOLS}.plain:Shards", "samples sorted by class in even shards (McMahan et al. 2017, non-IID)"),
+    "dirichlet": (f"{_TOOLS}.plain:Dirichlet", "shares of each class by a Dirichlet law (Yurochkin et al. 2019)"),
+    "power-law": (f"{_TOOLS}.published:PowerLaw", "a few classes, lognormal amounts (Li et al. 2020; code of FedProx)"),
+    "femnist": (f"{_TOOLS}.published:Femnist", "three neighbouring classes, lognormal sizes (code of FedProx)"),
+    "ditto": (f"{_TOOLS}.published:DittoPartition", "five neighbouring classes, lognormal sizes (code of Ditto)"),
+    "class-bias": (f"{_TOOLS}.published:ClassBias", "a share is of a few random classes (Jeong and Kim 2022, CATA-Fed)"),
+    "class-imbalance": (f"{_TOOLS}.published:ClassImbalance", "middle classes dominate (Wang et al., CCS)"),
+    "label-groups": (f"{_TOOLS}.plain:LabelGroups", "each group of devices has its own classes"),
+    "rotations": (f"{_TOOLS}.plain:Rotations", "groups rotate all data, each its way (Ghosh et al. 2020, IFCA)"),
+    "permutations": (f"{_TOOLS}.plain:Permutations", "IID, but groups permute the labels (Sattler et al. 2020, CFL)"),
+    "file": (f"{_TOOLS}.plain:PartitionFile", "as a file describes"),
+}
+_HERE = Registry.of("partition", Iid, SyntheticSizes)
+PARTITIONS = Registry("partition", "fedsim.data.partitions:Partition", {**_HERE.known, **_OTHERS})
+PartitionSpec = Annotated[Partition, PARTITIONS]
