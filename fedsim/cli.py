@@ -160,7 +160,7 @@ def data_group() -> None:
 @one_message
 def data_fetch_command(name: str, root: Path) -> None:
     """Download the data set NAME and write it in its published format."""
-    from fedsim.toolbox.sources.fetch import fetch
+    from fedsim.toolbox.sources.images import fetch
 
     say(f"written to {fetch(name, root)}")
 

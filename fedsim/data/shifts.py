@@ -32,14 +32,13 @@ class Occasions(Spec):
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
-        given = [key for key in ("rounds", "every_rounds", "times", "every") if getattr(self, key) is not None]
+        given = [key for key in type(self).model_fields if getattr(self, key) is not None]
         if len(given) != 1:
             found = f"{' and '.join(given)} are" if given else "none of them is"
             raise ValueError(f"one of 'rounds', 'every_rounds', 'times' and 'every' says when; {found} given")
-        for key in ("rounds", "times"):
-            values = getattr(self, key)
-            if values is not None and (not values or min(values) < 0 or list(values) != sorted(set(values))):
-                raise ValueError(f"'{key}' is {list(values)}; allowed are ascending numbers, none below 0, at least one")
+        values = getattr(self, given[0])
+        if isinstance(values, list) and (not values or min(values) < 0 or values != sorted(set(values))):
+            raise ValueError(f"'{given[0]}' is {values}; allowed are ascending numbers, none below 0, at least one")
         return self
 
     def has_round(self, number: int) -> bool:
@@ -57,13 +56,7 @@ class Occasions(Spec):
 
 @dataclass(frozen=True)
 class Change:
-    """A device holds other data from now on.
-
-    Attributes:
-        device: whose data.
-        version: the number of what it holds now.
-        partner: the device with which it exchanged; None where there is none.
-    """
+    """A device holds other data from now on: their version, and the device with which it exchanged, if any."""
 
     device: int
     version: int
@@ -87,27 +80,17 @@ class Shift(Spec):
     among: Literal["all", "selected"] = "all"
 
     def check(self, data: FederatedData) -> None:
-        """Refuse data to which the rule cannot be applied; to be called before a run.
-
-        Raises:
-            ScenarioError: the rule and the data do not go together.
-        """
+        """Raise ``ScenarioError`` for data to which the rule cannot be applied; called before a run."""
 
     @abstractmethod
     def apply(self, data: FederatedData, occasion: int, candidates: NDArray[np.int64], streams: Streams) -> list[Change]:
-        """Change ``data`` once.
+        """Change ``data`` once; returns the devices that hold other data now, each once.
 
         Args:
             data: given its next versions and the truth about them; older versions stay as they are.
             occasion: how often the rule was applied before: 0, 1, ...
             candidates: the devices that may change, int64, in any order, each at most once.
             streams: of the run.
-
-        Returns:
-            The devices that hold other data now, each once.
-
-        Raises:
-            ScenarioError: the rule and the data do not go together.
         """
 
 
@@ -127,9 +110,8 @@ class SwapAll(Shift):
     def apply(self, data: FederatedData, occasion: int, candidates: NDArray[np.int64], streams: Streams) -> list[Change]:
         generator = streams.generator("world/drift", occasion)
         pairs = draw_pairs(candidates, generator)
-        fired = pairs[generator.random(len(pairs)) < self.probability]
         changes: list[Change] = []
-        for one, other in fired.tolist():
+        for one, other in pairs[generator.random(len(pairs)) < self.probability].tolist():
             changes += exchange(data, one, other, data.current(other), data.current(one))
             if data.truth is not None:
                 data.truth[[one, other]] = data.truth[[other, one]]

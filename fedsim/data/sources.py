@@ -19,6 +19,8 @@ from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.streams import Streams
 
+_MOST_NUMBERS = 1_000_000_000  # 4 GB of samples
+
 
 class Source(Spec):
     """A data set that is as it is, whatever the population."""
@@ -31,13 +33,9 @@ class Source(Spec):
 
     @abstractmethod
     def load(self, root: Path | None) -> Raw:
-        """The data set as published.
+        """The data set as published; ``DataError`` if files are missing, truncated or malformed.
 
-        Args:
-            root: the folder of data folders (``data.root``, or for what is ``published`` ``$FEDSIM_DATA``), if there is one.
-
-        Raises:
-            DataError: files are missing, truncated or malformed.
+        ``root`` is the folder of data folders, if there is one: ``data.root``, or for what is ``published`` ``$FEDSIM_DATA``.
         """
 
     def shape_and_classes(self, root: Path | None) -> tuple[tuple[int, ...], int]:
@@ -98,18 +96,13 @@ class Digits(Source):
 def _rows() -> NDArray[np.uint8]:
     """64 pixels and the label of each digit, from scikit-learn's own file: importing scikit-learn takes more than a second."""
     package = find_spec("sklearn")
-    if package is not None and package.origin is not None:
-        file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
-        if file.is_file():
-            with gzip.open(file, "rt", encoding="ascii") as lines:
-                return np.loadtxt(lines, delimiter=",", dtype=np.uint8)
+    file = Path((package and package.origin) or "/").parent / "datasets" / "data" / "digits.csv.gz"
+    if file.is_file():
+        with gzip.open(file, "rt", encoding="ascii") as lines:
+            return np.loadtxt(lines, delimiter=",", dtype=np.uint8)
     from sklearn.datasets import load_digits  # a scikit-learn that keeps its file elsewhere
 
-    pixels, labels = load_digits(return_X_y=True)
-    return np.column_stack([pixels, labels]).astype(np.uint8)
-
-
-_MOST_NUMBERS = 1_000_000_000  # 4 GB of samples
+    return np.column_stack(load_digits(return_X_y=True)).astype(np.uint8)
 
 
 class Synthetic(Spec):
@@ -156,10 +149,7 @@ class Synthetic(Spec):
 
 _TOOLS = "fedsim.toolbox.sources"
 _OTHERS = {
-    "text": (
-        f"{_TOOLS}.laws:Text",
-        "characters of a text as tokens, a window of one speaker's lines each",
-    ),
+    "text": (f"{_TOOLS}.laws:Text", "characters of a text as tokens, a window of one speaker's lines each"),
     "linear": (f"{_TOOLS}.laws:LinearLaw", "a linear law with noise: y = x W + b + e"),
     "mnist": (f"{_TOOLS}.images:Mnist", "60,000 + 10,000 hand-written digits of 28x28 pixels, from IDX files"),
     "fashion": (f"{_TOOLS}.images:Fashion", "60,000 + 10,000 garments of 28x28 pixels (Fashion-MNIST), from IDX files"),
@@ -167,7 +157,7 @@ _OTHERS = {
     "emnist": (f"{_TOOLS}.images:Emnist", "digits and letters (EMNIST ByClass, Cohen et al. 2017), from IDX files"),
     "npz": (f"{_TOOLS}.own:Npz", "arrays of the user's own in one '.npz' file"),
     "huggingface": (f"{_TOOLS}.own:HuggingFace", "a folder that the 'save_to_disk' of Hugging Face's data sets has written"),
-    "dataset": (f"{_TOOLS}.dataset:MapDataset", "a map-style 'torch.utils.data.Dataset', read into memory"),
+    "dataset": (f"{_TOOLS}.own:MapDataset", "a map-style 'torch.utils.data.Dataset', read into memory"),
 }
 _HERE = Registry.of("source", Digits, Synthetic)
 SOURCES = Registry("source", "fedsim.data.sources:Source", {**_HERE.known, **_OTHERS})

@@ -90,11 +90,15 @@ class Registry:
         found = self.find(kind, key)
         return found if kind in self.known else with_any_kind(found)
 
+    def holds(self, value: Spec) -> bool:
+        """Whether this object is a part of this registry: of a known kind, or of a class made for it."""
+        if self.base and isinstance(value, at(self.base, self.called)):
+            return True
+        return getattr(value, "kind", None) in self.kinds
+
     def _made(self, value: Any) -> Any:
-        if isinstance(value, Spec):
-            is_own = self.base and isinstance(value, at(self.base, self.called))
-            if is_own or getattr(value, "kind", None) in self.kinds:
-                return value
+        if isinstance(value, Spec) and self.holds(value):
+            return value
         if self.by_device and isinstance(value, list):
             value = {"kind": "list", "values": value}
         elif self.by_device and isinstance(value, Mapping) and "file" in value:

@@ -1,7 +1,6 @@
 """Shifts of data besides complete exchanges: of two labels, released shares, other meanings of labels, turned images."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -58,10 +57,33 @@ class SwapPart(Shift):
                 gone, come = (own[int(draw[pair] * len(own))] for own, draw in zip(exclusive, choices, strict=True))
                 to_one, to_other = _exchanged(data, mine, yours, gone, come), _exchanged(data, yours, mine, come, gone)
                 changes += exchange(data, one, other, to_one, to_other)
-                _set_group(data, [one, other])
             elif self.quirk:
                 break
+        _set_groups(data, changes)
         return changes
+
+
+def _exchanged(data: FederatedData, mine: Shard, yours: Shard, gone: np.int64, come: np.int64) -> Shard:
+    """``mine`` without the label ``gone``, and with the samples of ``come`` that ``yours`` has."""
+    train = mine.train[data.train_labels(mine) != gone], yours.train[data.train_labels(yours) == come]
+    test = mine.test[data.test_labels(mine) != gone], yours.test[data.test_labels(yours) == come]
+    return Shard(np.concatenate(train), np.concatenate(test), mine.quarter_turns, mine.label_map)
+
+
+def _require_alike(one: Shard, other: Shard) -> None:
+    what = "drift.kind is 'swap-part', which moves single samples between devices"
+    if one.augment_seed is not None or other.augment_seed is not None:
+        raise ScenarioError(
+            f"{what}; each device distorts its training images by draws of its own, which a sample cannot take along: allowed "
+            'are data.augmentation = "none" and drift.kind = "swap-all"'
+        )
+    meanings = [(shard.quarter_turns % 4, shard.label_map is not None and shard.label_map.tolist()) for shard in (one, other)]
+    if meanings[0] != meanings[1]:
+        raise ScenarioError(
+            f"{what}; with this data.partition devices turn images or permute labels each in their own way, so that a sample "
+            "would change its meaning: allowed are the partitions other than 'rotations' and 'permutations', and "
+            'drift.kind = "swap-all"'
+        )
 
 
 class Incremental(Shift):
@@ -93,14 +115,13 @@ class Incremental(Shift):
 
     def apply(self, data: FederatedData, occasion: int, candidates: NDArray[np.int64], streams: Streams) -> list[Change]:
         changes: list[Change] = []
-        if occasion < len(self.shares):
-            for device in np.sort(candidates).tolist():
-                everything = data.shards[device].train
-                size = self.released(len(everything), occasion)
-                if size != len(data.current(device).train):
-                    order = streams.generator("world/drift/order", device).permutation(len(everything))
-                    shard = replace(data.shards[device], train=everything[order[:size]])
-                    changes.append(Change(device, data.replace_shard(device, shard)))
+        for device in np.sort(candidates).tolist() if occasion < len(self.shares) else ():
+            everything = data.shards[device].train
+            size = self.released(len(everything), occasion)
+            if size != len(data.current(device).train):
+                order = streams.generator("world/drift/order", device).permutation(len(everything))
+                shard = replace(data.shards[device], train=everything[order[:size]])
+                changes.append(Change(device, data.replace_shard(device, shard)))
         return changes
 
     def released(self, samples: int, occasion: int) -> int:
@@ -136,11 +157,9 @@ class LabelPermutation(Shift):
 
     def apply(self, data: FederatedData, occasion: int, candidates: NDArray[np.int64], streams: Streams) -> list[Change]:
         self.check(data)
-        fires = streams.generator("world/drift", occasion).random(len(data.shards)) < self.probability
-        devices = np.sort(candidates)
-        identity = np.arange(data.pool.classes)
         changes: list[Change] = []
-        for device in devices[fires[devices]].tolist():
+        identity = np.arange(data.pool.classes)
+        for device in _firing(data, candidates, self.probability, streams.generator("world/drift", occasion)):
             shard, generator = data.current(device), streams.generator("world/drift", occasion, device)
             label_map = identity
             while np.array_equal(label_map, identity):
@@ -148,7 +167,7 @@ class LabelPermutation(Shift):
             if shard.label_map is not None:
                 label_map = label_map[shard.label_map]
             changes.append(Change(device, data.replace_shard(device, replace(shard, label_map=label_map))))
-        _set_group(data, [change.device for change in changes])
+        _set_groups(data, changes)
         return changes
 
 
@@ -176,49 +195,32 @@ class Rotation(Shift):
     def apply(self, data: FederatedData, occasion: int, candidates: NDArray[np.int64], streams: Streams) -> list[Change]:
         self.check(data)
         generator = streams.generator("world/drift", occasion)
-        fires = generator.random(len(data.shards)) < self.probability
+        fires = _firing(data, candidates, self.probability, generator)
         turns = generator.integers(1, 4, len(data.shards))
-        devices = np.sort(candidates)
-        groups = _group_of_turns(data)
         changes: list[Change] = []
-        for device in devices[fires[devices]].tolist():
+        for device in fires:
             shard = data.current(device)
-            turned = (shard.quarter_turns + int(turns[device])) % 4
-            changes.append(Change(device, data.replace_shard(device, replace(shard, quarter_turns=turned))))
-            _set_group(data, [device], groups.get(turned, NO_GROUP))
+            shard = replace(shard, quarter_turns=(shard.quarter_turns + int(turns[device])) % 4)
+            changes.append(Change(device, data.replace_shard(device, shard)))
+        _set_groups(data, changes, _group_of_turns(data))
         return changes
 
 
-def _exchanged(data: FederatedData, mine: Shard, yours: Shard, gone: np.int64, come: np.int64) -> Shard:
-    """``mine`` without the label ``gone``, and with the samples of ``come`` that ``yours`` has."""
-    stay, join = data.train_labels(mine) != gone, data.train_labels(yours) == come
-    test_stay, test_join = data.test_labels(mine) != gone, data.test_labels(yours) == come
-    train = np.concatenate([mine.train[stay], yours.train[join]])
-    return Shard(train, np.concatenate([mine.test[test_stay], yours.test[test_join]]), mine.quarter_turns, mine.label_map)
+def _firing(
+    data: FederatedData, candidates: NDArray[np.int64], probability: float, generator: np.random.Generator
+) -> list[int]:
+    """The candidates that change; one draw for each device of the population."""
+    fires = generator.random(len(data.shards)) < probability
+    devices = np.sort(candidates)
+    found: list[int] = devices[fires[devices]].tolist()
+    return found
 
 
-def _set_group(data: FederatedData, devices: Sequence[int], group: int = NO_GROUP) -> None:
-    """Say the true group of devices' data, where groups are known at all."""
+def _set_groups(data: FederatedData, changes: list[Change], groups: dict[int, int] | None = None) -> None:
+    """Say the true groups of changed data, by their quarter turns or none, where groups are known at all."""
     if data.truth is not None:
-        data.truth[list(devices)] = group
-
-
-def _require_alike(one: Shard, other: Shard) -> None:
-    what = "drift.kind is 'swap-part', which moves single samples between devices"
-    if one.augment_seed is not None or other.augment_seed is not None:
-        raise ScenarioError(
-            f"{what}; each device distorts its training images by draws of its own, which a sample cannot take along: allowed "
-            'are data.augmentation = "none" and drift.kind = "swap-all"'
-        )
-    labelled_alike = one.label_map is other.label_map or (
-        one.label_map is not None and other.label_map is not None and np.array_equal(one.label_map, other.label_map)
-    )
-    if one.quarter_turns % 4 != other.quarter_turns % 4 or not labelled_alike:
-        raise ScenarioError(
-            f"{what}; with this data.partition devices turn images or permute labels each in their own way, so that a sample "
-            "would change its meaning: allowed are the partitions other than 'rotations' and 'permutations', and "
-            'drift.kind = "swap-all"'
-        )
+        for change in changes:
+            data.truth[change.device] = (groups or {}).get(data.current(change.device).quarter_turns, NO_GROUP)
 
 
 def _group_of_turns(data: FederatedData) -> dict[int, int]:

@@ -19,8 +19,7 @@ from fedsim.language.units import SamplesPerSecond
 from fedsim.streams import Streams
 from fedsim.toolbox.partitions.plain import Dirichlet
 from fedsim.toolbox.partitions.published import PowerLaw
-from fedsim.toolbox.sources.fetch import as_images, fetch
-from fedsim.toolbox.sources.images import Emnist, Mnist
+from fedsim.toolbox.sources.images import Emnist, Mnist, as_images, fetch
 from fedsim.world.distributions import FromFile
 from tests.data.small import assert_same
 
@@ -158,7 +157,7 @@ def test_fedprox_mnist_is_standardised_over_all_samples(data_root: Path) -> None
 
 def test_importing_the_section_loads_nothing_heavy() -> None:
     heavy = {"torch", "sklearn", "pandas", "matplotlib", "ray"}
-    code = f"import sys, fedsim.data.spec, fedsim.toolbox.sources.fetch; print(sorted({heavy!r} & sys.modules.keys()))"
+    code = f"import sys, fedsim.data.spec, fedsim.toolbox.sources.images; print(sorted({heavy!r} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

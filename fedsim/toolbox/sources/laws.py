@@ -48,9 +48,9 @@ class Text(Source):
         parts = []
         for lines in said.values():
             tokens = np.searchsorted(characters, np.array([*"\n".join(lines)]))
-            starts = range(0, len(tokens) - self.length, self.length)
-            if starts:
-                parts.append(np.stack([tokens[start : start + self.length + 1] for start in starts]))
+            if len(tokens) > self.length:
+                windows = np.lib.stride_tricks.sliding_window_view(tokens, self.length + 1)
+                parts.append(windows[:: self.length])
         if not parts:
             raise DataError(f"'{path}' has no speaker with {self.length + 1} characters (data.source.length is {self.length})")
         x, y = np.concatenate(parts), np.repeat(np.arange(len(parts)), [len(part) for part in parts])
@@ -88,8 +88,7 @@ class LinearLaw(Source):
         group = np.arange(self.samples) % self.groups
         x = centres[group] + generator.standard_normal((self.samples, self.features))
         y = x @ weights + bias + generator.normal(0.0, self.noise, (self.samples, self.targets))
-        order = np.argsort(every_fifth(group), kind="stable")  # test samples last
-        groups, samples, targets = group[order], x[order].astype(np.float32), y[order].astype(np.float32)
-        size = self.samples - int(every_fifth(group).sum())
-        parts = samples[:size], targets[:size], samples[size:], targets[size:]
+        samples, targets, test = x.astype(np.float32), y.astype(np.float32), every_fifth(group)
+        groups = np.concatenate([group[~test], group[test]])
+        parts = samples[~test], targets[~test], samples[test], targets[test]
         return Raw("linear", *parts, self.targets, 1.0, columns={"group": groups})
