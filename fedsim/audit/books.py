@@ -12,8 +12,7 @@ from fedsim.audit.evidence import NOTHING, Evidence, close, differing, findings,
 from fedsim.errors import ScenarioError
 from fedsim.files import flat
 from fedsim.meters.base import Meter, MeterContext, Meters
-from fedsim.meters.costs import CostsSpec
-from fedsim.meters.spec import METERS
+from fedsim.meters.spec import METERS, CostsSpec
 from fedsim.records import folder as files
 from fedsim.records.ledger import Ledger, split_by_purpose
 from fedsim.records.reading import as_list

@@ -37,7 +37,7 @@ def total(moved: Mapping[str, Any]) -> float:
 
 def total_of_round(row: Mapping[str, Any]) -> float:
     """All bytes of a row of rounds."""
-    return float(row["bytes_down"] + row["bytes_up"] + (row["bytes_peer"] or 0.0))
+    return float(row["bytes_down"] + row["bytes_up"] + (row.get("bytes_peer") or 0.0))
 
 
 class Ledger:

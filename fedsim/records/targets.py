@@ -60,7 +60,7 @@ def until(
         if target.is_reached(row.get(target.metric), summary):
             drawn: list[float | None] = []
             for name in COSTS[3:]:
-                values = [each[name] for each in rows[:count]]
+                values = [each.get(name) for each in rows[:count]]
                 drawn.append(None if None in values else math.fsum(values))
             return dict(zip(COSTS, (row["round"] + 1, row["time"], moved, *drawn), strict=True))
     return dict.fromkeys(COSTS)
@@ -72,7 +72,7 @@ def within(rows: Sequence[Mapping[str, Any]], budget: Mapping[str, float]) -> fl
     for row in rows:
         spent["time"], spent["bytes"] = row["time"], spent["bytes"] + total_of_round(row)
         for name in COSTS[3:]:
-            spent[name] += math.inf if row[name] is None else row[name]
+            spent[name] += math.inf if row.get(name) is None else row[name]
         if any(spent[name] > limit for name, limit in budget.items()):
             break
         if row["accuracy"] is not None:

@@ -10,7 +10,7 @@ import pytest
 
 import fedsim
 from fedsim.audit import audit
-from fedsim.energy.presets import TITLES
+from fedsim.energy.spec import TITLES
 from fedsim.meters.base import MeterContext
 from fedsim.meters.energy import TABLE, Zone
 from fedsim.records import folder as files
