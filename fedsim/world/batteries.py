@@ -191,24 +191,21 @@ class Batteries:
         self._go(device, point, min(until, self._simulation.end), self._loads[device].total, to_flat=True)
         return point.at if point.flat else math.inf
 
-    def look(self, device: int, left: float, rate: float) -> tuple[float, bool]:
+    def look(self, device: int, left: float, rate: float) -> tuple[float, bool, bool]:
         """Time to look ahead while a message waits or moves, of which ``left`` bytes are to go, now at ``rate`` (bytes/s).
 
-        A time (s) before which the device does not run flat, and whether it does so then. Where its battery holds more than
-        these bytes take, that is so whatever their rate; else only while the rate stays as it is.
+        A time (s) before which the device does not run flat, whether it does so then, and whether its battery may hold less
+        than these bytes take: then that is so only while the rate stays as it is.
         """
         if not self.has(device):
-            return math.inf, False
+            return math.inf, False, False
         point, load = self._point(device), self._loads[device]
         reserve = load.byte * left
         load.scarce = reserve >= point.level
         load.rate, reserve = (rate, 0.0) if load.scarce else (0.0, reserve)
         until = self._simulation.now + _LOOK_S
         self._go(device, point, until, load.total, to_flat=True, reserve=reserve)
-        return (point.at, not reserve) if point.flat else (until, False)
-
-    def is_scarce(self, device: int) -> bool:
-        return device in self._loads and self._loads[device].scarce
+        return (point.at, not reserve, load.scarce) if point.flat else (until, False, load.scarce)
 
     def note(self, device: int, moved: float) -> None:
         if self.has(device):

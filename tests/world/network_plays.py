@@ -144,7 +144,6 @@ def load_of(network: Network) -> dict[str, tuple[float, float]]:
     """Name of each link that carries something -> (bytes/s in use as of the last solve, capacity in bytes/s)."""
     found: dict[str, tuple[float, float]] = {}
     for flow in network._running.values():
-        ended = network._as_of_now(network._rule(flow))[1]
-        for name, capacity in network._links_of(flow) if flow.id not in ended else ():
+        for name, capacity in network._links_of(flow) if network._as_of_now(flow) is not None else ():
             found[name] = (found.get(name, (0.0, 0.0))[0] + network.rate(flow), capacity)
     return found

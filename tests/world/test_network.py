@@ -251,7 +251,7 @@ class TestStar:
             half.leave(number, now)
             half.share(now)
         lengths = [len(tier.flows) for tier in half._tiers.values()]
-        lengths += [len(half._free_ends), len(half._capped_ends), len(half._free_caps), len(half._capped_caps)]
+        lengths += map(len, (*half._ends, *half._caps))
         assert max(lengths) < 200
 
     def test_equal_links_change_sides_as_one(self) -> None:
