@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fedsim.errors import SimulationError
 from fedsim.simulation import Record, Simulation, on_grid
 from fedsim.streams import Streams
-from fedsim.toolbox.worlds.recorded import Traces
+from fedsim.toolbox.worlds.availability import Traces
 from fedsim.training import Limit, Part, Training
 from fedsim.world.availability import Availability
 from fedsim.world.compute import Compute

@@ -14,7 +14,7 @@ import fedsim
 from fedsim.errors import ScenarioError
 from fedsim.simulation import Record, Simulation, on_grid
 from fedsim.streams import Streams
-from fedsim.toolbox.worlds.recorded import Traces
+from fedsim.toolbox.worlds.availability import Traces
 from fedsim.world.availability import AlwaysOn, Availability
 from fedsim.world.lifetimes import Bounded, Lifetimes, bounded
 from fedsim.world.population import Population, PopulationSpec

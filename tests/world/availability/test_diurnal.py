@@ -8,8 +8,8 @@ import pytest
 
 from fedsim.errors import ScenarioError
 from fedsim.streams import Streams
-from fedsim.toolbox.worlds.diurnal import Diurnal
-from fedsim.world.availability.base import Availability
+from fedsim.toolbox.worlds.availability import Diurnal
+from fedsim.world.availability import Availability
 from fedsim.world.calendar import CalendarSpec
 from fedsim.world.population import PopulationSpec
 

@@ -10,7 +10,7 @@ import pytest
 
 from fedsim.errors import DataError, FedsimError
 from fedsim.streams import Streams
-from fedsim.world.availability.base import Availability
+from fedsim.world.availability import Availability
 from fedsim.world.population import PopulationSpec
 
 HOUR, DAY = 3600.0, 86400.0

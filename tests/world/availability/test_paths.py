@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from fedsim.errors import DataError
 from fedsim.streams import Streams
-from fedsim.toolbox.worlds.diurnal import Diurnal
-from fedsim.toolbox.worlds.recorded import Flash, Traces
+from fedsim.toolbox.worlds.availability import Diurnal, Flash, Traces
 from fedsim.world.availability import AlwaysOn, Availability, Renewal
 from fedsim.world.calendar import Calendar, CalendarSpec
 from fedsim.world.phases import Phases
@@ -94,12 +93,12 @@ class TestFlash:
     @pytest.mark.parametrize(
         ("ready", "what"),
         [
-            ([[1010, None]], "interval 0 is None"),
+            ([[1010, None]], r"ready\.0\.1: it must be a number"),
             ([[1010, 1030], [1020, 1040]], "interval 1"),
             ([[1010, 1005]], "interval 0"),
             ([[1010, 2000]], "interval 0"),
-            ([[1010]], "interval 0"),
-            ("oops", "do not make a path"),
+            ([[1010]], r"ready\.0\.1"),
+            ("oops", "ready: it must be a list"),
         ],
     )
     def test_a_trace_with_holes_is_refused(self, tmp_path: Path, ready: list[Any], what: str) -> None:
