@@ -357,14 +357,6 @@ def test_a_busy_device_and_an_empty_task_are_refused() -> None:
         asyncio.run(site.simulation.run())
 
 
-def test_two_devices_share_the_server_link() -> None:
-    site = Site(rates=(1e9, 1e9), server=100.0)
-    for device in range(2):
-        site.tasks.start(device, (MODEL,), None, None)
-    asyncio.run(site.simulation.run())
-    assert [record.time for record in site.records if record.kind == "task-end"] == [20.0, 20.0]
-
-
 class TestDeadlineInDecimals:
     """A task of 0.8 + 10 + 0.8 s is in time for a deadline of 11.6 s, although no tick of the clock lies on any of these."""
 

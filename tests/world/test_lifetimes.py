@@ -154,19 +154,6 @@ def test_a_departure_before_the_arrival_or_with_it_is_refused(leave: str) -> Non
         columns(devices=3, arrivals=come, departures={"kind": "schedule", "times": [leave], "devices": [2]})
 
 
-def test_a_scenario_with_lifetimes_reads_back_the_same(tmp_path: Any) -> None:
-    scenario = fedsim.Scenario(
-        population={
-            "devices": 9,
-            "arrivals": {"kind": "poisson", "rate": "30 /h"},
-            "departures": {"kind": "schedule", "times": ["1 h", "90 s"], "devices": [3, 1]},
-        },
-        strategy={"kind": "fedavg", "clients_per_round": 2},
-    )
-    (tmp_path / "scenario.toml").write_text(scenario.to_toml())
-    assert fedsim.load(tmp_path / "scenario.toml") == scenario
-
-
 HORIZON = 60
 """From then on (s) a path only repeats: lifetimes have begun, and ended if they ever do; a trace's period is at most 12 s."""
 

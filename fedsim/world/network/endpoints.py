@@ -244,7 +244,7 @@ class Endpoints(ABC):
     def lone_rate(self, source: int, destination: int) -> float:
         """The rate of a flow that shares its way with no other (bytes/s)."""
         own = (self.access_rate(*own) for own in self._own(source, destination))
-        return min(*own, *(rate for _, rate in self.links_between(source, destination)), math.inf)
+        return min([*own, *(rate for _, rate in self.links_between(source, destination)), math.inf])
 
     def lone_rates(self, direction: Direction, devices: slice = ALL) -> Floats:
         """``lone_rate`` between the server and all devices or some (bytes/s), float64 [devices]."""
