@@ -29,7 +29,7 @@ from fedsim.strategies import strategy_class
 from fedsim.streams import Streams
 from fedsim.training import CutBy
 from fedsim.world import columns
-from fedsim.world.availability.base import changes, one_by_one, spans_of
+from fedsim.world.availability import changes, one_by_one, spans_of
 from fedsim.world.batteries import Powered
 from fedsim.world.compute import Compute
 from fedsim.world.device_kinds import Capacity, estimates
