@@ -28,11 +28,9 @@ class RoundParams(StrategyParams):
         relative_deadline: the same in units of the mean time of ``reference_epochs`` epochs over all devices, undisturbed
             (CATA-Fed's T, section 5.2). At most one of the two is given.
         reference_epochs: the epochs in that unit.
-        deadline_base: in a population with tentative stragglers, whether that mean is the one without them (``unslowed``) or
-            over the devices as they are (``all``).
+        deadline_base: with tentative stragglers: whether that mean is the one without them (``unslowed``) or with (``all``).
         retry: with nobody to ask, look again after this time (s).
-        every: rounds begin on a schedule: each at the first multiple of this time (s) at which the one before has closed. None:
-            a round begins as soon as the one before has closed.
+        every: each round begins at the first multiple of this time (s) at which the one before has closed. None: at once.
     """
 
     late_goes_on: ClassVar[bool] = False
@@ -132,9 +130,8 @@ class SelectingParams(RoundParams):
 
     Attributes:
         deadline_from: ``round``: a deadline counts from the begin of the round, for a whole task, and then ends what is open.
-            ``download``: it counts from the end of each client's own download and bounds its training alone; the round
-            closes when the last upload has come (CATA-Fed's reading). By default ``download`` for a relative deadline, else
-            ``round``.
+            ``download``: from the end of each client's own download, and bounds its training alone; the round closes when the
+            last upload has come (CATA-Fed's reading). By default ``download`` for a relative deadline, else ``round``.
         selection: whom a round asks (``parts/selection``).
     """
 

@@ -64,10 +64,9 @@ A = np.array([2.0, -1.0])
 def test_both_criteria_are_as_strict_as_the_paper_writes_them() -> None:
     """Converged: less than eps1. Congruent, so not to be split: less than eps2."""
     found = lengths(np.array([[3.0, 4.0], [-3.0, 4.0]]), [0.5, 0.5])
-    assert found == (4.0, 5.0)
-    assert not is_incongruent(found, 4.0, 5.0)
-    assert is_incongruent(found, 4.000001, 5.0)
-    assert not is_incongruent(found, 4.000001, 5.000001)
+    assert found == {"mean_norm": 4.0, "max_norm": 5.0}
+    limits = [(4.0, 5.0), (4.000001, 5.0), (4.000001, 5.000001)]
+    assert [is_incongruent(**found, eps1=eps1, eps2=eps2) for eps1, eps2 in limits] == [False, True, False]
 
 
 # The same through whole runs.

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedsim.toolbox.clustering.algorithms import Linkage, agglomerative, canonical
-from fedsim.toolbox.strategies.fl_hc import update_distances
+from fedsim.toolbox.strategies.lcfl import update_distances
 from fedsim.training import Training
 from tests.strategies.clustered import of_kind, opposite_groups, played, ran, weights, world
 

@@ -124,13 +124,11 @@ def least_cross_similarity(similarity: np.ndarray) -> float:
 
 def check(similarity: np.ndarray, method: str = "single") -> float:
     """It is a split of all, and its value is what it says."""
-    split = bipartition(similarity, method)  # type: ignore[arg-type]
-    assert sorted(split.first + split.second) == list(range(len(similarity)))
-    assert split.first == sorted(split.first)
-    assert split.second == sorted(split.second)
-    assert split.first[0] == 0
-    assert split.cross == max(similarity[i, j] for i in split.first for j in split.second)
-    return split.cross
+    first, second, cross = bipartition(similarity, method)  # type: ignore[arg-type]
+    assert sorted(first + second) == list(range(len(similarity)))
+    assert (first, second, first[0]) == (sorted(first), sorted(second), 0)
+    assert cross == max(similarity[i, j] for i in first for j in second)
+    return cross
 
 
 FIVE = symmetric(5, [0.9, 0.5, 0.1, 0.0, 0.8, 0.2, 0.1, 0.7, 0.3, 0.6], 1.0)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fedsim.errors import SimulationError
 from fedsim.toolbox.clustering.algorithms import kmeans
-from fedsim.toolbox.clustering.edc import edc_features
+from fedsim.toolbox.clustering.similarity import edc_features
 
 
 def by_svd(updates: np.ndarray, groups: int) -> np.ndarray:
