@@ -34,21 +34,6 @@ def test_normalised_models_never_grow_and_literal_ones_add_directions(models: np
         assert new[j] * (1 + sum(eta / norms[l] for l in others)) == pytest.approx(literal, rel=1e-9, abs=1e-9)  # noqa: E741
 
 
-def test_imbalance_is_what_the_device_lacks_while_no_class_is_above_the_global_mean() -> None:
-    counts = np.array([[100, 0, 0], [20, 30, 50], [0, 0, 0]])
-    assert class_imbalance(counts, 900).tolist() == [800, 800, 900]
-    assert class_imbalance(counts, 150).tolist() == [50 + 50 + 50, 30 + 20 + 0, 150]
-
-
-def test_imbalance_of_three_clusters() -> None:
-    """D = 5000 and clusters of 300, 200 and 100 samples: D - D_C."""
-    counts = np.zeros((6, 10), dtype=np.int64)
-    counts[np.arange(6), np.arange(6)] = 100
-    clusters = [[0, 4, 2], [1, 3], [5]]
-    imbalance = cluster_imbalance(class_imbalance(counts, 5000), counts.sum(axis=1), clusters)
-    assert imbalance.tolist() == [4700, 4800, 4900]
-
-
 @given(
     st.lists(st.lists(st.integers(0, 20), min_size=3, max_size=3), min_size=2, max_size=8),
     st.integers(1, 4),
