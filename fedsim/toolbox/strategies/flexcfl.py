@@ -1,6 +1,6 @@
 """FlexCFL: groups by the direction of first updates, newcomers by cosine, migration when data shift."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -44,7 +44,6 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
         eta_g: the learning rate between groups; 0 keeps them apart.
     """
 
-    instead: ClassVar[Mapping[str, str]] = PlainDeadline.instead
     usual_shift: ClassVar[ShiftTest] = "aligned_l1"
 
     kind: Literal["flexcfl"] = "flexcfl"

@@ -60,7 +60,7 @@ class LCFLParams(PlainDeadline, ClusteredParams):
         as: with ``published-code`` the first medoids of ``k-medoids`` are the k devices nearest to all others.
     """
 
-    instead: ClassVar[Mapping[str, str]] = {**PlainDeadline.instead, "clients_per_round": "participation"}
+    instead: ClassVar[Mapping[str, str]] = {**ClusteredParams.instead, "clients_per_round": "participation"}
 
     kind: Literal["lcfl"] = "lcfl"
     clients_per_round: None = None  # type: ignore[assignment]
