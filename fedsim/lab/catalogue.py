@@ -29,7 +29,7 @@ from fedsim.strategies.parts.deadline import DEADLINES
 from fedsim.strategies.parts.moment import MOMENTS
 from fedsim.strategies.parts.selection import SELECTIONS
 from fedsim.strategies.parts.server import OPTIMISERS
-from fedsim.toolbox.clustering.clusterer import CLUSTERERS
+from fedsim.toolbox.clustering.algorithms import CLUSTERERS
 from fedsim.toolbox.worlds.regions import cloud_facts
 from fedsim.world.availability import AVAILABILITIES
 from fedsim.world.charging import CHARGINGS
