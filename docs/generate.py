@@ -29,7 +29,7 @@ from fedsim.records import schema
 from fedsim.scenario import Scenario
 from fedsim.shipped import shipped
 from fedsim.strategies import STRATEGIES, strategy_class
-from fedsim.world.network import flow
+from fedsim.world.network import endpoints
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -433,7 +433,7 @@ def _python() -> Iterator[tuple[str, str]]:
             way = "autofunction" if inspect.isfunction(thing) else "autoclass"
             home = module
             if isinstance(thing, str | int):  # what it is stands where it is made, below it
-                way, home = "autodata", (client if isinstance(thing, str) else flow).__name__
+                way, home = "autodata", (client if isinstance(thing, str) else endpoints).__name__
             options = ["   :members:"] if way == "autoclass" and not issubclass(thing, Exception) else []
             blocks.append("\n".join([f"## `{name}`\n", "```{eval-rst}", f".. {way}:: {home}.{name}", *options, "```"]))
         yield f"python/{module}", _page(f"`{module}`", blocks)

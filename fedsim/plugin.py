@@ -50,7 +50,7 @@ from fedsim.toolbox.peers.collectives import AllReduce
 from fedsim.training import Limit, Part, Training
 from fedsim.world.availability import Availability, AvailabilityModel
 from fedsim.world.distributions import Distribution
-from fedsim.world.network.flow import SERVER, Flow, Sharing
+from fedsim.world.network.endpoints import SERVER, Flow, Sharing
 from fedsim.world.network.machine import Network
 from fedsim.world.network.protocol import Protocol, Transport
 from fedsim.world.network.spec import NetworkModel

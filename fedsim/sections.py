@@ -27,8 +27,7 @@ from fedsim.learning.models import Logistic, ModelSpec
 from fedsim.learning.objectives import Classification, ObjectiveSpec
 from fedsim.learning.spec import TrainerSpec, TrainingSpec
 from fedsim.meters.base import MeterContext, Meters
-from fedsim.meters.costs import CostsSpec
-from fedsim.meters.spec import METERS, MeterSpec
+from fedsim.meters.spec import METERS, CostsSpec, MeterSpec
 from fedsim.strategies import STRATEGIES
 from fedsim.strategies.base import StrategyParams
 from fedsim.strategies.fedavg import FedAvgParams

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from fedsim.data.partitions import PARTITIONS
 from fedsim.data.shifts import SHIFTS
 from fedsim.data.sources import SOURCES
-from fedsim.energy.presets import TITLES, preset_figures
+from fedsim.energy.spec import TITLES, preset_figures
 from fedsim.errors import ScenarioError, nearest
 from fedsim.executors.named import EXECUTORS
 from fedsim.federation.codecs import CODECS
@@ -29,7 +29,7 @@ from fedsim.strategies.parts.deadline import DEADLINES
 from fedsim.strategies.parts.moment import MOMENTS
 from fedsim.strategies.parts.selection import SELECTIONS
 from fedsim.strategies.parts.server import OPTIMISERS
-from fedsim.toolbox.clustering.clusterer import CLUSTERERS
+from fedsim.toolbox.clustering.algorithms import CLUSTERERS
 from fedsim.toolbox.worlds.regions import cloud_facts
 from fedsim.world.availability import AVAILABILITIES
 from fedsim.world.charging import CHARGINGS

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedsim.records.reading import RunFolder
 from fedsim.strategies.grouped import distance
 from tests.strategies.clustered import PAIRED, Sections, file_data, groups_of, homes, moves, of_kind, ran, world
-from tests.strategies.flexcfl.common import flexcfl
+from tests.strategies.test_flexcfl import flexcfl
 
 
 class TestShiftTest:
