@@ -32,13 +32,12 @@ from fedsim.world import columns
 from fedsim.world.availability import changes, one_by_one, spans_of
 from fedsim.world.batteries import Powered
 from fedsim.world.compute import Compute
-from fedsim.world.device_kinds import Capacity, estimates
+from fedsim.world.device_kinds import Capacity, Rooflines, estimates
 from fedsim.world.life import TaskRunner
 from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.messages import Messages
 from fedsim.world.network import Network
 from fedsim.world.processes import Processes
-from fedsim.world.roofline import Rooflines
 
 if TYPE_CHECKING:
     from fedsim.data.federated import FederatedData
