@@ -5,9 +5,9 @@ alone. What each is called with, and when, stands in its docstring.
 """
 
 from fedsim.data.federated import Raw
-from fedsim.data.partitions.base import Partition, federated
+from fedsim.data.partitions import Partition, federated
 from fedsim.data.shifts import Change, Shift
-from fedsim.data.sources.base import Source
+from fedsim.data.sources import Source
 from fedsim.evaluation.evaluator import Measured
 from fedsim.federation import (
     BEST,
