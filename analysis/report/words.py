@@ -280,12 +280,12 @@ def _strategy(scenario: Facts) -> str:
         turn = f"{own['kappa1']:,} steps" if "kappa1" in own else epochs
         epochs = f"{own['kappa2']} edge round{'' if own['kappa2'] == 1 else 's'} of {turn}"
     deadline, within = own.get("deadline"), ", and waits for all of them"
-    if isinstance(deadline, Mapping):
+    if isinstance(deadline, Mapping) and deadline.get("kind") == "relative":
+        deadline = f"{deadline['times']:g} times the mean time of {deadline['epochs']} epochs"
+    elif isinstance(deadline, Mapping):
         deadline = deadline.get("time", "a time that follows from what earlier rounds took")
     if deadline:
         within = f", within {deadline}"
-    elif "relative_deadline" in own:
-        within = f", within {own['relative_deadline']:g} times the mean time of {own['reference_epochs']} epochs"
     words = f"{name} asks {who} for {epochs}{within}"
     counts = {parts: own.get(parts) for parts in ("groups", "clusters", "tiers")}
     words += "".join(f"; it forms {count} {parts}" for parts, count in counts.items() if isinstance(count, int) and count > 1)
