@@ -253,7 +253,9 @@ def study_command(
     quiet: bool,
 ) -> int:
     """Run all strategies of STUDY in the same worlds, and compare them; called again, go on where it was left."""
+    from fedsim.lab.compare.lines import read_lines
     from fedsim.lab.compare.show import claims_of, compare_published, print_short, print_to
+    from fedsim.lab.compare.table import Comparison
     from fedsim.lab.study.conduct import Conductor
     from fedsim.lab.study.plan import read_study
     from fedsim.lab.study.progress import StudyProgress
@@ -282,7 +284,7 @@ def study_command(
             print_to(Console(), claims_of(compare_published(out, out / PUBLISHED)))
             say(f"written to {out}: compare.md and published.md have all figures")
         else:
-            print_short(Console(), [out])
+            print_short(Console(), Comparison(read_lines([out])))
             say(f"written to {out}: compare.md and paired.csv have all figures")
     elif outcome.trials is not None and not outcome.complete:
         say(*outcome.trials.lines_of_text(), err=True)

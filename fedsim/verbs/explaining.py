@@ -46,17 +46,20 @@ def compare_command(
     out: Path | None,
 ) -> None:
     """Put RUNS side by side: run folders, and folders of studies."""
-    from fedsim.lab.compare.goals import read_goal
-    from fedsim.lab.compare.show import as_text, compare, compare_published, form_of, print_short, print_to, write_file
+    from fedsim.lab.compare.lines import read_lines
+    from fedsim.lab.compare.measures import read_goal
+    from fedsim.lab.compare.show import as_text, compare_published, form_of, print_short, print_to, write_file
+    from fedsim.lab.compare.table import Comparison
     from fedsim.output.terminal import Console
 
     chosen = form if out is None else form_of(out, form)
     if published is None and chosen is None and not whole:
-        print_short(Console(), runs, targets, baseline, ledger, *read_goal(goal, limits))
+        lines = read_lines(runs, baseline, *read_goal(goal, limits))
+        print_short(Console(), Comparison(lines, targets, ledger))
         say("All figures: --all prints them, --out FILE.md and --out FILE.csv write them.")
         return
     if published is None:
-        tables = compare(runs, targets, baseline, ledger)
+        tables = Comparison(read_lines(runs, baseline), targets, ledger).tables()
     elif len(runs) == 1:
         tables = compare_published(runs[0], published)
     else:
@@ -104,7 +107,9 @@ def whatif_command(run: Path, changes: tuple[str, ...], out: Path | None, worker
     """
     from fedsim.analysis.report import write_report
     from fedsim.lab.compare.critical_path import CriticalPaths
+    from fedsim.lab.compare.lines import read_lines
     from fedsim.lab.compare.show import print_short, print_to
+    from fedsim.lab.compare.table import Comparison
     from fedsim.lab.compare.why import totals_table
     from fedsim.loading import run as run_scenario
     from fedsim.output.terminal import Console
@@ -121,7 +126,7 @@ def whatif_command(run: Path, changes: tuple[str, ...], out: Path | None, worker
     say(f"what if {', '.join(changes)}:")
     found = [one.summary["accuracy"]["best"] for one in (before, RunFolder(after))]
     common = math.floor(min(found) * 20) / 20 if None not in found else 0.0  # a target that both reach
-    print_short(Console(), [run, after], [common] if common else [])
+    print_short(Console(), Comparison(read_lines([run, after]), [common] if common else []))
     print_to(Console(), [totals_table({one.path.name: CriticalPaths(one) for one in (before, RunFolder(after))})])
     page = write_report([run, after], after.with_name(f"{after.name}.report.html"))
     say(f"written to {after}; both timelines are in {page}")

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedsim.errors import RunFolderError
 from fedsim.language.units import TICK_S
@@ -25,8 +25,8 @@ _KINDS = (
     *("round-start", "aggregate", "round", "run-end"),
 )
 _COLUMNS = ("time", "kind", "device", "round", "task", "step", "outcome", "data")
-WAIT = "wait"
 _LINK = ("link_down", "link_up", "latency")
+WAIT = "wait"
 _CATEGORIES = {
     "download": "downloads over the device's own link",
     "upload": "uploads over the device's own link",
@@ -41,11 +41,10 @@ AFTER = "after the last round"
 
 @dataclass(frozen=True)
 class PathStep:
-    """A step of a path, or the part of it within the round.
+    """A step of a path, or the part of it within the round, from ``start`` to ``end`` (s).
 
     Attributes:
         step: its name; ``edge-transfer`` and ``message`` for those outside of tasks, ``wait`` where nothing was under way.
-        start, end: (s).
         device, task: None outside of tasks.
         outcome: ``done``, or why it was cut short.
         shared: the part of a transfer (s) that its device's own link would not have needed.
@@ -81,19 +80,27 @@ class _WaitedFor:
     outcome: str = "stopped"
     steps: list[PathStep] = field(default_factory=list)
 
+    def rank(self, now: float) -> tuple[float, ...]:
+        """Less is what a round waited for: what was done before what was lost, and this before what was late.
+
+        Of late ones it is the one that was farthest from its end, as the round waited for all of them.
+        """
+        if self.end == now and self.outcome not in ("late", "stopped"):
+            return (0 if self.outcome == "done" else 1, self.start, self.task or 0)
+        begun = [step.start for step in self.steps if step.start < now]
+        return (2, len(begun), -max(begun, default=self.start), self.task or 0)
+
 
 @dataclass(frozen=True)
 class RoundPath:
-    """A round and its critical path.
+    """A round and its critical path, from the end of the round before (``start``, s) to its own.
 
     Attributes:
         number: of the round.
-        start, end: (s); ``start`` is the end of the round before.
         steps: the path, from ``start`` to ``end`` without gaps.
         selected: how many clients were asked; 0 where the strategy has no rounds but versions.
         late: the devices whose tasks the round's end cut off.
         deadline: whether the round ended by its deadline.
-        half: when half of its tasks had ended (s); None without any.
         sooner: how much sooner all of its tasks would have ended without those that ended last (s); 0 without rounds.
     """
 
@@ -104,7 +111,6 @@ class RoundPath:
     selected: int = 0
     late: tuple[int, ...] = ()
     deadline: bool = False
-    half: float | None = None
     sooner: float = 0.0
 
     @property
@@ -120,18 +126,8 @@ class RoundPath:
     @property
     def totals(self) -> dict[str, float]:
         """Seconds by category, most first; they sum to the round's length."""
-        pairs = (
-            ((_CATEGORIES.get(one.step, "computing"), one.seconds - one.shared), (SHARED, one.shared)) for one in self.steps
-        )
-        return _summed(chain.from_iterable(pairs))
-
-
-class _RoundEnd(NamedTuple):
-    """A round as it was recorded: its number, its end (s), and the tasks that were aggregated since the one before."""
-
-    number: int
-    time: float
-    used: frozenset[int]
+        own = ((_CATEGORIES.get(one.step, "computing"), one.seconds - one.shared) for one in self.steps)
+        return _summed(chain(own, ((SHARED, one.shared) for one in self.steps)))
 
 
 class CriticalPaths:
@@ -147,35 +143,41 @@ class CriticalPaths:
     def __init__(self, run: RunFolder) -> None:
         self._run = run
         self.end: float = 0.0
-        self._tasks: dict[int, _WaitedFor] = {}
         self._ends: defaultdict[float, list[_WaitedFor]] = defaultdict(list)
         self._of_round: defaultdict[int, list[_WaitedFor]] = defaultdict(list)
-        self._ended: list[_RoundEnd] = []
+        self._ended: list[tuple[int, float, set[int]]] = []  # of each round its number, its end, and the tasks that it used
         self._begun: dict[int, Mapping[str, Any]] = {}
+        tasks: dict[int, _WaitedFor] = {}
         used: set[int] = set()
         for time, kind, device, number, task, step, outcome, data in run.events_of(_KINDS, _COLUMNS):
             self.end = max(self.end, time)
             match kind:
                 case "task-start":
-                    self._tasks[task] = _WaitedFor(time, device, task, number)
+                    tasks[task] = _WaitedFor(time, device, task, number)
                     if number is not None:
-                        self._of_round[number].append(self._tasks[task])
+                        self._of_round[number].append(tasks[task])
                 case "step-start":
-                    self._tasks[task].steps.append(PathStep(step, time, math.inf, device, task))
+                    tasks[task].steps.append(PathStep(step, time, math.inf, device, task))
                 case "step-end":
-                    steps = self._tasks[task].steps
+                    steps = tasks[task].steps
                     steps[-1] = replace(steps[-1], end=time, outcome=outcome, data=data)
                 case "task-end":
-                    self._over(self._tasks[task], time, outcome)
+                    self._over(tasks[task], time, outcome)
                 case "edge-transfer" | "message":
-                    self._over(_message(kind, time, number, outcome, json.loads(data)), time, outcome)
+                    said = json.loads(data)
+                    if kind == "message":
+                        label = f"{said['source']} to {said['destination']}"
+                    else:
+                        label = f"edge {said['edge']} {'from' if said['direction'] == 'down' else 'to'} the server"
+                    own = PathStep(kind, said["start"], time, outcome=outcome, label=label)
+                    self._over(_WaitedFor(said["start"], None, None, number, steps=[own]), time, outcome)
                 case "round-start":
                     self._begun[number] = json.loads(data)
                 case "aggregate":
                     used.update(json.loads(data)["tasks"])
                 case "round":
-                    self._ended.append(_RoundEnd(number, time, frozenset(used)))
-                    used.clear()
+                    self._ended.append((number, time, used))
+                    used = set()
 
     def _over(self, work: _WaitedFor, time: float, outcome: str) -> None:
         work.end, work.outcome = time, outcome
@@ -185,8 +187,8 @@ class CriticalPaths:
     @cached_property
     def rounds(self) -> list[RoundPath]:
         """Each round of the run, in order."""
-        starts = [0.0, *(one.time for one in self._ended)]
-        return [self._round(start, one) for start, one in zip(starts, self._ended, strict=False)]
+        starts = [0.0, *(time for _, time, _ in self._ended)]
+        return [self._round(start, *one) for start, one in zip(starts, self._ended, strict=False)]
 
     def round(self, number: int) -> RoundPath:
         """The round of a number.
@@ -194,12 +196,11 @@ class CriticalPaths:
         Raises:
             RunFolderError: there is none.
         """
-        for one in self.rounds:
-            if one.number == number:
-                return one
-        numbers = [one.number for one in self.rounds]
-        known = f"allowed are {numbers[0]} to {numbers[-1]}" if numbers else "it has no rounds"
-        raise RunFolderError(f"--round is {number}, which {str(self._run.path)!r} lacks; {known}")
+        by_number = {one.number: one for one in self.rounds}
+        if number not in by_number:
+            known = f"allowed are {min(by_number)} to {max(by_number)}" if by_number else "it has no rounds"
+            raise RunFolderError(f"--round is {number}, which {str(self._run.path)!r} lacks; {known}")
+        return by_number[number]
 
     @cached_property
     def totals(self) -> dict[str, float]:
@@ -207,54 +208,42 @@ class CriticalPaths:
         last = self.rounds[-1].end if self.rounds else 0.0
         return _summed([*(item for one in self.rounds for item in one.totals.items()), (AFTER, self.end - last)])
 
-    def _round(self, start: float, ended: _RoundEnd) -> RoundPath:
-        steps = tuple(reversed([*self._back(start, ended)]))
-        own = [one for one in self._of_round[ended.number] if one.end > start and one.start < ended.time]
-        ends = sorted(min(one.end, ended.time) for one in own)
-        late = tuple(one.device for one in own if one.device is not None and one.outcome == "late" and one.end == ended.time)
-        half = ends[(len(ends) - 1) // 2] if ends else None
-        facts, sooner = self._begun.get(ended.number, {}), 0.0
+    def _round(self, start: float, number: int, end: float, used: set[int]) -> RoundPath:
+        steps = tuple(reversed([*self._back(start, number, end, used)]))
+        own = [one for one in self._of_round[number] if one.end > start and one.start < end]
+        late = tuple(one.device for one in own if one.device is not None and one.outcome == "late" and one.end == end)
+        facts, sooner = self._begun.get(number, {}), 0.0
         if facts and own:
+            ends = sorted(min(one.end, end) for one in own)
             begun = max(one.start for one in own if one.end >= ends[-1])
-            sooner = ends[-1] - max([begun, start, *(end for end in ends if end < ends[-1])])
-        by_deadline = bool(late) and (facts.get("deadline") or math.inf) <= ended.time
-        selected = facts.get("selected", 0)
-        return RoundPath(ended.number, start, ended.time, steps, selected, late, by_deadline, half, sooner)
+            sooner = ends[-1] - max([begun, start, *(one for one in ends if one < ends[-1])])
+        by_deadline = bool(late) and (facts.get("deadline") or math.inf) <= end
+        return RoundPath(number, start, end, steps, facts.get("selected", 0), late, by_deadline, sooner)
 
-    def _back(self, start: float, ended: _RoundEnd) -> Iterator[PathStep]:
+    def _back(self, start: float, number: int, end: float, used: set[int]) -> Iterator[PathStep]:
         """The steps of a path, the last one first."""
-        now = ended.time
+
+        def last(now: float) -> _WaitedFor | None:
+            """The task or message of the round that ended in an instant; at the round's end also one that goes on."""
+            here = self._ends.get(now, ())
+            own = [one for one in here if one.round == number or one.task in used]
+            own = own or [one for one in here if one.round is None and one.task is not None]
+            if not own and now == end:
+                own = [one for one in self._of_round[number] if one.start < now < one.end]
+            return min(own, key=lambda one: one.rank(now), default=None)
+
+        now = end
         while now > start:
-            found = self._last(now, ended)
+            found = last(now)
             if found is None:
-                before = self._before(now, start, ended)
-                yield PathStep(WAIT, before, now)
-                now = before
+                earlier = (self._times[place] for place in range(bisect_left(self._times, now) - 1, -1, -1))
+                before = next((time for time in earlier if time <= start or last(time) is not None), start)
+                yield PathStep(WAIT, max(before, start), now)
+                now = max(before, start)
             for step in reversed(found.steps if found else []):
                 if step.start < now and start < now:
                     yield self._part(step, max(step.start, start), now)
                     now = max(step.start, start)
-
-    def _last(self, now: float, ended: _RoundEnd) -> _WaitedFor | None:
-        """The task or message of a round that ended in an instant; at the round's end also one that goes on.
-
-        One that was done comes before one that was lost, and this before a late one. Of late ones it is the one that was
-        farthest from its end, as the round waited for all of them.
-        """
-        here = self._ends.get(now, ())
-        own = [one for one in here if one.round == ended.number or one.task in ended.used]
-        own = own or [one for one in here if one.round is None and one.task is not None]
-        if not own and now == ended.time:
-            own = [one for one in self._of_round[ended.number] if one.start < now < one.end]
-        return min(own, key=lambda one: _rank(one, now), default=None)
-
-    def _before(self, now: float, start: float, ended: _RoundEnd) -> float:
-        """When a task or message of a round ended last, or the round's start."""
-        for place in range(bisect_left(self._times, now) - 1, -1, -1):
-            time = self._times[place]
-            if time <= start or self._last(time, ended) is not None:
-                return max(time, start)
-        return start
 
     @cached_property
     def _times(self) -> list[float]:
@@ -276,22 +265,6 @@ class CriticalPaths:
     def _links(self) -> dict[int | None, dict[str | None, Any]]:
         rows: list[dict[Any, Any]] = as_rows(self._run.table(DEVICES).select(["device", *_LINK]))
         return {row["device"]: row for row in rows}
-
-
-def _message(kind: str, time: float, number: int | None, outcome: str, data: Mapping[str, Any]) -> _WaitedFor:
-    if kind == "message":
-        label = f"{data['source']} to {data['destination']}"
-    else:
-        label = f"edge {data['edge']} {'from' if data['direction'] == 'down' else 'to'} the server"
-    step = PathStep(kind, data["start"], time, outcome=outcome, label=label)
-    return _WaitedFor(data["start"], None, None, number, steps=[step])
-
-
-def _rank(one: _WaitedFor, now: float) -> tuple[float, ...]:
-    if one.end == now and one.outcome not in ("late", "stopped"):
-        return (0 if one.outcome == "done" else 1, one.start, one.task or 0)
-    begun = [step.start for step in one.steps if step.start < now]
-    return (2, len(begun), -max(begun, default=one.start), one.task or 0)
 
 
 def _summed(pairs: Iterable[tuple[Any, float]]) -> dict[Any, float]:

@@ -1,18 +1,18 @@
 """A comparison from folders to text: ``fedsim compare``, and the tables beside the runs of a study."""
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fedsim.errors import RunFolderError, ScenarioError
 from fedsim.lab.compare import explore
 from fedsim.lab.compare.lines import read_lines
-from fedsim.lab.compare.table import ComparedTable, Comparison, in_one
+from fedsim.lab.compare.table import ComparedColumn, ComparedTable, Comparison
 from fedsim.lab.compare.text import to_csv, to_markdown, to_terminal
 from fedsim.output.harmless import for_markdown
 from fedsim.records.folder import write_text
-from fedsim.records.ledger import LedgerPreset
 from fedsim.records.study_folder import PUBLISHED, read_index
 
 if TYPE_CHECKING:
@@ -24,41 +24,10 @@ _ENDINGS: dict[str, Form] = {".csv": "csv", ".md": "markdown"}
 _WIDE = 10_000  # where no terminal is, no line is folded
 
 
-def compare(
-    paths: Sequence[str | Path],
-    targets: Sequence[float | str] = (),
-    baseline: str | None = None,
-    ledger: LedgerPreset = "strict",
-) -> list[ComparedTable]:
-    """Put folders of runs and studies side by side; for studies with a baseline, the differences from it follow.
-
-    Args:
-        paths: the folders.
-        targets: accuracies (0..1), besides those that studies name, and of other metrics as ``"perplexity=8"``.
-        baseline: see ``read_lines``.
-        ledger: ``strict`` counts every byte that moved, ``paper`` as the papers count.
-
-    Raises:
-        RunFolderError: a folder is neither a run nor a study, or is damaged.
-        ScenarioError: there is no such baseline, or a target is none.
-    """
-    return Comparison(read_lines(paths, baseline), targets, ledger).tables()
-
-
-def print_short(
-    console: "Console",
-    paths: Sequence[str | Path],
-    targets: Sequence[float | str] = (),
-    baseline: str | None = None,
-    ledger: LedgerPreset = "strict",
-    goal: str | None = None,
-    budget: Mapping[str, float] | None = None,
-) -> None:
-    """Print the answer of a comparison, in sentences and tables that fit on a screen; see ``compare`` and ``read_lines``."""
-    comparison = Comparison(read_lines(paths, baseline, goal, budget), targets, ledger)
+def print_short(console: "Console", comparison: Comparison) -> None:
+    """Print the answer of a comparison, in sentences and tables that fit on a screen."""
     for answer in comparison.answers():
-        console.print(*answer.words, sep="\n")
-        console.print(*explore.in_words(answer), sep="\n")
+        console.print(*answer.words, *explore.in_words(answer), sep="\n")
         if (cells := explore.heat_map(answer)) is not None:
             print_to(console, [cells.table()])
     print_to(console, [comparison.in_short()])
@@ -87,15 +56,24 @@ def print_to(console: "Console", tables: Sequence[ComparedTable]) -> None:
 
 
 def as_text(tables: Sequence[ComparedTable], form: Form) -> str:
-    """Tables as CSV (the first alone, but all with titles that have its columns) or Markdown, published ones as printed."""
+    """Tables as CSV (the first alone, of published ones all but the claims) or Markdown, published ones as printed."""
     titled = bool(tables and tables[0].title)
     if form == "csv":
-        return to_csv(in_one(tables) if titled else tables[0])
+        return to_csv(_in_one(tables) if titled else tables[0])
     if titled:
         from fedsim.lab.compare.published import LEGEND, as_printed
 
         return "\n".join((f"{LEGEND}\n", *map(to_markdown, as_printed(tables))))
     return "\n".join(map(to_markdown, tables))
+
+
+def _in_one(tables: Sequence[ComparedTable]) -> ComparedTable:
+    """The tables that have the columns of the first one as one table, which says first out of which each row is."""
+    heads = [column.head for column in tables[0].columns]
+    same = [table for table in tables if [column.head for column in table.columns] == heads]
+    titles = ComparedColumn("table", tuple(table.title for table in same for _ in table.columns[0].cells))
+    parts = zip(*(table.columns for table in same), strict=True)
+    return ComparedTable((titles, *(replace(one[0], cells=tuple(cell for own in one for cell in own.cells)) for one in parts)))
 
 
 def form_of(path: Path, said: Form | None) -> Form:
@@ -122,19 +100,15 @@ def write_tables(path: Path) -> None:
     They depend on its runs alone, never on when or in which order these were made.
     """
     study, comparison = read_index(path), Comparison(read_lines([path]))
-    together = comparison.side_by_side(), comparison.differences()
-    write_text(path / "compare.csv", to_csv(together[0]))
+    together, differences = comparison.side_by_side(), comparison.differences()
+    write_text(path / "compare.csv", to_csv(together))
     write_text(path / "runs.csv", to_csv(comparison.one_by_one()))
     write_text(path / "paired.csv", to_csv(comparison.paired(study.seeds)))
-    write_text(path / "compare.md", "\n".join(to_markdown(*pair) for pair in zip(together, (study.name, ""), strict=True)))
+    write_text(path / "compare.md", f"{to_markdown(together, study.name)}\n{to_markdown(differences)}")
     if (path / PUBLISHED).is_file():
         from fedsim.lab.compare.published import LEGEND, Published, as_printed, beside_published
 
         published = Published.read(path / PUBLISHED)
-        parts = (
-            f"# {for_markdown(study.name)}\n",
-            f"{html.escape(published.about.strip(), quote=False)}\n",
-            f"{LEGEND}\n",
-            *map(to_markdown, as_printed(beside_published(comparison.lines.lines, published))),
-        )
-        write_text(path / "published.md", "\n".join(parts))
+        about = html.escape(published.about.strip(), quote=False)
+        tables = map(to_markdown, as_printed(beside_published(comparison.lines.lines, published)))
+        write_text(path / "published.md", "\n".join([f"# {for_markdown(study.name)}\n", f"{about}\n", f"{LEGEND}\n", *tables]))

@@ -13,19 +13,35 @@ from fedsim.output.harmless import clean, for_csv, for_markdown
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_SCALES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
+_SCALES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
 _MOST_DIGITS = 6  # of a mean, however narrow its interval
 
 
 def to_csv(table: ComparedTable) -> str:
     """One line a row, in full precision; an estimate takes three columns. No cell is a formula for a spreadsheet."""
-    columns = in_full(table)
-    out = io.StringIO()
+    columns, out = in_full(table), io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([_plain(column.head) for column in columns])
-    for row in zip(*(column.cells for column in columns), strict=True):
-        writer.writerow([_plain(cell) for cell in row])
+    writer.writerows(map(_plain, row) for row in zip(*(column.cells for column in columns), strict=True))
     return out.getvalue()
+
+
+def _plain(cell: Cell) -> str:
+    if cell is None:
+        return ""
+    if isinstance(cell, float):
+        return f"{cell:.12g}"
+    return for_csv(cell) if isinstance(cell, str) else str(cell)
+
+
+def in_full(table: ComparedTable) -> list[ComparedColumn]:
+    """All columns, those of estimates as three: mean, low, high."""
+    found = []
+    for column in table.columns:
+        whole = [(cell.mean, *cell.edges) if isinstance(cell, Estimate) else (cell, None, None) for cell in column.cells]
+        for place, ending in enumerate(("", " low", " high") if column.over_seeds else ("",)):
+            found.append(ComparedColumn(column.head + ending, tuple(cells[place] for cells in whole)))
+    return found
 
 
 def to_markdown(table: ComparedTable, title: str = "") -> str:
@@ -34,12 +50,26 @@ def to_markdown(table: ComparedTable, title: str = "") -> str:
     lines += [f"## {_escaped(table.title)}", ""] if table.title else []
     for topic, columns in _by_topic(table):
         lines += [f"## {_escaped(topic.capitalize())}", ""] if topic else []
-        lines.append("| " + " | ".join(_escaped(column.head) for column in columns) + " |")
-        lines.append("|" + "|".join(" --- " if _is_text(column) else " ---: " for column in columns) + "|")
-        for row in zip(*([_marked(cell, column) for cell in column.cells] for column in columns), strict=True):
-            lines.append("| " + " | ".join(row) + " |")
-        lines.append("")
+        heads, rules = (
+            [_escaped(column.head) for column in columns],
+            ["---" if _is_text(column) else "---:" for column in columns],
+        )
+        rows = zip(*([_marked(cell, column) for cell in column.cells] for column in columns), strict=True)
+        lines += [*("| " + " | ".join(row) + " |" for row in (heads, rules, *rows)), ""]
     return "\n".join([*lines, *(f"{for_markdown(note)}\n" for note in table.notes)]).rstrip("\n") + "\n"
+
+
+def _escaped(text: str) -> str:
+    return for_markdown(clean(text))
+
+
+def _marked(cell: Cell, column: ComparedColumn) -> str:
+    """A cell of Markdown; bold what differs too much from what was published, and this in italics."""
+    if not isinstance(cell, Beside):
+        return _escaped(shown(cell, column))
+    ours = _escaped(_with_half(cell.ours, column))
+    said = "" if cell.published is None else f" *({_escaped(shown(cell.published, column))})*"
+    return (f"**{ours}**" if cell.within is False else ours) + said
 
 
 def to_terminal(table: ComparedTable, width: int) -> "list[RenderableType]":
@@ -50,24 +80,19 @@ def to_terminal(table: ComparedTable, width: int) -> "list[RenderableType]":
 
     parts: list[RenderableType] = [Text(clean(table.title), style="bold")] if table.title else []
     for topic, columns in _by_topic(table):
-        cells = [[shown(cell, column) for cell in column.cells] for column in columns]
-        heads = [clean(column.head) for column in columns]
-        longest = [
-            max(map(len, " ".join([head, *column]).split()), default=0) for head, column in zip(heads, cells, strict=True)
-        ]
-        if sum(longest) + 3 * len(longest) + 1 > width:
+        cells = [[clean(column.head), *(shown(cell, column) for cell in column.cells)] for column in columns]
+        if sum(max(map(len, " ".join(own).split()), default=0) + 3 for own in cells) + 1 > width:
             parts += [Text(topic, style="bold")] if topic else []
-            for row in zip(*cells, strict=True):
-                said = [f"{head}: {cell}" for head, cell in zip(heads, row, strict=True) if cell]
-                parts.append(Text("\n".join([*said, ""])))
+            heads, *rows = zip(*cells, strict=True)
+            for row in rows:
+                parts.append(Text("".join(f"{head}: {cell}\n" for head, cell in zip(heads, row, strict=True) if cell)))
             continue
         drawn = RichTable(title=topic or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-        for head, column in zip(heads, columns, strict=True):
+        for (head, *_), column in zip(cells, columns, strict=True):
             drawn.add_column(Text(head), justify="left" if _is_text(column) else "right", overflow="fold")
         best = [column.best_cells for column in columns]
-        for number, row in enumerate(zip(*cells, strict=True)):
-            looks = ("bold" if number in own else "" for own in best)
-            drawn.add_row(*(Text(cell, style=look) for cell, look in zip(row, looks, strict=True)))
+        for number, row in enumerate(zip(*(own[1:] for own in cells), strict=True)):
+            drawn.add_row(*(Text(cell, style="bold" if number in of else "") for cell, of in zip(row, best, strict=True)))
         parts.append(drawn)
     return [*parts, *(Text(note) for note in table.notes)]
 
@@ -82,8 +107,7 @@ def shown(cell: Cell, column: ComparedColumn) -> str:
         mean, low, high = _as_fine_as_known((cell.mean, cell.low, cell.high), cell.half, column)
         return f"{mean} ({low} to {high})"
     if isinstance(cell, Beside):
-        published = "" if cell.published is None else f" ({shown(cell.published, column)})"
-        return _with_half(cell.ours, column) + published
+        return _with_half(cell.ours, column) + ("" if cell.published is None else f" ({shown(cell.published, column)})")
     if isinstance(cell, str):
         return clean(cell)
     sign = "+" if column.signed and cell > 0 else ""
@@ -93,15 +117,6 @@ def shown(cell: Cell, column: ComparedColumn) -> str:
         letter, factor = _scale(abs(cell))
         return f"{sign}{cell / factor:.4g}{letter}"
     return sign + (f"{cell:,.0f}" if abs(cell) >= 1000 else f"{cell:.4g}")
-
-
-def _marked(cell: Cell, column: ComparedColumn) -> str:
-    """A cell of Markdown; bold what differs too much from what was published, and this in italics."""
-    if not isinstance(cell, Beside):
-        return _escaped(shown(cell, column))
-    ours = _escaped(_with_half(cell.ours, column))
-    said = "" if cell.published is None else f" *({_escaped(shown(cell.published, column))})*"
-    return (f"**{ours}**" if cell.within is False else ours) + said
 
 
 def _with_half(found: Estimate, column: ComparedColumn) -> str:
@@ -122,7 +137,7 @@ def _as_fine_as_known(values: Sequence[float], half: float, column: ComparedColu
 
 
 def _scale(size: float) -> tuple[str, float]:
-    return next(((letter, factor) for letter, factor in _SCALES if size >= factor), ("", 1.0))
+    return next((scale for scale in _SCALES if size >= scale[1]), _SCALES[-1])
 
 
 def _by_topic(table: ComparedTable) -> Iterator[tuple[str, list[ComparedColumn]]]:
@@ -132,36 +147,10 @@ def _by_topic(table: ComparedTable) -> Iterator[tuple[str, list[ComparedColumn]]
     if who and not topics:
         yield "", who
     for topic in topics:
-        own = [column for column in table.columns if column.topic == topic]
-        there = [column for column in own if any(cell is not None for cell in column.cells)]
+        there = [one for one in table.columns if one.topic == topic and any(cell is not None for cell in one.cells)]
         if there:
             yield topic, [*who, *there]
 
 
 def _is_text(column: ComparedColumn) -> bool:
     return any(isinstance(cell, str) for cell in column.cells)
-
-
-def in_full(table: ComparedTable) -> list[ComparedColumn]:
-    """All columns, those of estimates as three: mean, low, high."""
-    found = []
-    for column in table.columns:
-        if not column.over_seeds:
-            found.append(column)
-            continue
-        whole = [(cell.mean, *cell.edges) if isinstance(cell, Estimate) else (cell, None, None) for cell in column.cells]
-        for place, ending in enumerate(("", " low", " high")):
-            found.append(ComparedColumn(column.head + ending, tuple(cells[place] for cells in whole)))
-    return found
-
-
-def _plain(cell: Cell) -> str:
-    if cell is None:
-        return ""
-    if isinstance(cell, float):
-        return f"{cell:.12g}"
-    return for_csv(cell) if isinstance(cell, str) else str(cell)
-
-
-def _escaped(text: str) -> str:
-    return for_markdown(clean(text))

@@ -21,7 +21,7 @@ from pydantic_core import CoreSchema
 
 from fedsim.errors import ScenarioError, nearest
 from fedsim.files import flat
-from fedsim.lab.compare.goals import GOALS, Budget
+from fedsim.lab.compare.measures import GOALS, Budget
 from fedsim.lab.study.references import REFERENCES
 from fedsim.lab.study.search import METRICS, AnySearch, Search
 from fedsim.language.spec import Spec, json_schema
