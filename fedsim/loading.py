@@ -380,7 +380,7 @@ def _drawing(known: "Mapping[str, PictureKind]", kind: str) -> "Callable[..., Fi
 def _to_frame(table: "ComparedTable") -> "pd.DataFrame":
     import pandas as pd
 
-    from fedsim.lab.compare.text import in_full
+    from fedsim.lab.compare.show import in_full
 
     frame = pd.DataFrame({column.head: list(column.cells) for column in in_full(table)})
     nowhere = [head for head in frame if frame[head].isna().all()]

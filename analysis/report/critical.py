@@ -4,8 +4,7 @@ from statistics import median
 
 from fedsim.analysis.report.markup import Markup, el, join
 from fedsim.analysis.report.tables import TableCell, grid, of_columns
-from fedsim.lab.compare.critical_path import CriticalPaths, RoundPath
-from fedsim.lab.compare.why import path_table, round_in_words, run_in_words
+from fedsim.lab.compare.critical_path import CriticalPaths, RoundPath, path_table, round_in_words, run_in_words
 from fedsim.language.units import show_seconds
 from fedsim.records.reading import RunFolder
 

@@ -40,7 +40,7 @@ def comparison(table: "ComparedTable", order: Sequence[int], level: str = "h3") 
 
 def of_columns(columns: Sequence["ComparedColumn"], order: Sequence[int]) -> Markup:
     """Columns of a comparison as a table, its rows in an ``order``."""
-    from fedsim.lab.compare.text import shown
+    from fedsim.lab.compare.show import shown
 
     words = [any(isinstance(cell, str) for cell in column.cells) for column in columns]
     best = [column.best_cells for column in columns]

@@ -78,9 +78,8 @@ def compare_command(
 @_explained
 def why_command(run: Path, number: int | None) -> None:
     """Explain how long the rounds of RUN took: the critical path of one, or of all where the simulated time went."""
-    from fedsim.lab.compare.critical_path import CriticalPaths
+    from fedsim.lab.compare.critical_path import CriticalPaths, path_table, round_in_words, run_in_words, totals_table
     from fedsim.lab.compare.show import print_to
-    from fedsim.lab.compare.why import path_table, round_in_words, run_in_words, totals_table
     from fedsim.output.terminal import Console
     from fedsim.records.reading import RunFolder
 
@@ -106,11 +105,10 @@ def whatif_command(run: Path, changes: tuple[str, ...], out: Path | None, worker
     Beside the folders a page has both timelines, on one axis of time.
     """
     from fedsim.analysis.report import write_report
-    from fedsim.lab.compare.critical_path import CriticalPaths
+    from fedsim.lab.compare.critical_path import CriticalPaths, totals_table
     from fedsim.lab.compare.lines import read_lines
     from fedsim.lab.compare.show import print_short, print_to
     from fedsim.lab.compare.table import Comparison
-    from fedsim.lab.compare.why import totals_table
     from fedsim.loading import run as run_scenario
     from fedsim.output.terminal import Console
     from fedsim.records.folder import SCENARIO

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 import fedsim
 from fedsim.audit import audit
 from fedsim.executors.inline import Inline
-from fedsim.lab.forecast.nominal import nominal_lines
-from fedsim.lab.forecast.trial import Beginning
+from fedsim.lab.forecast import Beginning, nominal_lines
 from fedsim.records.reading import RunFolder
 from fedsim.testing import ScenarioTables, StrategyContract, quiet_world, run
 from tests.strategies.clustered import of_kind, ran

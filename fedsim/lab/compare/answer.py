@@ -51,7 +51,6 @@ class RankedLine:
 
     @property
     def mean(self) -> Estimate:
-        """The mean over its seeds, with its interval."""
         return mean_of(list(self.values.values()))
 
 
@@ -102,7 +101,6 @@ class Ranking:
 
     @property
     def sentences(self) -> list[str]:
-        """The best, by how much, and how surely; none where no two lines can be ranked."""
         whole = self.whole
         if not whole or len([one for one in self.entries if not one.reference]) < 2:
             return []
@@ -126,7 +124,6 @@ class Ranking:
         return f"{most} {self.measure.name}: {clean(first.name)}, {self.show(first.mean.mean)}{doubt}."
 
     def show(self, value: float) -> str:
-        """A figure for people, with its unit."""
         return show_figure(self.measure, value)
 
     def _best(self, first: RankedLine) -> str:
@@ -210,7 +207,6 @@ class Answer:
 
     @property
     def missing(self) -> str:
-        """The lines that did not reach the target, or not in every world."""
         names = [f"{name} ({reached} of {of})" if of > 1 else name for name, reached, of in self.missed]
         return f"Not there{' in every world' if any(of > 1 for *_, of in self.missed) else ''}: {_some(names)}."
 

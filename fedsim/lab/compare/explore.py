@@ -28,12 +28,10 @@ class HeatMap:
 
     @property
     def title(self) -> str:
-        """The goal, and the two keys."""
         name, figures = self.goal.measure.name.capitalize(), self.figures
         return f"{name} by {figures.index.name} and {figures.columns.name}; * marks the best"
 
     def text(self, value: float) -> str:
-        """A figure for people."""
         if not math.isfinite(value):
             return "-" if math.isnan(value) else "not there"
         return f"{self.goal.show(value)} *" if self.share(value) == 1 else self.goal.show(value)
@@ -47,7 +45,6 @@ class HeatMap:
         return 1.0 if worst == best else (value - worst) / (best - worst)
 
     def table(self) -> ComparedTable:
-        """The map as text."""
         named = self.figures.map(self.text).rename(columns=lambda value: f"{self.figures.columns.name} {clean(str(value))}")
         named = named.rename(index=lambda value: clean(str(value))).reset_index()
         return replace(ComparedTable.of([str(head) for head in named], named.to_dict("records")), title=self.title)  # type: ignore[arg-type]
@@ -77,17 +74,14 @@ class ParetoFront:
 
     @property
     def names(self) -> tuple[str, str]:
-        """The two costs."""
         first, other = (one.measure.name.partition(" to target")[0] for one in (self.first, self.other))
         return first, other
 
     def shown(self, point: CostPoint) -> str:
-        """A cell with both costs."""
         return f"{clean(point.line.name)} ({self.first.show(point.first)}, {self.other.show(point.other)})"
 
     @property
     def words(self) -> str:
-        """The front."""
         return f"No cell is better in both {' and '.join(self.names)} than: {'; '.join(map(self.shown, self.front))}."
 
 

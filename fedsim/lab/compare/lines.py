@@ -33,12 +33,10 @@ class ComparedLine:
 
     @property
     def strategy(self) -> str:
-        """The strategies of its runs."""
         return ", ".join(dict.fromkeys(strategy_of(run.summary) for run in self.runs))
 
     @property
     def statuses(self) -> str:
-        """The statuses of its runs."""
         return ", ".join(dict.fromkeys(str(run.summary.get("status")) for run in self.runs))
 
 
@@ -65,7 +63,6 @@ class Lines:
 
     @property
     def are_runs(self) -> bool:
-        """Whether all of them are single runs."""
         return not any(line.study for line in self.lines)
 
     def by_seed(self, place: int, figures: Sequence[Mapping[str, float | int | None]], name: str) -> dict[int, float]:

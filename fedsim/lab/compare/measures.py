@@ -53,7 +53,6 @@ class Measure:
 
     @property
     def head(self) -> str:
-        """The head of its column."""
         return f"{self.name} ({self.unit})" if self.unit else self.name
 
 
@@ -113,7 +112,6 @@ class Budget(Spec):
 
     @property
     def limits(self) -> dict[str, float]:
-        """The limits that are given, by cost."""
         return {name: limit for name, limit in vars(self).items() if limit is not None}
 
 

@@ -184,7 +184,6 @@ class PublishedRow(Spec):
 
     @property
     def where(self) -> dict[str, Any]:
-        """The values by which its line of the study is found."""
         return {"variant": self.variant or self.name, **self.at}
 
 
@@ -234,7 +233,6 @@ class PublishedFigures(Spec):
         return found
 
     def figure(self, row: str, name: str) -> float | None:
-        """The published figure of a row; None where there is none."""
         said = self.published.get(row, {})
         if not isinstance(said, Mapping):
             said = dict(zip(self.measures, said if isinstance(said, list) else [said], strict=False))
@@ -259,12 +257,10 @@ class Published(Spec):
 
     @classmethod
     def read(cls, path: str | Path) -> "Published":
-        """Read a file of published figures."""
         return cls(**read_toml(path, "published figures"))
 
     @property
     def apart(self) -> list[PublishedFigures]:
-        """All tables, one for each of the values that ``at`` lists."""
         return [one for several in self.tables for one in several.apart()]
 
     @model_validator(mode="after")
@@ -368,7 +364,6 @@ class _MeasuredTable:
         return {int(run.summary["seed"]): run for run in found[0].runs}
 
     def _values_of(self, one: Reading) -> dict[str, list[float]]:
-        """A measure of each row, seed by seed."""
         best = 0.0
         if one.below_best is not None:
             peak = one.model_copy(update={"take": "max", "below_best": None})

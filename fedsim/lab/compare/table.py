@@ -85,7 +85,6 @@ class ComparedTable:
 
     @classmethod
     def of(cls, heads: Sequence[str], rows: Sequence[Mapping[str, Cell]]) -> "ComparedTable":
-        """A table of rows that hold their cells by head."""
         return cls(tuple(ComparedColumn(head, tuple(row.get(head) for row in rows)) for head in heads))
 
 
@@ -177,7 +176,6 @@ class Comparison:
         return list(answers(self.lines, self._figures, self._aims))
 
     def one_by_one(self) -> ComparedTable:
-        """A row a run, of studies."""
         rows: list[dict[str, Cell]] = []
         for line, own in zip(self.lines.lines, self._figures, strict=True):
             for run, values in zip(line.runs, own, strict=True):
@@ -219,11 +217,9 @@ class Comparison:
         return ComparedTable(tuple(columns), ("Variant minus baseline, seed by seed in the same worlds.",) if compared else ())
 
     def _point(self, line: ComparedLine) -> dict[str, Cell]:
-        """A variant's name and its place in the grid, by the heads of their columns."""
         return {"variant": line.name, **{self._heads[key]: shown(value) for key, value in line.point}}
 
     def _identity(self) -> list[ComparedColumn]:
-        """The columns that say which line it is."""
         rows: list[dict[str, Cell]] = []
         for line in self.lines.lines:
             row = self._point(line) | {"study": line.study or None, "strategy": line.strategy, "runs": len(line.runs)}
@@ -237,7 +233,6 @@ class Comparison:
         ]
 
     def _column(self, one: Measure) -> ComparedColumn:
-        """A figure of all lines: means over seeds, with intervals where there are several."""
         cells = tuple(_mean([values[one.name] for values in line], one.most) for line in self._figures)
         return ComparedColumn(one.head, cells, one.topic, over_seeds=not self.lines.are_runs, unit=one.unit, best=one.best)
 

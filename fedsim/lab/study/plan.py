@@ -15,9 +15,8 @@ from fedsim.errors import ScenarioError, nearest
 from fedsim.files import flat
 from fedsim.lab.compare.lines import ComparedLine, short_key, shown
 from fedsim.lab.compare.published import Published, beside_published
-from fedsim.lab.study.references import REFERENCES
 from fedsim.lab.study.search import METRICS
-from fedsim.lab.study.spec import PART, SIZE, TRIAL, Size, StudyPart, StudySpec
+from fedsim.lab.study.spec import PART, REFERENCES, SIZE, TRIAL, Size, StudyPart, StudySpec
 from fedsim.language.imports import from_file, is_allowed
 from fedsim.language.stop import MORE_IS_BETTER
 from fedsim.records.study_folder import RUNS
@@ -50,7 +49,6 @@ class Variant:
         return ", ".join([self.name, *(f"{short_key(key, dict(self.point))}={shown(value)}" for key, value in self.point)])
 
     def at(self, values: Mapping[str, Any]) -> "Variant":
-        """The variant with values of further keys."""
         return replace(self, point=(*self.point, *values.items()))
 
     @property
@@ -69,7 +67,6 @@ class PlannedRun:
 
     @property
     def label(self) -> str:
-        """For people."""
         return f"{self.variant.label}, seed {self.scenario.seed}"
 
 
@@ -109,7 +106,6 @@ class Study:
             self.runs_of[variant.folder].append(self._first.setdefault(run.scenario.to_toml(), run))
 
     def to_toml(self) -> str:
-        """The study as one file that needs no other."""
         return tomli_w.dumps(self.spec.model_dump(exclude_unset=True, mode="python"))
 
     def only(self, wanted: Sequence[str]) -> "frozenset[Path]":

@@ -1,8 +1,8 @@
-"""The grammar of a study file."""
+"""The grammar of a study file, and the reference lines that it can name."""
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -22,7 +22,6 @@ from pydantic_core import CoreSchema
 from fedsim.errors import ScenarioError, nearest
 from fedsim.files import flat
 from fedsim.lab.compare.measures import GOALS, Budget
-from fedsim.lab.study.references import REFERENCES
 from fedsim.lab.study.search import METRICS, AnySearch, Search
 from fedsim.language.spec import Spec, json_schema
 from fedsim.language.stop import MORE_IS_BETTER
@@ -30,8 +29,66 @@ from fedsim.language.wording import explain
 from fedsim.records.study_folder import UNNAMED
 from fedsim.records.targets import Target
 from fedsim.scenario import Scenario
+from fedsim.strategies import STRATEGIES, strategy_class
+from fedsim.tables import Tables, changed
+from fedsim.world.population import PopulationSpec
 
 _MOST_RUNS = 100_000  # beyond this a study is a typing error, and its plan alone would fill the memory
+
+
+_USUAL_DEVICES = PopulationSpec.model_fields["devices"].default
+_USUAL_ROUNDS = 100
+_NOT_ALONE = ("clients_per_round", "deadline", "relative_deadline")
+_CHANGES_SAMPLES = ("label-permutation", "rotation")  # shifts after which the same samples are other data
+
+
+def local(base: Mapping[str, Any]) -> Tables:
+    """Every device trains alone, as often in a round and for as many epochs as the base asks its clients; nothing is sent."""
+    score = _table(base, "evaluation").get("score") or strategy_class(_kind(base)).score
+    return changed(base, {"strategy": {"kind": "local"}, "evaluation": {"score": score}})
+
+
+def centralised(base: Mapping[str, Any]) -> Tables:
+    """One device trains alone on the data of all devices of the base.
+
+    It makes as many passes over its data in a round as the base's clients do, and as many rounds; nothing is sent, and nothing
+    is late. Its times are those of no federation, and comparisons leave them out. Data that devices swap ([drift]) are the same
+    when pooled; data that are released bit by bit are all there from the beginning.
+
+    Raises:
+        ScenarioError: the base has no number of rounds, no learning, or a drift that makes other data of the same samples.
+    """
+    if base.get("learning") == "off":
+        raise ScenarioError("'centralised' has no meaning with learning = \"off\": it is there for its accuracy")
+    drift = _table(base, "drift").get("kind")
+    if drift in _CHANGES_SAMPLES:
+        raise ScenarioError(f"'centralised' has no meaning with drift.kind {drift!r}: there is no one set of data to pool")
+    stop = {"rounds": _USUAL_ROUNDS} if "stop" not in base else _table(base, "stop")
+    if "rounds" not in stop:
+        raise ScenarioError("'centralised' needs stop.rounds in the base: it has no simulated time of its own")
+    alone = local({key: value for key, value in base.items() if key not in ("drift", "population", "network")})
+    return alone | {
+        "strategy": {key: value for key, value in alone["strategy"].items() if key not in _NOT_ALONE},
+        "data": {**_table(base, "data"), "pooled_from": _table(base, "population").get("devices", _USUAL_DEVICES)},
+        "population": {"devices": 1},
+        "stop": {key: value for key, value in stop.items() if key != "simulated_time"},
+    }
+
+
+REFERENCES: Mapping[str, Callable[[Mapping[str, Any]], Tables]] = {"centralised": centralised, "local": local}
+
+
+def _table(base: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A section of the base; one that is no table is refused when the scenario is validated."""
+    section = base.get(name, {})
+    return section if isinstance(section, Mapping) else {}
+
+
+def _kind(base: Mapping[str, Any]) -> str:
+    kind = _table(base, "strategy").get("kind", STRATEGIES.usual)
+    if not isinstance(kind, str):
+        raise ScenarioError(f"strategy.kind is {kind!r}; it must be a name")
+    return kind
 
 
 @dataclass(frozen=True)
@@ -188,7 +245,6 @@ class StudySpec(Spec):
 
     @property
     def names(self) -> list[str]:
-        """The variants' names, the references last."""
         return [*self.variants, *self.references]
 
     @field_validator("seeds")
@@ -292,7 +348,6 @@ class StudySpec(Spec):
 
     @property
     def chosen_size(self) -> tuple[str, Size] | None:
-        """The size in which it is run, with its name."""
         name = self.size or next(iter(self.sizes), None)
         return None if name is None else (name, self.sizes[name])
 

@@ -10,8 +10,15 @@ import pytest
 
 import fedsim
 from fedsim.errors import RunFolderError
-from fedsim.lab.compare.critical_path import AFTER, SHARED, CriticalPaths
-from fedsim.lab.compare.why import path_table, round_in_words, run_in_words, totals_table
+from fedsim.lab.compare.critical_path import (
+    AFTER,
+    SHARED,
+    CriticalPaths,
+    path_table,
+    round_in_words,
+    run_in_words,
+    totals_table,
+)
 from fedsim.records.reading import RunFolder
 from tests.calls import call, done
 

@@ -15,8 +15,8 @@ import fedsim
 from fedsim.errors import RunFolderError, ScenarioError
 from fedsim.lab.compare.lines import read_lines
 from fedsim.lab.compare.published import Published, Reading, as_printed, beside_published
+from fedsim.lab.compare.show import to_markdown
 from fedsim.lab.compare.table import ComparedTable
-from fedsim.lab.compare.text import to_markdown
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
 from fedsim.records.schema import EVENTS, ROUNDS

@@ -13,9 +13,8 @@ import pytest
 
 from fedsim.lab.compare.lines import read_lines
 from fedsim.lab.compare.paired import Estimate
-from fedsim.lab.compare.show import print_short
+from fedsim.lab.compare.show import print_short, shown
 from fedsim.lab.compare.table import ComparedColumn, Comparison, _mean_difference
-from fedsim.lab.compare.text import shown
 from fedsim.output.harmless import clean, for_csv, for_markdown
 from fedsim.output.terminal import Console
 from fedsim.records.reading import RunFolder

@@ -20,7 +20,7 @@ from fedsim.lab.compare.show import write_tables
 from fedsim.lab.study.conduct import try_to_build
 from fedsim.lab.study.folder import write_study
 from fedsim.lab.study.plan import read_study
-from fedsim.lab.study.search import OneOf, OptunaSearch, RandomSearch, Range, Search, TrialResult, importances
+from fedsim.lab.study.search import OneOf, OptunaSearch, RandomSearch, Range, Search, importances
 from fedsim.lab.study.trials import Trials
 from fedsim.lab.study.worker import Worker
 from fedsim.records.study_folder import is_done
@@ -66,7 +66,7 @@ def test_whole_numbers_and_choices_are_all_as_likely() -> None:
 def test_random_values_do_not_depend_on_how_many_are_asked_for_at_a_time() -> None:
     search = RandomSearch(trials=6, metric="best_accuracy", space={"training.lr": LR, "model.kind": ["mlp", "logistic"]})
     together = search.ask("fedavg", search.space, [], 6)
-    alone = [search.ask("fedavg", search.space, [TrialResult({}, 0)] * number, 1)[0] for number in range(6)]
+    alone = [search.ask("fedavg", search.space, [({}, 0)] * number, 1)[0] for number in range(6)]
     assert together == alone
     assert len({values["training.lr"] for values in together}) == 6
     assert together != search.ask("fedprox", search.space, [], 6)
@@ -77,7 +77,7 @@ def squares(search: Search) -> list[tuple[float, Mapping[str, Any]]]:
     """Search for the least value of a bowl with its bottom at 0.1, 12 and "b"."""
     made: list[tuple[float, Mapping[str, Any]]] = []
     while len(made) < search.trials:
-        told = [TrialResult(values, sum(other < value for other, _ in made)) for value, values in made]
+        told = [(values, sum(other < value for other, _ in made)) for value, values in made]
         for one in search.ask("bowl", search.space, told, min(search.batch, search.trials - len(made))):
             far = math.log10(one["lr"]) + 1, (one["whole"] - 12) / 10, 0.0 if one["name"] == "b" else 1.0
             made.append((sum(part * part for part in far), one))
@@ -232,7 +232,7 @@ def test_the_share_of_each_key_in_how_trials_rank() -> None:
     space = {"a": Range(low=-1.0, high=1.0), "b": Range(low=-1.0, high=1.0)}
     points = RandomSearch(trials=60, metric="bytes", space={}).ask("line", space, [], 60)
     order = sorted(points, key=lambda one: one["a"] ** 2 + 0.1 * one["b"] ** 2)
-    told = [TrialResult(one, order.index(one)) for one in points]
+    told = [(one, order.index(one)) for one in points]
     shares = importances(space, told)
     assert [*shares] == ["a", "b"]
     assert shares["a"] > 0.8
