@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 import fedsim
 from fedsim.analysis.report.gather import gather
-from fedsim.cli import main
 from fedsim.errors import ScenarioError
 from fedsim.lab.compare.show import write_tables
 from fedsim.lab.study.conduct import try_to_build
@@ -24,6 +23,7 @@ from fedsim.lab.study.search import OneOf, OptunaSearch, RandomSearch, Range, Se
 from fedsim.lab.study.trials import Trials
 from fedsim.lab.study.worker import Worker
 from fedsim.records.study_folder import is_done
+from tests.calls import call
 from tests.lab.study.conftest import write
 
 needs_optuna = pytest.mark.skipif(find_spec("optuna") is None, reason="needs Optuna: pip install 'optuna>=4'")
@@ -31,8 +31,8 @@ needs_optuna = pytest.mark.skipif(find_spec("optuna") is None, reason="needs Opt
 LR = {"low": 0.001, "high": 1.0, "log": True}
 
 
-def call(*words: object) -> Result:
-    return CliRunner().invoke(main, ["study", *map(str, words)])
+def study_call(*words: object) -> Result:
+    return call("study", *words)
 
 
 # Values
@@ -101,12 +101,16 @@ def test_optuna_finds_the_bottom_of_a_bowl_and_the_same_one_again() -> None:
     assert late < drawn / 2
 
 
-def test_without_optuna_it_says_what_to_install(tables: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
+def test_without_optuna_it_says_what_to_install_and_a_search_takes_no_only(
+    tables: dict[str, Any], tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
     study = write(tmp_path / "s.toml", tables | {"search": {**SEARCH, "kind": "optuna"}})
-    done = call(study, "--out", tmp_path / "out")
+    done = study_call(study, "--out", tmp_path / "out")
     assert done.exit_code == 2
     assert "pip install 'optuna>=4' installs it" in done.output
+    done = study_call(write(study, tables | {"search": SEARCH}), "--out", tmp_path / "out", "--only", "fedavg")
+    assert (done.exit_code, "the study searches" in done.output) == (2, True)
     assert not (tmp_path / "out").exists()
 
 
@@ -152,12 +156,6 @@ def test_what_is_wrong_is_named(tables: dict[str, Any], tmp_path: Path, change: 
         read_study(write(tmp_path / "s.toml", tables | {"target": [], "search": SEARCH | change} | of_study))
     assert says in str(raised.value)
     assert len(str(raised.value).splitlines()) == 1
-
-
-def test_a_search_takes_no_only(tables: dict[str, Any], tmp_path: Path) -> None:
-    study = write(tmp_path / "s.toml", tables | {"search": SEARCH})
-    done = call(study, "--out", tmp_path / "out", "--only", "fedavg")
-    assert (done.exit_code, "the study searches" in done.output) == (2, True)
 
 
 # Searches that are run
@@ -223,7 +221,7 @@ def test_a_search_from_beginning_to_end(searched: dict[str, Any], tmp_path: Path
     assert len(loaded.variants) == 6
     assert list(loaded.trials["trial"]) == [int(row["trial"]) for row in rows]
     assert len(gather([out]).runs) == 12
-    assert call(out / "study.toml", "--out", out, "--dry-run").output.split()[::2] == ["done"] * 12
+    assert study_call(out / "study.toml", "--out", out, "--dry-run").output.split()[::2] == ["done"] * 12
 
 
 @needs_optuna
@@ -278,7 +276,7 @@ def test_trials_that_fail_or_cannot_be_run_are_worst_and_not_tried_again(searche
     searched["search"]["space"] = {"strategy.kind": ["fedavg", fails], "strategy.clients_per_round": {"low": 1, "high": 12}}
     searched |= {"variants": {"either": {}}, "baseline": "either", "seeds": [1]}
     study, out = write(tmp_path / "s.toml", searched), tmp_path / "out"
-    done = call(study, "--out", out, "--workers", "1", "--allow-code")
+    done = study_call(study, "--out", out, "--workers", "1", "--allow-code")
     assert done.exit_code == 0, done.output
     rows = rows_of(out)
     broken = [row["strategy.kind"] == fails for row in rows]
@@ -288,7 +286,7 @@ def test_trials_that_fail_or_cannot_be_run_are_worst_and_not_tried_again(searche
     assert f"{sum(broken)} failed" in done.stdout
     assert "on purpose" in done.stderr
     before = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*/*")}
-    assert call(study, "--out", out, "--quiet", "--allow-code").exit_code == 0
+    assert study_call(study, "--out", out, "--quiet", "--allow-code").exit_code == 0
     assert {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*/*")} == before
 
 
@@ -307,6 +305,6 @@ def test_points_that_make_no_scenario_are_refused_one_by_one(searched: dict[str,
     assert {trial.state for trial in trials.lines[0].trials} == {"refused", "done"}
     searched["search"]["space"] = {"population.devices": [2, 3], "strategy.clients_per_round": [4, 12]}
     searched["base"]["population"]["devices"] = 12
-    done = call(write(tmp_path / "none.toml", searched), "--out", tmp_path / "none")
+    done = study_call(write(tmp_path / "none.toml", searched), "--out", tmp_path / "none")
     assert done.exit_code == 2
     assert "no trial of 'fedavg' can be run: variant 'fedavg, trial=5, devices=" in done.output
