@@ -101,9 +101,7 @@ def test_optuna_finds_the_bottom_of_a_bowl_and_the_same_one_again() -> None:
     assert late < drawn / 2
 
 
-def test_without_optuna_it_says_what_to_install_and_a_search_takes_no_only(
-    tables: dict[str, Any], tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_without_optuna_it_says_so_and_no_search_takes_only(tables: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
     study = write(tmp_path / "s.toml", tables | {"search": {**SEARCH, "kind": "optuna"}})
     done = study_call(study, "--out", tmp_path / "out")
