@@ -82,17 +82,10 @@ def bench(
     workers: int | None = None,
     allow_code: bool = False,
 ) -> list[BoardLine]:
-    """Run strategies in all worlds; called again with the same folder, go on where it was left.
+    """Run strategies in all worlds; called again with the same folder, go on where it was left. Raises as ``run_study``.
 
-    Args:
-        strategies: names of the board, kinds of strategies, or import paths of one's own; ``all`` for those of the board.
-        out: the study's folder.
-        changes: ``key.path=value`` texts for those that are not on the board.
-        seeds: so many, from 1 on, instead of three.
-        workers, allow_code: see ``run_study``.
-
-    Raises:
-        ScenarioError, DataError, RunFolderError, SimulationError: as ``run_study``.
+    ``strategies`` are names of the board, kinds of strategies, or import paths of one's own, and ``all`` is those of the board.
+    ``changes`` are for those that are not on the board; without ``seeds`` there are three.
     """
     tables = read_toml(shipped()[_STUDY])
     known, own = tables["variants"], {".".join(change.keys): change.value for change in map(read_change, changes)}
@@ -184,11 +177,7 @@ def _kept_tables(board: Path) -> Tables:
 
 
 def read_board(path: Path = BOARD) -> list[BoardLine]:
-    """The lines of a board, without those of worlds that have changed since; none where there is no file yet.
-
-    Raises:
-        DataError: it is no board.
-    """
+    """The lines of a board, without those of worlds that have changed since; none without a file. ``DataError``: no board."""
     if not path.exists():
         return []
     try:
@@ -202,8 +191,7 @@ def read_board(path: Path = BOARD) -> list[BoardLine]:
 def keep(lines: Sequence[BoardLine], path: Path, tables: Mapping[tuple[str, int, str], str]) -> None:
     """Put lines on the board in a file, in the place of those of the same strategy and world, and digests beside it.
 
-    Raises:
-        DataError: the digests of some ``tables`` are others there.
+    ``DataError``: the digests of some ``tables`` are others there.
     """
     if changed := changed_tables(tables, path):
         raise DataError(f"nothing is kept in {str(path)!r}, whose worlds are others: {'; '.join(changed[:_MOST_NAMED])}")

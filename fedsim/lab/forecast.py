@@ -298,15 +298,10 @@ class Forecast(NamedTuple):
 
 
 def forecast_lines(scenario: "Scenario", executor: Executor, patience_s: float = PATIENCE_S) -> list[str]:
-    """Build the scenario, try its beginning, and say what can be known.
+    """Build the scenario, try its beginning with ``executor``, and say what can be known.
 
-    Args:
-        scenario: what would be run.
-        executor: where it would be run.
-        patience_s: real seconds for each part of the trial; 0: no trial, but only what follows without one.
-
-    Raises:
-        ScenarioError, DataError: it cannot be run.
+    ``patience_s`` are real seconds for each part of the trial; 0: no trial, but only what follows without one. Raises
+    ``ScenarioError`` or ``DataError`` where it cannot be run.
     """
     if scenario.strategy.brings_learning:
         Simulation(scenario, executor=executor)  # refuses what cannot be run

@@ -56,11 +56,9 @@ class RankedLine:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Lines of one world by one figure.
+    """Lines of one world by one figure: those that have it in all their runs, the best first, then those that have it in most.
 
-    Attributes:
-        entries: the lines that have it in all their runs, the best first; then the others, those that have it in most first.
-        baseline: the place of the best one's baseline among all lines, if there is one.
+    ``baseline`` is the place of the best one's baseline among all lines, if there is one.
     """
 
     measure: Measure
@@ -218,12 +216,9 @@ class Answer:
 
 
 def answers(lines: Lines, figures: Sequence[Sequence[Values]], targets: Sequence[Aim]) -> Iterator[Answer]:
-    """The answers of a comparison, world by world.
+    """The answers of a comparison, world by world: ``figures`` are those of the runs of each line.
 
-    Args:
-        lines: to compare.
-        figures: of each line, those of its runs, with the costs to the ``targets``.
-        targets: from the easiest to the hardest; each world is compared at the hardest that any of its lines reaches.
+    Each world is compared at the hardest of the ``targets``, from the easiest to the hardest, that any of its lines reaches.
     """
     worlds = _worlds(lines)
     varying = _varying(lines, [place for places in worlds for place in places])

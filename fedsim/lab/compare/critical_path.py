@@ -49,7 +49,6 @@ class PathStep:
 
     Attributes:
         step: its name; ``edge-transfer`` and ``message`` for those outside of tasks, ``wait`` where nothing was under way.
-        device, task: None outside of tasks.
         outcome: ``done``, or why it was cut short.
         shared: the part of a transfer (s) that its device's own link would not have needed.
         label: which edge server or endpoints, where no device.
@@ -96,11 +95,9 @@ class _WaitedFor:
 
 @dataclass(frozen=True)
 class RoundPath:
-    """A round and its critical path, from the end of the round before (``start``, s) to its own.
+    """A round and its critical path, from the end of the round before (``start``, s) to its own, without gaps.
 
     Attributes:
-        number: of the round.
-        steps: the path, from ``start`` to ``end`` without gaps.
         selected: how many clients were asked; 0 where the strategy has no rounds but versions.
         late: the devices whose tasks the round's end cut off.
         deadline: whether the round ended by its deadline.
@@ -132,14 +129,7 @@ class RoundPath:
 
 
 class CriticalPaths:
-    """The critical paths of a run.
-
-    Args:
-        run: the folder. ``RunFolderError``: it is damaged.
-
-    Attributes:
-        end: when the run ended (s).
-    """
+    """The critical paths of a run that ended at ``end`` (s). ``RunFolderError``: its folder is damaged."""
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run
@@ -191,11 +181,7 @@ class CriticalPaths:
         return [self._round(start, *one) for start, one in zip(starts, self._ended, strict=False)]
 
     def round(self, number: int) -> RoundPath:
-        """The round of a number.
-
-        Raises:
-            RunFolderError: there is none.
-        """
+        """The round of a number; ``RunFolderError`` where there is none."""
         by_number = {one.number: one for one in self.rounds}
         if number not in by_number:
             known = f"allowed are {min(by_number)} to {max(by_number)}" if by_number else "it has no rounds"

@@ -17,8 +17,7 @@ class ComparedLine:
     """One line of a comparison: a run by its folder's name, or a variant.
 
     Attributes:
-        runs: one, or of a variant those of its seeds that are done.
-        planned: how many runs there should be.
+        runs: one, or of a variant those of its seeds that are done, of so many ``planned``.
         point: the grid's keys and their values, of a variant in a study with a grid.
         study: the name of its folder; empty for a single run.
         reference: whether it is shown for comparison only, such as training on pooled data.
@@ -49,7 +48,7 @@ class Lines:
         baselines: the place of each line's baseline, or None.
         baseline: the name of the baseline; empty if there is none.
         is_first: whether the first run is the baseline since none was named.
-        goal: of the answer, one of ``fedsim.lab.compare.measures.GOALS``.
+        goal: one of ``fedsim.lab.compare.measures.GOALS``.
         budget: limits by cost, see ``fedsim.records.targets.within``.
     """
 
@@ -79,10 +78,8 @@ def read_lines(
 ) -> Lines:
     """The lines of folders of runs and of studies.
 
-    Args:
-        paths: the folders.
-        baseline: the name of a run's folder or of a variant; by default the study's, or the first of only runs.
-        goal, budget: see ``Lines``; by default those of the first study, or the least time.
+    The ``baseline`` (a run's folder or a variant), ``goal`` and ``budget`` are by default those of the first study; else the
+    first run, and the least time.
 
     Raises:
         RunFolderError: a folder is neither a run nor a study, or is damaged.

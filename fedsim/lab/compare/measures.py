@@ -27,13 +27,9 @@ Values = dict[str, float | int | None]
 
 @dataclass(frozen=True)
 class Measure:
-    """A figure that every run may have.
+    """A figure that every run may have, by a name of its own; ``topic`` is the table in which it is shown.
 
-    Attributes:
-        name: different for each.
-        unit: empty for a plain count.
-        topic: of the table in which it is shown.
-        best: the preferred extreme, if one is.
+    A plain count has no unit; ``best`` is the preferred extreme, if one is.
     """
 
     name: str
@@ -116,11 +112,7 @@ class Budget(Spec):
 
 
 def read_goal(goal: str | None, limits: Sequence[str]) -> tuple[str | None, Mapping[str, float] | None]:
-    """A goal and a budget (``KEY=VALUE`` texts) as the command line says them; each None where it says nothing.
-
-    Raises:
-        ScenarioError: there is no such goal, or no such limit.
-    """
+    """A goal and a budget (``KEY=VALUE`` texts) as the command line says them; each None where it says nothing."""
     if goal is not None and goal not in GOALS:
         raise ScenarioError(f"--goal is {goal!r}; allowed are {', '.join(GOALS)}{nearest(goal, GOALS)}")
     tables: dict[str, Any] = {}
@@ -169,19 +161,11 @@ def measure(
     ledger: LedgerPreset = "strict",
     budget: Mapping[str, float] | None = None,
 ) -> Values:
-    """The figures of a run, by their measures' names.
+    """The figures of a run, by their measures' names. ``RunFolderError``: the folder is damaged.
 
     A run on pooled data (the reference line of centralised training) has accuracy and rounds alone: its times and bytes are
-    those of no federation.
-
-    Args:
-        run: the folder.
-        targets: accuracies (0..1).
-        ledger: ``strict`` counts every byte that moved, ``paper`` as the papers count; the bytes until a target are strict.
-        budget: limits by cost, see ``fedsim.records.targets.within``.
-
-    Raises:
-        RunFolderError: the folder is damaged.
+    those of no federation. The ``ledger`` is ``strict``, which counts every byte that moved, or ``paper``, as papers count; the
+    bytes until a target are strict. Limits of the ``budget`` are by cost, see ``fedsim.records.targets.within``.
     """
     try:
         values = _of_run(run, ledger)

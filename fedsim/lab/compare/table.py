@@ -41,14 +41,12 @@ Cell = str | float | int | Estimate | Beside | None
 
 @dataclass(frozen=True)
 class ComparedColumn:
-    """A column of a table.
+    """A column of a table, one cell a row; None where there is nothing.
 
     Attributes:
         head: with its unit.
-        cells: one a row; None where there is nothing.
         topic: of the table in which it is shown; empty for what says which row it is.
         over_seeds: whether its cells may be estimates, which take three columns in a spreadsheet.
-        unit: of its numbers.
         signed: whether its numbers are differences.
         best: which of its numbers is the best, if one is.
     """
@@ -99,12 +97,9 @@ Pairs = dict[int, tuple[float, float]]
 
 
 class Comparison:
-    """Lines side by side, with the figures of their runs.
+    """Lines side by side, with the figures of their runs; for the ``ledger`` see ``measure``.
 
-    Args:
-        lines: to compare.
-        targets: accuracies (0..1), besides those that studies name, and of other metrics as ``"perplexity=8"``.
-        ledger: see ``measure``.
+    The ``targets`` are accuracies (0..1), besides those that studies name, and of other metrics as ``"perplexity=8"``.
     """
 
     def __init__(self, lines: Lines, targets: Sequence[float | str] = (), ledger: LedgerPreset = "strict") -> None:

@@ -66,11 +66,9 @@ def run_study(
 
 
 class Conductor:
-    """Carries a study out. Building it writes nothing.
+    """Carries a study out; raises ``ScenarioError``, ``DataError`` or ``RunFolderError`` before it writes anything.
 
     Args:
-        study: to run; a search adds its trials.
-        out: the study's folder, new or begun before.
         workers: how many runs at a time; by default one a core.
         executor: ``processes`` of this machine, or a worker of ``ray`` a run, here or on a cluster whose nodes all see the
             study's folder; it has no influence on the results.
@@ -80,11 +78,7 @@ class Conductor:
 
     Attributes:
         states: how far each of the study's runs was before.
-        trials: of a study that searches.
         ended: the endings of the runs that were still to be done, in the study's order.
-
-    Raises:
-        ScenarioError, DataError, RunFolderError: a run cannot be done, or the folder not be used.
     """
 
     def __init__(

@@ -34,7 +34,6 @@ class Variant:
     """One line of a comparison: a way to change the base, at one point of the grid.
 
     Attributes:
-        name: as in the study file.
         point: the size and the part, if there are any, and the grid's keys with their values; of a trial also its number, and
             the values of the keys that are searched over.
         changes: of the base, besides.
@@ -75,7 +74,6 @@ class Study:
     """A study that can be run; runs of the same scenario are one run.
 
     Attributes:
-        spec: the content of its file.
         variants: the variants at each point of the grid, those of one point together.
         runs_of: the runs of each variant, by its folder, in the order of the seeds.
         allow_code: whether code that it names was allowed.
@@ -110,14 +108,9 @@ class Study:
         return tomli_w.dumps(self.spec.model_dump(exclude_unset=True, mode="python"))
 
     def only(self, wanted: Sequence[str]) -> "frozenset[Path]":
-        """The folders of the runs with one of the values that are ``wanted`` of each key.
+        """The folders of the runs with one of the values that are ``wanted`` of each key, as ``KEY=VALUE``, or a variant alone.
 
-        Args:
-            wanted: ``KEY=VALUE`` texts; a key is ``variant``, ``seed`` or one of ``point``, in full or its last part. A
-                ``VALUE`` alone is a variant.
-
-        Raises:
-            ScenarioError: there is no such key, or no such value of it.
+        A key is ``variant``, ``seed`` or one of ``point``, in full or its last part. ``ScenarioError`` names what is none.
         """
         asked: dict[str, list[str]] = {}
         for text in wanted:
@@ -150,15 +143,13 @@ def read_study(
     allow_code: bool = False,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Study:
-    """Read a study file, and the files that it names.
+    """Read a study file, or the tables of one, and the files that it names; for ``tell`` see ``fedsim.load``.
 
     Args:
-        study: a TOML file, or the name of one that comes with fedsim; or the tables of one, whose paths lead from here.
+        study: a TOML file, or the name of one that comes with fedsim; or tables, whose paths lead from here.
         changes: ``key.path=value`` texts that override the base, and those of sizes and parts.
-        size: instead of its own.
-        seeds: so many, from 1 on, instead of its own.
+        size, seeds: instead of its own; so many seeds, from 1 on.
         allow_code: whether code that it names by import path may be imported; see ``fedsim.language.imports``.
-        tell: see ``fedsim.load``.
 
     Raises:
         ScenarioError: a file cannot be read, or its study cannot be run; for a run the message names the variant.
@@ -264,8 +255,7 @@ def searched(spec: StudySpec) -> list[Variant]:
 def planned(variant: Variant, spec: StudySpec, seed: int) -> PlannedRun:
     """A run of the base, changed by the size, the part, the variant and its place in the grid, in this order.
 
-    Raises:
-        ScenarioError: it cannot be run; the message names the variant.
+    ``ScenarioError``: it cannot be run; the message names the variant.
     """
     try:
         tables = _merged(_layers(variant, spec))

@@ -31,13 +31,10 @@ _Build = Callable[[PlannedRun], None]
 
 @dataclass
 class Trial:
-    """A point of the space that is tried.
+    """A point of the space that is tried; its number is from 1 on, and ``refused`` with an error.
 
     Attributes:
-        variant: with its values.
-        number: from 1 on.
         values: of each key that is searched over.
-        state: ``refused`` with an error.
         figures: the metric of its runs, one a seed; None for one that does not have it.
         nearest: the best accuracy of each run, where the metric is to reach one.
     """

@@ -130,11 +130,8 @@ def write_tensorboard(paths: Sequence[str | Path], out: Path) -> list[Path]:
 def write_mlflow(paths: Sequence[str | Path], out: str | Path) -> list[str]:
     """Write runs to an MLflow store, an experiment a study; returns their names.
 
+    ``out`` is a folder, which becomes a file store, or the URI of a store (``sqlite:///mlflow.db``, ``http://127.0.0.1:5000``).
     The step is the round, the time the simulated time since 1970.
-
-    Args:
-        paths: folders of runs and studies.
-        out: a folder, which becomes a file store, or the URI of a store (``sqlite:///mlflow.db``, ``http://127.0.0.1:5000``).
     """
     mlflow = _tracker("mlflow.tracking", "MLflow", "mlflow-skinny>=2.10")
     from mlflow.exceptions import MlflowException

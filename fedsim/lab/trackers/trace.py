@@ -29,11 +29,7 @@ TraceEvent = dict[str, Any]
 
 
 def write_trace(run: RunFolder, path: Path) -> int:
-    """Write the trace of ``run`` to ``path``; returns the number of trace events.
-
-    Raises:
-        RunFolderError: a table is missing or damaged, or the file cannot be written.
-    """
+    """Write the trace of ``run``; returns how many events it has. ``RunFolderError``: a damaged table, or no place to write."""
     count = 0
     with writing(path) as beside, beside.open("w", encoding="utf-8") as file, making_sense([run.path]):
         file.write('{"displayTimeUnit":"ms","traceEvents":[')
@@ -45,7 +41,7 @@ def write_trace(run: RunFolder, path: Path) -> int:
 
 
 def trace_events(run: RunFolder) -> Iterator[TraceEvent]:
-    """All of a trace, lane by lane.
+    """All of a trace, lane by lane. ``RunFolderError``: a table is missing or damaged.
 
     On the lanes of devices: their steps as slices, and the phases in which they could not be reached; as instants when they
     disconnect, arrive, leave for good, have shifted data, are put into a group, and what processes of the world do to them. On
@@ -53,9 +49,6 @@ def trace_events(run: RunFolder) -> Iterator[TraceEvent]:
     decisions about groups, and what processes do to links. Messages of devices to each other are asynchronous events on the
     lane of the sender. Edge servers, if there are any, have lanes of their own: their messages from and to the server, and when
     they were lost. Counters: devices at work, accuracy, and the load of the server's link both ways (bytes/s).
-
-    Raises:
-        RunFolderError: a table is missing or damaged.
     """
     history = History(run)
     entries = [*_steps(history), *_instants(history), *_messages(history), *_of_edges(history)]
