@@ -31,7 +31,7 @@ from fedsim.streams import Streams
 from fedsim.tables import read_change
 from fedsim.version import __version__
 
-Tables = dict[tuple[str, int, str], str]
+WorldDigests = dict[tuple[str, int, str], str]
 """A digest by a world, a seed, and the name of a table."""
 
 BOARD = Path(__file__).parents[1] / "scenarios" / "worlds" / "board.csv"
@@ -130,13 +130,13 @@ def digest_of(world: str) -> str:
     return _digest(shipped()[f"worlds/{world}"].read_bytes())
 
 
-def tables_of(out: Path) -> Tables:
+def tables_of(out: Path) -> WorldDigests:
     """Digests of what the worlds of a study ``bench`` in ``out`` consist of, and of each strategy's events in them.
 
     A world's tables are its devices and links as they were drawn, availability in the first minute, and each device's data. All
     are the same on any processor: events count without figures of models, and numbers without their last digits.
     """
-    found: Tables = {}
+    found: WorldDigests = {}
     for line in read_lines([out]).lines:
         world = str(dict(line.point)["part"])
         for run in line.runs:
@@ -170,7 +170,7 @@ def changed_tables(found: Mapping[tuple[str, int, str], str], board: Path = BOAR
     return [f"{' seed '.join(map(str, key[:2]))}: {key[2]}" for key, own in found.items() if kept.get(key, own) != own]
 
 
-def _kept_tables(board: Path) -> Tables:
+def _kept_tables(board: Path) -> WorldDigests:
     path = board.with_name(_TABLES)
     rows = pd.read_csv(path, dtype={"sha256": str}).itertuples(index=False) if path.exists() else ()
     return {(str(world), int(seed), str(table)): str(digest) for world, seed, table, digest in rows}
