@@ -32,9 +32,9 @@ from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference
 from fedsim.lab.compare.table import Beside, Cell, ComparedColumn, ComparedTable
 from fedsim.language.spec import Spec
 from fedsim.language.wording import explain
+from fedsim.overrides import read_toml
 from fedsim.records.ledger import LedgerPreset
 from fedsim.records.reading import RunFolder
-from fedsim.tables import read_toml
 
 CLAIMS = "Claims"  # the title of the table of them
 LEGEND = (

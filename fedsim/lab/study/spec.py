@@ -27,18 +27,18 @@ from fedsim.lab.study.search import METRICS, AnySearch, Search
 from fedsim.language.spec import Spec, json_schema
 from fedsim.language.stop import MORE_IS_BETTER
 from fedsim.language.wording import explain
+from fedsim.overrides import Tables, changed
 from fedsim.records.study_folder import UNNAMED
 from fedsim.records.targets import Target
 from fedsim.scenario import Scenario
 from fedsim.strategies import STRATEGIES, strategy_class
-from fedsim.tables import Tables, changed
 from fedsim.world.population import PopulationSpec
 
 SIZE, PART, TRIAL = "size", "part", "trial"  # places in the grid that are no keys of a scenario
 _MOST_RUNS = 100_000  # beyond this a study is a typing error, and its plan alone would fill the memory
 _USUAL_DEVICES = PopulationSpec.model_fields["devices"].default
 _USUAL_ROUNDS = 100
-_NOT_ALONE = ("clients_per_round", "deadline", "relative_deadline")
+_NOT_ALONE = ("clients_per_round", "deadline")
 _CHANGES_SAMPLES = ("label-permutation", "rotation")  # shifts after which the same samples are other data
 
 
