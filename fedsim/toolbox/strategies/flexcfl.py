@@ -69,8 +69,7 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
     @property
     def pretraining_epochs(self) -> int | None:
         """Passes over its data of a pre-training; None where it is counted in steps."""
-        by_paper = None if self.as_published or self.moment.steps else self.local_epochs
-        return self.moment.epochs or by_paper
+        return self.moment.epochs or (None if self.as_published or self.moment.steps else self.local_epochs)
 
     def unprotected(self, protection: Protection) -> str | None:
         return "groups begin with the plain mean of pre-trained models" if protection == "private" else None
@@ -103,11 +102,8 @@ class FedGroupParams(FlexCFLParams):
 def cluster_updates(
     updates: NDArray[np.float32], groups: int, measure: str, generator: np.random.Generator, clusterer: Clusterer | None = None
 ) -> tuple[list[int], dict[str, Any]]:
-    """Group the updates [k, d] of the pre-trained devices by what they have in common.
-
-    Returns:
-        The group of each, and the fields of a record: the measure, EDC features [k, m], and for up to 200 devices the cosine of
-        every two [k, k].
+    """The groups of pre-trained devices by their updates [k, d], and the fields of a record: the measure, and what it
+    compared.
     """
     similarity = cosine_matrix(updates) if measure == "madc" or len(updates) <= MOST_SHOWN else None
     record: dict[str, Any] = {"measure": measure}
@@ -155,17 +151,16 @@ class FlexCFLClient(MigratingClient[FlexCFLParams]):
     """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
-        found = {"initial": instruction.contents.get("initial-model") or instruction.contents.get("pre-training")}
-        found["directions"] = instruction.contents.get("directions")
-        device.state.update({name: value for name, value in found.items() if value is not None})
+        for name, key in (("initial", "initial-model"), ("initial", "pre-training"), ("directions", "directions")):
+            if key in instruction.contents:
+                device.state[name] = instruction[key]
         return super().work(device, instruction)
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         if instruction.job == "train":
             return Training(instruction["model"], self._epochs(instruction))
-        epochs, steps = self.params.pretraining_epochs, self.params.moment.steps or 50
-        initial = device.state["initial"]
-        return Training(initial, steps=steps) if epochs is None else Training(initial, epochs)
+        epochs, initial = self.params.pretraining_epochs, device.state["initial"]
+        return Training(initial, epochs) if epochs else Training(initial, steps=self.params.moment.steps or 50)
 
     def _epochs(self, instruction: Instruction) -> int:
         """In the paper a device that has been pre-trained in the same round trains one epoch less: that was the first."""
@@ -195,23 +190,18 @@ class FlexCFL(Migrating[FlexCFLParams]):
     Source: Duan et al., "Flexible clustered federated learning for client-level data distribution shift" (2021), Algorithms 2
     and 3 and section 3.4.
 
-    Group cold start: alpha m devices receive the initial model w0 (d parameters), pre-train, and send their update dw
-    (d parameters). They are clustered by dw; a group's model is the mean of its members' trained models, its direction the
-    mean of their updates, which never changes again. With fewer than m who come back it is repeated, up to 100 times.
+    Group cold start: alpha m devices receive the initial model w0 (d parameters), pre-train, and send their update dw (d
+    parameters). They are clustered by dw; a group's model is the mean of its members' trained models, its direction the mean of
+    their updates, which never changes again. With fewer than m who come back it is repeated, up to 100 times.
 
-    Client cold start, when a device without a group is selected or arrives: it receives w0 and the m directions
-    (d + m d parameters), pre-trains, joins the group whose direction has the largest cosine with dw, and says which (4 bytes);
-    no round is lost by it. The pre-trained devices receive the directions with their first group model.
+    Client cold start, when a device without a group is selected or arrives: it receives w0 and the m directions (d + m d
+    parameters), pre-trains, joins the group whose direction has the largest cosine with dw, and says which (4 bytes); no round
+    is lost by it. The pre-trained devices receive the directions with their first group model. Migration (``Migrating``): a
+    device whose data have shifted pre-trains again from w0, and says which group it joins now.
 
     A round: the K clients receive their group's model (d parameters), train, and send their update (d parameters); a group's
-    model becomes the mean of its own, weighted by samples. With eta_g the groups' models then move towards each other
-    (Eq. 20), for which each goes from its group server to the auxiliary one (d parameters a group).
-
-    Migration (``Migrating``): a device whose data have shifted pre-trains again from w0, and says which group it joins now.
-
-    State besides ``Migrating``'s: ``initial``, w0; ``directions``, each group's; of the group cold start ``pretraining``, tasks
-    that run, ``pretrained``, what came back, (device, update), ``attempts``, and ``failures``, those with too few devices;
-    ``informed``, for each device whether it has w0 and the directions.
+    model becomes the mean of its own, weighted by samples. With eta_g the groups' models then move towards each other (Eq. 20),
+    for which each goes from its group server to the auxiliary one (d parameters a group).
     """
 
     Params: ClassVar[type[FlexCFLParams]] = FlexCFLParams

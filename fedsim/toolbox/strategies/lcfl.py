@@ -129,9 +129,8 @@ def by_rows(rows: Sequence[NDArray[np.floating]], measure: Callable[[NDArray[np.
 
 
 class LCFLClient(SynchronousClient[LCFLParams]):
-    """Trains a model of its own at first, compares it with those of others, and then trains its cluster's.
-
-    State: ``own``, the model that it has sent last, as long as it is needed: until it has been compared.
+    """Trains a model of its own at first (``own``, until it has been compared), compares it with others, and trains its
+    cluster's.
     """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
@@ -186,21 +185,19 @@ class LCFL(Grouped[LCFLParams]):
     Exchange: each of the M devices with a w_i receives those of the others ((M - 1) d parameters), computes the objective L_i,
     with ``training.l2``, of them and of its own on its training data, and sends |L_i(w_j) - L_i(w_i)| for each (M - 1 scalars
     of 4 bytes; for ``loss-gap`` L_i(w_j), M scalars). The distance of two devices is the sum of what both found. The other
-    measures need no exchange. For ``grad-cos`` each makes one step of length 1 on all of its data from w_i and sends the model
-    that it has then (d parameters).
+    measures need no exchange; for ``grad-cos`` each makes one step of length 1 on all of its data from w_i and sends the model
+    (d parameters).
 
     Then the devices that came back are clustered, once and for all, and each cluster runs FedAvg by itself (d parameters each
-    way); with fewer than ``groups`` of them the run ends. All others, those whose training has diverged, and newcomers receive
-    the clusters' models (k d parameters), test them on their training data, join the best and say which (4 bytes): as soon as
-    they can, but not before no two clusters have the same model.
+    way); with fewer than ``groups`` of them the run ends. All others and newcomers receive the clusters' models (k d
+    parameters), test them on their training data, join the best and say which (4 bytes): as soon as they can, but not before no
+    two clusters have the same model.
 
-    State besides ``Grouped``'s:
-        campaign: one task each for many devices outside of the rounds: the name of that which runs, or None.
-        campaign_open: its tasks that have not ended, task -> device; ``campaign_waiting``: devices whose return it waits for;
-            ``campaign_asked``: how often it has asked each device.
-        global: the model of the warm-up; ``clustered``: whether there are clusters; ``admitting``: whether these differ.
-        own: the model w_i that each device sent last before that, or None; ``began``: the model from which it trained.
-        exchanged: devices whose models are exchanged, in order; ``tested``: what each found, device -> choice or model.
+    State besides ``Grouped``'s: ``campaign``, the name of one task each for many devices that runs, with ``campaign_open``,
+    task -> device, ``campaign_waiting``, devices whose return it waits for, and ``campaign_asked``, how often it has asked
+    each; ``global``, the model of the warm-up; ``clustered``; ``admitting``, whether the clusters differ; ``own``, the model
+    w_i that each device sent last before, and ``began``, from which it trained; ``exchanged``, devices in order; ``tested``,
+    what each found.
     """
 
     Params: ClassVar[type[LCFLParams]] = LCFLParams
@@ -466,8 +463,8 @@ class FLHC(LCFL):
     non-IID data" (IJCNN 2020), Algorithm 1.
 
     After ``moment.rounds`` rounds of FedAvg every device that is there receives the global model, trains, and sends its update
-    (d parameters each way). The differences from the global model are clustered, and each cluster goes on by FedAvg from it.
-    All else is as in ``LCFL``.
+    (d parameters each way). The differences from the global model are clustered, and each cluster goes on from it. All else is
+    as in ``LCFL``.
     """
 
     Params: ClassVar[type[LCFLParams]] = FLHCParams

@@ -29,13 +29,12 @@ class RFedAvgParams(SynchronousParams):
         local_epochs: gradient steps on all of its data that a client makes; 1 in the paper.
         server: what the server makes of the reweighted mean (``parts/server``); None: it is the new model.
         weights: p_n of the clusters: ``rfedavg``, in inverse proportion to their data imbalance; ``optimal``, nearest to equal
-            class shares (the paper's benchmark: clients disclose their class counts); ``uniform-by-data``, by samples, so that
-            clusters make no difference (its FedAvg).
+            class shares (the paper's benchmark); ``uniform-by-data``, by samples (its FedAvg).
         clustering: ``ccs``, greedy clusters by cosine; ``kmeans``, K-means on the gradients as they are (a benchmark).
-        kmeans_clusters: N of K-means, which the paper does not say: a number, or as many as there are ``classes``, or as
-            ``ccs`` would find. Fewer if there are not so many distinct gradients.
-        imbalance: a device's I_k compares its class counts with D / M, D all samples of all devices (``global``, Eq. 17 as it
-            stands), or with D_k / M, its own (``local``).
+        kmeans_clusters: N of K-means: a number, as many as there are ``classes``, or as ``ccs`` would find; fewer if there are
+            not so many distinct gradients.
+        imbalance: I_k compares class counts with D / M, D all samples of all devices (``global``, Eq. 17), or D_k / M
+            (``local``).
         theta: the angle (radians) between gradients that counts as alike at first (Eq. 7; not given in the paper).
         least_loss: l_*, the loss at which every acute angle does (likewise).
     """
@@ -163,19 +162,13 @@ class RFedAvg(FedAvg[RFedAvgParams]):
     is the sum over clusters of p_n times theirs: as the p_n sum to 1, the gradient step of Eq. 5. The threshold of CCS falls
     with the mean of the reported losses; the first is l_0.
 
-    I_k needs D, the samples of all devices: each device reports its size at the begin or when it can be reached (a scalar,
-    ``size-report``), and is not drawn before. D is the sum of the sizes last heard, and goes with the model to each client that
-    was told another before (a scalar, ``control``). ``optimal`` needs class counts (M scalars, ``class-counts``).
+    I_k needs D, the samples of all devices: each device reports its size when it can be reached (a scalar, ``size-report``),
+    and is not drawn before. D is the sum of the sizes last heard, and goes with the model to each client that was told another
+    before (a scalar, ``control``). ``optimal`` needs class counts (M scalars, ``class-counts``). An update that is not finite
+    counts for nothing. Without learning the clusters are drawn at random.
 
-    An update that is not finite counts for nothing. Without learning the clusters are drawn at random.
-
-    Records, beside ``aggregate``: ``reweighting``, each round: the clusters' numbers of clients, their weights, eps, and how
-    balanced the classes are under weights by samples and under these (``balance``: from the devices' labels, which the server
-    does not see). ``clustering``: who was clustered with whom, in rounds 0, 1, 2, 4, 8, ...
-
-    State besides FedAvg's: of each device ``sizes``, samples as it last said or None, ``imbalance``, ``counts`` of classes,
-    ``told``, which D it knows, and ``cluster`` in the last round; ``reporting``, tasks of size reports; ``begun``, whether
-    rounds have; ``total``, D as it is told in this round; ``first_loss`` and ``loss``, l_0 and l_t.
+    The record ``reweighting`` has the clusters' sizes and weights, eps, and how balanced the classes are under weights by
+    samples and under these; ``clustering`` is made in rounds 0, 1, 2, 4, 8, ...
     """
 
     Params: ClassVar[type[RoundParams]] = RFedAvgParams
