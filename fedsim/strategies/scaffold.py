@@ -17,7 +17,6 @@ class ScaffoldParams(AggregatingParams):
     """Parameters of SCAFFOLD; its server's learning rate is that of ``server = "sgd"``. See also ``AggregatingParams``.
 
     Attributes:
-        aggregation: the plain mean, as in the paper, unless another is given.
         option: a client renews c_i from how far its steps have led (``II``), or as its gradient over all of its data at the
             model that it received, for which it goes through them once more (``I``).
     """

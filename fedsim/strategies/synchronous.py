@@ -38,6 +38,7 @@ class SynchronousClient(Client[S]):
         return self._limit
 
     def testing_limit(self, instruction: Instruction) -> Limit:
+        """Tests in a round have the same deadline as training."""
         return NO_LIMIT if instruction.round is None else Limit(budget=self.training_limit)
 
     def computed(self, device: Device, instruction: Instruction, result: LocalResult) -> LocalResult:

@@ -66,7 +66,8 @@ def fairest_group(blocks: list[SampleCounts], waiting: SampleCounts, generator: 
     if not groups:
         return np.empty(0, dtype=np.int64)
     priorities = np.array([waiting[group].sum() for group in groups])
-    return groups[int(generator.choice(np.flatnonzero(priorities == priorities.max())))]
+    fairest: SampleCounts = groups[int(generator.choice(np.flatnonzero(priorities == priorities.max())))]
+    return fairest
 
 
 def in_turn(cluster: SampleCounts, clusters: int, size: int, number: int, generator: np.random.Generator) -> SampleCounts:
@@ -313,28 +314,22 @@ class CataFed(FedAvg[CataFedParams]):
         return "slow" if verdict == "valid" and not message["control"] else verdict
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        device, arrived = message.device, message.outcome == "done"
-        if message.task in self.state["connecting"]:
-            self._end_connecting(message)
-            return
+        state, device, arrived = self.state, message.device, message.outcome == "done"
         if not arrived:
             self._disconnect(device)
-        elif self._verdict(message) == "slow" and "size-report" in message.contents:  # it has split its data
-            number, group = self.state["round"], self.group_of(device)
+        if message.task in state["connecting"]:
+            del state["connecting"][message.task]
+            if arrived:
+                state["zeroed"][device] = state["round"] + bool(state["open"])  # A = 0 at the next selection
+                self._take_report(message)
+            if state["waiting"] and not state["connecting"]:
+                self._open_round()
+            return
+        if arrived and self._verdict(message) == "slow" and "size-report" in message.contents:  # it has split its data
+            number, group = state["round"], self.group_of(device)
             self.server.emit("split", device=device, round=number, group=group, sizes=message["parts"])
             self._take_report(message)
         await super().on_task_end(message)
-
-    def _end_connecting(self, message: TaskEnd) -> None:
-        state = self.state
-        device = state["connecting"].pop(message.task)
-        if message.outcome == "done":
-            state["zeroed"][device] = state["round"] + bool(state["open"])  # A = 0 at the next selection
-            self._take_report(message)
-        else:
-            self._disconnect(device)
-        if state["waiting"] and not state["connecting"]:
-            self._open_round()
 
     def group_of(self, device: int) -> int | None:
         cluster: int = self.state["cluster"][device]

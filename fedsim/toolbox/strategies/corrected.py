@@ -25,7 +25,6 @@ class FedDynParams(AggregatingParams):
         alpha_samples: None: ``alpha`` is that of every device, as in the paper. A number n: that of a device with n samples,
             and another's is alpha n / (its own samples), as in the published code: what is minimised is then the mean of the
             losses weighted by samples.
-        aggregation: the plain mean, as in the paper, unless another is given.
     """
 
     added_up: ClassVar[tuple[str, ...]] = ("update",)

@@ -229,24 +229,6 @@ class FlexCFL(Migrating[FlexCFLParams]):
         for device in devices:
             state["pretraining"][server.ask(device, {"pre-training": state["initial"]}, "pre-train")] = device
 
-    async def _end_pretraining(self, message: TaskEnd) -> None:
-        state, groups = self.state, self.params.groups
-        device = state["pretraining"].pop(message.task)
-        if message.outcome == "done":
-            state["pretrained"].append((device, message["pre-training"]))
-        if state["pretraining"]:
-            return
-        self.server.cancel_timer("pre-training-deadline")
-        if len(state["pretrained"]) >= groups:
-            await self._make_groups()
-            self._open_round()
-            return
-        state["failures"] += 1
-        if state["failures"] == _MOST_FAILURES:
-            self.server.stop(f"{_MOST_FAILURES} group cold starts brought back fewer than {groups} devices each")
-        else:
-            self.server.look_again("pre-training", self.params.retry, at_least=groups)
-
     async def _make_groups(self) -> None:
         state, server, params = self.state, self.server, self.params
         devices, updates, labels = await self._cluster()
@@ -291,8 +273,8 @@ class FlexCFL(Migrating[FlexCFLParams]):
         state = self.state
         if state["group"][device] >= 0 and device not in state["unprepared"]:
             return None
-        needed = {} if state["informed"][device] else {"initial-model": state["initial"], "directions": state["directions"]}
-        return needed, "find-group"
+        needed = {"initial-model": state["initial"], "directions": state["directions"]}
+        return {} if state["informed"][device] else needed, "find-group"
 
     def _ask(self, device: int) -> None:
         if self.at_random and self.state["group"][device] < 0:
@@ -336,12 +318,27 @@ class FlexCFL(Migrating[FlexCFLParams]):
             state["models"][group] = server.models.mix(list(zip(models, row, strict=True)))
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        if message.task in self.state["pretraining"]:
-            await self._end_pretraining(message)
+        state, groups = self.state, self.params.groups
+        if message.task not in state["pretraining"]:
+            if "update" in message.contents and message.task in state["open"]:
+                state["informed"][message.device] |= not self.at_random
+            await super().on_task_end(message)
             return
-        if "update" in message.contents and message.task in self.state["open"]:
-            self.state["informed"][message.device] |= not self.at_random
-        await super().on_task_end(message)
+        device = state["pretraining"].pop(message.task)
+        if message.outcome == "done":
+            state["pretrained"].append((device, message["pre-training"]))
+        if state["pretraining"]:
+            return
+        self.server.cancel_timer("pre-training-deadline")
+        if len(state["pretrained"]) >= groups:
+            await self._make_groups()
+            self._open_round()
+            return
+        state["failures"] += 1
+        if state["failures"] == _MOST_FAILURES:
+            self.server.stop(f"{_MOST_FAILURES} group cold starts brought back fewer than {groups} devices each")
+        else:
+            self.server.look_again("pre-training", self.params.retry, at_least=groups)
 
     async def on_timer(self, name: str) -> None:
         if name == "pre-training":

@@ -108,7 +108,6 @@ class FedRepParams(HeadParams):
 
     Attributes:
         head_epochs: passes over its data for which a device trains its head; then ``local_epochs`` for the layers below.
-        aggregation: the plain mean, as in the paper, unless another is given.
     """
 
     kind: Literal["fedrep"] = "fedrep"

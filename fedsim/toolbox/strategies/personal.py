@@ -178,7 +178,6 @@ class PFedMeParams(AggregatingParams):
         local_rounds: R, each with a batch of its own.
         steps: K, of SGD on that batch towards the personal model, at the learning rate of ``[training]``.
         eta: learning rate of the local model.
-        aggregation: the plain mean, as in the paper, unless another is given.
     """
 
     kind: Literal["pfedme"] = "pfedme"

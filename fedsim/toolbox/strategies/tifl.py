@@ -318,7 +318,12 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
 
     def select(self) -> list[int]:
         state, number = self.state, self.state["round"]
-        weights, generator = self._weights(), self.server.rng("tier", number)
+        inhabited = np.array([bool(part) for part in state["members"]], dtype=np.float64)
+        weights, generator = inhabited * state["probabilities"], self.server.rng("tier", number)
+        if self.params.mode == "credits":
+            weights *= np.array(state["credits"]) > 0
+        if not weights.any():  # nobody has credits left
+            weights = inhabited
         while weights.any():
             tier = int(generator.choice(len(weights), p=weights / weights.sum()))
             chosen = self.pick(self.params.asked_per_round, among=state["members"][tier])
@@ -329,14 +334,6 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
                 return chosen
             weights[tier] = 0.0
         return []
-
-    def _weights(self) -> NDArray[np.float64]:
-        """The relative weight of each tier in the draw; 0 for empty tiers and, while credits remain, for tiers without any."""
-        inhabited = np.array([bool(part) for part in self.state["members"]], dtype=np.float64)
-        weights: NDArray[np.float64] = inhabited * self.state["probabilities"]
-        if self.params.mode == "credits":
-            weights *= np.array(self.state["credits"]) > 0
-        return weights if weights.any() else inhabited
 
     def _open_round(self) -> None:
         state, params, number = self.state, self.params, self.state["round"]
