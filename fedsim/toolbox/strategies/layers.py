@@ -9,7 +9,7 @@ from fedsim.errors import ScenarioError
 from fedsim.federation import Device, Instruction, PreviousResult, RunInfo
 from fedsim.language.spec import Epochs
 from fedsim.learning.architecture import Tensor
-from fedsim.learning.patterns import matching
+from fedsim.learning.model import matching
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
 from fedsim.strategies.round_params import AggregatingParams

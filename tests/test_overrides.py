@@ -6,7 +6,7 @@ import pytest
 
 import fedsim
 from fedsim.errors import ScenarioError
-from fedsim.tables import changed, first_difference, read_toml, spread_out
+from fedsim.overrides import changed, first_difference, read_toml, spread_out
 
 BASE = {
     "training": {"lr": 0.1, "batch_size": 8},

@@ -24,13 +24,7 @@ Tables = dict[str, Any]
 
 @dataclass(frozen=True)
 class SetChange:
-    """A change given by ``--set``.
-
-    Attributes:
-        text: the change as typed.
-        keys: the dotted key, split.
-        value: the new value; None removes the key.
-    """
+    """A change given by ``--set``: the text, its dotted key, and the new value; None removes the key."""
 
     text: str
     keys: tuple[str, ...]
@@ -50,42 +44,39 @@ def at(tables: Any, keys: Sequence[str]) -> Any:
 
 def _holds(said: Any, there: Any) -> bool:
     """Whether ``there`` contains ``said``; a name may have become a table with that ``kind``."""
-    if isinstance(said, Mapping) and isinstance(there, Mapping):
+    if isinstance(there, Mapping) and isinstance(said, Mapping):
         return all(_holds(value, there.get(key)) for key, value in said.items())
-    if isinstance(said, str) and isinstance(there, Mapping):
-        return said == there.get("kind")
-    return bool(said == there)
+    return bool(said == (there.get("kind") if isinstance(there, Mapping) and isinstance(said, str) else there))
 
 
 def read_toml(path: str | Path, what: str, of: Sequence[Path] = ()) -> Tables:
-    """The tables of a TOML file. One that ``extends`` another, named relative to it, is merged into that one's.
+    """The tables of a TOML file; one that ``extends`` another, named relative to it, is merged into that one's.
 
     Args:
-        path: the file.
         what: the word for the file in errors.
         of: the files that extend it.
 
     Raises:
         ScenarioError: the file cannot be read, is no TOML, or extends itself.
     """
-    here = Path(path)
+    here, name = Path(path), f"the {what} {str(path)!r}"
     try:
         own = files.read_toml(here)
     except FileNotFoundError:
-        raise ScenarioError(f"the {what} {str(path)!r} does not exist") from None
+        raise ScenarioError(f"{name} does not exist") from None
     except OSError as error:
-        raise ScenarioError(f"the {what} {str(path)!r} cannot be read: {error.strerror}") from None
+        raise ScenarioError(f"{name} cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise ScenarioError(f"the {what} {str(path)!r} is not valid TOML: {error}") from None
+        raise ScenarioError(f"{name} is not valid TOML: {error}") from None
     if not own:
-        raise ScenarioError(f"the {what} {str(path)!r} is empty; 'fedsim init quickstart' copies a scenario to begin from")
+        raise ScenarioError(f"{name} is empty; 'fedsim init quickstart' copies a scenario to begin from")
     other = own.pop("extends", None)
     if other is None:
         return own
     if not isinstance(other, str):
-        raise ScenarioError(f"the {what} {str(path)!r} extends {shown(other)}; allowed is the name of a file")
+        raise ScenarioError(f"{name} extends {shown(other)}; allowed is the name of a file")
     if here.resolve() in of:
-        raise ScenarioError(f"the {what} {str(path)!r} extends itself")
+        raise ScenarioError(f"{name} extends itself")
     return changed(read_toml(here.parent / other, what, [*of, here.resolve()]), own)
 
 
@@ -117,8 +108,7 @@ def apply_changes(
                 if change.keys[-1] == "kind":
                     _drop_strangers(sections, change.keys[:-1], root, given, tell)
         elif not sum([_unset(sections, change.keys) for sections in scenarios]):
-            said = [key for sections in scenarios for key in flat(sections)]
-            hint = nearest(".".join(change.keys), said)
+            hint = nearest(".".join(change.keys), [key for sections in scenarios for key in flat(sections)])
             raise ScenarioError(f"--set {change.text!r} takes away a key that is not given{hint}")
     for change in read:
         within = any(one != change.keys and one[: len(change.keys)] == change.keys for one in given)
@@ -130,22 +120,18 @@ def apply_changes(
 
 def read_change(text: str) -> SetChange:
     """A ``key.path=value`` text; ``ScenarioError`` if it is none."""
-    path, equals, value = text.partition("=")
+    path, equals, value = (part.strip() for part in text.partition("="))
     keys = tuple(key.strip() for key in path.split("."))
     if not equals or not all(keys):
         raise ScenarioError(f"--set {text!r} is not of the form key.path=value, such as training.lr=0.01")
-    return SetChange(text, keys, _value(value.strip(), text) if value.strip() else None)
-
-
-def _value(text: str, change: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        return SetChange(text, keys, tomllib.loads(f"value = {value}")["value"] if value else None)
     except ValueError as error:
-        if text[0] in "{[\"'":
-            raise ScenarioError(f"--set {shown(change)}: {shown(text)} is not valid TOML: {error}") from None
-        return text
+        if value[0] in "{[\"'":
+            raise ScenarioError(f"--set {shown(text)}: {shown(value)} is not valid TOML: {error}") from None
+        return SetChange(text, keys, value)
     except RecursionError:
-        raise ScenarioError(f"--set {shown(change)} is nested too deeply") from None
+        raise ScenarioError(f"--set {shown(text)} is nested too deeply") from None
 
 
 def _set(sections: Tables, change: SetChange) -> None:
@@ -155,9 +141,8 @@ def _set(sections: Tables, change: SetChange) -> None:
             table[key] = {}  # a bare name was short for a table
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
-            raise ScenarioError(
-                f"--set {change.text!r}: {key!r} is {table!r} in the scenario, not a table; set the whole of it"
-            )
+            said = f"{key!r} is {table!r} in the scenario, not a table"
+            raise ScenarioError(f"--set {change.text!r}: {said}; set the whole of it")
     table[keys[-1]] = deepcopy(change.value)
 
 
@@ -186,11 +171,7 @@ def _drop_strangers(
 
 
 def spread_out(changes: Mapping[str, Any]) -> Tables:
-    """Changes with every dotted key written as tables.
-
-    Raises:
-        ScenarioError: a key is empty between its dots, or one thing is said twice.
-    """
+    """Changes with every dotted key written as tables; ``ScenarioError`` for an empty key, or one that is given twice."""
     tables: Tables = {}
     for key, value in changes.items():
         parts = key.split(".")
@@ -225,28 +206,21 @@ def changed(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tables:
 def _merged(there: Any, change: Any, path: str) -> Any:
     if not (isinstance(there, Mapping) and isinstance(change, Mapping)):
         return change
-    if path == "strategy":
-        there = _still_known(there, change)
-    elif "kind" in change and change["kind"] != there.get("kind"):
+    kind = change.get("kind")
+    if path == "strategy" and kind is not None and kind != there.get("kind", STRATEGIES.usual):
+        if not isinstance(kind, str):
+            raise ScenarioError(f"strategy.kind is {kind!r}; it must be a name")
+        known = params_class(kind).takes()
+        there = {key: value for key, value in there.items() if key in known}
+    elif path != "strategy" and "kind" in change and kind != there.get("kind"):
         return dict(change)
     return {**there, **{key: _merged(there.get(key), value, f"{path}.{key}") for key, value in change.items()}}
-
-
-def _still_known(strategy: Mapping[str, Any], change: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The keys of the base's strategy that the new strategy takes too."""
-    kind = change.get("kind")
-    if kind is None or kind == strategy.get("kind", STRATEGIES.usual):
-        return strategy
-    if not isinstance(kind, str):
-        raise ScenarioError(f"strategy.kind is {kind!r}; it must be a name")
-    known = params_class(kind).takes()
-    return {key: value for key, value in strategy.items() if key in known}
 
 
 def first_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """The first key in which two scenarios differ, for people; empty if in none."""
     old, new = flat(before), flat(now)
-    for key in [*old, *(key for key in new if key not in old)]:
+    for key in {**old, **new}:
         if old.get(key) != new.get(key):
             was, is_now = (repr(side[key]) if key in side else "not given" for side in (old, new))
             return f"{key} was {was}, and is {is_now} now"

@@ -1,14 +1,14 @@
 """The language of scenarios, read off the code: all names with a title each, the keys of each table, the JSON schema."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
 from fedsim.data.partitions import PARTITIONS
 from fedsim.data.shifts import SHIFTS
 from fedsim.data.sources import SOURCES
-from fedsim.energy.presets import TITLES, preset_figures
+from fedsim.energy.spec import TITLES, preset_figures
 from fedsim.errors import ScenarioError, nearest
 from fedsim.executors.named import EXECUTORS
 from fedsim.federation.codecs import CODECS
@@ -46,15 +46,7 @@ TitledNames = list[tuple[str, str]]
 
 
 class Key(NamedTuple):
-    """A key of a table.
-
-    Attributes:
-        name: the key.
-        default: as TOML; empty for none.
-        required: whether it must be given.
-        allowed: its type, unit and bounds, in words.
-        told: its meaning; may be empty.
-    """
+    """A key of a table: its default as TOML (empty for none), type, unit and bounds in words, and its meaning."""
 
     name: str
     default: str
@@ -100,6 +92,12 @@ _NAMES_FOR = {
     "network.of": "regions of clouds",
 }
 """Keys whose values are names of a title of the catalogue, or may be copied from there."""
+_FIGURES: dict[str, Callable[[str], Mapping[str, Figure]]] = {
+    "kinds of devices": lambda kind: figures(kind, "name"),
+    "energy presets": preset_figures,
+    "links": lambda kind: figures(kind, "link", LINKS),
+    "regions of clouds": lambda region: cloud_facts().figures_of(region),
+}
 _MOST_FOUND = 30
 
 
@@ -132,50 +130,38 @@ def about(name: str) -> list[str]:
     Raises:
         ScenarioError: there is none of that name, and nothing says these words.
     """
-    listed, keys = catalogue(), dict[tuple[str, ...], list[str]]()
-    tables = {file: spec for file, spec in _FILES.items() if file == name}
+    listed, paths = catalogue(), _every_path()
     lines = entry_lines(name, listed[name]) if name in listed else []
     for title, entries in listed.items():
-        for kind, line in entries:
-            if kind == name:
-                lines += [f"{name}, one of the {title}: {line}"]
-                lines += _key_lines(specs_titled(title)[name]) if name in specs_titled(title) else []
-                lines += _figure_lines(title, name)
-    paths = _every_path()
+        if name in (known := dict(entries)):
+            lines += [f"{name}, one of the {title}: {known[name]}"]
+            lines += _key_lines(specs_titled(title)[name]) if name in specs_titled(title) else []
+            found = _FIGURES[title](name) if title in _FIGURES else {}
+            lines += [f"  {key} = {as_toml(figure.value)}  # {figure.source} ({figure.date})" for key, figure in found.items()]
+    tables = {file: spec for file, spec in _FILES.items() if file == name}
+    keys: dict[tuple[str, ...], list[str]] = {}
     for path, owner, key in [way for way in paths if way[0] == name] or [way for way in paths if way[0].endswith(f".{name}")]:
         if "" in (specs := specs_of(owner.model_fields[key])):
             tables[path] = specs[""]
         else:
-            keys.setdefault((path, *_key_lines(owner, key)), []).append(_kind(owner))
+            kind = owner.model_fields.get("kind")
+            keys.setdefault((path, *_key_lines(owner, key)), []).append("" if kind is None else str(kind.default))
     for path, spec in tables.items():
         lines += [f"{path}: {told_of(spec)['']}", *_key_lines(spec)]
     for (path, *said), kinds in keys.items():
         lines += [f"{path} of {', '.join(kinds)}:" if any(kinds) else f"{path}:", *said]
     for path in {**tables, **dict.fromkeys(path for path, *_ in keys)}:
         lines += entry_lines(_NAMES_FOR[path], listed[_NAMES_FOR[path]]) if path in _NAMES_FOR else []
-    if lines := lines or _mentioned(name.lower().split(), [way for way in paths if not way[0].startswith("study.base")]):
+    if lines or (lines := _mentioned(name.lower().split())):
         return lines
-    kinds = [kind for entries in listed.values() for kind, _ in entries]
-    known = [*_FILES, *(path for path, *_ in paths), *listed, *kinds]
-    raise ScenarioError(f"there is nothing called {name!r}; 'fedsim list' lists all kinds{nearest(name, known)}")
+    names = [*_FILES, *(path for path, *_ in paths), *listed, *(kind for entries in listed.values() for kind, _ in entries)]
+    raise ScenarioError(f"there is nothing called {name!r}; 'fedsim list' lists all kinds{nearest(name, names)}")
 
 
-def _figure_lines(title: str, name: str) -> list[str]:
-    """The figures of a kind of device, an energy preset, a link or a region, each with its source and date."""
-    find: dict[str, Callable[[str], Mapping[str, Figure]]] = {
-        "kinds of devices": lambda kind: figures(kind, "name"),
-        "energy presets": preset_figures,
-        "links": lambda kind: figures(kind, "link", LINKS),
-        "regions of clouds": lambda region: cloud_facts().figures_of(region),
-    }
-    found = find[title](name) if title in find else {}
-    return [f"  {key} = {as_toml(figure.value)}  # {figure.source} ({figure.date})" for key, figure in found.items()]
-
-
-def _mentioned(words: list[str], paths: "Iterable[tuple[str, type[Spec], str]]") -> list[str]:
+def _mentioned(words: list[str]) -> list[str]:
     """Kinds and keys whose name or meaning says all of these words."""
     told = {f"{name}, one of the {title}": line for title, entries in catalogue().items() for name, line in entries}
-    told |= {path: told_of(owner).get(key, "") for path, owner, key in paths}
+    told |= {path: told_of(owner).get(key, "") for path, owner, key in _every_path() if not path.startswith("study.base")}
     stems = [word.removesuffix("s") if len(word) > 3 else word for word in words]
     found = [f"  {name}: {line}" for name, line in told.items() if all(stem in f"{name} {line}".lower() for stem in stems)]
     more = [f"  and {len(found) - _MOST_FOUND} more"] if len(found) > _MOST_FOUND else []
@@ -200,10 +186,6 @@ def _paths(spec: type[Spec], above: str = "") -> Iterator[tuple[str, type[Spec],
             yield above + key, spec, key
             for inner in specs_of(spec.model_fields[key]).values():
                 yield from _paths(inner, f"{above}{key}.")
-
-
-def _kind(spec: type[Spec]) -> str:
-    return str(spec.model_fields["kind"].default) if "kind" in spec.model_fields else ""
 
 
 @cache
@@ -252,17 +234,22 @@ def _in_words(said: Mapping[str, Any], tables: Mapping[str, Any]) -> str:
 
 
 def _one_in_words(way: Mapping[str, Any], tables: Mapping[str, Any]) -> str:
-    match way.get("type"):
-        case "array":
-            return f"a list: each {_in_words(way.get('items', {}), tables)}"
-        case "integer" | "number" as number:
-            least = [f"{way[key]:,.10g} or more" for key in ("minimum",) if key in way]
-            least += [f"more than {way['exclusiveMinimum']:,.10g}"] if "exclusiveMinimum" in way else []
-            most = [f"at most {way[key]:,.10g}" for key in ("maximum",) if key in way]
-            most += [f"less than {way['exclusiveMaximum']:,.10g}"] if "exclusiveMaximum" in way else []
-            return ", ".join(["a whole number" if number == "integer" else "a number", *least, *most])
-    names = {"string": "text", "boolean": "true or false", "object": "a table", None: "anything"}
-    return str(way.get("title")) if "pattern" in way else names[way.get("type")]
+    if "pattern" in way:
+        return str(way.get("title"))
+    if way.get("type") == "array":
+        return f"a list: each {_in_words(way.get('items', {}), tables)}"
+    bounds = [said.format(f"{way[key]:,.10g}") for key, said in _BOUNDS.items() if key in way]
+    return ", ".join([_TYPES[way.get("type")], *bounds])
+
+
+_BOUNDS = {
+    "minimum": "{} or more",
+    "exclusiveMinimum": "more than {}",
+    "maximum": "at most {}",
+    "exclusiveMaximum": "less than {}",
+}
+_TYPES: dict[str | None, str] = {"integer": "a whole number", "number": "a number", "string": "text", None: "anything"}
+_TYPES |= {"boolean": "true or false", "object": "a table"}
 
 
 def as_toml(value: Any) -> str:
@@ -279,10 +266,8 @@ def schema(file: Literal["scenario", "study"]) -> dict[str, Any]:
     whole = _loosened(whole) | {"required": ["base"]} if file == "study" else whole
     for table in (whole, whole["$defs"].get("StudyPart", whole)):
         table["properties"]["extends"] = {"type": "string", "description": "the file that this one changes; for a part, a part"}
-    return {"$schema": _DRAFT, "$defs": whole.pop("$defs"), "anyOf": [whole, {"required": ["extends"]}]}
-
-
-_DRAFT = "https://json-schema.org/draft/2020-12/schema"
+    draft = "https://json-schema.org/draft/2020-12/schema"
+    return {"$schema": draft, "$defs": whole.pop("$defs"), "anyOf": [whole, {"required": ["extends"]}]}
 
 
 def _loosened(schema: Any) -> Any:

@@ -9,8 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import fedsim
-from fedsim.analysis.embedding import draw_embedding, principal_components
-from fedsim.analysis.similarity import Clustering, draw_similarity, read_clusterings
+from fedsim.analysis.clusterings import Clustering, draw_embedding, draw_similarity, principal_components, read_clusterings
 from fedsim.errors import RunFolderError
 from fedsim.records.history import History
 from fedsim.records.reading import RunFolder
@@ -51,18 +50,23 @@ def test_the_matrix_is_ordered_by_group_without_its_diagonal(grouped: RunFolder)
 def test_like_ones_stand_together_within_a_group_and_distances_count_the_other_way() -> None:
     near = np.array([[1.0, 0.5, 0.0, 0.9], [0.5, 1.0, 0.0, 0.8], [0.0, 0.0, 1.0, 0.0], [0.9, 0.8, 0.0, 1.0]])
     devices, groups = np.arange(4), np.array([1, 1, 0, 1])
-    assert Clustering(0.0, 0, "", devices, groups, near, None, None).order().tolist() == [2, 0, 3, 1]
-    assert Clustering(0.0, 0, "", devices, groups, None, 1 - near, None).order().tolist() == [2, 0, 3, 1]
-
-
-def test_parts_of_a_group_are_blocks() -> None:
-    """Two kinds of devices that are still in one group, alternating by number, and one that is like nobody known."""
-    kinds = np.arange(8) % 2
+    for alike, matrix in ((True, near), (False, 1 - near)):
+        assert Clustering("", "", devices, groups, matrix, alike, None).order().tolist() == [2, 0, 3, 1]
+    kinds = np.arange(8) % 2  # two kinds of devices that are still in one group, and one that is like nobody known
     near = np.where(kinds[:, None] == kinds[None], 0.9, 0.1)
     near[7] = near[:, 7] = np.nan
-    order = Clustering(0.0, 0, "", np.arange(8), np.zeros(8, np.int64), near, None, None).order()
+    order = Clustering("", "", np.arange(8), np.zeros(8, np.int64), near, True, None).order()
     assert sorted(order.tolist()) == list(range(8))
     assert np.abs(np.diff(kinds[order[order != 7]])).sum() == 1
+
+
+def test_of_many_clusterings_six_are_drawn_on_one_scale(grouped: RunFolder, tmp_path: Path) -> None:
+    many = with_clusterings(grouped, tmp_path / "many", [{"measure": f"no {place}"} for place in range(9)])
+    for figure in (draw_similarity(many), draw_embedding(many)):
+        assert "6 of 9 clusterings" in figure.get_suptitle()
+    images = [image for panel in draw_similarity(many).axes for image in panel.images]
+    assert len(images) == 6
+    assert len({image.norm.vmax for image in images}) == 1
 
 
 def test_lcfl_has_distances(grouped_scenario: dict[str, Any], tmp_path: Path) -> None:
@@ -73,15 +77,6 @@ def test_lcfl_has_distances(grouped_scenario: dict[str, Any], tmp_path: Path) ->
     figure = draw_similarity(RunFolder(tmp_path / "lcfl"))
     assert figure.axes[0].images[0].norm.vmin == 0
     assert "distance" in figure.axes[-1].get_ylabel()
-
-
-def test_of_many_clusterings_six_are_drawn_on_one_scale(grouped: RunFolder, tmp_path: Path) -> None:
-    many = with_clusterings(grouped, tmp_path / "many", [{"measure": f"no {place}"} for place in range(9)])
-    figure = draw_similarity(many)
-    panels = [panel for panel in figure.axes if panel.images]
-    assert len(panels) == 6
-    assert len({panel.images[0].norm.vmax for panel in panels}) == 1
-    assert "6 of 9 clusterings" in figure.get_suptitle()
 
 
 def test_cosines_over_the_rounds_are_drawn_as_they_were_recorded(tmp_path: Path) -> None:
@@ -108,35 +103,6 @@ def test_a_matrix_that_does_not_fit_is_damage(grouped: RunFolder, tmp_path: Path
     damaged = with_clusterings(grouped, tmp_path / "damaged", [{"similarity": [[1.0]]}])
     with pytest.raises(RunFolderError, match=r"does not fit its \d+ devices"):
         draw_similarity(damaged)
-
-
-def test_every_device_is_a_point_of_its_group(grouped: RunFolder) -> None:
-    (event,) = [event for event in grouped.events if event["kind"] == "clustering"]
-    features, groups = np.array(event["data"]["features"]), np.array(event["data"]["groups"])
-    assert features.shape[1] == 2
-    figure = draw_embedding(grouped)
-    (panel,) = figure.axes
-    drawn = {item.get_gid(): np.asarray(item.get_offsets()) for item in panel.collections}
-    assert set(drawn) == {"group-0", "group-1"}
-    for group in (0, 1):
-        np.testing.assert_array_equal(drawn[f"group-{group}"], features[groups == group])
-        (mean,) = [line for line in panel.lines if line.get_gid() == f"mean-{group}"]
-        np.testing.assert_allclose([mean.get_xdata()[0], mean.get_ydata()[0]], features[groups == group].mean(axis=0))
-
-
-@pytest.mark.parametrize(
-    ("dimensions", "titles"),
-    [
-        (1, [""]),
-        (3, ["dimensions 1 and 2", "dimensions 1 and 3", "dimensions 2 and 3"]),
-        (5, ["dimensions 1 and 2 of 5", "principal components 1 and 2 of all 5", "principal components 1 and 3 of all 5"]),
-    ],
-)
-def test_what_is_drawn_is_said(grouped: RunFolder, tmp_path: Path, dimensions: int, titles: list[str]) -> None:
-    (event,) = [event for event in grouped.events if event["kind"] == "clustering"]
-    features = np.random.default_rng(0).normal(size=(len(event["data"]["devices"]), dimensions)).tolist()
-    figure = draw_embedding(with_clusterings(grouped, tmp_path / "run", [{"features": features}]))
-    assert [panel.get_title() for panel in figure.axes] == titles
 
 
 def apart(points: np.ndarray) -> np.ndarray:
@@ -173,13 +139,15 @@ def test_points_of_several_clusterings_lie_as_far_apart_as_was_seen(grouped: Run
 
 def test_principal_components_of_points_on_a_line_and_of_an_ellipse() -> None:
     along = np.array([1.0, -2.0, 2.0, 0.0])
-    points, shares = principal_components(np.outer([-2.0, 0.0, 1.0, 5.0], along) + 7)
-    np.testing.assert_allclose(shares, [1, 0, 0], atol=1e-12)
-    np.testing.assert_allclose(np.abs(points[:, 0]), 3 * np.abs([-3.0, -1.0, 0.0, 4.0]))
+    points, share = principal_components(np.outer([-2.0, 0.0, 1.0, 5.0], along) + 7)
+    assert share == pytest.approx(1)
+    np.testing.assert_allclose(np.abs(points), np.abs(np.outer([-9.0, -3.0, 0.0, 12.0], [1, 0])), atol=1e-12)
     cross = np.diag([3.0, 2.0, 1.0, 0.0])
-    points, shares = principal_components(np.vstack([cross[:3], -cross[:3]]))
-    np.testing.assert_allclose(shares, np.array([9, 4, 1]) / 14)
-    np.testing.assert_allclose(points[:3], np.diag([3.0, 2.0, 1.0]), atol=1e-12)  # the largest entry of an axis is positive
-    points, shares = principal_components(np.ones((4, 5)))
-    assert not points.any()
-    assert not shares.any()
+    points, share = principal_components(np.vstack([cross[:3], -cross[:3]]))
+    assert share == pytest.approx(13 / 14)
+    np.testing.assert_allclose(points[:3], np.diag([3.0, 2.0, 1.0])[:, :2], atol=1e-12)  # an axis's largest entry is positive
+    for features in (np.ones((4, 5)), np.ones((4, 1))):
+        points, share = principal_components(features)
+        assert points.shape == (4, 2)
+        assert not points.any()
+        assert not share

@@ -1,9 +1,9 @@
-"""The base of all partitions, and the ways of dealing samples that several of them share."""
+"""Partitions: the base of all, the ways of dealing samples that several of them share, and the registry."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,34 +11,23 @@ from pydantic import Field
 
 from fedsim.data.federated import Dataset, FederatedData, Index, Normalise, Shard
 from fedsim.errors import ScenarioError
+from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.streams import Streams
 
 
 class Partition(Spec):
-    """A recipe that says which device holds which samples.
-
-    Attributes:
-        usual_normalise: the normalisation of the recipe's source, used where the scenario names none.
-        usually_augmented: whether the recipe's source distorts training images.
-        by_label: whether it goes by the samples' labels.
-        pools_test: whether devices draw from training and test samples alike; each then holds back a tenth of its own.
-    """
+    """A recipe that says which device holds which samples."""
 
     kind: str
-    usual_normalise: ClassVar[Normalise] = "pixel"
-    usually_augmented: ClassVar[bool] = False
-    pools_test: ClassVar[bool] = False
-    by_label: ClassVar[bool] = False
+    usual_normalise: ClassVar[Normalise] = "pixel"  # where the scenario names none
+    usually_augmented: ClassVar[bool] = False  # whether the recipe's source distorts training images
+    pools_test: ClassVar[bool] = False  # devices draw from training and test samples alike; each holds back a tenth of its own
+    by_label: ClassVar[bool] = False  # whether it goes by the samples' labels
 
     @abstractmethod
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        """The shards of ``devices`` devices, drawn from the streams ``world/data/...``.
-
-        Raises:
-            ScenarioError: the recipe cannot serve so many devices, or a parameter does not fit the data.
-            DataError: a partition file is missing or malformed.
-        """
+        """The shards of ``devices`` devices, drawn from the streams ``world/data/...``; ``ScenarioError`` if it cannot be."""
 
     def under(self, root: Path | None) -> Self:
         """The same recipe with any file that it names sought under ``root``."""
@@ -48,10 +37,7 @@ class Partition(Spec):
 def federated(
     dataset: Dataset, train: Sequence[Index], test: Sequence[Index], truth: NDArray[np.int64] | None = None
 ) -> FederatedData:
-    """Plain shards: device d trains on ``train[d]``, is tested on ``test[d]``, and its true group is ``truth[d]``.
-
-    A device without training samples raises ``ScenarioError``.
-    """
+    """Plain shards: device d trains on ``train[d]`` (one sample at least), is tested on ``test[d]``, of group ``truth[d]``."""
     empty = next((device for device, mine in enumerate(train) if not len(mine)), None)
     if empty is not None:
         raise ScenarioError(
@@ -62,13 +48,13 @@ def federated(
 
 
 def require_devices(devices: int, most: int, why: str) -> None:
-    """Refuse more devices than the data can serve, with a ``ScenarioError``."""
+    """Refuse more devices than the data can serve."""
     if devices > most:
         raise ScenarioError(f"population.devices is {devices}; {why}, so at most {max(most, 0)} are allowed")
 
 
 def require_classes(key: str, value: int, classes: int, name: str) -> None:
-    """Refuse to give a device more classes than there are, with a ``ScenarioError``."""
+    """Refuse to give a device more classes than there are."""
     if value > classes:
         raise ScenarioError(f"data.partition.{key} is {value}; '{name}' has {classes} classes, so 1 to {classes} are allowed")
 
@@ -105,15 +91,12 @@ def deal_test_alike(dataset: Dataset, train: Sequence[Index], streams: Streams) 
     exactly one device, so that pooled over the devices the score is that on the published test set; only classes on which
     nobody trains are left out. Where test samples are scarcer than devices, some devices get none.
     """
-    devices, classes = len(train), dataset.pool.classes
-    held = np.zeros((devices, classes), dtype=np.int64)
-    for device, index in enumerate(train):
-        held[device] = np.bincount(dataset.pool.y[index], minlength=classes)
-    parts = dataset.by_class(dataset.test)
+    devices, parts = len(train), dataset.by_class(dataset.test)
+    held = np.array([np.bincount(dataset.pool.y[index], minlength=len(parts)) for index in train])
     given = _proportional(held, np.array([len(part) for part in parts]))
     generator = streams.generator("world/data/test")
-    dealt = [generator.permutation(part)[: given[:, label].sum()] for label, part in enumerate(parts)]
-    owner = np.concatenate([np.repeat(np.arange(devices), given[:, label]) for label in range(classes)])
+    dealt = [generator.permutation(part)[: own.sum()] for own, part in zip(given.T, parts, strict=True)]
+    owner = np.concatenate([np.repeat(np.arange(devices), own) for own in given.T])
     return gather(owner, np.concatenate(dealt), devices)
 
 
@@ -172,3 +155,23 @@ class SyntheticSizes(Partition):
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         return hold_out_tenths(dataset, cut(dataset.all, self.sizes(devices, streams)), streams)
+
+
+_TOOLS = "fedsim.toolbox.partitions"
+_OTHERS = {
+    "by-label": (f"{_TOOLS}.plain:ByLabel", "each label's samples stay together: the natural partition of a column"),
+    "shards": (f"{_TOOLS}.plain:Shards", "samples sorted by class in even shards (McMahan et al. 2017, non-IID)"),
+    "dirichlet": (f"{_TOOLS}.plain:Dirichlet", "shares of each class by a Dirichlet law (Yurochkin et al. 2019)"),
+    "power-law": (f"{_TOOLS}.published:PowerLaw", "a few classes, lognormal amounts (Li et al. 2020; code of FedProx)"),
+    "femnist": (f"{_TOOLS}.published:Femnist", "three neighbouring classes, lognormal sizes (code of FedProx)"),
+    "ditto": (f"{_TOOLS}.published:DittoPartition", "five neighbouring classes, lognormal sizes (code of Ditto)"),
+    "class-bias": (f"{_TOOLS}.published:ClassBias", "a share is of a few random classes (Jeong and Kim 2022, CATA-Fed)"),
+    "class-imbalance": (f"{_TOOLS}.published:ClassImbalance", "middle classes dominate (Wang et al., CCS)"),
+    "label-groups": (f"{_TOOLS}.plain:LabelGroups", "each group of devices has its own classes"),
+    "rotations": (f"{_TOOLS}.plain:Rotations", "groups rotate all data, each its way (Ghosh et al. 2020, IFCA)"),
+    "permutations": (f"{_TOOLS}.plain:Permutations", "IID, but groups permute the labels (Sattler et al. 2020, CFL)"),
+    "file": (f"{_TOOLS}.plain:PartitionFile", "as a file describes"),
+}
+_HERE = Registry.of("partition", Iid, SyntheticSizes)
+PARTITIONS = Registry("partition", "fedsim.data.partitions:Partition", {**_HERE.known, **_OTHERS})
+PartitionSpec = Annotated[Partition, PARTITIONS]

@@ -1,4 +1,4 @@
-"""When a device can be reached: what a path of availability answers, and what a scenario's kind of it must have.
+"""When a device can be reached: always, in random phases, by day and night, as recorded, or as a table of the user's says.
 
 A path is a pure function of (seed, device): ``span(device, time)`` answers for any time in any order, and the answer never
 depends on what was asked before. One who asks every second and one who asks once at the end see the same path.
@@ -8,12 +8,13 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.arrays import Flags, Floats, Ints
+from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.language.units import PositiveSeconds
 from fedsim.streams import Streams
@@ -83,6 +84,16 @@ class Renewal(AvailabilityModel):
     def build(self, streams: Streams, devices: int, root: Path | None) -> Phases:
         return Phases(streams, "world/availability", self.mean_on, self.mean_off, devices)
 
+
+_TOOLS = "fedsim.toolbox.worlds.availability"
+_OTHERS = {
+    "diurnal": (f"{_TOOLS}:Diurnal", "the share of devices that are on follows the local hour, as a sinusoid"),
+    "intervals": (f"{_TOOLS}:Intervals", "on from 'start' to 'end', by a CSV or Parquet file"),
+    "flash": (f"{_TOOLS}:Flash", "phones as FLASH recorded them: on while idle, charging and on Wi-Fi"),
+}
+_KNOWN = Registry.of("availability", AlwaysOn, Renewal).known
+AVAILABILITIES = Registry("availability", "fedsim.world.availability:AvailabilityModel", {**_KNOWN, **_OTHERS})
+AvailabilitySpec = Annotated[AvailabilityModel, AVAILABILITIES]
 
 Spans = Callable[[Ints, Floats], tuple[Flags, Floats]]
 """``span`` of different devices, each at a time of its own (s): whether each is on, and until when (s)."""
