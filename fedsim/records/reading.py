@@ -124,7 +124,8 @@ class RunFolder:
             for wanted in _SCHEMAS.get(name, ()):
                 found = there.get(wanted.name)
                 if found is None:
-                    raise KeyError(f"it has no column {wanted.name} (what fedsim 0.1 wrote is read with fedsim 0.1)")
+                    wrote = f"fedsim {self.summary.get('fedsim')} wrote this folder, and can open it"
+                    raise KeyError(f"it has no column {wanted.name}; {wrote}")
                 # Whole numbers of any width are whole numbers: others that write such tables may have had other ones.
                 alike = any(kind(found) and kind(wanted.type) for kind in (pa.types.is_integer, pa.types.is_floating))
                 if not (alike or found == wanted.type or pa.types.is_null(found)):
