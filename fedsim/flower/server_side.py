@@ -145,7 +145,7 @@ class Session(Grid):  # type: ignore[misc]
 
     def clock(self) -> float:
         """The simulated time (s)."""
-        return self._server.now
+        return float(self._server.now)
 
     def sleep(self, seconds: float) -> None:
         """Let simulated time pass."""
@@ -177,13 +177,11 @@ class Session(Grid):  # type: ignore[misc]
 
     @property
     def run(self) -> Run:
-        """Facts of the run."""
         return self._facts_of_run
 
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
-        """A message; new apps call ``Message`` itself."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> list[int]:

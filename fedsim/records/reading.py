@@ -59,8 +59,7 @@ def making_sense(paths: Iterable[Path]) -> Iterator[None]:
 
     What a reader makes of a file depends on so much in it that not all can be looked at beforehand.
 
-    Raises:
-        RunFolderError: there was an error that nobody had foreseen, and a file is not as the run left it.
+    Raises ``RunFolderError``: there was an error that nobody had foreseen, and a file is not as the run left it.
     """
     try:
         yield
@@ -78,8 +77,7 @@ def making_sense(paths: Iterable[Path]) -> Iterator[None]:
 class RunFolder:
     """A run folder that was written before, or, of a run that goes on, what it has written by now.
 
-    Raises:
-        RunFolderError: there is no run here, or, when it is read, a file is missing or damaged.
+    Raises ``RunFolderError``: there is no run here, or, when it is read, a file is missing or damaged.
     """
 
     def __init__(self, path: str | Path) -> None:
