@@ -16,10 +16,9 @@ from fedsim.federation.dispatch import Dispatch
 from fedsim.federation.server import Server
 from fedsim.federation.wire import Wire
 from fedsim.learning import Learner
-from fedsim.learning.architecture import Tensor
-from fedsim.learning.factory import STATISTICS
+from fedsim.learning.architecture import STATISTICS, Tensor
+from fedsim.learning.model import LoRA
 from fedsim.learning.models import SizeOnly
-from fedsim.learning.patterns import LoRA
 from fedsim.meters.base import Column, MeterContext
 from fedsim.model_cost import ModelCost
 from fedsim.records.schema import DEVICES, ROUNDS, with_columns
@@ -29,17 +28,15 @@ from fedsim.strategies import strategy_class
 from fedsim.streams import Streams
 from fedsim.training import CutBy
 from fedsim.world import columns
-from fedsim.world.availability.base import changes, one_by_one, spans_of
+from fedsim.world.availability import changes, one_by_one, spans_of
 from fedsim.world.batteries import Powered
 from fedsim.world.compute import Compute
-from fedsim.world.device_kinds import Capacity, estimates
+from fedsim.world.device_kinds import Capacity, Rooflines, estimates
 from fedsim.world.life import TaskRunner
 from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.messages import Messages
 from fedsim.world.network import Network
-from fedsim.world.processes.processes import Processes
-from fedsim.world.processes.world import ProcessContext
-from fedsim.world.roofline import Rooflines
+from fedsim.world.processes import Processes
 
 if TYPE_CHECKING:
     from fedsim.data.federated import FederatedData
@@ -151,9 +148,7 @@ class Run:
         self.lifetimes = Lifetimes(simulation, *lifetimes, availability, partial(self.dispatch.tell, "newcomer"))
         self.drift = self._build_drift(streams)
         self.capacity, parts = capacity, (capacity, self.population, compute, self.network, self.tasks, self.messages)
-        self.processes = Processes(
-            scenario.world.processes, ProcessContext(simulation, streams, *parts, dispatch.on_switched_on)
-        )
+        self.processes = Processes(scenario.world.processes, simulation, streams, *parts, dispatch.on_switched_on)
         self.dispatch.connect(self.tasks, self.messages, self.strategy, client, self.drift)
         scenario.strategy.check_samples(int(self.samples.max()))
         scenario.strategy.check_deadline(self._fastest_download_s())
@@ -209,15 +204,13 @@ class Run:
         """Training times of kinds of devices for the scenario's model; None where there are none."""
         if capacity.which is None or self.scenario.strategy.brings_learning:
             return None
-        from fedsim.learning.profile import cost_of  # loads torch
-
-        scenario = self.scenario
-        cost = cost_of(scenario.model, *self._shape_and_classes, scenario.training, scenario.objective)
+        model, training, asked = self.scenario.model, self.scenario.training, self._shape_and_classes
 
         def cost_of_cut(by: CutBy, size: float) -> ModelCost:
-            return cost_of(scenario.model.cut(by, size), *self._shape_and_classes, scenario.training, scenario.objective)
+            return model.cut(by, size).cost(*asked, training, self.scenario.objective)
 
-        return Rooflines(capacity.kinds, capacity.which, cost, scenario.training.batch_size, cost_of_cut)
+        cost = model.cost(*asked, training, self.scenario.objective)
+        return Rooflines(capacity.kinds, capacity.which, cost, training.batch_size, cost_of_cut)
 
     def _setting(self, capacity: Capacity) -> RunInfo:
         scenario = self.scenario

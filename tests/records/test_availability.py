@@ -17,9 +17,8 @@ from fedsim.running.assembly import Run
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
 from fedsim.testing import assert_same_run, assert_sound, eventful_world, go_on, run, run_until
-from fedsim.toolbox.worlds.recorded import Traces
-from fedsim.world.availability import Renewal
-from fedsim.world.availability.base import changes
+from fedsim.toolbox.worlds.availability import Traces
+from fedsim.world.availability import Renewal, changes
 from fedsim.world.lifetimes import Bounded
 
 CHECK = "devices worked only while they could be reached"
