@@ -23,9 +23,9 @@ class IFCAParams(MigratingParams):
 
     Attributes:
         aggregation: ``mean``, as in the paper; ``weighted``, by samples; ``first``, as in the published code of FlexCFL.
-        averaging: ``models``: clients train for ``local_epochs``, and their models are averaged (Algorithm 1, option II).
-            ``gradients``: each makes one step on all of its data, and a group's model moves by the sum of its clients' steps,
-            divided by the number of all clients of the round (option I; ``local_epochs`` and ``aggregation`` do not count).
+        averaging: of ``models`` (Algorithm 1, option II), or of ``gradients``: each client makes one step on all of its data,
+            and a group's model moves by the sum of its clients' steps, divided by the number of all clients of the round
+            (option I).
         starts: the m models begin at draws of their own (``different``) or all at one (``same``, refused for several groups).
     """
 
@@ -182,9 +182,9 @@ class FeSEMParams(GroupedParams):
 
     Attributes:
         aggregation: ``mean``, as in the paper; ``weighted``, by samples; ``first``, as in the published code of FlexCFL.
-        as: ``published-code``: that of FlexCFL, see ``FeSEM``; the first rounds ask all devices in turn. ``paper``: after each
-            round every client that has ever sent a model joins the group nearest to its last one, and a group's model becomes
-            the mean of its members' last models (Xie et al., Algorithm 1); k-means on what has come makes the first groups.
+        as: ``published-code``: that of FlexCFL, see ``FeSEM``. ``paper`` (Algorithm 1): after each round every client that has
+            sent a model joins the group nearest to it, whose model becomes the mean of its members' last ones; k-means makes
+            the first groups.
     """
 
     kind: Literal["fesem"] = "fesem"
@@ -210,10 +210,9 @@ class FeSEM(Grouped[FeSEMParams]):
     those of the whole flattened models.
 
     E-step, at the server, when clients are selected: each joins the group whose model is nearest (Euclidean) to the model that
-    it sent last; one that has sent none counts as having sent the initial model, so in their first rounds all go into one
-    group. It then receives its group's model (d parameters), trains, and sends its update (d parameters). M-step: a group's
-    model becomes the mean of its updates. A device's data have no influence on its group, so a shift changes nothing (FeSEM-MIG
-    is the same).
+    it sent last, at first the initial one. It then receives its group's model (d parameters), trains, and sends its update (d
+    parameters). M-step: a group's model becomes the mean of its updates. A device's data have no influence on its group, so a
+    shift changes nothing (FeSEM-MIG is the same).
     """
 
     Params: ClassVar[type[FeSEMParams]] = FeSEMParams

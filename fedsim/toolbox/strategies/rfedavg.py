@@ -28,11 +28,11 @@ class RFedAvgParams(SynchronousParams):
     Attributes:
         local_epochs: gradient steps on all of its data that a client makes; 1 in the paper.
         server: what the server makes of the reweighted mean (``parts/server``); None: it is the new model.
-        weights: p_n of the clusters: ``rfedavg``, in inverse proportion to their data imbalance; ``optimal``, nearest to equal
-            class shares (the paper's benchmark); ``uniform-by-data``, by samples (its FedAvg).
+        weights: p_n of the clusters: ``rfedavg``, by inverse imbalance; ``optimal``, nearest to equal class shares;
+            ``uniform-by-data``.
         clustering: ``ccs``, greedy clusters by cosine; ``kmeans``, K-means on the gradients as they are (a benchmark).
-        kmeans_clusters: N of K-means: a number, as many as there are ``classes``, or as ``ccs`` would find; fewer if there are
-            not so many distinct gradients.
+        kmeans_clusters: N of K-means: a number, as many as there are ``classes``, or as ``ccs`` would find; fewer if gradients
+            coincide.
         imbalance: I_k compares class counts with D / M, D all samples of all devices (``global``, Eq. 17), or D_k / M
             (``local``).
         theta: the angle (radians) between gradients that counts as alike at first (Eq. 7; not given in the paper).
@@ -110,8 +110,7 @@ def optimal_weights(shares: Floats) -> Floats:
 
     The minimiser float64 [N] of ||B p - 1/M||^2 over p >= 0 with sum 1, where B [M, N] are the clusters' class ``shares``; of
     several, the one of least norm. With C = B - 1/M, min ||C u||^2 + (sum u - 1)^2 over u >= 0 has the same answer but for its
-    length: for a given direction of u the best length leaves v^2 / (1 + v^2), where v is ||C p||, and that grows with v. A
-    slight pull towards 0 says which clusters the shortest answer has; least squares then find it among these.
+    length. A slight pull towards 0 says which clusters the shortest answer has; least squares then find it among these.
     """
     from scipy.optimize import nnls
 
