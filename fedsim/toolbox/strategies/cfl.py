@@ -321,13 +321,6 @@ class CFL(Grouped[CFLParams]):
             return None
         return {"cold-start": self.state["models"][node]}, "cold-start"
 
-    def _go_on(self, device: int) -> None:
-        needed = self.preparation(device)
-        if needed is None:
-            super()._go_on(device)
-        else:
-            self._prepare(device, *needed, in_round=True, continues=True)
-
     async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
         for entry in prepared:
             device = entry["device"]
