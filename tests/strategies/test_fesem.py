@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedsim.testing import StrategyContract
-from fedsim.toolbox.strategies.fesem import FeSEMParams
+from fedsim.toolbox.strategies.ifca import FeSEMParams
 from tests.strategies.clustered import PAIRED, STARTED, Sections, of_kind, opposite_groups, played, ran, weights, world
 
 

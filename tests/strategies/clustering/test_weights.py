@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedsim.errors import SimulationError
-from fedsim.toolbox.clustering.weights import class_imbalance, class_shares, cluster_imbalance, optimal_weights
 from fedsim.toolbox.strategies.flexcfl import inter_group_coefficients
-from fedsim.toolbox.strategies.rfedavg import balance
+from fedsim.toolbox.strategies.rfedavg import balance, class_imbalance, class_shares, cluster_imbalance, optimal_weights
 
 
 def mixed(models: np.ndarray, eta: float, form: Any) -> np.ndarray:
