@@ -14,11 +14,9 @@ from fedsim.data.spec import DataSpec
 from fedsim.energy.spec import EnergySpec
 from fedsim.errors import ScenarioError, nearest
 from fedsim.evaluation.evaluator import EvaluationSpec
-from fedsim.federation.codecs.lossy import Lossy
-from fedsim.federation.codecs.plain import Plain
+from fedsim.federation.codecs import Lossy, MessagesSpec, Plain
 from fedsim.federation.costs import ServerSpec
 from fedsim.federation.malicious import MaliciousSpec
-from fedsim.federation.wire import MessagesSpec
 from fedsim.language.spec import Spec
 from fedsim.language.stop import StopSpec
 from fedsim.learning.metrics import EvaluationMetric, reported_metric

@@ -154,6 +154,7 @@ LAYERS = {
     "strategies": _COMMON | {"evaluation", "federation", "learning", "world"},
     "flower": _COMMON | {"evaluation", "federation", "strategies", "world"},
     "toolbox.aggregation": _COMMON | {"federation", "learning", "strategies"},
+    "toolbox.attacks": _COMMON | {"federation", "learning"},
     "toolbox.clustering": {"arrays", "errors", "language"},
     "toolbox.selection": _COMMON | {"evaluation", "federation", "learning", "strategies", "world"},
     "toolbox.codecs": _COMMON | {"federation", "learning"},

@@ -12,8 +12,7 @@ from fedsim.checkpoint.origins import Origins
 from fedsim.errors import CheckpointError
 from fedsim.federation.client import Instruction, PreviousResult
 from fedsim.federation.client_side import TaskContext
-from fedsim.federation.contents import Header, Lazy, Opaque, Partial
-from fedsim.federation.messages import TaskEnd
+from fedsim.federation.contents import Header, Lazy, Opaque, Partial, TaskEnd
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Ref, Trained
 from fedsim.training import Contrast, Limit, Part, Training

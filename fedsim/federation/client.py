@@ -22,8 +22,7 @@ BEST = "best"
 class PreviousResult:
     """``Training.start`` or ``anchor``: a linear combination with the results of trainings before in the same task.
 
-    Attributes:
-        parts: models and coefficients; a number stands for the result of the training of that number, from 0.
+    ``parts`` are models and coefficients; a number stands for the result of the training of that number, from 0.
     """
 
     parts: tuple[tuple[Ref | int, float], ...]
@@ -37,8 +36,7 @@ class RunInfo:
         devices: how many there are.
         parameters: trained numbers of the model, d.
         classes: its outputs, M.
-        mean_epoch_s: mean over all devices of an undisturbed epoch's time (s): a figure of the operator's, the unit of
-            relative deadlines.
+        mean_epoch_s: mean over all devices of an undisturbed epoch's time (s), the unit of relative deadlines.
         lr_in: the learning rate of a round.
         planned_rounds: when the run is to stop, or None.
         momentum: of local SGD.
@@ -72,7 +70,6 @@ class Instruction:
     Attributes:
         job: what is to be done: ``train``, or another word that the two halves of a strategy agree on.
         contents: what it has received, by name.
-        round: the round that it belongs to, or None.
         value: what its real work (``Client.real``) came to, from ``Client.work`` on.
     """
 
@@ -86,10 +83,10 @@ class Instruction:
 
 
 class Real(NamedTuple):
-    """Real work on which a device's answer rests: a function at the top of a module, and what it is given.
+    """Real work on which a device's answer rests: a function at the top of a module, and its arguments.
 
-    It may be carried out in another process, on copies; nothing else is carried out in that process meanwhile, so that it may
-    use what is the whole process's own, such as global generators. It leaves them as it finds them.
+    It may be carried out in another process, on copies, with nothing else meanwhile: it may use global generators, and leaves
+    them as it finds them.
     """
 
     function: Callable[..., Any]
@@ -101,8 +98,7 @@ class LocalResult(NamedTuple):
 
     Attributes:
         samples: training samples that it computed on: all that it holds, unless a part was asked for.
-        epochs: local epochs that the update is made of.
-        steps: SGD steps that these were.
+        epochs: local epochs that the update is made of; ``steps``, the SGD steps that these were.
         update: the trained model; None without an epoch that counts. After several trainings that of the last.
         start: the model from which it was trained.
         tested: the best of the models that were tested; None without an ``Evaluate`` step.
@@ -121,12 +117,7 @@ class LocalResult(NamedTuple):
 
 
 class Client(Generic[P]):
-    """Client half of a strategy. One object serves all devices: whatever belongs to one is in that device's ``state``.
-
-    Args:
-        params: the strategy's.
-        setting: what both halves know.
-    """
+    """Client half of a strategy. One object serves all devices: whatever belongs to one is in that device's ``state``."""
 
     _plain, _steps = Training(None), (Train(Training(None)),)  # the last ones, which a whole cohort may share
 

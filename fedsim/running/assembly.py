@@ -11,10 +11,10 @@ from fedsim.errors import ScenarioError
 from fedsim.evaluation.evaluator import Evaluator, WorldView
 from fedsim.federation.client import RunInfo
 from fedsim.federation.client_side import ClientSide
+from fedsim.federation.codecs import Wire
 from fedsim.federation.devices import Devices
 from fedsim.federation.dispatch import Dispatch
 from fedsim.federation.server import Server
-from fedsim.federation.wire import Wire
 from fedsim.learning import Learner
 from fedsim.learning.architecture import Tensor
 from fedsim.learning.factory import STATISTICS
@@ -125,7 +125,8 @@ class Run:
             streams,
             evaluator=self.evaluator,
             own=scenario.server,
-            wires=(down, up),
+            down=down,
+            up=up,
             client_side=client_side,
         )
         self.messages = Messages(simulation, self.network, scenario.network.edge_servers, dispatch.on_edge_lost)

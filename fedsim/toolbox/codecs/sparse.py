@@ -7,53 +7,18 @@ al., "Federated learning: strategies for improving communication efficiency" (20
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-from fedsim.arrays import Floats32
-from fedsim.federation.codecs.lossy import Lossy
+from fedsim.arrays import Floats32, Ints
+from fedsim.federation.codecs import Lossy
 from fedsim.learning.functions import Function, pure
 
 _APART = 16  # of so many entries one is in the sample
 _SEED_BYTES = 8
 
 
-def size(parameters: int, k: int) -> int:
-    """Number of bytes that ``write`` makes of k entries out of ``parameters``."""
-    return 4 * k + (min(4 * k, -(-parameters // 8)) if k < parameters else 0)
-
-
-def write(array: Floats32, positions: NDArray[np.integer]) -> bytes:
-    """The entries at ``positions``, which ascend: 4 bytes each.
-
-    Positions are written as a bitmap of d bits or as k numbers of 4 bytes, whatever is shorter; not at all where k = d.
-    """
-    values: bytes = array[positions].astype("<f4").tobytes()
-    if len(positions) == len(array):
-        return values
-    if 4 * len(positions) <= -(-len(array) // 8):
-        return values + positions.astype("<u4").tobytes()
-    taken = np.zeros(len(array), dtype=np.bool_)
-    taken[positions] = True
-    return values + np.packbits(taken).tobytes()
-
-
-def read(written: bytes, parameters: int, k: int) -> Floats32:
-    """The array [parameters] of which ``write`` has written k entries, 0 elsewhere."""
-    array = np.zeros(parameters, dtype=np.float32)
-    values = np.frombuffer(written, "<f4", k)
-    rest = written[4 * k :]
-    if k == parameters:
-        array[:] = values
-    elif 4 * k <= -(-parameters // 8):
-        array[np.frombuffer(rest, "<u4")] = values
-    else:
-        array[np.unpackbits(np.frombuffer(rest, np.uint8), count=parameters).astype(np.bool_)] = values
-    return array
-
-
 class Sparse(Lossy):
-    """A codec that sends k of d entries.
+    """A codec that sends k of d entries, 4 bytes each.
 
     Attributes:
         share: k / d; at least one entry is sent. With 1 nothing is lost.
@@ -71,14 +36,22 @@ class Sparse(Lossy):
         return min(max(1, round(self.share * parameters)), parameters)
 
     def bytes(self, parameters: int) -> float:
-        """Values, and the shorter way to say where they are; what ``write`` writes."""
-        return size(parameters, self.k(parameters))
+        """Values, and positions as a bitmap of d bits or as k numbers of 4 bytes, whatever is shorter; none where k = d."""
+        k = self.k(parameters)
+        return 4 * k + (min(4 * k, -(-parameters // 8)) if k < parameters else 0)
 
     def loses_nothing(self, parameters: int) -> bool:
         return self.k(parameters) == parameters
 
 
-def largest(array: Floats32, k: int) -> NDArray[np.int64]:
+def _at(array: Floats32, positions: Ints) -> Floats32:
+    """The entries at some positions, 0 elsewhere."""
+    found = np.zeros_like(array)
+    found[positions] = array[positions]
+    return found
+
+
+def largest(array: Floats32, k: int) -> Ints:
     """Positions of the k entries of largest magnitude, of equals the first; ascending."""
     sizes = -np.abs(array)
     nearby, about = np.arange(len(array)), k // _APART * 3 // 2 + _APART
@@ -89,14 +62,14 @@ def largest(array: Floats32, k: int) -> NDArray[np.int64]:
     last = np.partition(near, k - 1)[k - 1]
     taken = near < last
     taken[np.flatnonzero(near == last)[: k - np.count_nonzero(taken)]] = True
-    found: NDArray[np.int64] = nearby[taken]
+    found: Ints = nearby[taken]
     return found
 
 
 @pure
-def largest_through(models: list[Floats32], k: int) -> Floats32:
-    """The array as it arrives."""
-    return read(write(models[0], largest(models[0], k)), len(models[0]), k)
+def largest_alone(models: list[Floats32], k: int) -> Floats32:
+    """The k entries of largest magnitude."""
+    return _at(models[0], largest(models[0], k))
 
 
 class TopK(Sparse):
@@ -109,39 +82,15 @@ class TopK(Sparse):
     error_feedback: bool = True
 
     def rule(self, parameters: int) -> tuple[Function, dict[str, Any]]:
-        return largest_through, {"k": self.k(parameters)}
-
-
-def positions_of(seed: int, size: int, k: int) -> NDArray[np.int64]:
-    """The k of ``size`` positions that a seed stands for, ascending: what both sides find from it."""
-    found: NDArray[np.int64] = np.sort(np.random.default_rng(seed).choice(size, k, replace=False))
-    return found
-
-
-def write_drawn(array: Floats32, k: int, seed: int, seeded: bool) -> bytes:
-    """The entries at the positions of a seed, and after them the seed, or the positions themselves."""
-    positions = positions_of(seed, len(array), k)
-    if seeded:
-        return array[positions].astype("<f4").tobytes() + seed.to_bytes(_SEED_BYTES, "little")
-    return write(array, positions)
-
-
-def read_drawn(written: bytes, size: int, k: int, seeded: bool) -> Floats32:
-    """The array [size] that ``write_drawn`` has written, 0 where nothing was sent."""
-    if not seeded:
-        return read(written, size, k)
-    array = np.zeros(size, dtype=np.float32)
-    positions = positions_of(int.from_bytes(written[4 * k :], "little"), size, k)
-    array[positions] = np.frombuffer(written, "<f4", k)
-    return array
+        return largest_alone, {"k": self.k(parameters)}
 
 
 @pure
-def drawn_through(models: list[Floats32], k: int, seeded: bool, scale: float, rng: np.random.Generator) -> Floats32:
-    """The array as it arrives, scaled by its receiver."""
-    size = len(models[0])
-    arrived = read_drawn(write_drawn(models[0], k, int(rng.integers(2**63)), seeded), size, k, seeded)
-    return arrived * np.float32(scale)
+def drawn_alone(models: list[Floats32], k: int, scale: float, rng: np.random.Generator) -> Floats32:
+    """The entries at k positions that both sides find from a seed, scaled by the receiver."""
+    seed = int(rng.integers(2**63))
+    positions = np.sort(np.random.default_rng(seed).choice(len(models[0]), k, replace=False))
+    return _at(models[0], positions) * np.float32(scale)
 
 
 class RandomK(Sparse):
@@ -154,12 +103,9 @@ class RandomK(Sparse):
         positions: ``sent`` with the values, as a bitmap or as numbers; or found by both sides from a ``seed`` of 8 bytes.
     """
 
+    draws: ClassVar[bool] = True
     kind: Literal["random-k"] = "random-k"
     positions: Literal["sent", "seed"] = "sent"
-
-    @property
-    def draws(self) -> bool:
-        return True
 
     def bytes(self, parameters: int) -> float:
         seeded = self.positions == "seed" and not self.loses_nothing(parameters)
@@ -167,5 +113,4 @@ class RandomK(Sparse):
 
     def rule(self, parameters: int) -> tuple[Function, dict[str, Any]]:
         k = self.k(parameters)
-        scale = 1.0 if self.error_feedback else parameters / max(k, 1)
-        return drawn_through, {"k": k, "seeded": self.positions == "seed", "scale": scale}
+        return drawn_alone, {"k": k, "scale": 1.0 if self.error_feedback else parameters / max(k, 1)}
