@@ -10,19 +10,8 @@ from pydantic import Field
 
 from fedsim.errors import ScenarioError
 from fedsim.evaluation.evaluator import Measured, ModelAssignment
-from fedsim.federation import (
-    Client,
-    Contents,
-    Device,
-    Header,
-    Instruction,
-    LocalResult,
-    Peer,
-    PeerMessage,
-    RunInfo,
-    Server,
-    TaskEnd,
-)
+from fedsim.federation import Client, Contents, Device, Header, Instruction, LocalResult, Peer, PeerMessage, Server, TaskEnd
+from fedsim.federation.client import RunInfo
 from fedsim.language.units import PositiveSeconds
 from fedsim.learning.refs import Ref
 from fedsim.strategies.base import Strategy, StrategyParams
@@ -46,13 +35,14 @@ class PeerParams(StrategyParams):
     deadline: PositiveSeconds | None = None
 
     def check_population(self, population: PopulationSpec) -> None:
-        goes = population.comes_and_goes
-        if goes and self.deadline is None:
+        if not population.comes_and_goes:
+            return
+        if self.deadline is None:
             raise ScenarioError(
                 f"strategy.deadline is missing: devices of this population come and go, and {self.kind!r} would wait without "
                 "end for one that has gone; give the longest wait, such as '60 s'"
             )
-        if goes and not self.local_epochs:
+        if not self.local_epochs:
             raise ScenarioError("strategy.local_epochs is 0, which takes no time; where devices come and go it is 1 or more")
 
 
@@ -62,8 +52,7 @@ P = TypeVar("P", bound=PeerParams)
 class PeerHalf(Generic[P]):
     """The half on every device. One object serves all: all that belongs to a device is in that device's ``state``.
 
-    ``state["model"]`` is its model, ``state["round"]`` the number of rounds that it has finished. Handlers are called only
-    while the device can be reached.
+    ``state["model"]`` is its model, ``state["round"]`` the rounds that it has finished. Called only while it can be reached.
     """
 
     def __init__(self, params: P, setting: RunInfo) -> None:
@@ -100,7 +89,7 @@ class PeerHalf(Generic[P]):
 
 
 class PeerClient(Client[PeerParams]):
-    """Trains, and keeps what comes of it: no byte moves."""
+    """Trains; no byte moves."""
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
         return {"update": Header(result.update), "samples": Header(result.samples), "start": Header(result.start)}
@@ -131,16 +120,14 @@ class Peers(Strategy[P]):
     def is_over(self) -> bool:
         """Whether the round of the run is over: every device that is in it, and can be reached, has finished it."""
         number, rounds = self.state["round"], self.state["rounds"]
-        if any(finished == number and self.server.peer(device).online for device, finished in rounds.items()):
-            return False
-        return bool(max(rounds.values(), default=0) > number)
+        waits = any(finished == number and self.server.peer(device).online for device, finished in rounds.items())
+        return not waits and bool(max(rounds.values(), default=0) > number)
 
     async def on_start(self) -> None:
         self.state |= {"round": 0, "steps": 0, "rounds": {}, "own": {}, "updates": [], "away": [], "over": False}
         self.server.begin_round(0)
-        for device in range(self.server.devices):
-            if self.server.clients.arrived(device):
-                await self._call(device, "on_return")
+        for device in filter(self.server.clients.arrived, range(self.server.devices)):
+            await self._call(device, "on_return")
 
     async def on_arrival(self, device: int) -> None:
         await self._call(device, "on_return")
@@ -158,7 +145,6 @@ class Peers(Strategy[P]):
         await self._call(device, "on_return" if message.outcome == "lost" else "on_trained", update)
 
     async def on_peer_message(self, message: PeerMessage) -> None:
-        """A message has arrived, or was lost, of which both ends hear that can be reached."""
         source, destination = message.source, message.destination
         if message.outcome == "done":
             await self._call(destination, "on_message", source, message.contents)
@@ -170,7 +156,7 @@ class Peers(Strategy[P]):
         await self._call(int(name.partition("/")[2]), "on_timer")
 
     async def _call(self, number: int, handler: str, *told: Any) -> None:
-        """Let a device's half act, and see whether a round of the run is over. One that is away acts when it returns."""
+        """Let a device's half act, now or when it returns, and see whether a round of the run is over."""
         device, state = self.server.peer(number), self.state
         if state["over"]:
             return

@@ -5,7 +5,7 @@ from typing import Literal
 from fedsim.federation import Contents, Peer, RunInfo
 from fedsim.learning.refs import Ref
 from fedsim.toolbox.peers.base import PeerHalf, Peers
-from fedsim.toolbox.peers.topology import GraphParams, Graphs
+from fedsim.toolbox.peers.rounds import GraphParams, Graphs
 
 
 class GossipParams(GraphParams):
