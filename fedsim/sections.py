@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedsim.checkpoint.spec import CheckpointSpec
+from fedsim.checkpoint import CheckpointSpec
 from fedsim.data.shifts import ShiftSpec
 from fedsim.data.spec import DataSpec
 from fedsim.energy.spec import EnergySpec

@@ -1,12 +1,14 @@
-"""A whole run as one tree of values, and a run put back to where it was.
+"""A whole run as one tree of values, when it is saved, and a run put back to where it was.
 
 What follows from the scenario is not in it: the run is built from that, and then each part takes up what it had to
 remember. Alarms are set again in the order in which they were to ring, so that those of one instant ring as they would have.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedsim.checkpoint import CheckpointSpec, store
 from fedsim.checkpoint.codec import Arrays, Encoder, decode
 from fedsim.checkpoint.origins import Origins
 from fedsim.errors import CheckpointError
@@ -15,6 +17,7 @@ from fedsim.federation.client_side import TaskContext
 from fedsim.federation.contents import Header, Lazy, Opaque, Partial, TaskEnd
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Ref, Trained
+from fedsim.simulation import Record
 from fedsim.training import Contrast, Limit, Part, Training
 from fedsim.world.batteries import Load
 from fedsim.world.messages import NOT_SAVED as NOT_SAVED_OF_MESSAGES
@@ -41,12 +44,48 @@ _LEFT_OUT = ("Flow.done", *NOT_SAVED, *NOT_SAVED_OF_MESSAGES)
 """Attributes that cannot be written and are made again: callbacks of flows, processes, slots and alarms."""
 
 
-def take(run: "Run", recorder: "Recorder", origins: Origins) -> tuple[dict[str, Any], Arrays]:
+class Checkpointer:
+    """Watches a run's records and saves it when it is time, at the end of the instant.
+
+    Attributes:
+        tell: is called when the run was saved, with how many rounds there were and the simulated time (s): a power cut cannot
+            take that back.
+    """
+
+    def __init__(self, spec: CheckpointSpec, folder: Path, run: "Run", recorder: "Recorder", origins: Origins) -> None:
+        self._spec, self._folder, self._run, self._recorder, self._origins = spec, folder, run, recorder, origins
+        self.tell: Callable[[int, float], None] = lambda rounds, time: None
+        self._due = False
+        self._period = self._periods(recorder.last_time)
+
+    def watch(self, record: Record) -> None:
+        """See whether it is time."""
+        rounds, time = self._spec.rounds, self._spec.time
+        if rounds is not None and record.kind == "round" and (record.fields["round"] + 1) % rounds == 0:
+            self.request()
+        elif time is not None and record.time >= (self._period + 1) * time:
+            self._period = self._periods(record.time)
+            self.request()
+
+    def _periods(self, time: float) -> int:
+        return 0 if self._spec.time is None else int(time // self._spec.time)
+
+    def request(self) -> None:
+        """Save the run when this instant is over."""
+        if not self._due:
+            self._due = True
+            self._run.simulation.between_instants(self._take)
+
+    def _take(self) -> None:
+        self._due = False
+        store.write(self._folder, self._recorder.chain.count, *_taken(self._run, self._recorder, self._origins))
+        self.tell(len(self._recorder.rounds), self._run.simulation.now)
+
+
+def _taken(run: "Run", recorder: "Recorder", origins: Origins) -> tuple[dict[str, Any], Arrays]:
     """All that a run must remember between two instants, as JSON-able tables and arrays.
 
-    Raises:
-        SimulationError: something waits that has no name.
-        CheckpointError: the strategy's state holds something that cannot be written.
+    ``SimulationError``: something waits that has no name. ``CheckpointError``: a state holds something that cannot be written.
     """
     encoder = Encoder(_CLASSES, _LEFT_OUT)
     tree = encoder.encode(
@@ -73,12 +112,13 @@ def take(run: "Run", recorder: "Recorder", origins: Origins) -> tuple[dict[str, 
     return tree, encoder.arrays
 
 
-def put_back(run: "Run", recorder: "Recorder", origins: Origins, tree: Any, arrays: Arrays) -> None:
-    """Bring a run that was just built to where it was when the snapshot was taken.
+def resume(folder: Path, run: "Run", recorder: "Recorder", origins: Origins) -> None:
+    """Bring a run that was just built to where the newest checkpoint of its folder left it.
 
     Raises:
-        CheckpointError: the snapshot is malformed, not of such a run, or of one that was built from other data.
+        CheckpointError: there is none, or it is damaged, not of this run, or of one that was built from other data.
     """
+    _, tree, arrays = store.read(store.latest(folder))
     state = decode(tree, arrays, _CLASSES, _LEFT_OUT)
     try:
         origins.refuse_others(state["origins"])
@@ -111,7 +151,6 @@ def _put_back(run: "Run", recorder: "Recorder", state: dict[str, Any]) -> None:
 
 
 def _owners(run: "Run") -> dict[str, Callable[[str, int, float], object]]:
-    """The method that sets an alarm of each kind again."""
     owners: dict[str, Callable[[str, int, float], object]] = {"stop": run.rearm}
     owners |= dict.fromkeys(("network", "latency"), run.network.rearm)
     owners |= dict.fromkeys(("step", "look-ahead", "vanish", "battery", "flat", "host"), run.tasks.rearm)

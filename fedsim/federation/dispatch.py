@@ -5,7 +5,7 @@ The server half asks; the world carries the message; the client half says what i
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,6 @@ from fedsim.world.task import Cause, Download, Outcome, Payload, Task, TaskStep
 
 if TYPE_CHECKING:
     from fedsim.learning import Learner
-    from fedsim.running.drift import Drift
     from fedsim.world.life import TaskRunner
     from fedsim.world.messages import Message, Messages
     from fedsim.world.population import Population
@@ -67,7 +66,7 @@ class Dispatch:
     tasks: "TaskRunner"
     messages: "Messages"
     strategy: Handlers
-    drift: "Drift | None" = None
+    begin_round: Callable[[int], None] | None = None
 
     def __init__(
         self,
@@ -75,7 +74,6 @@ class Dispatch:
         population: "Population",
         learner: "Learner",
         streams: Streams,
-        *,
         evaluator: Evaluator,
         own: ServerSpec,
         down: Wire,
@@ -95,10 +93,15 @@ class Dispatch:
         self._bases_at: dict[int, bool] = {}  # edge servers that have the model's frozen tensors
 
     def connect(
-        self, tasks: "TaskRunner", messages: "Messages", strategy: "Handlers", client: Client[Any], drift: "Drift | None"
+        self,
+        tasks: "TaskRunner",
+        messages: "Messages",
+        strategy: Handlers,
+        client: Client[Any],
+        begin_round: Callable[[int], None] | None,
     ) -> None:
-        """Join the sides that need this to be made."""
-        self.tasks, self.messages, self.strategy, self.drift = tasks, messages, strategy, drift
+        """Join the sides that need this to be made. ``begin_round`` is told of each round; None: nobody is."""
+        self.tasks, self.messages, self.strategy, self.begin_round = tasks, messages, strategy, begin_round
         self._client_side.client = client
 
         def model_s(device: int, way: Direction) -> float:

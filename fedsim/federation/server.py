@@ -464,8 +464,8 @@ class Server:
 
         Who then waits for a timer at ``now`` asks devices that know of their shift (``Strategy.on_shift``).
         """
-        if self._dispatch.drift is not None:
-            self._dispatch.drift.begin_round(number)
+        if self._dispatch.begin_round is not None:
+            self._dispatch.begin_round(number)
 
     def stop(self, reason: str) -> None:
         """End the run after this instant."""

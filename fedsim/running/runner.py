@@ -3,13 +3,11 @@
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedsim.checkpoint.checkpointer import Checkpointer
-from fedsim.checkpoint.checkpointer import resume as resume_run
+from fedsim.checkpoint import snapshot
 from fedsim.checkpoint.origins import Origins
 from fedsim.errors import CheckpointError, home_of
 from fedsim.executors.base import Executor
@@ -32,15 +30,8 @@ if TYPE_CHECKING:
     from fedsim.scenario import Scenario
 
 
-@dataclass(frozen=True)
-class EndedRun:
-    """A run that is over.
-
-    Attributes:
-        summary: the content of ``summary.json``.
-        rows: one dict an aggregation, as in ``rounds.parquet``.
-        folder: the run folder, or None.
-    """
+class EndedRun(NamedTuple):
+    """A run that is over: ``summary.json``, one dict an aggregation as in ``rounds.parquet``, and its folder."""
 
     summary: dict[str, Any]
     rows: list[dict[str, Any]]
@@ -98,15 +89,15 @@ class Job:
                 files.write_text(out / files.SCENARIO, scenario.to_toml())
             columns = [Column(metric.name, "", "a metric") for metric in self.run.metrics]
             self.recorder = Recorder(out, self.run.meters, columns)
-            self.checkpointer: Checkpointer | None = None
+            self.checkpointer: snapshot.Checkpointer | None = None
             if out is not None:
                 origins = Origins(self.run)
                 if resume:
-                    resume_run(out, self.run, self.recorder, origins)
+                    snapshot.resume(out, self.run, self.recorder, origins)
                     files.reopen(out, self.recorder.parts, [name for name, *_ in self.run.meters.files()])
                 files.write_network(out, self.run.network.layout())
                 if lost is None:
-                    self.checkpointer = Checkpointer(scenario.checkpoint, out, self.run, self.recorder, origins)
+                    self.checkpointer = snapshot.Checkpointer(scenario.checkpoint, out, self.run, self.recorder, origins)
             self.simulation.listen(self.recorder.take)
             if self.checkpointer is not None:
                 self.simulation.listen(self.checkpointer.watch, kinds=("round",) if scenario.checkpoint.time is None else ())
@@ -161,7 +152,7 @@ class Job:
         return EndedRun(summary, self.recorder.rounds, self.out)
 
     def _metrics(self) -> dict[str, Any]:
-        """The last and the best value of each metric, and which extreme is the best; nothing for a run without metrics."""
+        """The last and the best value of each metric, and which extreme is the best."""
         found: dict[str, Any] = {}
         for metric in self.run.metrics:
             values = [row[metric.name] for row in self.recorder.rounds if row[metric.name] is not None]

@@ -34,11 +34,11 @@ class FedCS(_BySpeed):
     """As many clients as can be through by a deadline, chosen greedily.
 
     Source: Nishio and Yonetani, "Client selection for federated learning with heterogeneous resources" (ICC 2019), Protocol 2
-    and Algorithm 3. Candidates drawn at random say how long they take to receive a model, to train for a round, and to send a
-    model, by their own speed, link and samples (12 bytes; ``resources``). Then the candidate that lets the expected round grow
-    least is added, again and again, if that is still within ``time``, up to the number that is wanted. As in the paper the
-    model goes to all at once (the slowest download counts), all train side by side, and updates are sent one after another.
-    What the world does to a device on the way is in none of the three numbers, so that a round may well be longer.
+    and Algorithm 3. Candidates drawn at random say how long they take (12 bytes; ``resources``). Then the candidate that lets
+    the expected round grow least is added, again and again, if that is still within ``time``, up to the number that is wanted.
+    As in the paper the model goes to all at once (the slowest download counts), all train side by side, and updates are sent
+    one after another. What the world does to a device on the way is in none of the three numbers, so that a round may well be
+    longer.
 
     Attributes:
         time: T_round (s), from the question's answers on.
@@ -84,10 +84,9 @@ class FLANP(_BySpeed):
     mean, weighted by samples, of (received model - update) / (learning rate x steps), which for a single step without momentum
     is the gradient itself. The paper's solver within a stage is FedGATE; here it is the strategy.
 
-    Each client says once how long it takes to receive a model, to train for a round, and to send a model, by its own speed and
-    link (12 bytes; ``resources``). A stage's clients are the n fastest that are there, and at most ``clients_per_round`` (all
-    devices, in the paper). In strategies with groups all models together make the gradient. Without learning a stage is one
-    round. Each stage is a record, ``stage``.
+    Each client says once how long it takes (12 bytes; ``resources``). A stage's clients are the n fastest that are there, and
+    at most ``clients_per_round`` (all devices, in the paper). In strategies with groups all models together make the gradient.
+    Without learning a stage is one round. Each stage is a record, ``stage``.
 
     State: ``told``, device -> time (s); ``stage``, n; ``round``; ``room``, places that are left for those who are being asked.
 
@@ -132,26 +131,24 @@ class FLANP(_BySpeed):
         if not received or "stage" not in state:  # a strategy has chosen by itself (in a sweep)
             return
         stage, total = state["stage"], sum(entry["samples"] for entry in received)
-        if server.models.learns and await self._square(server, state["round"], received) * total > self.accuracy:
+        if server.models.learns and not await self._square(server, state["round"], received, total) * total <= self.accuracy:
             return
         state["stage"] = min(2 * stage, server.devices)
         if state["stage"] > stage:
             server.emit("stage", round=state["round"], clients=state["stage"])
 
-    async def _square(self, server: Server, number: int, received: Sequence[dict[str, Any]]) -> float:
-        """The squared norm of the gradient; infinite where it is not known."""
-        total, lr = sum(entry["samples"] for entry in received), server.setting.lr_in(number)
+    async def _square(self, server: Server, number: int, received: Updates, total: int) -> float:
+        """The squared norm of the gradient; not finite where it is not known."""
+        lr = server.setting.lr_in(number)
         trained: dict[Ref, list[dict[str, Any]]] = {}
         for entry in received:
             trained.setdefault(entry["start"], []).append(entry)
         squares = []
         for start, entries in trained.items():
             shares = [entry["samples"] / max(total * lr * entry["contents"]["steps"], 1e-300) for entry in entries]
-            squares.append(
-                server.models.apply(squared, [start, *(entry["update"] for entry in entries)], size=1, shares=shares)
-            )
-        square = float(sum(value[0] for value in await server.models.values(squares)))
-        return square if np.isfinite(square) else np.inf
+            models = [start, *(entry["update"] for entry in entries)]
+            squares.append(server.models.apply(squared, models, size=1, shares=shares))
+        return float(sum(value[0] for value in await server.models.values(squares)))
 
 
 def _fastest(count: int, times: Mapping[int, float]) -> list[int]:

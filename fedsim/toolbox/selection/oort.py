@@ -14,14 +14,15 @@ from fedsim.language.units import PositiveSeconds
 from fedsim.strategies.parts.selection import Among, Ids, Selection, drawn
 
 _FIRST, _BY = 30.0, 5.0  # of the published code
+_NEVER = (0.0, 0, 0.0)  # U, L and D of a client that was never heard
 
 
 class Oort(Selection):
     """The clients of the highest utility, and some that have never been heard.
 
-    Algorithm 1. The statistical utility U of a client is its samples times the root mean square of their losses; here every
-    sample's loss is taken to be the mean of the client's last epoch, which it sends with its update (4 bytes). In round R the
-    utility of a client that was last heard in round L and then took D is
+    Algorithm 1. The statistical utility U of a client is its samples times the root mean square of their losses, each taken to
+    be the mean of the client's last epoch, which it sends with its update (4 bytes). In round R the utility of a client that
+    was last heard in round L and then took D is
 
         Util = (min(U, the ``clip`` quantile of all) + sqrt(0.1 ln R / L)) (T / D)^penalty, the last factor where D > T.
 
@@ -78,19 +79,18 @@ class Oort(Selection):
         state["round"] = ids[0] + 1
         known, asked = state.setdefault("known", {}), state.setdefault("asked", {})
         there = server.clients.sample(server.devices, "select", *ids, among=among)
-        tired = [device for device in there if self.most_times is not None and asked.get(device, 0) >= self.most_times]
+        tired = [device for device in there if asked.get(device, 0) >= (self.most_times or math.inf)]
         fresh = [device for device in there if device not in set(tired)]
-        heard = [device for device in fresh if device in known and known[device][1]]
-        unheard = [device for device in fresh if device not in known or not known[device][1]]
-        unheard.sort(key=lambda device: known[device][2] if device in known else 0.0)
+        heard = [device for device in fresh if known.get(device, _NEVER)[1]]
+        unheard = [device for device in fresh if not known.get(device, _NEVER)[1]]
+        unheard.sort(key=lambda device: known.get(device, _NEVER)[2])
         wanted = round(count * (1 - self.epsilon(state["round"])))
         wanted = min(len(heard), max(wanted, count - len(unheard)))
         chosen = self._best(server, state, wanted, heard, ids)
         chosen += unheard[: count - len(chosen)]
         chosen += tired[: count - len(chosen)]
-        for device in chosen:
-            asked[device] = asked.get(device, 0) + 1
-            state.setdefault("begun", {})[device] = server.now
+        asked |= {device: asked.get(device, 0) + 1 for device in chosen}
+        state.setdefault("begun", {}).update(dict.fromkeys(chosen, server.now))
         return chosen
 
     def epsilon(self, number: int) -> float:
@@ -106,7 +106,7 @@ class Oort(Selection):
         factor = np.where(took > preferred, preferred / np.maximum(took, 1e-9), 1.0) ** self.penalty
         return np.asarray((utility + np.sqrt(0.1 * math.log(number) / last)) * factor)
 
-    def _best(self, server: Server, state: dict[str, Any], wanted: int, heard: list[int], ids: tuple[int, ...]) -> list[int]:
+    def _best(self, server: Server, state: dict[str, Any], wanted: int, heard: list[int], ids: Ids) -> list[int]:
         if not wanted:
             return []
         known, preferred = state["known"], self.preferred(state)
@@ -120,7 +120,7 @@ class Oort(Selection):
         if message.device not in state.get("begun", {}):
             return
         took = server.now - state["begun"].pop(message.device)
-        utility, last, before = state["known"].get(message.device, (0.0, 0, 0.0))
+        utility, last, before = state["known"].get(message.device, _NEVER)
         if message.outcome == "late":
             state["known"][message.device] = (utility, last, max(before, took))
         elif "training-loss" in message.contents:
@@ -132,11 +132,11 @@ class Oort(Selection):
         losses = [1.0] * len(reports)
         if server.models.learns:
             losses = [float(found[0]) for found in await server.models.numbers([loss for _, loss in reports.values()])]
-        harvest = 0.0
+        harvest, known = 0.0, state.setdefault("known", {})
         for (device, (samples, _)), loss in zip(reports.items(), losses, strict=True):
             utility = samples * loss if math.isfinite(loss) else 0.0
             harvest += utility
-            state["known"][device] = (utility, state["round"], state["known"][device][2])
+            known[device] = (utility, state["round"], known[device][2])
         history = state.setdefault("harvest", [])
         if self.pacer_step is not None:
             state["preferred"] = self.paced(history, harvest, state.get("preferred", self.pacer_step))
