@@ -323,12 +323,12 @@ def _strategy(scenario: Facts) -> str:
         epochs = f"{own['kappa2']} edge round{'' if own['kappa2'] == 1 else 's'} of {turn}"
     words = f"{name} asks {who} for {epochs}"
     deadline = own.get("deadline")
-    if isinstance(deadline, Mapping):
+    if isinstance(deadline, Mapping) and deadline.get("kind") == "relative":
+        deadline = f"{deadline['times']:g} times the mean time of {deadline['epochs']} epochs"
+    elif isinstance(deadline, Mapping):
         deadline = deadline.get("time", "a time that follows from what earlier rounds took")
     if deadline:
         words += f", within {deadline}"
-    elif "relative_deadline" in own:
-        words += f", within {own['relative_deadline']:g} times the mean time of {own['reference_epochs']} epochs"
     else:
         words += ", and waits for all of them"
     for parts in ("groups", "clusters", "tiers"):

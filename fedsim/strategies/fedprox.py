@@ -24,7 +24,7 @@ class FedProxParams(AggregatingParams):
     mixes_states: ClassVar[bool] = True
     kind: Literal["fedprox"] = "fedprox"
     mu: float = Field(default=1.0, ge=0.0, le=1e6)
-    partial_work: Annotated[bool, OnlyWith("deadline", "relative_deadline")] = True
+    partial_work: Annotated[bool, OnlyWith("deadline")] = True
 
 
 class FedProxClient(SynchronousClient[FedProxParams]):

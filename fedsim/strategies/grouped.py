@@ -6,20 +6,20 @@ in a round prepare beside it. All that are prepared in one instant are assigned 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedsim.arrays import Ints
 from fedsim.evaluation.evaluator import ModelAssignment
 from fedsim.federation import Contents, Device, Header, Instruction, Server, TaskEnd
 from fedsim.language.registry import Registry
 from fedsim.learning.refs import Ref
+from fedsim.strategies.parts.deadline import Relative
 from fedsim.strategies.parts.moment import EachRound, ShiftTest, WhenShifted
 from fedsim.strategies.round_params import CombiningParams, SelectingParams, SynchronousParams
 from fedsim.strategies.synchronous import Synchronous, SynchronousClient
-from fedsim.world.population import DeadlineBase
 
 Preset = Literal["paper", "published-code"]
 
@@ -50,24 +50,17 @@ class ClusteredParams(SelectingParams, CombiningParams):
 class PlainDeadline(SelectingParams):
     """For strategies whose deadline counts from the begin of the round, in seconds."""
 
-    instead: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("relative_deadline", "reference_epochs", "deadline_base", "deadline_from"), "deadline"
-    )
-
-    relative_deadline: None = None
-    reference_epochs: None = None  # type: ignore[assignment]
-    deadline_base: None = None  # type: ignore[assignment]
-    deadline_from: None = None
-
-    @property
-    def mean_epoch_over(self) -> DeadlineBase:
-        return "unslowed"
+    @model_validator(mode="after")
+    def _from_the_round(self) -> Self:
+        if self.bounds_training or isinstance(self.deadline, Relative):
+            raise ValueError("'deadline' counts from the begin of the round here, in seconds: give a time, or a quantile")
+        return self
 
 
 class GroupedParams(ClusteredParams, SynchronousParams):
     """Parameters of strategies that ask a number of clients across all groups, in addition to ``ClusteredParams``."""
 
-    instead: ClassVar[Mapping[str, str]] = {"sweep": "as"}
+    instead: ClassVar[Mapping[str, str]] = {**SynchronousParams.instead, "sweep": "as"}
 
     def combined_at_once(self, devices: int) -> int:
         return super().combined_at_once(devices) // self.groups

@@ -65,7 +65,12 @@ def test_time_counts_from_the_start_of_the_round(run: RunFolder) -> None:
 
 def test_epochs_against_a_known_deadline(ran: Ran) -> None:
     """A hundred samples a second and 12 s: as many whole epochs as fit, of the five asked for."""
-    strategy = {"kind": "fedprox", "clients_per_round": 4, "local_epochs": 5, "deadline": "12 s", "deadline_from": "download"}
+    strategy = {
+        "kind": "fedprox",
+        "clients_per_round": 4,
+        "local_epochs": 5,
+        "deadline": {"kind": "fixed", "time": "12 s", "since": "download"},
+    }
     known = ran("known", population={"devices": 4, "speed": "100 samples/s"}, strategy=strategy, learning="off")
     attempts = read_attempts(History(known), [0])
     fit = [min(5, 1200 // samples) for samples in attempts["samples"]]

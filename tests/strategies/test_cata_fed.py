@@ -39,7 +39,7 @@ def epochs(run: RunFolder) -> dict[int, int]:
 @pytest.mark.parametrize(("T", "expected"), [(1.0, [2, 5, 77]), (0.5, [1, 2, 38]), (0.2, [0, 1, 15])])
 def test_as_many_epochs_as_fit(tmp_path: Path, T: float, expected: list[int]) -> None:
     """Equal speeds, mean size 1,550: floor(7750 T / |D|) epochs."""
-    run = run_of(tmp_path, [3000, 1550, 100], relative_deadline=T)
+    run = run_of(tmp_path, [3000, 1550, 100], deadline={"kind": "relative", "times": T})
     assert epochs(run) == dict(enumerate(expected))
 
 
@@ -186,7 +186,7 @@ def test_whom_a_deadline_makes_a_straggler(T: float, slow: bool, fires_above: fl
     """Section 7.6: at equal speed nobody for T >= 3000/7750; at half speed and T = .5 those above 1.25 times the mean size."""
     population = {"devices": 400, "samples": {"low": 100, "high": 3000}, "speed": "100 samples/s"}
     population |= {"stragglers": {"share": 1.0}} if slow else {}
-    strategy = {"kind": "cata-fed", "clients_per_round": 400, "clusters": 1, "relative_deadline": T}
+    strategy = {"kind": "cata-fed", "clients_per_round": 400, "clusters": 1, "deadline": {"kind": "relative", "times": T}}
     scenario = {"seed": 4, "learning": "off", "population": population, "strategy": strategy, "stop": {"rounds": 1}}
     run = ran(scenario, tmp_path / "run")
     samples = {row["device"]: row["samples"] for row in run.devices}

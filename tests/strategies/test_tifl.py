@@ -213,7 +213,7 @@ def test_a_deadline_shorter_than_a_tier_needs_leaves_its_rounds_without_an_updat
         "learning": "off",
         "population": {"devices": 8, "samples": [10] * 4 + [100] * 4, "speed": "10 samples/s"},
         "strategy": {"kind": "tifl", "tiers": 2, "mode": "uniform", "clients_per_round": 3, "local_epochs": 5}
-        | {"relative_deadline": 1.0},
+        | {"deadline": {"kind": "relative", "times": 1.0}},
         "stop": {"rounds": 30},
     }
     run = ran(scenario, tmp_path / "run")

@@ -13,7 +13,7 @@ from fedsim.world.population import PopulationSpec
 
 _USUAL_DEVICES = PopulationSpec.model_fields["devices"].default
 _USUAL_ROUNDS = 100
-_NOT_ALONE = ("clients_per_round", "deadline", "relative_deadline")
+_NOT_ALONE = ("clients_per_round", "deadline")
 _CHANGES_SAMPLES = ("label-permutation", "rotation")  # shifts after which the same samples are other data
 
 

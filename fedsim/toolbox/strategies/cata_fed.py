@@ -1,7 +1,7 @@
 """CATA-Fed: clients train as much as fits their time, stragglers split their data, cohorts are of like data size."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,8 @@ from fedsim.federation import Contents, Device, Header, Instruction, LocalResult
 from fedsim.language.spec import Epochs
 from fedsim.language.units import PositiveSeconds, Seconds, show_seconds
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.round_params import CombiningParams, RoundParams
+from fedsim.strategies.parts.deadline import Deadline, Relative
+from fedsim.strategies.round_params import CombiningParams, DeadlineKey, RoundParams
 from fedsim.strategies.synchronous import SynchronousClient, Verdict
 from fedsim.training import Limit, Part, Training
 from fedsim.world.task import Computation
@@ -93,8 +94,7 @@ class CataFedParams(CombiningParams):
     """``[strategy]`` of kind ``cata-fed``. Each part of the method can be switched off alone (clustering by P = 1).
 
     Attributes:
-        deadline, relative_deadline: T, how long a client may train, from the end of its own download on. When neither is
-            given, T = 1: the mean time of five epochs.
+        deadline: T, how long a client may train, from the end of its own download on; by default the mean time of five epochs.
         adaptive: a client trains as many epochs as fit (adaptive local update, ALU). If not, exactly ``local_epochs``, and who
             cannot finish them all is a slow straggler.
         local_epochs: K_local, where ``adaptive`` is off.
@@ -117,6 +117,7 @@ class CataFedParams(CombiningParams):
     """
 
     kind: Literal["cata-fed"] = "cata-fed"
+    deadline: DeadlineKey = Relative()
     adaptive: bool = True
     local_epochs: Epochs = 5
     most_epochs: Epochs = 1000
@@ -133,12 +134,12 @@ class CataFedParams(CombiningParams):
     rejoin: bool = False
     rejoin_delay: PositiveSeconds = 60.0
 
-    @model_validator(mode="before")
-    @classmethod
-    def _usual_deadline(cls, data: Any) -> Any:
-        if isinstance(data, dict) and "deadline" not in data and "relative_deadline" not in data:
-            return data | {"relative_deadline": 1.0}
-        return data
+    @model_validator(mode="after")
+    def _from_the_download(self) -> Self:
+        since = getattr(self.deadline, "since", "round") if isinstance(self.deadline, Deadline) else None
+        if self.deadline is None or since == "round":
+            raise ValueError("'deadline' must be given, and counts from each client's download; 'since' may not be 'round'")
+        return self
 
     @property
     def bounds_training(self) -> bool:

@@ -53,7 +53,7 @@ def test_a_forecast_that_rests_on_estimates_says_so(small: dict[str, Any], own: 
 @pytest.mark.parametrize(
     ("said", "rounds", "time"),
     [
-        ({"relative_deadline": 1.0}, 2, "40 s"),  # it bounds the training alone
+        ({"deadline": {"kind": "relative", "times": 1.0}}, 2, "40 s"),  # it bounds the training alone
         ({"every": "30 s"}, 4, "4 min 00 s"),  # a round takes 36 s, and so 60 s each
     ],
 )
