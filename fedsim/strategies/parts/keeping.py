@@ -15,7 +15,7 @@ from fedsim.world.task import Computation
 
 
 class Split(NamedTuple):
-    """Ranges of a flat model whose numbers are sent, and of those that stay on each device."""
+    """Ranges of a flat model: those that are sent, and those that stay on each device."""
 
     sent: Places
     kept: Places

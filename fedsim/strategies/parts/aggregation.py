@@ -1,7 +1,4 @@
-"""Aggregation: how the updates of a cohort (or of a group of it) become one.
-
-Here are the base and the means; ``robust`` has those that tolerate malicious updates, ``private`` differential privacy.
-"""
+"""Aggregation: how the updates of a cohort (or of a group of it) become one. Here are the base and the means."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -98,14 +95,10 @@ class Aggregation(Spec):
     def combine(
         self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: Ref
     ) -> Ref:
-        """Combines the updates into one model.
+        """Combine the updates into one model; one that is not finite is left out.
 
-        Args:
-            server: to compute with.
-            state: what it remembers, one a model: JSON-able values and refs.
-            entries: the updates; one that is not finite is left out.
-            weights: as ``weigh`` gave them.
-            otherwise: the model as it was; it stands in where no update is left.
+        ``state`` is what it remembers, one a model: JSON-able values and refs. ``weights`` are as ``weigh`` gave them.
+        ``otherwise``, the model as it was, stands in where no update is left.
         """
         updates = [entry["update"] for entry in entries]
         return server.models.mix(list(zip(updates, weights, strict=True)), otherwise=otherwise)

@@ -1,8 +1,4 @@
-"""Client selection: whom a round asks.
-
-Here are the base and the simplest; ``power_of_choice``, ``oort`` and ``favor`` have files of their own, and ``fastest`` has
-FedCS and FLANP, which go by what devices say of their speed.
-"""
+"""Client selection: whom a round asks. Here are the base and the simplest."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -60,8 +56,7 @@ def lowest(devices: Iterable[int], count: int, key: Callable[[int], float]) -> l
 def drawn(weights: NDArray[np.float64], count: int, variates: NDArray[np.float64]) -> list[int]:
     """``count`` places, drawn without replacement with probabilities proportional to ``weights`` [n].
 
-    The first of exponential ages with these rates are the same as places drawn one after another; ``variates`` [n] are standard
-    exponential.
+    They are the first of exponential ages with these rates; ``variates`` [n] are standard exponential.
     """
     found: list[int] = np.argsort(variates / np.maximum(weights, 1e-9), kind="stable")[:count].tolist()
     return found
@@ -164,17 +159,16 @@ class SelectionClient(PartClient):
     """Answers the selection's questions, and reports with updates."""
 
     jobs = (QUESTION,)
+    _part: Selection
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
-        selection: Selection = self._part
-        return selection.look(device, instruction) if instruction.job == QUESTION else super().work(device, instruction)
+        return self._part.look(device, instruction) if instruction.job == QUESTION else super().work(device, instruction)
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
-        selection: Selection = self._part
         if instruction.job == QUESTION:
-            return selection.answer(device, instruction, result, self.params)
+            return self._part.answer(device, instruction, result, self.params)
         reply = super().reply(device, instruction, result)
-        return reply if reply is None or "update" not in reply else {**reply, **selection.report(device, instruction, result)}
+        return reply if reply is None or "update" not in reply else {**reply, **self._part.report(device, instruction, result)}
 
 
 SelectionSpec = Annotated[Selection, SELECTIONS]
@@ -203,8 +197,7 @@ class LeastAsked(Selection):
         asked = state.setdefault("asked", {})
         there = server.clients.sample(server.devices, "select", *ids, among=among)
         chosen = lowest(there, count, lambda device: asked.get(device, 0))
-        for device in chosen:
-            asked[device] = asked.get(device, 0) + 1
+        asked |= {device: asked.get(device, 0) + 1 for device in chosen}
         return chosen
 
 
@@ -212,9 +205,8 @@ class LeastAvailable(Selection):
     """Clients that are there least often come first, ties at random: rare ones are used while they are there.
 
     Source: Abdelmoniem et al., "REFL: resource-efficient federated learning" (EuroSys 2023), section 4.1. There a device
-    forecasts, by a model of its own habits, how likely it is to be there in a round's time; here the server goes by what it has
-    seen: in what share of the rounds that it opened since the device was first there it was there, or at work. Looks at every
-    device: O(population).
+    forecasts how likely it is to be there in a round's time; here the server counts in what share of the rounds since the
+    device was first there it was there, or at work. Looks at every device: O(population).
 
     State: ``seen``, device -> the round in which it was there first and in how many since; ``at_work``, devices that were asked
     and have not answered; ``looked``, the last round that was counted.
