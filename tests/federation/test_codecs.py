@@ -19,7 +19,7 @@ from fedsim.toolbox.codecs import quantised
 from fedsim.toolbox.codecs.sparse import Sparse, TopK, largest
 from tests.learning.small import federation, learning
 from tests.learning.test_functions import noisy_step
-from tests.strategies.clustered import ran
+from tests.strategies.clustered import played, ran, weights, world
 
 
 @pytest.mark.parametrize("size", [1, 255, 300, 5000, 20_011])
@@ -254,13 +254,58 @@ def test_a_model_that_is_sent_to_all_is_one_draw() -> None:
     assert (first != other).any()
 
 
-def test_error_feedback_learns_what_plain_sparsification_forgets() -> None:
-    found = {}
-    for feedback in (True, False):
-        up = {"kind": "top-k", "share": 0.01, "error_feedback": feedback}
-        scenario = fedsim.Scenario(**sections(up, stop={"rounds": 40}, evaluation={"every": 40}))
-        found[feedback] = fedsim.run(scenario, executor="inline").summary["accuracy"]["final"]
-    assert found[True] > found[False] + 0.05
+# With strategies whose devices keep a state that the server adds up too: both have the same, and it learns.
+
+UP: list[dict[str, Any]] = [LOSSY[6] | {"share": 0.05}, LOSSY[7] | {"share": 0.1}, LOSSY[5], LOSSY[9], LOSSY[2], LOSSY[0]]
+SERVERS = {"scaffold": ("control", "control"), "feddyn": ("moved", "moved"), "feddr": ("z", "model"), "fpfc": ("model", "own")}
+"""The state of a device, and the server's."""
+
+
+def learning_both(strategy: dict[str, Any], up: dict[str, Any], rounds: int) -> dict[str, Any]:
+    strategy = {"clients_per_round": 5, "local_epochs": 2} | strategy
+    return world(
+        sections({})["data"] | {"partition": {"kind": "dirichlet", "alpha": 0.3}},
+        12,
+        strategy,
+        rounds,
+        messages={"up": up},
+        evaluation={"every": rounds},
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "up"),
+    [(kind, up) for kind in SERVERS for up in (UP if kind == "scaffold" else UP[:3])],
+    ids=lambda value: value["kind"] if isinstance(value, dict) else value,
+)
+def test_what_the_server_has_is_what_its_devices_have(kind: str, up: dict[str, Any]) -> None:
+    run, _ = played(learning_both({"kind": kind}, up, 5))
+    on_device, on_server = SERVERS[kind]
+    devices, state = run.dispatch.snapshot()["devices"]["states"], run.strategy.state[on_server]
+    own = {number: kept[on_device] for number, kept in devices.items() if on_device in kept}
+    assert len(own) >= 5
+    if kind == "fpfc":
+        pairs = [(state[number], model) for number, model in own.items()]
+        assert all(np.array_equal(*weights(run, pair)) for pair in pairs)
+        return
+    first: list[Ref] = [run.learner.initial(0)] if kind == "feddr" else []
+    values = weights(run, [state, *own.values(), *first])
+    total = sum(values[1 : 1 + len(own)]) + (12 - len(own)) * (values[-1] if first else 0.0)
+    assert values[0] == pytest.approx(total / 12, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "up"),
+    [
+        ({"kind": "fedavg"}, {"kind": "qsgd", "levels": 1, "error_feedback": True}),
+        ({"kind": "scaffold"}, {"kind": "qsgd", "levels": 1}),
+        ({"kind": "scaffold"}, {"kind": "random-k", "share": 0.2}),
+    ],
+    ids=str,
+)
+def test_what_is_left_out_does_not_grow(strategy: dict[str, Any], up: dict[str, Any]) -> None:
+    found = fedsim.run(fedsim.Scenario(**learning_both(strategy, up, 30)), executor="inline").summary["accuracy"]["final"]
+    assert found > 0.7
 
 
 @pytest.mark.parametrize(
@@ -277,3 +322,12 @@ def test_error_feedback_learns_what_plain_sparsification_forgets() -> None:
 def test_what_cannot_be_is_refused_by_name(messages: dict[str, Any], message: str) -> None:
     with pytest.raises(fedsim.ScenarioError, match=message):
         fedsim.Scenario(messages=messages)
+
+
+@pytest.mark.parametrize("kind", ["feddyn", "feddr"])
+@pytest.mark.parametrize(("up", "feedback"), [("top-k", False), ("random-k", True)])
+def test_error_feedback_that_changes_nothing_is_refused(kind: str, up: str, feedback: bool) -> None:
+    says = f"messages.up has error_feedback = {str(feedback).lower()}, and with the strategy '{kind}' that"
+    with pytest.raises(fedsim.ScenarioError, match=says):
+        fedsim.Scenario(strategy={"kind": kind}, messages={"up": {"kind": up, "error_feedback": feedback}})
+    fedsim.Scenario(strategy={"kind": kind}, messages={"up": up})

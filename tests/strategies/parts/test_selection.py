@@ -14,7 +14,7 @@ from fedsim.strategies.parts.selection import LeastAvailable
 from fedsim.testing import ScenarioTables, assert_sound, eventful_world, run
 from fedsim.toolbox.selection.fastest import FedCS
 from fedsim.toolbox.selection.oort import Oort
-from tests.strategies.clustered import file_data, of_kind, played, ran
+from tests.strategies.clustered import of_kind, played, ran
 from tests.strategies.curved import PULLS, curved
 from tests.test_runs import STRATEGIES
 
@@ -302,22 +302,6 @@ def test_flanps_stages_by_hand(tmp_path: Path) -> None:
     assert found.summary["bytes"]["by_purpose"]["resources"] == 4 * 3 * 4  # once each
     (tensors,) = found.models().values()
     assert float(next(iter(tensors.values()))[0]) == pytest.approx(model, abs=1e-5)
-
-
-def test_flanp_is_where_fedavg_comes_to_sooner(tmp_path: Path) -> None:
-    """All devices pull to the same place, and one is very slow: it joins when the others are nearly there."""
-    shards = [(np.repeat([[2.0, 1.0]], 10, axis=0), [0, 1] * 5)] * 4
-    population = {"devices": 4, "speed": {"kind": "list", "values": [f"{speed} samples/s" for speed in (40, 40, 20, 1)]}}
-    times = {}
-    for selection in ({"kind": "flanp", "accuracy": 0.004}, {"kind": "random"}):
-        folder = tmp_path / selection["kind"]
-        strategy = {"kind": "fedavg", "selection": selection}
-        others = {"training": {"lr": 0.3, "batch_size": 10}, "evaluation": {"every": 1}, "population": population}
-        sections = curved(folder, strategy, 25, epochs=1, **others)
-        sections["data"] = file_data(folder, shards) | {"normalise": "none"}
-        rounds = ran(sections, folder / "run").rounds
-        times[selection["kind"]] = next(row["time"] for row in rounds if row["train_loss"] < 1e-4)
-    assert times["random"] > 5 * times["flanp"]
 
 
 def test_the_least_available_come_first() -> None:
