@@ -14,7 +14,7 @@ from fedsim.data.spec import DataSpec
 from fedsim.energy.spec import EnergySpec
 from fedsim.errors import ScenarioError, nearest
 from fedsim.evaluation.evaluator import EvaluationSpec
-from fedsim.federation.codecs import Lossy, MessagesSpec, Plain
+from fedsim.federation.codecs import MessagesSpec, Plain
 from fedsim.federation.costs import ServerSpec
 from fedsim.federation.malicious import MaliciousSpec
 from fedsim.language.spec import Spec
@@ -127,10 +127,10 @@ class Sections(Spec):
                 f"messages.up is {up.kind!r} with error_feedback, and strategy.redraw gives a device's next update another "
                 "size; allowed is error_feedback = false"
             )
-        usual = type(up).model_fields["error_feedback"].default if isinstance(up, Lossy) else None
-        if isinstance(up, Lossy) and "update" in self.strategy.added_up and up.error_feedback != usual:
+        usual, feedback = type(up).model_fields.get("error_feedback"), getattr(up, "error_feedback", None)
+        if usual is not None and "update" in self.strategy.added_up and feedback != usual.default:
             raise ScenarioError(
-                f"messages.up has error_feedback = {str(up.error_feedback).lower()}, and with {self.strategy.called} that "
+                f"messages.up has error_feedback = {str(feedback).lower()}, and with {self.strategy.called} that "
                 "changes nothing: its devices go by what has arrived, and what was left out is in the next update; leave it out"
             )
         self._check_objective()

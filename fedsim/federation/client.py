@@ -119,8 +119,6 @@ class LocalResult(NamedTuple):
 class Client(Generic[P]):
     """Client half of a strategy. One object serves all devices: whatever belongs to one is in that device's ``state``."""
 
-    _plain, _steps = Training(None), (Train(Training(None)),)  # the last ones, which a whole cohort may share
-
     def __init__(self, params: P, setting: RunInfo) -> None:
         self.params = params
         self.setting = setting
@@ -135,17 +133,11 @@ class Client(Generic[P]):
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         """Steps that the device computes when it has received the message; by default it trains."""
-        training, limit = self.training(device, instruction), self.limit(device, instruction)
-        if training is not self._steps[0].training or limit is not self._steps[0].limit:
-            self._steps = (Train(training, limit),)
-        return self._steps
+        return (Train(self.training(device, instruction), self.limit(device, instruction)),)
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         """The training, by default of ``local_epochs`` from the received model."""
-        model, epochs = instruction.contents["model"], getattr(self.params, "local_epochs", 1)
-        if model is not self._plain.start or epochs != self._plain.epochs:
-            self._plain = Training(model, epochs)
-        return self._plain
+        return Training(instruction.contents["model"], getattr(self.params, "local_epochs", 1))
 
     def limit(self, device: Device, instruction: Instruction) -> Limit:
         """Limit of the training's time."""

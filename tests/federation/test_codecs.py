@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedsim
-from fedsim.federation.codecs import CODECS, Codec, Lossy, added
+from fedsim.federation.codecs import CODECS, Codec
 from fedsim.learning.functions import function_at, path_of
 from fedsim.learning.models import Logistic
 from fedsim.learning.refs import Ref
 from fedsim.toolbox.codecs import quantised
+from fedsim.toolbox.codecs.lossy import Lossy, added
 from fedsim.toolbox.codecs.sparse import Sparse, TopK, largest
 from tests.learning.small import federation, learning
 from tests.learning.test_functions import noisy_step
@@ -263,14 +264,8 @@ SERVERS = {"scaffold": ("control", "control"), "feddyn": ("moved", "moved"), "fe
 
 def learning_both(strategy: dict[str, Any], up: dict[str, Any], rounds: int) -> dict[str, Any]:
     strategy = {"clients_per_round": 5, "local_epochs": 2} | strategy
-    return world(
-        sections({})["data"] | {"partition": {"kind": "dirichlet", "alpha": 0.3}},
-        12,
-        strategy,
-        rounds,
-        messages={"up": up},
-        evaluation={"every": rounds},
-    )
+    data = {"source": "digits", "partition": {"kind": "dirichlet", "alpha": 0.3}}
+    return world(data, 12, strategy, rounds, messages={"up": up}, evaluation={"every": rounds})
 
 
 @pytest.mark.parametrize(

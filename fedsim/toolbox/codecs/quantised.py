@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.arrays import Floats, Floats32
-from fedsim.federation.codecs import Lossy
 from fedsim.learning.functions import Function, pure
+from fedsim.toolbox.codecs.lossy import Lossy
 
 
 def _buckets(size: int, bucket: int | None) -> int:

@@ -10,8 +10,8 @@ import numpy as np
 from pydantic import Field
 
 from fedsim.arrays import Floats32, Ints
-from fedsim.federation.codecs import Lossy
 from fedsim.learning.functions import Function, pure
+from fedsim.toolbox.codecs.lossy import Lossy
 
 _APART = 16  # of so many entries one is in the sample
 _SEED_BYTES = 8
