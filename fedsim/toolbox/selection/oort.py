@@ -40,8 +40,7 @@ class Oort(Selection):
     and the pacer versions.
 
     State: ``known``, device -> U, L, D (s; U and L are 0 until it is heard); ``asked``, how often; ``begun``, when those at
-    work were asked (s); ``round``, R; ``preferred``, T (s); ``harvest``, the utility of each round; ``reports``, those of the
-    open round.
+    work were asked (s); ``preferred``, T (s); ``harvest``, the utility of each round; ``reports``, those of the open round.
 
     Attributes:
         pacer_step: Delta (s); the published code has none.
@@ -98,7 +97,7 @@ class Oort(Selection):
         return max(self.exploration * self.decay ** (number - 1), min(self.least_exploration, self.exploration))
 
     def utilities(self, entries: Sequence[Sequence[float]], number: int, preferred: float) -> Floats:
-        """Util of clients with U, L, D (s) of ``entries`` in round ``number`` with T = ``preferred`` (s); float64 [n]."""
+        """Util [n] of clients with U, L, D (s) of ``entries`` in round ``number`` with T = ``preferred`` (s)."""
         utility, last, took = np.array(entries, dtype=np.float64).T
         utility = np.minimum(utility, np.quantile(utility, self.clip, method="lower"))
         if self.scale == "unit":

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from fedsim.arrays import Floats
 from fedsim.federation import Contents, Device, Header, Instruction, Lazy, LocalResult, Server, TaskEnd
 from fedsim.language.spec import OnlyWith, Spec
 from fedsim.language.units import PositiveSeconds
@@ -98,7 +99,6 @@ class PowerOfChoice(Selection):
         return {"trained-on": Header(result.samples), **loss}
 
 
-def _known(losses: "np.ndarray[Any, np.dtype[np.float64]]") -> float:
+def _known(losses: Floats) -> float:
     """The least of the losses; one that is no number is as high as can be."""
-    least = float(losses.min())
-    return math.inf if math.isnan(least) else least
+    return float(np.nan_to_num(losses.min(), nan=math.inf, posinf=math.inf, neginf=-math.inf))
