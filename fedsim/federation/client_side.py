@@ -25,35 +25,23 @@ from fedsim.world.task import Computation, Evaluate, Payload, Task, TaskStep, Tr
 
 @dataclass(slots=True)
 class TaskContext:
-    """The federation's part of a running task.
-
-    Attributes:
-        begun: whether the client half has said what is computed; ``computed``, whether that was anything.
-        reply: its answer; None until then, or for none. ``replied``, whether it has answered.
-        keeping: residuals that the device keeps of its answer if it arrives, by name.
-        real: its real work, as soon as that is begun.
-        brings_base: whether the message has the model's frozen tensors too.
-        ahead: results of its trainings, where a trainer that may stop early has told what they take.
-    """
+    """The federation's part of a running task."""
 
     instruction: Instruction
-    begun: bool = False
-    computed: bool = False
-    reply: Contents | None = None
-    replied: bool = False
-    keeping: dict[str, Any] | None = None
-    real: "Future[Any] | None" = None
-    brings_base: bool = False
-    ahead: list[Ref] = field(default_factory=list)
+    begun: bool = False  #: whether the client half has said what is computed
+    computed: bool = False  #: whether that was anything
+    reply: Contents | None = None  #: its answer; None until then, or for none
+    replied: bool = False  #: whether it has answered
+    keeping: dict[str, Any] | None = None  #: residuals that the device keeps of its answer if it arrives, by name
+    real: "Future[Any] | None" = None  #: its real work, as soon as that is begun
+    brings_base: bool = False  #: whether the message has the model's frozen tensors too
+    ahead: list[Ref] = field(default_factory=list)  #: results of trainings that may stop early: they tell how long these take
 
 
 class ClientSide:
     """Asks the client half of a strategy, and brings its answers through the codec.
 
-    Args:
-        up: how models are written on their way up.
-        added_up: names of contents that both sides add up (``StrategyParams.added_up``).
-        attack: what the ``malicious`` devices do to their updates; None where there are no such devices.
+    ``added_up``: see ``StrategyParams``. ``attack``: what the ``malicious`` devices do to their updates.
     """
 
     client: Client[Any]

@@ -89,14 +89,10 @@ class Codec(Spec):
         return self.bytes(count)
 
     def code(self, arithmetic: Learner, parameters: int, value: Ref, base: Ref | None, kept: Ref | None) -> Coded:
-        """Encode and decode a content.
+        """Encode and decode ``value``, of so many ``parameters``.
 
-        Args:
-            arithmetic: to compute with.
-            parameters: d.
-            value: what is sent.
-            base: a model that sender and receiver both have: for an update that from which it was trained; else None.
-            kept: what the sender has kept of the last content of this name.
+        ``base`` is a model that sender and receiver both have: for an update that from which it was trained; else None.
+        ``kept`` is what the sender has kept of the last content of this name.
         """
         raise NotImplementedError
 
@@ -151,12 +147,7 @@ class MessagesSpec(Spec):
 
 
 class Wire:
-    """One direction of all messages.
-
-    Attributes:
-        model_bytes: of a model, as it is written.
-        model_s: how long a device takes to write or read one (s).
-    """
+    """One direction of all messages. A model has ``model_bytes``, and a device takes ``model_s`` (s) to write or read it."""
 
     def __init__(self, codec: Codec, learner: Learner) -> None:
         self._codec = codec
@@ -183,13 +174,8 @@ class Wire:
     ) -> tuple[Contents, dict[str, Ref]]:
         """Contents as they arrive, and the residuals that the sender then keeps (none of several models in one content).
 
-        Some tensors of a model are written as an array of their own.
-
-        Args:
-            contents: what is sent.
-            bases: for an update the model from which it was trained, which both sides have.
-            kept: what the sender has kept of contents of these names.
-            added_up: names of contents that both sides add up (``Codec.of_sums``): nothing of them is kept.
+        ``bases``: for an update the model from which it was trained. ``kept``: residuals of contents of these names. Contents
+        that are ``added_up`` by both sides go by ``Codec.of_sums``, and nothing of them is kept.
         """
         if self._changes_nothing and Partial not in map(type, contents.values()):
             return contents, {}

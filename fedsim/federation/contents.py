@@ -56,31 +56,22 @@ class Opaque:
 class Lazy:
     """Numbers that a device finds from models; they are computed when the server asks for them (``ServerModels.numbers``).
 
-    Attributes:
-        what: ``choice``, the position of the best of the models that it has tested; ``losses``, their losses; ``loss``, of its
-            last local epoch; ``numbers``, what a function of models gives (``Device.numbers``).
-        ref: what they are found from.
-        count: how many numbers are sent.
+    ``what``: ``choice``, the position of the best of the models that it has tested; ``losses``, their losses; ``loss``, of its
+    last local epoch; ``numbers``, what a function of models gives (``Device.numbers``).
     """
 
     what: str
-    ref: Ref
-    count: int = 1
+    ref: Ref  #: what they are found from
+    count: int = 1  #: how many are sent
 
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Some tensors of a model. The receiver gets a whole model, whose other tensors are those that it has anyway.
+    """Some tensors of a model. The receiver gets a whole model, whose other tensors are those that it has anyway."""
 
-    Attributes:
-        model: whose tensors are sent.
-        rest: the model that the receiver takes the others from; ``model`` itself if it has them.
-        places: where those that are sent stand.
-    """
-
-    model: Ref
-    rest: Ref
-    places: Places
+    model: Ref  #: whose tensors are sent
+    rest: Ref  #: the model that the receiver takes the others from; ``model`` itself if it has them
+    places: Places  #: where those that are sent stand
 
     @property
     def count(self) -> int:
@@ -155,54 +146,37 @@ class _WithContents:
 
 @dataclass(slots=True)  # frozen ones take four times as long to make
 class TaskEnd(_WithContents):
-    """A task has ended. What came back, if anything did, is here; nothing else about the device is known.
-
-    Attributes:
-        task, device, round, group, job: as asked.
-        outcome: ``done`` when every step was carried out; else why not (``late``, ``lost``, ``left``, ``battery``).
-        asked: what the server had sent, by name.
-        contents: what it received, by name; empty unless the task is done.
-    """
+    """A task has ended. What came back, if anything did, is here; nothing else about the device is known."""
 
     task: int
     device: int
     round: int | None
     group: int | None
     job: str
-    outcome: Outcome
-    asked: Contents
-    contents: Contents
+    outcome: Outcome  #: ``done`` when every step was carried out; else why not (``late``, ``lost``, ``left``, ``battery``)
+    asked: Contents  #: what the server had sent, by name
+    contents: Contents  #: what it received, by name; empty unless the task is done
 
 
 @dataclass(slots=True)
 class Carried(_WithContents):
-    """A message between an edge server and the server has ended.
-
-    Attributes:
-        outcome: ``done`` when it has arrived, ``lost`` when the edge server was lost.
-        contents: what was received, by name; empty unless it is done.
-    """
+    """A message between an edge server and the server has ended."""
 
     edge: int
     direction: Direction
     round: int | None
-    outcome: Outcome
-    contents: Contents
+    outcome: Outcome  #: ``done`` when it has arrived, ``lost`` when the edge server was lost
+    contents: Contents  #: what was received, by name; empty unless it is done
 
 
 @dataclass(slots=True)
 class PeerMessage(_WithContents):
-    """A message from device to device has ended.
-
-    Attributes:
-        outcome: ``done`` when it has arrived, ``lost`` when one of the two could not be reached.
-        contents: what was received, by name; empty unless it is done.
-    """
+    """A message from device to device has ended."""
 
     source: int
     destination: int
-    outcome: Outcome
-    contents: Contents
+    outcome: Outcome  #: ``done`` when it has arrived, ``lost`` when one of the two could not be reached
+    contents: Contents  #: what was received, by name; empty unless it is done
 
 
 class Handlers(Protocol):

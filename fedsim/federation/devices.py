@@ -130,18 +130,8 @@ _REMEMBERED = ("states", "used_versions", "initial", "residuals", "bases", "zero
 class Devices:
     """Knowledge of all devices, each of itself.
 
-    Args:
-        label_counts: training samples of each class that a device holds, in a version of its data (None: the present one).
-        sizes: of models on their way up.
-
-    Attributes:
-        batteries, link_of, model_s: see ``Device``; set when they are built.
-        of: each device as its client half sees it.
-        states: what each device remembers.
-        used_versions: on which version of its data each last computed for a task that it finished; absent: the first.
-        initial: the initial models that devices have asked for.
-        residuals: what lossy codecs have kept of a device's last messages, by the names of their contents.
-        bases: devices that have the model's frozen tensors.
+    ``label_counts``: training samples of each class that a device holds, in a version of its data (None: the present one).
+    ``sizes``: of models on their way up.
     """
 
     def __init__(
@@ -151,16 +141,15 @@ class Devices:
         label_counts: Callable[[int, int | None], NDArray[np.int64]],
         sizes: WireSizes,
     ) -> None:
-        self.population, self.learner = population, learner
-        self.label_counts, self.sizes = label_counts, sizes
-        self.model_s: Callable[[int, Direction], float]
+        self.population, self.learner, self.label_counts, self.sizes = population, learner, label_counts, sizes
+        self.model_s: Callable[[int, Direction], float]  # these three are set when they are known
         self.batteries: Batteries | None = None
         self.link_of: Callable[[int], str | None] = lambda _: None
-        self.states: dict[int, dict[str, Any]] = {}
-        self.used_versions: dict[int, int] = {}
+        self.states: dict[int, dict[str, Any]] = {}  # what each device remembers
+        self.used_versions: dict[int, int] = {}  # of its data, on which each last computed for a task; absent: the first
         self.initial: dict[int, Ref] = {}
-        self.residuals: dict[int, dict[str, Ref]] = {}
-        self.bases: dict[int, bool] = {}
+        self.residuals: dict[int, dict[str, Ref]] = {}  # by lossy codecs, of what was not sent, by the names of contents
+        self.bases: dict[int, bool] = {}  # devices that have the model's frozen tensors
         self.of: Callable[[int], Device] = lru_cache(maxsize=4096)(partial(Device, devices=self))
 
     @cached_property

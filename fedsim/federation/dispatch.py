@@ -50,18 +50,7 @@ _KEPT = ("busy_until", "unnoticed", "_untold", "_sent", "_kept_at", "_bases_at")
 
 
 class Dispatch:
-    """Carries what the two halves of a strategy say to each other.
-
-    Args:
-        streams: of the run; strategies draw only through ``Server.rng`` and ``Clients.sample``.
-        own: what the server's own computing takes, and how long it waits for a device that has vanished.
-        down: how models are written on their way down; ``up``, on their way up.
-
-    Attributes:
-        devices: what each device knows of itself.
-        busy_until: when the server has computed what it has begun by now (s); in the past for nothing.
-        unnoticed: tasks that are lost, which the server does not know yet, by their numbers.
-    """
+    """Carries what the two halves of a strategy say to each other."""
 
     tasks: "TaskRunner"
     messages: "Messages"
@@ -83,8 +72,8 @@ class Dispatch:
         self.simulation, self.population, self.learner, self.streams = simulation, population, learner, streams
         self.evaluator, self._own, self.down, self.up = evaluator, own, down, up
         self._client_side, self.devices = client_side, client_side.devices
-        self.busy_until = 0.0
-        self.unnoticed: dict[int, TaskEnd] = {}
+        self.busy_until = 0.0  # when the server has computed what it has begun by now (s)
+        self.unnoticed: dict[int, TaskEnd] = {}  # lost tasks of which the server does not know yet, by their numbers
         self._timers: dict[str, Alarm] = {}
         self._timer_count = 0
         self._untold: list[tuple[str, int]] = []  # alarms about devices that are switched off: kind and device

@@ -77,9 +77,8 @@ class Clients:
     def sample(self, count: int, purpose: str, *ids: int, among: Sequence[int] | None = None) -> list[int]:
         """``count`` devices, uniformly without replacement out of those checked in and idle; fewer if there are not so many.
 
-        Walks a random permutation of all devices, or of those ``among`` which to choose (the stream ``strategy/purpose``,
-        ids), and takes the first that can be had, so the cost does not grow with the population, and a device that is away
-        changes no other's place.
+        Takes the first that can be had along a random permutation of all, or of those ``among`` which to choose (the stream
+        ``strategy/purpose``, ids): the cost does not grow with the population, and who is away changes no other's place.
         """
         generator = self._dispatch.streams.generator(f"strategy/{purpose}", *ids)
         shuffle = Shuffle(generator, self.count if among is None else len(among))
@@ -122,10 +121,7 @@ class Clients:
         return True
 
     async def look_for_shift(self, device: int) -> None:
-        """Let a device see whether its data are others than those on which it last worked; then ``on_shift`` follows at once.
-
-        For one that has just got something to compare them with: when they changed it could not tell.
-        """
+        """Let a device that could not tell before see whether its data have changed; then ``on_shift`` follows at once."""
         devices = self._dispatch.devices
         if devices.population.version.item(device) != devices.used_versions.get(device, 0):
             await self._dispatch.tell_shift(device)
@@ -305,7 +301,7 @@ class ServerModels:
     async def test(self, model: Ref, devices: Sequence[int] | None = None) -> float | None:
         """Accuracy of a model on the pooled test samples of devices (None: all); None where nothing is measured.
 
-        Moves no bytes and takes no time: a strategy whose devices report their accuracies asks them for that message too.
+        Moves no bytes and takes no time, other than a message by which devices report their accuracies.
         """
         return await self._dispatch.evaluator.test(model, devices)
 
@@ -351,15 +347,7 @@ class ServerEdges:
 
 
 class Server:
-    """All that the server half of a strategy can see and do.
-
-    Attributes:
-        setting: facts that both halves know.
-        devices: number of devices.
-        clients: the devices: which of them can be asked.
-        models: arithmetic with models, and their values.
-        edges: edge servers, where the network has them.
-    """
+    """All that the server half of a strategy can see and do; ``devices`` is their number."""
 
     def __init__(self, dispatch: "Dispatch", setting: RunInfo) -> None:
         self._dispatch = dispatch
@@ -390,10 +378,7 @@ class Server:
         return self._dispatch.busy_until > self.now
 
     def compute(self, what: str, n: int, d: int = 0, m: int = 1) -> None:
-        """Say that the server computes something: ``what`` of ``costs``, with its sizes. Timers wait until it is done.
-
-        ``models.mix`` and ``models.apply`` say so themselves.
-        """
+        """Say that the server computes something (``costs``); timers wait for it. ``models.mix`` and ``apply`` say so too."""
         self._dispatch.compute(what, n, d, m)
 
     def cancel_timer(self, name: str) -> None:
@@ -460,10 +445,7 @@ class Server:
             self.emit("server-transfer", purpose=part.purpose, bytes=float(part.bytes), sender=sender, receiver=receiver)
 
     def begin_round(self, number: int) -> None:
-        """A round is about to begin: what is to happen to data in it happens now, once.
-
-        Who then waits for a timer at ``now`` asks devices that know of their shift (``Strategy.on_shift``).
-        """
+        """A round is about to begin: its data shift now, once. After a timer at ``now`` devices know of it (``on_shift``)."""
         if self._dispatch.begin_round is not None:
             self._dispatch.begin_round(number)
 

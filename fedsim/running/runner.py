@@ -59,13 +59,7 @@ class Job:
     """
 
     def __init__(
-        self,
-        scenario: "Scenario",
-        out: Path | None,
-        executor: Executor,
-        *,
-        resume: bool = False,
-        live_every_s: float = EVERY_S,
+        self, scenario: "Scenario", out: Path | None, executor: Executor, *, resume: bool = False, live_every_s: float = EVERY_S
     ) -> None:
         self._started = time.perf_counter()
         self.over = False
@@ -189,10 +183,7 @@ class Job:
             "rounds": len(recorder.rounds),
             **({} if self.run.tells_all_devices else {"device_rows": ASKED}),
             "simulated_s": recorder.last_time,
-            "accuracy": {
-                "final": accuracies[-1] if accuracies else None,
-                "best": max(accuracies) if accuracies else None,
-            },
+            "accuracy": {"final": accuracies[-1] if accuracies else None, "best": max(accuracies) if accuracies else None},
             **self._metrics(),
             "bytes": recorder.ledger.summary(),
             **recorder.meters.summary(),
