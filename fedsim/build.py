@@ -37,16 +37,14 @@ def build_world(
 ) -> World:
     """A world without learning or strategy, for processes of your own: ``world.env`` runs it, as SimPy documents it.
 
-    Args:
-        population, network: as the tables of these names in a scenario.
-        processes: as ``processes`` in the table ``[world]`` of a scenario.
-        seed: one seed gives the same devices, links and absences as in a scenario.
+    Arguments are as the sections of a scenario say them, ``processes`` as in ``[world]``; one seed gives the same devices,
+    links and absences.
 
     Raises:
         ScenarioError, DataError: there cannot be such a world.
     """
-    given: dict[str, Any] = {"population": population or {}, "network": network or {}, "seed": seed}
-    given["world"] = {"processes": [*processes]}
+    world = {"processes": [*processes]}
+    given: dict[str, Any] = {"population": population or {}, "network": network or {}, "seed": seed, "world": world}
     try:
         sections = _WorldSections(**given)
     except ValidationError as error:
@@ -66,5 +64,5 @@ def build_world(
     return Processes(sections.world.processes, ProcessContext(simulation, streams, *parts, _ignore)).world
 
 
-def _ignore(_: object) -> None:
-    """No server hears of it."""
+def _ignore(_: object) -> None:  # no server hears of it
+    pass

@@ -1,6 +1,6 @@
 """The cost of training a model, independent of the device: arithmetic, memory traffic, and memory.
 
-The learning side counts it, the world turns it into time; neither knows the other.
+The learning side counts it, the world turns it into time.
 """
 
 from dataclasses import dataclass
@@ -27,10 +27,9 @@ def operation(fixed: float, a_sample: float, moved: float) -> Operations:
 
 @dataclass(frozen=True)
 class ModelCost:
-    """The operations of one SGD step on a batch.
+    """The operations of one SGD step on a batch: of the forward pass, the backward pass and the optimiser.
 
     Attributes:
-        forward, backward, update: those of the forward pass, the backward pass and the optimiser.
         weights: bytes of the model itself.
         memory: bytes that training holds for weights, gradients and the optimiser's state.
         memory_a_sample: bytes kept for each sample of a batch until its backward pass.

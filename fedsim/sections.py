@@ -24,8 +24,7 @@ from fedsim.learning.models import Logistic, ModelSpec
 from fedsim.learning.objectives import Classification, ObjectiveSpec
 from fedsim.learning.spec import TrainerSpec, TrainingSpec
 from fedsim.meters.base import MeterContext, Meters
-from fedsim.meters.costs import CostsSpec
-from fedsim.meters.spec import METERS, MeterSpec
+from fedsim.meters.spec import METERS, CostsSpec, MeterSpec
 from fedsim.strategies import STRATEGIES
 from fedsim.strategies.base import StrategyParams
 from fedsim.strategies.fedavg import FedAvgParams
@@ -88,112 +87,115 @@ class Sections(Spec):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        self.strategy.check(self.population.devices)
-        self.strategy.check_population(self.population)
-        if self.strategy.brings_learning:
+        strategy, population, network = self.strategy, self.population, self.network
+        named = f"strategy.kind is {strategy.kind!r}"
+        strategy.check(population.devices)
+        strategy.check_population(population)
+        if strategy.brings_learning:
             for section in (name for name in OF_LEARNING if name in self.model_fields_set):
                 raise ScenarioError(
-                    f"{section} is not used by strategy.kind = {self.strategy.kind!r}, which brings its own; leave it out"
+                    f"{section} is not used by strategy.kind = {strategy.kind!r}, which brings its own; leave it out"
                 )
-        elif self.population.samples is not None and self.learning == "on":
+        elif population.samples is not None and self.learning == "on":
             raise ScenarioError('population.samples gives sizes without data; allowed with learning = "off" only')
-        if self.strategy.at_edges and not self.network.edge_servers:
+        if strategy.at_edges and not network.edge_servers:
             raise ScenarioError(
-                f"strategy.kind is {self.strategy.kind!r}, which needs edge servers, and the network has none; allowed with "
-                'network.kind "tree" or "graph" and a table network.edge ("edge = {}")'
+                f"{named}, which needs edge servers, and the network has none; allowed with network.kind "
+                '"tree" or "graph" and a table network.edge ("edge = {}")'
             )
-        if self.strategy.at_edges:
-            self.strategy.check_edges(self.network.edge_servers)
-        if self.strategy.serverless:
+        if strategy.at_edges:
+            strategy.check_edges(network.edge_servers)
+        if strategy.serverless:
             self._check_serverless()
         if self.malicious is not None:
-            self.malicious.check(self.population.devices)
-        if getattr(self.strategy, "secure_aggregation", None) is not None and self.messages.up.kind != "plain":
-            raise ScenarioError(
-                f"messages.up is {self.messages.up.kind!r} and strategy.secure_aggregation is given: masked numbers are all "
-                "alike to a codec, and must be sent in full; allowed is 'plain'"
-            )
-        if self.strategy.plain_down and self.messages.down.kind != "plain":
-            raise ScenarioError(
-                f"messages.down is {self.messages.down.kind!r}, and strategy.kind {self.strategy.kind!r} sends no model down; "
-                "allowed is 'plain'"
-            )
-        up = self.messages.up
-        for key, aggregation in self.strategy.aggregations.items():
-            if why := aggregation.why_not(up):
-                raise ScenarioError(f"messages.up is {up.kind!r} and strategy.{key} is {aggregation.kind!r}: the codec {why}")
-        if self.strategy.resizes and getattr(up, "error_feedback", False):
-            raise ScenarioError(
-                f"messages.up is {up.kind!r} with error_feedback, and strategy.redraw gives a device's next update another "
-                "size; allowed is error_feedback = false"
-            )
-        usual, feedback = type(up).model_fields.get("error_feedback"), getattr(up, "error_feedback", None)
-        if usual is not None and "update" in self.strategy.added_up and feedback != usual.default:
-            raise ScenarioError(
-                f"messages.up has error_feedback = {str(feedback).lower()}, and with {self.strategy.called} that "
-                "changes nothing: its devices go by what has arrived, and what was left out is in the next update; leave it out"
-            )
+            self.malicious.check(population.devices)
+        self._check_messages()
         self._check_objective()
-        if self.learning == "on" and not self.model.learnable:
-            raise ScenarioError(
-                f'model.kind is {self.model.kind!r}, which has no weights to learn; allowed with learning = "off" only'
-            )
-        if self.model.says_what_stays and self.strategy.kept_by != "scenario":
-            why = "says so itself" if self.strategy.kept_by == "strategy" else "sends them all"
-            raise ScenarioError(
-                "model.keep or model.send says which tensors stay on the devices; not for strategy.kind = "
-                f"{self.strategy.kind!r}, which {why}; allowed are fedavg and fedprox"
-            )
-        if self.learning == "on" and not self.training.steps_along_gradient and (why := self.strategy.counts_steps):
-            raise ScenarioError(
-                f"training.kind is {self.training.kind!r}, by which a step is not one along a gradient, and not for "
-                f"{self.strategy.called}: {why}; allowed are 'sgd', and 'torch' with the optimiser 'SGD' and nothing that "
-                "changes its steps"
-            )
-        if self.training.state == "sent":
-            self._check_sent_state()
-        if self.drift is not None and self.population.samples is not None:
+        self._check_training()
+        if self.drift is not None and population.samples is not None:
             raise ScenarioError("population.samples gives sizes without data, so there is nothing for [drift] to change")
-        if self.population.capacity is not None and self.network.has_device_rates:
+        if population.capacity is not None and network.has_device_rates:
             raise ScenarioError("population.capacity and network.device both say how fast links are; give one of them")
-        if self.population.host is not None and self.energy is not None and self.energy.battery is not None:
+        if population.host is not None and self.energy is not None and self.energy.battery is not None:
             raise ScenarioError("population.host and energy.battery: devices that share a machine have no battery of their own")
         if self.not_restorable and (self.checkpoint.rounds or self.checkpoint.time):
             raise ScenarioError(f"[checkpoint] asks for a run that can be resumed, but {self.not_restorable}")
         return self
 
+    def _check_messages(self) -> None:
+        """Refuse codecs that cannot write what the strategy sends."""
+        strategy, up, down = self.strategy, self.messages.up, self.messages.down
+        if getattr(strategy, "secure_aggregation", None) is not None and up.kind != "plain":
+            raise ScenarioError(
+                f"messages.up is {up.kind!r} and strategy.secure_aggregation is given: masked numbers are all "
+                "alike to a codec, and must be sent in full; allowed is 'plain'"
+            )
+        if strategy.plain_down and down.kind != "plain":
+            said = f"messages.down is {down.kind!r}, and strategy.kind {strategy.kind!r} sends no model down"
+            raise ScenarioError(f"{said}; allowed is 'plain'")
+        for key, aggregation in strategy.aggregations.items():
+            if why := aggregation.why_not(up):
+                raise ScenarioError(f"messages.up is {up.kind!r} and strategy.{key} is {aggregation.kind!r}: the codec {why}")
+        if strategy.resizes and getattr(up, "error_feedback", False):
+            raise ScenarioError(
+                f"messages.up is {up.kind!r} with error_feedback, and strategy.redraw gives a device's next update another "
+                "size; allowed is error_feedback = false"
+            )
+        usual, feedback = type(up).model_fields.get("error_feedback"), getattr(up, "error_feedback", None)
+        if usual is not None and "update" in strategy.added_up and feedback != usual.default:
+            raise ScenarioError(
+                f"messages.up has error_feedback = {str(feedback).lower()}, and with {strategy.called} that "
+                "changes nothing: its devices go by what has arrived, and what was left out is in the next update; leave it out"
+            )
+
     def _check_objective(self) -> None:
         """Refuse what the objective has no numbers for."""
-        known = ["loss", *(metric.name for metric in self.figures)]
+        objective, known = self.objective, ["loss", *(metric.name for metric in self.figures)]
+        here = f"objective.kind = {objective.kind!r}"
         for name in self.stop.metrics:
             if name not in known:
+                allowed = f"{', '.join(known)}{nearest(name, known)}"
                 raise ScenarioError(
-                    f"stop.metrics has {name!r}; with objective.metrics = {self.objective.metrics} allowed are "
-                    f"{', '.join(known)}{nearest(name, known)}"
+                    f"stop.metrics has {name!r}; with objective.metrics = {objective.metrics} allowed are {allowed}"
                 )
-        if not self.objective.has_accuracy:
-            if self.stop.accuracy is not None:
-                raise ScenarioError(
-                    f"stop.accuracy is {self.stop.accuracy:g}; with objective.kind = {self.objective.kind!r} no answer is "
-                    f"right or wrong: allowed is stop.metrics, of {', '.join(known)}"
-                )
-            if key := self.strategy.needs_accuracy:
-                raise ScenarioError(
-                    f"{key}, which goes by accuracies, and with objective.kind = {self.objective.kind!r} there are none"
-                )
-        smoothing = getattr(self.training, "label_smoothing", 0.0)
-        if smoothing and (self.objective.loss is not None or not self.objective.of_entropy):
+        if not objective.has_accuracy and self.stop.accuracy is not None:
             raise ScenarioError(
-                f"training.label_smoothing is {smoothing:g}, which is of the cross-entropy, and objective.kind = "
-                f"{self.objective.kind!r} has another loss here; allowed is 0"
+                f"stop.accuracy is {self.stop.accuracy:g}; with {here} no answer is right or wrong: allowed is stop.metrics, "
+                f"of {', '.join(known)}"
             )
-        others = self.objective.kind != "classification" or self.data.column is not None
+        if not objective.has_accuracy and (key := self.strategy.needs_accuracy):
+            raise ScenarioError(f"{key}, which goes by accuracies, and with {here} there are none")
+        smoothing = getattr(self.training, "label_smoothing", 0.0)
+        if smoothing and (objective.loss is not None or not objective.of_entropy):
+            raise ScenarioError(
+                f"training.label_smoothing is {smoothing:g}, which is of the cross-entropy, and {here} has another loss here; "
+                "allowed is 0"
+            )
+        others = objective.kind != "classification" or self.data.column is not None
         if others and self.malicious is not None and self.malicious.attack.flips_labels:
             raise ScenarioError("malicious.attack turns labels around, and models learn other targets here")
 
-    def _check_sent_state(self) -> None:
-        """Refuse a trainer without a state, and a model that is no mean of updates."""
+    def _check_training(self) -> None:
+        """Refuse a model or a trainer that the strategy cannot use, and a state that cannot be sent."""
         strategy, training, messages = self.strategy, self.training, self.messages
+        if self.learning == "on" and not self.model.learnable:
+            raise ScenarioError(
+                f'model.kind is {self.model.kind!r}, which has no weights to learn; allowed with learning = "off" only'
+            )
+        if self.model.says_what_stays and strategy.kept_by != "scenario":
+            how = "says so itself" if strategy.kept_by == "strategy" else "sends them all"
+            raise ScenarioError(
+                "model.keep or model.send says which tensors stay on the devices; not for strategy.kind = "
+                f"{strategy.kind!r}, which {how}; allowed are fedavg and fedprox"
+            )
+        if self.learning == "on" and not training.steps_along_gradient and (why := strategy.counts_steps):
+            raise ScenarioError(
+                f"training.kind is {training.kind!r}, by which a step is not one along a gradient, and not for "
+                f"{strategy.called}: {why}; allowed are 'sgd', and 'torch' with the optimiser 'SGD' and nothing that "
+                "changes its steps"
+            )
+        if training.state != "sent":
+            return
         aggregation, name = getattr(strategy, "aggregation", None), getattr(training, "optimiser", training.kind)
         needed = {
             f"the trainer is {name!r}, of whose state no size is known": training.state_numbers({"": (2, 2)}) > 0,
@@ -217,9 +219,9 @@ class Sections(Spec):
         """Refuse sections that need a server."""
         up = self.messages.up
         of_changes = "down" not in up.ways or getattr(up, "error_feedback", False)
+        codec = f"which writes changes of a model ({up.kind!r}), or keeps what it leaves out; not between devices"
         wrong = {
-            "messages.up": of_changes
-            and f"which writes changes of a model ({up.kind!r}), or keeps what it leaves out; not between devices",
+            "messages.up": of_changes and codec,
             "energy": self.energy is not None and "which counts what tasks alone draw",
             "server": self.server != ServerSpec() and "which is how long a server computes and waits",
             "messages.down": self.messages.down.kind != "plain" and "which is how a server writes models",
@@ -227,9 +229,8 @@ class Sections(Spec):
         }
         for key, why in wrong.items():
             if why:
-                raise ScenarioError(
-                    f"{key} is given, {why}; not for strategy.kind = {self.strategy.kind!r}, which has no server"
-                )
+                said = f"{key} is given, {why}"
+                raise ScenarioError(f"{said}; not for strategy.kind = {self.strategy.kind!r}, which has no server")
 
     @property
     def figures(self) -> list[EvaluationMetric]:

@@ -38,13 +38,7 @@ Penalised = Literal["kernels", "dense"]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One of the 2^``splits`` stratified parts into which a device has split its training samples.
-
-    Attributes:
-        splits: u, how often it has halved them.
-        number: x, which part, from 1.
-        out_of: training samples that the device holds in all.
-    """
+    """Number x, from 1, of the 2^``splits`` stratified parts into which a device has split the ``out_of`` samples it holds."""
 
     splits: int
     number: int
@@ -60,13 +54,8 @@ class Part:
 class Contrast:
     """A contrastive term in the loss of each sample (MOON, Li et al. 2021, Eq. 3): weight x -log(p / (p + q)).
 
-    log p and log q are how alike its representation is to those that the start and ``previous`` have of it: the cosine, over
-    ``temperature``. Both are asked in every step, which costs two more forward passes.
-
-    Attributes:
-        previous: the model to get away from (a ``Ref``).
-        weight: of the term.
-        temperature: tau.
+    log p and log q are how alike its representation is to those that the start and ``previous`` (a ``Ref``) have of it: the
+    cosine, over ``temperature``. Both are asked in every step, which costs two more forward passes.
     """
 
     previous: Any
@@ -76,14 +65,13 @@ class Contrast:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """Local SGD on a device's own data: w <- w - lr (gradient + mu (w - anchor) + linear), from ``start``.
+    """Local SGD on a device's own data: w <- w - lr (gradient + mu (w - anchor) + linear), from ``start`` (a ``Ref``).
 
     The gradient is that of a batch, with weight decay and L2 as ``[training]`` says; with momentum all of it goes through
     the velocity.
 
     Attributes:
-        start: the model that it starts from (a ``Ref``).
-        epochs: local epochs, passes over the data; at least 1.
+        epochs: passes over the data; at least 1.
         steps: SGD steps instead of epochs: however many passes they take, they count as one epoch (``epochs=1``).
         full_batch: one SGD step uses all samples, so that an epoch is one step.
         part: the part of its data that the device trains on; None for all.
@@ -138,12 +126,7 @@ class Training:
         return 0 if self.contrast is None else 2
 
     def samples_an_epoch(self, samples: int, batch_size: int) -> int:
-        """Number of samples processed in one counted epoch.
-
-        Args:
-            samples: n, those that the device trains on; with 0 there is nothing to step on.
-            batch_size: B of ``[training]``.
-        """
+        """Number of samples processed in one counted epoch on so many."""
         if self.steps is None or not samples:
             return samples
         size = samples if self.full_batch else batch_size
@@ -164,10 +147,10 @@ class Limit:
     """Limit of a device's training time, and its behaviour at the limit.
 
     Attributes:
-        stop_at: the absolute time (s) at which it stops; finished epochs count. None for no such limit.
+        stop_at: the absolute time (s) at which it stops; finished epochs count.
         budget: how long it may compute (s), counted from its first computation for the round: what it tests or trains before
-            counts too, also in a task that this one goes on with. None for no such limit.
-        reserve_upload: it stops earlier, by the time that it expects so many bytes to take on its own link up. 0: it does not.
+            counts too, also in a task that this one goes on with.
+        reserve_upload: it stops earlier, by the time that it expects so many bytes to take on its own link up.
         adaptive: it begins another epoch only if the mean of its finished ones says that it will fit.
         at_least: with fewer finished epochs none of them counts, and the task ends as late,
         go_on: unless this is set: then it goes on to the next step, with nothing trained.

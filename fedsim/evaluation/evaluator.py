@@ -1,7 +1,7 @@
 """Evaluation: how good the models are, measured from outside. It takes no simulated time and moves no bytes."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,11 +60,9 @@ class EvaluationSpec(Spec):
 
 
 class Measured(NamedTuple):
-    """An update that went into an aggregation.
+    """An update that went into an aggregation, and its weight in the mean of the training losses.
 
     Attributes:
-        update: what came back.
-        weight: its weight in the mean of the training losses.
         start: the model that its training started from, or None.
         center: the aggregate that it went into, or None: its distance from the update is the discrepancy (FlexCFL, Eq. 3; the
             published figures are measured after the aggregation, the equation says before).
@@ -108,11 +106,7 @@ class Evaluator:
         world: WorldView,
         metrics: Sequence[EvaluationMetric] = (),
     ) -> None:
-        self._metrics = metrics
-        self._learner = learner
-        self._spec = spec
-        self._world = world
-        self.stop = stop
+        self._learner, self.stop, self._spec, self._world, self._metrics = learner, stop, spec, world, metrics
         self.last: Evaluation | None = None
         self.ever: dict[str, list[int] | None] = {}
 
@@ -133,12 +127,12 @@ class Evaluator:
 
     def why_no_accuracy(self, rounds: int, models: ModelAssignment) -> str:
         """Why a run of so many rounds that ends with these models has no accuracy."""
+        spec = self._spec
         if not rounds:
             return "not one round came to an aggregation; the timeline shows what became of the tasks"
         if not self._learner.learns:
             return 'learning = "off" tests no model'
         if self.last is None:
-            spec = self._spec
             return f"no round was to be tested (evaluation.every = {spec.every}, evaluation.from_round = {spec.from_round})"
         if not models:
             return "the strategy has no model to test"
@@ -161,43 +155,37 @@ class Evaluator:
                 ever = self.ever.get(name, [])
                 self.ever[name] = None if served is None or ever is None else sorted({*ever, *served})
         if self._is_due(number):
-            await self._learn(row, models, updates, strategy.score)
+            row |= await self._figures(models, updates, self._how(strategy.score))
         return row | self._agreement(strategy)
 
     def _is_due(self, number: int) -> bool:
         spec = self._spec
         return self.is_last(number) or (number >= spec.from_round and (number + 1) % spec.every == 0)
 
-    async def _learn(self, row: Figures, models: ModelAssignment, updates: Sequence[Measured], usual_score: str) -> None:
-        learner = self._learner
+    async def _figures(self, models: ModelAssignment, updates: Sequence[Measured], how: str) -> Figures:
+        learner, row = self._learner, Figures()
         trained = [(entry.update, entry.weight) for entry in updates]
         if self._spec.train_loss == "first":  # before they are computed: how, is forgotten then
             trained = [(learner.first_epoch(update), weight) for update, weight in trained]
         evaluation = await learner.evaluate(self._here(models))
         if evaluation is None:
-            return
+            return row
         self.last = evaluation
         if self._spec.score == "historical":
             ever = {name: (ref, self.ever[name]) for name, (ref, _) in models.items()}
             evaluation = await learner.evaluate(self._here(ever)) or evaluation
-        row["accuracy"], row["loss"] = evaluation.score(self._how(usual_score))
-        row |= {metric.name: evaluation.figure(metric, self._how(usual_score)) for metric in self._metrics}
+        row["accuracy"], row["loss"] = evaluation.score(how)
+        row |= {metric.name: evaluation.figure(metric, how) for metric in self._metrics}
         if updates:
             row["train_loss"] = await learner.train_loss(trained)
-            row |= self._reported(updates)
+            for name in [metric.name for metric in self._metrics]:  # which the trainers of updates that are known may report
+                told = [(entry.update.numbers[name], entry.weight) for entry in updates if name in entry.update.numbers]
+                if total := sum(weight for _, weight in told):
+                    row[name] = sum(value * weight for value, weight in told) / total
             pairs = [(entry.update, entry.center) for entry in updates if entry.center is not None]
             starts = [(entry.update, entry.start) for entry in updates if entry.start is not None]
-            row["discrepancy"] = await learner.discrepancy(pairs) if pairs else None
-            row["discrepancy_start"] = await learner.discrepancy(starts) if starts else None
-
-    def _reported(self, updates: Sequence[Measured]) -> Figures:
-        """The weighted mean of each metric that the trainer of known updates has reported."""
-        found: Figures = {}
-        for name in (metric.name for metric in self._metrics):
-            told = [(entry.update.numbers[name], entry.weight) for entry in updates if name in entry.update.numbers]
-            if total := sum(weight for _, weight in told):
-                found[name] = sum(value * weight for value, weight in told) / total
-        return found
+            row |= {"discrepancy": await learner.discrepancy(pairs), "discrepancy_start": await learner.discrepancy(starts)}
+        return row
 
     def _how(self, usual_score: str) -> str:
         return "pooled" if self._spec.score == "historical" else self._spec.score or usual_score
@@ -207,9 +195,9 @@ class Evaluator:
         present = self._world.present()
         if present is None:
             return models
-        here: list[int] = np.flatnonzero(present).tolist()
+        every: list[int] = np.flatnonzero(present).tolist()
         return {
-            name: (ref, here if served is None else [device for device in served if present[device]])
+            name: (ref, every if served is None else [device for device in served if present[device]])
             for name, (ref, served) in models.items()
         }
 
@@ -268,18 +256,12 @@ class Evaluator:
         truth = self._world.truth()
         if truth is None:
             return {}
-        groups = self._groups(strategy)
+        groups, present = self._groups(strategy), self._world.present()
         groups[truth < 0] = -1
-        present = self._world.present()
         if present is not None:
             groups[~present] = -1
-        if not (groups >= 0).any():
-            return {}
-        return {
-            "purity": purity(groups, truth),
-            "ari": adjusted_rand_index(groups, truth),
-            "nmi": normalised_mutual_information(groups, truth),
-        }
+        measures = {"purity": purity, "ari": adjusted_rand_index, "nmi": normalised_mutual_information}
+        return {name: measure(groups, truth) for name, measure in measures.items()} if (groups >= 0).any() else {}
 
     async def fine_tuned(self, models: ModelAssignment, number: int, usual_score: str) -> float | None:
         """Accuracy when each device has trained its own model further, from round ``number`` on; None if it is not wanted."""
@@ -289,9 +271,8 @@ class Evaluator:
         tuned: list[tuple[Ref, int]] = []
         for ref, served in self._here(models).values():
             for device in range(len(version)) if served is None else served:
-                held = int(version[device])
-                further = self._learner.train(Training(ref, epochs), device, key=_FINE_TUNING, round=number, version=held)
-                tuned.append((further, device))
+                told: dict[str, Any] = {"key": _FINE_TUNING, "round": number, "version": int(version[device])}
+                tuned.append((self._learner.train(Training(ref, epochs), device, **told), device))
         evaluation = await self._learner.evaluate_each(tuned)
         return None if evaluation is None else evaluation.score(self._how(usual_score))[0]
 

@@ -51,7 +51,7 @@ def answer(work: Callable[[], Any]) -> bytes:
         content = pickle.dumps(outcome, protocol=5)
         if not outcome[0]:
             pickle.loads(content)
+        return content
     except Exception as error:
         wrong = error if outcome[0] else outcome[1]
-        content = pickle.dumps((False, SimulationError(f"{type(wrong).__name__}: {wrong}")), protocol=5)
-    return content
+        return pickle.dumps((False, SimulationError(f"{type(wrong).__name__}: {wrong}")), protocol=5)

@@ -15,16 +15,10 @@ EXECUTORS = {
 
 
 def make_executor(name: str, workers: int | None = None, address: str | None = None, device: str = "cpu") -> Executor:
-    """An executor by name.
+    """An executor by name, with so many threads or processes (by default one a core), for arithmetic on a device.
 
-    Args:
-        name: which one.
-        workers: how many threads or processes; by default one a core.
-        address: of a Ray cluster that is there: ``HOST:PORT``, or ``auto``. It has its own number of workers.
-        device: where the arithmetic is to be done.
-
-    Raises:
-        ScenarioError: there is no such executor or cluster, or it cannot do what is asked.
+    ``address`` is that of a Ray cluster that is there, with workers of its own: ``HOST:PORT``, or ``auto``. Raises
+    ``ScenarioError`` where there is no such executor or cluster, or it cannot do what is asked.
     """
     if workers is not None and workers < 1:
         raise ScenarioError(f"--workers is {workers}; allowed is 1 or more")

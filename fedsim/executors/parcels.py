@@ -27,7 +27,7 @@ ParcelReference = Any
 class Parcel:
     """A pickle, and the references by the numbers in it; of placed things, ``buffers`` has the memory of their arrays."""
 
-    content: bytes
+    content: bytes = b""
     buffers: list[pickle.PickleBuffer] = field(default_factory=list)
     placed: list[ParcelReference] = field(default_factory=list)
     shared: list[ParcelReference] = field(default_factory=list)
@@ -48,23 +48,22 @@ class Packer:
 
     def pack(self, thing: Any, *, apart: bool = False) -> Parcel:
         """A parcel with ``thing`` in it; with the memory of its arrays ``apart``."""
-        parcel, memory = Parcel(b""), io.BytesIO()
+        parcel, memory = Parcel(), io.BytesIO()
         _Pickler(self, parcel, memory, apart).dump(thing)
         parcel.content = memory.getvalue()
         return parcel
 
-    def placed(self, thing: Any) -> ParcelReference | None:
-        """The reference of ``thing``, or None if it was not placed."""
+    def reference(self, thing: Any) -> tuple[str, ParcelReference] | None:
+        """The kind of ``thing`` and its reference, or None if it goes into a parcel by value."""
+        if type(thing) is np.ndarray and not thing.flags.writeable and thing.nbytes >= _SHARED_BYTES:
+            key = id(thing)
+            known, reference = self._shared.get(key, (None, None))
+            if known is None or known() is not thing:
+                reference = self._put(thing)
+                self._shared[key] = (weakref.ref(thing, lambda _: self._shared.pop(key, None)), reference)
+            return "shared", reference
         held, reference = self._placed.get(id(thing), (None, None))
-        return reference if held is thing else None
-
-    def shared(self, array: np.ndarray[Any, Any]) -> ParcelReference:
-        """The reference of ``array``, which is put into the store if it is not there yet."""
-        known, reference = self._shared.get(id(array), (None, None))
-        if known is None or known() is not array:
-            reference, key = self._put(array), id(array)
-            self._shared[key] = (weakref.ref(array, lambda _: self._shared.pop(key, None)), reference)
-        return reference
+        return ("placed", reference) if held is thing and held is not None else None
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -76,21 +75,17 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def persistent_id(self, thing: Any) -> tuple[str, int] | None:
         """The kind and position of the reference to ``thing``, or None if ``thing`` goes into the pickle."""
-        if type(thing) is np.ndarray and not thing.flags.writeable and thing.nbytes >= _SHARED_BYTES:
-            return "shared", _number(self._parcel.shared, self._packer.shared(thing))
-        reference = self._packer.placed(thing)
-        return None if reference is None else ("placed", _number(self._parcel.placed, reference))
-
-
-def _number(references: list[ParcelReference], reference: ParcelReference) -> int:
-    """The position of ``reference``, which is added if it is new."""
-    if reference not in references:
-        references.append(reference)
-    return references.index(reference)
+        if (found := self._packer.reference(thing)) is None:
+            return None
+        kind, reference = found
+        references = self._parcel.shared if kind == "shared" else self._parcel.placed
+        if reference not in references:
+            references.append(reference)
+        return kind, references.index(reference)
 
 
 class Opener:
-    """Opens parcels in a worker process, and keeps what was placed; ``fetch`` gets things from the store."""
+    """Opens parcels in a worker, where it keeps what was placed; ``fetch`` gets things from the store."""
 
     def __init__(self, fetch: Callable[[Sequence[ParcelReference]], Sequence[Any]]) -> None:
         self._fetch = fetch
@@ -99,21 +94,18 @@ class Opener:
     def open(self, parcel: Parcel, shared: Sequence[Any] | None = None) -> Any:
         """The content of the parcel; ``shared`` are the shared arrays, if they have been fetched already."""
         arrays = self._fetch(parcel.shared) if shared is None else shared
-        things = {"placed": [self._placed(reference) for reference in parcel.placed], "shared": arrays}
-        return _Unpickler(io.BytesIO(parcel.content), things, parcel.buffers).load()
-
-    def _placed(self, reference: ParcelReference) -> Any:
-        if reference not in self._kept:
-            (parcel,) = self._fetch([reference])
-            self._kept[reference] = self.open(parcel)
-        return self._kept[reference]
+        for reference in parcel.placed:
+            if reference not in self._kept:
+                self._kept[reference] = self.open(*self._fetch([reference]))
+        things = {"placed": [self._kept[reference] for reference in parcel.placed], "shared": arrays}
+        return _Unpickler(parcel, things).load()
 
 
 class _Unpickler(pickle.Unpickler):
     """Puts things where their numbers stand."""
 
-    def __init__(self, memory: io.BytesIO, things: Mapping[str, Sequence[Any]], buffers: Sequence[Any]) -> None:
-        super().__init__(memory, buffers=buffers)
+    def __init__(self, parcel: Parcel, things: Mapping[str, Sequence[Any]]) -> None:
+        super().__init__(io.BytesIO(parcel.content), buffers=parcel.buffers)
         self._things = things
 
     def persistent_load(self, number: tuple[str, int]) -> Any:

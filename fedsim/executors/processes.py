@@ -1,7 +1,6 @@
 """Work in processes of this machine that each do one thing at a time, for what cannot share a process with anything else.
 
-Calls and answers are pickles on a worker's pipes; what the work prints goes to this process's errors. Before each call goes
-where modules are that were allowed by then, so that the pickle can name them.
+Calls and answers are pickles on a worker's pipes; what the work prints goes to this process's errors.
 """
 
 import os
@@ -13,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import IO, Any, cast
 
 from fedsim.errors import SimulationError
 from fedsim.executors.base import answer
@@ -61,13 +60,13 @@ class WorkerProcesses:
         worker = self._free.get()
         try:
             if worker is None:
-                worker = self._start()
-            assert worker.stdin is not None
-            assert worker.stdout is not None
-            pickle.dump(places(), worker.stdin)
-            pickle.dump((function, args), worker.stdin, protocol=5)
-            worker.stdin.flush()
-            done, outcome = pickle.load(worker.stdout)
+                worker = start("fedsim.executors.processes", "serve", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                self._all.append(worker)
+            calls, answers = cast("IO[bytes]", worker.stdin), cast("IO[bytes]", worker.stdout)
+            pickle.dump(places(), calls)  # of modules that were allowed by now, so that the next pickle can name them
+            pickle.dump((function, args), calls, protocol=5)
+            calls.flush()
+            done, outcome = pickle.load(answers)
         except (EOFError, BrokenPipeError) as error:
             code, worker = None if worker is None else worker.wait(), None
             raise SimulationError(f"a worker process ended while it worked (exit status {code})") from error
@@ -76,11 +75,6 @@ class WorkerProcesses:
         if done:
             return outcome
         raise outcome
-
-    def _start(self) -> "subprocess.Popen[bytes]":
-        worker = start("fedsim.executors.processes", "serve", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self._all.append(worker)
-        return worker
 
     def close(self) -> None:
         """Drop queued work and end the workers, whatever they do."""

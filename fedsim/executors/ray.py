@@ -2,8 +2,7 @@
 
 Anybody who reaches the ports of a Ray cluster can run programs on it, because Ray's messages are pickles. So a cluster that is
 started here listens on the loopback interface alone, and asks every client for a token that only this process and its children
-have. A cluster of several machines belongs into a network of its own, with tokens. fedsim unpickles only what it has pickled
-itself, from workers of the cluster that it was pointed to.
+have. A cluster of several machines belongs into a network of its own, with tokens.
 """
 
 import os
@@ -28,10 +27,6 @@ _SCHEDULING = "SPREAD"  # Ray's default fills one node first, and lets calls wai
 _CONNECT_S = 5.0  # how long a cluster's port may take to answer
 _MUST_AGREE = ("fedsim-des", "numba", "numpy", "torch")  # packages whose version has an influence on results
 _numbers = count()
-
-_HTTP2_SETTINGS = b"\x04"  # the type of the frame that either side sends first (RFC 9113, 3.4)
-_HTTP2_HEADER = 9  # bytes
-_HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + _HTTP2_SETTINGS + b"\0\0\0\0\0"
 
 
 class Ray(Executor):
@@ -71,24 +66,22 @@ class Ray(Executor):
             os.environ[_TOKEN] = _own_token()
             os.environ.pop(_AUTH_MODE, None)  # Ray then asks for tokens, and says so in its settings even if it has read them
             self._ray.init("local", num_cpus=workers or os.cpu_count(), include_dashboard=False, **quiet)
-            self._refuse_other_interfaces()
-            return
-        _refuse_no_server(address)
-        try:
-            self._ray.init(address, **quiet)
-        except (ConnectionError, RuntimeError, ValueError, self._ray.exceptions.RayError) as error:
-            hint = "" if os.environ.get(_AUTH_MODE) else "; one that asks for a token needs RAY_AUTH_MODE=token here too"
-            message = f"--address is {address!r}, where no Ray cluster could be joined: {_brief(error)}{hint}"
-            raise ScenarioError(message) from error
-
-    def _refuse_other_interfaces(self) -> None:
-        host = self._ray.get_runtime_context().gcs_address.rpartition(":")[0]
-        if host != "127.0.0.1":
+            host = self._ray.get_runtime_context().gcs_address.rpartition(":")[0]
+            if host == "127.0.0.1":
+                return
             self._ray.shutdown()
             raise ScenarioError(
                 f"Ray would listen on {host}, not on the loopback interface alone, because it was imported before fedsim could "
                 f"say so; set {_LOOPBACK}=0 beforehand, or call ray.init yourself"
             )
+        _refuse_no_server(address)
+        try:
+            self._ray.init(address, **quiet)
+        except (ConnectionError, RuntimeError, ValueError, self._ray.exceptions.RayError) as error:
+            hint = "" if os.environ.get(_AUTH_MODE) else "; one that asks for a token needs RAY_AUTH_MODE=token here too"
+            raise ScenarioError(
+                f"--address is {address!r}, where no Ray cluster could be joined: {_brief(error)}{hint}"
+            ) from error
 
     def place(self, thing: Any) -> None:
         self._packer.place(thing)
@@ -110,9 +103,7 @@ class Ray(Executor):
         try:
             succeeded, outcome = pickle.loads(answer.result())
         except Exception as error:
-            message = f"a call could not be carried out on the Ray cluster: {_brief(error)}"
-            future.set_exception(SimulationError(message))
-            return
+            succeeded, outcome = False, SimulationError(f"a call could not be carried out on the Ray cluster: {_brief(error)}")
         if succeeded:
             future.set_result(outcome)
         else:
@@ -138,7 +129,12 @@ def _carry_out(executor: int, versions: dict[str, str], where: dict[str, str], p
 
     def work() -> Any:
         if executor not in _openers:
-            _refuse_other_versions(versions)
+            for package, here in _versions().items():
+                if here != versions[package]:
+                    raise SimulationError(
+                        f"the worker on {socket.gethostname()!r} has {package} {here}, and this run {versions[package]}: their "
+                        "results may differ; install the same on every node"
+                    )
             _openers.clear()
             _openers[executor] = Opener(ray.get)
         learn(where)
@@ -146,16 +142,6 @@ def _carry_out(executor: int, versions: dict[str, str], where: dict[str, str], p
         return function(*args)
 
     return answer(work)
-
-
-def _refuse_other_versions(versions: dict[str, str]) -> None:
-    """Raise for packages that would make this worker's results others than the caller's."""
-    for package, here in _versions().items():
-        if here != versions[package]:
-            raise SimulationError(
-                f"the worker on {socket.gethostname()!r} has {package} {here}, and this run {versions[package]}: their results "
-                "may differ; install the same on every node"
-            )
 
 
 def _versions() -> dict[str, str]:
@@ -192,20 +178,16 @@ def _load(address: str | None) -> Any:
 
 
 def _refuse_no_server(address: str) -> None:
-    """Raise at once where no cluster can be, because nothing there speaks HTTP/2: Ray itself would try for minutes."""
+    """Raise at once where no cluster can be, because nothing listens there: Ray itself would try for minutes."""
     if address == "auto":
         return
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdecimal() or "://" in host:
         raise ScenarioError(f"--address is {address!r}; it must be 'auto' or HOST:PORT")
     try:
-        with socket.create_connection((host, int(port)), timeout=_CONNECT_S) as connection:
-            connection.sendall(_HTTP2_GREETING)
-            frame = connection.recv(_HTTP2_HEADER)
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
     except (OSError, OverflowError) as error:
         raise ScenarioError(f"--address is {address!r}, where no Ray cluster answers: {error}") from error
-    if frame[3:4] != _HTTP2_SETTINGS:
-        raise ScenarioError(f"--address is {address!r}, where something answers that is no Ray cluster")
 
 
 def _brief(error: BaseException) -> str:

@@ -22,7 +22,7 @@ import numpy as np
 from fedsim.errors import SimulationError
 from fedsim.learning.refs import Ref
 from fedsim.training import Places
-from fedsim.world.network.flow import Direction
+from fedsim.world.network.endpoints import Direction
 from fedsim.world.task import Outcome, Payload
 
 Contents = Mapping[str, Any]

@@ -33,7 +33,7 @@ from fedsim.federation.costs import ServerSpec, cost_s
 from fedsim.learning.refs import Ref
 from fedsim.simulation import Alarm, Simulation, on_grid_after
 from fedsim.streams import Streams
-from fedsim.world.network.flow import SERVER, Direction
+from fedsim.world.network.endpoints import SERVER, Direction
 from fedsim.world.task import Cause, Download, Outcome, Payload, Task, TaskStep
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Dispatch:
 
         def model_s(device: int, way: Direction) -> float:
             wire = self.down if way == "down" else self.up
-            return tasks.steps.nominal_s(device, way, wire.model_bytes + self.learner.state_bytes) + wire.model_s
+            return tasks.nominal_s(device, way, wire.model_bytes + self.learner.state_bytes) + wire.model_s
 
         self.devices.model_s = model_s
 

@@ -24,7 +24,7 @@ from fedsim.learning.functions import Function
 from fedsim.learning.refs import Ref
 from fedsim.simulation import on_grid
 from fedsim.streams import Shuffle
-from fedsim.world.network.flow import Direction
+from fedsim.world.network.endpoints import Direction
 from fedsim.world.task import Cause
 
 if TYPE_CHECKING:

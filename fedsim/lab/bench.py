@@ -25,11 +25,11 @@ from fedsim.lab.compare.paired import Estimate, mean_of
 from fedsim.lab.compare.table import Cell, ComparedTable, Comparison
 from fedsim.lab.study.conduct import run_study
 from fedsim.language.units import show_bytes, show_joules, show_seconds
+from fedsim.overrides import read_change
 from fedsim.records.folder import AVAILABILITY, DEVICES, EVENTS, write_text
 from fedsim.scenario import load
 from fedsim.shipped import shipped
 from fedsim.streams import Streams
-from fedsim.tables import read_change
 from fedsim.version import __version__
 
 TableKey = tuple[str, int, str]

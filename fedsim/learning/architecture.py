@@ -4,9 +4,8 @@ FLOPs count two for a multiply-add. A training step costs three forward passes (
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +14,9 @@ from numpy.typing import NDArray
 from fedsim.errors import ScenarioError
 
 Shape = tuple[int, ...]
+
+STATISTICS = ("running_mean", "running_var")
+"""Buffers of torch's batch and instance norms."""
 
 
 class Tensor(NamedTuple):
@@ -91,17 +93,39 @@ class Dropout:
 Layer = Linear | Conv2d | ReLU | MaxPool2d | Flatten | Dropout
 
 
+def dense(*widths: int) -> tuple[Layer, ...]:
+    """Dense layers of the given widths, each with its ReLU; ``Architecture.of`` says their inputs."""
+    return tuple(layer for width in widths for layer in (Linear(0, width), ReLU()))
+
+
+def convolution(outputs: int, kernel: int, stride: int = 1, *, same: bool = True) -> tuple[Layer, ...]:
+    """Likewise a convolution and its ReLU; ``same`` keeps the sides (divided by the stride)."""
+    return Conv2d(0, outputs, kernel, stride, kernel // 2 if same else 0), ReLU()
+
+
 @dataclass(frozen=True)
 class Architecture:
-    """A chain of layers that ends in one output a class (logits).
-
-    Attributes:
-        input: shape of one sample, (channels, height, width) or (features,).
-        layers: in order.
-    """
+    """A chain of layers that ends in one output a class (logits), for samples (channels, height, width) or (features,)."""
 
     input: Shape
     layers: tuple[Layer, ...]
+
+    @classmethod
+    def of(cls, shape: Shape, layers: Sequence[Layer], width: float = 1.0) -> "Architecture":
+        """Layers whose inputs follow from the shape of a sample, of whatever is said.
+
+        Of all but the last layer only this share of the channels or units is there, rounded up.
+
+        Raises:
+            ScenarioError: samples of that shape do not fit.
+        """
+        found, now = list(layers), shape
+        for at, layer in enumerate(layers):
+            if isinstance(layer, Linear | Conv2d):
+                outputs = layer.outputs if at == len(layers) - 1 else math.ceil(width * layer.outputs)
+                found[at] = replace(layer, inputs=now[0], outputs=outputs)
+            now = _output(found[at], now)
+        return cls(shape, tuple(found))
 
     @property
     def shapes(self) -> list[Shape]:
@@ -128,18 +152,9 @@ class Architecture:
 
     @property
     def flops(self) -> int:
-        """FLOPs of one training step on one sample: three forward passes, two FLOPs a multiply-add."""
+        """FLOPs of one training step on one sample."""
         shapes = self.shapes
         return 3 * sum(2 * math.prod(layer.kernel_shape) * math.prod(shapes[at + 1][1:]) for at, layer in self.trained())
-
-    def narrowed(self, width: float) -> "Architecture":
-        """The layers with this share of the channels or units between each two, rounded up; inputs and outputs stay."""
-        layers, trained = list(self.layers), [at for at, _ in self.trained()]
-        for at, layer in self.trained():
-            inputs = layer.inputs if at == trained[0] else Architecture(self.input, tuple(layers[:at])).shapes[-1][0]
-            outputs = layer.outputs if at == trained[-1] else math.ceil(width * layer.outputs)
-            layers[at] = replace(layer, inputs=inputs, outputs=outputs)
-        return Architecture(self.input, tuple(layers))
 
     def initial(self, init: str, generator: np.random.Generator) -> NDArray[np.float32]:
         """A freshly initialised model, float32 [d]; for ``init`` see ``TrainingSpec``."""
@@ -161,35 +176,21 @@ class Architecture:
         return alternate and len(layers) % 2 == 1
 
 
-def dense(inputs: int, *widths: int) -> tuple[Layer, ...]:
-    """Dense layers of the given widths with a ReLU between each two."""
-    layers: list[Layer] = []
-    for before, after in pairwise((inputs, *widths)):
-        layers += [ReLU(), Linear(before, after)]
-    return tuple(layers[1:])
-
-
 def _output(layer: Layer, shape: Shape) -> Shape:
     """The shape of a layer's result for samples of ``shape``."""
-    match layer:
-        case Linear(inputs, outputs):
-            if shape != (inputs,):
-                raise ScenarioError(f"a dense layer of {inputs} inputs was given samples of shape {shape}")
-            return (outputs,)
-        case Conv2d(_, channels, kernel, stride, padding):
-            sides = [(side + 2 * padding - kernel) // stride + 1 for side in _sides(shape, "convolution")]
-        case MaxPool2d(size):
-            channels, sides = shape[0], [side // size for side in _sides(shape, "pooling")]
-        case Flatten():
-            return (math.prod(shape),)
-        case _:
-            return shape
-    if min(sides) < 1:
-        raise ScenarioError(f"nothing is left of an image of shape {shape} after a layer; the model needs larger images")
-    return (channels, *sides)
-
-
-def _sides(shape: Shape, what: str) -> Shape:
+    if isinstance(layer, Linear):
+        return (layer.outputs,)
+    if isinstance(layer, Flatten):
+        return (math.prod(shape),)
+    if not isinstance(layer, Conv2d | MaxPool2d):
+        return shape
     if len(shape) != 3:
+        what = "convolution" if isinstance(layer, Conv2d) else "pooling"
         raise ScenarioError(f"a {what} needs samples of shape (channels, height, width); these have {shape}")
-    return shape[1:]
+    if isinstance(layer, Conv2d):
+        found = layer.outputs, *((side + 2 * layer.padding - layer.kernel) // layer.stride + 1 for side in shape[1:])
+    else:
+        found = shape[0], *(side // layer.size for side in shape[1:])
+    if min(found) < 1:
+        raise ScenarioError(f"nothing is left of an image of shape {shape} after a layer; the model needs larger images")
+    return found

@@ -1,14 +1,18 @@
 """``model.kind = "card"``: a model too large to be trained here, known by its size and the shapes of its dense layers."""
 
-from typing import Annotated, ClassVar, Literal, Self
+import math
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from fedsim.language.units import Bytes
 from fedsim.learning.architecture import Shape, Tensor
-from fedsim.learning.model import PartedModel
-from fedsim.learning.patterns import matching
+from fedsim.learning.model import PartedModel, matching
 from fedsim.model_cost import ModelCost, operation
+
+if TYPE_CHECKING:
+    from fedsim.learning.objectives import Objective
+    from fedsim.learning.spec import Trainer
 
 Width = Annotated[int, Field(ge=1, le=1_000_000)]
 
@@ -55,8 +59,8 @@ class ModelCard(PartedModel):
         chosen = matching(list(layers), self.lora.where, "model.lora.where", "layer")
         for name, (inputs, outputs) in layers.items():
             if name in chosen:
-                found.append(Tensor(f"{name}.lora_A", rank * inputs, "Linear", (rank, inputs)))
-                found.append(Tensor(f"{name}.lora_B", outputs * rank, "Linear", (outputs, rank)))
+                shapes = {"A": (rank, inputs), "B": (outputs, rank)}
+                found += [Tensor(f"{name}.lora_{at}", math.prod(shape), "Linear", shape) for at, shape in shapes.items()]
         return found
 
     def trained(self, shape: Shape, classes: int) -> list[Tensor]:
@@ -83,18 +87,18 @@ class ModelCard(PartedModel):
         forward, trained = self._passes()
         return 2.0 * forward + trained
 
-    def cost(self, *, momentum: bool) -> ModelCost:
-        """The cost of a step: each pass reads all weights once."""
+    def cost(self, shape: Shape, classes: int, training: "Trainer", objective: "Objective | None" = None) -> ModelCost:
+        """Each pass reads all weights once."""
         forward, trained = self._passes()
-        weights = self.base_bytes((), 0) or self.params * self.number_bytes
-        own = 4.0 * self.parameters((), 0)
+        frozen, own = self.base_bytes((), 0), 4.0 * self.parameters((), 0)
+        weights, has_momentum = frozen or self.params * self.number_bytes, training.sgd.momentum > 0
         _, outputs = next(iter(self.dense.values()))
         kept = 34.0 * self.layers * outputs if self.kept_per_token is None else self.kept_per_token
         return ModelCost(
             forward=operation(0.0, forward, weights + own),
             backward=operation(0.0, forward + trained, weights + 2 * own),
-            update=operation(own / 2, 0.0, (8.0 if momentum else 3.0) * own),
+            update=operation(own / 2, 0.0, (8.0 if has_momentum else 3.0) * own),
             weights=weights + own,
-            memory=(0.0 if self.lora is None else weights) + (3.0 if momentum else 2.0) * own,
+            memory=frozen + (3.0 if has_momentum else 2.0) * own,
             memory_a_sample=self.tokens * kept,
         )

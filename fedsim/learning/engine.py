@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate, chain, groupby
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,13 +21,13 @@ from torch import nn
 from fedsim.data.federated import FederatedData
 from fedsim.errors import ScenarioError
 from fedsim.learning.architecture import Architecture
-from fedsim.learning.cohort import Chooser, TrainingRunner
+from fedsim.learning.cohort import LocalWork
 from fedsim.learning.evaluation import Evaluation
-from fedsim.learning.factory import numbers
 from fedsim.learning.functions import FunctionCall, carry_out_all, function_at, mean_state, weighted_sum
 from fedsim.learning.learner import Learner
 from fedsim.learning.model import Model
 from fedsim.learning.models import Layered, TorchModel
+from fedsim.learning.modules import fit, load, numbers
 from fedsim.learning.objectives import Classification, Objective
 from fedsim.learning.refs import Applied, Best, Initial, Mixed, Recipe, Ref, Trained, Weights, waves
 from fedsim.learning.solvers.base import Solver
@@ -35,12 +35,10 @@ from fedsim.learning.solvers.by_trainer import ByTrainer
 from fedsim.learning.solvers.reference import Reference, batch_norms, flat_weights, load_weights, module_of
 from fedsim.learning.solvers.stacked import Stacked
 from fedsim.learning.spec import Trainer, TrainingSpec
-from fedsim.learning.testsets import Judged, TestSets, counted, judge, judge_each
+from fedsim.learning.testsets import TestSets, counted, judge, judge_each
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
 from fedsim.training import Training
-
-T = TypeVar("T")
 
 _ADAPTERS = "strategy/adapters"
 _INIT = "strategy/init"  # the stream of initial models: one seed gives every strategy the same
@@ -78,10 +76,9 @@ class Learning(Learner):
                 f'model.kind is {model.kind!r}, which has no weights to learn; allowed with learning = "off" only'
             )
         shape, classes = data.pool.shape, data.pool.outputs or data.pool.classes
-        self._objective = objective
         super().__init__(model, shape, classes)
-        self._simulation, self._may_wait = simulation, True
-        self._model, self._training, self._streams = model, training, streams
+        self._simulation, self._may_wait, self._objective = simulation, True, objective
+        self._model, self._training, self._streams, self._data = model, training, streams, data
         self._samples_are, self._root = (shape, classes), root
         self._architecture = model.architecture(shape, classes) if isinstance(model, Layered) else None
         if self.parameters > _MOST_PARAMETERS:
@@ -90,19 +87,17 @@ class Learning(Learner):
                 f'{classes} classes; allowed are at most {_MOST_PARAMETERS}, or any number with learning = "off"'
             )
         device = _device(training.device)
-        self._data = data
-        chosen: Architecture | nn.Module | None = self._architecture
+        whole: Architecture | nn.Module | None = self._architecture
         if model.has_frozen or model.file is not None:
             first = self._module(0, 0)  # the frozen tensors of all models are those of the first one
-            chosen = first if model.has_frozen else chosen
-        whole = self._module() if chosen is None else chosen
+            whole = first if model.has_frozen else whole
+        whole = self._module() if whole is None else whole
         losses = None if objective.is_plain else objective.losses
         self._solver = pick(whole, device, training.sgd.solver, training, losses)
         samples = data.without_shards()
-        self._trainer = TrainingRunner(self._solver, training, samples, streams)
-        self._chooser = Chooser(self._solver, training, samples, streams)
+        self._work = LocalWork(self._solver, training, samples, streams)
         self._tests = TestSets(data, samples, device)
-        for thing in (samples, self._solver, self._trainer, self._chooser):
+        for thing in (samples, self._solver, self._work):
             simulation.executor.place(thing)
 
     def given(self, weights: NDArray[np.floating]) -> Ref:
@@ -132,11 +127,11 @@ class Learning(Learner):
 
     async def losses(self, tested: Sequence[Ref]) -> list[NDArray[np.float64]]:
         await self._compute(tested)
-        return [_chosen(ref, ref.losses) for ref in tested]
+        return [_of_choice(ref, ref.losses) for ref in tested]
 
     async def choices(self, tested: Sequence[Ref]) -> list[int]:
         await self._compute(tested)
-        return [_chosen(ref, ref.choice) for ref in tested]
+        return [_of_choice(ref, ref.choice) for ref in tested]
 
     def tensors(self, weights: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
         shapes = self._solver.tensors
@@ -147,15 +142,11 @@ class Learning(Learner):
     async def evaluate(self, models: Mapping[str, tuple[Ref, Sequence[int] | None]]) -> Evaluation:
         await self._compute(ref for ref, _ in models.values())
         alone = {name: (ref, served[0]) for name, (ref, served) in models.items() if served is not None and len(served) == 1}
-        results: dict[str, Evaluation] = {}
-        if alone:
-            together = await self.evaluate_each(list(alone.values()))
-            results = {name: together.row(at) for at, name in enumerate(alone)}
+        together = await self.evaluate_each(list(alone.values()))
+        results = {name: together.row(at) for at, name in enumerate(alone)}
         tested = {name: (self._tests.of(served), _known(ref)) for name, (ref, served) in models.items() if name not in alone}
-        blocks = [
-            (self._solver, self._objective, weights, *block) for samples, weights in tested.values() for block in samples.blocks
-        ]
-        judged = iter(await self._joined(judge, blocks))
+        asked = [(weights, *block) for samples, weights in tested.values() for block in samples.blocks]
+        judged = iter(await self._joined(judge, [(self._solver, self._objective, *each) for each in asked]))
         for name, (samples, _) in tested.items():
             parts = [next(judged) for _ in samples.blocks]
             results[name] = counted(self._objective, samples.devices, samples.owner, parts, samples.order)
@@ -163,11 +154,11 @@ class Learning(Learner):
 
     async def evaluate_each(self, models: Sequence[tuple[Ref, int]]) -> Evaluation:
         await self._compute(ref for ref, _ in models)
-        tests = [(ref, *self._tests.own(device)) for ref, device in models]
+        tests = [(_known(ref), *self._tests.own(device)) for ref, device in models]
         order = sorted((at for at, (_, _, y) in enumerate(tests) if len(y)), key=lambda at: (-len(tests[at][2]), at))
         chunks = [order[at : at + _TESTED_AT_ONCE] for at in range(0, len(order), _TESTED_AT_ONCE)]
-        parts = [zip(*((_known(tests[at][0]), *tests[at][1:]) for at in chunk), strict=True) for chunk in chunks]
-        judged: list[Judged] = await self._joined(judge_each, [(self._solver, self._objective, *part) for part in parts])
+        parts = [zip(*(tests[at] for at in chunk), strict=True) for chunk in chunks]
+        judged = await self._joined(judge_each, [(self._solver, self._objective, *part) for part in parts])
         owner = np.repeat(np.array(order, dtype=np.int64), [len(tests[at][2]) for at in order])
         return counted(self._objective, [device for _, device in models], owner, judged)
 
@@ -196,25 +187,37 @@ class Learning(Learner):
 
     async def discrepancy(self, pairs: Sequence[tuple[Ref, Ref]]) -> float | None:
         await self._compute(ref for pair in pairs for ref in pair)
-        distances = [_distance(_known(ref), _known(center)) for ref, center in pairs if ref.finite and center.finite]
-        return sum(distances) / len(distances) if distances else None
+        finite = [(ref, center) for ref, center in pairs if ref.finite and center.finite]
+        total = sum(math.sqrt(np.square(_change(*pair)).sum()) for pair in finite)
+        return total / len(finite) if finite else None
 
     async def cosines(self, pairs: Sequence[tuple[Ref, Ref]]) -> NDArray[np.float64]:
         await self._compute(ref for pair in pairs for ref in pair)
         with np.errstate(all="ignore"):
-            changes = [np.subtract(_known(update), _known(start), dtype=np.float64) for update, start in pairs]
+            changes = [_change(update, start) for update, start in pairs]
             units = np.array([change / np.linalg.norm(change) for change in changes])
             found: NDArray[np.float64] = units @ units.T
         return found
 
     async def _compute(self, wanted: Iterable[Ref]) -> None:
-        side_by_side = {Applied: self._apply, Best: self._choose, Trained: self._train}
         for wave in waves(wanted):
-            kind = type(wave[0].recipe)
-            if kind in side_by_side:
-                await side_by_side[kind](wave)
-            else:
-                self._combine(wave[0])
+            recipe, first = wave[0].recipe, wave[0]
+            if isinstance(recipe, Trained):
+                await self._train(wave)
+            elif isinstance(recipe, Best):
+                questions = [self._work.question(ref, self._data) for ref in wave]
+                found = await self._in_chunks(self._work.objectives, questions, self._work.split_questions(questions))
+                for ref, objectives in zip(wave, found, strict=True):
+                    ref.choose(objectives)
+            elif isinstance(recipe, Applied):
+                await self._apply(wave)
+            elif isinstance(recipe, Initial):
+                first.settle(self._initial(recipe.count))
+            elif isinstance(recipe, Mixed):
+                first.settle(self._mixed(recipe))
+                if first.state is not None:
+                    states = [(part.state, weight) for part, weight in recipe.parts if part.finite]
+                    first.state = mean_state(states) or (recipe.otherwise and recipe.otherwise.state) or {}
 
     async def _apply(self, refs: Sequence[Ref]) -> None:
         calls = []
@@ -241,20 +244,14 @@ class Learning(Learner):
         return FunctionCall(function_at(recipe.function), values, recipe.constants, stream, recipe.size)
 
     async def _train(self, refs: Sequence[Ref]) -> None:
-        jobs = [self._trainer.job(ref, self._data) for ref in refs]
-        found = await self._in_chunks(self._trainer.train, jobs, self._trainer.split(jobs))
+        jobs = [self._work.job(ref, self._data) for ref in refs]
+        found = await self._in_chunks(self._work.train, jobs, self._work.split(jobs))
         for ref, job, solved in zip(refs, jobs, found, strict=True):
             if solved.numbers:
                 told = {"device": ref.device, "round": job.recipe.round, "ref": ref.name}
                 self._simulation.emit("reported", numbers=dict(solved.numbers), **told)
             ref.settle(solved.weights, solved.train_loss, solved.numbers)
             ref.state = solved.state or ref.state
-
-    async def _choose(self, refs: Sequence[Ref]) -> None:
-        questions = [self._chooser.question(ref, self._data) for ref in refs]
-        found = await self._in_chunks(self._chooser.objectives, questions, self._chooser.split(questions))
-        for ref, objectives in zip(refs, found, strict=True):
-            ref.choose(objectives)
 
     async def _in_chunks(
         self, function: Callable[..., Any], items: Sequence[Any], chunks: Sequence[Sequence[int]]
@@ -269,19 +266,9 @@ class Learning(Learner):
         futures = [self._simulation.submit(function, *request) for request in requests]
         return [await self._simulation.join(future) if self._may_wait else future.result() for future in futures]
 
-    def _combine(self, ref: Ref) -> None:
-        recipe = ref.recipe
-        if isinstance(recipe, Initial):
-            ref.settle(self._initial(recipe.count))
-        elif isinstance(recipe, Mixed):
-            ref.settle(self._mixed(recipe))
-            if ref.state is not None:
-                states = [(part.state, weight) for part, weight in recipe.parts if part.finite]
-                ref.state = mean_state(states) or (recipe.otherwise and recipe.otherwise.state) or {}
-
     def _initial(self, count: int) -> Weights:
         if self._architecture is not None and not self._model.has_frozen and self._model.file is None:
-            return self._architecture.initial(self._training.init, self._streams.generator(_INIT, count))
+            return self._drawn(count)
         found = flat_weights(list(numbers(self._module(0, count)).values()))
         if count and self._model.file is not None and np.array_equal(found, self._initial(0)):
             raise ScenarioError(
@@ -290,19 +277,19 @@ class Learning(Learner):
             )
         return found
 
+    def _drawn(self, *ids: int) -> Weights:
+        assert self._architecture is not None
+        return self._architecture.initial(self._training.init, self._streams.generator(_INIT, *ids))
+
     def _module(self, *ids: int) -> nn.Module:
         """The module as it is trained, initialised under seeds of the run's, or as its file says."""
         model = self._model
         module = model.plain_module(*self._samples_are, self._streams.word(_INIT, *ids) >> 1)
         if self._architecture is not None:
-            drawn = self._architecture.initial(self._training.init, self._streams.generator(_INIT, ids[-1]))
-            load_weights(list(module.parameters()), drawn)
-        if model.has_frozen or model.file is not None:
-            from fedsim.learning.parts import fit, load
-
-            fit(module, model.lora, model.train, self._streams.word(_ADAPTERS, *ids) >> 1)
-            if model.file is not None:
-                load(module, model.file, self._root)
+            load_weights(list(module.parameters()), self._drawn(ids[-1]))
+        fit(module, model.lora, model.train, self._streams.word(_ADAPTERS, *ids) >> 1)
+        if model.file is not None:
+            load(module, model.file, self._root)
         return module
 
     def _mixed(self, recipe: Mixed) -> Weights:
@@ -342,15 +329,15 @@ def pick(
 
     ``losses``: that of each sample instead of cross-entropy, for which there are no closed forms.
     """
-    of_sgd = trainer is None or isinstance(trainer, TrainingSpec)
-    dense = isinstance(model, Architecture) and model.is_dense
-    if of_sgd and losses is None and choice == "fast" and device.type == "cpu" and isinstance(model, Architecture) and dense:
+    other = None if isinstance(trainer, TrainingSpec) else trainer
+    is_plain = other is None and losses is None and choice == "fast" and device.type == "cpu"
+    if is_plain and isinstance(model, Architecture) and model.is_dense:
         from fedsim.learning.solvers.dense import Dense  # with numba, which nothing else needs
 
         return Dense(model)
     module = module_of(model) if isinstance(model, Architecture) else model
-    if trainer is not None and not of_sgd:
-        return ByTrainer(module, device, trainer, losses=losses)
+    if other is not None:
+        return ByTrainer(module, device, other, losses=losses)
     recurrent = any(isinstance(part, nn.RNNBase) for part in module.modules())  # whose kernels cannot be stacked
     if choice == "reference" or device.type == "cpu" or batch_norms(module) or recurrent:  # padding is no sample
         return Reference(module, device, losses=losses)
@@ -364,15 +351,14 @@ def _known(ref: Ref) -> Weights:
     return ref.value
 
 
-def _chosen(ref: Ref, found: T | None) -> T:
+def _of_choice(ref: Ref, found: Any) -> Any:
     if found is None:
         raise ValueError(f"{ref} is no choice: only ``best`` gives refs that choose")
     return found
 
 
-def _distance(one: Weights, other: Weights) -> float:
-    """||one - other||_2, summed in float64."""
-    return math.sqrt(np.square(np.subtract(one, other, dtype=np.float64)).sum())
+def _change(ref: Ref, start: Ref) -> NDArray[np.float64]:
+    return np.subtract(_known(ref), _known(start), dtype=np.float64)
 
 
 def _device(name: str) -> torch.device:

@@ -34,7 +34,6 @@ class Evaluation:
     def together(cls, models: dict[str, "Evaluation"]) -> "Evaluation":
         """Several models' results as one."""
         each = list(models.values())
-        names = (one.facts for one in each)
         right = [one.correct for one in each if one.correct is not None]
         return cls(
             [device for one in each for device in one.devices],
@@ -42,7 +41,7 @@ class Evaluation:
             np.concatenate([np.empty(0, np.int64), *(one.count for one in each)]),
             np.concatenate([np.empty(0), *(one.loss_sum for one in each)]),
             models,
-            {name: [facts for one in each for facts in one.facts.get(name, ())] for name in dict.fromkeys(chain(*names))},
+            {name: [own for one in each for own in one.facts.get(name, ())] for name in chain(*(one.facts for one in each))},
         )
 
     def row(self, at: int) -> "Evaluation":

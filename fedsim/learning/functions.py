@@ -1,4 +1,4 @@
-"""Pure functions of models: what server optimisers, robust means, codecs and noise are made of.
+"""Pure functions of models: server optimisers, robust means, codecs and noise are made of them.
 
 A function is kept by its import path, so that it can be carried out later, in another process, and after a run was resumed.
 A checkpoint could name any function: only those that are marked as meant for it, in modules that were imported for other
@@ -72,18 +72,16 @@ class FunctionCall(NamedTuple):
 
 def carry_out_all(calls: Sequence[FunctionCall]) -> list[NDArray[np.float32]]:
     """The results of some calls, float32 [d] or [size]; one of another shape raises ``SimulationError``."""
-    return [_carry_out(call) for call in calls]
-
-
-def _carry_out(call: FunctionCall) -> NDArray[np.float32]:
-    drawing = {} if call.stream is None else {"rng": call.stream[0].generator(*call.stream[1:])}
-    with np.errstate(all="ignore"):  # what is not finite is found by looking at the result
-        found = np.asarray(call.function(list(call.models), **call.constants, **drawing))
-        value: NDArray[np.float32] = found.astype(np.float32, copy=False)
-    wanted = call.models[0].shape if call.size is None else (call.size,)
-    if value.shape != wanted:
-        raise SimulationError(f"{_path(call.function)} made an array of shape {value.shape}; allowed is {wanted}")
-    return value
+    results = []
+    for function, models, constants, stream, size in calls:
+        drawing = {} if stream is None else {"rng": stream[0].generator(*stream[1:])}
+        with np.errstate(all="ignore"):  # what is not finite is found by looking at the result
+            found = np.asarray(function(list(models), **constants, **drawing)).astype(np.float32, copy=False)
+        wanted = models[0].shape if size is None else (size,)
+        if found.shape != wanted:
+            raise SimulationError(f"{_path(function)} made an array of shape {found.shape}; allowed is {wanted}")
+        results.append(found)
+    return results
 
 
 @pure

@@ -56,11 +56,7 @@ class Learner:
         version: int = 0,
         before: Ref | None = None,
     ) -> Ref:
-        """The result of local training on a version of a device's data; of 0 epochs, its start.
-
-        With ``device``, ``key`` names the stream of shuffles and dropout masks. ``round`` decays a learning rate that
-        ``training`` does not say. A trainer goes on with the state that it had after ``before``; None: with none.
-        """
+        """The result of local training on a version of a device's data; of 0 epochs, its start. See ``Trained``."""
         ref = self._name("update", Trained(training, device, version, key, round, before), device)
         ref.loss = Loss()
         ref.state = {} if self.state_bytes else None
@@ -71,14 +67,12 @@ class Learner:
         return update
 
     def best(self, models: Sequence[Ref], device: int, *, version: int = 0, batch: tuple[int, int] | None = None) -> Ref:
-        """The model with the smallest training objective on a device's data, chosen there (IFCA, Algorithm 1).
+        """The one of some models (at least one) with the smallest training objective on a device's data; see ``Best``.
 
         The objective is what local training minimises: the mean loss over the device's training samples, plus
         ``training.l2`` times the sum of the squared kernel entries; without dropout. The first of equals wins; an objective
-        that is not finite never does, unless none is finite: then the first model is taken.
-
-        The name returned becomes the chosen model itself; ``losses`` and ``choices`` tell how it was chosen. At least one model
-        is needed. ``batch``: so many of the device's samples alone, and the key of the stream that draws them.
+        that is not finite never does, unless none is finite: then the first model is taken. The name returned becomes the
+        chosen model itself; ``losses`` and ``choices`` tell how it was chosen.
         """
         return self._name("choice", Best(tuple(models), device, version, batch), device)
 

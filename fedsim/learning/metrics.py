@@ -6,7 +6,7 @@ So a figure is exact for any set of devices: perplexity is that of all tokens, F
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +27,9 @@ UNASKED = -100
 
 @dataclass(frozen=True)
 class EvaluationMetric:
-    """A figure of tests.
+    """A figure of tests: the name of its column, and the kinds of objectives that it fits.
 
     Attributes:
-        name: of its column.
-        kinds: of the objectives that it fits.
         keep: outputs and targets of samples -> its ``SampleNumbers`` of them.
         value: ``SampleNumbers`` of one sample at least -> the figure; NaN where it is not defined.
         more_is_better: whether the most is the best; else the least.
@@ -103,29 +101,39 @@ def _auc(facts: SampleNumbers) -> float:
 
 _TOKENS, _NUMBERS, _LABELLED = ("next-token", "masked-token"), ("regression",), ("classification", "multi-label")
 METRICS = {
-    "perplexity": EvaluationMetric("perplexity", _TOKENS, _entropies, _perplexity, MORE_IS_BETTER["perplexity"]),
-    "mse": EvaluationMetric("mse", _NUMBERS, _squares, _mean, MORE_IS_BETTER["mse"]),
-    "rmse": EvaluationMetric("rmse", _NUMBERS, _squares, lambda facts: float(np.sqrt(facts.mean())), MORE_IS_BETTER["rmse"]),
-    "f1": EvaluationMetric("f1", _LABELLED, _labels, _f1, MORE_IS_BETTER["f1"]),
-    "auc": EvaluationMetric("auc", _LABELLED, _labels, _auc, MORE_IS_BETTER["auc"]),
+    name: EvaluationMetric(name, kinds, keep, value, MORE_IS_BETTER[name])
+    for name, kinds, keep, value in (
+        ("perplexity", _TOKENS, _entropies, _perplexity),
+        ("mse", _NUMBERS, _squares, _mean),
+        ("rmse", _NUMBERS, _squares, lambda facts: float(np.sqrt(facts.mean()))),
+        ("f1", _LABELLED, _labels, _f1),
+        ("auc", _LABELLED, _labels, _auc),
+    )
 }
 """``perplexity``: e to the mean cross-entropy of all tokens. ``mse``, ``rmse``: the mean squared error and its root. ``f1``,
 ``auc``: means over labels (of classes each against the rest), of F1 over those that are true or answered somewhere, of the area
 under the ROC curve over those that some samples have and some lack."""
 
 
+_function = cache(at)
+
+
 @cache
 def own_metric(path: str) -> EvaluationMetric:
     """The mean of a user's function of outputs and targets, one number a sample; its name is the function's."""
-    function: Any = at(path, "objective.metrics")
 
     def keep(outputs: "Tensor", targets: "Tensor") -> "Tensor":
-        found: Tensor = function(outputs, targets)
-        if tuple(found.shape) != (len(targets),):
-            raise ScenarioError(
-                f"objective.metrics has {path!r}, which gave {tuple(found.shape)} for {len(targets)} samples; it must give one "
-                "number a sample"
-            )
-        return found[:, None]
+        return one_a_sample(path, "objective.metrics", outputs, targets)[:, None]
 
-    return EvaluationMetric(path.rpartition(":")[2], (), keep, _mean, getattr(function, "more_is_better", False))
+    more_is_better = getattr(_function(path, "objective.metrics"), "more_is_better", False)
+    return EvaluationMetric(path.rpartition(":")[2], (), keep, _mean, more_is_better)
+
+
+def one_a_sample(path: str, key: str, outputs: "Tensor", targets: "Tensor") -> "Tensor":
+    """The numbers that a user's function gives, one for each sample, [n]."""
+    found: Tensor = _function(path, key)(outputs, targets)
+    if tuple(found.shape) != (len(targets),):
+        raise ScenarioError(
+            f"{key} has {path!r}, which gave {tuple(found.shape)} for {len(targets)} samples; it must give one number a sample"
+        )
+    return found

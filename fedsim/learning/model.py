@@ -1,15 +1,62 @@
-"""The base of every model of a scenario, and of those whose parts are told apart."""
+"""The base of every model of a scenario, and of those whose parts are told apart by patterns of their names."""
 
 from abc import abstractmethod
-from typing import ClassVar, Self
+from collections.abc import Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from fedsim.errors import ScenarioError
 from fedsim.language.spec import Spec
 from fedsim.learning.architecture import Shape, Tensor
-from fedsim.learning.patterns import LoRA, Patterns, matching
+from fedsim.model_cost import ModelCost
 from fedsim.training import CutBy
+
+if TYPE_CHECKING:
+    from fedsim.learning.objectives import Objective
+    from fedsim.learning.spec import Trainer
+
+Patterns = Annotated[list[str], Field(min_length=1)] | str
+"""Names of tensors or layers, in which * stands for anything."""
+
+
+def matching(names: Sequence[str], patterns: Patterns, key: str, what: str = "tensor") -> set[str]:
+    """The names that match one of the patterns, as ``fnmatch`` has them.
+
+    Args:
+        names: of tensors or layers of a model.
+        key: of the scenario, for messages; ``what`` the names are of.
+
+    Raises:
+        ScenarioError: a pattern matches nothing.
+    """
+    chosen: set[str] = set()
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        if not (found := [name for name in names if fnmatchcase(name, pattern)]):
+            near = get_close_matches(pattern, names, n=3, cutoff=0.3)
+            hint = f"; the nearest are {', '.join(near)}" if near else ""
+            raise ScenarioError(f"{key} has {pattern!r}, and the model has no such {what}{hint}; it has {', '.join(names)}")
+        chosen.update(found)
+    return chosen
+
+
+class LoRA(Spec):
+    """``model.lora``: low-rank adapters beside dense layers, W x + b + alpha / rank B A x (Hu et al., "LoRA", 2021).
+
+    Their tensors are called ``LAYER.lora_A`` [rank, inputs], which is drawn as a dense layer's weights are, and
+    ``LAYER.lora_B`` [outputs, rank], which begins at 0. Without ``model.train`` they alone are trained.
+
+    Attributes:
+        rank: of every adapter.
+        alpha: over the rank the factor of what an adapter adds.
+        where: names of the layers that get one; by default every ``torch.nn.Linear``.
+    """
+
+    rank: int = Field(ge=1, le=100_000)
+    alpha: float = Field(default=16.0, gt=0.0, le=1e6)
+    where: Patterns = "*"
 
 
 class Model(Spec):
@@ -31,6 +78,14 @@ class Model(Spec):
     @abstractmethod
     def flops(self, shape: Shape, classes: int) -> float:
         """FLOPs of a training step on one sample."""
+
+    @abstractmethod
+    def cost(self, shape: Shape, classes: int, training: "Trainer", objective: "Objective | None" = None) -> ModelCost:
+        """The cost of one step with the optimiser of ``training`` and the loss of ``objective``, without it cross-entropy.
+
+        What strategies add to a step (a proximal term) does not count. A module that cannot be trained on such samples raises
+        ``ScenarioError``.
+        """
 
     def parameters(self, shape: Shape, classes: int) -> int:
         """Numbers in the flat model."""

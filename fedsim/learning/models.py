@@ -6,7 +6,6 @@ at the start (even inputs, stride 2), shapes and counts are the same and the val
 
 import math
 from abc import abstractmethod
-from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -18,23 +17,26 @@ from fedsim.language.registry import Registry
 from fedsim.language.units import Bytes
 from fedsim.learning.architecture import (
     Architecture,
-    Conv2d,
     Dropout,
     Flatten,
     Layer,
     Linear,
     MaxPool2d,
-    ReLU,
     Shape,
     Tensor,
+    convolution,
     dense,
 )
 from fedsim.learning.card import ModelCard
 from fedsim.learning.model import Model, PartedModel
+from fedsim.model_cost import ModelCost
 from fedsim.training import CutBy
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from fedsim.learning.objectives import Objective
+    from fedsim.learning.spec import Trainer
 
 
 class TorchModel(PartedModel):
@@ -53,17 +55,17 @@ class TorchModel(PartedModel):
 
     def fitted(self, shape: Shape, classes: int) -> "nn.Module":
         """The module as it is trained, with arbitrary weights."""
-        from fedsim.learning.parts import fit  # loads torch
+        from fedsim.learning.modules import fit  # loads torch
 
         return fit(self.plain_module(shape, classes), self.lora, self.train)
 
     def base_bytes(self, shape: Shape, classes: int) -> float:
-        from fedsim.learning.parts import frozen_numbers
+        from fedsim.learning.modules import frozen_numbers
 
         return 4.0 * frozen_numbers(self.fitted(shape, classes))
 
     def trained(self, shape: Shape, classes: int) -> list[Tensor]:
-        from fedsim.learning.factory import numbers
+        from fedsim.learning.modules import numbers
 
         module = self.fitted(shape, classes)
         layers = {name: type(part).__name__.removeprefix("LoRA") for name, part in module.named_modules()}
@@ -71,20 +73,30 @@ class TorchModel(PartedModel):
         return [Tensor(name, each.numel(), layers[name.rpartition(".")[0]], tuple(each.shape)) for name, each in tensors]
 
     def flops(self, shape: Shape, classes: int) -> float:
-        from fedsim.learning.factory import step_flops
+        from fedsim.learning.modules import step_flops
 
         return step_flops(self.fitted(shape, classes), shape, backward=self.has_frozen)
 
+    def cost(self, shape: Shape, classes: int, training: "Trainer", objective: "Objective | None" = None) -> ModelCost:
+        from fedsim.learning.profile import profile
+
+        return profile(self.fitted(shape, classes), shape, classes, training, objective)
+
 
 class Layered(TorchModel):
-    """Layers ``front``, then dense ones of ``widths``, with ReLU between.
+    """Layers of ours, with a dense one at the end.
 
     Attributes:
         width: share of the channels and units of all layers but the last, rounded up.
     """
 
-    widths: ClassVar[tuple[int, ...]] = ()
+    layers: ClassVar[tuple[Layer, ...]] = ()
     width: float = Field(default=1.0, gt=0.0, le=1.0)
+
+    @property
+    def body(self) -> tuple[Layer, ...]:
+        """The layers before the last; samples that are no vectors are flattened first where no layer does."""
+        return self.layers
 
     def cut(self, by: CutBy, size: float) -> Self:
         if by != "width":
@@ -104,23 +116,10 @@ class Layered(TorchModel):
                 f"model.kind is {self.kind!r}, which takes numbers, and samples are tokens; allowed are 'char-lstm', "
                 "'transformer' and 'module'"
             )
-        whole = self._whole(shape, classes)
-        return whole if self.width == 1.0 else whole.narrowed(self.width)
-
-    def _whole(self, shape: Shape, classes: int) -> Architecture:
-        front = self.front(shape[0])
-        if front or len(shape) > 1:
-            front = (*front, Flatten())
-        features = Architecture(shape, front).shapes[-1][0]
-        return Architecture(shape, (*front, *self.back(features, classes)))
-
-    def front(self, channels: int) -> tuple[Layer, ...]:
-        """The layers before the dense ones."""
-        return ()
-
-    def back(self, features: int, classes: int) -> tuple[Layer, ...]:
-        """The dense layers."""
-        return dense(features, *self.widths, classes)
+        body = self.body
+        if len(shape) > 1 and Flatten() not in body:
+            body = (Flatten(), *body)
+        return Architecture.of(shape, (*body, Linear(0, classes)), self.width)
 
     def plain_module(self, shape: Shape, classes: int, seed: int = 0) -> "nn.Module":
         from fedsim.learning.solvers.reference import module_of
@@ -142,24 +141,6 @@ class Layered(TorchModel):
         return super().flops(shape, classes) if self.has_frozen else float(self.architecture(shape, classes).flops)
 
 
-class _TwoConvolutions(Layered):
-    """Two convolutions with as many ``channels``, each pooled: McMahan et al.'s shape."""
-
-    channels: ClassVar[tuple[int, int]] = (32, 64)
-    kernel: ClassVar[int] = 5
-    same: ClassVar[bool] = True
-
-    def front(self, channels: int) -> tuple[Layer, ...]:
-        (first, second), kernel, same = self.channels, self.kernel, self.same
-        below = (*_conv(channels, first, kernel, same=same), MaxPool2d(2))
-        return (*below, *_conv(first, second, kernel, same=same), MaxPool2d(2))
-
-
-def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1, *, same: bool = True) -> tuple[Layer, ...]:
-    """A convolution and its ReLU; ``same`` keeps the sides (divided by the stride)."""
-    return Conv2d(inputs, outputs, kernel, stride, kernel // 2 if same else 0), ReLU()
-
-
 class Logistic(Layered):
     """Multinomial logistic regression; 784 x 10 + 10 = 7,850 parameters on MNIST."""
 
@@ -176,65 +157,68 @@ class Perceptron(Layered):
     kind: Literal["mlp"] = "mlp"
     hidden: list[Annotated[int, Field(ge=1, le=1_000_000)]] = Field(default=[128], min_length=1)
 
-    def back(self, features: int, classes: int) -> tuple[Layer, ...]:
-        return dense(features, *self.hidden, classes)
+    @property
+    def body(self) -> tuple[Layer, ...]:
+        return dense(*self.hidden)
 
 
 class FemnistPerceptron(Layered):
     """FlexCFL's FEMNIST-MLP: 784-512-10, 407,050 parameters."""
 
     kind: Literal["femnist-mlp"] = "femnist-mlp"
-    widths: ClassVar[tuple[int, ...]] = (512,)
+    layers: ClassVar[tuple[Layer, ...]] = dense(512)
 
 
-class MnistCNN(_TwoConvolutions):
+def _pooled(channels: int, kernel: int, *, same: bool = True) -> tuple[Layer, ...]:
+    return (*convolution(channels, kernel, same=same), MaxPool2d(2))
+
+
+def _two(first: int, second: int, kernel: int, *widths: int, same: bool = True) -> tuple[Layer, ...]:
+    """Two convolutions of so many channels, each pooled, and dense layers: McMahan et al.'s shape."""
+    return (*_pooled(first, kernel, same=same), *_pooled(second, kernel, same=same), Flatten(), *dense(*widths))
+
+
+def _block(channels: int) -> tuple[Layer, ...]:
+    return (*convolution(channels, 3, same=False) * 2, *convolution(channels, 5, 2), Dropout(0.4))
+
+
+def _pair(channels: int) -> tuple[Layer, ...]:
+    return (*convolution(channels, 3) * 2, MaxPool2d(2), Dropout(0.2))
+
+
+class MnistCNN(Layered):
     """FlexCFL's MNIST-CNN: 3x3x32, pool, 3x3x64, pool, dropout 0.5, dense; 50,186 parameters."""
 
     kind: Literal["mnist-cnn"] = "mnist-cnn"
-    kernel: ClassVar[int] = 3
-
-    def back(self, features: int, classes: int) -> tuple[Layer, ...]:
-        return (Dropout(0.5), Linear(features, classes))
+    layers: ClassVar[tuple[Layer, ...]] = (*_two(32, 64, 3), Dropout(0.5))
 
 
 class FemnistCNN(Layered):
     """FlexCFL's FEMNIST-CNN: six convolutions, two of them with stride 2, and dense 128; 325,578 parameters."""
 
     kind: Literal["femnist-cnn"] = "femnist-cnn"
-
-    def front(self, channels: int) -> tuple[Layer, ...]:
-        def block(inputs: int, outputs: int) -> tuple[Layer, ...]:
-            valid = (*_conv(inputs, outputs, 3, same=False), *_conv(outputs, outputs, 3, same=False))
-            return (*valid, *_conv(outputs, outputs, 5, 2), Dropout(0.4))
-
-        return (*block(channels, 32), *block(32, 64))
-
-    def back(self, features: int, classes: int) -> tuple[Layer, ...]:
-        return (Linear(features, 128), ReLU(), Dropout(0.4), Linear(128, classes))
+    layers: ClassVar[tuple[Layer, ...]] = (*_block(32), *_block(64), Flatten(), *dense(128), Dropout(0.4))
 
 
-class FashionCNN(_TwoConvolutions):
+class FashionCNN(Layered):
     """FlexCFL's FashionMNIST-CNN: 5x5x32, pool, 5x5x64, pool, dense 1024; 3,274,634 parameters."""
 
     kind: Literal["fashion-cnn"] = "fashion-cnn"
-    widths: ClassVar[tuple[int, ...]] = (1024,)
+    layers: ClassVar[tuple[Layer, ...]] = _two(32, 64, 5, 1024)
 
 
-class LcflCNN(_TwoConvolutions):
+class LcflCNN(Layered):
     """LCFL's CNN for MNIST and FEMNIST: 5x5x16, pool, 5x5x32, pool, dense 256; 417,482 parameters."""
 
     kind: Literal["lcfl-cnn"] = "lcfl-cnn"
-    channels: ClassVar[tuple[int, int]] = (16, 32)
-    widths: ClassVar[tuple[int, ...]] = (256,)
+    layers: ClassVar[tuple[Layer, ...]] = _two(16, 32, 5, 256)
 
 
-class LcflCifarCNN(_TwoConvolutions):
+class LcflCifarCNN(Layered):
     """LCFL's CNN for CIFAR-10: 5x5x32 and 5x5x84 without padding, pooled, dense 256; 610,142 parameters."""
 
     kind: Literal["lcfl-cifar-cnn"] = "lcfl-cifar-cnn"
-    channels: ClassVar[tuple[int, int]] = (32, 84)
-    same: ClassVar[bool] = False
-    widths: ClassVar[tuple[int, ...]] = (256,)
+    layers: ClassVar[tuple[Layer, ...]] = _two(32, 84, 5, 256, same=False)
 
 
 class CflCNN(Layered):
@@ -244,11 +228,7 @@ class CflCNN(Layered):
     """
 
     kind: Literal["cfl-cnn"] = "cfl-cnn"
-    widths: ClassVar[tuple[int, ...]] = (128,)
-
-    def front(self, channels: int) -> tuple[Layer, ...]:
-        widths = (channels, 32, 64, 64)
-        return tuple(layer for below, above in pairwise(widths) for layer in (*_conv(below, above, 3), MaxPool2d(2)))
+    layers: ClassVar[tuple[Layer, ...]] = (*_pooled(32, 3), *_pooled(64, 3) * 2, Flatten(), *dense(128))
 
 
 class CataCNN(Layered):
@@ -258,27 +238,21 @@ class CataCNN(Layered):
     """
 
     kind: Literal["cata-cnn"] = "cata-cnn"
-    widths: ClassVar[tuple[int, ...]] = (1024, 512, 256)
-
-    def front(self, channels: int) -> tuple[Layer, ...]:
-        def pair(inputs: int, outputs: int) -> tuple[Layer, ...]:
-            return (*_conv(inputs, outputs, 3), *_conv(outputs, outputs, 3), MaxPool2d(2), Dropout(0.2))
-
-        return (*pair(channels, 32), *pair(32, 64), *pair(64, 128))
+    layers: ClassVar[tuple[Layer, ...]] = (*_pair(32), *_pair(64), *_pair(128), Flatten(), *dense(1024, 512, 256))
 
 
-class CNN5(_TwoConvolutions):
+class CNN5(Layered):
     """McMahan et al.'s shape with a smaller head: 5x5x32, pool, 5x5x64, pool, dense 128; 454,922 parameters on MNIST."""
 
     kind: Literal["cnn5"] = "cnn5"
-    widths: ClassVar[tuple[int, ...]] = (128,)
+    layers: ClassVar[tuple[Layer, ...]] = _two(32, 64, 5, 128)
 
 
 class _OfTokens(TorchModel):
     """A built-in model of tokens."""
 
     def plain_module(self, shape: Shape, classes: int, seed: int = 0) -> "nn.Module":
-        from fedsim.learning.factory import seeded
+        from fedsim.learning.modules import seeded
 
         if not isinstance(shape, TokenShape) or len(shape) != 1:
             raise ScenarioError(
@@ -369,7 +343,7 @@ class ModuleModel(TorchModel):
 
     def module(self, seed: int = 0) -> "nn.Module":
         """The module, initialised under ``seed``; ``ScenarioError`` if there is none, or none that can be used."""
-        from fedsim.learning.factory import build  # loads torch
+        from fedsim.learning.modules import build  # loads torch
 
         return build(self.factory, self.args, seed)
 
@@ -398,6 +372,9 @@ class SizeOnly(Model):
 
     def flops(self, shape: Shape, classes: int) -> float:
         return self.flops_per_sample
+
+    def cost(self, shape: Shape, classes: int, training: "Trainer", objective: "Objective | None" = None) -> ModelCost:
+        return ModelCost.of_size(self.bytes, self.flops_per_sample, momentum=training.sgd.momentum > 0)
 
 
 MODELS = Registry.of(

@@ -5,19 +5,19 @@ the mean over its answers; the loss and the accuracy of a test are means over al
 """
 
 from dataclasses import replace
-from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from fedsim.data.federated import Pool, TokenShape
 from fedsim.errors import ScenarioError, nearest
-from fedsim.language.imports import at, refuse_unless_allowed
+from fedsim.language.imports import refuse_unless_allowed
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.learning.architecture import Shape
-from fedsim.learning.metrics import METRICS, UNASKED, EvaluationMetric, own_metric
+from fedsim.learning.metrics import METRICS, UNASKED, EvaluationMetric, one_a_sample, own_metric
 from fedsim.streams import Streams
 
 if TYPE_CHECKING:
@@ -99,16 +99,10 @@ class Objective(Spec):
 
     def losses(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
         """The loss of each sample, [n]; ``options`` are of torch's ``cross_entropy``."""
-        if self.loss is None:
-            asked = self.asked(targets).flatten(1)
-            return (self.each(outputs, targets, **options).flatten(1) * asked).sum(dim=1) / asked.sum(dim=1).clamp(min=1)
-        found: Tensor = _function(self.loss)(outputs, targets)
-        if tuple(found.shape) != (len(targets),):
-            raise ScenarioError(
-                f"objective.loss is {self.loss!r}, which gave {tuple(found.shape)} for {len(targets)} samples; it must give "
-                "one number a sample"
-            )
-        return found
+        if self.loss is not None:
+            return one_a_sample(self.loss, "objective.loss", outputs, targets)
+        asked = self.asked(targets).flatten(1)
+        return (self.each(outputs, targets, **options).flatten(1) * asked).sum(dim=1) / asked.sum(dim=1).clamp(min=1)
 
     def each(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
         """The usual loss of each answer, [n, ...]."""
@@ -123,9 +117,8 @@ class Objective(Spec):
         return outputs.argmax(dim=-1)
 
 
-@cache
-def _function(path: str) -> Any:
-    return at(path, "objective.loss")
+def _told(targets: NDArray[Any]) -> str:
+    return f"targets {targets.dtype} of shape {targets.shape}"
 
 
 class Classification(Objective):
@@ -140,7 +133,7 @@ class Classification(Objective):
 
     def fitted(self, pool: Pool, streams: Streams) -> Pool:
         if pool.targets is not None and (pool.targets.ndim > 1 or pool.targets.dtype != np.int64):
-            raise self.misfit(f"targets {pool.targets.dtype} of shape {pool.targets.shape}")
+            raise self.misfit(_told(pool.targets))
         return pool
 
     def losses(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
@@ -212,8 +205,7 @@ class Regression(Objective):
 
     def fitted(self, pool: Pool, streams: Streams) -> Pool:
         if pool.targets is None or not self._takes(pool.targets):
-            found = "labels" if pool.targets is None else f"targets {pool.targets.dtype} of shape {pool.targets.shape}"
-            raise self.misfit(found)
+            raise self.misfit("labels" if pool.targets is None else _told(pool.targets))
         return replace(pool, targets=pool.targets.astype(np.float32))
 
     def _takes(self, targets: Any) -> bool:

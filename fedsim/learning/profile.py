@@ -8,29 +8,27 @@ of either costs something fixed besides.
 
 A CPU does more: matrix products and convolutions lay out their data anew, pooling and some others go number by number.
 ``_PASSES`` has what this takes on a server's CPU, as further passes over the data. On a board with ARM cores kernels of another
-library run: ``_ARM`` has their speeds by kind of operation.
+library run: ``_ARM_SHARES`` and ``_ARM_PASSES`` have their speeds by kind of operation.
 """
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
 from fedsim.errors import ScenarioError
 from fedsim.learning.architecture import Shape
-from fedsim.learning.factory import example
+from fedsim.learning.modules import example
 from fedsim.learning.objectives import Classification, Objective
 from fedsim.learning.spec import Trainer, TrainingSpec
 from fedsim.model_cost import COLUMNS, ModelCost, Operations
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from fedsim.learning.model import Model
 
 _SMALL, _LARGE = 2, 4  # batches: what differs between them is for each sample
 _PHASES = ("forward", "backward", "update")
@@ -61,57 +59,19 @@ _STEP = 107e3
 _CALL = 75e3
 """Bytes in whose time a CPU calls one of the many small operations of a recurrent layer that is computed step by step."""
 
+_ARM_SHARES = {"dense": 1.03, "dense_backward": 0.79, "pointwise": 0.19, "pointwise_backward": 0.61}
+_ARM_SHARES |= {"grouped": 0.010, "grouped_backward": 0.35}
+_ARM_PASSES = {"norm": 25.0, "curve": 1.1, "other": 3.7}
+"""Of torch's kernels on boards with ARM cores, by kind of operation: speed of convolutions as a share of that of matrix
+products, and further passes over their data of all that are neither. Fitted by ``scenarios/outside/pis/predict.py --fit`` to 51
+published times of batches of 26 models on a Raspberry Pi 4, which tell kernels apart only as far as models differ in them."""
+
 _NORMALISING = ("native_batch_norm", "native_layer_norm", "native_group_norm")
 _CURVED = ("gelu", "silu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "softmax", "elu", "exp", "softplus")
 
 
-@dataclass(frozen=True)
-class ArmKernels:
-    """Speeds of torch's kernels on boards with ARM cores.
-
-    Attributes:
-        share: speed of convolutions by kind of operation, as a share of that of matrix products.
-        passes: further passes over their data by kind of operation; none for matrix products and convolutions.
-    """
-
-    share: Mapping[str, float]
-    passes: Mapping[str, float]
-
-
-_ARM = ArmKernels(
-    share={
-        "dense": 1.03,
-        "dense_backward": 0.79,
-        "pointwise": 0.19,
-        "pointwise_backward": 0.61,
-        "grouped": 0.010,
-        "grouped_backward": 0.35,
-    },
-    passes={"norm": 25.0, "curve": 1.1, "other": 3.7},
-)
-"""Fitted by ``scenarios/outside/pis/predict.py --fit`` to 51 published times of batches of 26 models on a Raspberry Pi 4. They
-tell kernels apart only as far as models differ in their shares of them."""
-
-
-def cost_of(model: "Model", shape: Shape, classes: int, training: Trainer, objective: Objective | None = None) -> ModelCost:
-    """The cost of one step with a scenario's model; the loss is that of ``objective``, without it cross-entropy.
-
-    The optimiser of ``training`` counts; what strategies add to a step (a proximal term) does not. A module
-    that cannot be trained on such samples raises ``ScenarioError``.
-    """
-    from fedsim.learning.card import ModelCard
-    from fedsim.learning.models import SizeOnly, TorchModel
-
-    if isinstance(model, ModelCard):
-        return model.cost(momentum=training.sgd.momentum > 0)
-    if isinstance(model, SizeOnly):
-        return ModelCost.of_size(model.bytes, model.flops_per_sample, momentum=training.sgd.momentum > 0)
-    assert isinstance(model, TorchModel)
-    return profile(model.fitted(shape, classes), shape, classes, training, objective)
-
-
 def profile(
-    module: "nn.Module",
+    module: nn.Module,
     shape: Shape,
     classes: int,
     training: Trainer | None = None,
@@ -120,10 +80,8 @@ def profile(
     """The cost of one step of a trainer (None: SGD) with a module, which is left as it was.
 
     The module maps samples [n, *shape] to outputs [n, classes]; its loss is cross-entropy, or that of ``objective``, unless it
-    has a method ``loss``.
+    has a method ``loss``. One that cannot be trained on such samples raises ``ScenarioError``.
     """
-    from torch import nn
-
     trainer, learned = training or TrainingSpec(), objective or Classification()
     is_fused = any(isinstance(part, nn.LSTM) for part in module.modules())
     for place in ("cpu",) if is_fused else ("meta", "cpu"):  # a CPU has one kernel for a layer of LSTM, meta tensors many
@@ -142,7 +100,7 @@ def profile(
 
 
 class Counted(NamedTuple):
-    """An operation: FLOPs, those with channels filled up, bytes moved, its name in torch, and its kind in ``ArmKernels``.
+    """An operation: FLOPs, those with channels filled up, bytes moved, its name in torch, and its kind on ARM cores.
 
     ``call`` has the bytes in whose time a CPU calls it.
     """
@@ -156,14 +114,8 @@ class Counted(NamedTuple):
 
     def columns(self) -> tuple[float, ...]:
         """``COLUMNS`` of a batch."""
-        arm_flops = self.flops / _ARM.share.get(self.kind, 1.0)
-        return (
-            self.filled,
-            self.moved,
-            self.moved * _PASSES.get(self.name, 0.0) + self.call,
-            arm_flops,
-            self.moved * _ARM.passes.get(self.kind, 0.0),
-        )
+        arm_flops, arm_moved = self.flops / _ARM_SHARES.get(self.kind, 1.0), self.moved * _ARM_PASSES.get(self.kind, 0.0)
+        return self.filled, self.moved, self.moved * _PASSES.get(self.name, 0.0) + self.call, arm_flops, arm_moved
 
 
 def _by_sample(small: list[Counted], large: list[Counted]) -> Operations:
@@ -172,28 +124,23 @@ def _by_sample(small: list[Counted], large: list[Counted]) -> Operations:
     if first.shape != second.shape:  # the size of a batch decides what is done
         first, second = first.sum(axis=0, keepdims=True), second.sum(axis=0, keepdims=True)
     a_sample = (second - first) / (_LARGE - _SMALL)
-    fixed = first - _SMALL * a_sample
-    return np.stack([fixed, a_sample], axis=2).reshape(-1, 2 * COLUMNS)
+    return np.stack([first - _SMALL * a_sample, a_sample], axis=2).reshape(-1, 2 * COLUMNS)
 
 
 def _step(
-    module: "nn.Module", batch: "torch.Tensor", trainer: Trainer, place: str, objective: Objective
-) -> "tuple[dict[str, list[Counted]], float, float]":
+    module: nn.Module, batch: Tensor, trainer: Trainer, place: str, objective: Objective
+) -> tuple[dict[str, list[Counted]], float, float]:
     """The operations of a second step (the first makes the optimiser's state), bytes kept for it, and bytes held always."""
-    import torch
-
-    own = copy.deepcopy(module).to(place).train()
-    x = batch.to(place)
+    own, x = copy.deepcopy(module).to(place).train(), batch.to(place)
     named = {name: parameter for name, parameter in own.named_parameters() if parameter.requires_grad}
-    trained, optimiser = named.values(), trainer.torch_optimiser(named, 0.1)
+    optimiser = trainer.torch_optimiser(named, 0.1)
     loss_of: Callable[..., Any] = own.loss if hasattr(own, "loss") else objective.losses  # type: ignore[assignment]
     known = {_storage(parameter) for parameter in own.parameters()}
-    steps = (torch.nn.RNNBase, torch.nn.RNNCellBase)
-    call = _CALL if any(isinstance(part, steps) and not isinstance(part, torch.nn.LSTM) for part in own.modules()) else 0.0
-    found: dict[str, list[Counted]] = {}
+    steps = (nn.RNNBase, nn.RNNCellBase)
+    call = _CALL if any(isinstance(part, steps) and not isinstance(part, nn.LSTM) for part in own.modules()) else 0.0
     kept: dict[int, int] = {}
 
-    def keep(tensor: "torch.Tensor") -> "torch.Tensor":
+    def keep(tensor: Tensor) -> Tensor:
         if _storage(tensor) not in known:
             kept[_storage(tensor)] = tensor.untyped_storage().nbytes()
         return tensor
@@ -203,23 +150,74 @@ def _step(
         for _ in range(2):
             optimiser.zero_grad()
             kept.clear()
-            with _counting(call) as forward, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            with Counting(call) as forward, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
                 loss = loss_of(own(x), y).mean()
-            with _counting(call) as backward:
+            with Counting(call) as backward:
                 loss.backward()
-            with _counting() as update:
+            with Counting() as update:
                 optimiser.step()
-            found = dict(zip(_PHASES, (forward.operations, backward.operations, update.operations), strict=True))
-    held = [*own.parameters(), *own.buffers(), *(parameter.grad for parameter in trained if parameter.grad is not None)]
-    held += [state for entry in optimiser.state.values() for state in entry.values() if isinstance(state, torch.Tensor)]
-    return found, float(sum(kept.values())), float(sum(tensor.numel() * tensor.element_size() for tensor in held))
+    found = dict(zip(_PHASES, (forward.operations, backward.operations, update.operations), strict=True))
+    held = [*own.parameters(), *own.buffers(), *(each.grad for each in named.values() if each.grad is not None)]
+    held += [state for entry in optimiser.state.values() for state in entry.values() if isinstance(state, Tensor)]
+    return found, float(sum(kept.values())), float(sum(map(_size, held)))
 
 
-def _storage(tensor: "torch.Tensor") -> int:
+def _storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def _kind_of_convolution(weight: "torch.Tensor", groups: int) -> str:
+def _size(tree: Any) -> int:
+    """Bytes of all tensors within."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
+
+
+class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the FLOPs and bytes of each operation, in ``operations``; each costs a ``call`` besides (bytes)."""
+
+    def __init__(self, call: float = 0.0) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.call, self.operations = call, list[Counted]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        result = func(*args, **given)
+        name, called = func._overloadpacket.__name__, self.call
+        if name == "convolution":
+            flops, filled, moved = _convolved(args[0], args[1], result, *(args[place] for place in (3, 6, 8)))
+            kind = _kind_of_convolution(args[1], args[8])
+        elif name == "convolution_backward":  # one for the samples, unless nobody asks, and one for the weights
+            y, x, weight, _, stride, _, _, transposed, _, groups, asked, *_ = args
+            one = _convolved(x, weight, y, stride, transposed, groups, backward=True)
+            flops, filled, moved = (sum(asked[:2]) * of for of in one)
+            kind = _kind_of_convolution(weight, groups) + "_backward"
+        elif name.startswith("mkldnn_rnn_layer"):
+            x, *weights = args[:3]
+            times = 2 if name.endswith("backward") else 1
+            flops = filled = times * 2.0 * x.shape[0] * x.shape[1] * sum(weight.numel() for weight in weights)
+            kind, moved, called = "matrix", _size((args, given)) + _size(result), times * x.shape[0] * _STEP
+        else:
+            count = flop_registry.get(func._overloadpacket)
+            flops = filled = 0.0 if count is None else float(count(*args, **given, out_val=result))
+            kind = "matrix" if count is not None else _kind_by_name(name)
+            moved = 0 if func.is_view or "empty" in name or name == "_unsafe_view" else _size((args, given)) + _size(result)
+        if flops or moved:
+            self.operations.append(Counted(flops, filled, float(moved), name, kind, called))
+        return result
+
+
+def _convolved(
+    x: Any, weight: Any, y: Any, stride: Sequence[int], transposed: bool, groups: int, *, backward: bool = False
+) -> tuple[float, float, float]:
+    """FLOPs, filled FLOPs and bytes of a convolution from x to y; backward, y's gradient is spread over the grid of x."""
+    if transposed:
+        x, y, backward = y, x, not backward
+    fill = [-(-channels // _LANES) * _LANES / channels for channels in (x.shape[1], y.shape[1]) if channels >= _FIRST]
+    flops = float(2 * y.numel() * weight[0].numel())
+    filled = flops * (math.prod(fill) if groups == 1 else 1)
+    return flops, filled, float(_size((x, weight)) + (math.prod(stride) if backward else 1) * _size(y))
+
+
+def _kind_of_convolution(weight: Tensor, groups: int) -> str:
     if groups > 1:
         return "grouped"
     return "pointwise" if weight[0, 0].numel() == 1 else "dense"
@@ -229,61 +227,3 @@ def _kind_by_name(name: str) -> str:
     if name.startswith(_NORMALISING):
         return "norm"
     return "curve" if any(curve in name for curve in _CURVED) else "other"
-
-
-def _counting(call: float = 0.0) -> Any:
-    """A mode that notes the FLOPs and bytes of each operation, in ``operations``; each costs a ``call`` besides (bytes)."""
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_leaves
-    from torch.utils.flop_counter import flop_registry
-
-    def size(tree: Any) -> int:
-        return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
-
-    def convolved(
-        x: Any, weight: Any, y: Any, stride: Sequence[int], transposed: bool, groups: int, *, backward: bool = False
-    ) -> tuple[float, float, float]:
-        """FLOPs, filled FLOPs and bytes of a convolution from x to y; backward, y's gradient is spread over the grid of x."""
-        if transposed:
-            x, y, backward = y, x, not backward
-        fill = [-(-channels // _LANES) * _LANES / channels for channels in (x.shape[1], y.shape[1]) if channels >= _FIRST]
-        spread = math.prod(stride) if backward else 1
-        flops = float(2 * y.numel() * weight[0].numel())
-        filled = flops * (math.prod(fill) if groups == 1 else 1)
-        return flops, filled, float(size((x, weight)) + spread * size(y))
-
-    class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        def __init__(self) -> None:
-            super().__init__()  # type: ignore[no-untyped-call]
-            self.operations: list[Counted] = []
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            given = kwargs or {}
-            result = func(*args, **given)
-            name, called = func._overloadpacket.__name__, call
-            if name == "convolution":
-                flops, filled, moved = convolved(args[0], args[1], result, *(args[place] for place in (3, 6, 8)))
-                kind = _kind_of_convolution(args[1], args[8])
-            elif name == "convolution_backward":  # one for the samples, unless nobody asks, and one for the weights
-                y, x, weight, _, stride, _, _, transposed, _, groups, asked, *_ = args
-                one = convolved(x, weight, y, stride, transposed, groups, backward=True)
-                flops, filled, moved = (sum(asked[:2]) * of for of in one)
-                kind = _kind_of_convolution(weight, groups) + "_backward"
-            elif name.startswith("mkldnn_rnn_layer"):
-                x, *weights = args[:3]
-                flops = filled = 2.0 * x.shape[0] * x.shape[1] * sum(weight.numel() for weight in weights)
-                called = x.shape[0] * _STEP
-                if name.endswith("backward"):
-                    flops, filled, called = 2 * flops, 2 * filled, 2 * called
-                kind, moved = "matrix", size((args, given)) + size(result)
-            else:
-                count = flop_registry.get(func._overloadpacket)
-                flops = filled = 0.0 if count is None else float(count(*args, **given, out_val=result))
-                kind = "matrix" if count is not None else _kind_by_name(name)
-                moved = 0 if func.is_view or "empty" in name or name == "_unsafe_view" else size((args, given)) + size(result)
-            if flops or moved:
-                self.operations.append(Counted(flops, filled, float(moved), name, kind, called))
-            return result
-
-    return Counting()

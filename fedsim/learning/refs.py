@@ -1,7 +1,7 @@
 """Models as names: a ``Ref`` stands for a model that may not have been computed yet, and knows how it would be.
 
 A ref that nobody asks about is never computed. Once it is, it holds its value and drops its recipe, and with it every model
-that only the recipe needed; plain reference counting does the rest.
+that only the recipe needed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -42,12 +42,10 @@ class Trained:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mixed:
-    """A linear combination, summed in the order given.
+    """A linear combination of models, by coefficients, summed in the order given.
 
-    Attributes:
-        parts: models and coefficients.
-        otherwise: stands in when no part is finite.
-        rescale: whether the coefficients of the finite parts are scaled up to the sum of all.
+    ``otherwise`` stands in when no part is finite; ``rescale``: the coefficients of the finite parts are scaled up to the sum
+    of all.
     """
 
     parts: tuple[tuple["Ref", float], ...]
@@ -74,12 +72,10 @@ class Best:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Applied:
-    """The result of a pure function (``fedsim.learning.functions``) of models.
+    """The result of a pure function (``fedsim.learning.functions``, by its import path) of models and constants.
 
     Attributes:
-        function: its import path, ``package.module:function``.
-        models: what it is given, in this order.
-        constants: what else, by name; JSON-able.
+        constants: by name; JSON-able.
         stream: the purpose and the numbers of the stream that it draws from; None: it draws nothing.
         otherwise: stands in where a model is not finite, or none is left.
         leave_out: whether a model that is not finite is left out instead.
@@ -100,18 +96,15 @@ Recipe = Initial | Trained | Mixed | Best | Applied
 
 def parents(recipe: Recipe) -> list["Ref"]:
     """The models that a recipe needs."""
-    match recipe:
-        case Trained(training=training, before=before):
-            previous = None if training.contrast is None else training.contrast.previous
-            needed = [training.start, training.anchor, training.linear, previous, before]
-        case Mixed(parts=parts, otherwise=otherwise):
-            needed = [*(ref for ref, _ in parts), otherwise]
-        case Best(models=models):
-            needed = [*models]
-        case Applied(models=models, otherwise=otherwise):
-            needed = [*models, otherwise]
-        case Initial():
-            needed = []
+    needed: list[Ref | None] = []
+    if isinstance(recipe, Trained):
+        training = recipe.training
+        previous = None if training.contrast is None else training.contrast.previous
+        needed = [training.start, training.anchor, training.linear, previous, recipe.before]
+    elif isinstance(recipe, Mixed):
+        needed = [*(ref for ref, _ in recipe.parts), recipe.otherwise]
+    elif isinstance(recipe, Best | Applied):
+        needed = [*recipe.models, recipe.otherwise if isinstance(recipe, Applied) else None]
     return [ref for ref in needed if ref is not None]
 
 
@@ -148,10 +141,7 @@ class Ref:
     __slots__ = ("__weakref__", "choice", "device", "finite", "loss", "losses", "name", "recipe", "serial", "state", "value")
 
     def __init__(self, name: str, serial: int, recipe: Recipe | None, device: int | None = None) -> None:
-        self.name = name
-        self.serial = serial
-        self.recipe = recipe
-        self.device = device
+        self.name, self.serial, self.recipe, self.device = name, serial, recipe, device
         self.value: Weights | None = None
         self.finite = False
         self.loss: Loss | None = None
@@ -196,7 +186,7 @@ class Ref:
         self.recipe = None
 
 
-_SIDE_BY_SIDE = (Applied, Best, Trained)
+_RANKS: dict[type[Recipe], int] = {Initial: 0, Mixed: 0, Applied: 1, Best: 2, Trained: 3}
 
 
 def waves(wanted: Iterable[Ref]) -> Iterator[list[Ref]]:
@@ -206,9 +196,13 @@ def waves(wanted: Iterable[Ref]) -> Iterator[list[Ref]]:
     training that can be. A wave must be computed before the next is asked for; it is then held no longer. Walks no recursion:
     chains may be of any length.
     """
-    stack, ready = list(wanted), list[Ref]()
+    stack, ready = list(wanted), list[tuple[int, int, Ref]]()
     missing: dict[Ref, int] = {}
     children: dict[Ref, list[Ref]] = {}
+
+    def add(ref: Ref, recipe: Recipe) -> None:
+        heappush(ready, (_RANKS[type(recipe)], ref.serial, ref))
+
     while stack:
         ref = stack.pop()
         if ref.recipe is not None and ref not in missing:
@@ -218,25 +212,16 @@ def waves(wanted: Iterable[Ref]) -> Iterator[list[Ref]]:
                 children.setdefault(parent, []).append(ref)
             stack += unknown
             if not unknown:
-                ready.append(ref)
-    alone: list[tuple[int, Ref]] = []
-    together: dict[type[Recipe], list[Ref]] = {kind: [] for kind in _SIDE_BY_SIDE}
-    while missing:
-        for ref in ready:
-            if isinstance(ref.recipe, _SIDE_BY_SIDE):
-                together[type(ref.recipe)].append(ref)
-            else:
-                heappush(alone, (ref.serial, ref))
-        if alone:
-            wave = [heappop(alone)[1]]
-        else:
-            kind = next(kind for kind, refs in together.items() if refs)
-            wave, together[kind] = sorted(together[kind], key=lambda ref: ref.serial), []
+                add(ref, ref.recipe)
+    while ready:
+        rank, _, ref = heappop(ready)
+        wave = [ref]
+        while rank and ready and ready[0][0] == rank:
+            wave.append(heappop(ready)[2])
         yield wave
-        ready = []
         for ref in wave:
             del missing[ref]
             for child in children.pop(ref, ()):
                 missing[child] -= 1
-                if not missing[child]:
-                    ready.append(child)
+                if not missing[child] and child.recipe is not None:
+                    add(child, child.recipe)

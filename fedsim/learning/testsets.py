@@ -6,7 +6,6 @@ order of their own, in blocks.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -66,13 +65,12 @@ class Block:
         return images
 
 
-@dataclass(frozen=True)
-class TestSamples:
-    """The test samples of some devices.
+class TestSamples(NamedTuple):
+    """The test samples of some devices, which stand device by device.
 
     Attributes:
         devices: whose.
-        owner: position of each sample's device in ``devices``, int64 [samples]; samples stand device by device.
+        owner: position of each sample's device in ``devices``, int64 [samples].
         order: the samples by image, int64 [samples].
         blocks: the distinct images, each with the samples of it in that order: which image within it, and the target.
         bytes: memory that all of it takes.
@@ -89,29 +87,22 @@ class TestSets:
     """Every device's test samples in its current version; ``samples`` is ``data`` without shards, which workers get."""
 
     def __init__(self, data: FederatedData, samples: FederatedData, device: torch.device) -> None:
-        self._data = data
-        self._samples = samples
-        self._device = device
+        self._data, self._samples, self._device = data, samples, device
         self._versions = np.zeros(len(data.shards), dtype=np.int64)
         self._lists: dict[tuple[int, ...] | None, TestSamples] = {}
-        self._list_bytes = 0
 
     def shift(self, device: int, version: int) -> None:
         """From now on ``device`` is tested on another version of its data."""
         self._versions[device] = version
         self._lists.clear()
-        self._list_bytes = 0
 
     def of(self, devices: Sequence[int] | None) -> TestSamples:
         """The samples of some devices, or of all; kept while there is room, the latest longest."""
         key = None if devices is None else tuple(devices)
-        samples = self._lists.pop(key, None)
-        if samples is None:
-            samples = self._gather(range(len(self._versions)) if devices is None else devices)
-            self._list_bytes += samples.bytes
-            while self._lists and self._list_bytes > _KEPT_BYTES:
-                self._list_bytes -= self._lists.pop(next(iter(self._lists))).bytes
+        samples = self._lists.pop(key, None) or self._gather(range(len(self._versions)) if devices is None else devices)
         self._lists[key] = samples
+        while len(self._lists) > 1 and sum(each.bytes for each in self._lists.values()) > _KEPT_BYTES:
+            del self._lists[next(iter(self._lists))]
         return samples
 
     def own(self, device: int) -> tuple[Callable[[], Tensor], NDArray[Any]]:
@@ -125,9 +116,8 @@ class TestSets:
     def _gather(self, devices: Sequence[int]) -> TestSamples:
         pool = self._data.pool
         shards = [self._shard(device) for device in devices]
-        sizes = np.array([len(shard.test) for shard in shards], dtype=np.int64)
         turns = np.array([shard.quarter_turns % 4 for shard in shards], dtype=np.int64)
-        owner = np.repeat(np.arange(len(shards)), sizes)
+        owner = np.repeat(np.arange(len(shards)), np.array([len(shard.test) for shard in shards], dtype=np.int64))
         index = np.concatenate([np.empty(0, np.int64), *(shard.test for shard in shards)])
         y = pool.y[index] if pool.targets is None else pool.targets[index]
         maps = {at: shard.label_map for at, shard in enumerate(shards) if shard.label_map is not None}
@@ -154,12 +144,7 @@ def _own(samples: FederatedData, shard: Shard) -> Tensor:
 
 
 def judge(
-    solver: Solver,
-    objective: Objective,
-    weights: Weights,
-    block: Callable[[], Tensor],
-    image: NDArray[np.int64],
-    y: NDArray[Any],
+    solver: Solver, objective: Objective, weights: Weights, block: Block, image: NDArray[np.int64], y: NDArray[Any]
 ) -> Judged:
     """Apply a model to the samples of a block, given which image each is, and its target; runs on a worker."""
     compute_with_one_thread()
@@ -170,13 +155,12 @@ def judge_each(
     solver: Solver,
     objective: Objective,
     weights: Sequence[Weights],
-    blocks: Sequence[Callable[[], Tensor]],
+    samples: Sequence[Callable[[], Tensor]],
     ys: Sequence[NDArray[Any]],
 ) -> Judged:
     """Apply several models, each to samples of its own, one model after the other; runs on a worker."""
     compute_with_one_thread()
-    outputs = torch.cat(solver.outputs_each(weights, [block() for block in blocks]))
-    return _judged(solver, objective, outputs, np.concatenate(ys))
+    return _judged(solver, objective, torch.cat(solver.outputs_each(weights, [x() for x in samples])), np.concatenate(ys))
 
 
 def _judged(solver: Solver, objective: Objective, outputs: Tensor, y: NDArray[Any]) -> Judged:
@@ -184,8 +168,8 @@ def _judged(solver: Solver, objective: Objective, outputs: Tensor, y: NDArray[An
     asked = objective.asked(targets).reshape(len(y), -1)
     right = (objective.answers(outputs) == targets).reshape(len(y), -1) & asked
     facts = {metric.name: metric.keep(outputs, targets).double().cpu().numpy() for metric in objective.figures}
-    losses, counts = solver.losses(outputs, targets).cpu().numpy(), [each.sum(dim=1).cpu().numpy() for each in (right, asked)]
-    return Judged(losses, counts[0], counts[1], facts)
+    counts = [each.sum(dim=1).cpu().numpy() for each in (right, asked)]
+    return Judged(solver.losses(outputs, targets).cpu().numpy(), counts[0], counts[1], facts)
 
 
 def counted(
@@ -203,8 +187,8 @@ def counted(
     losses, right, asked = np.zeros((3, len(owner)))
     facts: dict[str, list[SampleNumbers]] = {}
     if judged:
-        for whole, name in ((losses, "losses"), (right, "right"), (asked, "asked")):
-            whole[place] = np.concatenate([getattr(part, name) for part in judged])
+        for whole, parts in zip((losses, right, asked), zip(*(part[:3] for part in judged), strict=True), strict=True):
+            whole[place] = np.concatenate(parts)
         by_device, ends = np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner, minlength=len(devices)))[:-1]
         for name in judged[0].facts:
             found = np.concatenate([part.facts[name] for part in judged])

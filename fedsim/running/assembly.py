@@ -17,10 +17,9 @@ from fedsim.federation.devices import Devices
 from fedsim.federation.dispatch import Dispatch
 from fedsim.federation.server import Server
 from fedsim.learning import Learner
-from fedsim.learning.architecture import Tensor
-from fedsim.learning.factory import STATISTICS
+from fedsim.learning.architecture import STATISTICS, Tensor
+from fedsim.learning.model import LoRA
 from fedsim.learning.models import SizeOnly
-from fedsim.learning.patterns import LoRA
 from fedsim.meters.base import Column, MeterContext
 from fedsim.model_cost import ModelCost
 from fedsim.records.schema import DEVICES, ROUNDS, with_columns
@@ -29,7 +28,7 @@ from fedsim.strategies import strategy_class
 from fedsim.streams import Streams
 from fedsim.training import CutBy
 from fedsim.world import columns
-from fedsim.world.availability.base import changes, one_by_one, spans_of
+from fedsim.world.availability import changes, one_by_one, spans_of
 from fedsim.world.batteries import Powered
 from fedsim.world.compute import Compute
 from fedsim.world.device_kinds import Capacity, estimates
@@ -194,15 +193,13 @@ class Run:
         """Training times of kinds of devices for the scenario's model; None where there are none."""
         if capacity.which is None or self.scenario.strategy.brings_learning:
             return None
-        from fedsim.learning.profile import cost_of  # loads torch
-
-        scenario = self.scenario
-        cost = cost_of(scenario.model, *self._shape_and_classes, scenario.training, scenario.objective)
+        model, training, asked = self.scenario.model, self.scenario.training, self._shape_and_classes
 
         def cost_of_cut(by: CutBy, size: float) -> ModelCost:
-            return cost_of(scenario.model.cut(by, size), *self._shape_and_classes, scenario.training, scenario.objective)
+            return model.cut(by, size).cost(*asked, training, self.scenario.objective)
 
-        return Rooflines(capacity.kinds, capacity.which, cost, scenario.training.batch_size, cost_of_cut)
+        cost = model.cost(*asked, training, self.scenario.objective)
+        return Rooflines(capacity.kinds, capacity.which, cost, training.batch_size, cost_of_cut)
 
     def _setting(self, capacity: Capacity) -> RunInfo:
         scenario = self.scenario

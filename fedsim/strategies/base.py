@@ -20,21 +20,16 @@ from fedsim.world.population import DeadlineBase, PopulationSpec
 
 
 class StrategyParams(Spec):
-    """``[strategy]``: what a strategy takes. Each strategy has a subclass of its own as ``Params``.
-
-    Its checks refuse what cannot work, by a ``ScenarioError`` that names the key, the value and what is allowed.
-    """
+    """``[strategy]``: what a strategy takes; each has a subclass as ``Params``. Checks refuse by a ``ScenarioError``."""
 
     kind: str
 
+    # Whether it needs edge servers in the network; whether devices send to each other, without a server; whether models and
+    # data are its own, and the sections of a scenario about learning not for it; whether it goes by the labels of devices.
     at_edges: ClassVar[bool] = False
-    """Whether it needs edge servers: without them in the network it is refused."""
-
     serverless: ClassVar[bool] = False
-    """Whether devices send to each other, and there is no server."""
-
     brings_learning: ClassVar[bool] = False
-    """Whether models and data are its own: then the sections of a scenario that say of learning are not for it."""
+    needs_labels: ClassVar[bool] = False
 
     added_up: ClassVar[tuple[str, ...]] = ()
     """Contents of answers that the device and the server each add up as they arrive.
@@ -45,27 +40,23 @@ class StrategyParams(Spec):
     plain_down: ClassVar[bool] = False
     """Whether devices receive something else than a model that a codec could write."""
 
-    @property
-    def resizes(self) -> bool:
-        """Whether updates of one device differ in size, so that nothing that was left out can be in the next one."""
-        return False
-
     kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "nobody"
     """Which side says that tensors of the model stay on the devices; the scenario does by ``model.keep`` or ``model.send``."""
 
     mixes_states: ClassVar[bool] = False
     """Whether a model is the mean of a round's updates and no more, as ``training.state = "sent"`` needs; not inherited."""
 
+    @property
+    def resizes(self) -> bool:
+        """Whether updates of one device differ in size, so that nothing that was left out can be in the next one."""
+        return False
+
     def stays(self, tensors: Sequence[Tensor]) -> list[bool]:
         """Whether each tensor never leaves a device, [tensors]; by default as the scenario says."""
         return [tensor.kept for tensor in tensors]
 
     def split_of(self, setting: RunInfo) -> Split | None:
-        """Ranges of a flat model that are sent, and that stay on the devices; None: all are sent.
-
-        Raises:
-            ScenarioError: there is nothing to send.
-        """
+        """Ranges of a flat model that are sent, and that stay on the devices; None: all are sent. Refuses to send nothing."""
         tensors = setting.tensors() if self.kept_by == "strategy" or (self.kept_by == "scenario" and setting.keeps) else ()
         if not tensors and self.kept_by == "strategy":
             raise ScenarioError(
@@ -76,10 +67,7 @@ class StrategyParams(Spec):
         return Split.of(tensors, self.stays(tensors), key) if tensors else None
 
     def unprotected(self, protection: Protection) -> str | None:
-        """Why an aggregation with this protection, which is refused then, does not protect all that is made of answers.
-
-        None by default: all that clients send becomes models through ``aggregation`` alone.
-        """
+        """Why an aggregation with this protection is refused: not all that is made of answers goes through it; None if so."""
         return None
 
     @property
@@ -120,9 +108,6 @@ class StrategyParams(Spec):
             raise ValueError(f"'aggregation.account' is true, but {why}; allowed is false")
         return self
 
-    needs_labels: ClassVar[bool] = False
-    """Whether it goes by the labels that devices hold."""
-
     @property
     def needs_accuracy(self) -> str | None:
         """Why it does not go with an objective without right answers, as "key is value"; None if it does."""
@@ -158,10 +143,10 @@ class StrategyParams(Spec):
 
     def refuse_more(self, key: str, devices: int) -> None:
         """Refuse a number that is greater than that of the devices."""
-        value = getattr(self, key) or 0
-        if value > devices:
-            why = f"more than the population's {devices} devices; allowed are 1 to {devices}"
-            raise ScenarioError(f"strategy.{key} is {value}, {why}")
+        if (value := getattr(self, key) or 0) > devices:
+            raise ScenarioError(
+                f"strategy.{key} is {value}, more than the population's {devices} devices; allowed are 1 to {devices}"
+            )
 
     def check_edges(self, edges: int) -> None:
         """Refuse what cannot work with so many edge servers; called for strategies ``at_edges`` only."""
@@ -183,15 +168,13 @@ ClientHalf = Client[Any]  # Strategy.Client shadows Client
 class Strategy(Generic[P]):
     """A federated learning algorithm: its server half. What runs on the devices is its ``Client``.
 
-    A subclass keeps everything that it must remember in ``state`` (JSON-able values and model refs), so that a run can be
-    saved and continued, and acts in its handlers through ``server`` alone.
+    A subclass keeps everything that it must remember in ``state`` (JSON-able values and refs), so that a run can be saved and
+    continued, and acts in its handlers through ``server`` alone.
     """
 
     Params: ClassVar[type[StrategyParams]] = StrategyParams
     Client: ClassVar[type[Client[Any]]] = Client
-    """Its client half."""
-    score: Literal["pooled", "device-mean"] = "pooled"
-    """Default of the accuracy's definition; a scenario may set another."""
+    score: Literal["pooled", "device-mean"] = "pooled"  # how accuracy is defined, unless a scenario says otherwise
 
     @classmethod
     def client_half(cls, params: P, setting: RunInfo) -> ClientHalf:

@@ -32,8 +32,7 @@ class RoundParams(StrategyParams):
         deadline: clients have so long (s); unfinished clients are late. None: the round waits for all. A table with a
             ``kind`` is a rule of its own, such as a multiple of the devices' mean time (``parts/deadline``).
         retry: with nobody to ask, look again after this time (s).
-        every: rounds begin on a schedule: each at the first multiple of this time (s) at which the one before has closed. None:
-            a round begins as soon as the one before has closed.
+        every: each round begins at the first multiple of this time (s) at which the one before has closed. None: at once.
     """
 
     instead: ClassVar[Mapping[str, str]] = {

@@ -20,7 +20,7 @@ from fedsim.environment import Alarm
 from fedsim.language.spec import OnlyWith, Spec
 from fedsim.language.units import Bytes, Seconds
 from fedsim.simulation import TICK_S, Simulation, on_grid_after, tie_s
-from fedsim.world.task import Pause, Queue, Task, TaskStep
+from fedsim.world.task import Pause, Queue, Task, TaskStep, in_line
 
 CurvePoint = Annotated[list[Annotated[float, Field(gt=0.0, le=1e6)]], Field(min_length=2, max_length=2)]
 
@@ -102,89 +102,62 @@ class _Cores:
 
 
 class Hosts:
-    """Cores and workers of all hosts; ``through`` is called for a task whose computation is through.
-
-    Attributes:
-        spec: what each host is like.
-    """
+    """Cores and workers of all hosts; ``through`` is called for a task whose computation is through."""
 
     def __init__(self, simulation: Simulation, spec: HostSpec, through: Callable[[Task], None]) -> None:
-        self._simulation, self.spec, self._through = simulation, spec, through
+        self._simulation, self._spec, self._through = simulation, spec, through
         self._cores: dict[int, _Cores] = {}
         self._jobs: dict[int, _Computing] = {}
         self._used: dict[int, float] = {}  # seconds of a core that running steps have had in computations that are through
         self._changed: dict[int, None] = {}
         self._pools: dict[int, simpy.Resource] = {}
 
-    def host_of(self, device: int) -> int:
-        return device % self.spec.number
-
     # Workers.
 
     def admit(self, task: Task) -> tuple[TaskStep, ...]:
         """Ask for a worker; returns the steps that come before the task's own: the queue for it, and its start-up."""
-        start_up = (Pause("start-up", self.spec.start_up),) if self.spec.start_up else ()
-        if self.spec.slots == math.inf or self._take_worker(task):
-            return start_up
-        return Queue(), *start_up
+        start_up = (Pause("start-up", self._spec.start_up),) if self._spec.start_up else ()
+        return start_up if self._spec.slots == math.inf or self._take_worker(task) else (Queue(), *start_up)
 
     def _take_worker(self, task: Task) -> bool:
-        host = self.host_of(task.device)
+        host = task.device % self._spec.number
         if host not in self._pools:
-            self._pools[host] = simpy.Resource(self._simulation.env, int(self.spec.slots))
-        task.worker = self._pools[host].request()
-        if not task.worker.triggered:
-            task.worker.callbacks.append(lambda _: task.carried_out() if task.waits else None)
-        return task.worker.triggered
-
-    @staticmethod
-    def dismiss(task: Task) -> None:
-        """The task is over: its worker takes the next one."""
-        worker, task.worker = task.worker, None
-        if worker is not None and worker.triggered:
-            worker.resource.release(worker)
-        elif worker is not None:
-            worker.cancel()
+            self._pools[host] = simpy.Resource(self._simulation.env, int(self._spec.slots))
+        return task.request("worker", self._pools[host])
 
     # Cores.
 
     def compute(self, task: Task, seconds: float) -> None:
         """Begin a computation that takes ``seconds`` at full speed."""
-        host = self.host_of(task.device)
-        cores = self._advanced(host)
+        cores = self._changing(task)
         job = self._jobs[task.id] = _Computing(task, cores.served, cores.served + seconds)
         heappush(cores.ends, (job.end, task.id))
         cores.running += 1
-        self._note_change(host)
 
     def is_due(self, task: Task) -> bool:
         """Whether the running computation ought to be through now, but for the rounding of times."""
         job = self._jobs.get(task.id)
         if job is None:
             return False
-        cores, now = self._advanced(self.host_of(task.device)), self._simulation.now
-        return job.end - cores.served <= self.spec.rate(cores.running) * tie_s(now)
+        cores = self._advanced(task.device % self._spec.number)
+        return job.end - cores.served <= self._spec.rate(cores.running) * tie_s(self._simulation.now)
 
     def stop(self, task: Task) -> bool:
         """End the computation that runs, if one does; returns whether one did."""
         job = self._jobs.pop(task.id, None)
         if job is not None:
-            host = self.host_of(task.device)
-            cores = self._advanced(host)
+            cores = self._changing(task)
             cores.running -= 1
             self._used[task.id] = self._used.get(task.id, 0.0) + cores.served - job.begun
-            self._note_change(host)
         return job is not None
 
     def stretch(self, task: Task, factor: float) -> None:
         """The rest of the running computation takes ``factor`` times as long."""
         job = self._jobs.get(task.id)
         if job is not None:
-            host = self.host_of(task.device)
-            cores = self._advanced(host)
+            cores = self._changing(task)
             job.end = cores.served + (job.end - cores.served) * factor
             heappush(cores.ends, (job.end, task.id))
-            self._note_change(host)
 
     def used_s(self, task: Task) -> float:
         """Seconds of a core that the step which ends has had."""
@@ -193,17 +166,22 @@ class Hosts:
     def _advanced(self, host: int) -> _Cores:
         cores = self._cores.setdefault(host, _Cores(self._simulation.now))
         if cores.running:
-            cores.served += (self._simulation.now - cores.at) * self.spec.rate(cores.running)
+            cores.served += (self._simulation.now - cores.at) * self._spec.rate(cores.running)
         cores.at = self._simulation.now
         return cores
 
+    def _changing(self, task: Task) -> _Cores:
+        host = task.device % self._spec.number
+        self._note_change(host)
+        return self._advanced(host)
+
     def _note_change(self, host: int) -> None:
         if not self._changed:
-            self._simulation.unsettle(self.solve)
+            self._simulation.unsettle(self._solve)
         self._changed[host] = None
 
-    def solve(self) -> None:
-        """Set the alarms of hosts on which something has begun or ended in this instant. Called by the simulation."""
+    def _solve(self) -> None:
+        """Set the alarms of hosts on which something has begun or ended in this instant."""
         changed, self._changed = self._changed, {}
         for host in changed:
             cores = self._advanced(host)
@@ -213,7 +191,7 @@ class Hosts:
                 cores.alarm.cancel()
                 cores.alarm = None
             if cores.ends:
-                left = max(0.0, cores.ends[0][0] - cores.served) / self.spec.rate(cores.running)
+                left = max(0.0, cores.ends[0][0] - cores.served) / self._spec.rate(cores.running)
                 self.rearm("host", host, on_grid_after(cores.at + left))
             else:
                 cores.served = 0.0
@@ -224,7 +202,7 @@ class Hosts:
     def _ring(self, host: int) -> None:
         cores = self._advanced(host)
         cores.alarm = None
-        limit, through = cores.served + self.spec.rate(cores.running) * TICK_S / 2, []
+        limit, through = cores.served + self._spec.rate(cores.running) * TICK_S / 2, []
         while cores.ends and cores.ends[0][0] <= limit:
             entry = heappop(cores.ends)
             if self._is_current(*entry):
@@ -237,8 +215,7 @@ class Hosts:
     # Snapshots, between two instants.
 
     def snapshot(self, running: Mapping[int, Task]) -> dict[str, Any]:
-        holders = {id(task.worker): task_id for task_id, task in running.items() if task.worker is not None}
-        pools = {host: [holders[id(one)] for one in (*pool.users, *pool.queue)] for host, pool in self._pools.items()}
+        pools = {host: in_line("worker", pool, running) for host, pool in self._pools.items()}
         cores = {host: [cores.at, cores.served] for host, cores in self._cores.items()}
         jobs = {task_id: [job.begun, job.end] for task_id, job in self._jobs.items()}
         return {"cores": cores, "jobs": jobs, "used": self._used, "pools": pools}
@@ -249,7 +226,7 @@ class Hosts:
         self._cores = {host: _Cores(*saved) for host, saved in state["cores"].items()}
         for task_id, saved in state["jobs"].items():
             job = self._jobs[task_id] = _Computing(running[task_id], *saved)
-            cores = self._cores[self.host_of(job.task.device)]
+            cores = self._cores[job.task.device % self._spec.number]
             heappush(cores.ends, (job.end, task_id))
             cores.running += 1
         for waiting in state["pools"].values():

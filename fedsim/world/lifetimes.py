@@ -5,6 +5,7 @@ for a device before it comes: all arrivals share one wake-up, and so do all depa
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from pathlib import Path
@@ -21,14 +22,13 @@ from fedsim.language.spec import Spec
 from fedsim.language.units import PerSecond, PositiveSeconds, Seconds
 from fedsim.simulation import TICK_S, Simulation, on_grid
 from fedsim.streams import Streams
-from fedsim.world.availability import Availability
-from fedsim.world.availability.base import spans_of
+from fedsim.world.availability import Availability, spans_of
 from fedsim.world.distributions import FileColumn
 from fedsim.world.phases import Span
 
 
 class Turnover(Spec):
-    """The base of arrivals and departures."""
+    """The base of arrivals and departures. ``draw`` tells when each device joins, or leaves (s); float64 [devices]."""
 
     key: ClassVar[str]
 
@@ -55,29 +55,20 @@ class _Schedule(Turnover):
     def check(self, devices: int) -> None:
         if len(self.times) > devices:
             raise ScenarioError(f"{self.key}.times has {len(self.times)} times; allowed are at most {devices}, one a device")
-        if self.devices is None:
-            return
-        if len(self.devices) != len(self.times):
-            told = f"{len(self.devices)} devices for {len(self.times)} times"
-            raise ScenarioError(f"{self.key}.devices has {told}; give one for each")
-        seen: set[int] = set()
-        for device in self.devices:
+        named = self.devices or []
+        if self.devices is not None and len(named) != len(self.times):
+            raise ScenarioError(f"{self.key}.devices has {len(named)} devices for {len(self.times)} times; give one for each")
+        for device, count in Counter(named).items():
             if not 0 <= device < devices:
                 raise ScenarioError(f"{self.key}.devices names device {device}; allowed are 0 to {devices - 1}")
-            if device in seen:
+            if count > 1:
                 raise ScenarioError(f"{self.key}.devices names device {device} twice; allowed is once")
-            seen.add(device)
 
 
 class _TimesFromFile(FileColumn, Turnover):
-    """A time for each device, from a column of a CSV or Parquet file with a row a device; an empty cell is for none."""
-
     def times(self, devices: int, root: Path | None, empty: float) -> Floats:
-        """The times on the clock's grid (s), float64 [devices]; ``empty`` where there is none."""
+        """The times on the clock's grid (s), float64 [devices]; ``empty`` where there is none. ``DataError``: malformed."""
         return np.array([on_grid(time) for time in self.cells(self.key, devices, root, Seconds, empty=empty).tolist()])
-
-
-# Arrivals. ``draw`` tells when each device joins (s), float64 [devices].
 
 
 def _positive(rate: float) -> float:
@@ -105,7 +96,6 @@ class PoissonArrivals(Turnover):
             raise ScenarioError(f"population.arrivals.newcomers is {self.newcomers}; allowed are 1 to {devices} (all devices)")
 
     def draw(self, streams: Streams, devices: int, root: Path | None) -> Floats:
-        """Draws from ``world/arrivals`` and ``world/arrivals/gap``."""
         count = devices // 2 if self.newcomers is None else self.newcomers
         gaps = streams.generator("world/arrivals/gap").exponential(1 / self.rate, count)
         arrival = np.zeros(devices)
@@ -119,7 +109,6 @@ class ScheduledArrivals(_Schedule):
     key = "population.arrivals"
 
     def draw(self, streams: Streams, devices: int, root: Path | None) -> Floats:
-        """Draws from ``world/arrivals`` if no devices are named."""
         named = self.devices
         newcomers = streams.generator("world/arrivals").permutation(devices)[: len(self.times)] if named is None else named
         arrival = np.zeros(devices)
@@ -133,15 +122,11 @@ class ArrivalsFromFile(_TimesFromFile):
     key = "population.arrivals"
 
     def draw(self, streams: Streams, devices: int, root: Path | None) -> Floats:
-        """Raises ``DataError`` if the file or the column is missing, a row is, or a cell is no time."""
         return self.times(devices, root, 0.0)
 
 
 ARRIVALS = Registry.of("arrival", PoissonArrivals, ScheduledArrivals, ArrivalsFromFile, by_device=True)
 ArrivalsSpec = Annotated[PoissonArrivals | ScheduledArrivals | ArrivalsFromFile, ARRIVALS]
-
-
-# Departures. ``draw`` tells when each device leaves (s), inf for never, float64 [devices].
 
 
 class ExponentialStays(Turnover):
@@ -160,12 +145,10 @@ class ExponentialStays(Turnover):
     share: float = Field(default=1.0, gt=0.0, le=1.0)
 
     def draw(self, streams: Streams, arrival: Floats, root: Path | None) -> Floats:
-        """Draws from ``world/departures`` and ``world/departures/stay``."""
-        devices = len(arrival)
-        leaving = streams.generator("world/departures").permutation(devices)[: round(self.share * devices)]
+        leaving = streams.generator("world/departures").permutation(len(arrival))[: round(self.share * len(arrival))]
         uniforms = streams.uniforms("world/departures/stay", leaving).tolist()
         stay = np.array([-math.log(one) for one in uniforms]) * self.mean_stay  # numpy's has other last bits with AVX-512
-        departure = np.full(devices, np.inf)
+        departure = np.full(len(arrival), np.inf)
         departure[leaving] = arrival[leaving] + np.maximum(1.0, np.rint(stay / TICK_S)) * TICK_S
         return departure
 
@@ -176,10 +159,7 @@ class ScheduledDepartures(_Schedule):
     key = "population.departures"
 
     def draw(self, streams: Streams, arrival: Floats, root: Path | None) -> Floats:
-        """Draws from ``world/departures`` if no devices are named.
-
-        ``ScenarioError``: a device would leave before it has arrived, or nobody is there who could leave.
-        """
+        """``ScenarioError``: a device would leave before it has arrived, or nobody is there who could leave."""
         departure = np.full(len(arrival), np.inf)
         if self.devices is not None:
             departure[self.devices] = self.ticks()
@@ -189,10 +169,9 @@ class ScheduledDepartures(_Schedule):
         for time in np.sort(self.ticks()):
             candidates = np.flatnonzero((arrival[order] < time) & (departure[order] == np.inf))
             if not len(candidates):
-                arrived = int((arrival < time).sum())
                 raise ScenarioError(
-                    f"population.departures.times has a departure at {time:.12g} s, when no device is there to leave; "
-                    f"allowed are at most {arrived} by then, one for each device that has arrived"
+                    f"population.departures.times has a departure at {time:.12g} s, when no device is there to leave; allowed "
+                    f"are at most {int((arrival < time).sum())} by then, one for each device that has arrived"
                 )
             departure[order[candidates[0]]] = time
         return departure
@@ -204,12 +183,10 @@ class DeparturesFromFile(_TimesFromFile):
     key = "population.departures"
 
     def draw(self, streams: Streams, arrival: Floats, root: Path | None) -> Floats:
-        """Raises ``ScenarioError`` if a device would leave before it has arrived."""
         return _after(arrival, self.times(len(arrival), root, np.inf))
 
 
 def _after(arrival: Floats, departure: Floats) -> Floats:
-    """The departures, if all are after the arrivals."""
     for device in np.flatnonzero(departure <= arrival).tolist():
         raise ScenarioError(
             f"population.departures: device {device} leaves at {departure[device]:.12g} s but arrives at "
@@ -220,9 +197,6 @@ def _after(arrival: Floats, departure: Floats) -> Floats:
 
 DEPARTURES = Registry.of("departure", ExponentialStays, ScheduledDepartures, DeparturesFromFile, by_device=True)
 DeparturesSpec = Annotated[ExponentialStays | ScheduledDepartures | DeparturesFromFile, DEPARTURES]
-
-
-# What becomes of them in a run.
 
 
 class Bounded:
@@ -272,7 +246,7 @@ class Lifetimes:
 
     Emits ``arrival`` and ``departure`` with the ``device``, in order of time, then device; a device that is there from time 0
     does not arrive. ``on_arrival`` is called with each newcomer at the first instant in which it can be reached, be it its
-    arrival or later; never for one who leaves before. ``arrival`` and ``departure`` (s, float64 [devices]) never change.
+    arrival or later; never for one who leaves before.
     """
 
     def __init__(
@@ -289,8 +263,8 @@ class Lifetimes:
         self._leavers, self._departures = _in_order(departure, departure < math.inf)
         self._arrived = self._left = 0
         self._waiting: list[tuple[float, int]] = []  # a heap: newcomers who have arrived but cannot be reached yet, and when
-        self._arm_arrival()
-        self._arm_departure()
+        self._arm("arrival")
+        self._arm("departure")
 
     def present(self, time: float) -> Flags:
         """Devices that have arrived and not left at ``time`` (s), on or off; bool [devices]."""
@@ -305,11 +279,14 @@ class Lifetimes:
     def rearm(self, kind: str, number: int, when: float) -> None:
         self._simulation.wake((kind, number), when, self._arrive if kind == "arrival" else self._depart)
 
-    def _arm_arrival(self) -> None:
-        """Wake up when the next newcomer arrives, or when one who is waiting comes on, if that is earlier."""
-        when = min(self._waiting[0][0] if self._waiting else math.inf, self._arrivals.item(self._arrived))
+    def _arm(self, kind: str) -> None:
+        """Wake up at the next arrival, or when a newcomer who is waiting comes on; or at the next departure."""
+        number, when = self._left, self._departures.item(self._left)
+        if kind == "arrival":
+            number = self._arrived
+            when = min(self._waiting[0][0] if self._waiting else math.inf, self._arrivals.item(number))
         if when < math.inf:
-            self._simulation.wake(("arrival", self._arrived), when, self._arrive)
+            self.rearm(kind, number, when)
 
     def _arrive(self) -> None:
         now = self._simulation.now
@@ -322,19 +299,13 @@ class Lifetimes:
                 heappush(self._waiting, (reachable, device))
         while self._waiting and self._waiting[0][0] <= now:
             self._on_arrival(heappop(self._waiting)[1])
-        self._arm_arrival()
-
-    def _arm_departure(self) -> None:
-        when = self._departures.item(self._left)
-        if when < math.inf:
-            self._simulation.wake(("departure", self._left), when, self._depart)
+        self._arm("arrival")
 
     def _depart(self) -> None:
         while self._departures.item(self._left) <= self._simulation.now:
-            device = self._leavers.item(self._left)
+            self._simulation.emit("departure", device=self._leavers.item(self._left))
             self._left += 1
-            self._simulation.emit("departure", device=device)
-        self._arm_departure()
+        self._arm("departure")
 
 
 def _in_order(times: Floats, chosen: Flags) -> tuple[Ints, Floats]:

@@ -9,7 +9,7 @@ import pytest
 
 import fedsim
 from fedsim.analysis.report import words
-from fedsim.catalogue import catalogue
+from fedsim.lab.catalogue import catalogue
 
 _FILES = sorted((Path(fedsim.__file__).parents[1] / "scenarios").rglob("*.toml"))
 _REAL = "worlds.toml"  # what the testbed builds

@@ -28,8 +28,7 @@ from torch import nn
 
 import fedsim
 from fedsim.executors.inline import Inline
-from fedsim.records.digest import EventChain
-from fedsim.records.schema import event_row
+from fedsim.records.schema import EventChain, event_row
 from fedsim.running.runner import Job
 from fedsim.strategies import STRATEGIES as REGISTERED
 from tests.benchmarks.processors import PORTABLE

@@ -194,7 +194,7 @@ def layers() -> list[tuple[nn.Module, tuple[int, ...]]]:
 def operations(module: nn.Module, shape: Sequence[int], seconds: float) -> list[tuple[str, float, float, float]]:
     """Of each operation of a layer, forward and backward: its name, FLOPs, bytes moved, and least processor time (s)."""
 
-    class Timing(type(counted._counting())):  # type: ignore[misc]
+    class Timing(counted.Counting):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             before, begun = len(self.operations), time.thread_time()
             func(*args, **(kwargs or {}))

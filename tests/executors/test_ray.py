@@ -3,10 +3,8 @@
 import asyncio
 import os
 import signal
-import socketserver
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -273,22 +271,6 @@ def test_two_nodes_of_which_one_is_lost_in_mid_run(small: Sections, tmp_path: Pa
         cluster.shutdown()
 
 
-class Http(socketserver.BaseRequestHandler):
-    """Answers as a web server would."""
-
-    def handle(self) -> None:
-        self.request.recv(1000)
-        self.request.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-
-
-@pytest.fixture
-def web_server() -> Iterator[str]:
-    with socketserver.TCPServer(("127.0.0.1", 0), Http) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-
-
 class TestMistakes:
     """Each ends with 2 and one line, at once, and nothing is written."""
 
@@ -315,7 +297,7 @@ class TestMistakes:
         assert "workers use CPUs alone" in self.refused(small, tmp_path, "--executor", "ray")
 
     @needs_ray
-    def test_no_cluster_there(self, small: Sections, tmp_path: Path, web_server: str) -> None:
+    def test_no_cluster_there(self, small: Sections, tmp_path: Path) -> None:
         def answer(address: str) -> str:
             return self.refused(small, tmp_path, "--executor", "ray", "--address", address)
 
@@ -323,7 +305,6 @@ class TestMistakes:
             assert "must be 'auto' or HOST:PORT" in answer(address)
         for address in ("127.0.0.1:1", "127.0.0.1:99999", "no-such-host.invalid:6379"):
             assert "where no Ray cluster answers" in answer(address)
-        assert "something answers that is no Ray cluster" in answer(web_server)
         assert "no Ray cluster could be joined" in answer("auto")
 
 

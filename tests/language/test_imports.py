@@ -123,7 +123,7 @@ def test_a_configuration_beside_a_scenario_is_nobodys(small: Sections, marker: P
     assert (call("check", scenario, "--no-trial")[0], marker.exists()) == (2, False)
 
 
-@pytest.mark.parametrize("path", ["os:system", "subprocess:Popen", "subprocess:run", "fedsim.cli:_explained", "torch:load"])
+@pytest.mark.parametrize("path", ["os:system", "subprocess:Popen", "subprocess:run", "fedsim.cli:say", "torch:load"])
 def test_what_is_no_module_is_never_called(small: Sections, marker: Path, path: str) -> None:
     arguments = {"command": f"touch {marker}"} if path == "os:system" else {"args": ["touch", str(marker)]}
     small["model"] = {"kind": "module", "factory": path, "args": arguments}
@@ -177,7 +177,7 @@ def test_an_installed_package_registers_a_kind_and_what_lies_in_the_working_dire
         (tmp_path / place / f"{place}_codec.py").write_text(source)
     code = (
         "import sys; sys.path[:0] = ['', '../installed']; sys.path[1] = __import__('os').path.abspath(sys.path[1])\n"
-        "import fedsim; from fedsim.catalogue import about, catalogue\n"
+        "import fedsim; from fedsim.lab.catalogue import about, catalogue\n"
         "from fedsim.language.imports import from_file\n"
         "print(*(name for name, _ in catalogue()['codecs'])); print(about('installed')[0])\n"
         "with from_file(False): print(fedsim.Scenario(messages={'up': 'installed'}).messages.up.kind)\n"

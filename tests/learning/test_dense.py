@@ -20,6 +20,10 @@ WAYS: tuple[Way, ...] = get_args(Way)
 RAGGED = (23, 4, 10, 61, 1, 37)
 
 
+def perceptron(features: int, *widths: int) -> Architecture:
+    return Architecture.of((features,), dense(*widths)[:-1])
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     compute_with_one_thread()
@@ -36,7 +40,7 @@ def _start(architecture: Architecture, seed: int, dtype: type = np.float32) -> n
 def test_closed_form_is_autograd(
     way: Way, widths: tuple[int, ...], rule: Descent, batch_size: int, dtype: torch.dtype, tolerance: float
 ) -> None:
-    architecture = Architecture((61,), dense(61, *widths))
+    architecture = perceptron(61, *widths)
     number = np.float32 if dtype == torch.float32 else np.float64
     solves = [
         pulled(solve_of(_start(architecture, 100 + at, number), n, (61,), 7, seed=at, batch_size=batch_size), pull)
@@ -69,7 +73,7 @@ def test_closed_form_is_autograd(
 def test_a_result_does_not_depend_on_the_others_bit_for_bit(
     features: int, widths: list[int], sizes: list[int], batch_size: int, way: Way | None, rule: Descent, order_of: random.Random
 ) -> None:
-    architecture = Architecture((features,), dense(features, *widths))
+    architecture = perceptron(features, *widths)
     solver = Dense(architecture, way=way)
     solves = [
         pulled(solve_of(_start(architecture, at), n, (features,), widths[-1], seed=at, batch_size=batch_size), PULLS[at % 4])
@@ -83,7 +87,7 @@ def test_a_result_does_not_depend_on_the_others_bit_for_bit(
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_result_does_not_depend_on_where_in_memory_its_arrays_begin(way: Way) -> None:
-    architecture = Architecture((61,), dense(61, 13, 7))
+    architecture = perceptron(61, 13, 7)
     solver = Dense(architecture, way=way)
     solve = pulled(solve_of(_start(architecture, 1), 37, (61,), 7, seed=1), "anchor and linear")
     expected = solver.solve([solve], RULES[-1])[0]
@@ -112,7 +116,7 @@ def test_what_nobody_asked_for_is_not_made() -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_no_steps_give_the_start_back(way: Way) -> None:
-    architecture = Architecture((61,), dense(61, 13, 7))
+    architecture = perceptron(61, 13, 7)
     solver = Dense(architecture, way=way)
     idle, busy = (
         solve_of(_start(architecture, 1), 9, (61,), 7, seed=1, epochs=0),
@@ -126,7 +130,7 @@ def test_no_steps_give_the_start_back(way: Way) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_one_diverging_device_spoils_no_other(way: Way) -> None:
-    architecture = Architecture((61,), dense(61, 13, 7))
+    architecture = perceptron(61, 13, 7)
     solver = Dense(architecture, way=way)
     good = solve_of(_start(architecture, 1), 20, (61,), 7, seed=1)
     bad = solve_of(np.full(architecture.parameters, np.nan, np.float32), 20, (61,), 7, seed=2)
@@ -137,11 +141,11 @@ def test_one_diverging_device_spoils_no_other(way: Way) -> None:
 
 
 def test_each_device_is_trained_in_the_way_that_suits_it() -> None:
-    regression = Dense(Architecture((784,), dense(784, 10)))
+    regression = Dense(perceptron(784, 10))
     assert regression.way(samples=60, width=10, steps=60) == "sample space"
     assert regression.way(samples=4000, width=10, steps=400) == "weight space"
     assert regression.way(samples=60, width=10, steps=0) == "weight space"
-    wide = Dense(Architecture((784,), dense(784, 512, 10)))
+    wide = Dense(perceptron(784, 512, 10))
     assert wide.way(samples=4000, width=10, steps=400) == "weight space"
     assert wide.way(samples=4000, width=64, steps=63) == "products"
     assert wide.way(samples=60, width=64, steps=10) == "sample space"

@@ -149,8 +149,8 @@ def test_the_request_with_the_most_steps_in_all_goes_out_first() -> None:
     core, _ = learning(data, Logistic(), batch_size=10)
     start = core.initial()
     run(core.value(start))
-    jobs = [core._trainer.job(core.train(Training(start), device, key=0), data) for device in range(21)]
-    assert core._trainer.split(jobs) == [list(range(1, 21)), [0]]
+    jobs = [core._work.job(core.train(Training(start), device, key=0), data) for device in range(21)]
+    assert core._work.split(jobs) == [list(range(1, 21)), [0]]
 
 
 def test_a_part_is_of_the_version_asked_for() -> None:
@@ -161,7 +161,7 @@ def test_a_part_is_of_the_version_asked_for() -> None:
     run(core.value(start))
     for version, shard in ((0, data.shards[0]), (1, later)):
         trainings = [Training(start, part=Part(1, number, len(shard.train))) for number in (1, 2)]
-        jobs = [core._trainer.job(core.train(training, 0, key=0, version=version), data) for training in trainings]
+        jobs = [core._work.job(core.train(training, 0, key=0, version=version), data) for training in trainings]
         parts = [job.samples for job in jobs if job.samples is not None]
         assert sorted(np.concatenate(parts)) == list(range(len(shard.train)))
         labels = [np.bincount(data.train_labels(shard)[part], minlength=3) for part in parts]

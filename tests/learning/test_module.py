@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.learning.architecture import Architecture, Conv2d, Dropout, Flatten, Linear, MaxPool2d, ReLU
+from fedsim.learning.architecture import Architecture, Dropout, Flatten, Linear, MaxPool2d, convolution, dense
 from fedsim.learning.engine import pick
 from fedsim.learning.models import CNN5
 from fedsim.learning.solvers.base import Descent, compute_with_one_thread
@@ -143,8 +143,8 @@ def test_dropout_is_off_when_a_model_is_applied() -> None:
 
 
 def _convolutions() -> tuple[Architecture, np.ndarray]:
-    layers = (Conv2d(1, 4, 3, padding=1), ReLU(), MaxPool2d(2), Dropout(0.3), Flatten(), Linear(64, 9), ReLU(), Linear(9, 5))
-    architecture = Architecture((1, 8, 8), layers)
+    layers = (*convolution(4, 3), MaxPool2d(2), Dropout(0.3), Flatten(), *dense(9), Linear(0, 5))
+    architecture = Architecture.of((1, 8, 8), layers)
     draw = np.random.default_rng(1)
     parts = [draw.normal(0, 0.3, shape).ravel() for _, shape in architecture.tensors]
     return architecture, np.concatenate(parts).astype(np.float32)
@@ -199,4 +199,6 @@ def test_the_penalty_may_be_on_dense_layers_alone(kind: type[Reference]) -> None
         squares += float((solve.weights[part].astype(np.float64) ** 2).sum()) if is_dense else 0.0
         expected = plain.weights[part] - 0.5 * 0.2 * solve.weights[part] * is_dense
         assert np.abs(less.weights[part] - expected).max() <= 1e-6
-    assert solver.kernel_norm(solve.weights, "dense") == pytest.approx(squares, rel=1e-9)
+    x, y = solve.x, solve.y
+    objective = solver.objective(solve.weights, x, y, 2.0, "dense") - solver.objective(solve.weights, x, y, 0.0)
+    assert objective == pytest.approx(2 * squares, rel=1e-9)

@@ -16,9 +16,9 @@ from fedsim.cli import main
 from fedsim.data.federated import TokenShape
 from fedsim.data.sources import SOURCES
 from fedsim.errors import FedsimError
-from fedsim.learning.factory import step_flops
 from fedsim.learning.metrics import METRICS
 from fedsim.learning.models import CharLSTM, Transformer
+from fedsim.learning.modules import step_flops
 from fedsim.learning.objectives import MaskedToken
 from fedsim.streams import Streams
 

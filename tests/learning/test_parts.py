@@ -11,9 +11,8 @@ from safetensors.numpy import load_file
 from torch import nn
 
 import fedsim
-from fedsim.learning.factory import numbers
-from fedsim.learning.parts import fit, frozen_numbers
-from fedsim.learning.patterns import LoRA
+from fedsim.learning.model import LoRA
+from fedsim.learning.modules import fit, frozen_numbers, numbers
 from tests.strategies.clustered import played, ran, weights, world
 
 DIGITS = {"source": "digits"}

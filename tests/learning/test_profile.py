@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedsim.errors import ScenarioError
 from fedsim.learning import profile as counted
 from fedsim.learning.models import CNN5, Logistic, SizeOnly
-from fedsim.learning.profile import cost_of, profile
+from fedsim.learning.profile import profile
 from fedsim.learning.spec import TRAINERS, TrainingSpec
 from fedsim.model_cost import ModelCost
 from tests.benchmarks.roofline import Recurrent
@@ -77,7 +77,7 @@ def test_momentum_has_a_state_and_moves_more() -> None:
 @pytest.mark.parametrize("model", [Logistic(), CNN5()])
 def test_flops_are_what_the_model_says_of_itself(model: Any) -> None:
     """Its rule is three forward passes; the first layer has no gradient of its input."""
-    cost = cost_of(model, (1, 28, 28), 10, TrainingSpec())
+    cost = model.cost((1, 28, 28), 10, TrainingSpec())
     step = sum(totals(cost, part, 1)[0] for part in ("forward", "backward"))
     first = model.architecture((1, 28, 28), 10).trained()
     _, layer = next(iter(first))
@@ -140,7 +140,7 @@ def test_the_module_and_torchs_generator_are_left_alone() -> None:
 
 
 def test_a_model_of_which_only_the_size_is_known() -> None:
-    cost = cost_of(SizeOnly(bytes="4 kB", flops_per_sample=3e6), (1,), 2, TrainingSpec())  # type: ignore[arg-type]
+    cost = SizeOnly(bytes="4 kB", flops_per_sample=3e6).cost((1,), 2, TrainingSpec())  # type: ignore[arg-type]
     assert [totals(cost, part, 10)[0] for part in ("forward", "backward")] == [1e7, 2e7]
     assert (cost.weights, cost.memory) == (4000, 8000)
 

@@ -81,7 +81,6 @@ PARAMETERS: list[Case] = [
     ({"kind": "lcfl", "groups": 7}, PEERS, "groups is 7, more than the population's 6 devices; allowed are 1 to 6"),
     ({"kind": "lcfl", "groups": 1, "clusterer": "dbscan"}, {}, "groups is 1, from which no radius for dbscan follows"),
     ({"kind": "lcfl", "clients_per_round": 5}, {}, "'clients_per_round', which it does not take; allowed is 'participation'"),
-    ({"kind": "lcfl", "start": "build"}, {}, "'start', which it does not take; allowed is 'clusterer.start'"),
     ({"kind": "lcfl", "moment": "pre-training"}, {}, "moment.kind is 'pre-training'; allowed are rounds, local"),
     ({"kind": "fl-hc", "clusterer": {"linkage": "ward"}}, {}, "'clusterer.linkage' is 'ward'.*allowed is 'l2'"),
     (
@@ -91,7 +90,6 @@ PARAMETERS: list[Case] = [
     ),
     ({"kind": "flexcfl", "measure": "madc", "clusterer": "k-means"}, {}, "'measure' is 'madc', allowed is 'edc'"),
     ({"kind": "flexcfl", "clusterer": {"kind": "hierarchical", "threshold": 0.3}}, {}, "allowed is 'groups' alone"),
-    ({"kind": "flexcfl", "alpha": 3}, {}, "'alpha', which it does not take; allowed is 'moment.devices'"),
     ({"kind": "ifca", "groups": 3, "starts": "same"}, {}, "starts is 'same' with 3 groups.*allowed is 'different'"),
     ({"kind": "fesem", "aggregation": "first", "as": "paper"}, {}, "'as' is 'paper'"),
     ({"kind": "fpfc", "rho": 0.3}, {}, r"allowed is \(a - 1\) rho above 1"),

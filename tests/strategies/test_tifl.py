@@ -74,18 +74,6 @@ def test_a_static_policy_draws_tiers_as_it_says(tmp_path: Path) -> None:
     assert set(drawn(ran(slow, tmp_path / "slow"))) == {4}
 
 
-def test_every_device_reports_its_size_once(tmp_path: Path) -> None:
-    run = ran(sections(30, 4, tiers=3, clients_per_round=3), tmp_path / "run")
-    reports = [row for row in run.transfers if row["purpose"] == "size-report"]
-    assert sorted(row["device"] for row in reports) == list(range(30))
-    assert {row["bytes"] for row in reports} == {4.0}
-    sizes = [row["samples"] for row in run.devices]
-    assert [row["group"] for row in run.devices] == tiers_of(sizes, 3)
-    for event in run.events:
-        if event["kind"] == "task-start" and event["round"] is not None:
-            assert event["group"] == run.devices[event["device"]]["group"]
-
-
 def test_a_small_tier_gives_all_its_members_and_an_empty_one_is_passed_over(small: dict[str, Any], tmp_path: Path) -> None:
     small |= {"learning": "off"}
     small["population"] = {"devices": 40, "samples": "long-tail", "speed": "100 samples/s"}
@@ -175,14 +163,6 @@ def test_probabilities_change_only_without_improvement(small: dict[str, Any], tm
         before = entry
     assert changes > 0
     assert stays > 0
-
-
-def test_without_the_condition_every_test_changes_them(small: dict[str, Any], tmp_path: Path) -> None:
-    tests = [entry for entry in probabilities_over_time(small, False, tmp_path / "run") if entry["kind"] == "tier-test"]
-    assert len(tests) == 11  # none before round 0
-    for entry in tests:
-        n = sum(probability > 0 for probability in entry["probabilities"])
-        assert sorted(entry["probabilities"], reverse=True)[0] == pytest.approx(n / (n * (n + 1) / 2))
 
 
 def test_profiled_latency_makes_tiers_and_drops_whom_it_never_saw_in_time(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedsim.simulation import TICK_S, Record, Simulation
 from fedsim.streams import Streams
-from fedsim.toolbox.worlds.diurnal import Diurnal
+from fedsim.toolbox.worlds.availability import Diurnal
 from fedsim.training import Training
 from fedsim.world.availability import AlwaysOn, Availability
 from fedsim.world.batteries import Batteries, Powered

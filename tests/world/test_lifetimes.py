@@ -14,7 +14,7 @@ import fedsim
 from fedsim.errors import ScenarioError
 from fedsim.simulation import Record, Simulation, on_grid
 from fedsim.streams import Streams
-from fedsim.toolbox.worlds.recorded import Traces
+from fedsim.toolbox.worlds.availability import Traces
 from fedsim.world.availability import AlwaysOn, Availability
 from fedsim.world.lifetimes import Bounded, Lifetimes, bounded
 from fedsim.world.population import Population, PopulationSpec
@@ -152,19 +152,6 @@ def test_a_departure_before_the_arrival_or_with_it_is_refused(leave: str) -> Non
     message = f"device 2 leaves at {leave} but arrives at 20 s; allowed are times after its arrival"
     with pytest.raises(ScenarioError, match=message):
         columns(devices=3, arrivals=come, departures={"kind": "schedule", "times": [leave], "devices": [2]})
-
-
-def test_a_scenario_with_lifetimes_reads_back_the_same(tmp_path: Any) -> None:
-    scenario = fedsim.Scenario(
-        population={
-            "devices": 9,
-            "arrivals": {"kind": "poisson", "rate": "30 /h"},
-            "departures": {"kind": "schedule", "times": ["1 h", "90 s"], "devices": [3, 1]},
-        },
-        strategy={"kind": "fedavg", "clients_per_round": 2},
-    )
-    (tmp_path / "scenario.toml").write_text(scenario.to_toml())
-    assert fedsim.load(tmp_path / "scenario.toml") == scenario
 
 
 HORIZON = 60

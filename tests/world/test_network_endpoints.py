@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from fedsim.checkpoint.codec import Encoder, decode
+from fedsim.environment import LAST
 from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation, on_grid
 from fedsim.streams import Streams
@@ -54,6 +55,7 @@ class Course:
 
     def __init__(self, world: World, now: float = 0.0) -> None:
         self.world, self.simulation = world, Simulation()
+        self.before: dict[float, dict[int, float]] = {}
         self.network = world.build(self.simulation)
         self.flows: dict[int, Flow] = {}
         self.simulation.env.restart(now)
@@ -81,6 +83,27 @@ class Course:
 
     def limit(self, number: int) -> None:
         self.network.limit(*self.world.limits[number][1:])
+
+    def watch(self, looks: int) -> "Course":
+        """Read all flows at every sixteenth of a second, before all else and after it: which is the same, and changes nothing.
+
+        (A flow that no link limits is sent in the very instant of its solve.)
+        """
+        for number in range(looks):
+            when = number / 16
+            self.simulation.wake(("before", number), when, lambda: self.before.update({self.simulation.now: self.read()}))
+            self.simulation.wake(("after", number), when, self.compare, LAST)
+        return self
+
+    def read(self) -> dict[int, float]:
+        network = self.network
+        limited = {n: one for n, one in self.flows.items() if network.lone_rate(one.source, one.destination) < math.inf}
+        return {number: network.sent(flow) for number, flow in limited.items() if network.rate(flow) >= 0}
+
+    def compare(self) -> None:
+        after = self.read()
+        for number, sent in self.before[self.simulation.now].items():
+            assert after[number] == pytest.approx(sent, rel=1e-12, abs=1e-9)
 
     def run(self) -> list[tuple[float | None, float]]:
         asyncio.run(self.simulation.run())
@@ -282,6 +305,12 @@ def check_against_brute_force(seeds: range) -> int:
 
 def test_random_networks_do_what_brute_force_says() -> None:
     assert check_against_brute_force(range(200)) > 150
+
+
+def test_a_reader_at_every_instant_changes_nothing() -> None:
+    for seed in range(60):
+        plain, watched = Course(draw(seed)).begin(), Course(draw(seed)).watch(320).begin()
+        assert watched.run() == plain.run(), seed
 
 
 @pytest.mark.long

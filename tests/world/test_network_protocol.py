@@ -85,7 +85,7 @@ class TestSlowStart:
             left, share, seconds = left - share, 2 * share, seconds + round_trip
         seconds += left / min(rate, share / round_trip if round_trip else math.inf)
         assert flow.ended == pytest.approx(seconds, rel=1e-9, abs=2e-9)
-        assert built[0].alone_s(0, SERVER, size) == pytest.approx(seconds, rel=1e-12)
+        assert built[0].nominal_s(0, "up", size) == pytest.approx(seconds, rel=1e-12)
         assert built[0].all_alone_s("up", size)[0] == pytest.approx(seconds, rel=1e-9, abs=2e-9)
 
     def test_times_alone_are_told_for_all_at_once(self) -> None:

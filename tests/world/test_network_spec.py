@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import networkx
-import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
@@ -71,11 +70,6 @@ class TestStar:
         assert rates[0] != rates[1]
         drawn = Streams(1).generator("world/link-down").standard_normal(4)
         assert rates[0] == pytest.approx((1e6 * 2.0**drawn).tolist())
-
-    def test_rates_from_elsewhere_come_first(self) -> None:
-        given = (np.array([1.0, 2.0]), np.array([3.0, 4.0]))
-        network = build({"kind": "star", "device": {"latency": "1 s"}}, 2, rates=given)
-        assert (network.access_rate(1, "down"), network.access_rate(0, "up"), network.latency_s(0, SERVER)) == (2.0, 3.0, 1.0)
 
 
 class TestTree:
@@ -141,22 +135,6 @@ class TestGraph:
         file = write(tmp_path, metro() | {"edges": told})
         with pytest.raises(ScenarioError, match=message):
             build(graph_section(file, **changes))
-
-
-@pytest.mark.parametrize(
-    "section",
-    [
-        {"kind": "star"},
-        {"kind": "star", "server": {"down": "1 Gbit/s"}, "device": {"up": {"kind": "choice", "values": ["1 kB/s", "2 kB/s"]}}},
-        {"kind": "tree", "cells": 3, "device": {"latency": {"kind": "uniform", "low": "1 ms", "high": "50 ms"}}},
-        {"kind": "graph", "file": "net.json", "server": "hub", "attach": ["a"]},
-    ],
-)
-def test_written_out_and_read_back_it_is_the_same(section: dict[str, Any]) -> None:
-    spec = SPEC.validate_python(section)
-    again = SPEC.validate_python(SPEC.dump_python(spec))
-    assert again == spec
-    assert again.has_device_rates == ("up" in section.get("device", {}))
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,8 @@ from fedsim.lab.compare.readings import Reading
 from fedsim.lab.compare.table import Beside, Cell, ComparedColumn, ComparedTable
 from fedsim.language.spec import Spec
 from fedsim.language.wording import explain
+from fedsim.overrides import read_toml
 from fedsim.records.reading import RunFolder
-from fedsim.tables import read_toml
 
 CLAIMS = "Claims"  # the title of the table of them
 LEGEND = (

@@ -20,7 +20,7 @@ def nominal_lines(run: Run) -> list[str]:
     step = 1 if run.tells_all_devices else devices // _SHOWN
     looked_at = range(0, devices, step)
     epoch_s = run.population.epochs_s(slice(0, devices, step))
-    nominal_s, near = run.tasks.steps.nominal_s, run.scenario.strategy.at_edges
+    nominal_s, near = run.tasks.nominal_s, run.scenario.strategy.at_edges
     down_bytes, up_bytes = (wire.model_bytes + run.learner.state_bytes for wire in (dispatch.down, dispatch.up))
     down = np.array([nominal_s(device, "down", down_bytes, near=near) for device in looked_at])
     up = np.array([nominal_s(device, "up", up_bytes, near=near) for device in looked_at])

@@ -16,10 +16,10 @@ import tomli_w
 from fedsim.errors import RunFolderError
 from fedsim.files import flat, regular, toml
 from fedsim.lab.study.plan import Study
+from fedsim.overrides import first_difference, spread_out
 from fedsim.records import folder as files
 from fedsim.records import lock
 from fedsim.records.study_folder import PUBLISHED, RUNS, STUDY, IndexedRun, IndexedVariant, StudyIndex, is_done, write_index
-from fedsim.tables import first_difference, spread_out
 
 RunState = Literal["done", "resume", "anew", "new"]
 

@@ -20,11 +20,11 @@ from fedsim.lab.study.search import METRICS
 from fedsim.lab.study.spec import PART, SIZE, TRIAL, Size, StudyPart, StudySpec
 from fedsim.language.imports import from_file, is_allowed
 from fedsim.language.stop import MORE_IS_BETTER
+from fedsim.overrides import SetChange, Tables, apply_changes, at, changed, read_toml, spread_out
 from fedsim.records.study_folder import RUNS
 from fedsim.scenario import Scenario
 from fedsim.shipped import found, is_study, shipped
 from fedsim.strategies import STRATEGIES, params_class
-from fedsim.tables import SetChange, Tables, apply_changes, at, changed, read_toml, spread_out
 
 _LONGEST_NAME = 60  # of a folder, so that its path stays below what file systems allow
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedsim.errors import ScenarioError
+from fedsim.overrides import Tables, changed
 from fedsim.strategies import STRATEGIES, strategy_class
-from fedsim.tables import Tables, changed
 from fedsim.world.population import PopulationSpec
 
 _USUAL_DEVICES = PopulationSpec.model_fields["devices"].default

@@ -1,4 +1,4 @@
-"""The interface of solvers: the work that they are given, the rule of a step, and the outcome."""
+"""The interface of solvers: a device's work, the rule of a step, and the outcome."""
 
 import math
 import threading
@@ -42,6 +42,11 @@ class Batches:
     def steps(self) -> int:
         """SGD steps in all."""
         return len(self.counts)
+
+    def mean_loss(self, total: float) -> float:
+        """The mean of losses that add up to ``total`` over the last epoch; NaN without a step."""
+        seen = int(self.counts[self.last_epoch :].sum())
+        return total / seen if seen else math.nan
 
 
 def batch_width(samples: int, batch_size: int) -> int:
@@ -102,12 +107,11 @@ class Descent:
 
     def shrinkage(self, kernel: bool, dimensions: int = 2) -> float:
         """The factor of w itself in the gradient of a parameter of so many dimensions; for a ``kernel`` with the L2 penalty."""
-        return self.weight_decay + self.mu + (2.0 * self.l2 if kernel and is_penalised(dimensions, self.l2_on) else 0.0)
+        return self.weight_decay + self.mu + (2.0 * self.l2 if kernel and _is_penalised(dimensions, self.l2_on) else 0.0)
 
 
-def is_penalised(dimensions: int, l2_on: Penalised) -> bool:
-    """Whether the L2 penalty is on a kernel of so many dimensions: of a dense layer there are two."""
-    return l2_on == "kernels" or dimensions == 2
+def _is_penalised(dimensions: int, l2_on: Penalised) -> bool:
+    return l2_on == "kernels" or dimensions == 2  # of a dense layer
 
 
 class ParameterStep:
@@ -117,10 +121,7 @@ class ParameterStep:
     """
 
     def __init__(self, parameter: Tensor, descent: Descent, shrinkage: float, constant: Tensor | None) -> None:
-        self.parameter = parameter
-        self.descent = descent
-        self.shrinkage = shrinkage
-        self.constant = constant
+        self.parameter, self.descent, self.shrinkage, self.constant = parameter, descent, shrinkage, constant
         self.start = parameter.detach().clone() if descent.mu else None
         self.velocity = torch.zeros_like(parameter, requires_grad=False) if descent.momentum else None
 
@@ -197,26 +198,15 @@ class LocalSolve:
 
 
 class Solved(NamedTuple):
-    """The outcome of a local solve.
+    """The outcome of a local solve: weights [d], and the mean loss over the samples of the last epoch.
 
-    Attributes:
-        weights: float [d].
-        train_loss: the mean loss over the samples of the last epoch; NaN without a step.
-        numbers: further named numbers that the trainer reports.
-        state: what the trainer keeps on the device until its next training, by name.
+    ``numbers`` are further ones that the trainer reports, ``state`` what it keeps on the device until its next training.
     """
 
     weights: Weights
     train_loss: float
     numbers: Mapping[str, float] = {}
     state: Mapping[str, NDArray[Any]] = {}
-
-
-class BatchHint(NamedTuple):
-    """Solves that are best sent to a worker in one batch: at most ``most`` of one ``kind`` (memory and cache)."""
-
-    kind: str
-    most: int
 
 
 class Solver(ABC):
@@ -226,24 +216,14 @@ class Solver(ABC):
         device: where the arithmetic is done.
         tensors: names and shapes of the tensors of a flat model, in its order.
         kernels: names of those that are kernels.
-        threads: what each thread of this process keeps; it stays here when the solver goes to another process.
     """
 
     def __init__(self, device: torch.device, tensors: Sequence[tuple[str, tuple[int, ...]]], kernels: Collection[str]) -> None:
-        self.device = device
-        self.tensors = tensors
-        self.kernels = kernels
-        self.threads = threading.local()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "threads"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, threads=threading.local())
+        self.device, self.tensors, self.kernels = device, tensors, kernels
 
     @abstractmethod
-    def batch_hint(self, samples: int, width: int, steps: int) -> BatchHint:
-        """The hint for a solve of so many samples, rows of a batch array, and steps; knows nothing of workers."""
+    def batch_hint(self, samples: int, width: int, steps: int) -> tuple[str, int]:
+        """The kind of a solve of so many samples, rows of a batch array, and steps, and the most of a kind in one request."""
 
     @abstractmethod
     def _solve(self, solve: LocalSolve, descent: Descent) -> Solved:
@@ -266,24 +246,22 @@ class Solver(ABC):
         """The same for several models, each with its own samples."""
         return [self.outputs(own, x) for own, x in zip(weights, xs, strict=True)]
 
-    def mean_loss(self, weights: Weights, x: Tensor, y: Tensor) -> float:
-        """The mean loss of a model on samples; NaN without any.
+    def objective(self, weights: Weights, x: Tensor, y: Tensor, l2: float, l2_on: Penalised = "kernels") -> float:
+        """The mean loss of a model on samples (NaN without any), plus ``l2`` times the penalised kernels' squared entries.
 
-        ``x`` and ``y`` lie on the solver's device, in memory that torch has allocated (and therefore aligned).
+        ``x`` and ``y`` lie on the solver's device, in memory that torch has allocated (and therefore aligned). The squares are
+        summed in float64, on any number of threads.
         """
         outputs = self.outputs(weights, x)
         with torch.inference_mode():
-            return float(self.losses(outputs, y).sum(dtype=torch.float64)) / len(y) if len(y) else float("nan")
-
-    def kernel_norm(self, weights: Weights, l2_on: Penalised = "kernels") -> float:
-        """The sum of the squared entries of the kernels that the L2 penalty is on; float64, on any number of threads."""
-        total, at = 0.0, 0
+            loss = float(self.losses(outputs, y).sum(dtype=torch.float64)) / len(y) if len(y) else math.nan
+        squares, at = 0.0, 0
         for name, shape in self.tensors:
             size = math.prod(shape)
-            if name in self.kernels and is_penalised(len(shape), l2_on):
-                total += float(np.square(weights[at : at + size], dtype=np.float64).sum())
+            if l2 and name in self.kernels and _is_penalised(len(shape), l2_on):
+                squares += float(np.square(weights[at : at + size], dtype=np.float64).sum())
             at += size
-        return total
+        return loss + l2 * squares
 
     def losses(self, outputs: Tensor, y: Tensor, **options: Any) -> Tensor:
         """The loss of each sample, [n]: softmax cross-entropy, with ``options`` of torch's."""

@@ -5,13 +5,13 @@ import ctypes
 import pickle
 import random
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedsim.errors import FedsimError, SimulationError, nearest, place_of, shown
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved
@@ -57,18 +57,18 @@ class ByTrainer(Reference):
     def _solve(self, solve: LocalSolve, descent: Descent) -> Solved:
         if not solve.batches.steps:
             return Solved(solve.weights.copy(), float("nan"), state=solve.state or {})
-        module, who = copy.deepcopy(self._template), f"training.kind {self._trainer.kind!r}"
+        trainer, who, module = self._trainer, f"training.kind {self._trainer.kind!r}", copy.deepcopy(self._template)
         before = self._generators()
         with self.context(module, solve, descent) as (trained, context):
             for name, rule in rules(descent, trained).items():
                 trained[name].requires_grad_(trained[name].requires_grad and rule.lr > 0)
             where = f"on device {context.device} in round {context.round}"
             try:
-                with interrupted_after(self._trainer.real_limit):
-                    outcome = self._trainer.train(module, context.data, context)
+                with interrupted_after(trainer.real_limit):
+                    outcome = trainer.train(module, context.data, context)
             except TookTooLongError as error:
                 raise SimulationError(
-                    f"{who} still trains {where} after {self._trainer.real_limit:g} s of real time{place_of(error)}; allowed "
+                    f"{who} still trains {where} after {trainer.real_limit:g} s of real time{place_of(error)}; allowed "
                     "is a training that ends, or a longer training.real_limit"
                 ) from error
             except FedsimError:
@@ -82,10 +82,14 @@ class ByTrainer(Reference):
                 "of the work; allowed is a generator of its own, seeded by context.seed"
             )
         try:
-            found, numbers = outcome
-            weights = flat_weights(
-                [_fitting(who, found, name, tensor) for name, tensor in trained.items()], solve.weights.dtype
-            )
+            tensors, numbers = outcome
+            for name, like in trained.items():
+                if name not in tensors:
+                    given = f"{', '.join(map(str, tensors)) or 'nothing'}{nearest(name, map(str, tensors))}"
+                    raise SimulationError(f"{who} gave back no tensor {name!r} of the model; it gave {given}")
+                if (found := tensors[name]).shape != like.shape:
+                    raise SimulationError(f"{who} gave back {name!r} in the shape {[*found.shape]}; it must be {[*like.shape]}")
+            weights = flat_weights([tensors[name] for name in trained], solve.weights.dtype)
             told = {str(name): float(value) for name, value in numbers.items()}
             kept = {name: np.atleast_1d(value.detach().cpu().numpy().copy()) for name, value in context.state.items()}
         except (AttributeError, RuntimeError, TypeError, ValueError) as error:
@@ -96,22 +100,13 @@ class ByTrainer(Reference):
         for begin, end in descent.held:
             weights[begin:end] = solve.weights[begin:end]
         loss = told.pop("loss", context.train_loss)
-        if self._trainer.stops_early:
+        if trainer.stops_early:
             taken, counts = context.data.taken, context.data.counts
             told |= {"batches": float(taken), "share": sum(counts[:taken]) / sum(counts)}
-        return Solved(weights, loss, told, {} if self._trainer.state == "fresh" else kept)
+        return Solved(weights, loss, told, {} if trainer.state == "fresh" else kept)
 
     def _generators(self) -> dict[str, Any]:
         """State of the process's own generators."""
         found: dict[str, Any] = {"random": random.getstate(), "numpy.random": pickle.dumps(np.random.get_state())}  # noqa: NPY002
         found["torch"] = torch.get_rng_state().tolist()
         return found | ({"torch.cuda": torch.cuda.get_rng_state(self.device).tolist()} if self.device.type == "cuda" else {})
-
-
-def _fitting(who: str, found: Mapping[str, Any], name: str, like: Tensor) -> Tensor:
-    if not isinstance(tensor := found.get(name), Tensor):
-        given = f"{', '.join(map(str, found)) or 'nothing'}{nearest(name, map(str, found))}"
-        raise SimulationError(f"{who} gave back no tensor {name!r} of the model; it gave {given}")
-    if tensor.shape != like.shape:
-        raise SimulationError(f"{who} gave back {name!r} in the shape {[*tensor.shape]}; it must be {[*like.shape]}")
-    return tensor

@@ -4,6 +4,7 @@ import hashlib
 import pickle
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,15 +18,14 @@ _config._config_fname = ""  # a file in the working directory could say where nu
 _config.reload_config()
 _config.DISABLE_JIT = 0  # NUMBA_DISABLE_JIT=1: what is written for machine code does not run as Python
 
-_njit: Any = numba.njit  # its stubs lack some of its options
-_caching: Any = caching  # and these have none
-
-_OPTIONS: dict[str, Any] = {
-    "nogil": True,  # other threads go on meanwhile
-    "error_model": "numpy",  # a division by 0 is no exception
-    "fastmath": {"reassoc", "contract", "nsz"},  # sums may be reordered, for vector registers; what is not finite stays so
-    "no_cfunc_wrapper": True,  # only C would call it; each wrapper takes time to compile
-}
+_caching: Any = caching  # has no stubs
+_njit: Any = partial(
+    numba.njit,
+    nogil=True,  # other threads go on meanwhile
+    error_model="numpy",  # a division by 0 is no exception
+    fastmath={"reassoc", "contract", "nsz"},  # sums may be reordered, for vector registers; what is not finite stays so
+    no_cfunc_wrapper=True,  # only C would call it; each wrapper takes time to compile
+)
 
 
 class _CheckedFile(_caching.IndexDataCacheFile):  # type: ignore[misc]
@@ -50,19 +50,9 @@ class _CheckedFile(_caching.IndexDataCacheFile):  # type: ignore[misc]
             file.write(hashlib.sha256(code).digest() + code)
 
 
-class _Cache(_caching.FunctionCache):  # type: ignore[misc]
-    """Numba's cache of a function, in such files."""
-
-    def __init__(self, function: Callable[..., object]) -> None:
-        super().__init__(function)
-        beside = sorted(Path(function.__code__.co_filename).parent.glob("*.py"))
-        stamps = [(path.name, path.stat().st_mtime, path.stat().st_size) for path in beside]
-        self._cache_file = _CheckedFile(self._cache_path, self._impl.filename_base, stamps)
-
-
 def compiled(function: F) -> F:
     """``function`` as machine code of this processor, for use in other such functions of the same folder."""
-    made: F = _njit(no_cpython_wrapper=True, **_OPTIONS)(function)
+    made: F = _njit(no_cpython_wrapper=True)(function)
     return made
 
 
@@ -72,8 +62,12 @@ def compiled_entry(function: F) -> F:
     What is kept is made again when a file of the function's folder changes, or when it is damaged. It includes all that the
     function calls, which therefore belongs in the same folder.
     """
-    made: Any = _njit(**_OPTIONS)(function)
+    made: Any = _njit()(function)
     with suppress(RuntimeError):  # there is no folder in which it could be kept
-        made._cache = _Cache(function)
+        cache = _caching.FunctionCache(function)
+        beside = sorted(Path(function.__code__.co_filename).parent.glob("*.py"))
+        stamps = [(path.name, path.stat().st_mtime, path.stat().st_size) for path in beside]
+        cache._cache_file = _CheckedFile(cache._cache_path, cache._impl.filename_base, stamps)
+        made._cache = cache
     kept: F = made
     return kept

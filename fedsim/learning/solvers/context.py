@@ -1,6 +1,7 @@
 """A local training from the inside: its batches in their keyed order, its loss, its facts. Every trainer steps along these."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -8,10 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from fedsim.learning.refs import Weights
 from fedsim.learning.solvers.base import Descent, LocalSolve
-from fedsim.learning.solvers.contrast import Contrasted
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key
+from fedsim.training import Contrast
 
 
 class LocalData:
@@ -75,14 +78,14 @@ class TrainingContext:
         trained: Mapping[str, Tensor],
         losses: Callable[..., Tensor],
         data: LocalData,
-        contrasted: Contrasted | None,
+        contrast: Callable[[Tensor], Tensor] | None,
     ) -> None:
         (self.device, self.round, self.epochs), self.lr = solve.task, descent.lr
         self.seed = solve.key & (1 << 63) - 1
         self.state = {name: torch.tensor(value, device=data.x.device) for name, value in (solve.state or {}).items()}
         self.data = data
         self._solve, self._descent, self._trained = solve, descent, trained
-        self._losses, self._contrasted = losses, contrasted
+        self._losses, self._contrast = losses, contrast
         self._total, self._seen = 0.0, 0
 
     @cached_property
@@ -113,7 +116,7 @@ class TrainingContext:
             self._total += float(losses.detach().sum(dtype=torch.float64))
             self._seen += len(y)
         loss = losses.mean()
-        return loss if self._contrasted is None else loss + self._contrasted.loss(self.data.batch)
+        return loss if self._contrast is None else loss + self._contrast(self.data.batch)
 
     @cached_property
     def _constants(self) -> dict[str, Tensor]:
@@ -123,6 +126,36 @@ class TrainingContext:
     def train_loss(self) -> float:
         """The mean of the samples' losses that were asked for in the last epoch; NaN where none was."""
         return self._total / self._seen if self._seen else float("nan")
+
+
+@contextmanager
+def contrastive_loss(
+    module: nn.Module, contrast: Contrast, start: Weights, apply: Callable[[Weights], object]
+) -> Iterator[Callable[[Tensor], Tensor]]:
+    """MOON's term (``fedsim.training.Contrast``) of the batch at some positions that the module has just been applied to.
+
+    A representation is the input of the last dense layer. ``apply`` applies the module with other weights to all samples.
+    """
+    seen: list[Tensor] = []
+    last = [part for part in module.modules() if isinstance(part, nn.Linear)][-1]
+    hook = last.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    models = []
+    with torch.no_grad():
+        for weights in (start, contrast.previous):
+            apply(weights)
+            models.append(torch.cat(seen).flatten(1))
+            seen.clear()
+
+    def loss(batch: Tensor) -> Tensor:
+        own = seen[-1].flatten(1)
+        seen.clear()
+        alike, other = (functional.cosine_similarity(own, each[batch]) for each in models)
+        return contrast.weight * functional.softplus((other - alike) / contrast.temperature).mean()
+
+    try:
+        yield loss
+    finally:
+        hook.remove()
 
 
 def parts_of(models: Tensor, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -8,8 +8,8 @@ from the inner products of the samples, X X^T: a step is one product of outputs 
 inputs, and changes A at the batch alone. Most devices hold fewer samples than a sample has features.
 """
 
-from collections.abc import Iterator, Sequence
-from functools import cache, cached_property, partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, cached_property
 from itertools import pairwise
 from typing import Literal, TypeVar
 
@@ -21,11 +21,14 @@ from torch import Tensor
 from fedsim.learning.architecture import Architecture
 from fedsim.learning.refs import Weights
 from fedsim.learning.solvers import products
-from fedsim.learning.solvers.base import Batches, BatchHint, Descent, LocalSolve, Solved, Solver
-from fedsim.learning.solvers.dense_loops import AnyFloats, FirstLayer, Parameter, Plan, Rule, Scratch, descend
+from fedsim.learning.solvers.base import Batches, Descent, LocalSolve, Solved, Solver
+from fedsim.learning.solvers.dense_loops import AnyFloats, FirstLayer, Parameter, Rule, descend
 from fedsim.learning.solvers.reference import Reference, module_of
 
 Array = TypeVar("Array", NDArray[np.floating], Tensor)
+
+_LINE = 16  # floats in a cache line; rows that are so long leave no rest to loops over vector registers
+_FEW = 32  # outputs, up to which sums over samples are faster along the samples than along the outputs
 
 
 def split(flat: Array, sizes: Sequence[int]) -> Iterator[tuple[Array, Array]]:
@@ -41,69 +44,73 @@ def split(flat: Array, sizes: Sequence[int]) -> Iterator[tuple[Array, Array]]:
         at += outputs
 
 
-_LINE = 16  # floats in a cache line; rows that are so long leave no rest to loops over vector registers
-_FEW = 32  # outputs, up to which sums over samples are faster along the samples than along the outputs
-
-
-def parameter(weight: AnyFloats, descent: Descent, constant: AnyFloats | None = None, *, drawn: bool = True) -> Parameter:
-    """State of weights [..., rows, columns] for steps of the rule; ``drawn``: the proximal term draws to the start."""
-    none = weight[..., :0, :]
-    velocity = np.zeros_like(weight) if descent.momentum else none
-    start = weight.copy() if descent.mu and drawn else none
-    return Parameter(weight, velocity, start, none if constant is None else constant)
-
-
-def fours(count: int) -> int:
-    """``count`` rounded up to whole fours; see ``kernel``."""
+def _fours(count: int) -> int:
     return -(-count // 4) * 4
 
 
-class InWeightSpace:
-    """The samples themselves, and the kernel itself, which is left alone until ``write``; ``entry`` is trained."""
+def _parameter(
+    arrays: Sequence[AnyFloats],
+    constants: Sequence[AnyFloats] | None,
+    descent: Descent,
+    dtype: np.dtype[np.floating],
+    *,
+    in_fours: bool = True,
+) -> Parameter:
+    """Matrices filled up to one shape with zeros, [count, rows, columns], rows ``in_fours`` if need be, and their state."""
+    rows, columns = (max((array.shape[axis] for array in arrays), default=0) for axis in (0, 1))
 
-    def __init__(self, solve: LocalSolve, kernel: AnyFloats, descent: Descent, constant: AnyFloats | None) -> None:
-        self._kernel = kernel
-        samples = solve.x.numpy().reshape(len(solve.x), -1).astype(kernel.dtype, copy=False)
-        of_constant = None if constant is None else _stacked([constant], kernel.dtype, in_fours=True)[0]
-        trained = parameter(_stacked([kernel], kernel.dtype, in_fours=True)[0], descent, of_constant)
-        nothing = kernel[:0]
-        self.entry = FirstLayer(np.ascontiguousarray(samples), trained, nothing[None], nothing, turned=False)
+    def stacked(each: Sequence[AnyFloats]) -> AnyFloats:
+        stack = np.zeros((len(each), _fours(rows) if in_fours else rows, columns), dtype)
+        for own, array in zip(stack, each, strict=True):
+            own[: array.shape[0], : array.shape[1]] = array
+        return stack
 
-    def write(self) -> None:
-        """Turn the kernel into what has become of it."""
-        self._kernel[:] = self.entry.kernel.weight[: len(self._kernel)]
+    weight = stacked(arrays)
+    none = weight[:, :0]
+    velocity, start = np.zeros_like(weight) if descent.momentum else none, weight.copy() if descent.mu else none
+    return Parameter(weight, velocity, start, none if constants is None else stacked(constants))
 
 
-class InSampleSpace:
+TrainedEntry = tuple[FirstLayer, Callable[[], object]]
+"""The first layer as it is trained, and a function that turns its kernel, which is left alone until then, into the result."""
+
+
+def _in_weight_space(solve: LocalSolve, kernel: AnyFloats, constant: AnyFloats | None, descent: Descent) -> TrainedEntry:
+    samples = solve.x.numpy().reshape(len(solve.x), -1).astype(kernel.dtype, copy=False)
+    stacks = _parameter([kernel], None if constant is None else [constant], descent, kernel.dtype)
+    trained = Parameter(*(stack[0] for stack in stacks))
+    entry = FirstLayer(np.ascontiguousarray(samples), trained, kernel[None, :0], kernel[:0], turned=False)
+    return entry, lambda: np.copyto(kernel, trained.weight[: len(kernel)])
+
+
+def _in_sample_space(solve: LocalSolve, kernel: AnyFloats, constant: AnyFloats | None, descent: Descent) -> TrainedEntry:
     """Products of the kernel's start with each sample, and how far the kernel has moved along each.
 
-    The kernel lies in memory that torch has allocated, and is left alone until ``write``; ``entry`` is trained.
+    The kernel lies in memory that torch has allocated.
     """
+    start = torch.from_numpy(kernel)
+    (outputs, inputs), count = kernel.shape, len(solve.x)
+    columns, turned = -(-count // _LINE) * _LINE, outputs > _FEW
+    samples = start.new_empty(count, inputs)  # torch's memory is aligned: on it a product's last bits depend
+    samples.copy_(solve.x.reshape(count, inputs))
+    gram = start.new_zeros(count, columns)
+    torch.mm(samples, samples.t(), out=gram[:, :count])
+    kinds = [(start, 1.0, -descent.mu)] + ([] if constant is None else [(torch.tensor(constant), 0.0, 1.0)])
+    given = start.new_empty(len(kinds), count, outputs)
+    for (weights, _, _), values in zip(kinds, given, strict=True):
+        values.copy_(torch.mm(weights, samples.t()).t())  # faster than their product the other way round
+    moved = start.new_zeros((columns, outputs) if turned else (_fours(outputs), columns))
+    shares = [_shares(share, pull, descent, solve.batches.steps) for _, share, pull in kinds]
+    weight = moved.numpy()
+    trained = Parameter(weight, np.zeros_like(weight) if descent.momentum else weight[:0], weight[:0], weight[:0])
+    entry = FirstLayer(gram.numpy(), trained, given.numpy(), np.array(shares, kernel.dtype), turned)
 
-    def __init__(self, solve: LocalSolve, kernel: AnyFloats, descent: Descent, constant: AnyFloats | None) -> None:
-        self._kernel = torch.from_numpy(kernel)
-        self._constant = None if constant is None else torch.tensor(constant)
-        (outputs, inputs), count = kernel.shape, len(solve.x)
-        like, columns, turned = self._kernel, -(-count // _LINE) * _LINE, outputs > _FEW
-        self._samples = like.new_empty(count, inputs)  # torch's memory is aligned: on it a product's last bits depend
-        self._samples.copy_(solve.x.reshape(count, inputs))
-        gram = like.new_zeros(count, columns)
-        torch.mm(self._samples, self._samples.t(), out=gram[:, :count])
-        kinds = [(self._kernel, 1.0, -descent.mu)] + ([] if self._constant is None else [(self._constant, 0.0, 1.0)])
-        given = like.new_empty(len(kinds), count, outputs)
-        for (weights, _, _), values in zip(kinds, given, strict=True):
-            values.copy_(torch.mm(weights, self._samples.t()).t())  # faster than their product the other way round
-        moved = like.new_zeros((columns, outputs) if turned else (fours(outputs), columns))
-        self._moved = moved[:count].t() if turned else moved[:outputs, :count]
-        self._shares = [_shares(share, pull, descent, solve.batches.steps) for _, share, pull in kinds]
-        shares = np.array(self._shares, kernel.dtype)
-        self.entry = FirstLayer(gram.numpy(), parameter(moved.numpy(), descent, drawn=False), given.numpy(), shares, turned)
+    def write() -> None:
+        start.addmm_(moved[:count].t() if turned else moved[:outputs, :count], samples, beta=shares[0][-1])
+        for (weights, _, _), share in zip(kinds[1:], shares[1:], strict=True):
+            start.add_(weights, alpha=share[-1])
 
-    def write(self) -> None:
-        """Turn the kernel into what has become of it."""
-        self._kernel.addmm_(self._moved, self._samples, beta=self._shares[0][-1])
-        if self._constant is not None:
-            self._kernel.add_(self._constant, alpha=self._shares[1][-1])
+    return entry, write
 
 
 def _shares(share: float, pull: float, descent: Descent, steps: int) -> list[float]:
@@ -124,64 +131,37 @@ def prepare(dtype: torch.dtype) -> None:
     one = Batches(np.zeros((1, 1), np.int64), np.ones(1, np.int64), last_epoch=0, samples=1)
     weights = torch.zeros(4, dtype=dtype).numpy()
     solve = LocalSolve(weights, torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), one)
-    train(weights, (1, 2), solve, Descent(lr=1.0), in_sample_space=False)
+    train(weights, (1, 2), solve, Descent(lr=1.0), _in_weight_space)
 
 
-def train(flat: AnyFloats, sizes: Sequence[int], solve: LocalSolve, descent: Descent, *, in_sample_space: bool) -> float:
+def train(
+    flat: AnyFloats, sizes: Sequence[int], solve: LocalSolve, descent: Descent, form: Callable[..., TrainedEntry]
+) -> float:
     """Train a flat model [d] in place, in memory that torch has allocated; returns the mean loss over the last epoch.
 
     ``sizes`` are the features, then the outputs of each layer. There is at least one step; ``solve.weights`` is not used.
     """
-    constant = solve.constant(descent)
+    constant, batches = solve.constant(descent), solve.batches
     constant = None if constant is None else constant.astype(flat.dtype, copy=False)
     first, of_first = next(split(flat, sizes))[0], None if constant is None else next(split(constant, sizes))[0]
-    form = (InSampleSpace if in_sample_space else InWeightSpace)(solve, first, descent, of_first)
-    batches, (kernels, biases) = solve.batches, _stacks(flat, sizes)
-    of_kernels, of_biases = (None, None) if constant is None else _stacks(constant, sizes)
+    entry, write = form(solve, first, of_first, descent)
+    rest, of_rest = _rest(flat, sizes), (None, None) if constant is None else _rest(constant, sizes)
+    kernels = _parameter(rest[0], of_rest[0], descent, flat.dtype)
+    biases = _parameter(rest[1], of_rest[1], descent, flat.dtype, in_fours=False)
     rule = (descent.lr, descent.momentum, descent.mu, descent.shrinkage(kernel=True), descent.shrinkage(kernel=False))
-    loss = descend(
-        form.entry,
-        parameter(kernels, descent, of_kernels),
-        parameter(biases, descent, of_biases),
-        np.array(sizes[1:]),
-        Plan(solve.y.numpy(), batches.rows, batches.counts, batches.last_epoch),
-        Rule(*map(flat.dtype.type, rule)),
-        _scratch(batches, sizes, form.entry),
-    )
-    form.write()
-    for stacked, own in zip((kernels, biases), _rest(flat, sizes), strict=True):
-        for trained, array in zip(stacked, own, strict=True):
+    plan = solve.y.numpy(), batches.rows, batches.counts, batches.last_epoch
+    loss = descend(entry, kernels, biases, np.array(sizes[1:]), *plan, Rule(*map(flat.dtype.type, rule)))
+    write()
+    for stack, own in zip((kernels.weight, biases.weight), rest, strict=True):
+        for trained, array in zip(stack, own, strict=True):
             array[:] = trained[: array.shape[0], : array.shape[1]]
-    return loss / int(batches.counts[batches.last_epoch :].sum())
+    return batches.mean_loss(loss)
 
 
 def _rest(flat: AnyFloats, sizes: Sequence[int]) -> tuple[list[AnyFloats], list[AnyFloats]]:
     """All but the first kernel of a flat model: the other kernels, and the biases as rows."""
     layers = list(split(flat, sizes))
     return [kernel for kernel, _ in layers[1:]], [bias[None] for _, bias in layers]
-
-
-def _stacks(flat: AnyFloats, sizes: Sequence[int]) -> tuple[AnyFloats, AnyFloats]:
-    kernels, biases = _rest(flat, sizes)
-    return _stacked(kernels, flat.dtype, in_fours=True), _stacked(biases, flat.dtype, in_fours=False)
-
-
-def _stacked(arrays: Sequence[AnyFloats], dtype: np.dtype[np.floating], *, in_fours: bool) -> AnyFloats:
-    """Matrices filled up to one shape with zeros, [count, rows, columns]; with rows ``in_fours``, if need be."""
-    rows, columns = (max((array.shape[axis] for array in arrays), default=0) for axis in (0, 1))
-    rows = fours(rows) if in_fours else rows
-    stacked = np.zeros((len(arrays), rows, columns), dtype)
-    for own, array in zip(stacked, arrays, strict=True):
-        own[: array.shape[0], : array.shape[1]] = array
-    return stacked
-
-
-def _scratch(batches: Batches, sizes: Sequence[int], entry: FirstLayer) -> Scratch:
-    dtype, columns = entry.features.dtype, entry.features.shape[1] if entry.turned else 0
-    width, widest = fours(batches.rows.shape[1]), fours(max(sizes[1:]))
-    outputs, errors = np.zeros((len(sizes) - 1, width, widest), dtype), np.zeros((2, width, widest), dtype)
-    near, every = np.empty((width, columns), dtype), np.arange(max(width, widest, columns))
-    return Scratch(outputs, errors, near, batch=np.arange(width), every=every)
 
 
 Way = Literal["weight space", "sample space", "products"]
@@ -205,31 +185,26 @@ class Dense(Solver):
     """
 
     def __init__(self, architecture: Architecture, dtype: torch.dtype = torch.float32, *, way: Way | None = None) -> None:
-        layers = [(layer.inputs, layer.outputs) for _, layer in architecture.trained()]
-        tensors = architecture.tensors
+        layers, tensors = [layer for _, layer in architecture.trained()], architecture.tensors
         super().__init__(torch.device("cpu"), tensors, {name for name, shape in tensors if len(shape) == 2})
-        self.dtype = dtype
-        self.sizes = [layers[0][0], *(outputs for _, outputs in layers)]
-        self._always = way
+        self.dtype, self._always, self._architecture = dtype, way, architecture
+        self.sizes = [layers[0].inputs, *(layer.outputs for layer in layers)]
         self._parameters = architecture.parameters
-        self._architecture = architecture
         prepare(dtype)
 
     @cached_property
     def plain(self) -> Reference:
         return Reference(module_of(self._architecture), self.device, self.dtype)
 
-    def batch_hint(self, samples: int, width: int, steps: int) -> BatchHint:
+    def batch_hint(self, samples: int, width: int, steps: int) -> tuple[str, int]:
         """Each is trained by itself; a batch of equal work is large enough to be worth a request."""
         magnitude = int(self._costs(samples, width, steps)[self.way(samples, width, steps)]).bit_length()
-        return BatchHint(f"2^{magnitude} multiplications", max(1, min(_MOST_AT_ONCE, _WORTH_A_REQUEST >> magnitude)))
+        return f"2^{magnitude} multiplications", max(1, min(_MOST_AT_ONCE, _WORTH_A_REQUEST >> magnitude))
 
     def way(self, samples: int, width: int, steps: int) -> Way:
         """The fastest way for a device with such work; depends on its own work alone."""
-        if self._always is not None:
-            return self._always
         costs = self._costs(samples, width, steps)
-        return min(costs, key=lambda way: costs[way])
+        return min(costs, key=lambda way: costs[way]) if self._always is None else self._always
 
     def _costs(self, samples: int, width: int, steps: int) -> dict[Way, float]:
         """Cost of each way, in multiplications of the loops, fitted to times of 165 shapes of work on one core."""
@@ -246,24 +221,22 @@ class Dense(Solver):
     @torch.inference_mode()
     def _solve(self, solve: LocalSolve, descent: Descent) -> Solved:
         way = self.way(len(solve.x), solve.batches.rows.shape[1], solve.batches.steps)
+        flat = self._flat([solve.weights])[0]
         if way == "products" or descent.held:
-            layers = partial(split, sizes=self.sizes)
-            return products.train(self._flat([solve.weights])[0], lambda flat: list(layers(flat)), solve, descent)
-        flat = torch.empty(self._parameters, dtype=self.dtype).numpy()
-        flat[:] = solve.weights
+            return products.train(flat, lambda flat: list(split(flat, self.sizes)), solve, descent)
         if not solve.batches.steps:
-            return Solved(flat, float("nan"))
-        return Solved(flat, train(flat, self.sizes, solve, descent, in_sample_space=way == "sample space"))
+            return Solved(flat.numpy(), float("nan"))
+        form = _in_sample_space if way == "sample space" else _in_weight_space
+        return Solved(flat.numpy(), train(flat.numpy(), self.sizes, solve, descent, form))
 
     @torch.inference_mode()
     def outputs_each(self, weights: Sequence[Weights], xs: Sequence[Tensor]) -> list[Tensor]:
-        flat = self._flat(weights)
         longest = max(len(x) for x in xs)
         samples = torch.zeros(len(xs), longest, self.sizes[0], dtype=self.dtype)
         for at, x in enumerate(xs):
             samples[at, : len(x)] = x.reshape(len(x), -1)
         hidden = samples.transpose(1, 2)  # features before samples: twice as fast for the few outputs of a classifier
-        for layer, (kernel, bias) in enumerate(split(flat, self.sizes)):
+        for layer, (kernel, bias) in enumerate(split(self._flat(weights), self.sizes)):
             hidden = torch.baddbmm(bias[:, :, None], kernel, hidden.relu_() if layer else hidden)
         return [logits[:, : len(x)].t() for logits, x in zip(hidden, xs, strict=True)]
 
@@ -272,7 +245,7 @@ class Dense(Solver):
         layers = [(kernel[0].clone(), bias[0, :, None].clone()) for kernel, bias in split(self._flat([weights]), self.sizes)]
         logits = []
         for piece in torch.split(x.reshape(len(x), self.sizes[0]).to(self.dtype), _APPLIED_AT_ONCE):
-            hidden = piece.t()  # features before samples: twice as fast for the few outputs of a classifier
+            hidden = piece.t()  # features before samples, as above
             for at, (kernel, bias) in enumerate(layers):
                 hidden = torch.addmm(bias, kernel, hidden.relu_() if at else hidden)
             logits.append(hidden.t())

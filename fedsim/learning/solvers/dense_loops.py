@@ -1,7 +1,6 @@
 """Local SGD of one device on dense layers, as loops over its own samples: gradients in closed form, weights changed in place.
 
-The arithmetic is in two loops, ``_add_products`` and ``_inner_products``; the rest says what goes into them. Plain loops
-compile faster than numpy's functions.
+The arithmetic is in two loops, ``_add_products`` and ``_inner_products``; the rest says what goes into them.
 
 Four samples and four outputs are taken at a time, which keeps a processor's registers full. So everything that has outputs is
 filled up to whole fours of them, with zeros; and so is a batch, with a sample that is there, whose error is 0.
@@ -62,36 +61,17 @@ class FirstLayer(NamedTuple):
     turned: bool
 
 
-class Plan(NamedTuple):
-    """Labels, int64 [n], and the rest as in ``Batches``."""
-
-    labels: Positions
-    rows: Positions
-    counts: Positions
-    last_epoch: int
-
-
-class Scratch(NamedTuple):
-    """Working memory.
-
-    Attributes:
-        outputs: of each layer for the samples of a batch, [layers, width, widest], both in whole fours.
-        errors: of two layers in turn, [2, width, widest].
-        near: features of a batch, [width, c].
-        batch: the batch, filled up to whole fours, [width].
-        every: 0, 1, 2, ...; as long as the longest of width, widest and c.
-    """
-
-    outputs: AnyFloats
-    errors: AnyFloats
-    near: AnyFloats
-    batch: Positions
-    every: Positions
-
-
 @compiled_entry
 def descend(
-    entry: FirstLayer, kernels: Parameter, biases: Parameter, sizes: Positions, plan: Plan, rule: Rule, scratch: Scratch
+    entry: FirstLayer,
+    kernels: Parameter,
+    biases: Parameter,
+    sizes: Positions,
+    labels: Positions,
+    rows: Positions,
+    counts: Positions,
+    last_epoch: int,
+    rule: Rule,
 ) -> float:
     """Carry out all steps, in place; returns the summed losses over the samples of the last epoch.
 
@@ -100,27 +80,32 @@ def descend(
         kernels: of all layers but the first, filled up to one shape, [layers - 1, outputs in whole fours, inputs].
         biases: of all layers, [layers, 1, outputs].
         sizes: outputs of each layer, [layers].
-        plan, rule: the batches, and the rule of a step.
-        scratch: anything.
+        labels: of the samples, [n].
+        rows, counts, last_epoch: as in ``Batches``.
+        rule: of a step.
     """
-    outputs, errors, batch = scratch.outputs, scratch.errors, scratch.batch
-    top, total = len(sizes) - 1, 0.0
-    for step in range(len(plan.counts)):
-        count = plan.counts[step]
-        filled = _fill(batch, plan.rows[step], count)
-        _enter(entry, step, batch, filled, biases.weight[0], sizes[0], scratch, outputs[0])
+    dtype, top, total = entry.features.dtype, len(sizes) - 1, 0.0
+    width, widest, near = _fours(rows.shape[1]), _fours(sizes.max()), entry.features.shape[1] if entry.turned else 0
+    outputs, errors = np.zeros((top + 1, width, widest), dtype), np.zeros((2, width, widest), dtype)
+    scratch, every, batch = np.empty((width, near), dtype), np.arange(max(width, widest, near)), np.arange(width)
+    for step in range(len(counts)):
+        count = counts[step]
+        filled = _fours(count)
+        for at in range(filled):
+            batch[at] = rows[step, at if at < count else 0]
+        _enter(entry, step, batch, filled, biases.weight[0], sizes[0], scratch, every, outputs[0])
         for layer in range(1, top + 1):
             below, outs = outputs[layer - 1], sizes[layer]
             _rectify(below, filled, sizes[layer - 1])
-            _inner_products(below, scratch.every, filled, kernels.weight[layer - 1], biases.weight[layer], outs, outputs[layer])
+            _inner_products(below, every, filled, kernels.weight[layer - 1], biases.weight[layer], outs, outputs[layer])
         error = errors[top % 2]
-        loss = _judge(outputs[top], error, plan.labels, batch, count, filled, sizes[top])
-        if step >= plan.last_epoch:
+        loss = _judge(outputs[top], error, labels, batch, count, filled, sizes[top])
+        if step >= last_epoch:
             total += loss
         for layer in range(top, 0, -1):
             kernel, hidden, below = _of(kernels, layer - 1), outputs[layer - 1], errors[(layer - 1) % 2]
-            _pass_back(error, scratch.every, kernel.weight, sizes[layer], hidden, below, filled, sizes[layer - 1])
-            _descend_kernel(kernel, sizes[layer], hidden, scratch.every, filled, error, rule)
+            _pass_back(error, every, kernel.weight, sizes[layer], hidden, below, filled, sizes[layer - 1])
+            _descend_kernel(kernel, sizes[layer], hidden, every, filled, error, rule)
             _descend_bias(_of(biases, layer), sizes[layer], count, error, rule)
             error = below
         if entry.given.shape[1]:
@@ -141,21 +126,20 @@ def _fours(count: int) -> int:
     return (count + 3) // 4 * 4
 
 
-@compiled
-def _fill(filled: Positions, positions: Positions, count: int) -> int:
-    """Copy so many positions and fill them up to whole fours; how many these are."""
-    fours = _fours(count)
-    for at in range(fours):
-        filled[at] = positions[at if at < count else 0]
-    return fours
-
-
 # Forwards, and back.
 
 
 @compiled
 def _enter(
-    entry: FirstLayer, step: int, batch: Positions, filled: int, bias: AnyFloats, outputs: int, scratch: Scratch, out: AnyFloats
+    entry: FirstLayer,
+    step: int,
+    batch: Positions,
+    filled: int,
+    bias: AnyFloats,
+    outputs: int,
+    scratch: AnyFloats,
+    every: Positions,
+    out: AnyFloats,
 ) -> None:
     """Apply the first layer to a batch."""
     features, kernel, given = entry.features, entry.kernel.weight, entry.given
@@ -166,9 +150,8 @@ def _enter(
             for output in range(outputs):
                 out[rank, output] = bias[0, output]
             for column in range(features.shape[1]):
-                scratch.near[rank, column] = features[batch[rank], column]
-        samples = _fours(len(features))
-        _add_products(out, filled, outputs, kernel, scratch.every, samples, scratch.near.T, out.dtype.type(1))
+                scratch[rank, column] = features[batch[rank], column]
+        _add_products(out, filled, outputs, kernel, every, _fours(len(features)), scratch.T, out.dtype.type(1))
     for part in range(len(given) if given.shape[1] else 0):
         share = entry.shares[part, step]
         for rank in range(filled):
@@ -191,7 +174,7 @@ def _judge(
 ) -> float:
     """The summed losses of a batch; ``error`` becomes the gradient of the mean loss with respect to the logits."""
     share = logits.dtype.type(1) / logits.dtype.type(count)
-    _clear(error, filled, classes)
+    error[:filled, : _fours(classes)] = 0
     loss = 0.0
     for rank in range(count):
         label, top = labels[batch[rank]], logits[rank, 0]
@@ -209,14 +192,6 @@ def _judge(
 
 
 @compiled
-def _clear(error: AnyFloats, rows: int, columns: int) -> None:
-    """Zeros in so many rows, and so many columns filled up to whole fours."""
-    for row in range(rows):
-        for column in range(_fours(columns)):
-            error[row, column] = 0
-
-
-@compiled
 def _pass_back(
     error: AnyFloats,
     every: Positions,
@@ -228,7 +203,7 @@ def _pass_back(
     inputs: int,
 ) -> None:
     """The error of a layer's inputs, [rows, inputs], from that of its outputs; 0 where the ReLU between was shut."""
-    _clear(below, rows, inputs)
+    below[:rows, : _fours(inputs)] = 0
     _add_products(below, rows, inputs, kernel, every, _fours(outputs), error.T, error.dtype.type(1))
     for row in range(rows):
         for column in range(inputs):
@@ -287,9 +262,7 @@ def _add_products(
 
 
 @compiled
-def _four(
-    factors: AnyFloats, k: int, row: int, scale: np.floating
-) -> tuple[np.floating, np.floating, np.floating, np.floating]:
+def _four(factors: AnyFloats, k: int, row: int, scale: np.floating) -> tuple[np.floating, ...]:
     return scale * factors[k, row], scale * factors[k + 1, row], scale * factors[k + 2, row], scale * factors[k + 3, row]
 
 

@@ -3,27 +3,25 @@
 torch's own dropout draws from one global generator, so its masks would depend on the order of the work.
 """
 
+from itertools import count
+
 import torch
 from torch import Tensor, nn
 
-REPLACEABLE = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _PER_CHANNEL = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+REPLACEABLE = (nn.Dropout, *_PER_CHANNEL)
 
-_STEP = -7046029254386353131  # the increment of splitmix64 as a signed word
-_MIX1 = -4658895280553007687
-_MIX2 = -7723592293110705685
-_WORD = 1 << 64
+_STEP, _MIX1, _MIX2 = -7046029254386353131, -4658895280553007687, -7723592293110705685  # of splitmix64, as signed words
 
 
-def signed(word: int) -> int:
-    """A 64-bit word as the signed number that torch's int64 holds."""
-    word %= _WORD
-    return word - _WORD if word >= _WORD // 2 else word
+def _signed(word: int) -> int:
+    """A word of 64 bits as torch's int64 has it."""
+    return (word + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def step_key(key: int, step: int) -> int:
     """The key of one SGD step of a local solve, as a signed 64-bit number."""
-    return signed(key + (step + 1) * 0xD1342543DE82EF95)
+    return _signed(key + (step + 1) * 0xD1342543DE82EF95)
 
 
 class KeyedDropout(nn.Module):
@@ -37,9 +35,7 @@ class KeyedDropout(nn.Module):
 
     def __init__(self, rate: float, place: int, *, per_channel: bool = False) -> None:
         super().__init__()
-        self.rate = rate
-        self.salt = signed(place * _MIX2)
-        self.per_channel = per_channel
+        self.rate, self.salt, self.per_channel = rate, _signed(place * _MIX2), per_channel
         self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -62,15 +58,9 @@ def _mixed(word: Tensor) -> Tensor:
 
 def with_keyed_dropout(module: nn.Module) -> nn.Module:
     """Replace every dropout layer within ``module``, in place, by a keyed one; returns the module."""
-    places = iter(range(1 << 30))
-    if isinstance(module, REPLACEABLE):
-        return _keyed(module, next(places))
-    for parent in list(module.modules()):
+    places, whole = count(), nn.ModuleList([module])
+    for parent in list(whole.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, REPLACEABLE):
-                setattr(parent, name, _keyed(child, next(places)))
-    return module
-
-
-def _keyed(layer: nn.Module, place: int) -> KeyedDropout:
-    return KeyedDropout(float(layer.p), place, per_channel=isinstance(layer, _PER_CHANNEL))  # type: ignore[arg-type]
+                setattr(parent, name, KeyedDropout(float(child.p), next(places), per_channel=isinstance(child, _PER_CHANNEL)))
+    return whole[0]

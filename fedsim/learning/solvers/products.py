@@ -7,22 +7,20 @@ from torch import Tensor
 
 from fedsim.learning.solvers.base import Descent, LocalSolve, ParameterStep, Solved
 
-Layers = list[tuple[Tensor, Tensor]]
-"""Kernel [outputs, inputs] and bias [outputs] of each layer, as views of one flat model."""
 
-
-def train(weights: Tensor, layers: Callable[[Tensor], Layers], solve: LocalSolve, descent: Descent) -> Solved:
-    """Train a perceptron with ReLU under softmax cross-entropy, in place; ``layers`` gives those of a flat model [d]."""
+def train(
+    weights: Tensor, layers: Callable[[Tensor], list[tuple[Tensor, Tensor]]], solve: LocalSolve, descent: Descent
+) -> Solved:
+    """Train a perceptron with ReLU under softmax cross-entropy, in place; ``layers`` gives views of a flat model [d]:
+    kernel [outputs, inputs] and bias [outputs] of each layer."""
     parameters, constant = layers(weights), solve.constant(descent)
-    constants = None if constant is None else layers(torch.tensor(constant))
+    constants = [(None, None)] * len(parameters) if constant is None else layers(torch.tensor(constant))
     steps, at = [], 0
-    for number, (kernel, bias) in enumerate(parameters):
-        middle, end = at + kernel.numel(), at + kernel.numel() + bias.numel()
-        of_kernel, of_bias = descent.of(at, middle), descent.of(middle, end)
-        own = (None, None) if constants is None else constants[number]
-        kernel_step = ParameterStep(kernel, of_kernel, of_kernel.shrinkage(kernel=True), own[0])
-        steps.append((kernel_step, ParameterStep(bias, of_bias, of_bias.shrinkage(kernel=False), own[1])))
-        at = end
+    for own, of_own in zip(parameters, constants, strict=True):
+        for tensor, of_tensor in zip(own, of_own, strict=True):
+            rule = descent.of(at, at + tensor.numel())
+            steps.append(ParameterStep(tensor, rule, rule.shrinkage(kernel=tensor.ndim > 1), of_tensor))
+            at += tensor.numel()
     batches, x, total = solve.batches, solve.x.reshape(len(solve.x), -1).to(weights.dtype), 0.0
     rows = torch.from_numpy(batches.rows)
     for step, count in enumerate(batches.counts.tolist()):
@@ -35,10 +33,9 @@ def train(weights: Tensor, layers: Callable[[Tensor], Layers], solve: LocalSolve
         if step >= batches.last_epoch:
             total -= float(logs.gather(1, right).sum(dtype=torch.float64))
         error = logs.exp_().scatter_add_(1, right, logs.new_full((count, 1), -1.0)).div_(count)
-        for number in range(len(parameters) - 1, -1, -1):
-            below = torch.mm(error, parameters[number][0]) if number else error
-            steps[number][0].descend_product(error.t(), inputs[number])
-            steps[number][1].descend(error.sum(0))
-            error = torch.ops.aten.threshold_backward(below, inputs[number], 0) if number else error
-    seen = int(batches.counts[batches.last_epoch :].sum())
-    return Solved(weights.numpy(), total / seen if seen else float("nan"))
+        for layer in range(len(parameters) - 1, -1, -1):
+            below = torch.mm(error, parameters[layer][0]) if layer else error
+            steps[2 * layer].descend_product(error.t(), inputs[layer])
+            steps[2 * layer + 1].descend(error.sum(0))
+            error = torch.ops.aten.threshold_backward(below, inputs[layer], 0) if layer else error
+    return Solved(weights.numpy(), batches.mean_loss(total))

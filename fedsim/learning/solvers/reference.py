@@ -5,8 +5,9 @@ One device at a time keeps results equal bit for bit whatever the cohort. Convol
 
 import copy
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import astuple
 from functools import partial
 from typing import Any
@@ -18,11 +19,10 @@ from torch import Tensor, nn
 
 from fedsim.errors import ScenarioError
 from fedsim.learning.architecture import Architecture
-from fedsim.learning.factory import numbers
+from fedsim.learning.modules import numbers
 from fedsim.learning.refs import Weights
-from fedsim.learning.solvers.base import BatchHint, Descent, LocalSolve, ParameterStep, Solved, Solver
-from fedsim.learning.solvers.context import LocalData, TrainingContext, constants_of, rules
-from fedsim.learning.solvers.contrast import Contrasted, representations, watched
+from fedsim.learning.solvers.base import Descent, LocalSolve, ParameterStep, Solved, Solver
+from fedsim.learning.solvers.context import LocalData, TrainingContext, constants_of, contrastive_loss, rules
 from fedsim.learning.solvers.dropout import with_keyed_dropout
 
 _APPLIED_AT_ONCE = 1 << 16  # numbers in the samples of one forward pass: activations then stay in the cache
@@ -43,7 +43,7 @@ class Reference(Solver):
         dtype: torch.dtype | None = None,
         losses: Callable[..., Tensor] | None = None,
     ) -> None:
-        self._dtype = dtype
+        self._dtype, self._threads = dtype, threading.local()
         self._template = with_keyed_dropout(copy.deepcopy(module)).to(device, dtype)
         for name, part in batch_norms(self._template):
             part.register_forward_pre_hook(partial(_refuse_single, name))
@@ -54,18 +54,21 @@ class Reference(Solver):
         tensors = [(name, tuple(tensor.shape)) for name, tensor in numbers(self._template).items()]
         super().__init__(device, tensors, kernels(module))
 
-    def batch_hint(self, samples: int, width: int, steps: int) -> BatchHint:
-        return BatchHint("module", 1)
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_threads"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _threads=threading.local())
+
+    def batch_hint(self, samples: int, width: int, steps: int) -> tuple[str, int]:
+        return "module", 1
 
     def losses(self, outputs: Tensor, y: Tensor, **options: Any) -> Tensor:
-        if self._own_loss is not None:
-            return self._own_loss(outputs, y, **options)
-        return super().losses(outputs, y, **options)
+        return (self._own_loss or super().losses)(outputs, y, **options)
 
     def outputs(self, weights: Weights, x: Tensor) -> Tensor:
-        module = self._loaded(weights)
         with torch.inference_mode():
-            return self._apply(module, x)
+            return self._apply(self._own_copy(), weights, x)
 
     def _solve(self, solve: LocalSolve, descent: Descent) -> Solved:
         with self.context(self._own_copy(), solve, descent) as (trained, context):
@@ -80,37 +83,24 @@ class Reference(Solver):
         self, module: nn.Module, solve: LocalSolve, descent: Descent
     ) -> Iterator[tuple[dict[str, Tensor], TrainingContext]]:
         """Load a device's start into a module to be trained: its tensors by name, and the batches and the loss."""
-        with ExitStack() as stack:
-            contrasted = None
-            if solve.contrast is not None and solve.batches.steps:
-                models = (solve.weights, solve.contrast.previous)
-                alike, other = (self._representations(module, weights, solve.x) for weights in models)
-                contrasted = Contrasted(solve.contrast, alike, other, stack.enter_context(watched(module)))
-            trained = self._load(module.train(), solve.weights)
-            x, y = solve.x.to(self.device, self._dtype), solve.y.to(self.device)
-            data = LocalData(module, solve, x, y, self._laid_out)
-            yield trained, TrainingContext(solve, descent, trained, self.losses, data, contrasted)
-
-    def _representations(self, module: nn.Module, weights: Weights, x: Tensor) -> Tensor:
-        self._load(module.eval(), weights)
-        return representations(module, lambda: self._apply(module, x))
+        term, x = solve.contrast if solve.batches.steps else None, solve.x
+        apply = partial(self._apply, module, x=x)
+        with nullcontext() if term is None else contrastive_loss(module, term, solve.weights, apply) as contrast:
+            trained = _load(module.train(), solve.weights)
+            data = LocalData(module, solve, x.to(self.device, self._dtype), solve.y.to(self.device), self._laid_out)
+            yield trained, TrainingContext(solve, descent, trained, self.losses, data, contrast)
 
     def _descend(self, solve: LocalSolve, descent: Descent, trained: Mapping[str, Tensor], context: TrainingContext) -> None:
-        parameters = [tensor for tensor in trained.values() if tensor.requires_grad]
-        constants = constants_of([solve], descent, trained, self.device)
-        steps = [
-            ParameterStep(
-                trained[name],
-                rule,
-                rule.shrinkage(name in self.kernels, trained[name].ndim),
-                constants[name][0] if constants else None,
-            )
-            for name, rule in rules(descent, trained).items()
-            if trained[name].requires_grad
-        ]
+        moved = {name: tensor for name, tensor in trained.items() if tensor.requires_grad}
+        constants, rule_of = constants_of([solve], descent, trained, self.device), rules(descent, trained)
+        steps = []
+        for name, tensor in moved.items():
+            shrinkage = rule_of[name].shrinkage(name in self.kernels, tensor.ndim)
+            steps.append(ParameterStep(tensor, rule_of[name], shrinkage, constants[name][0] if constants else None))
         module = self._own_copy()
         for x, y in context.data:
-            gradients = torch.autograd.grad(context.batch_loss(module(x), y), parameters, materialize_grads=True)
+            loss = context.batch_loss(module(x), y)
+            gradients = torch.autograd.grad(loss, list(moved.values()), materialize_grads=True)
             with torch.no_grad():
                 if descent.clip is not None:
                     norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]))
@@ -119,32 +109,29 @@ class Reference(Solver):
                     rule.descend(gradient)
 
     def _own_copy(self) -> nn.Module:
-        if not hasattr(self.threads, "module"):
-            self.threads.module = copy.deepcopy(self._template)
-        return self.threads.module  # type: ignore[no-any-return]
+        if not hasattr(self._threads, "module"):
+            self._threads.module = copy.deepcopy(self._template)
+        return self._threads.module  # type: ignore[no-any-return]
 
-    def _loaded(self, weights: Weights) -> nn.Module:
-        module = self._own_copy().eval()
-        self._load(module, weights)
-        return module
-
-    @staticmethod
-    def _load(module: nn.Module, weights: Weights) -> dict[str, Tensor]:
-        """Copy a flat model into a module; a running variance below 0, which a server's step may have made, counts as 0."""
-        own = numbers(module)
-        load_weights(list(own.values()), weights)
-        for name, tensor in own.items():
-            if name.endswith("running_var"):
-                tensor.clamp_(min=0.0)
-        return own
-
-    def _apply(self, module: nn.Module, x: Tensor) -> Tensor:
+    def _apply(self, module: nn.Module, weights: Weights, x: Tensor) -> Tensor:
+        """The outputs of a module with these weights, which it then has."""
+        _load(module.eval(), weights)
         size = _APPLIED_AT_ONCE // max(1, math.prod(x.shape[1:])) // _ALIGNED * _ALIGNED
         pieces = torch.split(x, max(_ALIGNED, size))
         return torch.cat([module(self._laid_out(piece.to(self.device, self._dtype))) for piece in pieces])
 
     def _laid_out(self, x: Tensor) -> Tensor:
         return x.contiguous(memory_format=torch.channels_last) if self._is_image and x.ndim == 4 else x
+
+
+def _load(module: nn.Module, weights: Weights) -> dict[str, Tensor]:
+    """Copy a flat model into a module; a running variance below 0, which a server's step may have made, counts as 0."""
+    own = numbers(module)
+    load_weights(list(own.values()), weights)
+    for name, tensor in own.items():
+        if name.endswith("running_var"):
+            tensor.clamp_(min=0.0)
+    return own
 
 
 def batch_norms(module: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -177,11 +164,10 @@ def flat_weights(parameters: Sequence[torch.Tensor], dtype: DTypeLike = np.float
 
 def load_weights(parameters: Sequence[torch.Tensor], weights: Weights) -> None:
     """Copy a flat model into parameters."""
-    flat, at = torch.tensor(weights), 0
+    parts = torch.split(torch.tensor(weights), [parameter.numel() for parameter in parameters])
     with torch.no_grad():
-        for parameter in parameters:
-            parameter.copy_(flat[at : at + parameter.numel()].view(parameter.shape))
-            at += parameter.numel()
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.copy_(part.view(parameter.shape))
 
 
 def kernels(module: nn.Module) -> set[str]:

@@ -17,14 +17,7 @@ from fedsim.strategies.round_params import RoundParams, SynchronousParams
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.clustering.algorithms import canonical, greedy_clusters, kmeans, members, threshold
 from fedsim.toolbox.clustering.similarity import Matrix, cosine_matrix, shown_pairs
-from fedsim.toolbox.clustering.weights import (
-    balance_ratio,
-    class_imbalance,
-    class_shares,
-    cluster_imbalance,
-    inverse_weights,
-    optimal_weights,
-)
+from fedsim.toolbox.clustering.weights import class_imbalance, class_shares, cluster_imbalance, optimal_weights
 from fedsim.training import Training
 from fedsim.world.task import Computation
 
@@ -35,11 +28,10 @@ class RFedAvgParams(SynchronousParams):
     Attributes:
         local_epochs: gradient steps on all of its data that a client makes; 1 in the paper.
         server: what the server makes of the reweighted mean (``parts/server``); None: it is the new model.
-        weights: p_n of the clusters: ``rfedavg``, in inverse proportion to their data imbalance; ``optimal``, those that bring
-            the mixture nearest to equal class shares (the paper's benchmark: clients disclose their class counts);
-            ``uniform-by-data``, by samples, so that clusters make no difference (its FedAvg).
-        clustering: ``ccs``, greedy clusters by cosine; ``kmeans``, K-means on the gradients as they are (the paper's
-            benchmark).
+        weights: p_n of the clusters: ``rfedavg``, in inverse proportion to their data imbalance; ``optimal``, nearest to equal
+            class shares (the paper's benchmark: clients disclose their class counts); ``uniform-by-data``, by samples, so that
+            clusters make no difference (its FedAvg).
+        clustering: ``ccs``, greedy clusters by cosine; ``kmeans``, K-means on the gradients as they are (a benchmark).
         kmeans_clusters: N of K-means, which the paper does not say: a number, or as many as there are ``classes``, or as
             ``ccs`` would find. Fewer if there are not so many distinct gradients.
         imbalance: a device's I_k compares its class counts with D / M, D all samples of all devices (``global``, Eq. 17 as it
@@ -121,11 +113,9 @@ def balance(counts: NDArray[np.int64], clusters: Clusters, weights: Sequence[Flo
     ``beta`` is the largest class share by the smallest (Eq. 3), None where a class is missing; ``distance`` the squared
     distance of the class shares from equal ones (Theorem 1, Q1).
     """
-    shares = class_shares(counts, clusters)
-    mixtures = [shares @ each for each in weights]
-    ratios = [balance_ratio(mixture) for mixture in mixtures]
+    mixtures = [class_shares(counts, clusters) @ each for each in weights]
     return {
-        "beta": [ratio if np.isfinite(ratio) else None for ratio in ratios],
+        "beta": [float(mixture.max()) / least if (least := float(mixture.min())) > 0 else None for mixture in mixtures],
         "distance": [float(np.square(mixture - 1 / len(mixture)).sum()) for mixture in mixtures],
     }
 
@@ -183,13 +173,9 @@ class RFedAvg(FedAvg[RFedAvgParams]):
     balanced the classes are under weights by samples and under these (``balance``: from the devices' labels, which the server
     does not see). ``clustering``: who was clustered with whom, in rounds 0, 1, 2, 4, 8, ...
 
-    State besides FedAvg's:
-        sizes: the samples that each device has last said that it holds, or None.
-        reporting: tasks of devices that report their size, device -> task; ``begun``: whether rounds have.
-        total: D as it is told in this round; ``told``: which D each device knows, 0 for none.
-        imbalance, counts: what each device has last said: I_k, and its samples of each class.
-        first_loss, loss: l_0 and l_t, None before there is one.
-        cluster: the last round's clusters, device -> cluster.
+    State besides FedAvg's: of each device ``sizes``, samples as it last said or None, ``imbalance``, ``counts`` of classes,
+    ``told``, which D it knows, and ``cluster`` in the last round; ``reporting``, tasks of size reports; ``begun``, whether
+    rounds have; ``total``, D as it is told in this round; ``first_loss`` and ``loss``, l_0 and l_t.
     """
 
     Params: ClassVar[type[RoundParams]] = RFedAvgParams
@@ -238,7 +224,6 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         return self.pick(self.params.asked_per_round, among=known)
 
     async def before_asking(self) -> None:
-        """D stays the same for a round, and the clusters of the round before are over."""
         self.state["total"] = sum(size for size in self.state["sizes"] if size is not None)
         self.state["cluster"] = {}
 
@@ -343,7 +328,8 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         match self.params.weights:
             case "rfedavg":
                 imbalance = np.array([state["imbalance"][device] for device in devices])
-                shares = inverse_weights(cluster_imbalance(imbalance, sizes, clusters))
+                inverse = 1.0 / cluster_imbalance(imbalance, sizes, clusters)
+                shares: Floats = inverse / inverse.sum()
             case "optimal":
                 shares = optimal_weights(class_shares(np.array([state["counts"][device] for device in devices]), clusters))
             case _:

@@ -43,9 +43,9 @@ class LearningRateSchedule(Spec):
         from torch.optim import lr_scheduler
 
         found = getattr(lr_scheduler, self.name)
-        asked = [name for name in _LENGTHS if name in inspect.signature(found).parameters and name not in self.args]
-        usual = {} if self.every == "round" else dict.fromkeys(asked, max(length, 1))
-        made: lr_scheduler.LRScheduler = found(optimiser, **self.args, **usual)
+        asked = () if self.every == "round" else _LENGTHS
+        usual = {name: max(length, 1) for name in asked if name in inspect.signature(found).parameters}
+        made: lr_scheduler.LRScheduler = found(optimiser, **usual | self.args)
         if self.every == "round":
             optimiser.step()  # without any gradient: torch expects it before the first step of a schedule
             for _ in range(number):
@@ -107,13 +107,13 @@ class TorchTrainer(Trainer):
         if self.schedule is not None:
             schedules = _classes(lr_scheduler, lr_scheduler.LRScheduler)
             _refuse_unknown("schedule.name", self.schedule.name, "schedule.args", self.schedule.args, schedules)
-        patterns = [pattern for group in self.groups for pattern in group.match]  # each matches itself
-        parameters = {name: torch.nn.Parameter(torch.zeros(2, 2)) for name in patterns}
+        names = ["", *(pattern for group in self.groups for pattern in group.match)]  # each matches itself
+        parameters = {name: torch.nn.Parameter(torch.zeros(2, 2) if name else torch.zeros(2)) for name in names}
         try:
-            optimiser = self.torch_optimiser(parameters | {"": torch.nn.Parameter(torch.zeros(2))}, self.lr)
+            optimiser = self.torch_optimiser(parameters, self.lr)
             schedule = None if self.schedule is None else self.schedule.build(optimiser, 2)
             for _ in range(2):
-                for parameter in (member for group in optimiser.param_groups for member in group["params"]):
+                for parameter in parameters.values():
                     parameter.grad = torch.ones_like(parameter)
                 optimiser.step()
                 if schedule is not None:
@@ -139,13 +139,12 @@ class TorchTrainer(Trainer):
     def torch_optimiser(self, parameters: "Mapping[str, nn.Parameter]", lr: float) -> "torch.optim.Optimizer":
         import torch
 
-        members: list[list[nn.Parameter]] = [[] for _ in (*self.groups, None)]
+        parts: list[dict[str, Any]] = [{"params": [], **group.args} for group in self.groups] + [{"params": []}]
         for name, parameter in parameters.items():
             of = (at for at, group in enumerate(self.groups) if any(fnmatchcase(name, pattern) for pattern in group.match))
-            members[next(of, -1)].append(parameter)
-        args = [*(group.args for group in self.groups), {}]
-        parts = [{"params": own, **told} for own, told in zip(members, args, strict=True) if own]
-        made: torch.optim.Optimizer = getattr(torch.optim, self.optimiser)(parts, lr=lr, **self.args)
+            parts[next(of, -1)]["params"].append(parameter)
+        chosen = [part for part in parts if part["params"]]
+        made: torch.optim.Optimizer = getattr(torch.optim, self.optimiser)(chosen, lr=lr, **self.args)
         return made
 
     def state_numbers(self, shapes: "Mapping[str, Sequence[int]]") -> int:

@@ -12,7 +12,7 @@ from fedsim.arrays import Floats, Ints
 from fedsim.errors import SimulationError, nearest
 from fedsim.simulation import Simulation
 from fedsim.world.columns import ALL
-from fedsim.world.network.flow import SERVER, Direction, ends
+from fedsim.world.network.endpoints import SERVER, Direction, ends
 from fedsim.world.network.machine import Network
 from fedsim.world.network.protocol import PLAIN, Transport
 
@@ -25,13 +25,12 @@ Path = Callable[[Any, Any], Sequence[str]]
 
 @dataclass(frozen=True)
 class EdgeServers:
-    """The edge servers of a network.
+    """The edge servers of a network: the ``nodes`` at which they are, and their own links.
 
     Attributes:
-        nodes: where they stand.
-        of: which is each place's, int64 [places]; None: the first on the way from there to the server.
-        receive, send: rates of their own links (bytes/s): all that comes to one takes the first, all that leaves it the other.
+        receive, send: bytes/s: all that comes to one takes the first, all that leaves it the other.
         latency: what passes before the first byte between an edge server and the server (s).
+        of: which is each place's, int64 [places]; None: the first on the way from there to the server.
     """
 
     nodes: Sequence[Hashable]
@@ -107,11 +106,11 @@ class Graph(Network):
         for tail, head, data in walks.graph.edges(data=True):
             if "capacity" not in data:
                 raise SimulationError(f"the edge {tail!r} - {head!r} has no 'capacity' (bytes/s)")
-            links[_link(tail, head)] = data["capacity"]
+            links[f"{tail} -> {head}"] = data["capacity"]
         for node in (*attach, *hosts):
             walks.between(server, node)
             walks.between(node, server)
-        built = None if edges is None else replace(edges, of=_edges_of(edges.nodes, walks, server, attach))
+        built = None if edges is None else replace(edges, of=walks.edges_of(edges.nodes, attach))
         network = cls(simulation, down, up, latency, links, walks.links, attach, server, transport, built, hosts)
         network._has_layout = True
         return network
@@ -124,28 +123,24 @@ class Graph(Network):
         """
         if not self._has_layout:
             return None
+
+        def told(pairs: Sequence[tuple[int, int]]) -> dict[str, list[list[str]]]:
+            ways: tuple[Direction, ...] = ("down", "up")
+            return {way: [self.route(*ends(near, way, far)) for near, far in pairs] for way in ways}
+
         finite = {name: None if math.isinf(capacity) else capacity for name, capacity in self.links.items()}
-        places = range(len(self._places))
-        told: dict[str, Any] = {"links": finite, "routes": self._told([(place, SERVER) for place in places])}
+        layout: dict[str, Any] = {"links": finite, "routes": told([(place, SERVER) for place in range(len(self._places))])}
         if self._edges is not None and self._edges.of is not None:
             of = self._edges.of.tolist()
-            below = self._told([(place, self.devices + of[place]) for place in places])
-            above = self._told([(self.devices + edge, SERVER) for edge in range(len(self._edges.nodes))])
-            told["edges"] = {"of": of, "latency": self._edges.latency, "below": below, "above": above}
-        return told
-
-    def _told(self, pairs: Sequence[tuple[int, int]]) -> dict[str, list[list[str]]]:
-        ways: tuple[Direction, ...] = ("down", "up")
-        return {way: [self.route(*ends(near, way, far)) for near, far in pairs] for way in ways}
+            below = told([(place, self.devices + edge) for place, edge in enumerate(of)])
+            above = told([(self.devices + edge, SERVER) for edge in range(len(self._edges.nodes))])
+            layout["edges"] = {"of": of, "latency": self._edges.latency, "below": below, "above": above}
+        return layout
 
     def route(self, source: int, destination: int) -> list[str]:
         found = list(self._path(self._node(source), self._node(destination)))
-        edges = range(self.devices, self.devices + len(self._edge_latency))
-        if source in edges:
-            found.insert(0, f"edge {source - self.devices} send")
-        if destination in edges:
-            found.append(f"edge {destination - self.devices} receive")
-        return found
+        sender, receiver = self.edge_at(source), self.edge_at(destination)
+        return [f"edge {sender} send"] * (sender is not None) + found + [f"edge {receiver} receive"] * (receiver is not None)
 
     def _node(self, endpoint: int) -> Hashable:
         if endpoint >= self.devices:
@@ -168,21 +163,6 @@ class Graph(Network):
         return list(range(place, self.devices, len(self._places)))
 
 
-def _edges_of(nodes: Sequence[Hashable], walks: "_Walks", server: Hashable, attach: Sequence[Hashable]) -> Ints:
-    """The edge server of each place; int64 [places]."""
-    number = {node: edge for edge, node in enumerate(nodes)}
-    of = []
-    for place in attach:
-        found = next((node for node in walks.between(place, server)[:-1] if node in number), None)
-        if found is None:
-            raise SimulationError(f"no edge server is on the way from node {place!r} to the server {server!r}")
-        if found not in walks.between(server, place):
-            way = f"what the server {server!r} sends to node {place!r}"
-            raise SimulationError(f"{way} does not come by its edge server {found!r}")
-        of.append(number[found])
-    return np.array(of, dtype=np.int64)
-
-
 class _Walks:
     """The shortest walks of a graph, found from one of their two ends; ``server`` comes before all other nodes."""
 
@@ -192,7 +172,7 @@ class _Walks:
         self._steps: dict[tuple[Hashable, bool], dict[Hashable, Hashable]] = {}
 
     def links(self, tail: Hashable, head: Hashable) -> list[str]:
-        return [_link(*pair) for pair in pairwise(self.between(tail, head))]
+        return [f"{one} -> {next_}" for one, next_ in pairwise(self.between(tail, head))]
 
     def between(self, tail: Hashable, head: Hashable) -> list[Hashable]:
         """The nodes on the way, both ends included."""
@@ -221,6 +201,15 @@ class _Walks:
             walk.append(node)
         return walk[::-1] if is_from else walk
 
-
-def _link(tail: Hashable, head: Hashable) -> str:
-    return f"{tail} -> {head}"
+    def edges_of(self, nodes: Sequence[Hashable], places: Sequence[Hashable]) -> Ints:
+        """The edge server of each place; int64 [places]."""
+        of, server = [], self._server
+        for place in places:
+            found = next((node for node in self.between(place, server)[:-1] if node in nodes), None)
+            if found is None:
+                raise SimulationError(f"no edge server is on the way from node {place!r} to the server {server!r}")
+            if found not in self.between(server, place):
+                way = f"what the server {server!r} sends to node {place!r}"
+                raise SimulationError(f"{way} does not come by its edge server {found!r}")
+            of.append(nodes.index(found))
+        return np.array(of, dtype=np.int64)

@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
@@ -15,18 +15,8 @@ from fedsim.language.spec import Spec
 from fedsim.language.units import BytesPerSecond, Seconds
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
-from fedsim.world.distributions import (
-    Choice,
-    Constant,
-    FromFile,
-    LinkRate,
-    Listed,
-    LogNormal,
-    RateDistribution,
-    TimeDistribution,
-    Uniform,
-)
-from fedsim.world.network.flow import SERVER
+from fedsim.world.distributions import Constant, LinkRate, RateDistribution, TimeDistribution
+from fedsim.world.network.endpoints import SERVER
 from fedsim.world.network.graph import EdgeServers, Graph
 from fedsim.world.network.machine import Network
 from fedsim.world.network.protocol import Fluid, ProtocolSpec, Transport
@@ -35,9 +25,7 @@ from fedsim.world.network.star import Star
 if TYPE_CHECKING:
     import networkx
 
-DeviceRates = tuple[Floats, ...]
-"""Rates (down, up) of the devices' own links (bytes/s) and perhaps their latencies (s), float64 [devices] each. From elsewhere
-than the network's section, latencies hold where that says none."""
+OwnRates = tuple[Floats, ...] | None
 AccessColumns = tuple[Floats, Floats, Floats]
 
 
@@ -82,21 +70,10 @@ class DeviceLinks(Spec):
     @model_validator(mode="after")
     def _possible(self) -> "DeviceLinks":
         for name, rate in (("down", self.down), ("up", self.up)):
-            if _least(rate) <= 0:
+            least = [getattr(rate, key, None) for key in ("value", "low", "median")]
+            if 0 in (*least, *getattr(rate, "values", ())):
                 raise ValueError(f"{name!r} may draw a rate of 0 B/s; a link must carry something")
         return self
-
-
-def _least(distribution: Any) -> float:
-    """The least of a distribution's parameters: 0 among the draws shows in it."""
-    match distribution:
-        case Constant(value=least) | Uniform(low=least) | LogNormal(median=least):
-            return float(least)
-        case Choice(values=values) | Listed(values=values):
-            return float(min(values))
-        case FromFile():
-            return math.inf  # a file is looked at when it is read
-    raise TypeError(f"no range is known of {distribution!r}")
 
 
 class NetworkModel(Spec):
@@ -126,9 +103,10 @@ class NetworkModel(Spec):
         return 0
 
     def build(
-        self, simulation: Simulation, streams: Streams, devices: int, rates: DeviceRates | None = None, root: Path | None = None
+        self, simulation: Simulation, streams: Streams, devices: int, rates: OwnRates = None, root: Path | None = None
     ) -> Network:
-        """The network of ``devices`` devices; ``rates``, if given, instead of those of ``device``.
+        """The network of ``devices`` devices; ``rates``, if given, instead of those of ``device``: down and up (bytes/s) and
+        perhaps latencies (s), which hold where ``device`` says none.
 
         ``ScenarioError``: a file is missing or malformed, or a node is unknown or cannot be reached.
         """
@@ -138,7 +116,7 @@ class NetworkModel(Spec):
     def _connect(self, simulation: Simulation, columns: AccessColumns, transport: Transport, root: Path | None) -> Network:
         raise NotImplementedError
 
-    def columns(self, streams: Streams, devices: int, rates: DeviceRates | None, root: Path | None) -> AccessColumns:
+    def columns(self, streams: Streams, devices: int, rates: OwnRates, root: Path | None) -> AccessColumns:
         """Rates down and up (bytes/s) and latency (s) of all devices; each float64 [devices]."""
 
         def column(name: Literal["down", "up", "latency"], purpose: str) -> Floats:
@@ -180,10 +158,9 @@ class TreeSpec(NetworkModel):
         return 0 if self.edge is None else self.cells
 
     def _connect(self, simulation: Simulation, columns: AccessColumns, transport: Transport, root: Path | None) -> Network:
-        links = {"server down": self.server.down, "server up": self.server.up}
-        for cell in range(self.cells):
-            links |= {f"cell {cell} down": self.cell.down, f"cell {cell} up": self.cell.up}
         cells, own = range(self.cells), self.edge
+        links = {"server down": self.server.down, "server up": self.server.up}
+        links |= {f"cell {cell} {way}": getattr(self.cell, way) for cell in cells for way in ("down", "up")}
         edges = None if own is None else EdgeServers(cells, own.receive, own.send, own.latency, np.arange(self.cells))
         return Graph(simulation, *columns, links, _between_cells, cells, SERVER, transport, edges)
 
@@ -282,11 +259,8 @@ def _capacity(text: object, edge: str) -> float:
         raise ScenarioError(f"{edge} has the capacity {shown(text)}: {message}") from None
 
 
-_BASE = "fedsim.world.network.spec:NetworkModel"
-_REGIONS = (
-    "fedsim.toolbox.worlds.regions:RegionsSpec",
-    "Devices and a server in regions of clouds, over TCP connections that were measured.",
-)
-_HERE = Registry.of("network", StarSpec, TreeSpec, GraphSpec)
-NETWORKS = Registry("network", _BASE, {**_HERE.known, "regions": _REGIONS})
+_REGIONS = "Devices and a server in regions of clouds, over TCP connections that were measured."
+_KNOWN = Registry.of("network", StarSpec, TreeSpec, GraphSpec).known
+_KNOWN = {**_KNOWN, "regions": ("fedsim.toolbox.worlds.regions:RegionsSpec", _REGIONS)}
+NETWORKS = Registry("network", "fedsim.world.network.spec:NetworkModel", _KNOWN)
 NetworkSpec = Annotated[NetworkModel, NETWORKS]

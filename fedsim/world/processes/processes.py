@@ -104,7 +104,7 @@ class Processes:
             value = min(values) if what == "link" else math.prod(values)
             if what != "pace" or value != 1.0:
                 held[what][key] = value
-        there = {"link": context.network.limits, "pace": context.tasks.steps.paces}
+        there = {"link": context.network.limits, "pace": context.tasks.paces}
         there |= {"off": dict.fromkeys(context.tasks.off, 1.0), "edge": dict.fromkeys(context.messages.lost, 1.0)}
         if held != there:
             raise CheckpointError(f"the processes of the world do not come to where they were: they held {there}, now {held}")

@@ -25,7 +25,7 @@ from fedsim.world.compute import Compute
 from fedsim.world.device_kinds import Capacity
 from fedsim.world.life import TaskRunner
 from fedsim.world.messages import Messages
-from fedsim.world.network.flow import SERVER, Direction
+from fedsim.world.network.endpoints import SERVER, Direction
 from fedsim.world.network.machine import Network
 from fedsim.world.population import Population
 from fedsim.world.processes.activity import Activity, Call, ComputeActivity, DeviceFacts, Sending
@@ -132,7 +132,7 @@ class ProcessContext:
                 now = self.network.built_rate(link) if rate is None else rate
                 self.emit("link-rate", link=link, rate=None if now == math.inf else now)
         elif what == "pace":
-            if self.tasks.steps.paces.get(device, 1.0) != (pace := math.prod(wanted)):
+            if self.tasks.paces.get(device, 1.0) != (pace := math.prod(wanted)):
                 self.tasks.set_pace(device, pace)
                 self.emit("pace", device=device, factor=pace)
                 for computing in self._computing_on(device):
@@ -236,9 +236,9 @@ class World:
         begun: ComputeActivity | None = context.taken_up(self._number, call)
         if begun is not None:
             return begun
-        if context.tasks.steps.hosts is not None:
+        if context.tasks.hosts is not None:
             raise SimulationError(f"a process computes on device {number}, whose host shares its cores among tasks alone")
-        now, pace = self.now, context.tasks.steps.paces.get(number, 1.0)
+        now, pace = self.now, context.tasks.paces.get(number, 1.0)
         until, lasts = context.tasks.reachable_until(number), context.population.working_s(number, asked) / pace
         away = until <= now
         (ends,) = [on_grid(now + lasts)] if away else context.compute.epoch_ends(number, now, lasts, 1, math.inf, until)
@@ -325,8 +325,7 @@ class World:
         """From now on each upload (``up``) or download (``down``) requests a slot before it begins, and releases it after."""
         if not isinstance(slots, simpy.Resource) or isinstance(slots, simpy.PreemptiveResource):
             raise SimulationError(f"messages queue for a simpy.Resource, or a PriorityResource; {slots!r} is none")
-        tasks = self._context.tasks
-        tasks.steps.queue(direction, slots, tasks.running)
+        self._context.tasks.queue(direction, slots)
         self._context.emit("queue", direction=direction, slots=slots.capacity)
 
     def emit(self, kind: str, **data: Any) -> None:
