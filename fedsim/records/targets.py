@@ -60,8 +60,8 @@ def until(
         if target.is_reached(row.get(target.metric), summary):
             drawn: list[float | None] = []
             for name in COSTS[3:]:
-                values = [each.get(name) for each in rows[:count]]
-                drawn.append(None if None in values else math.fsum(values))
+                known = [each[name] for each in rows[:count] if each.get(name) is not None]
+                drawn.append(math.fsum(known) if len(known) == count else None)
             return dict(zip(COSTS, (row["round"] + 1, row["time"], moved, *drawn), strict=True))
     return dict.fromkeys(COSTS)
 
