@@ -21,12 +21,7 @@ _TAGS = ("~tuple", "~named", "~dict", "~float", "~array", "~object")
 
 
 class Encoder:
-    """Gives what must be written of a value.
-
-    Args:
-        classes: name -> class of the objects that may occur.
-        left_out: fields that are not written, ``Class.field``.
-    """
+    """Gives what must be written of values, with objects of ``classes`` without the fields ``left_out`` (``Class.field``)."""
 
     def __init__(self, classes: Mapping[str, type], left_out: tuple[str, ...] = ()) -> None:
         self._names = {cls: name for name, cls in classes.items()}

@@ -47,9 +47,7 @@ _LEFT_OUT = ("Flow.done", *NOT_SAVED, *NOT_SAVED_OF_MESSAGES)
 class Checkpointer:
     """Watches a run's records and saves it when it is time, at the end of the instant.
 
-    Attributes:
-        tell: is called when the run was saved, with how many rounds there were and the simulated time (s): a power cut cannot
-            take that back.
+    ``tell`` is called when the run was saved, with its rounds and the simulated time (s): a power cut cannot take that back.
     """
 
     def __init__(self, spec: CheckpointSpec, folder: Path, run: "Run", recorder: "Recorder", origins: Origins) -> None:

@@ -28,12 +28,8 @@ from fedsim.world.task import Outcome, Payload
 Contents = Mapping[str, Any]
 """Contents of a message by name. Names are the purposes of the ledger."""
 
-BASE = "base"
-"""Purpose of a model's frozen tensors, which come with the first model that a device receives."""
-
-STATE = "optimiser"
-"""Purpose of a trainer's state, which comes with a model and goes with an update where ``training.state`` is ``sent``."""
-
+BASE = "base"  # purpose of a model's frozen tensors, which come with the first model that a device receives
+STATE = "optimiser"  # purpose of a trainer's state, which comes with a model and goes with an update where it is ``sent``
 _NUMBER_BYTES = 4.0
 
 

@@ -254,10 +254,7 @@ class Dispatch:
             self.rearm(kind, device, self.tasks.next_on(device, self.simulation.now))
 
     def tell(self, kind: str, device: int) -> None:
-        """Tell the strategy that a device can be reached; later, if it is switched off, or its battery flat.
-
-        ``kind``: ``return``, ``newcomer`` or ``shift``.
-        """
+        """Tell the strategy of a ``return``, ``newcomer`` or ``shift``; later, if the device is switched off, or flat."""
         if device in self.tasks.off:
             self._untold.append((kind, device))
         elif self.tasks.batteries is None or (when := self.tasks.next_on(device, self.simulation.now)) <= self.simulation.now:

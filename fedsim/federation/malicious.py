@@ -38,10 +38,7 @@ class Attack(Spec):
     kind: str
 
     def update(self, arithmetic: Learner, update: Ref, start: Ref, stream: Sequence[Any]) -> Ref:
-        """The update that a malicious device sends, a pure function of the trained one and of the model that it started from.
-
-        ``stream`` names a stream of its own, for this one update.
-        """
+        """The update that a malicious device sends; ``start`` is where it began, ``stream`` names a stream for this one."""
         return update
 
 

@@ -110,10 +110,7 @@ class Clients:
         return bool(self._dispatch.population.arrival[device] <= self._now)
 
     def await_return(self, device: int, delay: float = 0.0) -> bool:
-        """Call the strategy's ``on_return(device)`` when the device can be reached, ``delay`` (s) from now at the earliest.
-
-        Returns whether that will ever be; if not, nothing is called.
-        """
+        """Call ``on_return(device)`` when it can be reached, ``delay`` (s) from now at the earliest; False: that is never."""
         when = self._dispatch.tasks.next_on(device, on_grid(self._now + delay))
         if when == math.inf:
             return False
@@ -131,11 +128,7 @@ class Clients:
         return isinstance(device, int | np.integer) and 0 <= int(device) < self.count
 
     def chosen(self, devices: Sequence[int], by: Callable[..., Any], *, idle: bool = True) -> list[int]:
-        """The devices that the function ``by`` has chosen to be asked; all must be there and, with ``idle``, idle.
-
-        Raises:
-            SimulationError: one cannot be asked; says which, and where the function stands.
-        """
+        """The devices that the function ``by`` has chosen; ``SimulationError``: one is not there or, with ``idle``, busy."""
         if not isinstance(devices, list | tuple | range | np.ndarray):
             raise SimulationError(f"{by.__qualname__}{home_of(by)} returns {shown(devices)}; allowed is a list of devices")
         known = np.array(sorted({int(device) for device in devices if self.exists(device)}), dtype=np.int64)
@@ -177,9 +170,9 @@ class Peer(Device):
         self._dispatch.ask(self.number, {"model": Header(model)}, "train", number, None, continues=False)
 
     def send(self, devices: Sequence[int], contents: Contents, number: int) -> None:
-        """Send contents to other devices, all at once; models in the form that ``messages.up`` says.
+        """Send contents to other devices, all at once on its link up; models in the form that ``messages.up`` says.
 
-        They share its link up. ``on_message`` of each of them follows, or ``on_lost`` here and there.
+        ``on_message`` of each of them follows, or ``on_lost`` here and there.
         """
         self._dispatch.send(self.number, devices, contents, number)
 

@@ -258,7 +258,7 @@ class Run:
         return self.strategy.why_no_accuracy() or self.evaluator.why_no_accuracy(rounds, self.strategy.models())
 
     def device_columns(self) -> dict[str, Any]:
-        """The content of ``devices.parquet``: one entry in each column for a device; of too many for those that were asked."""
+        """The content of ``devices.parquet``; of too many devices those that were asked."""
         population, network = self.population, self.network
         devices = self._devices_with(columns.MANY)
         numbers = devices.tolist()
@@ -308,10 +308,7 @@ class Run:
 
 
 class Drift:
-    """Carries out a shift rule at its rounds or its times, on the run's data.
-
-    The world decides alone: the draws come from its own stream ``world/drift``, so every strategy meets the same shifts.
-    """
+    """Carries out a shift rule on the run's data; the draws come from ``world/drift``: every strategy meets the same shifts."""
 
     def __init__(self, spec: ShiftSpec, data: "FederatedData", run: Run, streams: Streams) -> None:
         self._spec, self._data, self._run, self._streams = spec, data, run, streams

@@ -22,10 +22,6 @@ def end_soon(job: "Job", number: int) -> None:
     """End and save a run after its current instant; if that instant does not end, end the process. For signal handlers.
 
     Nothing is half-written, since files get their names when they are complete; the last checkpoint remains.
-
-    Args:
-        job: the run.
-        number: the signal.
     """
     job.interrupt()
     with suppress(RuntimeError):  # none runs: nothing is to be waited for

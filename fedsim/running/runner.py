@@ -38,19 +38,15 @@ class EndedRun(NamedTuple):
 
 
 class Job:
-    """One run from its building to its books.
+    """One run from its building to its books; ``over``: it has ended, however it did, and these are closed.
 
     Building it refuses whatever can be refused, and only then makes the folder. No other process works there until it is over.
 
     Args:
-        scenario: what to run.
         out: the run folder to make, or None to keep nothing on disk.
         executor: where real work runs; the job closes it.
         resume: go on with the run in ``out`` where its newest checkpoint left it.
         live_every_s: how often what there is of the run becomes readable while it goes on (s of real time).
-
-    Attributes:
-        over: whether it has ended, however it did, and its books are closed.
 
     Raises:
         ScenarioError, DataError, RunFolderError: nothing was written.

@@ -28,19 +28,15 @@ AGGREGATIONS = Registry(
     usual="weighted",
 )
 
-Entry = dict[str, Any]
-"""An update that came: ``task``, ``device``, ``group``, ``update`` (a ref), ``samples``, ``start`` (a ref), ``contents``."""
-
+Entry = dict[str, Any]  # an update that came: ``task``, ``device``, ``group``, ``update``, ``samples``, ``start``, ``contents``
 Protection = Literal["private", "robust"]
+
+Draws = Mapping[tuple[int, int], int]  # (clients drawn, devices from which) -> how many rounds
 
 PROTECTS: dict[Protection, str] = {
     "private": "bounds how far one update can move a model",
     "robust": "bounds what malicious updates can do",
 }
-"""The effect of each protection, for messages."""
-
-Draws = Mapping[tuple[int, int], int]
-"""(clients drawn, devices from which) -> how many rounds."""
 
 
 def changes(server: Server, entries: Sequence[Entry]) -> list[Ref]:
@@ -104,7 +100,7 @@ class Aggregation(Spec):
         return server.models.mix(list(zip(updates, weights, strict=True)), otherwise=otherwise)
 
     async def total(self, server: Server, models: Sequence[Ref], share: float) -> list[tuple[Ref, float]]:
-        """The sum over ``share`` times each model that clients sent beside their updates, as the parts of a linear combination.
+        """The sum of ``share`` times each model that clients sent beside their updates, as parts of a linear combination.
 
         An aggregation that tolerates malicious updates gives their number times its own result instead.
         """
@@ -115,10 +111,7 @@ class Aggregation(Spec):
         return {}
 
     def spent(self, draws: Draws, devices: int) -> dict[str, float]:
-        """Extra fields of the record of a round, computed over all rounds so far.
-
-        ``draws`` has equal numbers for rounds in which clients were not drawn uniformly at random.
-        """
+        """Extra fields of a round's record, over all rounds; where nobody was drawn at random ``draws`` has equal numbers."""
         return {}
 
 

@@ -1,13 +1,12 @@
 """Secure aggregation as a cost: the server learns the sum of a round's updates alone (SecAgg+).
 
 Source: Bell et al., "Secure single-server aggregation with (poly)logarithmic overhead" (CCS 2020), the semi-honest protocol;
-with all clients as neighbours it is that of Bonawitz et al. (CCS 2017). What is learnt is the same; phases, bytes and time are
-added.
+with all clients as neighbours it is that of Bonawitz et al. (CCS 2017).
 """
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from pydantic import Field, field_validator
 
@@ -18,11 +17,8 @@ from fedsim.language.units import Bytes, BytesPerSecond, PositiveSeconds
 from fedsim.strategies.parts import PartClient
 from fedsim.world.task import Computation
 
-Phase = Literal["secure-keys", "secure-shares", "secure-unmask"]
-"""The job of a client in a phase, and the purpose of what it sends."""
-
-PHASES: tuple[Phase, ...] = ("secure-keys", "secure-shares", "secure-unmask")
-
+Phase = Literal["secure-keys", "secure-shares", "secure-unmask"]  # a client's job, and the purpose of what it sends
+PHASES: tuple[Phase, ...] = get_args(Phase)
 NeighbourLists = Mapping[int, Sequence[int]]
 
 

@@ -32,17 +32,10 @@ SELECTIONS = Registry(
     usual="random",
 )
 
-Ids = tuple[int, ...]
-"""They name a stream: the round (or draw) from 0, and more where one round selects several times."""
-
-Among = list[int] | None
-"""Devices to choose from; None for all."""
-
-Answers = Mapping[int, Mapping[str, Any]]
-"""Device -> contents, in the order in which they were asked."""
-
-Updates = Sequence[dict[str, Any]]
-"""As ``Synchronous.entry`` makes them."""
+Ids = tuple[int, ...]  # they name a stream: the round (or draw) from 0, and more where one round selects several times
+Among = list[int] | None  # devices to choose from; None for all
+Answers = Mapping[int, Contents]  # by device, in the order in which they were asked
+Updates = Sequence[dict[str, Any]]  # as ``Synchronous.entry`` makes them
 
 QUESTION = "question"
 """The job of a candidate who is asked for what a selection wants to know before it chooses."""
@@ -65,9 +58,8 @@ def drawn(weights: NDArray[np.float64], count: int, variates: NDArray[np.float64
 class Selection(Spec):
     """The base of every client selection. What it must remember is in ``state``, one dict for the whole run.
 
-    Most selections need ``select`` alone. One that goes by what it has seen takes that in by ``heard`` and ``learn``; what
-    clients say for it in their answers is its ``report``. One that must know something before it chooses has a ``question``:
-    then those whom ``select`` gives are candidates, and ``choose`` takes some of those who have answered.
+    Most need ``select`` alone. One that goes by what it has seen takes that in by ``heard`` and ``learn``; clients say more for
+    it by ``report``. With a ``question`` those of ``select`` are candidates, and ``choose`` takes some who have answered.
     """
 
     kind: str
@@ -102,20 +94,17 @@ class Selection(Spec):
 
     @property
     def talks(self) -> bool:
-        """Whether clients say anything for it: it asks, or they report."""
+        """Whether it asks, or clients report."""
         return self.asks or type(self).report is not Selection.report
-
-    # On the server.
 
     def fewest(self, count: int) -> int:
         """The smallest cohort that it selects on purpose where a round may ask ``count`` clients."""
         return count
 
     def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
-        """At most ``count`` devices to ask in a round, online and idle (``Clients.sample``, ``Clients.online``).
+        """At most ``count`` devices to ask in a round, online and idle; if it ``asks``, the candidates, however many.
 
-        Called when a round opens; again, with the same number, if there was nobody. If it ``asks``, it gives the candidates,
-        however many. ``state`` is what it remembers.
+        Called when a round opens; again, with the same number, if there was nobody.
         """
         raise NotImplementedError
 
@@ -139,8 +128,6 @@ class Selection(Spec):
     async def choose(self, server: Server, state: dict[str, Any], count: int, answers: Answers) -> list[int]:
         """At most ``count`` of those who have answered and are still there, besides those who are chosen already."""
         raise NotImplementedError
-
-    # On the devices.
 
     def look(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         """Computations of a candidate before it answers; none by default."""

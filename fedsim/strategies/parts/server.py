@@ -45,8 +45,6 @@ class SGD(ServerOptimiser):
 
     Source: Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution" (2019): FedAvgM.
 
-    State: ``velocity``.
-
     Attributes:
         lr: the server's learning rate.
         momentum: of its velocity.
@@ -101,8 +99,6 @@ class Adaptive(ServerOptimiser):
     Source: Reddi et al., "Adaptive federated optimization" (ICLR 2021), Algorithm 2: v begins at tau^2 and m at 0, and neither
     is corrected. With ``bias_correction`` v begins at 0 too, and a moment that is a decaying mean is divided by 1 - beta^t, as
     in Adam (Kingma and Ba, 2015).
-
-    State: ``mean`` and ``square`` (refs), ``steps``.
 
     Attributes:
         lr: the server's learning rate, eta.

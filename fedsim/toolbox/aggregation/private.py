@@ -158,12 +158,10 @@ class Private(Aggregation):
     noise n is the number of updates that came; each is protected by its own noise alone.
 
     Each record of a round has the epsilon that was spent until then, between a run and one in which the updates of one device
-    are 0. It is that of the aggregates alone, without what else clients send (group, number of samples). Groups are disjoint,
-    so a round is one release for each device, even if no update came. Where all clients of a round are drawn uniformly from
-    those who are there, q is the clients drawn over those; in all other rounds (another selection, a sweep, late updates) q is
-    1. Where updates or losses are looked at before they are clipped, the account is refused.
-
-    State: ``clip``, a ref, where it adapts.
+    are 0, of the aggregates alone, without what else clients send (group, number of samples). Groups are disjoint, so a round
+    is one release for each device, even if no update came. Where all clients of a round are drawn uniformly from those who are
+    there, q is their share; in all other rounds (another selection, a sweep, late updates) it is 1. Where updates or losses are
+    looked at before they are clipped, the account is refused.
 
     Attributes:
         clip: C; the first one where it adapts.

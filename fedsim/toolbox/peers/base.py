@@ -1,8 +1,4 @@
-"""The base of every strategy without a server: the same half on each device, and the books of all of them.
-
-The strategy itself is no endpoint and sends nothing. It calls the halves, keeps each device's model for who evaluates, and says
-when a round of the run is over.
-"""
+"""The base of every strategy without a server: the same half on each device, and the books of all of them."""
 
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
@@ -96,17 +92,14 @@ class PeerClient(Client[PeerParams]):
 
 
 class Peers(Strategy[P]):
-    """A strategy without a server. An algorithm fills in ``Half``.
+    """A strategy without a server, which sends nothing itself: an algorithm fills in ``Half``.
 
     Its score is the mean of the devices' accuracies, each with its own model on its own test samples. Rounds also have
     ``mean_accuracy`` and ``consensus``.
 
-    State:
-        round: the round of the run that is not over, from 0; ``over``, whether the last round is.
-        rounds: how many rounds each device has finished; ``steps``, how many all have finished together.
-        own: each device's model, of those that have begun.
-        updates: trainings since the last round was over: update, samples, the model from which it began, device.
-        away: devices that could not be reached when something was to be done; their halves are called when they return.
+    State: ``round``, of the run, from 0; ``over``, whether the last one is; ``rounds`` that each device has finished, and
+    ``steps``, all together; ``own``, each device's model; ``updates`` in this round: update, samples, start, device; ``away``,
+    devices that could not be reached when something was to be done, and act when they return.
     """
 
     Client = PeerClient

@@ -70,10 +70,9 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
     One all-reduce is under way at a time. A message has its bytes, and in its header the contributions that are summed up in
     it; all add these up in one order.
 
-    State besides ``PeerHalf``'s: ``outer``, the model after the last outer steps; ``velocity``; ``trained``, whether it waits
-    for the all-reduce before; ``fresh``, whether that one's result is not taken yet; ``reducing``, the number of the all-reduce
-    under way, or None; ``step``, of its program; ``known``, device -> contribution; ``bytes``, of the whole vector; ``inbox``,
-    number -> sender -> what came, in order.
+    State: ``outer``, the model after the last outer steps; ``velocity``; ``trained``, whether it waits for the all-reduce
+    before; ``fresh``, whether that one's result is not taken yet; ``reducing``, the number of that under way, or None; ``step``
+    of its program; ``known``, device -> contribution; ``bytes`` of the vector; ``inbox``, number -> sender -> what came.
     """
 
     def __init__(self, params: DiLoCoParams, setting: RunInfo) -> None:

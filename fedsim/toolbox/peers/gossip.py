@@ -20,8 +20,8 @@ class GossipHalf(PeerHalf[GossipParams]):
     While it waits for an answer its model stays as it is: devices of higher numbers that ask it wait until it has the answer,
     those of lower numbers are declined. So no cycle of devices waits for one another.
 
-    State besides ``PeerHalf``'s: ``from``, the model from which it trains; ``partner``, whom it has asked, or None; ``asking``,
-    who waits for it, and their models.
+    State: ``from``, the model from which it trains; ``partner``, whom it has asked, or None; ``asking``, who waits, and their
+    models.
     """
 
     def __init__(self, params: GossipParams, setting: RunInfo) -> None:

@@ -1,8 +1,4 @@
-"""Strategies in rounds without a server: train, send to some devices, wait for those that send, and average.
-
-``RoundHalf`` is the loop; D-PSGD sends to the neighbours in a graph, epidemic learning to devices drawn anew. Graphs are any
-that networkx generates, drawn once or again and again.
-"""
+"""Strategies in rounds without a server: train, send to some devices, wait for those that send, and average."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -127,9 +123,8 @@ class RoundHalf(PeerHalf[R]):
 
     One that has been away, and hears of a later round, goes on with that one. It makes no round beyond ``stop.rounds``.
 
-    State besides ``PeerHalf``'s: ``update``, what the training gave; ``sent``, the model that was sent; ``inbox``, round ->
-    sender -> model; ``newest``, the last round of which each sender was heard; ``lost``, who is not waited for in this round;
-    ``late``, whether the deadline has passed.
+    State: ``update``, of the training; ``sent``, the model; ``inbox``, round -> sender -> model; ``newest``, the last round of
+    which each sender was heard; ``lost``, who is not waited for in this round; ``late``, whether the deadline has passed.
     """
 
     sends_first: ClassVar[bool] = False
@@ -177,7 +172,6 @@ class RoundHalf(PeerHalf[R]):
         device.send(self.receivers(device, number), {"model": device.state["sent"], "round": Header(number)}, number)
 
     def on_message(self, device: Peer, sender: int, contents: Contents) -> None:
-        """Keep a model until its round; whoever is in a later round sends none for this one."""
         state, number = device.state, contents["round"]
         state["newest"][sender] = max(number, state["newest"].get(sender, 0))
         if number >= state["round"]:
