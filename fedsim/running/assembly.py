@@ -31,14 +31,12 @@ from fedsim.world import columns
 from fedsim.world.availability import changes, one_by_one, spans_of
 from fedsim.world.batteries import Powered
 from fedsim.world.compute import Compute
-from fedsim.world.device_kinds import Capacity, estimates
+from fedsim.world.device_kinds import Capacity, Rooflines, estimates
 from fedsim.world.life import TaskRunner
 from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.messages import Messages
 from fedsim.world.network import Network
-from fedsim.world.processes.processes import Processes
-from fedsim.world.processes.world import ProcessContext
-from fedsim.world.roofline import Rooflines
+from fedsim.world.processes import Processes
 
 if TYPE_CHECKING:
     from fedsim.data.federated import FederatedData
@@ -134,9 +132,7 @@ class Run:
             self.drift = Drift(scenario.drift, self.data, self, streams)
         self.capacity = capacity
         world = (capacity, self.population, compute, self.network, self.tasks, self.messages)
-        self.processes = Processes(
-            scenario.world.processes, ProcessContext(simulation, streams, *world, dispatch.on_switched_on)
-        )
+        self.processes = Processes(scenario.world.processes, simulation, streams, *world, dispatch.on_switched_on)
         begin_round = None if self.drift is None else self.drift.begin_round
         dispatch.connect(self.tasks, self.messages, self.strategy, client, begin_round)
         scenario.strategy.check_samples(int(self.samples.max()))

@@ -37,10 +37,7 @@ STRATEGIES = _Strategies(
         "ditto": (f"{_TOOLS}.personal:Ditto", "Ditto: a model of its own for every device, held near the global one"),
         "diloco": (f"{_PEERS}.diloco:DiLoCo", "DiLoCo: no server, an all-reduce every H steps and an outer Nesterov step"),
         "d-psgd": (f"{_PEERS}.rounds:DPSGD", "D-PSGD: no server, each device averages its model with its neighbours'"),
-        "fedasync": (
-            f"{_HERE}.asynchronous:FedAsync",
-            "FedAsync: each update is mixed in as it comes, the less the staler",
-        ),
+        "fedasync": (f"{_HERE}.asynchronous:FedAsync", "FedAsync: each update is mixed in as it comes, the less the staler"),
         "fedat": (f"{_TOOLS}.fedat:FedAT", "FedAT: tiers of like speed, each in rounds of its own"),
         "fedavg": (f"{_HERE}.fedavg:FedAvg", "FedAvg: the mean of the cohort's models, weighted by samples"),
         "fedbn": (f"{_TOOLS}.layers:FedBN", "FedBN: normalisation layers stay on each device"),

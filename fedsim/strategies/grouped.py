@@ -68,11 +68,10 @@ class Grouped(Synchronous[G]):
     a task of preparation first, and the round's task follows in the instant in which its group is known. Devices that are not
     asked in a round prepare beside it. All that are prepared in one instant are assigned together.
 
-    State besides ``Synchronous``'s:
-        models: each group's model; ``group``: each device's, -1 for none; ``asked``: whether each was ever asked in a round.
-        preparing: tasks of preparation that run, task -> (device, whether the round waits for it).
-        prepared: tasks of preparation that have ended in this instant, dicts of task, device, in_round, asked and contents.
-        unprepared: devices that must be prepared before they train again, in order.
+    State besides ``Synchronous``'s: ``models``, each group's; ``group``, each device's, -1 for none; ``asked``, whether each
+    was ever asked in a round; ``preparing``, task -> (device, whether the round waits for it); ``prepared``, tasks of
+    preparation that have ended in this instant, dicts of task, device, in_round, asked and contents; ``unprepared``, devices
+    that must be prepared before they train again, in order.
     """
 
     def __init__(self, params: G, server: Server) -> None:

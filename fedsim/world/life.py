@@ -23,8 +23,7 @@ from fedsim.environment import CUT, NORMAL, ProcessGenerator
 from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation
 from fedsim.world.availability import Availability
-from fedsim.world.compute import Compute
-from fedsim.world.hosts import HostSpec
+from fedsim.world.compute import Compute, HostSpec
 from fedsim.world.messages import Messages
 from fedsim.world.network.machine import Network
 from fedsim.world.steps import StepRunner

@@ -16,8 +16,7 @@ from fedsim.environment import CUT
 from fedsim.errors import SimulationError
 from fedsim.simulation import TICK_S, Simulation, on_grid, on_grid_after, tie_s
 from fedsim.training import NO_LIMIT, Limit
-from fedsim.world.compute import Compute
-from fedsim.world.hosts import Hosts, HostSpec
+from fedsim.world.compute import Compute, Hosts, HostSpec
 from fedsim.world.network.endpoints import SERVER, Direction, ends
 from fedsim.world.network.machine import Network
 from fedsim.world.task import Cause, Code, Download, Evaluate, Pause, Queue, Task, TaskStep, Train, Upload, Work, in_line

@@ -19,7 +19,7 @@ from fedsim.toolbox.codecs import quantised
 from fedsim.toolbox.codecs.lossy import Lossy, added
 from fedsim.toolbox.codecs.sparse import Sparse, TopK, largest
 from tests.learning.small import federation, learning
-from tests.learning.test_functions import noisy_step
+from tests.learning.test_functions import noisy
 from tests.strategies.clustered import played, ran, weights, world
 
 
@@ -157,7 +157,7 @@ def fed_back(codec: Lossy, rounds: int) -> Iterator[tuple[Any, Any, Any]]:
     core, _ = learning(federation([30]), Logistic(), lr=0.3)
     size, zero, kept, before = int(core.parameters), core.initial(), None, np.zeros(int(core.parameters), np.float32)
     for number in range(rounds):
-        change = core.apply(noisy_step, [zero], stream=("test", number))
+        change = core.apply(noisy, [zero], scale=0.1, stream=("test", number))
         coded = codec.code(core, size, change, None, kept)
         values = [asyncio.run(core.value(ref)) for ref in (change, coded.received, _there(coded.kept))]
         meant = (values[0].astype(np.float64) + before).astype(np.float32)

@@ -41,17 +41,14 @@ class FeSEMParams(GroupedParams):
 class FeSEM(Grouped[FeSEMParams]):
     """Federated stochastic expectation maximisation.
 
-    Source: Xie et al., "Multi-center federated learning" (2020), as the published code of FlexCFL carries it out: distances
-    are those of the whole flattened models.
+    Source: Xie et al., "Multi-center federated learning" (2020), as the published code of FlexCFL carries it out: distances are
+    those of the whole flattened models.
 
     E-step, at the server, when clients are selected: each joins the group whose model is nearest (Euclidean) to the model that
     it sent last; one that has sent none counts as having sent the initial model, so in their first rounds all go into one
     group. It then receives its group's model (d parameters), trains, and sends its update (d parameters). M-step: a group's
-    model becomes the mean of its updates. Nothing but models is ever sent, and a device's data have no influence on its
-    group, so a shift changes nothing (FeSEM-MIG is the same). A newcomer is a client that has sent none.
-
-    State besides ``Grouped``'s: ``last``, the model that each device sent last; as in the paper ``known``, who has sent one,
-    and ``begun``, whether there are centers made of them.
+    model becomes the mean of its updates. A device's data have no influence on its group, so a shift changes nothing (FeSEM-MIG
+    is the same).
     """
 
     Params: ClassVar[type[FeSEMParams]] = FeSEMParams

@@ -88,13 +88,9 @@ class IFCA(Migrating[IFCAParams]):
 
     In each round the K clients receive the models of all m groups (m d parameters). Each computes their loss on its training
     data, trains the best one (the first of equals), and sends its update and which group that was (d parameters, 4 bytes). A
-    group's model becomes the mean of its updates; a group without any keeps the one that it has. A newcomer is a client like
-    any other: it chooses when it is selected.
-
-    With a test for shifts (IFCA-MIG, a variant in the paper of FlexCFL) a device whose data have shifted receives all models
-    (m d parameters) and chooses at once.
-
-    State besides ``Migrating``'s: ``chosen_in``, the task of each device's latest choice of its own group, -1 for none.
+    group's model becomes the mean of its updates; a group without any keeps the one that it has. A newcomer chooses when it is
+    selected. With a test for shifts (IFCA-MIG, a variant in the paper of FlexCFL) a device whose data have shifted receives all
+    models (m d parameters) and chooses at once.
     """
 
     Params: ClassVar[type[IFCAParams]] = IFCAParams
@@ -172,8 +168,8 @@ class HypCluster(IFCA):
     """Every client chooses the hypothesis of least loss on its data, and each hypothesis is trained by those who chose it.
 
     Source: Mansour et al., "Three approaches for personalization with applications to federated learning" (2020), section 4,
-    HYPCLUSTER. That is IFCA with model averaging weighted by samples, ``groups`` being its q: messages, state and newcomers are
-    IFCA's. The hypotheses begin at draws of their own, where the paper begins near one model that was trained before.
+    HYPCLUSTER. That is IFCA with model averaging weighted by samples, ``groups`` being its q. The hypotheses begin at draws of
+    their own, where the paper begins near one model that was trained before.
     """
 
     Params: ClassVar[type[IFCAParams]] = HypClusterParams

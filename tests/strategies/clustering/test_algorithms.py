@@ -13,16 +13,15 @@ from hypothesis.extra.numpy import arrays
 
 from fedsim.errors import SimulationError
 from fedsim.toolbox.clustering.algorithms import (
+    Dbscan,
     agglomerative,
     bipartition,
     canonical,
-    dbscan,
     greedy_clusters,
     k_medoids,
     kmeans,
     members,
     plus_plus,
-    radius,
     threshold,
 )
 from fedsim.toolbox.clustering.similarity import cosine_matrix
@@ -47,7 +46,7 @@ def test_numbering_keeps_the_grouping_and_members_name_it(labels: list[int]) -> 
         (lambda: by_medoids(np.zeros((2, 2)), 3), "k-medoids into 3 groups of 2 devices"),
         (lambda: agglomerative(np.zeros((2, 3)), 1, "average"), r"distance has shape \(2, 3\)"),
         (lambda: by_medoids(np.zeros((0, 0)), 1), r"shape \(0, 0\)"),
-        (lambda: dbscan(np.array([[0, 1.0], [np.nan, 0]]), 1.0), "distance of devices 1 and 0 is nan"),
+        (lambda: by_density(np.array([[0, 1.0], [np.nan, 0]]), 1.0), "distance of devices 1 and 0 is nan"),
         (lambda: bipartition(np.eye(1)), "a cluster of 1 device cannot be split"),
         (lambda: labels_of([[0.0], [np.nan]], 1), "row 1 of 2 is not finite"),
         (lambda: threshold(math.nan, 1.0), "CCS needs finite losses"),
@@ -163,21 +162,22 @@ def by_medoids(distance: np.ndarray, groups: int, start: Any = "build", seed: in
     return k_medoids(distance, groups, start, np.random.default_rng(seed))
 
 
+def by_density(distance: np.ndarray, eps: float, min_samples: int = 5) -> list[list[int]]:
+    return members(Dbscan(eps=eps, min_samples=min_samples).labels(distance, 2, np.random.default_rng(0)))
+
+
 def test_radius_counts_the_diagonal() -> None:
     distance = np.array([[0.0, 1.0, 5.0], [1.0, 0.0, 3.0], [5.0, 3.0, 0.0]])  # sorted: 0 0 0 1 1 3 3 5 5
-    assert radius(distance, 2) == 5.0
-    assert radius(distance, 3) == 1.0
-    assert radius(distance, 5) == 0.0
-    with pytest.raises(SimulationError, match="radius for DBSCAN is asked for 1 groups; allowed are 2 or more"):
-        radius(distance, 1)
+    for groups, together in ((2, [0, 0, 0]), (3, [0, 0, 1]), (5, [0, 1, 2])):  # radii 5, 1, 0
+        assert Dbscan(min_samples=1).labels(distance, groups, np.random.default_rng(0)).tolist() == together
 
 
 def test_noise_is_one_cluster_of_its_own() -> None:
     distance = apart([100.0, 0.0, 0.1, 0.2, 50.0, 0.3])
-    assert members(dbscan(distance, 0.15, min_samples=3)) == [[0, 4], [1, 2, 3, 5]]
-    assert members(dbscan(distance, 0.15)) == [list(range(6))]
-    assert members(dbscan(distance, 0.15, min_samples=1)) == [[0], [1, 2, 3, 5], [4]]
-    assert members(dbscan(apart([1.0, 2.0, 1.0, 2.0]), 0.0, min_samples=2)) == [[0, 2], [1, 3]]  # twins
+    assert by_density(distance, 0.15, 3) == [[0, 4], [1, 2, 3, 5]]
+    assert by_density(distance, 0.15) == [list(range(6))]
+    assert by_density(distance, 0.15, 1) == [[0], [1, 2, 3, 5], [4]]
+    assert by_density(apart([1.0, 2.0, 1.0, 2.0]), 0.0, 2) == [[0, 2], [1, 3]]  # twins
 
 
 @given(

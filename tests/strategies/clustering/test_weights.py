@@ -34,10 +34,7 @@ def test_normalised_models_never_grow_and_literal_ones_add_directions(models: np
         assert new[j] * (1 + sum(eta / norms[l] for l in others)) == pytest.approx(literal, rel=1e-9, abs=1e-9)  # noqa: E741
 
 
-@given(
-    st.lists(st.lists(st.integers(0, 20), min_size=3, max_size=3), min_size=2, max_size=8),
-    st.integers(1, 4),
-)
+@given(st.lists(st.lists(st.integers(0, 20), min_size=3, max_size=3), min_size=2, max_size=8), st.integers(1, 4))
 def test_a_cluster_lacks_what_it_does_not_have(rows: list[list[int]], parts: int) -> None:
     counts = np.array(rows)
     total = 3 * max(int(counts.max()), int(counts.sum()))
