@@ -4,17 +4,22 @@ What follows from the scenario is not in it: the run is built from that, and the
 remember. Alarms are set again in the order in which they were to ring, so that those of one instant ring as they would have.
 """
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedsim.checkpoint import CheckpointSpec, store
 from fedsim.checkpoint.codec import Arrays, Encoder, decode
-from fedsim.checkpoint.origins import Origins
 from fedsim.errors import CheckpointError
 from fedsim.federation.client import Instruction, PreviousResult
 from fedsim.federation.client_side import TaskContext
 from fedsim.federation.contents import Header, Lazy, Opaque, Partial, TaskEnd
+from fedsim.files import sought
+from fedsim.language.spec import Spec
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Ref, Trained
 from fedsim.simulation import Record
@@ -27,6 +32,7 @@ from fedsim.world.network.star import Place, Tier
 from fedsim.world.task import NOT_SAVED, Code, Download, Evaluate, Pause, Payload, Queue, Task, Train, Upload, Work
 
 if TYPE_CHECKING:
+    from fedsim.data.federated import FederatedData
     from fedsim.records.recorder import Recorder
     from fedsim.running.assembly import Run
 
@@ -42,6 +48,65 @@ _CLASSES: dict[str, Any] = {
 
 _LEFT_OUT = ("Flow.done", *NOT_SAVED, *NOT_SAVED_OF_MESSAGES)
 """Attributes that cannot be written and are made again: callbacks of flows, processes, slots and alarms."""
+
+
+class Origins:
+    """Fingerprints of the data and traces that a run was built from: a resumed run reads their files again."""
+
+    def __init__(self, run: "Run") -> None:
+        self._run, scenario = run, run.scenario
+        sections: dict[str, Spec] = {"population": scenario.population, "network": scenario.network}
+        if scenario.learning == "on":
+            sections["model"] = scenario.model
+        root = scenario.data.own_folder()
+        files = {key: sought(file, root) for section, spec in sections.items() for key, file in _files(section, spec)}
+        self._of_files = {key: hashlib.sha256(path.read_bytes()).hexdigest() for key, path in files.items()}
+
+    @cached_property
+    def fingerprints(self) -> dict[str, str]:
+        """Of each section of the scenario that names files, and of the devices' first data: one that others do not have."""
+        learner, data = self._run.learner, self._run.data
+        shape = f"{learner.parameters} parameters, {learner.flops_per_sample} FLOPs"  # no samples, but their shape and classes
+        return {"data": shape if data is None else _data(data)} | self._of_files
+
+    def refuse_others(self, then: Mapping[str, str]) -> None:
+        """See whether all is as it was when a checkpoint was taken; ``CheckpointError`` names what is not."""
+        now = self.fingerprints
+        changed = [section for section in sorted(now.keys() | then.keys()) if now.get(section) != then.get(section)]
+        if changed:
+            raise CheckpointError(
+                f"what the files of [{'] and ['.join(changed)}] hold has changed since the checkpoint was taken: the run would "
+                "go on as another one; put the old files back to resume it, or run the scenario again, with another --out"
+            )
+
+
+def _data(data: "FederatedData") -> str:
+    """Of all samples, and of who held which of them, seen in which way, before any shift."""
+    digest = hashlib.sha256()
+
+    def add(array: "np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None") -> None:
+        if array is None:
+            digest.update(b"none\n")
+        else:
+            digest.update(f"{array.dtype.str} {array.shape}\n".encode())
+            digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+    for part in (data.pool.x, data.pool.y, *([] if data.pool.targets is None else [data.pool.targets])):
+        add(part)
+    for shard in data.shards:
+        for held in (shard.train, shard.test, shard.label_map):
+            add(held)
+        digest.update(f"{shard.quarter_turns} {shard.augment_seed}\n".encode())
+    return digest.hexdigest()
+
+
+def _files(key: str, spec: Spec) -> Iterator[tuple[str, str]]:
+    """Every file that a part of the scenario names, with its key."""
+    for name, value in spec:
+        if isinstance(value, Spec):
+            yield from _files(f"{key}.{name}", value)
+        elif name == "file" and value is not None:
+            yield key, value
 
 
 class Checkpointer:

@@ -1,23 +1,27 @@
 """From a scenario to a result: build, run, and keep the books, whatever happens on the way."""
 
+import asyncio
+import signal
+import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedsim.checkpoint import snapshot
-from fedsim.checkpoint.origins import Origins
 from fedsim.errors import CheckpointError, home_of
 from fedsim.executors.base import Executor
 from fedsim.meters.base import Column
+from fedsim.output.harmless import say
 from fedsim.records import folder as files
 from fedsim.records import live, parquet
 from fedsim.records.live import EVERY_S, RUNNING, Live
 from fedsim.records.lock import locked
 from fedsim.records.recorder import Recorder
 from fedsim.records.schema import ASKED, models_digest
+from fedsim.signals import end_at_once
 from fedsim.simulation import Simulation
 from fedsim.version import __version__
 
@@ -27,6 +31,11 @@ if TYPE_CHECKING:
 
     from fedsim.running.assembly import Run
     from fedsim.scenario import Scenario
+
+
+_PATIENCE_S = 1.5  # with what this thread computes itself, in the world or in a handler
+_TRAINING_S = 10.0  # with an instant that waits for training, after SIGTERM; after Ctrl-C that is for the user to say
+_LOOK_S = 0.1
 
 
 class EndedRun(NamedTuple):
@@ -80,7 +89,7 @@ class Job:
             self.recorder = Recorder(out, self.run.meters, columns)
             self.checkpointer: snapshot.Checkpointer | None = None
             if out is not None:
-                origins = Origins(self.run)
+                origins = snapshot.Origins(self.run)
                 if resume:
                     snapshot.resume(out, self.run, self.recorder, origins)
                     files.reopen(out, self.recorder.parts, [name for name, *_ in self.run.meters.files()])
@@ -189,3 +198,37 @@ class Job:
             "models_sha256": models_sha256,
             "wall_s": time.perf_counter() - self._started,
         }
+
+
+def end_soon(job: Job, number: int) -> None:
+    """End and save a run after its current instant; if that instant does not end, end the process. For signal handlers.
+
+    Nothing is half-written, since files get their names when they are complete; the last checkpoint remains.
+    """
+    job.interrupt()
+    with suppress(RuntimeError):  # none runs: nothing is to be waited for
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=_watch, args=(job, loop, number), daemon=True).start()
+
+
+def _watch(job: Job, loop: asyncio.AbstractEventLoop, number: int) -> None:
+    """End the process when the event loop does not get its turn for long, or, unless it was Ctrl-C, training takes too long."""
+    turn = threading.Event()
+    turn.set()
+    begun = alive = time.monotonic()
+    simulation = job.simulation
+    while not job.over:
+        now = time.monotonic()
+        if turn.is_set() or simulation.working:
+            alive = now
+            turn.clear()
+            with suppress(RuntimeError):  # it was closed in this moment
+                loop.call_soon_threadsafe(turn.set)
+        stuck = now - alive > _PATIENCE_S
+        is_late = number != signal.SIGINT and now - begun > _TRAINING_S
+        # To be saved and to write what there is may take its time; to train for that, when the run is over, may not.
+        writes = simulation.settled and (stuck or simulation.stopped is None)
+        if (stuck or is_late) and not writes:
+            say("fedsim: this instant takes too long; ended within it, the last checkpoint is what remains", err=True)
+            end_at_once()
+        time.sleep(_LOOK_S)

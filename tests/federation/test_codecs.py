@@ -15,9 +15,8 @@ from fedsim.federation.codecs import CODECS, Codec
 from fedsim.learning.functions import function_at, path_of
 from fedsim.learning.models import Logistic
 from fedsim.learning.refs import Ref
-from fedsim.toolbox.codecs import quantised
-from fedsim.toolbox.codecs.lossy import Lossy, added
-from fedsim.toolbox.codecs.sparse import Sparse, TopK, largest
+from fedsim.toolbox import codecs
+from fedsim.toolbox.codecs import Lossy, Sparse, TopK, added, largest
 from tests.learning.small import federation, learning
 from tests.learning.test_functions import noisy
 from tests.strategies.clustered import played, ran, weights, world
@@ -100,7 +99,7 @@ def drawing(codec: Lossy, seed: int = 0) -> dict[str, Any]:
 def test_number_formats_are_torchs() -> None:
     array = np.random.default_rng(1).normal(size=5000).astype(np.float32) * np.float32(10.0) ** np.arange(-10, 10).repeat(250)
     array = array.astype(np.float32)
-    for codec, dtype in ((quantised.Float16(), torch.float16), (quantised.BFloat16(), torch.bfloat16)):
+    for codec, dtype in ((codecs.Float16(), torch.float16), (codecs.BFloat16(), torch.bfloat16)):
         theirs = torch.from_numpy(array).to(dtype).to(torch.float32).numpy()
         assert (codec.rule(len(array))[0]([array]) == theirs).all()
 
@@ -108,7 +107,7 @@ def test_number_formats_are_torchs() -> None:
 @pytest.mark.parametrize("bucket", [None, 64, 10**9])
 def test_int8_is_within_half_a_step_of_each_bucket(bucket: int | None) -> None:
     array = (np.random.default_rng(1).normal(size=1000) * np.arange(1000)).astype(np.float32)
-    arrived = quantised.as_int8([array], bucket)
+    arrived = codecs.as_int8([array], bucket)
     for at in range(0, 1000, bucket or 1000):
         part = slice(at, at + (bucket or 1000))
         assert np.abs(arrived[part] - array[part]).max() <= np.abs(array[part]).max() / 127 / 2 * 1.0001
@@ -138,8 +137,8 @@ def test_the_mean_of_all_draws_is_what_was_meant_and_the_variance_is_bounded(spe
 
 def test_signs_by_hand() -> None:
     array = np.array([3.0, -1.0, 0.0, -4.0, 5.0], dtype=np.float32)
-    assert quantised.as_signs([array], None).tolist() == pytest.approx([2.6, -2.6, 2.6, -2.6, 2.6])
-    assert quantised.as_signs([array], 2).tolist() == [2.0, -2.0, 2.0, -2.0, 5.0]
+    assert codecs.as_signs([array], None).tolist() == pytest.approx([2.6, -2.6, 2.6, -2.6, 2.6])
+    assert codecs.as_signs([array], 2).tolist() == [2.0, -2.0, 2.0, -2.0, 5.0]
 
 
 @pytest.mark.parametrize("spec", LOSSY, ids=str)
@@ -248,7 +247,7 @@ def test_partial_work_leaves_time_to_encode(tmp_path: Any) -> None:
 def test_a_model_that_is_sent_to_all_is_one_draw() -> None:
     """Two devices that get the same model through a random codec get the same of it."""
     core, _ = learning(federation([30]), Logistic())
-    codec, model, size = quantised.QSGD(levels=2), core.initial(), int(core.parameters)
+    codec, model, size = codecs.QSGD(levels=2), core.initial(), int(core.parameters)
     first, second = (asyncio.run(core.value(codec.code(core, size, model, None, None).received)) for _ in range(2))
     other = asyncio.run(core.value(codec.code(core, size, core.initial(), None, None).received))
     assert (first == second).all()
