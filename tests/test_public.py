@@ -147,6 +147,7 @@ _LAYERS = {
     "strategies": "common evaluation federation learning world",
     "flower": "common evaluation federation strategies world",
     "toolbox.aggregation": "common federation learning strategies",
+    "toolbox.attacks": "common federation learning",
     "toolbox.clustering": "arrays errors language",
     "toolbox.selection": "common evaluation federation learning strategies world",
     "toolbox.codecs": "common federation learning",
