@@ -341,14 +341,10 @@ class ModuleModel(TorchModel):
         refuse_unless_allowed(factory, "model.factory")
         return factory
 
-    def module(self, seed: int = 0) -> "nn.Module":
-        """The module, initialised under ``seed``; ``ScenarioError`` if there is none, or none that can be used."""
+    def plain_module(self, shape: Shape, classes: int, seed: int = 0) -> "nn.Module":
         from fedsim.learning.modules import build  # loads torch
 
         return build(self.factory, self.args, seed)
-
-    def plain_module(self, shape: Shape, classes: int, seed: int = 0) -> "nn.Module":
-        return self.module(seed)
 
 
 class SizeOnly(Model):
@@ -377,23 +373,6 @@ class SizeOnly(Model):
         return ModelCost.of_size(self.bytes, self.flops_per_sample, momentum=training.sgd.momentum > 0)
 
 
-MODELS = Registry.of(
-    "model",
-    Logistic,
-    Perceptron,
-    MnistCNN,
-    FemnistPerceptron,
-    FemnistCNN,
-    FashionCNN,
-    LcflCNN,
-    LcflCifarCNN,
-    CflCNN,
-    CataCNN,
-    CNN5,
-    CharLSTM,
-    Transformer,
-    ModuleModel,
-    ModelCard,
-    SizeOnly,
-)
+_VECTORS = (Logistic, Perceptron, MnistCNN, FemnistPerceptron, FemnistCNN, FashionCNN, LcflCNN, LcflCifarCNN, CflCNN, CataCNN)
+MODELS = Registry.of("model", *_VECTORS, CNN5, CharLSTM, Transformer, ModuleModel, ModelCard, SizeOnly)
 ModelSpec = Annotated[Model, MODELS]

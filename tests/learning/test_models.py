@@ -89,13 +89,15 @@ def test_a_module_counts_as_its_layers_do_and_a_size_is_taken_at_its_word() -> N
 )
 def test_a_module_that_cannot_be_used_is_refused_with_its_reason(factory: str, says: str) -> None:
     with pytest.raises(ScenarioError, match=says) as refusal:
-        ModuleModel(factory=factory).module()
+        ModuleModel(factory=factory).plain_module((1,), 1)
     assert factory in str(refusal.value)
 
 
 def test_building_leaves_the_global_generator_alone() -> None:
     before = torch.random.get_rng_state()
-    first, again, other = (next(own("Dropping", features=6, classes=3).module(seed).parameters()) for seed in (1, 1, 2))
+    first, again, other = (
+        next(own("Dropping", features=6, classes=3).plain_module((6,), 3, seed).parameters()) for seed in (1, 1, 2)
+    )
     assert torch.equal(torch.random.get_rng_state(), before)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
