@@ -8,9 +8,9 @@ from typing import Any
 import click
 from matplotlib.figure import Figure
 
-from fedsim.analysis.lanes import MOST_LANES, ORDERS
 from fedsim.analysis.pictures import OF_ANY, OF_ONE, OF_SEVERAL
 from fedsim.analysis.style import FORMATS, NothingToDrawError, PictureError, as_file_name, run_names, save
+from fedsim.analysis.timeline import MOST_LANES, ORDERS
 from fedsim.errors import nearest
 from fedsim.output.harmless import say
 from fedsim.output.mistakes import explained

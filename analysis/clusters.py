@@ -1,7 +1,6 @@
 """Clusters of devices by the sizes of their data."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,11 @@ from fedsim.analysis import style
 from fedsim.arrays import Flags, Floats, Ints
 from fedsim.records.folder import DEVICES
 from fedsim.records.reading import RunFolder, as_list
+
+_BARS = 80  # of the histogram
+_PALETTE = style.SERIES[:6]  # without black, which is for the borders
+_BORDER: dict[str, Any] = {"color": style.BLACK, "linewidth": 1.1}
+_OUTLIER: dict[str, Any] = {"marker": "v", "color": style.BLACK, "linestyle": "", "markersize": 5}
 
 
 @dataclass(frozen=True)
@@ -79,25 +83,15 @@ def read_groupings(run: RunFolder) -> list[ReportedGrouping]:
         elif kind == "split":
             known[device] = max(json.loads(text)["sizes"])
         elif kind == "cluster" or (kind == "tiers" and not by_latency):
-            reported = {device: known[device] for device in sorted(known) if known[device]}
-            groupings.append(_grouping(number or 0, reported, samples, json.loads(text)))
+            data = json.loads(text)
+            members = tuple(int(count) for count in data["members"])
+            word = "cluster" if "bounds" in data else "tier"
+            bins = data.get("bins", (0.0, 0.0))
+            low, high = data.get("bounds", (bins[0], bins[0] + bins[1] * len(members)))
+            reported = [device for device in sorted(known) if known[device]]
+            sizes, held = (np.array([of[device] for device in reported], dtype=np.int64) for of in (known, samples))
+            groupings.append(ReportedGrouping(word, number or 0, float(low), float(high), members, sizes, sizes < held))
     return groupings
-
-
-def _grouping(number: int, reported: Mapping[int, int], samples: Mapping[int, int], data: dict[str, Any]) -> ReportedGrouping:
-    members = tuple(int(count) for count in data["members"])
-    word = "cluster" if "bounds" in data else "tier"
-    low, high = data["bounds"] if word == "cluster" else (data["bins"][0], data["bins"][0] + data["bins"][1] * len(members))
-    sizes = np.array(list(reported.values()), dtype=np.int64)
-    held = np.array([samples[device] for device in reported], dtype=np.int64)
-    return ReportedGrouping(word, number, float(low), float(high), members, sizes, sizes < held)
-
-
-_BARS, _MOST_BARS = 48, 240  # of the histogram: within the borders, and in all with the outliers
-_PALETTE = style.SERIES[:6]  # without black, which is for the borders
-_BORDER: dict[str, Any] = {"color": style.BLACK, "linewidth": 1.1}
-_BEFORE: dict[str, Any] = {"color": style.GREY, "linewidth": 1.2}
-_OUTLIER: dict[str, Any] = {"marker": "v", "color": style.BLACK, "linestyle": "", "markersize": 5}
 
 
 @style.styled
@@ -112,50 +106,29 @@ def draw_clusters(run: RunFolder) -> Figure:
     first, last = groupings[0], groupings[-1]
     changed = len(groupings) > 1
     figure = Figure(figsize=(style.WIDTH_IN, 7.4 if changed else 5.0))
-    bars = _bar_edges(first, last)
-    top = 1.12 * max(_count(grouping, bars).max() for grouping in (first, last))
+    spots = figure.subplot_mosaic(
+        [["first", "over"], ["last", "over"]] if changed else [["first"]], width_ratios=(3, 2)[: 1 + changed]
+    )
+    shown = {"first": first, "last": last} if changed else {"first": first}
+    sizes = np.concatenate([grouping.sizes for grouping in shown.values()])
+    width = max(1, int(np.ceil(np.ptp(sizes) / _BARS)))
+    bars = np.arange(sizes.min(), sizes.max() + width + 1, width) - 0.5
+    top = 1.12 * max(np.histogram(grouping.sizes, bars)[0].max() for grouping in shown.values())
+    for place, grouping in shown.items():
+        _draw_sizes(spots[place], grouping, bars, top)
+        outliers, groups = int(grouping.outliers.sum()), style.counted(len(grouping.members), grouping.word)
+        title = f"{style.counted(len(grouping.sizes), 'device')} in {groups}, {style.counted(outliers, 'outlier')}"
+        when = f"{'at first' if place == 'first' else 'last'}, for round {grouping.round}: " if changed else ""
+        spots[place].set_title(when + title, fontsize=11, loc="left")
     if changed:
-        spots = figure.subplot_mosaic([["first", "over"], ["last", "over"]], width_ratios=(3, 2))
-        panels = [spots["first"], spots["last"]]
-        panels[1].sharex(panels[0])
-        panels[1].sharey(panels[0])
         _draw_members(spots["over"], groupings, int(run.summary["rounds"]))
-    else:
-        panels = [figure.subplots()]
-    for panel, grouping, when in zip(panels, (first, last), ("at first", "last"), strict=False):
-        _draw_sizes(panel, grouping, bars, top)
-        panel.set_title(_title(grouping, when if changed else ""), fontsize=11, loc="left")
-    if changed:
-        panels[1].stairs(_count(first, bars), bars, gid="before", **_BEFORE)
-    panels[-1].set_xlabel("samples that a device has reported: all it has, or its largest part")
-    return style.finished(figure, [run], _handles(first, last, changed))
-
-
-def _title(grouping: ReportedGrouping, when: str) -> str:
-    outliers, groups = int(grouping.outliers.sum()), style.counted(len(grouping.members), grouping.word)
-    what = f"{style.counted(len(grouping.sizes), 'device')} in {groups}, {style.counted(outliers, 'outlier')}"
-    return f"{when}, for round {grouping.round}: {what}" if when else what
-
-
-def _bar_edges(first: ReportedGrouping, last: ReportedGrouping) -> Floats:
-    """Borders of the histogram's bars (samples): every cluster of the first grouping begins and ends with a bar."""
-    sizes = np.concatenate([first.sizes, last.sizes])
-    least, most, count = float(sizes.min()), float(sizes.max()), len(first.members)
-    theta = (first.high - first.low) / count
-    if not theta:  # all have the same size, or nearly all: bars around whole numbers
-        return np.arange(least, most + 2, max(1, np.ceil((most - least) / _BARS))) - 0.5
-    width = theta / max(1, min(round(_BARS / count), int(theta)))
-    width *= max(1, np.ceil((most - least) / width / _MOST_BARS))
-    below, above = np.ceil((first.low - least) / width), np.ceil((most - first.low) / width)
-    return np.asarray(first.low + width * np.arange(-below, above + 1), dtype=np.float64)
-
-
-def _count(grouping: ReportedGrouping, bars: Floats, chosen: Any = True) -> Floats:
-    """Count of the chosen sizes in each bar; the largest that is no outlier belongs to the bar below its border."""
-    last = grouping.high - 0.5 * (grouping.high > grouping.low)
-    inside = np.where(grouping.sizes == grouping.high, last, grouping.sizes)
-    counts, _ = np.histogram(inside[np.broadcast_to(chosen, inside.shape)], bars)
-    return counts.astype(np.float64)
+    spots[place].set_xlabel("samples that a device has reported: all it has, or its largest part")
+    handles: list[Artist] = [Line2D([], [], label=f"{first.word}s' borders", **_BORDER)]
+    if first.outliers.any() or last.outliers.any():
+        handles.append(Line2D([], [], label=f"outliers: in the first or last {first.word}", **_OUTLIER))
+    if last.split.any():
+        handles.append(Patch(label="devices that have split their data", **style.HATCHED))
+    return style.finished(figure, [run], handles)
 
 
 def _draw_sizes(panel: Axes, grouping: ReportedGrouping, bars: Floats, top: float) -> None:
@@ -165,33 +138,26 @@ def _draw_sizes(panel: Axes, grouping: ReportedGrouping, bars: Floats, top: floa
         for group in range(len(grouping.members)):
             colour = _colour(group)
             look = {"facecolor": style.lighten(colour, 0.55), "edgecolor": colour, "hatch": "//////"}
-            above = base + _count(grouping, bars, (grouping.split == is_split) & (grouping.groups == group))
+            chosen = (grouping.split == is_split) & (grouping.groups == group)
+            above = base + np.histogram(grouping.sizes[chosen], bars)[0]
             some = above > base
             if some.any():
                 look = look if is_split else {"facecolor": colour}
                 style.rectangles(panel, bars[:-1][some], bars[1:][some], base[some], above[some], gid="sizes", **look)
             base = above
     panel.set_xlim(bars[0] - (bars[1] - bars[0]), bars[-1] + (bars[1] - bars[0]))
-    panel.set_ylim(0, top)
+    panel.set(ylim=(0, top), ylabel="devices")
     style.whole_ticks(panel.yaxis, 5)
     style.whole_ticks(panel.xaxis, 9)
-    panel.set_ylabel("devices")
     style.across([panel], grouping.edges, gid="borders", **_BORDER)
     far = np.unique(grouping.sizes[grouping.outliers])
-    if len(far):
-        heights = base[np.clip(np.searchsorted(bars, far, side="right") - 1, 0, len(base) - 1)]
-        panel.plot(far, heights + top * 0.03, gid="outliers", **_OUTLIER)
-    _name_groups(panel, grouping)
-
-
-def _name_groups(panel: Axes, grouping: ReportedGrouping) -> None:
-    """Over each cluster its number and its members."""
-    middles = (grouping.edges[:-1] + grouping.edges[1:]) / 2
+    style.marks_at(panel, far, base[np.searchsorted(bars, far) - 1] + top * 0.03, gid="outliers", **_OUTLIER)
+    middles = (grouping.edges[:-1] + grouping.edges[1:]) / 2  # over each cluster its number and its members
     shown = range(len(middles)) if grouping.high > grouping.low else [len(middles) - 1]
-    above = panel.secondary_xaxis("top")
-    above.set_xticks([middles[group] for group in shown], [f"{group}\n{grouping.members[group]:,}" for group in shown])
-    above.tick_params(length=0, pad=1, labelsize=9)
-    above.spines["top"].set_visible(False)
+    above_panel = panel.secondary_xaxis("top")
+    above_panel.set_xticks([middles[group] for group in shown], [f"{group}\n{grouping.members[group]:,}" for group in shown])
+    above_panel.tick_params(length=0, pad=1, labelsize=9)
+    above_panel.spines["top"].set_visible(False)
     where: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right"}
     panel.annotate(f"{grouping.word}\ndevices", (0, 1), (-6, 2.5), fontsize=9, **where)
 
@@ -209,20 +175,8 @@ def _draw_members(panel: Axes, groupings: list[ReportedGrouping], rounds: int) -
     for group, (counts, y) in enumerate(zip(members.T, places, strict=True)):
         line: dict[str, Any] = {"color": _colour(group), "linewidth": 1.8, "linestyle": "-" if group < len(_PALETTE) else "--"}
         panel.step([*times, end], [*counts, counts[-1]], where="post", gid=f"members-{group}", **line)
-        where: dict[str, Any] = {"textcoords": "offset points", "va": "center", "annotation_clip": False}
-        panel.annotate(f"{groupings[0].word} {group}", (end, y), (5, 0), color=_colour(group), **where)
-    panel.set_xlim(0, end)
-    panel.set_ylim(0, members.max() * 1.05)
+        style.write_beside(panel, y, f"{groupings[0].word} {group}", 5, color=_colour(group))
+    panel.set(xlim=(0, end), ylim=(0, members.max() * 1.05), xlabel="round", ylabel="devices")
     style.whole_ticks(panel.xaxis, 7)
-    panel.set(xlabel="round", ylabel="devices")
     panel.set_title(f"members over {len(groupings)} clusterings", fontsize=11, loc="left")
-    panel.grid(color=style.PALE, linewidth=1)
-
-
-def _handles(first: ReportedGrouping, last: ReportedGrouping, changed: bool) -> list[Artist]:
-    handles: list[Artist] = [Line2D([], [], label=f"{first.word}s' borders", **_BORDER)]
-    if first.outliers.any() or last.outliers.any():
-        handles.append(Line2D([], [], label=f"outliers: in the first or last {first.word}", **_OUTLIER))
-    if last.split.any():
-        handles.append(Patch(label="devices that have split their data", **style.HATCHED))
-    return [*handles, Line2D([], [], label="as it was at first", **_BEFORE)] if changed else handles
+    style.grid(panel)

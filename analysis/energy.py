@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
-from fedsim.analysis.series import Series, draw_mean_bar, group_by_scenario, name_bars
+from fedsim.analysis.style import Series, draw_mean_bar, group_by_scenario, name_bars
 from fedsim.language.units import show_joules
 from fedsim.meters.energy import PHASES, PLACES, TABLE
 from fedsim.records.history import History
@@ -19,7 +19,7 @@ from fedsim.records.reading import RunFolder
 
 _COLOURS = {"idle": "#A9BFCC", "compute": style.GREEN, "receive": style.SKY, "send": style.BLUE, "tail": style.ORANGE}
 _COLOURS |= {"server": "#332288", "edge": "#AA8866"}
-_UNITS = ((3.6e9, style.AxisUnit(3.6e9, "MWh")), (1e6, style.AxisUnit(3.6e6, "kWh")), (1e3, style.AxisUnit(1e3, "kJ")))
+_JOULES = ((3.6e9, 3.6e9, "MWh"), (1e6, 3.6e6, "kWh"), (1e3, 1e3, "kJ"), (0.0, 1.0, "J"))  # as ``show_joules`` counts
 _MOST_BATTERIES = 6
 _FLAT: dict[str, Any] = {"marker": "s", "color": style.OUTCOMES["battery"], "linestyle": "", "markersize": 5}
 
@@ -33,7 +33,7 @@ def draw_energy(runs: Sequence[RunFolder], series: Sequence[Series] | None = Non
     """
     series = group_by_scenario(runs) if series is None else series
     every = [[run.summary["energy"] for run in one.runs if "energy" in run.summary] for one in series]
-    labels, books = [one.label for one, own in zip(series, every, strict=True) if own], [own for own in every if own]
+    books = [own for own in every if own]
     if not any(book["joules"] for own in books for book in own):
         raise style.NothingToDrawError("energy was not counted in any of these runs, so there is none to draw")
     tables = [pd.DataFrame([book["by_phase"] for book in own], dtype=float) for own in books]
@@ -44,7 +44,7 @@ def draw_energy(runs: Sequence[RunFolder], series: Sequence[Series] | None = Non
     panels = figure.subplots(1, len(views), sharey=True, squeeze=False)[0]
     for panel, (what, phases) in zip(panels, views.items(), strict=True):
         most = max(float(table[[*phases]].sum(axis=1).max()) for table in tables)
-        unit = next((unit for least, unit in _UNITS if most >= least), style.AxisUnit(1.0, "J"))  # as ``show_joules`` counts
+        unit = style.unit_for(most, _JOULES)
         for place, (table, own) in enumerate(zip(tables, books, strict=True)):
             words = show_joules(float(table[[*phases]].mean().sum())) + (_wasted(own) if phases == PHASES else "")
             if "grams" in own[0] and panel is panels[-1]:
@@ -56,7 +56,7 @@ def draw_energy(runs: Sequence[RunFolder], series: Sequence[Series] | None = Non
         panel.set_xlim(0, max(most / unit.size, 1e-9) * room)
         panel.set_xlabel(f"{what} ({unit.name})")
         panel.xaxis.set_major_formatter("{x:,g}")
-    name_bars(panels[0], labels)
+    name_bars(panels[0], [one.label for one, own in zip(series, every, strict=True) if own])
     shown = {phase: colour for phase, colour in _COLOURS.items() if any(table[phase].any() for table in tables)}
     return style.finished(figure, runs, [Patch(facecolor=colour, label=phase) for phase, colour in shown.items()])
 
@@ -81,10 +81,13 @@ def draw_batteries(run: RunFolder) -> Figure:
     order = order[order.index.isin(levels)].sort_values(["flat", "tasks"], ascending=False, kind="stable")
     shown = sorted(order.index[:_MOST_BATTERIES].tolist())
     capacity = run.table(TABLE).column("capacity_j").to_numpy()
-    unit = style.time_unit(run.summary["simulated_s"])
+    unit = style.unit_for(run.summary["simulated_s"], style.TIMES)
     figure = Figure(figsize=(style.WIDTH_IN, 1.2 + 1.15 * len(shown)))
     panels = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
-    any_flat = False
+    handles = [
+        Line2D([], [], color=style.BLUE, label="level of the battery"),
+        Patch(facecolor=style.GREEN, label="works on a task"),
+    ]
     for panel, device in zip(panels, shown, strict=True):
         times, joules = np.array(levels[device]).T
         share = 100 * joules / capacity[device]
@@ -95,18 +98,14 @@ def draw_batteries(run: RunFolder) -> Figure:
         start, end = (steps[name].to_numpy(float) / unit.size for name in ("start", "end"))
         style.rectangles(panel, start, end, least - 0.22 * span, least - 0.1 * span, facecolor=style.GREEN)
         flat = times[(joules <= 0) & ~np.concatenate([[False], joules[:-1] <= 0])]
-        any_flat = any_flat or len(flat) > 0
         style.marks_at(panel, flat / unit.size, np.zeros(len(flat)), **_FLAT)
+        if len(flat) and len(handles) == 2:
+            handles.append(Line2D([], [], label="flat", **_FLAT))
         panel.set_ylim(least - 0.24 * span, most + 0.06 * span)
         panel.yaxis.set_major_locator(MaxNLocator(nbins=3))
         panel.set_ylabel(f"device {device}\n{show_joules(capacity[device])}", rotation=0, ha="right", va="center", fontsize=10)
     panels[-1].set_xlabel(f"simulated time ({unit.name})")
     panels[-1].set_xlim(0, max(run.summary["simulated_s"], 1e-9) / unit.size)
-    handles = [
-        Line2D([], [], color=style.BLUE, label="level of the battery"),
-        Patch(facecolor=style.GREEN, label="works on a task"),
-        *([Line2D([], [], label="flat", **_FLAT)] if any_flat else []),
-    ]
     return style.finished(figure, [run], handles, "how full batteries were (%), each on its own range")
 
 

@@ -1,9 +1,10 @@
 """Fairness over a run, for one or several side by side: Jain's index, waiting times, and selections by device and group."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -12,33 +13,59 @@ from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 
 from fedsim.analysis import style
-from fedsim.analysis.series import Series, each_alone
-from fedsim.arrays import Floats, Ints
+from fedsim.analysis.style import Series, each_alone
+from fedsim.arrays import Ints
 from fedsim.records.fairness import jain_over_time, selections
 from fedsim.records.folder import DEVICES
 from fedsim.records.reading import RunFolder
 
 Clock = Literal["round", "time"]
+
 _MOST = 800  # points of a line: more than pixels are of no use
+_UNLIKE = 3  # runs whose numbers of rounds differ by more than this factor are compared on the clock of simulated time
+_GROUPS = 12  # more clusters than this do not get a bar each
+_AGE: dict[str, Any] = {"color": style.GREY, "linestyle": (0, (1, 2)), "linewidth": 1.2}
+_WIDTH = 1.6  # of a line, in points
+_NARROW = 7  # bars have room for at least so many beside each other
+_APART = 1.8  # points between lines that would lie on one another
 
 
-class Waiting(NamedTuple):
-    """Time that devices have waited at the end of rounds, in rounds or simulated time (s); arrays [m] each.
+@style.styled
+def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
+    """Fairness of selection: Jain's index and waiting times as the run goes on, and selections by device.
 
-    Attributes:
-        at: rounds that had ended, or the time.
-        mean, tenth, longest: mean, 90th percentile and maximum of the time since a device's last selection, or since its
-            arrival if it never was selected; 0 rounds for those selected in this one. Over all devices that are there.
+    Runs that differ much in their numbers of rounds, as those without rounds do, are drawn over simulated time. They are called
+    after their folders, unless ``series`` has one for each, with its name and look.
     """
+    series = each_alone(runs) if series is None else series
+    if not all(run.has_all_devices for run in runs):
+        raise style.NothingToDrawError("only the devices that were asked have rows, so nobody knows how long all wait")
+    counts = [selections_of_devices(run) for run in runs]
+    rounds = [int(run.summary["rounds"]) for run in runs]
+    if not any(number and count.any() for number, count in zip(rounds, counts, strict=True)):
+        raise style.NothingToDrawError("no round had a selection, so there is no fairness to draw")
+    clock: Clock = "round" if max(rounds) <= _UNLIKE * max(1, min(rounds)) else "time"
 
-    at: Floats
-    mean: Floats
-    tenth: Floats
-    longest: Floats
+    figure = Figure(figsize=(style.WIDTH_IN, 8.2))
+    grid = figure.add_gridspec(2, 1)
+    above, below = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
+    _draw_over_rounds(above.subplots(1, 4, sharex=True), series, clock)
+    devices, groups = below.subplots(1, 2)
+    _draw_devices(devices, counts, [one.number for one in series])
+    _draw_groups(groups, series)
+    lines = [Line2D([], [], label=one.name, **style.line_of(one.number, _WIDTH)) for one in series if len(series) > 1]
+    age = Line2D([], [], label="the run's age: never selected", **_AGE)
+    failed = Patch(label="not valid: slow, late, lost or cut off", **style.HATCHED)
+    return style.finished(figure, runs, [*lines, age, failed])
 
 
-def read_waiting(run: RunFolder, clock: Clock) -> Waiting:
-    """Waiting times of devices over the run; at most 800 moments, evenly spread."""
+def waiting_times(run: RunFolder, clock: Clock) -> pd.DataFrame:
+    """Time that devices have waited at the end of at most 800 rounds, evenly spread: in rounds, or simulated time (s).
+
+    Columns: ``at``, rounds that had ended or the time; over all devices that are there ``mean``, ``tenth`` (90th percentile)
+    and ``longest`` of the time since a device's last selection, or since its arrival if it never was selected; 0 rounds for
+    those selected in this one.
+    """
     kinds, columns = ("task-start", "arrival", "departure", "round"), ("time", "kind", "device", "round")
     population = run.table(DEVICES)
     last = np.full(population.num_rows, -1.0 if clock == "round" else 0.0)
@@ -59,7 +86,7 @@ def read_waiting(run: RunFolder, clock: Clock) -> Waiting:
                 waited = (now - last)[there]
                 moments.append((now + tick, waited.mean(), np.percentile(waited, 90), waited.max()))
             ended += 1
-    return Waiting(*np.array(moments, dtype=float).reshape(-1, 4).T)
+    return pd.DataFrame(moments, columns=["at", "mean", "tenth", "longest"], dtype=float)
 
 
 def selections_of_devices(run: RunFolder) -> Ints:
@@ -74,67 +101,27 @@ def selections_of_groups(run: RunFolder) -> dict[int | None, tuple[int, int]]:
     return {None if np.isnan(group) else int(group): (valid, size - valid) for group, valid, size in groups.itertuples()}
 
 
-_UNLIKE = 3  # runs whose numbers of rounds differ by more than this factor are compared on the clock of simulated time
-_GROUPS = 12  # more clusters than this do not get a bar each
-_AGE: dict[str, Any] = {"color": style.GREY, "linestyle": (0, (1, 2)), "linewidth": 1.2}
-_WIDTH = 1.6  # of a line, in points
-_NARROW = 7  # bars have room for at least so many beside each other
-_APART = 1.8  # points between lines that would lie on one another
-
-
-@style.styled
-def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
-    """Fairness of selection: Jain's index and waiting times as the run goes on, and selections by device.
-
-    Runs that differ much in their numbers of rounds, as those without rounds do, are drawn over simulated time. They are called
-    after their folders, unless ``series`` has one for each, with its name and look.
-    """
-    series = each_alone(runs) if series is None else series
-    looks = [one.number for one in series]
-    if not all(run.has_all_devices for run in runs):
-        raise style.NothingToDrawError("only the devices that were asked have rows, so nobody knows how long all wait")
-    counts = [selections_of_devices(run) for run in runs]
-    rounds = [int(run.summary["rounds"]) for run in runs]
-    if not any(number and count.any() for number, count in zip(rounds, counts, strict=True)):
-        raise style.NothingToDrawError("no round had a selection, so there is no fairness to draw")
-    clock: Clock = "round" if max(rounds) <= _UNLIKE * max(1, min(rounds)) else "time"
-    longest = max(float(run.summary["simulated_s"]) for run in runs)
-    unit = style.AxisUnit(1.0, "rounds") if clock == "round" else style.time_unit(longest)
-
-    figure = Figure(figsize=(style.WIDTH_IN, 8.2))
-    grid = figure.add_gridspec(2, 1)
-    above, below = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
-    _draw_over_rounds(above.subplots(1, 4, sharex=True), series, clock, unit)
-    devices, groups = below.subplots(1, 2)
-    _draw_devices(devices, counts, looks)
-    _draw_groups(groups, runs, looks)
-    named = series if len(series) > 1 else ()
-    lines = [Line2D([], [], label=one.name, **style.line_of(one.number, _WIDTH)) for one in named]
-    age = Line2D([], [], label="the run's age: never selected", **_AGE)
-    failed = Patch(label="not valid: slow, late, lost or cut off", **style.HATCHED)
-    return style.finished(figure, runs, [*lines, age, failed])
-
-
-def _draw_over_rounds(panels: Sequence[Axes], series: Sequence[Series], clock: Clock, unit: style.AxisUnit) -> None:
-    jain, mean, tenth, longest = panels
+def _draw_over_rounds(panels: Sequence[Axes], series: Sequence[Series], clock: Clock) -> None:
+    jain, mean, *_ = panels
     end = max(float(one.runs[0].summary["rounds" if clock == "round" else "simulated_s"]) for one in series)
+    unit = style.AxisUnit(1.0, "rounds") if clock == "round" else style.unit_for(end, style.TIMES)
+    titles = {"mean": "mean", "tenth": "90th percentile", "longest": "maximum"}
     for one in series:
-        look, waiting = style.line_of(one.number, _WIDTH), read_waiting(one.runs[0], clock)
+        look, waiting = style.line_of(one.number, _WIDTH), waiting_times(one.runs[0], clock)
         time, index = jain_over_time(one.runs[0])
         jain.plot(np.arange(1, len(time) + 1) if clock == "round" else time / unit.size, index, **look)
-        for panel, values in ((mean, waiting.mean), (tenth, waiting.tenth), (longest, waiting.longest)):
-            panel.plot(waiting.at / unit.size, values / unit.size, **look)
-    jain.set(title="Jain's index", ylim=(0, 1.02))
-    for panel, title in ((mean, "mean"), (tenth, "90th percentile"), (longest, "maximum")):
+        for panel, name in zip(panels[1:], titles, strict=True):
+            panel.plot(waiting["at"] / unit.size, waiting[name] / unit.size, **look)
+    jain.set(title="Jain's index", ylim=(0, 1.02), ylabel="fairness of selections so far (0 to 1)")
+    for panel, title in zip(panels[1:], titles.values(), strict=True):
         panel.set(title=f"waiting time: {title}", ylim=(0, panel.get_ylim()[1]))
         panel.plot([0, end / unit.size], [0, end / unit.size], scaley=False, zorder=1, **_AGE)
-    jain.set_ylabel("fairness of selections so far (0 to 1)")
     mean.set_ylabel(f"since the last selection ({unit.name})")
     for panel in panels:
         panel.set_xlim(left=0)
         panel.set_xlabel("rounds aggregated" if clock == "round" else f"simulated time ({unit.name})")
         panel.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10], integer=clock == "round"))
-        panel.grid(color=style.PALE, linewidth=1)
+    style.grid(*panels)
 
 
 def _draw_devices(panel: Axes, counts: Sequence[Ints], looks: Sequence[int]) -> None:
@@ -152,30 +139,27 @@ def _draw_devices(panel: Axes, counts: Sequence[Ints], looks: Sequence[int]) -> 
     panel.set_xlabel("share of the devices (%), most often selected first")
     panel.set_ylim(bottom=0)
     style.whole_ticks(panel.yaxis, 7)
-    panel.grid(color=style.PALE, linewidth=1)
+    style.grid(panel)
 
 
-def _draw_groups(panel: Axes, runs: Sequence[RunFolder], looks: Sequence[int]) -> None:
+def _draw_groups(panel: Axes, series: Sequence[Series]) -> None:
     """Selections by the cluster or tier that a device was in at that time, those that were not valid hatched on top."""
-    groups = [selections_of_groups(run) for run in runs]
-    keys = sorted({key for counts in groups for key in counts}, key=lambda key: (key is None, key or 0))[:_GROUPS]
-    width = 0.84 / max(sum(key in counts for counts in groups) for key in keys)
+    groups = [(selections_of_groups(one.runs[0]), style.SERIES[one.number % len(style.SERIES)]) for one in series]
+    keys = sorted({key for counts, _ in groups for key in counts}, key=lambda key: (key is None, key or 0))[:_GROUPS]
+    width = 0.84 / max(sum(key in counts for counts, _ in groups) for key in keys)
     for place, key in enumerate(keys):
-        present = [(counts[key], look) for counts, look in zip(groups, looks, strict=True) if key in counts]
-        for bar, ((valid, failed), number) in enumerate(present):
+        present = [(*counts[key], colour) for counts, colour in groups if key in counts]
+        for bar, (valid, failed, colour) in enumerate(present):
             left = place + (bar - len(present) / 2) * width
-            colour = style.SERIES[number % len(style.SERIES)]
             panel.bar(left, valid, width * 0.92, align="edge", color=colour)
             hatched: dict[str, Any] = {"edgecolor": colour, "hatch": "//////", "linewidth": 0}
             panel.bar(left, failed, width * 0.92, valid, align="edge", color=style.lighten(colour, 0.75), **hatched)
     panel.tick_params(axis="x", length=0)
-    if keys == [None]:
-        panel.set_xticks([])
-        panel.set(title="selections in all", ylabel="selections")
-    else:
-        panel.set_xticks(range(len(keys)), ["none" if key is None else str(key) for key in keys])
-        panel.set(title="selections by group", xlabel="group, cluster or tier of the device at that time", ylabel="selections")
-    side = 0.6 if keys != [None] else 0.5 * max(1.2, _NARROW / len(runs))  # a single bar does not fill the panel
+    grouped = keys != [None]
+    panel.set_xticks(range(len(keys)), ["none" if key is None else str(key) for key in keys] if grouped else [""])
+    panel.set(title="selections by group" if grouped else "selections in all", ylabel="selections")
+    panel.set_xlabel("group, cluster or tier of the device at that time" if grouped else "")
+    side = 0.6 if grouped else 0.5 * max(1.2, _NARROW / len(series))  # a single bar does not fill the panel
     panel.set_xlim(-side, len(keys) - 1 + side)
     panel.margins(y=0.05)
     panel.set_ylim(bottom=0)

@@ -1,9 +1,11 @@
-"""Group membership over time."""
+"""Group membership over time, and the tree of clusters that a server split."""
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib import patheffects
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -11,9 +13,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from fedsim.analysis import style
-from fedsim.analysis.lanes import MANY_BARS, MOST_LANES, mark_rows, number_rounds
+from fedsim.analysis.timeline import MOST_LANES, mark_rows, number_rounds
 from fedsim.arrays import Ints
-from fedsim.records.folder import ROUNDS
+from fedsim.errors import RunFolderError
+from fedsim.language.units import show_seconds
+from fedsim.records.folder import EVENTS, ROUNDS
 from fedsim.records.history import NO_GROUP, History
 from fedsim.records.reading import RunFolder
 
@@ -23,7 +27,6 @@ _NAMED_ROWS = 60  # with more, rows are too thin to be named
 _GAPPED_ROWS = 150
 _MOST_NAMED = 20  # more groups are not named in the legend
 _BARS = 150  # of the strip: more are too thin
-_NONE: dict[str, Any] = {"facecolor": "#DDDDDD"}
 _SPLIT: dict[str, Any] = {"color": style.BLACK, "linewidth": 1.1, "linestyle": (0, (5, 3))}
 _AGREEMENT: dict[str, dict[str, Any]] = {
     "purity": {"label": "purity", "color": style.BLACK, "linestyle": "-"},
@@ -51,48 +54,47 @@ def draw_membership(run: RunFolder, *, devices: int = MOST_LANES) -> Figure:
     agreement = rounds.reindex(columns=["time", *_AGREEMENT]).dropna()  # a run of an older version lacks these columns
     counts = history.marks["kind"].value_counts()
     splits = history.of("cluster-split")["time"].to_numpy(float)
-    unit = style.time_unit(history.end)
+    unit = style.unit_for(history.end, style.TIMES)
 
     heights = {"rows": float(np.clip(len(shown) * _ROW_IN, _LEAST_IN, _MOST_IN))}
-    if {"move", "shift"} & set(counts.index):
-        heights["strip"] = _STRIP_IN
-    heights["sizes"] = _SIZES_IN
-    if len(agreement):
-        heights["agreement"] = _AGREEMENT_IN
+    heights |= {"strip": _STRIP_IN} if {"move", "shift"} & set(counts.index) else {}
+    heights |= {"sizes": _SIZES_IN} | ({"agreement": _AGREEMENT_IN} if len(agreement) else {})
     figure = Figure(figsize=(style.WIDTH_IN, sum(heights.values()) + _FRAME_IN))
     panels = figure.subplot_mosaic([[name] for name in heights], sharex=True, height_ratios=list(heights.values()))
-
-    panels["rows"].set_xlim(0, history.end / unit.size)  # of all panels
-    handles = _draw_rows(panels["rows"], history, shown, unit.size)
+    rows = panels["rows"]
+    rows.set_xlim(0, history.end / unit.size)  # of all panels
+    handles = _draw_rows(rows, history, shown, unit.size)
     if len(splits):
         handles.append(Line2D([], [], label="a group splits", **_SPLIT))
         style.across(panels.values(), np.unique(splits) / unit.size, zorder=2, gid="splits", **_SPLIT)
-    _name_rows(panels["rows"], history, shown)
+    _name_rows(rows, history, shown, heights["rows"])
     if "strip" in panels:
         _draw_strip(panels["strip"], history, unit.size)
     _draw_sizes(panels["sizes"], history, unit.size)
     if "agreement" in panels:
-        handles += _draw_agreement(panels["agreement"], agreement, unit.size)
+        panel = panels["agreement"]
+        for name, look in _AGREEMENT.items():
+            panel.plot(agreement["time"] / unit.size, agreement[name], linewidth=1.6, gid=name, **look)
+        panel.set_ylim(min(0.0, float(agreement[list(_AGREEMENT)].min().min()) * 1.1) - 0.04, 1.04)
+        panel.set_ylabel("agreement\nwith truth", fontsize=10)
+        style.grid(panel)
+        handles += panel.get_legend_handles_labels()[0]
     ends = history.rounds["end"].to_numpy() / unit.size
-    number_rounds(panels["rows"], np.arange(1, len(ends) + 1), ends, "rounds that have ended", tick=3)
+    number_rounds(rows, np.arange(1, len(ends) + 1), ends, "rounds that have ended", tick=3)
     list(panels.values())[-1].set_xlabel(f"simulated time ({unit.name})")
     return style.finished(figure, [run], handles, _counts(history, len(shown), counts, len(splits)))
 
 
 def _counts(history: History, shown: int, counts: "pd.Series[int]", splits: int) -> str:
     final = history.final
-    words = [f"{len(final):,} devices" if shown == len(final) else f"{shown:,} of {len(final):,} devices"]
     moves = style.counted(int((history.migrations["why"] != "split").sum()), "move")
+    words = [f"{len(final):,} devices" if shown == len(final) else f"{shown:,} of {len(final):,} devices"]
     words += [style.counted(len(history.groups), "group"), f"{moves} between them"]
     names = {"shift": "data shift", "arrival": "newcomer", "departure": "departure"}
     words += [style.counted(counts[kind], word) for kind, word in names.items() if kind in counts]
     words += [style.counted(splits, "split")] if splits else []
     without = int((final == NO_GROUP).sum())
-    words += [f"{without:,} without a group at the end"] if without else []
-    return ", ".join(words)
-
-
-# Rows.
+    return ", ".join([*words, f"{without:,} without a group at the end"] if without else words)
 
 
 def _draw_rows(panel: Axes, history: History, shown: Ints, unit: float) -> list[Artist]:
@@ -100,51 +102,46 @@ def _draw_rows(panel: Axes, history: History, shown: Ints, unit: float) -> list[
     row = pd.Series(np.arange(len(shown), dtype=float), index=shown)
     half = 0.42 if len(shown) <= _GAPPED_ROWS else 0.5
     stays = history.stays[history.stays["device"].isin(shown)]
-    many = len(stays) > MANY_BARS or len(shown) > _GAPPED_ROWS
     handles: list[Artist] = []
-    groups = history.groups
-    for group in [*groups, NO_GROUP]:
+    for group in [*history.groups, NO_GROUP]:
         own = stays[stays["group"] == group]
         if len(own):
-            start, end = (own[name].to_numpy(float) / unit for name in ("start", "end"))
-            style.bars(panel, start, end, own["device"].map(row), half, gid=f"group-{group}", rasterized=many, **_look(group))
-        if len(own) if group == NO_GROUP else len(groups) <= _MOST_NAMED:
-            handles.append(Patch(label=_name(group), **_look(group)))
+            rows = own["device"].map(row)
+            style.bars(
+                panel, own["start"] / unit, own["end"] / unit, rows, half, gid=f"group-{group}", facecolor=_colour(group)
+            )
+        if len(own) if group == NO_GROUP else len(history.groups) <= _MOST_NAMED:
+            handles.append(Patch(label=_name(group), facecolor=_colour(group)))
     panel.set_ylim(len(shown) - 0.5, -0.5)
     return handles + mark_rows(panel, history, row, unit)
 
 
-def _look(group: int) -> dict[str, Any]:
-    return _NONE if group == NO_GROUP else {"facecolor": style.group_colour(group)}
+def _colour(group: int) -> str:
+    return "#DDDDDD" if group == NO_GROUP else style.group_colour(group)
 
 
 def _name(group: int) -> str:
     return "no group" if group == NO_GROUP else f"group {group}"
 
 
-def _name_rows(panel: Axes, history: History, shown: Ints) -> None:
+def _name_rows(panel: Axes, history: History, shown: Ints, height: float) -> None:
     """Device numbers on the left if there is room, and on the right each last group's block with its members."""
     if len(shown) <= _NAMED_ROWS:
         panel.set_yticks(range(len(shown)), [str(device) for device in shown], fontsize=7)
         panel.tick_params(axis="y", length=0, pad=6)  # room for marks at the very beginning
-        panel.set_ylabel("device, by last group\nand first assignment")
     else:
         style.whole_ticks(panel.yaxis, 6)
-        panel.set_ylabel("devices, by last group\nand first assignment")
+    panel.set_ylabel("device, by last group\nand first assignment")
     totals = history.final.value_counts()
     groups = history.final.reindex(shown).to_numpy()
     blocks = [int(group) for group in pd.unique(groups)]
     middles = np.array([np.flatnonzero(groups == group).mean() for group in blocks])
     edges = np.flatnonzero(np.diff(groups)) + 0.5
     panel.hlines(edges, 0, 1, transform=panel.get_yaxis_transform(), color=style.BLACK, linewidth=0.7, zorder=2)
-    height = float(np.clip(len(shown) * _ROW_IN, _LEAST_IN, _MOST_IN))
     labels = style.spread(middles, len(shown) * 0.17 / height)
     labels -= max(0.0, labels.max(initial=0) - (len(shown) - 0.5))
     for group, y in zip(blocks, labels, strict=True):
         style.write_beside(panel, y, f"{_name(group)}: {totals[group]:,}", 8, fontsize=9)
-
-
-# Below the rows.
 
 
 def _draw_strip(panel: Axes, history: History, unit: float) -> None:
@@ -176,7 +173,7 @@ def _draw_sizes(panel: Axes, history: History, unit: float) -> None:
     for group, (at, members) in sizes.items():
         inside = members[np.searchsorted(at, times, side="right") - 1]
         top = base + np.append(inside, inside[-1:])
-        panel.fill_between(edge, base, top, step="post", linewidth=0, gid=f"size-{group}", **_look(group))
+        panel.fill_between(edge, base, top, step="post", linewidth=0, gid=f"size-{group}", facecolor=_colour(group))
         panel.step(edge, top, where="post", color="white", linewidth=0.8)
         base = top
     panel.step(edge, base, where="post", color=style.BLACK, linewidth=1.0)
@@ -185,10 +182,138 @@ def _draw_sizes(panel: Axes, history: History, unit: float) -> None:
     panel.set_ylabel("devices\nin groups", fontsize=10)
 
 
-def _draw_agreement(panel: Axes, agreement: pd.DataFrame, unit: float) -> list[Artist]:
-    for name, look in _AGREEMENT.items():
-        panel.plot(agreement["time"] / unit, agreement[name], linewidth=1.6, gid=name, **look)
-    panel.set_ylim(min(0.0, float(agreement[list(_AGREEMENT)].min().min()) * 1.1) - 0.04, 1.04)
-    panel.set_ylabel("agreement\nwith truth", fontsize=10)
-    panel.grid(color=style.PALE, linewidth=1)
-    return panel.get_legend_handles_labels()[0]
+# The tree of clusters.
+
+_LEAF_IN, _LEAST_TREE_IN, _MOST_TREE_IN = 0.85, 2.6, 9.0  # the tree's height: so much a leaf, within these limits
+_ACCURACY_IN, _TREE_FRAME_IN = 2.0, 1.6
+_CROWDED = 12  # with more leaves there is no room for words about each split
+_OUTLINE = [patheffects.withStroke(linewidth=3.0, foreground="white")]
+_SPLITS: dict[str, Any] = {"color": style.GREY, "linewidth": 0.9, "linestyle": (0, (4, 3))}
+_ACCURACY: dict[str, Any] = {"color": style.BLACK, "linewidth": 1.4}
+
+
+@dataclass
+class TreeCluster:
+    """A cluster from its making to its split or to the run's end.
+
+    Attributes:
+        group: its number. A child may carry on its parent's number.
+        born: rounds that had ended when it was made.
+        members: how many devices it had: a child at its making, a root when it was split.
+        split_round: rounds that had ended when it was split, this one included; None for a leaf.
+        told: when it was split, and the norms that decided it where they were recorded, in words.
+        children: two, or none.
+    """
+
+    group: int
+    born: int
+    members: int
+    split_round: int | None = None
+    told: str = ""
+    children: list["TreeCluster"] = field(default_factory=list)
+
+    def below(self) -> list["TreeCluster"]:
+        """Itself and all below it; the first child and all below it come before the second."""
+        return [self, *(cluster for child in self.children for cluster in child.below())]
+
+
+def read_splits(history: History) -> list[TreeCluster]:
+    """The clusters from which the splits begin; none where no cluster was split."""
+    roots: list[TreeCluster] = []
+    known: dict[int, TreeCluster] = {}
+    for row in history.data("cluster-split"):
+        group, data, number = int(row["group"]), row["data"], int(row["round"])
+        counts = [len(part) for part in data["members"]]
+        if group not in known:
+            roots.append(TreeCluster(group, 0, sum(counts)))
+        parent = known.get(group, roots[-1])
+        if parent.children:
+            raise RunFolderError(f"{EVENTS} of {str(history.run.path)!r} is damaged: group {group} is split twice")
+        norms = (("mean norm", data.get("mean_norm")), ("largest", data.get("max_norm")))
+        words = [f"{word} {norm:.3g}" for word, norm in norms if norm is not None]
+        parent.told = ", ".join([f"round {number} ({show_seconds(row['time'])})", *words])
+        parent.split_round = number + 1
+        parent.children = [TreeCluster(int(at), number + 1, count) for at, count in zip(data["children"], counts, strict=True)]
+        known |= {cluster.group: cluster for cluster in (parent, *parent.children)}
+    return roots
+
+
+@style.styled
+def draw_split_tree(run: RunFolder) -> Figure:
+    """A tree over the rounds: each cluster from its making to its split, with its members and its last accuracy.
+
+    They are CFL's bipartitions (Sattler et al. 2020). A line is as thick as its cluster has members. Splits have numbers; the
+    legend has their rounds and times, and the two norms that decided them. Under the tree is the accuracy over all devices.
+    """
+    history = History(run)
+    roots = read_splits(history)
+    if not roots:
+        raise style.NothingToDrawError(f"{str(run.path)!r} never splits a cluster, so there is no tree to draw")
+    clusters = [cluster for root in roots for cluster in root.below()]
+    leaves = [cluster for cluster in clusters if not cluster.children]
+    splits = sorted((one for one in clusters if one.children), key=lambda one: (one.split_round, one.group))
+    curve = run.table(ROUNDS).select(["round", "accuracy"]).to_pandas().dropna()
+    heights = [float(np.clip(len(leaves) * _LEAF_IN, _LEAST_TREE_IN, _MOST_TREE_IN)), *([_ACCURACY_IN] if len(curve) else [])]
+    figure = Figure(figsize=(style.WIDTH_IN, sum(heights) + _TREE_FRAME_IN))
+    panels = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
+    tree, bottom = panels[0], panels[-1]
+    places = _draw_tree(tree, clusters, leaves, int(run.summary["rounds"]))
+    _tell_leaves(tree, leaves, history.population, heights[0])
+    handles: list[Artist] = []
+    for number, one in enumerate(splits if len(leaves) <= _CROWDED else [], start=1):
+        centred: dict[str, Any] = {"ha": "center", "va": "center_baseline", "color": "white", "weight": "bold", "zorder": 5}
+        tree.text(one.split_round or 0, places[id(one)], str(number), fontsize=8, **centred)
+        handles.append(Line2D([], [], marker="o", linestyle="", color=style.BLACK, label=f"{number}: {one.told}"))
+    if len(curve):
+        bottom.plot(curve["round"] + 1, curve["accuracy"], gid="accuracy", **_ACCURACY)
+        bottom.set_ylabel("test accuracy,\nall devices (0 to 1)")
+        style.grid(bottom)
+        style.across([bottom], sorted({one.split_round for one in splits}), gid="splits", **_SPLITS)
+        lines = {"accuracy over all devices": _ACCURACY, "a cluster splits": _SPLITS}
+        handles += [Line2D([], [], label=label, **look) for label, look in lines.items()]
+    bottom.set_xlabel("rounds that have ended")
+    style.whole_ticks(bottom.xaxis, 12)
+    bottom.set_xlim(0, int(run.summary["rounds"]))
+    counts = f"{style.counted(len(splits), 'split')}, {style.counted(len(leaves), 'cluster')} in the end"
+    return style.finished(figure, [run], handles, counts)
+
+
+def _draw_tree(panel: Axes, clusters: list[TreeCluster], leaves: list[TreeCluster], rounds: int) -> dict[int, float]:
+    """Clusters as lines, the leaves one below the other; returns where each lies, in leaves from the top, by its id."""
+    most = max(cluster.members for cluster in clusters)
+    places = {id(leaf): float(place) for place, leaf in enumerate(leaves)}
+    for cluster in reversed(clusters):  # children before their parents
+        width = 1.5 + 12.5 * cluster.members / most
+        end, colour = float(cluster.split_round or rounds), style.group_colour(cluster.group)
+        if cluster.children:
+            colour, ys = style.GREY, [places[id(child)] for child in cluster.children]
+            places[id(cluster)] = sum(ys) / 2
+            for child, below in zip(cluster.children, ys, strict=True):
+                thin = min(1.5 + 12.5 * child.members / most, 2.5)
+                look: dict[str, Any] = {"color": "#BBBBBB", "solid_capstyle": "butt", "zorder": 1, "linewidth": thin}
+                panel.plot([end, end], [places[id(cluster)], below], **look)
+            dot: dict[str, Any] = {"marker": "o", "linestyle": "", "color": style.BLACK}
+            size = 13 if len(leaves) <= _CROWDED else 6
+            panel.plot([end], [places[id(cluster)]], zorder=4, gid="split", markersize=size, **dot)
+        y = places[id(cluster)]
+        line: dict[str, Any] = {"color": colour, "linewidth": width, "solid_capstyle": "butt", "zorder": 2}
+        panel.plot([cluster.born, end], [y, y], gid=f"cluster-{cluster.group}", **line)
+        text = f"{cluster.members:,}" if len(leaves) > _CROWDED else style.counted(cluster.members, "device")
+        where: dict[str, Any] = {"va": "top", "fontsize": 9, "path_effects": _OUTLINE, "gid": "members"}
+        panel.annotate(text, (cluster.born, y), (4, -width / 2 - 3), textcoords="offset points", **where)
+    return places
+
+
+def _tell_leaves(panel: Axes, leaves: list[TreeCluster], population: pd.DataFrame, height: float) -> None:
+    """At the end of each leaf its devices and the mean of their accuracies; ``height`` in inches."""
+    panel.set_ylim(len(leaves) - 0.4, -0.75)
+    panel.set_yticks([])
+    panel.spines["left"].set_visible(False)
+    panel.grid(axis="x", color=style.PALE, linewidth=1)
+    size = float(np.clip(height / len(leaves) * 30, 6, 10))
+    groups = population["group"].astype(float).fillna(NO_GROUP)
+    for place, leaf in enumerate(leaves):
+        own = population.loc[groups == leaf.group, "accuracy"].astype(float)
+        told = f"accuracy {own.mean():.3f}" if own.notna().any() else "not tested"
+        text = f"group {leaf.group}: {style.counted(len(own), 'device')}{chr(10) if size > 8 else ', '}{told}"
+        style.write_beside(panel, place, text, 10, fontsize=size, gid="leaf")

@@ -6,32 +6,25 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 
 from fedsim.analysis.accuracy import draw_accuracy, draw_costs
+from fedsim.analysis.clusterings import draw_embedding, draw_similarity
 from fedsim.analysis.clusters import draw_clusters
-from fedsim.analysis.embedding import draw_embedding
 from fedsim.analysis.energy import draw_batteries, draw_energy
 from fedsim.analysis.fairness import draw_fairness
-from fedsim.analysis.membership import draw_membership
-from fedsim.analysis.similarity import draw_similarity
-from fedsim.analysis.split_tree import draw_split_tree
+from fedsim.analysis.membership import draw_membership, draw_split_tree
 from fedsim.analysis.stragglers import draw_stragglers
-from fedsim.analysis.timeline import draw_edges, draw_timeline
-from fedsim.analysis.traffic import draw_purposes_compared, draw_traffic, draw_traffic_compared
+from fedsim.analysis.timeline import draw_timeline
+from fedsim.analysis.traffic import draw_edges, draw_purposes_compared, draw_traffic, draw_traffic_compared
 
 
 class PictureKind(NamedTuple):
-    """A kind of picture.
-
-    Attributes:
-        draw: makes it of a run or of several, or raises ``NothingToDrawError``.
-        title: a heading for it.
-    """
+    """A kind of picture: its function, which raises ``NothingToDrawError`` where it does not apply, and a heading."""
 
     draw: Callable[..., Figure]
     title: str
 
     @property
     def says(self) -> str:
-        """Its caption: the first paragraph of the function's docstring; a figure that shows something else has a label."""
+        """Its caption: the first paragraph of the function's docstring."""
         return " ".join((self.draw.__doc__ or "").partition("\n\n")[0].split())
 
 

@@ -1,8 +1,7 @@
 """The straggler timeline: each selected device's epochs against its deadline.
 
 Time counts from the start of the round. A round's deadline is one instant for all; CATA-Fed's T, which counts from the end of
-each device's own download, stands a little differently in each lane. Rounds of more devices than there is room for are drawn
-as a distribution: how many do what at each time.
+each device's own download, stands a little differently in each lane.
 """
 
 import math
@@ -20,7 +19,6 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
-from fedsim.arrays import Floats
 from fedsim.errors import nearest
 from fedsim.records.history import History, parsed
 from fedsim.records.reading import RunFolder
@@ -28,6 +26,114 @@ from fedsim.records.reading import RunFolder
 OUTCOMES = ("valid", "slow", "late", "lost", "stopped")
 _OF_TASK = {"done": "valid", "late": "late", "lost": "lost", "left": "lost", "battery": "lost", "memory": "late"}
 _TIMES = ("train_end", "sends", "answered", "cut", "limit", "deadline", "ended")
+SORTS = ("size", "epoch")
+MOST_PANELS, MOST_LANES = 8, 60
+_PICKED = 3  # the worst rounds, where none are asked for
+_COLUMNS = 4
+_LANE_IN, _THIN_IN = 0.17, 0.105  # a lane's height, with few and with many of them
+_FEW_LANES = 16  # up to here lanes are high
+_LEAST_EPOCH = 1 / 60  # of the axis: shorter epochs run into one bar
+_COLOURS = dict(zip(OUTCOMES, (style.GREEN, style.ORANGE, style.VERMILLION, style.BLACK, style.GREY), strict=True))
+_MEANING = {
+    "valid": "valid",
+    "slow": "slow: a straggler, answered untrained",
+    "late": "late: ended, nothing arrived",
+    "lost": "lost: disconnected",
+    "stopped": "cut off by the end of the run",
+}
+_ENDS: dict[str, dict[str, Any]] = {
+    "limit": {"label": "T, the deadline of training", "color": style.BLUE, "linewidth": 1.6},
+    "deadline": {"label": "the round's deadline", "color": style.BLUE, "linewidth": 1.6, "linestyle": (0, (2, 1))},
+}
+_NO_DOWNLOAD: dict[str, Any] = {"marker": "s", "markerfacecolor": "white", "markersize": 5, "linestyle": ""}
+_PART: dict[str, Any] = {"marker": "D", "color": style.PURPLE, "linestyle": ""}
+_SPLITS = _PART | {"markerfacecolor": "white"}
+
+
+@style.styled
+def draw_stragglers(run: RunFolder, *, rounds: tuple[int, int] | None = None, order: str = SORTS[0]) -> Figure:
+    """Each selected device's epochs against its deadline, a panel a round: how far it came, and what became of it.
+
+    Args:
+        run: the run.
+        rounds: of rounds ``rounds[0]`` to ``rounds[1] - 1`` those with training, at most the first eight; by default the three
+            in which most tasks were not done, and the median one. Of more than 60 devices some are drawn, evenly spread.
+        order: ``size`` (the most samples on top) or ``epoch`` (the longest epoch on top).
+    """
+    if order not in SORTS:
+        raise style.PictureError(f"the order is {order!r}; allowed are {', '.join(SORTS)}{nearest(order, SORTS)}")
+    history = History(run)
+    trained = trained_rounds(history)
+    shown = _window(run, history, trained, rounds)
+    attempts = read_attempts(history, list(shown))
+    if attempts[["limit", "deadline"]].isna().all(axis=None):
+        raise style.NothingToDrawError(f"the rounds of {str(run.path)!r} have no deadline that anybody could miss")
+    keys = ["samples", "epoch_s", "task"] if order == "size" else ["epoch_s", "samples", "task"]
+    attempts = attempts.sort_values(keys, ascending=[False, False, True])
+    lanes = {
+        number: own.iloc[style.evenly(len(own), MOST_LANES)].reset_index(drop=True) for number, own in attempts.groupby("round")
+    }
+    most = max(map(len, lanes.values()))
+    lane = np.interp(most, (_FEW_LANES, 2 * _FEW_LANES), (_LANE_IN, _THIN_IN))
+    columns = min(_COLUMNS, len(shown))
+    lines = math.ceil(len(shown) / columns)
+    room = ConstrainedLayoutEngine(hspace=0.04, wspace=0.04)
+    figure = Figure(figsize=(style.WIDTH_IN, 1.9 + lines * (max(most, 4) * lane + 0.6)), layout=room)
+    grid = figure.subplots(lines, columns, sharex=True, squeeze=False)
+    end = np.nanmax(attempts[list(_TIMES)].to_numpy(float))
+    unit = style.unit_for(end, style.TIMES)
+    counted = bool(((attempts["epochs"] == attempts["asked"]) & (attempts["asked"] > 0)).any())
+    for panel, number in zip(grid.flat, shown, strict=False):
+        panel.set_xlim(0, end * 1.02 / unit.size)
+        panel.set_ylim(most - 0.5, -0.5)
+        _draw_round(panel, lanes[number], unit.size)
+        _label(panel, lanes[number], order, counted)
+        panel.set_title(_heading(run, number, shown[number], attempts[attempts["round"] == number]), fontsize=10)
+    for panel in grid.flat[len(shown) :]:
+        panel.set_visible(False)
+    figure.supylabel(f"device · {'samples it trains on' if order == 'size' else 'nominal epoch (s)'}", fontsize=9)
+    for panel in grid.flat[max(0, len(shown) - columns) : len(shown)]:
+        panel.xaxis.set_major_locator(MaxNLocator(nbins=5))
+        panel.tick_params(axis="x", labelbottom=True)
+        panel.set_xlabel(f"since the round began ({unit.name})", fontsize=9)
+    what = f"epochs of {'the' if most < MOST_LANES else 'some'} selected devices against their deadlines"
+    what += f"; at the right how many each finished{', of those asked for' if counted else ''}"
+    return style.finished(figure, [run], _handles(attempts), f"{_excerpt(shown, len(trained))}; {what}")
+
+
+def _window(run: RunFolder, history: History, trained: list[int], rounds: tuple[int, int] | None) -> dict[int, str]:
+    """The rounds to draw, in order, and why each is drawn, where that is not what was asked for."""
+    if not trained:
+        raise style.NothingToDrawError(f"{str(run.path)!r} has no rounds in which devices trained against a deadline")
+    if rounds is None:
+        if len(trained) <= _PICKED + 1:
+            return dict.fromkeys(trained, "")
+        ends = history.of("task-end")
+        wasted = ends.loc[ends["outcome"] != "done", "round"].dropna().astype(int).value_counts()
+        lengths = history.rounds.set_index("round")["end"].diff()
+        ranked = sorted(trained, key=lambda number: (-wasted.get(number, 0), -lengths.get(number, 0.0)))
+        picked = dict.fromkeys(ranked[:_PICKED], "one of the worst") | {ranked[len(ranked) // 2]: "the median"}
+        return dict(sorted(picked.items()))
+    inside = [number for number in trained if rounds[0] <= number < rounds[1]]
+    if not inside:
+        raise style.NothingToDrawError(f"nobody trained in rounds {rounds[0]}:{rounds[1]}, so there are no stragglers to draw")
+    return dict.fromkeys(inside[:MOST_PANELS], "")
+
+
+def _excerpt(shown: dict[int, str], every: int) -> str:
+    """Text that names the rounds drawn."""
+    if any(shown.values()):
+        return f"the {_PICKED} rounds in which most tasks were not done, and the median one, of {every:,} with training"
+    which = f"rounds {min(shown)} to {max(shown)}" if len(shown) > 1 else f"round {min(shown)}"
+    return f"all rounds with training ({which})" if len(shown) == every else f"{which}: {len(shown)} of {every:,} with training"
+
+
+def _heading(run: RunFolder, number: int, why: str, lanes: pd.DataFrame) -> str:
+    word = {"cata-fed": "cluster", "tifl": "tier"}.get(str(run.summary["strategy"]), "group")
+    groups = lanes["group"].dropna().unique()
+    counts = lanes["outcome"].value_counts()
+    title = ", ".join([f"round {number}", *([f"{word} {int(groups[0])}"] if len(groups) == 1 else []), *([why] if why else [])])
+    return f"{title}\n" + ", ".join(f"{counts[name]} {name}" for name in OUTCOMES if name in counts)
 
 
 def trained_rounds(history: History) -> list[int]:
@@ -95,157 +201,11 @@ def _course(records: pd.DataFrame, start: float, limits: dict[str, Any]) -> dict
     return course | {"done": course["epoch_ends"][-1] if course["epoch_ends"] else course["begun"]}
 
 
-SORTS = ("size", "epoch")
-MOST_PANELS = 8
-_PICKED = 3  # the worst rounds, where none are asked for
-_COLUMNS = 4
-_LANE_IN, _THIN_IN = 0.17, 0.105  # a lane's height, with few and with many of them
-_FEW_LANES, _MANY_LANES = 16, 60  # up to here lanes are high; with more there is no room to name each
-_MOST_LANES, _MOMENTS = 120, 300  # with more lanes how many do what is drawn, at so many times
-_LEAST_EPOCH = 1 / 60  # of the axis: shorter epochs run into one bar
-_COLOURS = dict(zip(OUTCOMES, (style.GREEN, style.ORANGE, style.VERMILLION, style.BLACK, style.GREY), strict=True))
-_MEANING = {
-    "valid": "valid",
-    "slow": "slow: a straggler, answered untrained",
-    "late": "late: ended, nothing arrived",
-    "lost": "lost: disconnected",
-    "stopped": "cut off by the end of the run",
-}
-_ENDS: dict[str, dict[str, Any]] = {
-    "limit": {"label": "T, the deadline of training", "color": style.BLUE, "linewidth": 1.6},
-    "deadline": {"label": "the round's deadline", "color": style.BLUE, "linewidth": 1.6, "linestyle": (0, (2, 1))},
-}
-_NO_DOWNLOAD: dict[str, Any] = {"marker": "s", "markerfacecolor": "white", "markersize": 5, "linestyle": ""}
-_PART: dict[str, Any] = {"marker": "D", "color": style.PURPLE, "linestyle": ""}
-_SPLITS = _PART | {"markerfacecolor": "white"}
-
-
-@style.styled
-def draw_stragglers(run: RunFolder, *, rounds: tuple[int, int] | None = None, order: str = SORTS[0]) -> Figure:
-    """Each selected device's epochs against its deadline, a panel a round: how far it came, and what became of it.
-
-    Args:
-        run: the run.
-        rounds: of rounds ``rounds[0]`` to ``rounds[1] - 1`` those with training, at most the first eight; by default the three
-            in which most tasks were not done, and the median one.
-        order: ``size`` (the most samples on top) or ``epoch`` (the longest epoch on top).
-    """
-    if order not in SORTS:
-        raise style.PictureError(f"the order is {order!r}; allowed are {', '.join(SORTS)}{nearest(order, SORTS)}")
-    history = History(run)
-    trained = trained_rounds(history)
-    shown = _window(run, history, trained, rounds)
-    attempts = read_attempts(history, list(shown))
-    if attempts[["limit", "deadline"]].isna().all(axis=None):
-        raise style.NothingToDrawError(f"the rounds of {str(run.path)!r} have no deadline that anybody could miss")
-    keys = ["samples", "epoch_s", "task"] if order == "size" else ["epoch_s", "samples", "task"]
-    attempts = attempts.sort_values(keys, ascending=[False, False, True])
-    most = int(attempts.groupby("round").size().max())
-    many = most > _MOST_LANES
-    lane = np.interp(most, (_FEW_LANES, 2 * _FEW_LANES), (_LANE_IN, _THIN_IN))
-    columns = min(_COLUMNS, len(shown))
-    lines = math.ceil(len(shown) / columns)
-    height = 1.9 + lines * (3.0 if many else max(min(most, _MANY_LANES), 4) * lane + 0.6)
-    room = ConstrainedLayoutEngine(hspace=0.04, wspace=0.04)
-    figure = Figure(figsize=(style.WIDTH_IN, height), layout=room)
-    grid = figure.subplots(lines, columns, sharex=True, squeeze=False)
-    end = np.nanmax(attempts[list(_TIMES)].to_numpy(float))
-    unit = style.time_unit(end)
-    counted = bool(((attempts["epochs"] == attempts["asked"]) & (attempts["asked"] > 0)).any())
-    for panel, number in zip(grid.flat, shown, strict=False):
-        panel.set_xlim(0, end * 1.02 / unit.size)
-        lanes = attempts[attempts["round"] == number].reset_index(drop=True)
-        if many:
-            _draw_many(panel, lanes, unit.size, end)
-        else:
-            _draw_round(panel, lanes, unit.size, most)
-            _label(panel, lanes, order, counted)
-        panel.set_title(_heading(run, number, shown[number], lanes), fontsize=10)
-    for panel in grid.flat[len(shown) :]:
-        panel.set_visible(False)
-    _name_axes(grid, len(shown), order, unit.name, many)
-    handles = _handles_of_many(attempts) if many else _handles(attempts)
-    what = "what the selected devices do at each time"
-    if not many:
-        what = "epochs of each selected device against its deadline; at the right how many it finished"
-        what += ", of those asked for" if counted else ""
-    return style.finished(figure, [run], handles, f"{_excerpt(shown, len(trained))}; {what}")
-
-
-def _window(run: RunFolder, history: History, trained: list[int], rounds: tuple[int, int] | None) -> dict[int, str]:
-    """The rounds to draw, in order, and why each is drawn, where that is not what was asked for."""
-    if not trained:
-        raise style.NothingToDrawError(f"{str(run.path)!r} has no rounds in which devices trained against a deadline")
-    if rounds is None:
-        if len(trained) <= _PICKED + 1:
-            return dict.fromkeys(trained, "")
-        ends = history.of("task-end")
-        wasted = ends.loc[ends["outcome"] != "done", "round"].dropna().astype(int).value_counts()
-        lengths = history.rounds.set_index("round")["end"].diff()
-        ranked = sorted(trained, key=lambda number: (-wasted.get(number, 0), -lengths.get(number, 0.0)))
-        picked = dict.fromkeys(ranked[:_PICKED], "one of the worst") | {ranked[len(ranked) // 2]: "the median"}
-        return dict(sorted(picked.items()))
-    inside = [number for number in trained if rounds[0] <= number < rounds[1]]
-    if not inside:
-        raise style.NothingToDrawError(f"nobody trained in rounds {rounds[0]}:{rounds[1]}, so there are no stragglers to draw")
-    return dict.fromkeys(inside[:MOST_PANELS], "")
-
-
-def _excerpt(shown: dict[int, str], every: int) -> str:
-    """Text that names the rounds drawn."""
-    if any(shown.values()):
-        return f"the {_PICKED} rounds in which most tasks were not done, and the median one, of {every:,} with training"
-    numbers = list(shown)
-    which = f"rounds {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"round {numbers[0]}"
-    return f"all rounds with training ({which})" if len(shown) == every else f"{which}: {len(shown)} of {every:,} with training"
-
-
-def _draw_many(panel: Axes, lanes: pd.DataFrame, unit: float, end: float) -> None:
-    """Numbers of devices by activity at each time, stacked; at the bottom those that have answered."""
-    at, base = np.linspace(0.0, end, _MOMENTS), np.zeros(_MOMENTS)
-    for _, colour, begins, ends in _doings(lanes):
-        begin, over = np.sort(begins[~np.isnan(begins)]), np.sort(ends[~np.isnan(ends)])
-        count = np.searchsorted(begin, at, side="right") - np.searchsorted(over, at, side="right")
-        panel.fill_between(at / unit, base, base + count, color=colour, linewidth=0, step="post", gid="doing")
-        base = base + count
-    for column, look in _ENDS.items():
-        for value in lanes[column].dropna().quantile([0.0, 1.0]).unique():
-            panel.axvline(value / unit, gid=column, **look)
-    panel.set_ylim(0, len(lanes))
-
-
-def _doings(lanes: pd.DataFrame) -> list[tuple[str, str, Floats, Floats]]:
-    """Activities of devices: name, colour, and begin and end of each (s; NaN where there is none); arrays [n]."""
-    ended, begun, trained, sends = (lanes[name].to_numpy(float) for name in ("ended", "begun", "train_end", "sends"))
-    sent = lanes["answered"].fillna(lanes["cut"]).to_numpy(float)
-    trains = np.where(begun > 0, begun, np.nan)
-    queued = sends > trained
-    doings = [
-        ("download", np.zeros(len(lanes)), np.fmin(trains, ended)),
-        ("train", trains, np.where(np.isnan(trains), np.nan, np.fmin(trained, ended))),
-        ("queue", np.where(queued, trained, np.nan), np.where(queued, sends, np.nan)),
-        ("upload", sends, np.where(np.isnan(sends), np.nan, np.fmin(sent, ended))),
-    ]
-    colours = _COLOURS | {"valid": style.OUTCOMES["done"]}  # whose training is green
-    over = [
-        (_MEANING[outcome], colours[outcome], np.where(lanes["outcome"] == outcome, ended, np.nan), np.full(len(lanes), np.nan))
-        for outcome in OUTCOMES
-    ]
-    return [over[0], *((step, style.STEPS[step], begin, end) for step, begin, end in doings), *over[1:]]
-
-
-def _handles_of_many(attempts: pd.DataFrame) -> list[Artist]:
-    there = [(words, colour) for words, colour, begins, _ in _doings(attempts) if not np.isnan(begins).all()]
-    ends = [Line2D([], [], **look) for column, look in _ENDS.items() if attempts[column].notna().any()]
-    return [*(Patch(facecolor=colour, label=words) for words, colour in there), *ends]
-
-
 def _hatched(face: str, edge: str) -> dict[str, Any]:
     return {"facecolor": style.lighten(face, 0.6), "edgecolor": edge, "hatch": "//////"}
 
 
-def _draw_round(panel: Axes, lanes: pd.DataFrame, unit: float, most: int) -> None:
-    panel.set_ylim(most - 0.5, -0.5)
+def _draw_round(panel: Axes, lanes: pd.DataFrame, unit: float) -> None:
     for outcome, colour in _COLOURS.items():
         rows = lanes[lanes["outcome"] == outcome]
         _draw_epochs(panel, rows, unit, colour)
@@ -257,7 +217,7 @@ def _draw_round(panel: Axes, lanes: pd.DataFrame, unit: float, most: int) -> Non
         reached = lanes[lanes[column].notna()]
         if len(reached):
             panel.vlines(reached[column] / unit, reached.index - 0.5, reached.index + 0.5, zorder=3, gid=column, **look)
-    size = 5.0 if most <= _FEW_LANES else 3.2
+    size = 5.0 if len(lanes) <= _FEW_LANES else 3.2
     parts, splits = lanes[lanes["part"] > 0], lanes[lanes["splits"]]
     style.marks_at(panel, parts["begun"] / unit, parts.index, markersize=size, gid="part", **_PART)
     middle = (splits["begun"] + splits["train_end"]) / 2 / unit
@@ -285,8 +245,7 @@ def _draw_tails(panel: Axes, rows: pd.DataFrame, unit: float, colour: str) -> No
     def bars(begin: str, end: str, half: float, **look: Any) -> None:
         own = rows[rows[end] > rows[begin]]
         if len(own):
-            start, stop = own[begin].to_numpy() / unit, own[end].to_numpy() / unit
-            style.bars(panel, start, stop, own.index, half, **look)
+            style.bars(panel, own[begin] / unit, own[end] / unit, own.index, half, **look)
 
     rows = rows.assign(opened=0.0, queued=rows["sends"].where(rows["answered"].notna()))
     pale = {"facecolor": style.lighten(colour, 0.75), "edgecolor": colour, "hatch": "//////", "linewidth": 0.0}
@@ -300,55 +259,27 @@ def _draw_tails(panel: Axes, rows: pd.DataFrame, unit: float, colour: str) -> No
 def _label(panel: Axes, lanes: pd.DataFrame, order: str, counted: bool) -> None:
     """Label each lane: device and sort key, left; finished epochs, right."""
     panel.spines["left"].set_visible(False)
-    panel.tick_params(axis="y", length=0, pad=6)
-    if len(lanes) > _MANY_LANES:
-        panel.set_yticks([])
-        return
-    small = 8 if len(lanes) <= _FEW_LANES else 6
+    panel.tick_params(axis="y", length=0, pad=6, labelsize=(small := 8 if len(lanes) <= _FEW_LANES else 6))
     values = lanes["samples"].astype(str) if order == "size" else lanes["epoch_s"].map("{:.3g}".format)
     panel.set_yticks(lanes.index, lanes["device"].astype(str) + " · " + values)
-    panel.tick_params(axis="y", labelsize=small)
     for lane, epochs, asked in zip(lanes.index, lanes["epochs"], lanes["asked"], strict=True):
         text = f"{epochs}/{asked}" if counted and asked else f"{epochs}"
         panel.text(1.015, lane, text, transform=panel.get_yaxis_transform(), va="center", fontsize=small)
 
 
-def _heading(run: RunFolder, number: int, why: str, lanes: pd.DataFrame) -> str:
-    word = {"cata-fed": "cluster", "tifl": "tier"}.get(str(run.summary["strategy"]), "group")
-    groups = lanes["group"].dropna().unique()
-    group = f", {word} {int(groups[0])}" if len(groups) == 1 else ""
-    counts = lanes["outcome"].value_counts()
-    return f"round {number}{group}{f', {why}' if why else ''}\n" + ", ".join(
-        f"{counts[name]} {name}" for name in OUTCOMES if name in counts
-    )
-
-
-def _name_axes(grid: Any, shown: int, order: str, unit: str, many: bool) -> None:
-    what = "samples it trains on" if order == "size" else "nominal epoch (s)"
-    for panel in grid[:, 0]:
-        panel.set_ylabel("devices" if many else f"device · {what}", fontsize=9)
-    for place, panel in enumerate(grid.flat[:shown]):
-        panel.xaxis.set_major_locator(MaxNLocator(nbins=5))
-        if place + grid.shape[1] >= shown:
-            panel.tick_params(axis="x", labelbottom=True)
-            panel.set_xlabel(f"since the round began ({unit})", fontsize=9)
-
-
 def _handles(attempts: pd.DataFrame) -> list[Artist]:
     no_download = Line2D([], [], label="ended during its download", **_NO_DOWNLOAD | {"markeredgecolor": style.BLACK})
     cut = Patch(label="upload that was cut short", **_hatched(style.STEPS["upload"], style.GREY))
-    phases = [
+    keys = [
+        *((attempts["outcome"] == name, Patch(facecolor=_COLOURS[name], label=_MEANING[name])) for name in OUTCOMES),
         (attempts["train_end"] > attempts["done"], Patch(label="epoch begun, not finished", **style.HATCHED)),
         (attempts["train_end"].isna(), no_download),
         (attempts["begun"] > 0, Patch(facecolor=style.STEPS["download"], label="download")),
         (attempts["answered"].notna(), Patch(facecolor=style.STEPS["upload"], label="upload")),
         (attempts["cut"].notna(), cut),
         (attempts["sends"] > attempts["train_end"], Patch(facecolor=style.STEPS["queue"], label="queue")),
-    ]
-    parts = [
+        *((attempts[column].notna(), Line2D([], [], **look)) for column, look in _ENDS.items()),
         (attempts["part"] > 0, Line2D([], [], label="trains on a part of its data", **_PART)),
         (attempts["splits"], Line2D([], [], label="splits its data after this", **_SPLITS)),
     ]
-    outcomes = [(attempts["outcome"] == name, Patch(facecolor=_COLOURS[name], label=_MEANING[name])) for name in OUTCOMES]
-    ends = [(attempts[column].notna(), Line2D([], [], **look)) for column, look in _ENDS.items()]
-    return [key for there, key in [*outcomes, *phases, *ends, *parts] if there.any()]
+    return [key for there, key in keys if there.any()]

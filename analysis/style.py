@@ -1,21 +1,24 @@
-"""Parts that all pictures share: palette, fonts, units of axes, bars, marks and legends, printable names, and saving.
+"""Parts that all pictures share: palette, units of axes, bars and marks, legends, series of seeds, names, and saving.
 
 Colours are those of Okabe and Ito (2008), which stay apart for the colour-blind: cool ones for work that counts, warm and
 dark ones for work that is wasted.
 """
 
 import io
+import json
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import wraps
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec
 
 import matplotlib
 import numpy as np
+import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -29,6 +32,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedsim.arrays import Floats
 from fedsim.errors import FedsimError
+from fedsim.files import flat
 from fedsim.records.folder import writing
 from fedsim.records.reading import RunFolder
 
@@ -38,13 +42,7 @@ AWAY = "#BFBFBF"
 HATCHED: dict[str, Any] = {"facecolor": PALE, "edgecolor": GREY, "hatch": "//////"}  # in legends
 
 STEPS = {"download": SKY, "train": GREEN, "evaluate": YELLOW, "upload": BLUE, "queue": ORANGE}
-STEPS |= {
-    "decode": "#88CCEE",
-    "encode": "#332288",
-    "compute": "#117733",
-    "start-up": "#DDCC77",
-    "sleep": "#DDDDDD",
-}  # from Tol's muted
+STEPS |= {"decode": "#88CCEE", "encode": "#332288", "compute": "#117733", "start-up": "#DDCC77", "sleep": "#DDDDDD"}  # Tol's
 OUTCOMES = {"done": "#A9BFCC", "late": VERMILLION, "lost": BLACK, "left": PURPLE, "stopped": GREY, "memory": "#882255"}
 OUTCOMES |= {"battery": "#8C564B"}
 SERIES = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK)
@@ -53,7 +51,13 @@ FORMATS = ("png", "svg")
 GROUPS = ("#542788", "#B35806", "#A6DBA0", "#994455", "#C2A5CF", "#661100", "#EECC66", "#AA4499", "#AA8866", "#7F3B08")
 SHAPES = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 
+AxisUnits = tuple[tuple[float, float, str], ...]
+"""From which value on an axis has a unit, the unit's size, and its name; the largest first."""
+TIMES: AxisUnits = ((2 * 86400.0, 86400.0, "days"), (2 * 3600.0, 3600.0, "h"), (180.0, 60.0, "min"), (0.0, 1.0, "s"))
+BYTES: AxisUnits = tuple((size, size, name) for size, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")))
+
 WIDTH_IN, DPI = 13.0, 120
+MANY_BARS = 4000  # as vectors they would make the SVG large and slow
 _LONGEST_LINE = 120  # characters that fit beside each other at this width
 _FONT = "DejaVu Sans"  # ships with matplotlib: the same picture everywhere
 _RC: dict[Any, Any] = {
@@ -94,16 +98,9 @@ class AxisUnit(NamedTuple):
     name: str
 
 
-def time_unit(span_s: float) -> AxisUnit:
-    """The unit of simulated time for an axis that spans ``span_s`` seconds."""
-    steps = ((2 * 86400.0, AxisUnit(86400.0, "days")), (2 * 3600.0, AxisUnit(3600.0, "h")), (180.0, AxisUnit(60.0, "min")))
-    return next((unit for least, unit in steps if span_s >= least), AxisUnit(1.0, "s"))
-
-
-def bytes_unit(most: float) -> AxisUnit:
-    """The unit for an axis of bytes that reaches ``most``."""
-    steps = (AxisUnit(1e12, "TB"), AxisUnit(1e9, "GB"), AxisUnit(1e6, "MB"), AxisUnit(1e3, "kB"))
-    return next((unit for unit in steps if most >= unit.size), AxisUnit(1.0, "B"))
+def unit_for(most: float, units: AxisUnits) -> AxisUnit:
+    """The unit for an axis that reaches ``most``."""
+    return next((AxisUnit(size, name) for least, size, name in units if most >= least), AxisUnit(*units[-1][1:]))
 
 
 def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
@@ -142,11 +139,12 @@ def rectangles(panel: Axes, x0: ArrayLike, x1: ArrayLike, y0: ArrayLike, y1: Arr
     """Draw rectangles between opposite corners, arrays [n] or one number for all, as one collection; limits stay."""
     x0, x1, y0, y1 = np.broadcast_arrays(np.atleast_1d(x0), x1, y0, y1)
     corners = np.stack([np.stack([x0, x1, x1, x0], axis=1), np.stack([y0, y0, y1, y1], axis=1)], axis=2)
-    shapes = PolyCollection(corners, **({"linewidth": 0} | look))  # type: ignore[arg-type]  # [n, 4, 2]: the fast way
+    look = {"linewidth": 0, "rasterized": len(corners) > MANY_BARS} | look
+    shapes = PolyCollection(corners, **look)  # type: ignore[arg-type]  # [n, 4, 2]: the fast way
     panel.add_collection(shapes, autolim=False)
 
 
-def bars(panel: Axes, start: Floats, end: Floats, row: ArrayLike, half: float, **look: Any) -> None:
+def bars(panel: Axes, start: ArrayLike, end: ArrayLike, row: ArrayLike, half: float, **look: Any) -> None:
     """Draw horizontal bars from start to end, arrays [n], of the height ``2 * half`` around their rows."""
     middle = np.asarray(row, dtype=float)
     rectangles(panel, start, end, middle - half, middle + half, **look)
@@ -156,6 +154,12 @@ def marks_at(panel: Axes, x: ArrayLike, y: ArrayLike, **look: Any) -> None:
     """Draw marks at places, arrays [n] each, whole even at the panel's edge."""
     if np.size(x):  # the layout fails at a line without points
         panel.plot(x, y, clip_on=False, zorder=4, **look)
+
+
+def grid(*panels: Axes) -> None:
+    """Draw a pale grid under panels."""
+    for panel in panels:
+        panel.grid(color=PALE, linewidth=1)
 
 
 def across(panels: Iterable[Axes], times: ArrayLike, **look: Any) -> None:
@@ -219,9 +223,12 @@ def short(name: str, most: int = 40) -> str:
     drawn = "".join(c if c == " " or (c.isprintable() and font.get_char_index(ord(c))) else "□" for c in one_line)
     if drawn.startswith("_"):
         drawn = f" {drawn}"  # matplotlib keeps labels with a leading underscore out of legends
-    if len(drawn) <= most:
-        return drawn or "unnamed"
-    return f"{drawn[: most - most // 3 - 1]}…{drawn[-(most // 3) :]}"
+    return folded(drawn, most) or "unnamed"
+
+
+def folded(text: str, most: int) -> str:
+    """A text with the middle left out when it is long."""
+    return text if len(text) <= most else f"{text[: most - most // 3 - 1]}…{text[-(most // 3) :]}"
 
 
 def as_file_name(name: str) -> str:
@@ -279,14 +286,97 @@ def finished(figure: Figure, runs: Sequence[RunFolder], handles: Sequence[Artist
     """The figure with its title, ``told`` below the headline, and a legend of the labelled handles under all panels."""
     figure.suptitle("\n".join([headline(runs), *textwrap.wrap(told, _LONGEST_LINE)]), fontsize=12)
     if handles:
-        labels, room = [str(handle.get_label()) for handle in handles], figure.get_figwidth() * 11
-        columns = next(n for n in range(len(labels), 0, -1) if n == 1 or _letters(labels, n) <= room)
+        lengths = [len(str(handle.get_label())) for handle in handles]
+        letters = figure.get_figwidth() * 11
+        columns = next(n for n in range(len(lengths), 0, -1) if n == 1 or _legend_letters(lengths, n) <= letters)
         figure.legend(handles=handles, loc="outside lower center", ncols=columns)
     return figure
 
 
-def _letters(labels: Sequence[str], columns: int) -> int:
-    """About how many letters wide a legend is; matplotlib fills it column by column, the first ones with one entry more."""
-    most, longer = divmod(len(labels), columns)
-    lengths = iter([len(label) for label in labels])
-    return sum(max(islice(lengths, most + (column < longer))) + 7 for column in range(columns))
+def _legend_letters(lengths: Sequence[int], columns: int) -> int:
+    """The width of a legend; matplotlib fills it column by column, the first ones with one entry more."""
+    return sum(int(max(own)) + 7 for own in np.array_split(lengths, columns))
+
+
+# Series: runs of one scenario with several seeds.
+
+_APART = ("seed", "name")  # what runs of one series may differ in
+_MOST_KEYS = 2  # more differences than this do not fit into a name
+
+
+@dataclass(frozen=True)
+class Series:
+    """Runs whose scenarios are the same but for the seed.
+
+    Attributes:
+        number: which look it has (``line_of``), the same in all pictures of a page.
+    """
+
+    name: str
+    runs: tuple[RunFolder, ...]
+    number: int = 0
+
+    @property
+    def label(self) -> str:
+        """Its name, and how many seeds it has if there are several."""
+        return self.name if len(self.runs) == 1 else f"{self.name} ({len(self.runs)} seeds)"
+
+
+def group_by_scenario(runs: Sequence[RunFolder]) -> list[Series]:
+    """The series, in the order of their first runs. A second run of the same scenario and seed begins a series of its own.
+
+    A series is called after its strategy. Where several have the same one, what they differ in is added, or they are called
+    after the folders of their first runs where that is too much to say.
+    """
+    seen: Counter[str] = Counter()
+    found: dict[tuple[str, int], list[RunFolder]] = {}
+    for run in runs:
+        scenario = json.dumps({key: value for key, value in run.scenario.items() if key not in _APART}, sort_keys=True)
+        again = f"{run.summary['seed']} {scenario}"
+        found.setdefault((scenario, seen[again]), []).append(run)
+        seen[again] += 1
+    members = list(found.values())
+    named = zip(_series_names([part[0] for part in members]), members, strict=True)
+    return [Series(name, tuple(part), number) for number, (name, part) in enumerate(named)]
+
+
+def each_alone(runs: Sequence[RunFolder]) -> list[Series]:
+    """A series a run, called after its folder and strategy."""
+    names = [with_strategy(name, run) for run, name in zip(runs, run_names(runs), strict=True)]
+    return [Series(name, (run,), number) for number, (run, name) in enumerate(zip(runs, names, strict=True))]
+
+
+def _series_names(firsts: Sequence[RunFolder]) -> list[str]:
+    strategies = [str(run.summary["strategy"]) for run in firsts]
+    settings = [{key: value for key, value in flat(run.scenario).items() if key not in _APART} for run in firsts]
+    folders, names = run_names(firsts), []
+    for folder, strategy, own in zip(folders, strategies, settings, strict=True):
+        rivals = [other for other, its in zip(settings, strategies, strict=True) if its == strategy and other is not own]
+        keys = sorted({key for key in own for rival in rivals if own[key] != rival.get(key)})
+        if rivals and not 0 < len(keys) <= _MOST_KEYS:
+            names.append(f"{folder}: {short(strategy, 20)}")
+        else:
+            names.append(short(", ".join([strategy, *(f"{key.rpartition('.')[2]} {own[key]}" for key in keys)])))
+    repeated = Counter(names)
+    return [f"{folder}: {name}" if repeated[name] > 1 else name for name, folder in zip(names, folders, strict=True)]
+
+
+def draw_mean_bar(panel: Axes, place: int, seeds: pd.DataFrame, looks: Mapping[str, dict[str, Any]], words: str) -> None:
+    """Draw a stacked bar of means over seeds, a line from the least to the largest total, and words beside it.
+
+    ``seeds`` has a row a run and a column a part, in units of the axis.
+    """
+    base = 0.0
+    for part, mean in seeds.mean().items():
+        panel.barh(place, mean, left=base, height=0.6, gid=str(part), **looks[str(part)])
+        base += mean
+    totals = seeds.sum(axis=1)
+    if totals.min() < totals.max():
+        panel.plot([totals.min(), totals.max()], [place, place], color=BLACK, linewidth=1.4, marker="|", markersize=7)
+    panel.annotate(words, (float(totals.max()), place), (6, 0), textcoords="offset points", va="center", fontsize=10)
+
+
+def name_bars(panel: Axes, names: Sequence[str]) -> None:
+    """Name the rows of bars, the first on top."""
+    panel.set_yticks(range(len(names)), names)
+    panel.set_ylim(len(names) - 0.5, -0.5)

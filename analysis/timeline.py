@@ -1,56 +1,142 @@
-"""Timelines of devices and of edge servers: who did what when, and what all did together."""
+"""The timeline of a run: a lane a device, what it did when, and what all did together.
+
+Bars of one kind are one collection, and many bars become pixels inside the SVG: it stays small, and takes seconds.
+"""
 
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib import patheffects
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
-from fedsim.analysis.lanes import (
-    MANY_BARS,
-    MOST_LANES,
-    ORDERS,
-    TimeSpan,
-    View,
-    draw_lanes,
-    label_lanes,
-    mark_rows,
-    number_rounds,
-    on_lanes,
-    span_of_rounds,
-)
-from fedsim.arrays import Floats
+from fedsim.analysis.style import NothingToDrawError, PictureError, evenly
+from fedsim.arrays import Floats, Ints
+from fedsim.errors import nearest
 from fedsim.lab.compare.critical_path import CriticalPaths
 from fedsim.lab.trackers.link_load import Curve, link_load, means, summed
 from fedsim.language.units import show_seconds
-from fedsim.records.folder import TRANSFERS
-from fedsim.records.history import NO_GROUP, History
+from fedsim.records.history import MARKS, NO_GROUP, History
 from fedsim.records.reading import RunFolder
 
+_ORDERS = {"speed": "fastest on top", "first": "first at work on top", "number": "by number"}
+ORDERS = tuple(_ORDERS)
+TimeSpan = tuple[float, float]
+
+MOST_LANES = 1500  # more would be thinner than a pixel
+_GAPPED_LANES = 150
+_LEAST_LANES = 5  # fewer lanes leave room, rather than to grow fat
+_MANY_LANES = 60  # with more, lanes are too thin for hatches and a label each
+_MANY_ROUNDS = 60  # with more, bars are too short for hatches
+_MOST_NUMBERS = 24  # more round numbers run into one another
+_MOST_LINES = 45  # more vertical lines hide the lanes
+_PIXELS = 1250  # about what the time axis has: a step, however short, is drawn one pixel wide
+_BINS = 625  # of the strips, over a timeline's width: two pixels each
+_FAR_MORE = 10  # times as many devices as work would flatten those that work
 _LANE_IN, _LEAST_IN, _MOST_IN = 0.24, 2.2, 8.6  # the lanes' height: so much a device, within these limits
 _STRIPS_IN, _FRAME_IN = (0.8, 1.0, 1.0), 2.3  # the strips below; title, axis labels and legend together
-_MOST_LINES = 45  # more vertical lines hide the lanes
-_BINS = 625  # over a timeline's width: two pixels each
-_FAR_MORE = 10  # times as many devices as work would flatten those that work
-_RATES = (
-    style.AxisUnit(125e6, "Gbit/s"),
-    style.AxisUnit(125e3, "Mbit/s"),
-    style.AxisUnit(125.0, "kbit/s"),
-    style.AxisUnit(0.125, "bit/s"),
-)
+_RATES = ((125e6, 125e6, "Gbit/s"), (125e3, 125e3, "Mbit/s"), (125.0, 125.0, "kbit/s"), (0.0, 0.125, "bit/s"))
+
 _CAPACITY: dict[str, Any] = {"color": style.BLACK, "linewidth": 0.8, "linestyle": ":"}
 _DEADLINE: dict[str, Any] = {"color": style.VERMILLION, "linewidth": 1.2, "linestyle": (0, (4, 3))}
 _ACT: dict[str, Any] = {"color": style.PURPLE, "linewidth": 0.8, "linestyle": (0, (1, 2))}
-_ROUND_END: dict[str, Any] = {"color": "#404040", "linewidth": 0.8, "linestyle": "-"}
+ROUND_END: dict[str, Any] = {"color": "#404040", "linewidth": 0.8, "linestyle": "-"}
 _PATH: dict[str, Any] = {"color": style.BLACK, "linewidth": 1.4, "linestyle": "-"}
-_ORDER_WORDS = dict(zip(ORDERS, ("fastest on top", "first at work on top", "by number"), strict=True))
+_SHAPES: dict[str, Any] = {"arrival": 9, "departure": 8, "move": "|", "late": "|", "lost": "x", "left": "D", "battery": "s"}
+_MEANING_OF_MARKS = {
+    "arrival": "arrives",
+    "departure": "leaves for good",
+    "shift": "its data shift",
+    "noticed": "it notices the shift",
+    "move": "moves to another group",
+}
+MEANING = {
+    "late": "late: ended by the server",
+    "lost": "lost: device disconnected",
+    "left": "left for good",
+    "battery": "battery: flat",
+    "stopped": "cut off by the end of the run",
+    "memory": "the model does not fit into the device's memory",
+}
+
+
+class View:
+    """The part of a run that is shown.
+
+    Args:
+        history: what happened. If it is known of some devices when they could be reached, only those have lanes.
+        span: from and to, in simulated seconds; None for the whole run. Records at its start belong to the time before.
+        most: show at most so many of the devices that worked, evenly spread over the order.
+        order: ``speed`` (fastest on top), ``first`` (who worked first on top) or ``number``.
+
+    Attributes:
+        devices: the devices shown, from the top lane to the bottom one.
+        lane: the lane of each of them.
+        at_work: how many devices worked within the span, shown or not.
+        there, away, steps, tasks: tables of the history cut to the devices, with ``lane``, the last two to the span as well;
+            ``away`` is None where nobody knows.
+        rounds, acts: tables of the history cut to the span.
+
+    Raises:
+        PictureError: there is no such order, span or number of devices.
+        NothingToDrawError: nobody worked within the span.
+    """
+
+    def __init__(self, history: History, span: TimeSpan | None = None, most: int = MOST_LANES, order: str = "speed") -> None:
+        if order not in ORDERS:
+            raise PictureError(f"the order is {order!r}; allowed are {', '.join(ORDERS)}{nearest(order, ORDERS)}")
+        if most < 1:
+            raise PictureError(f"the number of devices is {most}; allowed is 1 or more")
+        start, end = span or (0.0, history.end)
+        if 0 <= start == end:
+            raise NothingToDrawError(f"no simulated time passes from {start:g} s to {end:g} s, so there is no timeline to draw")
+        if not 0 <= start < end:
+            raise PictureError(f"the window is {start:g} s to {end:g} s; it must begin at 0 s or later and end after that")
+        since = start if start > 0 else -np.inf  # what ends at the very beginning of the run belongs to it
+        steps = history.steps[(history.steps["end"] > since) & (history.steps["start"] < end)]
+        tables = (history.tasks, history.rounds, history.acts)
+        tasks, self.rounds, self.acts = (table[table["end"].between(since, end, inclusive="right")] for table in tables)
+        at_work = _sorted(steps, history.population, order)
+        if not len(at_work):
+            raise NothingToDrawError(f"no device worked between {start:g} s and {end:g} s, so there is no timeline to draw")
+        known = at_work[np.isin(at_work, history.known)] if len(history.known) else at_work
+        self.history, self.start, self.end, self.span, self.order = history, start, end, end - start, order
+        self.devices, self.at_work = known[evenly(len(known), most)], len(at_work)
+        self.half_lane = 0.4 if len(self.devices) <= _GAPPED_LANES else 0.5
+        self.unit = style.unit_for(self.span, style.TIMES)
+        self.lane = pd.Series(np.arange(len(self.devices)), index=self.devices)
+        self.there, self.steps, self.tasks = (on_lanes(table, self.lane) for table in (history.there, steps, tasks))
+        self.away = on_lanes(history.away, self.lane) if len(history.known) else None
+
+
+def span_of_rounds(history: History, first: int, stop: int) -> TimeSpan:
+    """The simulated time of rounds ``first`` to ``stop - 1``, numbered from 0; ``PictureError`` if there are none."""
+    numbers, ends = history.rounds["round"], history.rounds["end"]
+    inside = ends[(numbers >= first) & (numbers < stop)]
+    if inside.empty:
+        last = f"rounds 0 to {numbers.max()}" if len(numbers) else "no finished round"
+        raise PictureError(f"rounds {first}:{stop} are not in this run, which has {last}")
+    return float(ends[numbers < first].max()) if (numbers < first).any() else 0.0, float(inside.max())
+
+
+def on_lanes(rows: pd.DataFrame, lane: "pd.Series[Any]") -> pd.DataFrame:
+    """The rows of the devices that have a lane, with the column ``lane``."""
+    shown = rows[rows["device"].isin(lane.index)]
+    return shown.assign(lane=shown["device"].map(lane).astype(int))
+
+
+def _sorted(steps: pd.DataFrame, population: pd.DataFrame, order: str) -> Ints:
+    """The devices that did these steps, in order."""
+    keys = steps.groupby("device")["start"].min()
+    if order == "speed":
+        keys = -population.loc[population.index.isin(steps["device"]), "speed"]
+    return (keys if order == "number" else keys.sort_values(kind="stable")).index.to_numpy(np.int64)
 
 
 @style.styled
@@ -68,11 +154,7 @@ def draw_timeline(
         run: the run.
         rounds: show rounds ``rounds[0]`` to ``rounds[1] - 1`` only, numbered from 0 as in the records.
         window: show this span only, from and to in simulated seconds; ``rounds`` goes before it.
-        devices: show at most so many of the devices that worked, evenly spread over the order.
-        order: ``speed`` (fastest on top), ``first`` (who worked first on top) or ``number``.
-
-    Raises:
-        PictureError: there are no such rounds, window, order or number of devices.
+        devices, order: see ``View``, which says what is refused.
     """
     history = History(run)
     view = View(history, window if rounds is None else span_of_rounds(history, *rounds), devices, order)
@@ -80,61 +162,151 @@ def draw_timeline(
     figure = Figure(figsize=(style.WIDTH_IN, height + sum(_STRIPS_IN) + _FRAME_IN))
     panels = figure.subplots(4, 2, sharex="col", sharey="row", width_ratios=(10, 1), height_ratios=(height, *_STRIPS_IN))
     (lanes, totals), (work, beside), (load, below), (strip, words) = panels
-    handles = draw_lanes(lanes, view)
-    row = pd.Series(np.arange(len(view.devices), dtype=float), index=view.devices)
-    handles += _tint_groups(lanes, view, row)
-    handles += mark_rows(lanes, history, row, view.unit.size)
-    handles += _draw_path(lanes, view, row)
-    label_lanes(lanes, view)
-    lanes.set_ylabel(f"device, speed (samples/s),\n{_ORDER_WORDS[order]}")
+    beside.remove()
+    below.remove()
+    handles = _draw_lanes(lanes, view)
     draw_work(work, view)
     handles += draw_load(load, view)
-    for empty in (beside, below):
-        empty.remove()
     handles += _draw_lines((lanes, work, load, strip), view)
-    _draw_strip(strip, view)
-    which = "" if len(view.devices) == view.at_work else ",\nthese lanes"
-    strip.set(ylabel=f"tasks\nper round{which}", xlabel=f"simulated time ({view.unit.name})")
-    _number_rounds(lanes, view)
-    _draw_totals(totals, view)
-    _write_counts(words, view)
-    return style.finished(figure, [run], handles, _part(view))
-
-
-def _part(view: View) -> str:
-    population = len(view.history.population)
+    _draw_outcomes(strip, totals, words, view)
+    strip.set_xlabel(f"simulated time ({view.unit.name})")
+    if len(ends := view.rounds["end"].to_numpy()):
+        middles = (np.concatenate([[view.start], ends[:-1]]) + ends) / 2 / view.unit.size
+        number_rounds(lanes, view.rounds["round"].to_numpy(), middles, "round")
+    population = len(history.population)
     span = f"{show_seconds(view.span)} of simulated time" + (f" from {show_seconds(view.start)} on" if view.start else "")
-    who = f"all {population:,} devices" if view.at_work == population else f"the {view.at_work:,} devices that worked"
     part = f"{len(view.devices):,} of " if len(view.devices) < view.at_work else ""
+    who = f"all {population:,} devices" if view.at_work == population else f"the {view.at_work:,} devices that worked"
     out_of = "" if view.at_work == population else f", out of {population:,}"
-    return f"{span}: {part}{who}{out_of}"
+    return style.finished(figure, [run], handles, f"{span}: {part}{who}{out_of}")
 
 
-def _tint_groups(lanes: Axes, view: View, row: "pd.Series[float]") -> list[Artist]:
+# Lanes: every step, over it what was wasted, and marks.
+
+
+def _draw_lanes(axes: Axes, view: View) -> list[Artist]:
+    """Draw the lanes, name them and set the limits; returns the legend's entries."""
+    coarse = len(view.devices) <= _MANY_LANES and len(view.rounds) <= _MANY_ROUNDS
+    axes.set_ylim(max(len(view.devices), _LEAST_LANES) - 0.5, -0.5)
+    axes.set_xlim(view.start / view.unit.size, view.end / view.unit.size)
+    _draw_bars(axes, view, view.there, facecolor=style.PALE, zorder=0)
+    handles: list[Artist] = []
+    for step, colour in style.STEPS.items():
+        own = view.steps[view.steps["step"] == step]
+        if len(own):
+            _draw_steps(axes, view, own[own["outcome"] == "done"], gid=step, facecolor=colour)
+            handles.append(Patch(facecolor=colour, label=step))
+    edge: dict[str, Any] = {"edgecolor": style.GREY, "linewidth": 0.4}
+    handles.append(Patch(facecolor=style.PALE, label="idle" if view.away is not None else "idle or disconnected", **edge))
+    if view.away is not None and len(view.away):
+        _draw_bars(axes, view, view.away, facecolor=style.AWAY, zorder=0.7, gid="away")
+        handles.append(Patch(facecolor=style.AWAY, label="cannot be reached", **edge))
+    for outcome, meaning in MEANING.items():
+        wasted, colour = view.steps[view.steps["outcome"] == outcome], style.OUTCOMES[outcome]
+        hatched: dict[str, Any] = {"edgecolor": colour, "hatch": "//////", "linewidth": 0.8}
+        if not coarse:
+            _draw_steps(axes, view, wasted, gid=f"wasted-{outcome}", facecolor=colour)
+        for of_step, rows in wasted.groupby("step") if coarse else ():
+            pale = style.lighten(style.STEPS[str(of_step)], 0.5)
+            _draw_steps(axes, view, rows, gid=f"{of_step}-{outcome}", facecolor=pale, **hatched)
+        if len(wasted):
+            look = {"facecolor": "white"} | hatched if coarse else {"facecolor": colour}
+            handles.append(Patch(label=f"wasted, {meaning}", **look))
+    size = float(np.clip(min(320 / len(view.devices), 1200 / max(1, len(view.rounds))), 3.0, 8.0))
+    for outcome in ("late", "lost", "left", "battery"):
+        own = view.tasks[view.tasks["outcome"] == outcome]
+        if coarse or outcome != "late":  # a late bar that is thin ends plainly enough
+            handles += _draw_marks(axes, own["end"] / view.unit.size, own["lane"], outcome, size)
+    handles += _tint_groups(axes, view)
+    handles += mark_rows(axes, view.history, view.lane, view.unit.size)
+    handles += _draw_path(axes, view)
+    _name_lanes(axes, view)
+    return handles
+
+
+def _draw_steps(axes: Axes, view: View, steps: pd.DataFrame, **look: Any) -> None:
+    _draw_bars(axes, view, steps.assign(end=np.maximum(steps["end"], steps["start"] + view.span / _PIXELS)), **look)
+
+
+def _draw_bars(axes: Axes, view: View, rows: pd.DataFrame, **look: Any) -> None:
+    style.bars(axes, rows["start"] / view.unit.size, rows["end"] / view.unit.size, rows["lane"], view.half_lane, **look)
+
+
+def _name_lanes(axes: Axes, view: View) -> None:
+    """Name the lanes by device and speed: all of few, some of many."""
+    count, speeds = len(view.devices), view.history.population["speed"]
+    lanes = np.arange(count) if count <= _MANY_LANES else evenly(count, 21)
+    host = view.history.run.scenario["population"].get("host")
+    places = ["" if host is None else f" at host {device % host['number']}" for device in view.devices[lanes]]
+    names = [f"{device}{at}  ({speeds[device]:.3g}/s)" for device, at in zip(view.devices[lanes], places, strict=True)]
+    axes.set_yticks(lanes, names, fontsize=10 if count > _MANY_LANES else 9 if count <= 45 else 8)
+    axes.tick_params(axis="y", length=0 if count <= _MANY_LANES else 3)
+    axes.set_ylabel(f"device, speed (samples/s),\n{_ORDERS[view.order]}")
+
+
+def number_rounds(panel: Axes, numbers: Ints, places: Floats, label: str, tick: float = 0) -> None:
+    """Round numbers above a panel, each at its place, with a tick (points); of many rounds some, none too close together."""
+    least, last, shown = (panel.get_xlim()[1] - panel.get_xlim()[0]) / 40, -np.inf, dict[float, str]()
+    for number, place in zip(numbers, places, strict=True):
+        if number % style.step_for(len(numbers), _MOST_NUMBERS) == 0 and place - last >= least:
+            shown[place], last = str(number), place
+    if shown:
+        above = panel.secondary_xaxis("top")
+        above.set_xticks([*shown], [*shown.values()])
+        above.tick_params(length=tick, pad=1)
+        above.set_xlabel(label, fontsize=10)
+
+
+def mark_rows(panel: Axes, history: History, row: "pd.Series[Any]", unit: float) -> list[Artist]:
+    """Draw ``history.marks`` within the panel's limits, each in its device's row; returns the legend's entries."""
+    shown = history.marks[history.marks["device"].isin(row.index) & (history.marks["time"] / unit).between(*panel.get_xlim())]
+    size, handles = float(np.clip(420 / len(row), 2.2, 7.0)), []
+    for kind in MARKS:
+        own = shown[shown["kind"] == kind]
+        handles += _draw_marks(panel, own["time"] / unit, own["device"].map(row), kind, size)
+    return handles
+
+
+def _draw_marks(panel: Axes, x: "pd.Series[float]", y: "pd.Series[float]", kind: str, size: float) -> list[Artist]:
+    """Marks of one kind; returns the legend's entry, which is large enough to be recognised however many lanes there are."""
+    if x.empty:
+        return []
+    shape = _SHAPES.get(kind, "o")
+    look: dict[str, Any] = {"marker": shape, "color": style.OUTCOMES.get(kind, style.BLACK), "linestyle": ""}
+    look |= {"markerfacecolor": "white"} if kind == "shift" else {}
+    width = size / 7 if shape == "o" else max(0.8, size / 4)
+    drawn: dict[str, Any] = {"markersize": size * {"|": 1.4, "o": 0.84}.get(shape, 1.0), "markeredgewidth": width}
+    if kind in ("move", "lost", "left", "battery"):
+        drawn["path_effects"] = [patheffects.withStroke(linewidth=width + 1.5, foreground="white")]
+    panel.plot(x, y, gid=kind, zorder=3, clip_on=kind == "late", rasterized=len(x) > style.MANY_BARS, **look, **drawn)
+    size, width = (10, 1.5) if shape == "|" else (6.5, 1.0)
+    label = _MEANING_OF_MARKS.get(kind, f"{kind} at this instant")
+    return [Line2D([], [], label=label, markersize=size, markeredgewidth=width, **look)]
+
+
+def _tint_groups(axes: Axes, view: View) -> list[Artist]:
     """Each lane in the pale colour of the group that its device is in, under its steps; returns the legend's entry."""
-    stays = on_lanes(view.history.stays, row)
+    stays = on_lanes(view.history.stays, view.lane)
     stays = stays[(stays["group"] != NO_GROUP) & (stays["end"] > view.start) & (stays["start"] < view.end)]
     for group, own in stays.groupby("group"):
-        start, end = (own[name].clip(view.start, view.end).to_numpy(float) / view.unit.size for name in ("start", "end"))
-        look = {"facecolor": style.tint(style.group_colour(int(str(group)))), "zorder": 0.5, "rasterized": len(own) > MANY_BARS}
-        style.bars(lanes, start, end, own["lane"], view.half_lane, gid="group", **look)
-    if stays.empty:
-        return []
-    return [Patch(facecolor=style.tint(style.group_colour(int(stays["group"].iloc[0]))), label="in a group, each its colour")]
+        inside = own.assign(start=own["start"].clip(view.start), end=own["end"].clip(upper=view.end))
+        _draw_bars(axes, view, inside, gid="group", zorder=0.5, facecolor=style.tint(style.group_colour(int(str(group)))))
+    some = style.tint(style.group_colour(int(stays["group"].iloc[0]))) if len(stays) else None
+    return [Patch(facecolor=some, label="in a group, each its colour")] if some else []
 
 
-def _draw_path(lanes: Axes, view: View, row: "pd.Series[float]") -> list[Artist]:
+def _draw_path(axes: Axes, view: View) -> list[Artist]:
     """A line through the steps that each round waited for, from lane to lane unless there are too many rounds."""
     steps = [step for one in CriticalPaths(view.history.run).rounds for step in one.steps]
-    shown = [step for step in steps if view.start < step.end and step.start < view.end and step.device in row.index]
+    shown = [step for step in steps if view.start < step.end and step.start < view.end and step.device in view.lane.index]
     if not shown:
         return []
     times = np.array([[step.start, step.end, step.end] for step in shown]) / view.unit.size
-    rows = np.repeat(row.loc[pd.Index([step.device for step in shown])].to_numpy()[:, None], 3, axis=1)
+    rows = np.repeat(view.lane.loc[pd.Index([step.device for step in shown])].to_numpy(float)[:, None], 3, axis=1)
     follows = np.append(times[1:, 0] == times[:-1, 1], False) & (len(view.rounds) <= _MOST_LINES)
     rows[~follows, 2] = np.nan  # a gap
-    edge = [withStroke(linewidth=3, foreground="w")]
-    lanes.plot(times.ravel(), rows.ravel(), zorder=4, gid="path", path_effects=edge, scalex=False, scaley=False, **_PATH)
+    edge = [patheffects.withStroke(linewidth=3, foreground="w")]
+    axes.plot(times.ravel(), rows.ravel(), zorder=4, gid="path", path_effects=edge, scalex=False, scaley=False, **_PATH)
     return [Line2D([], [], label="critical path: what each round waited for", **_PATH)]
 
 
@@ -189,7 +361,7 @@ def draw_load(axes: Axes, view: View) -> list[Artist]:
     rates = {way: np.minimum(means(link_load(run, way), edges), limits[way] or np.inf) for way in ("down", "up")}
     peaks = {way: float(rate.max()) for way, rate in rates.items()}
     most = max(1e-9, *peaks.values())
-    size, name = next((rate for rate in _RATES if most >= rate.size), _RATES[-1])
+    size, name = style.unit_for(most, _RATES)
     handles: list[Artist] = []
     for way, sign, step in (("down", 1.0, "download"), ("up", -1.0, "upload")):
         look: dict[str, Any] = {"color": style.STEPS[step], "linewidth": 0, "gid": way}
@@ -207,7 +379,10 @@ def draw_load(axes: Axes, view: View) -> list[Artist]:
     return handles
 
 
-# Rounds: vertical lines, and numbers above.
+def some_lines(count: int) -> tuple[int, str]:
+    """Of so many rounds every how many-th has a line, and words that say so."""
+    every = style.step_for(count, _MOST_LINES)
+    return every, "" if every == 1 else f" (of every {style.ordinal(every)} round)"
 
 
 def _draw_lines(panels: tuple[Axes, ...], view: View) -> list[Artist]:
@@ -216,55 +391,42 @@ def _draw_lines(panels: tuple[Axes, ...], view: View) -> list[Artist]:
     A round that closed before its deadline has no deadline line: it would fall into the next round.
     """
     rounds = view.rounds.assign(deadline=view.rounds["deadline"].where(view.rounds["deadline"] <= view.rounds["end"]))
-    which, some = _every_so_many(len(rounds))
+    some, which = some_lines(len(rounds))
     shade = 0.5 if which else 1.0
     handles: list[Artist] = []
-    for column, look, label in (("end", _ROUND_END, "round's end"), ("deadline", _DEADLINE, "deadline")):
+    for column, look, label in (("end", ROUND_END, "round's end"), ("deadline", _DEADLINE, "deadline")):
         times = rounds[column][rounds["round"] % some == 0].dropna().to_numpy() / view.unit.size
         if len(times):
             style.across(panels, times, zorder=2, alpha=shade, gid=column, **look)
             handles.append(Line2D([], [], label=label + which, alpha=shade, **look))
     if len(view.acts):
         acts = np.unique(view.acts["end"].to_numpy() / view.unit.size)
-        style.across(panels, acts[:: style.step_for(len(acts), _MOST_LINES)], zorder=2, gid="process", **_ACT)
+        style.across(panels, acts[:: some_lines(len(acts))[0]], zorder=2, gid="process", **_ACT)
         handles.append(Line2D([], [], label="a process of the world acts", **_ACT))
     return handles
 
 
-def _every_so_many(rounds: int) -> tuple[str, int]:
-    """Of so many rounds every how many-th has a line, and words that say so."""
-    every = style.step_for(rounds, _MOST_LINES)
-    return "" if every == 1 else f" (of every {style.ordinal(every)} round)", every
-
-
-def _number_rounds(lanes: Axes, view: View) -> None:
-    """Round numbers over the lanes, each in the middle of its round."""
-    if view.rounds.empty:
-        return
-    ends, numbers = view.rounds["end"].to_numpy(), view.rounds["round"].to_numpy()
-    middles = (np.concatenate([[view.start], ends[:-1]]) + ends) / 2 / view.unit.size
-    number_rounds(lanes, numbers, middles, "round")
-
-
-# Outcomes of tasks: by round below the lanes, by device beside them.
-
-
-def _draw_strip(strip: Axes, view: View) -> None:
-    """Each bar is as wide as its round; what came after the last round has a bar too."""
+def _draw_outcomes(strip: Axes, totals: Axes, words: Axes, view: View) -> None:
+    """Outcomes of tasks: below the lanes a bar a round, as wide as it, and one for what came after the last; beside them a bar
+    a device; and their sums, as the key to the colours."""
+    tasks = view.tasks.assign(period=view.tasks["period"] - (int(view.rounds.index[0]) if len(view.rounds) else 0))
     edges = np.array([view.start, *view.rounds["end"], view.end]) / view.unit.size
-    first = int(view.rounds.index[0]) if len(view.rounds) else 0
-    counts = pd.crosstab(view.tasks["period"] - first, view.tasks["outcome"]).reindex(range(len(edges) - 1), fill_value=0)
-    for base, top, colour in _stacked(counts):
-        style.rectangles(strip, edges[:-1], edges[1:], base, top, facecolor=colour)
-    strip.set_ylim(0, max(1.0, counts.sum(axis=1).max() * 1.05))
+    by_round = pd.crosstab(tasks["period"], tasks["outcome"]).reindex(range(len(edges) - 1), fill_value=0)
+    by_lane = pd.crosstab(tasks["lane"], tasks["outcome"])
+    words.set_axis_off()
+    for place, outcome in enumerate(outcome for outcome in style.OUTCOMES if outcome in by_lane):
+        colour, y = style.OUTCOMES[outcome], 0.55 - 0.2 * place
+        for counts in (by_round, by_lane):
+            counts["top"] = counts.get("top", 0) + counts[outcome]
+        tops = by_round["top"], by_lane["top"]
+        style.rectangles(strip, edges[:-1], edges[1:], tops[0] - by_round[outcome], tops[0], facecolor=colour)
+        style.bars(totals, tops[1] - by_lane[outcome], tops[1], by_lane.index, view.half_lane, facecolor=colour)
+        words.text(0.02, y, "■", color=colour, transform=words.transAxes, va="center")
+        words.text(0.2, y, f"{outcome} {by_lane[outcome].sum():,}", transform=words.transAxes, va="center", fontsize=9)
+    which = "" if len(view.devices) == view.at_work else ",\nthese lanes"
+    strip.set(ylabel=f"tasks\nper round{which}", ylim=(0, max(1.0, by_round.get("top", edges * 0).max() * 1.05)))
     style.whole_ticks(strip.yaxis, 3)
-
-
-def _draw_totals(totals: Axes, view: View) -> None:
-    counts = pd.crosstab(view.tasks["lane"], view.tasks["outcome"])
-    for base, top, colour in _stacked(counts):
-        style.bars(totals, base, top, counts.index.to_numpy(float), view.half_lane, facecolor=colour)
-    totals.set_xlim(0, max(1.0, counts.sum(axis=1).max() * 1.05))
+    totals.set_xlim(0, max(1.0, by_lane.get("top", edges * 0).max() * 1.05))
     style.whole_ticks(totals.xaxis, 2)
     totals.tick_params(axis="y", left=False, labelleft=False)
     totals.tick_params(axis="x", bottom=False, labelbottom=False, top=True, labeltop=True)
@@ -272,99 +434,3 @@ def _draw_totals(totals: Axes, view: View) -> None:
     totals.set_xlabel("tasks\nper device", fontsize=10)
     totals.spines["top"].set_visible(True)
     totals.spines["bottom"].set_visible(False)
-
-
-def _stacked(counts: pd.DataFrame) -> list[tuple[Floats, Floats, str]]:
-    """Of each outcome where its bars begin and end, and its colour."""
-    present = [outcome for outcome in style.OUTCOMES if outcome in counts]
-    tops = counts[present].cumsum(axis=1).to_numpy(float).T
-    bases = np.vstack([np.zeros(len(counts)), tops])
-    return [(base, top, style.OUTCOMES[outcome]) for base, top, outcome in zip(bases, tops, present, strict=False)]
-
-
-def _write_counts(words: Axes, view: View) -> None:
-    """The outcomes' sums, as the key to the colours of both margins."""
-    words.set_axis_off()
-    counts = view.tasks["outcome"].value_counts()
-    present = [(outcome, colour) for outcome, colour in style.OUTCOMES.items() if outcome in counts.index]
-    for place, (outcome, colour) in enumerate(present):
-        y = 0.55 - 0.2 * place
-        words.text(0.02, y, "■", color=colour, transform=words.transAxes, va="center")
-        words.text(0.2, y, f"{outcome} {counts[outcome]:,}", transform=words.transAxes, va="center", fontsize=9)
-
-
-# Edge servers: a lane each.
-
-_MOST_EDGES = 60
-_EDGE_IN, _EDGES_FRAME_IN = 0.34, 2.4
-_LEAST_SHARE = 1 / 1250  # of the time axis: a message, however short, is drawn a pixel wide
-_WAYS = {"down": ("download", "from the server"), "up": ("upload", "to the server")}
-_LOST: dict[str, Any] = {"facecolor": "white", "edgecolor": style.VERMILLION, "hatch": "//////", "linewidth": 0.8}
-
-
-@style.styled
-def draw_edges(run: RunFolder) -> Figure:
-    """A lane an edge server: what came from the server and went to it, how many of its devices worked for it, its losses."""
-    messages = read_messages(run)
-    if messages.empty:
-        raise style.NothingToDrawError("no edge server had a message, so there is nothing to draw of edge servers")
-    history = History(run)
-    edges = np.unique(messages["edge"])
-    shown = edges[style.evenly(len(edges), _MOST_EDGES)]
-    lane = pd.Series(np.arange(len(shown), dtype=float), index=shown)
-    unit = style.time_unit(history.end)
-    figure = Figure(figsize=(style.WIDTH_IN, max(len(shown), 4) * _EDGE_IN + _EDGES_FRAME_IN))
-    panel = figure.subplots()
-    panel.set_xlim(0, history.end / unit.size)
-    panel.set_ylim(len(shown) - 0.5, -0.5)
-    panel.set_yticks(range(len(shown)), [f"edge {edge}" for edge in shown])
-    panel.tick_params(axis="y", length=0)
-    panel.set_xlabel(f"simulated time ({unit.name})")
-    handles = _draw_edges_work(panel, history.steps, lane, unit.size)
-    for way, (step, label) in _WAYS.items():
-        own = messages[(messages["direction"] == way) & messages["edge"].isin(shown)]
-        start, end = own["start"].to_numpy(float), own["end"].to_numpy(float)
-        end = np.maximum(end, start + history.end * _LEAST_SHARE)
-        look = {"facecolor": style.STEPS[step], "gid": way}
-        style.bars(panel, start / unit.size, end / unit.size, own["edge"].map(lane), 0.4, **look)
-        handles.append(Patch(facecolor=style.STEPS[step], label=label))
-    handles += _draw_losses(panel, history, lane, unit.size)
-    ends = history.rounds["end"].to_numpy() / unit.size
-    which, every = _every_so_many(len(ends))
-    style.across([panel], ends[::every], **_ROUND_END)
-    handles.append(Line2D([], [], label=f"round's end{which}", **_ROUND_END))
-    part = "" if len(shown) == len(edges) else f"{len(shown)} of "
-    return style.finished(figure, [run], handles, part + style.counted(len(edges), "edge server"))
-
-
-def read_messages(run: RunFolder) -> pd.DataFrame:
-    """One row a message between an edge server and the server: ``edge``, ``direction``, ``start``, ``end`` (s), ``outcome``."""
-    rows: pd.DataFrame = run.table(TRANSFERS).to_pandas()
-    rows = rows[rows["device"].isna() & (rows["direction"] != "peer")]
-    names = rows["receiver"].astype(str).where(rows["direction"] == "down", rows["sender"].astype(str))
-    rows = rows.assign(edge=names.astype(str).str.extract(r"^edge ([0-9]+)$")[0]).dropna(subset="edge")
-    rows = rows[["edge", "direction", "start", "end", "outcome"]]
-    return rows.astype({"edge": int, "direction": str, "outcome": str}).reset_index(drop=True)
-
-
-def _draw_edges_work(panel: Axes, steps: pd.DataFrame, lane: "pd.Series[float]", unit: float) -> list[Artist]:
-    """Number of devices at work for each edge server: those of its group."""
-    curves = {edge: counted(own) for edge, own in steps[steps["group"].isin(lane.index)].groupby("group")}
-    most = max([1.0, *(float(curve.values.max(initial=0.0)) for curve in curves.values())])
-    for edge, curve in curves.items():
-        working = np.flatnonzero(curve.values[:-1] > 0)
-        colours = [style.lighten(style.STEPS["train"], 0.85 - 0.6 * value) for value in curve.values[working] / most]
-        start, end = curve.times[working] / unit, curve.times[working + 1] / unit
-        style.bars(panel, start, end, lane[edge], 0.4, facecolor=colours)
-    label = f"its devices at work (darkest: {most:.0f})"
-    return [Patch(facecolor=style.lighten(style.STEPS["train"], 0.4), label=label)] if curves else []
-
-
-def _draw_losses(panel: Axes, history: History, lane: "pd.Series[float]", unit: float) -> list[Artist]:
-    """When edge servers were lost."""
-    lost = on_lanes(history.lost_edges, lane)
-    if lost.empty:
-        return []
-    start, end = (lost[name].to_numpy(float) / unit for name in ("start", "end"))
-    style.bars(panel, start, end, lost["lane"], 0.45, gid="lost", **_LOST)
-    return [Patch(**_LOST, label="lost")]

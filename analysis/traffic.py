@@ -1,4 +1,4 @@
-"""Bytes by direction and purpose, over simulated time and in total, with the wasted part.
+"""Bytes by direction and purpose, over simulated time and in total, with the wasted part; and messages of edge servers.
 
 A byte is wasted when the task that moved it did not end as ``done``, or trained without an epoch that counts: the same rule,
 and the same split of a message into its purposes, as the ledger's (``fedsim.records.ledger``). What parts of the server's side
@@ -20,7 +20,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
-from fedsim.analysis.series import Series, draw_mean_bar, group_by_scenario, name_bars
+from fedsim.analysis.style import Series, draw_mean_bar, group_by_scenario, name_bars
+from fedsim.analysis.timeline import ROUND_END, counted, on_lanes, some_lines
 from fedsim.arrays import Floats
 from fedsim.language.units import show_bytes
 from fedsim.records.folder import TRANSFERS
@@ -34,11 +35,14 @@ _HUES = {
     "peer": (style.GREEN, style.PURPLE),
     "server": ("#332288", "#AA8866"),
 }
-_ARROWS = {"down": "↓", "up": "↑", "peer": "⇄", "server": "↔"}
+_WAYS = {"down": "↓ down", "up": "↑ up", "peer": "⇄ peer", "server": "↔ within the server"}
 _PAPER: dict[str, Any] = {"color": style.BLACK, "linewidth": 1.2, "linestyle": (0, (5, 3))}
 _WASTED: dict[str, Any] = {"facecolor": "white", "edgecolor": style.VERMILLION, "hatch": "////", "linewidth": 0.8}
 _WASTED_KEY = Patch(label="wasted: its task was late, lost, cut off or idle", **_WASTED)
 _POINTS = 800  # more points than pixels only make the SVG large
+_BAR_IN, _FRAME_IN = 0.62, 2.0
+
+_Kind = tuple[str, str]  # direction and purpose
 
 
 @style.styled
@@ -48,11 +52,11 @@ def draw_traffic(run: RunFolder) -> Figure:
     if parts.empty or parts["bytes"].sum() == 0:
         raise style.NothingToDrawError(f"{str(run.path)!r} moved no bytes, so there is no traffic to draw")
     colours = _colours(parts)
-    figure = Figure(figsize=(style.WIDTH_IN, 5.6))
+    figure = Figure(figsize=(style.WIDTH_IN, max(5.6, len(colours) * _BAR_IN + _FRAME_IN)))
     over_time, totals = figure.subplots(1, 2, width_ratios=(3, 2))
     _plot_over_time(over_time, parts, colours)
     _plot_totals(totals, parts, colours)
-    handles: list[Artist] = [Patch(facecolor=colour, label=_label(*kind)) for kind, colour in colours.items()]
+    handles: list[Artist] = [Patch(facecolor=colour, label=_label(kind)) for kind, colour in colours.items()]
     if parts["purpose"].isin(NOT_IN_PAPER).any():
         paper = show_bytes(float(parts.loc[~parts["purpose"].isin(NOT_IN_PAPER), "bytes"].sum()))
         handles.append(Line2D([], [], label=f"all as the papers count it: models and updates, {paper}", **_PAPER))
@@ -66,22 +70,26 @@ def draw_traffic_compared(runs: Sequence[RunFolder], series: Sequence[Series] | 
     A bar a run, called after its folder, unless ``series`` has one for each, with its name.
     """
     ledgers = [read_parts(run) for run in runs]
-    totals = [float(parts["bytes"].sum()) for parts in ledgers]
-    if not any(totals):
-        raise style.NothingToDrawError("none of these runs moved any bytes, so there is no traffic to draw")
-    unit = style.bytes_unit(max(totals))
+    most = _most(float(parts["bytes"].sum()) for parts in ledgers)
+    unit = style.unit_for(most, style.BYTES)
     ways = [way for way in _HUES if any((parts["direction"] == way).any() for parts in ledgers)]
     figure = Figure(figsize=(style.WIDTH_IN, 2.0 + 0.55 * len(runs)))
     panel = figure.subplots()
     looks: dict[str, dict[str, Any]] = {way: {"color": _HUES[way][0]} for way in ways} | {"wasted": _WASTED}
-    for place, (parts, total) in enumerate(zip(ledgers, totals, strict=True)):
+    for place, parts in enumerate(ledgers):
         sums = parts["bytes"].groupby(parts["direction"].where(~parts["wasted"], "wasted")).sum().reindex(list(looks)).dropna()
-        words = _amount(total, float(sums.get("wasted", 0.0)))
-        draw_mean_bar(panel, place, sums.to_frame().T / unit.size, looks, words)
+        draw_mean_bar(panel, place, sums.to_frame().T / unit.size, looks, _amount(sums.sum(), sums.get("wasted", 0.0)))
     name_bars(panel, style.run_names(runs) if series is None else [one.name for one in series])
-    panel.set_xlim(0, max(totals) / unit.size * 1.2)  # room for what is written beside the bars
+    panel.set_xlim(0, most / unit.size * 1.2)  # room for what is written beside the bars
     panel.set_xlabel(f"moved in total ({unit.name})")
-    return style.finished(figure, runs, [*(Patch(facecolor=_HUES[way][0], label=_way(way)) for way in ways), _WASTED_KEY])
+    return style.finished(figure, runs, [*(Patch(facecolor=_HUES[way][0], label=_WAYS[way]) for way in ways), _WASTED_KEY])
+
+
+def _most(totals: Any) -> float:
+    most = float(max(totals, default=0.0))
+    if not most:
+        raise style.NothingToDrawError("none of these runs moved any bytes, so there is no traffic to draw")
+    return most
 
 
 def read_parts(run: RunFolder) -> pd.DataFrame:
@@ -103,34 +111,28 @@ def read_parts(run: RunFolder) -> pd.DataFrame:
     return pd.DataFrame(parts, columns=["end", "direction", "purpose", "bytes", "wasted"]).astype({"wasted": bool})
 
 
-def _colours(parts: pd.DataFrame) -> dict[tuple[str, str], str]:
+def _colours(parts: pd.DataFrame) -> dict[_Kind, str]:
     """A colour a kind of traffic: those down first, the largest first."""
     sums = parts.groupby(["direction", "purpose"])["bytes"].sum().sort_values(ascending=False, kind="stable")
-    kinds = [(str(direction), str(purpose)) for direction, purpose in sums.index]
     return {
-        kind: hues[place] if place < len(hues) else style.GREY
+        (way, str(purpose)): hues[place] if place < len(hues) else style.GREY
         for way, hues in _HUES.items()
-        for place, kind in enumerate(kind for kind in kinds if kind[0] == way)
+        for place, purpose in enumerate(purpose for direction, purpose in sums.index if direction == way)
     }
 
 
-def _label(direction: str, purpose: str) -> str:
-    return f"{_way(direction)}: {style.short(purpose, 24)}"
+def _label(kind: _Kind) -> str:
+    return f"{_WAYS[kind[0]]}: {style.short(kind[1], 24)}"
 
 
-def _way(direction: str) -> str:
-    return f"{_ARROWS[direction]} {'within the server' if direction == 'server' else direction}"
-
-
-def _plot_over_time(panel: Axes, parts: pd.DataFrame, colours: dict[tuple[str, str], str]) -> None:
+def _plot_over_time(panel: Axes, parts: pd.DataFrame, colours: dict[_Kind, str]) -> None:
     """Stacked areas: what counted, a kind on the other, and what was wasted on top, so that the top edge is everything."""
     end = float(parts["end"].max())
-    time, size = style.time_unit(end), style.bytes_unit(float(parts["bytes"].sum()))
+    time, size = style.unit_for(end, style.TIMES), style.unit_for(float(parts["bytes"].sum()), style.BYTES)
     moments = np.linspace(0.0, end, _POINTS)
-    useful = parts[~parts["wasted"]]
-    layers: list[tuple[pd.DataFrame, dict[str, Any]]] = [
-        (useful[(useful["direction"] == direction) & (useful["purpose"] == purpose)], {"color": colour, "linewidth": 0})
-        for (direction, purpose), colour in colours.items()
+    useful = parts[~parts["wasted"]].groupby(["direction", "purpose"])
+    layers: list[tuple[Any, dict[str, Any]]] = [
+        (useful.get_group(kind), {"color": colour, "linewidth": 0}) for kind, colour in colours.items() if kind in useful.groups
     ]
     base = np.zeros_like(moments)
     for own, look in [*layers, (parts[parts["wasted"]], _WASTED)]:
@@ -144,7 +146,7 @@ def _plot_over_time(panel: Axes, parts: pd.DataFrame, colours: dict[tuple[str, s
     panel.set(xlabel=f"simulated time ({time.name})", ylabel=f"moved so far ({size.name})", title="over time")
     panel.set_xlim(0, end / time.size or 1.0)  # transfers may take no time
     panel.set_ylim(bottom=0)
-    panel.grid(color=style.PALE, linewidth=1)
+    style.grid(panel)
 
 
 def _moved_by(moments: Floats, parts: pd.DataFrame) -> Floats:
@@ -154,22 +156,23 @@ def _moved_by(moments: Floats, parts: pd.DataFrame) -> Floats:
     return sums[np.searchsorted(ordered["end"].to_numpy(), moments, side="right")]
 
 
-def _plot_totals(panel: Axes, parts: pd.DataFrame, colours: dict[tuple[str, str], str]) -> None:
-    sums = parts.groupby(["direction", "purpose", "wasted"])["bytes"].sum()
-    amounts = {kind: (float(sums.get((*kind, False), 0.0)), float(sums.get((*kind, True), 0.0))) for kind in colours}
-    unit = style.bytes_unit(max(map(sum, amounts.values())))
-    for place, (kind, (useful, wasted)) in enumerate(amounts.items()):
-        panel.barh(place, useful / unit.size, color=colours[kind], height=0.6)
+def _plot_totals(panel: Axes, parts: pd.DataFrame, colours: dict[_Kind, str]) -> None:
+    sums = parts.pivot_table("bytes", ["direction", "purpose"], "wasted", "sum", fill_value=0.0).reindex(
+        columns=[False, True], fill_value=0.0
+    )
+    unit = style.unit_for(float(sums.sum(axis=1).max()), style.BYTES)
+    for place, (kind, colour) in enumerate(colours.items()):
+        useful, wasted = sums.loc[[kind]].to_numpy(float)[0]
+        panel.barh(place, useful / unit.size, color=colour, height=0.6)
         if wasted:
             panel.barh(place, wasted / unit.size, left=useful / unit.size, height=0.6, **_WASTED)
-        panel.text(0, place - 0.36, f"{_label(*kind)}   {_amount(useful + wasted, wasted)}", va="bottom")
+        panel.text(0, place - 0.36, f"{_label(kind)}   {_amount(useful + wasted, wasted)}", va="bottom")
     panel.set_yticks([])
     panel.spines["left"].set_visible(False)
     panel.set_ylim(len(colours) - 0.5, -0.75)
     panel.xaxis.set_major_locator(MaxNLocator(nbins=6))
     panel.set_xlabel(f"moved in total ({unit.name})")
-    all_wasted = float(parts.loc[parts["wasted"], "bytes"].sum())
-    panel.set_title(f"in total: {_amount(float(parts['bytes'].sum()), all_wasted)}")
+    panel.set_title(f"in total: {_amount(float(parts['bytes'].sum()), float(sums[True].sum()))}")
 
 
 def _amount(total: float, wasted: float) -> str:
@@ -183,47 +186,37 @@ def _amount(total: float, wasted: float) -> str:
 _FIXED = {"model": style.SKY, "update": style.BLUE}  # what nearly every strategy sends looks the same in every picture
 _OTHERS = (style.GREEN, style.ORANGE, style.PURPLE, style.VERMILLION, style.YELLOW, "#332288", "#882255", "#999933")
 _SEEN = 0.003  # of the longest bar: less is thinner than a line
-_VIEWS = {"strict": "everything that moved (strict)", "paper": "models and updates only, as the papers count (paper)"}
 
 
 @style.styled
 def draw_purposes_compared(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
     """Bytes by purpose, all that moved and as papers count them, the mean of the seeds of a scenario.
 
-    A bar a scenario, both ways together, with a line from the least to the most of its seeds. Where all runs send updates of
-    one size, an axis above counts in models of that size. Runs of one scenario are a series, unless ``series`` says which are.
+    A bar a scenario, both ways together, with a line from the least to the most of its seeds. Runs of one scenario are a
+    series, unless ``series`` says which are.
     """
     series = group_by_scenario(runs) if series is None else series
     table = [pd.DataFrame([run.summary["bytes"]["by_purpose"] for run in one.runs], dtype=float).fillna(0.0) for one in series]
-    if not any(seeds.to_numpy().sum() for seeds in table):
-        raise style.NothingToDrawError("none of these runs moved any bytes, so there is no traffic to draw")
+    most = _most(seeds.sum(axis=1).max() for seeds in table)
     colours = _colours_of_purposes(pd.DataFrame([seeds.mean() for seeds in table]).fillna(0.0))
-    most = max(float(seeds.sum(axis=1).max()) for seeds in table)
-    unit, model = style.bytes_unit(most), _model_bytes(runs)
+    unit = style.unit_for(most, style.BYTES)
     figure = Figure(figsize=(style.WIDTH_IN, 2.6 + 0.5 * len(series)))
     panels = figure.subplots(1, 2, sharey=True, sharex=True)
-    for panel, view in zip(panels, _VIEWS, strict=True):
-        kept = [purpose for purpose in colours if view == "strict" or purpose not in NOT_IN_PAPER]
+    looks = {purpose: {"color": colour} for purpose, colour in colours.items()}
+    paper = [purpose for purpose in colours if purpose not in NOT_IN_PAPER]
+    titles = ("everything that moved (strict)", "models and updates only, as the papers count (paper)")
+    for panel, kept, title in zip(panels, (list(colours), paper), titles, strict=True):
         for place, seeds in enumerate(table):
             own = seeds.reindex(columns=kept, fill_value=0.0)
-            looks = {purpose: {"color": colour} for purpose, colour in colours.items()}
             draw_mean_bar(panel, place, own / unit.size, looks, show_bytes(float(own.mean().sum())))
-        panel.set_title(_VIEWS[view], fontsize=11)
+        panel.set_title(title, fontsize=11)
         panel.set_xlabel(f"moved in total, down and up ({unit.name})")
         panel.xaxis.set_major_locator(MaxNLocator(nbins=7))
-        if model:
-            above = panel.secondary_xaxis("top", functions=(lambda x: x * unit.size / model, lambda x: x * model / unit.size))
-            above.set_xlabel(f"in models of {show_bytes(model)}", fontsize=9)
-            above.xaxis.set_major_locator(MaxNLocator(nbins=6))
-            above.xaxis.set_major_formatter("{x:,g}")
-            above.tick_params(labelsize=9)
     name_bars(panels[0], [one.label for one in series])
     panels[0].set_xlim(0, most / unit.size * 1.22)  # room for what is written beside the bars
-    named = {own: [purpose for purpose, colour in colours.items() if colour == own] for own in colours.values()}
-    labels = {
-        colour: style.short(own[0], 24) if colour != style.GREY else f"others: {style.short(', '.join(own), 60)}"
-        for colour, own in named.items()
-    }
+    rest = ", ".join(purpose for purpose, colour in colours.items() if colour == style.GREY)
+    labels = {colour: style.short(purpose, 24) for purpose, colour in colours.items()}
+    labels |= {style.GREY: f"others: {style.short(rest, 60)}"} if rest else {}
     return style.finished(figure, runs, [Patch(facecolor=colour, label=label) for colour, label in labels.items()])
 
 
@@ -231,16 +224,70 @@ def _colours_of_purposes(means: pd.DataFrame) -> dict[str, str]:
     """A colour a purpose: models and updates first, then the largest; those that nobody could see share grey."""
     sums = means.sum().sort_values(ascending=False, kind="stable")
     seen = means.max() >= _SEEN * means.sum(axis=1).max()
-    others = sorted((str(purpose) for purpose in sums.index if purpose not in _FIXED), key=lambda name: not seen[name])
-    count = sum(bool(seen[name]) for name in others)
-    hues = dict(zip(others, [*_OTHERS[:count], *[style.GREY] * len(others)], strict=False))
-    return {purpose: colour for purpose, colour in (_FIXED | hues).items() if sums.get(purpose, 0.0) > 0}
+    others = [str(purpose) for purpose in sums.index if purpose not in _FIXED]
+    hues = dict(zip([purpose for purpose in others if seen[purpose]], _OTHERS, strict=False))
+    looks = _FIXED | hues | {purpose: style.GREY for purpose in others if purpose not in hues}
+    return {purpose: colour for purpose, colour in looks.items() if sums.get(purpose, 0.0) > 0}
 
 
-def _model_bytes(runs: Sequence[RunFolder]) -> float | None:
-    """The size of an update (bytes), if all that any of the runs sent are of one size."""
-    sizes: set[float] = set()
-    for run in runs:
-        texts = np.unique(run.table(TRANSFERS).column("payloads").to_numpy().astype(str))
-        sizes |= {float(size) for text in texts for purpose, size in json.loads(text) if purpose == "update"}
-    return sizes.pop() if len(sizes) == 1 else None
+# Edge servers: a lane each.
+
+_MOST_EDGES = 60
+_EDGE_IN, _EDGES_FRAME_IN = 0.34, 2.4
+_LEAST_SHARE = 1 / 1250  # of the time axis: a message, however short, is drawn a pixel wide
+_OF_EDGES = {"down": ("download", "from the server"), "up": ("upload", "to the server")}
+
+
+@style.styled
+def draw_edges(run: RunFolder) -> Figure:
+    """A lane an edge server: what came from the server and went to it, how many of its devices worked for it, its losses."""
+    messages = read_messages(run)
+    if messages.empty:
+        raise style.NothingToDrawError("no edge server had a message, so there is nothing to draw of edge servers")
+    history = History(run)
+    edges = np.unique(messages["device"])
+    shown = edges[style.evenly(len(edges), _MOST_EDGES)]
+    lane, unit = pd.Series(np.arange(len(shown)), index=shown), style.unit_for(history.end, style.TIMES)
+    figure = Figure(figsize=(style.WIDTH_IN, max(len(shown), 4) * _EDGE_IN + _EDGES_FRAME_IN))
+    panel = figure.subplots()
+    panel.set(xlim=(0, history.end / unit.size), ylim=(len(shown) - 0.5, -0.5), xlabel=f"simulated time ({unit.name})")
+    panel.set_yticks(range(len(shown)), [f"edge {edge}" for edge in shown])
+    panel.tick_params(axis="y", length=0)
+    handles: list[Artist] = []
+
+    def bars(rows: pd.DataFrame, half: float, label: str, **look: Any) -> None:
+        own = on_lanes(rows, lane)
+        style.bars(panel, own["start"] / unit.size, own["end"] / unit.size, own["lane"], half, **look)
+        handles.append(Patch(label=label, **look))
+
+    work = {edge: counted(own) for edge, own in history.steps[history.steps["group"].isin(shown)].groupby("group")}
+    most = max([1.0, *(float(curve.values.max(initial=0.0)) for curve in work.values())])
+    for edge, (times, values) in work.items():  # of devices at work for each edge server: those of its group
+        working = np.flatnonzero(values[:-1] > 0)
+        shades = [style.lighten(style.STEPS["train"], 0.85 - 0.6 * value) for value in values[working] / most]
+        style.bars(panel, times[working] / unit.size, times[working + 1] / unit.size, lane[edge], 0.4, facecolor=shades)
+    if work:
+        label = f"its devices at work (darkest: {most:.0f})"
+        handles.append(Patch(facecolor=style.lighten(style.STEPS["train"], 0.4), label=label))
+    seen = messages.assign(end=np.maximum(messages["end"], messages["start"] + history.end * _LEAST_SHARE))
+    for way, (step, label) in _OF_EDGES.items():
+        bars(seen[seen["direction"] == way], 0.4, label, facecolor=style.STEPS[step], gid=way)
+    if len(history.lost_edges):
+        bars(history.lost_edges, 0.45, "lost", gid="lost", **_WASTED | {"hatch": "//////"})
+    ends = history.rounds["end"].to_numpy() / unit.size
+    every, which = some_lines(len(ends))
+    style.across([panel], ends[::every], **ROUND_END)
+    handles.append(Line2D([], [], label=f"round's end{which}", **ROUND_END))
+    part = "" if len(shown) == len(edges) else f"{len(shown)} of "
+    return style.finished(figure, [run], handles, part + style.counted(len(edges), "edge server"))
+
+
+def read_messages(run: RunFolder) -> pd.DataFrame:
+    """A row a message between an edge server and the server: ``device`` (the edge server's number), ``direction``, ``start``,
+    ``end`` (s), ``outcome``."""
+    rows: pd.DataFrame = run.table(TRANSFERS).to_pandas()
+    rows = rows[rows["device"].isna() & (rows["direction"] != "peer")]
+    names = rows["receiver"].astype(str).where(rows["direction"] == "down", rows["sender"].astype(str))
+    rows = rows.assign(device=names.astype(str).str.extract(r"^edge ([0-9]+)$")[0]).dropna(subset="device")
+    rows = rows[["device", "direction", "start", "end", "outcome"]]
+    return rows.astype({"device": int, "direction": str, "outcome": str}).reset_index(drop=True)

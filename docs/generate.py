@@ -17,10 +17,10 @@ from board import board, row_of
 
 import fedsim
 from fedsim import plugin
-from fedsim.catalogue import Key, as_toml, catalogue, keys_of, specs_titled
 from fedsim.cli import main
 from fedsim.federation import client
 from fedsim.files import read_toml
+from fedsim.lab.catalogue import Key, as_toml, catalogue, keys_of, specs_titled
 from fedsim.lab.study.spec import StudySpec
 from fedsim.language import units
 from fedsim.language.registry import specs_of
@@ -29,7 +29,7 @@ from fedsim.records import schema
 from fedsim.scenario import Scenario
 from fedsim.shipped import shipped
 from fedsim.strategies import STRATEGIES, strategy_class
-from fedsim.world.network import flow
+from fedsim.world.network import endpoints
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -261,8 +261,8 @@ def _quantities() -> Iterator[str]:
         notes = [note for note in getattr(kind, "__metadata__", ()) if isinstance(note, units.Quantity)]
         if notes and name != "PositiveSeconds":
             one = notes[0]
-            base = next(unit for unit, factor in one.units if factor == 1.0)
-            names = ", ".join(f"`{unit}`" for unit, _ in one.units)
+            base = next(unit for unit, factor in one.units.items() if factor == 1.0)
+            names = ", ".join(f"`{unit}`" for unit in one.units)
             bounds = f"0, {one.least:g} to {one.most:g} {base}" + (f", `inf {base}`" if one.infinite else "")
             rows.append(f"| {one.what} | {names} | {bounds} |")
     yield "\n".join(rows)
@@ -433,7 +433,7 @@ def _python() -> Iterator[tuple[str, str]]:
             way = "autofunction" if inspect.isfunction(thing) else "autoclass"
             home = module
             if isinstance(thing, str | int):  # what it is stands where it is made, below it
-                way, home = "autodata", (client if isinstance(thing, str) else flow).__name__
+                way, home = "autodata", (client if isinstance(thing, str) else endpoints).__name__
             options = ["   :members:"] if way == "autoclass" and not issubclass(thing, Exception) else []
             blocks.append("\n".join([f"## `{name}`\n", "```{eval-rst}", f".. {way}:: {home}.{name}", *options, "```"]))
         yield f"python/{module}", _page(f"`{module}`", blocks)

@@ -16,32 +16,15 @@ if TYPE_CHECKING:
     from fedsim.simulation import Record, Simulation
 
 _HOMES = {
-    # Run a scenario.
-    "load": "scenario",
-    "Scenario": "scenario",
-    "run": "loading",
-    "run_async": "loading",
-    "Result": "loading",
-    # Look at a run that is there.
-    "load_run": "loading",
-    "LoadedRun": "loading",
-    # Compare strategies over seeds.
-    "run_study": "lab.study.conduct",
-    "load_study": "loading",
-    "LoadedStudy": "loading",
-    # Step through a run, or a world alone.
-    "Simulation": "simulation",
-    "Record": "simulation",
-    "build_world": "build",
-    # Errors.
-    "FedsimError": "errors",
-    "ScenarioError": "errors",
-    "DataError": "errors",
-    "RunFolderError": "errors",
-    "SimulationError": "errors",
+    "scenario": ["load", "Scenario"],
+    "loading": ["run", "run_async", "Result", "load_run", "LoadedRun", "load_study", "LoadedStudy"],
+    "lab.study.conduct": ["run_study"],
+    "simulation": ["Simulation", "Record"],
+    "build": ["build_world"],
+    "errors": ["FedsimError", "ScenarioError", "DataError", "RunFolderError", "SimulationError"],
 }
 
-__all__ = [  # noqa: RUF022 - by task, as above
+__all__ = [  # noqa: RUF022 - by task: run, look at a run, compare, step through a run or a world alone, errors
     "load", "Scenario", "run", "run_async", "Result",
     "load_run", "LoadedRun",
     "run_study", "load_study", "LoadedStudy",
@@ -51,12 +34,12 @@ __all__ = [  # noqa: RUF022 - by task, as above
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'fedsim' has no attribute {name!r}")
-    value = getattr(import_module(f"fedsim.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+    for home, names in _HOMES.items():
+        if name in names:
+            value = globals()[name] = getattr(import_module(f"fedsim.{home}"), name)
+            return value
+    raise AttributeError(f"module 'fedsim' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*globals(), *__all__])

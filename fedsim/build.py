@@ -17,9 +17,7 @@ from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.messages import Messages
 from fedsim.world.network import NetworkSpec, StarSpec
 from fedsim.world.population import PopulationSpec
-from fedsim.world.processes import World, WorldSpec
-from fedsim.world.processes.processes import Processes
-from fedsim.world.processes.world import ProcessContext
+from fedsim.world.processes import Processes, World, WorldSpec
 
 
 class _WorldSections(Spec):
@@ -37,16 +35,14 @@ def build_world(
 ) -> World:
     """A world without learning or strategy, for processes of your own: ``world.env`` runs it, as SimPy documents it.
 
-    Args:
-        population, network: as the tables of these names in a scenario.
-        processes: as ``processes`` in the table ``[world]`` of a scenario.
-        seed: one seed gives the same devices, links and absences as in a scenario.
+    Arguments are as the sections of a scenario say them, ``processes`` as in ``[world]``; one seed gives the same devices,
+    links and absences.
 
     Raises:
         ScenarioError, DataError: there cannot be such a world.
     """
-    given: dict[str, Any] = {"population": population or {}, "network": network or {}, "seed": seed}
-    given["world"] = {"processes": [*processes]}
+    world = {"processes": [*processes]}
+    given: dict[str, Any] = {"population": population or {}, "network": network or {}, "seed": seed, "world": world}
     try:
         sections = _WorldSections(**given)
     except ValidationError as error:
@@ -63,8 +59,8 @@ def build_world(
     tasks = TaskRunner(simulation, devices, availability, compute, net, 1, lambda task: (), _ignore, None, messages, spec.host)
     Lifetimes(simulation, devices.arrival, devices.departure, availability, _ignore)
     parts = (capacity, devices, compute, net, tasks, messages)
-    return Processes(sections.world.processes, ProcessContext(simulation, streams, *parts, _ignore)).world
+    return Processes(sections.world.processes, simulation, streams, *parts, _ignore).world
 
 
-def _ignore(_: object) -> None:
-    """No server hears of it."""
+def _ignore(_: object) -> None:  # no server hears of it
+    pass

@@ -19,13 +19,13 @@ import click
 
 from fedsim.errors import ScenarioError
 from fedsim.output.harmless import say, visible
-from fedsim.output.mistakes import INTERRUPTED, explained
-from fedsim.signals import InterruptOnce, end_at_once, let_go, signals
+from fedsim.output.mistakes import INTERRUPTED
+from fedsim.signals import end_at_once, interrupted_once, let_go, signals
+from fedsim.verbs import ALLOW_CODE, FOLDER, RUN_FOLDER, RUNS, WORKERS, changes, one_message, out
 from fedsim.verbs.beginning import NAMING
 from fedsim.verbs.explaining import VERBS
 from fedsim.version import __version__
 
-_explained = explained("fedsim")
 _WATCHED_S = 2.0  # of real time, between two pictures of a run that is watched
 
 
@@ -39,44 +39,12 @@ class _Group(click.Group):
             raise click.UsageError(visible(error.format_message()), error.ctx) from None
 
 
-def _quantity(kind: str) -> Callable[..., float | None]:
-    """Reads an option as a quantity of ``fedsim.language.units``."""
-
-    def read(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
-        from pydantic import TypeAdapter, ValidationError
-
-        from fedsim.language import units
-
-        try:
-            return None if text is None else float(TypeAdapter(getattr(units, kind)).validate_python(text))
-        except ValidationError as error:
-            raise click.BadParameter(f"{text!r}: {error.errors(include_url=False)[0]['msg']}") from None
-
-    return read
-
-
 _scenario = click.argument("scenario", type=click.Path(dir_okay=False))
-_changes = click.option(
-    "--set",
-    "changes",
-    multiple=True,
-    metavar="KEY.PATH=VALUE",
-    help="Override a key, or without VALUE take it away; may be repeated.",
-)
+_changes = changes("Override a key, or without VALUE take it away")
 _seed = click.option("--seed", type=click.IntRange(min=0), help="Override the scenario's seed.")
-_allow_code = click.option(
-    "--allow-code",
-    is_flag=True,
-    help="Import the code that the file names (a strategy or module of your own); say it only of files that you trust.",
-)
-_address = click.option(
-    "--address", metavar="HOST:PORT", help="The Ray cluster to use, or 'auto'; by default Ray is started here."
-)
+_address = click.option("--address", metavar="HOST:PORT", help="The Ray cluster, or 'auto'; by default Ray is started here.")
 _watch = click.option("--watch", is_flag=True, help="Serve the report on this machine alone, and renew it while runs go on.")
 _port = click.option("--port", type=click.IntRange(0, 65535), default=0, help="For --watch; by default any that is free.")
-_run_folder = click.argument("run", type=click.Path(path_type=Path))
-_runs = click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
-_workers = click.option("--workers", type=int, help="Threads or processes; by default one per core. No influence on results.")
 _quiet = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 
 
@@ -93,38 +61,30 @@ def main() -> None:
     atexit.register(gc.freeze)  # nor need they be looked through when the process ends
 
 
+def _end(number: int, frame: Any) -> None:
+    let_go(number)
+    signal.default_int_handler(number, frame)
+
+
 for _verb in (*NAMING, *VERBS):
     main.add_command(_verb)
 
 
 @main.command("run")
 @_scenario
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="The run folder to make.")
+@out("The run folder to make.", required=True)
 @_seed
 @_changes
 @click.option("--executor", default="threads", show_default=True, help="Where learning is computed: inline, threads, ray.")
-@_workers
+@WORKERS
 @_address
 @click.option("--resume", is_flag=True, help="Go on with the run in --out where its newest checkpoint left it.")
-@_allow_code
+@ALLOW_CODE
 @_watch
 @_port
 @_quiet
-@_explained
-def run_command(
-    scenario: str,
-    out: Path,
-    seed: int | None,
-    changes: tuple[str, ...],
-    executor: str,
-    workers: int | None,
-    address: str | None,
-    resume: bool,
-    allow_code: bool,
-    watch: bool,
-    port: int,
-    quiet: bool,
-) -> int:
+@one_message
+def run_command(scenario: str, out: Path, allow_code: bool, watch: bool, port: int, quiet: bool, **given: Any) -> int:
     """Run SCENARIO and write a run folder."""
     from fedsim.executors.named import make_executor
     from fedsim.output.progress import RunProgress, summary_lines
@@ -135,24 +95,25 @@ def run_command(
     from fedsim.running.runner import Job
     from fedsim.scenario import load
 
-    read = load(scenario, changes, seed, allow_code=allow_code, tell=_tell(quiet))
-    with closing(make_executor(executor, workers, address, read.training.device)) as where:
-        job = Job(read, out, where, resume=resume, live_every_s=_WATCHED_S if watch else EVERY_S)
+    read = load(scenario, given["changes"], given["seed"], allow_code=allow_code, tell=_tell(quiet))
+    with closing(make_executor(given["executor"], given["workers"], given["address"], read.training.device)) as where:
+        job = Job(read, out, where, resume=given["resume"], live_every_s=_WATCHED_S if watch else EVERY_S)
         if not quiet:
             say(*read.stop.notes, *read.strategy.notes, err=True)
             progress = RunProgress(read.strategy.horizon(read.stop), Console(stderr=True), job.run.strategy.facts)
             job.simulation.listen(progress.take, kinds=("round", "task-end"))
             job.simulation.at_close(progress.close)
             job.on_saved(progress.saved)
-        with _watched(out, port) if watch else nullcontext(), InterruptOnce(partial(end_soon, job), again=end_at_once):
+        with _watched(out, port) if watch else nullcontext(), interrupted_once(partial(end_soon, job), again=end_at_once):
             result = asyncio.run(job.execute())
+    interrupted = result.summary["status"] == "interrupted"
     if not quiet:
         say(*summary_lines(result.summary), f"written to {out}")
-        if job.checkpointer is not None and result.summary["status"] == "interrupted":
+        if job.checkpointer is not None and interrupted:
             code = " --allow-code" if allow_code else ""
             again = f"fedsim run {quote(str(out / SCENARIO))} --out {quote(str(out))} --resume{code}"
             say(f"interrupted; to go on: {again}", err=True)
-    return INTERRUPTED if result.summary["status"] == "interrupted" else 0
+    return INTERRUPTED if interrupted else 0
 
 
 def _tell(quiet: bool = False) -> Callable[[str], object]:
@@ -165,22 +126,15 @@ def _watched(out: Path, port: int) -> AbstractContextManager[None]:
     return watching(out, port)
 
 
-def _end(number: int, frame: Any) -> None:
-    let_go(number)
-    signal.default_int_handler(number, frame)
-
-
 @main.command("check")
 @_scenario
 @_seed
 @_changes
-@_allow_code
+@ALLOW_CODE
 @click.option("--no-trial", is_flag=True, help="Do not try the beginning of the run (some seconds) to tell what it takes here.")
 @click.option("--toml", is_flag=True, help="Print the scenario too, with every default: the output is a scenario file.")
-@_explained
-def check_command(
-    scenario: str, seed: int | None, changes: tuple[str, ...], allow_code: bool, no_trial: bool, toml: bool
-) -> None:
+@one_message
+def check_command(scenario: str, seed: int | None, changes: Any, allow_code: bool, no_trial: bool, toml: bool) -> None:
     """Validate SCENARIO, and say what it will cost."""
     from fedsim.executors.named import make_executor
     from fedsim.lab.forecast import PATIENCE_S, forecast_lines
@@ -202,28 +156,20 @@ def data_group() -> None:
 
 @data_group.command("fetch")
 @click.argument("name")
-@click.option(
-    "--root",
-    type=click.Path(path_type=Path),
-    envvar="FEDSIM_DATA",
-    required=True,
-    help="Where to put it; by default $FEDSIM_DATA.",
-)
-@_explained
+@click.option("--root", type=FOLDER, envvar="FEDSIM_DATA", required=True, help="Where to put it; by default $FEDSIM_DATA.")
+@one_message
 def data_fetch_command(name: str, root: Path) -> None:
     """Download the data set NAME and write it in its published format."""
-    from fedsim.toolbox.sources.fetch import fetch
+    from fedsim.toolbox.sources.images import fetch
 
     say(f"written to {fetch(name, root)}")
 
 
 @main.command("study")
 @click.argument("study", type=click.Path(dir_okay=False))
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="The study's folder, new or begun before.")
-@click.option(
-    "--executor", default="processes", show_default=True, help="Where the runs are done: processes or ray. No influence either."
-)
-@_workers
+@out("The study's folder, new or begun before.", required=True)
+@click.option("--executor", default="processes", show_default=True, help="Where the runs are done: processes or ray.")
+@WORKERS
 @_address
 @_changes
 @click.option("--size", help="The size in which the study is run, of those that it has; by default the first.")
@@ -234,33 +180,23 @@ def data_fetch_command(name: str, root: Path) -> None:
     metavar="VARIANT|KEY=VALUE",
     help="Run some of it: KEY is part, seed or a key of the grid; several values of a KEY, or variants, are alternatives.",
 )
-@_allow_code
+@ALLOW_CODE
 @click.option("--dry-run", is_flag=True, help="List the runs and how far each is; run and write nothing, read no data.")
 @_quiet
-@_explained
-def study_command(
-    study: str,
-    out: Path,
-    executor: str,
-    workers: int | None,
-    address: str | None,
-    changes: tuple[str, ...],
-    size: str | None,
-    seeds: int | None,
-    only: tuple[str, ...],
-    allow_code: bool,
-    dry_run: bool,
-    quiet: bool,
-) -> int:
+@one_message
+def study_command(study: str, out: Path, changes: Any, only: Any, dry_run: bool, quiet: bool, **given: Any) -> int:
     """Run all strategies of STUDY in the same worlds, and compare them; called again, go on where it was left."""
+    from fedsim.lab.compare.lines import read_lines
     from fedsim.lab.compare.show import claims_of, compare_published, print_short, print_to
+    from fedsim.lab.compare.table import Comparison
     from fedsim.lab.study.conduct import Conductor
     from fedsim.lab.study.plan import read_study
     from fedsim.lab.study.progress import StudyProgress
     from fedsim.output.terminal import Console
     from fedsim.records.study_folder import PUBLISHED
 
-    read = read_study(study, changes, size=size, seeds=seeds, allow_code=allow_code, tell=_tell(quiet))
+    executor, workers, address = (given.pop(name) for name in ("executor", "workers", "address"))
+    read = read_study(study, changes, **given, tell=_tell(quiet))
     conductor = Conductor(read, out, workers, executor, address, only, tried=not dry_run)
     if dry_run:
         for run, state in conductor.wanted_runs:
@@ -268,31 +204,32 @@ def study_command(
         if conductor.trials is not None and not conductor.trials.is_over:
             say("more trials follow from what these come to")
         return 0
-    with closing(StudyProgress(Console(stderr=True, quiet=quiet))) as progress, InterruptOnce(conductor.interrupt):
-        outcome = conductor.run(progress)
-    for failure in outcome.failed:
+    with closing(StudyProgress(Console(stderr=True, quiet=quiet))) as progress, interrupted_once(conductor.interrupt):
+        conductor.run(progress)
+    trials = conductor.trials
+    for failure in conductor.failed:
         say(f"fedsim: {failure.order.label} failed: {failure.error}", err=True)
-    if outcome.interrupted:
+    if conductor.interrupted:
         return INTERRUPTED
-    if not quiet:
-        if outcome.trials is not None:
-            print_to(Console(), [outcome.trials.table(5)])
-            say(*outcome.trials.lines_of_text(), f"written to {out}")
-        elif read.spec.published is not None:
-            print_to(Console(), claims_of(compare_published(out, out / PUBLISHED)))
-            say(f"written to {out}: compare.md and published.md have all figures")
-        else:
-            print_short(Console(), [out])
-            say(f"written to {out}: compare.md and paired.csv have all figures")
-    elif outcome.trials is not None and not outcome.complete:
-        say(*outcome.trials.lines_of_text(), err=True)
-    return 0 if outcome.complete else 1
+    if quiet:
+        if trials is not None and not conductor.complete:
+            say(*trials.lines_of_text(), err=True)
+    elif trials is not None:
+        print_to(Console(), [trials.table(5)])
+        say(*trials.lines_of_text(), f"written to {out}")
+    elif read.spec.published is not None:
+        print_to(Console(), claims_of(compare_published(out, out / PUBLISHED)))
+        say(f"written to {out}: compare.md and published.md have all figures")
+    else:
+        print_short(Console(), Comparison(read_lines([out])))
+        say(f"written to {out}: compare.md and paired.csv have all figures")
+    return 0 if conductor.complete else 1
 
 
 @main.command("audit")
-@_run_folder
-@_allow_code
-@_explained
+@RUN_FOLDER
+@ALLOW_CODE
+@one_message
 def audit_command(run: Path, allow_code: bool) -> int:
     """Check the run folder RUN: causes before effects, one device in one place, bytes that balance."""
     from fedsim.audit import audit
@@ -307,9 +244,9 @@ def audit_command(run: Path, allow_code: bool) -> int:
 
 
 @main.command("trace")
-@_run_folder
-@click.option("--out", type=click.Path(path_type=Path), help="The file; by default trace.json beside the run folder.")
-@_explained
+@RUN_FOLDER
+@out("The file; by default trace.json beside the run folder.")
+@one_message
 def trace_command(run: Path, out: Path | None) -> None:
     """Write RUN as Chrome trace JSON, which opens in Perfetto."""
     from fedsim.lab.trackers.trace import write_trace
@@ -320,9 +257,12 @@ def trace_command(run: Path, out: Path | None) -> None:
     say(f"written {count} trace events to {path}")
 
 
+_ABSENT = "where LOG has no such column."
+
+
 @main.command("calibrate")
-@click.argument("log", type=click.Path(path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder for the scenario and its tables.")
+@click.argument("log", type=FOLDER)
+@out("The folder for the scenario and its tables.", required=True)
 @click.option("--by-client", is_flag=True, help="Write each client's own values, not distributions over clients.")
 @click.option(
     "--hold-out",
@@ -331,41 +271,36 @@ def trace_command(run: Path, out: Path | None) -> None:
     show_default=True,
     help="Rounds that nothing is fitted to: every third, the last third, none.",
 )
-@click.option(
-    "--bytes",
-    "size",
-    metavar="SIZE",
-    callback=_quantity("Bytes"),
-    help="Of each message, such as '2 MB', where LOG has no such column.",
-)
-@click.option("--samples", type=click.IntRange(min=1), help="Of each training, where LOG has no such column.")
-@click.option("--epochs", type=click.IntRange(min=1), default=1, help="Of each training, where LOG has no such column.")
-@click.option("--latency", metavar="TIME", callback=_quantity("Seconds"), help="Of each client, if known: '20 ms'.")
+@click.option("--bytes", "size", metavar="SIZE", help=f"Of each message, such as '2 MB', {_ABSENT}")
+@click.option("--samples", type=click.IntRange(min=1), help=f"Of each training, {_ABSENT}")
+@click.option("--epochs", type=click.IntRange(min=1), default=1, help=f"Of each training, {_ABSENT}")
+@click.option("--latency", metavar="TIME", help="Of each client, if known: '20 ms'.")
 @click.option(
     "--protocol",
     type=click.Choice(["fluid", "tcp", "bbr"]),
     help="That messages go by ([network] protocol); by default fluid, or that of a run folder.",
 )
 @click.option("--lenient", is_flag=True, help="Leave out what cannot be used (holes, clients that appear once), and say so.")
-@_explained
+@one_message
 def calibrate_command(
-    log: Path, out: Path, size: float | None, samples: int | None, epochs: int, lenient: bool, **fit: Any
+    log: Path, out: Path, size: Any, samples: Any, epochs: int, latency: Any, lenient: bool, **fit: Any
 ) -> None:
     """Fit a population and a network to LOG, the tasks of a real deployment (CSV, Parquet), or a run folder."""
     from fedsim.calibrate import calibrate
     from fedsim.calibrate.log import LogDefaults
+    from fedsim.language.units import Bytes, Seconds, read_quantity
 
-    say(*calibrate(log, out, LogDefaults(size, samples, epochs, lenient), **fit))
+    sized = None if size is None else read_quantity("--bytes", size, Bytes)
+    latency_s = None if latency is None else read_quantity("--latency", latency, Seconds)
+    say(*calibrate(log, out, LogDefaults(sized, samples, epochs, lenient), latency=latency_s, **fit))
 
 
 @main.command("report")
-@_runs
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="The HTML file; by default FOLDER.report.html beside the first folder."
-)
+@RUNS
+@out("The HTML file; by default FOLDER.report.html beside the first folder.")
 @_watch
 @_port
-@_explained
+@one_message
 def report_command(runs: tuple[Path, ...], out: Path | None, watch: bool, port: int) -> None:
     """Write RUNS (run folders, folders of studies) as one HTML page with pictures, tables and an interactive timeline.
 
@@ -384,34 +319,34 @@ def report_command(runs: tuple[Path, ...], out: Path | None, watch: bool, port: 
 
 
 @main.command("tensorboard")
-@_runs
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder to point TensorBoard at.")
-@_explained
+@RUNS
+@out("The folder to point TensorBoard at.", required=True)
+@one_message
 def tensorboard_command(runs: tuple[Path, ...], out: Path) -> None:
     """Write the rounds of RUNS (or studies) for TensorBoard: "Step" is the round, "Relative" the simulated time."""
-    from fedsim.lab.trackers.tensorboard import write_tensorboard
+    from fedsim.lab.trackers.exports import write_tensorboard
 
     say(*(f"written {path}" for path in write_tensorboard(runs, out)))
 
 
 @main.command("mlflow")
-@_runs
+@RUNS
 @click.option("--out", required=True, metavar="FOLDER|URI", help="The store: a folder of files, or a URI as MLflow has them.")
-@_explained
+@one_message
 def mlflow_command(runs: tuple[Path, ...], out: str) -> None:
     """Tell MLflow of RUNS (or studies): the step is the round, the time the simulated time; a study is an experiment."""
-    from fedsim.lab.trackers.mlflow import write_mlflow
+    from fedsim.lab.trackers.exports import write_mlflow
 
     say(*(f"written {name}" for name in write_mlflow(runs, out)))
 
 
 @main.command("wandb")
-@_runs
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder; its 'wandb' holds the runs.")
+@RUNS
+@out("The folder; its 'wandb' holds the runs.", required=True)
 @click.option("--project", default="fedsim", show_default=True, help="The project that 'wandb sync' will send them to.")
-@_explained
+@one_message
 def wandb_command(runs: tuple[Path, ...], out: Path, project: str) -> None:
     """Write RUNS (or studies) for W&B, on this machine alone: the step is the round; a study is a group."""
-    from fedsim.lab.trackers.wandb import write_wandb
+    from fedsim.lab.trackers.exports import write_wandb
 
     say(*(f"written {path}" for path in write_wandb(runs, out, project)))

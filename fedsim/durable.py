@@ -40,9 +40,8 @@ def replacing(path: Path) -> Iterator[Path]:
         yield beside
         sync(beside)
         beside.replace(path)
-    except BaseException:
+    finally:
         beside.unlink(missing_ok=True)
-        raise
 
 
 def make_folder(path: Path) -> None:

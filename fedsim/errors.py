@@ -1,7 +1,4 @@
-"""The errors that a user of fedsim can meet. Each is one message; the command line shows no traceback.
-
-``exit_status`` of the command line: 2 for mistakes in the scenario or the command line, 1 for errors of a run.
-"""
+"""The errors that a user of fedsim can meet. Each is one message; the command line shows no traceback."""
 
 import errno
 import inspect
@@ -16,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 _HERE = Path(__file__).resolve().parent
-
 _LONGEST = 2_000  # characters of a message; what a file says may be quoted in it
-
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 on_command_line: ContextVar[bool] = ContextVar("on_command_line", default=False)
 """Whether messages are for the command line; in Python they name arguments and functions instead of options and verbs."""
@@ -30,7 +26,7 @@ _IN_PYTHON = {"set": "changes", "run": "fedsim.run", "study": "fedsim.run_study"
 class FedsimError(Exception):
     """The root of all errors that fedsim raises on purpose."""
 
-    exit_status = 1
+    exit_status = 1  # of the command line: 2 for mistakes in the scenario or the command line, 1 for errors of a run
 
     def __str__(self) -> str:
         text = super().__str__()
@@ -67,20 +63,15 @@ class CheckpointError(FedsimError):
     exit_status = 2
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
 def is_full(error: Exception) -> bool:
     """Whether an error means a full disk; some libraries raise no OSError."""
     return getattr(error, "errno", None) in _FULL or os.strerror(errno.ENOSPC) in str(error)
 
 
 def told(error: Exception, folder: Path | None = None) -> str:
-    """The message of an error that fedsim does not raise itself; a missing hook of a user's class is named.
+    """The message of an error that fedsim does not raise itself; ``folder`` is where the failed work was written.
 
-    Args:
-        error: the error.
-        folder: where the failed work was written, to name a full disk.
+    A full disk and a missing hook of a user's class are named.
     """
     if is_full(error):
         name = getattr(error, "filename", None)
@@ -99,10 +90,10 @@ def told(error: Exception, folder: Path | None = None) -> str:
 
 def place_of(error: BaseException) -> str:
     """The line of a user's own code that raised an error, as ``", in mine.py, line 12"``; ``""`` if none did."""
-    own = ""
+    own, others = "", {_HERE, Path(sysconfig.get_path("stdlib"))}
     for frame in traceback.extract_tb(error.__traceback__):
         file = Path(frame.filename)
-        if file.is_file() and _HERE not in file.parents and "site-packages" not in file.parts and not _is_standard(file):
+        if file.is_file() and "site-packages" not in file.parts and others.isdisjoint(file.parents):
             own = f", in {file.name}, line {frame.lineno}"
     return own
 
@@ -114,10 +105,6 @@ def home_of(code: Any) -> str:
     except (OSError, TypeError):  # it was made without a file
         return ""
     return "" if _HERE in file.resolve().parents else f" ({file.name}, line {line})"
-
-
-def _is_standard(file: Path) -> bool:
-    return Path(sysconfig.get_path("stdlib")) in file.parents
 
 
 def shown(value: object) -> str:

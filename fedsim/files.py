@@ -5,13 +5,12 @@ import json
 import os
 import stat
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 SOUGHT = "a relative path is sought in data.root, or without that in the working directory and then in $FEDSIM_DATA"
+_TOO_DEEP = "it is nested too deeply"
 
 
 def sought(file: str, root: Path | None) -> Path:
@@ -21,11 +20,7 @@ def sought(file: str, root: Path | None) -> Path:
 
 
 def regular(path: Path) -> Path:
-    """``path``, if it is a regular file.
-
-    Raises:
-        OSError: there is nothing, or something else; its ``strerror`` says what.
-    """
+    """``path``, if it is a regular file; the ``strerror`` of an ``OSError`` says what it is instead."""
     try:
         mode = path.stat().st_mode
     except ValueError as error:  # no system has such a path
@@ -38,39 +33,24 @@ def regular(path: Path) -> Path:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file, with a byte order mark or without.
-
-    Raises:
-        OSError: it cannot be read, or is no file.
-        ValueError: it is no JSON in UTF-8, or nested too deeply.
-    """
-    return _shallow(json.loads, regular(path).read_text(encoding="utf-8-sig"))
+    """The content of a JSON file in UTF-8, with a byte order mark or without; raises ``OSError`` or ``ValueError``."""
+    try:
+        return json.loads(regular(path).read_text(encoding="utf-8-sig"))
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file, with a byte order mark or without.
-
-    Raises:
-        OSError: it cannot be read, or is no file.
-        ValueError: it is no TOML in UTF-8, or nested too deeply.
-    """
+    """The tables of a TOML file in UTF-8, with a byte order mark or without; raises ``OSError`` or ``ValueError``."""
     return toml(regular(path).read_text(encoding="utf-8-sig"))
 
 
 def toml(text: str) -> dict[str, Any]:
-    """The tables of a text in TOML.
-
-    Raises:
-        ValueError: it is none, or nested too deeply.
-    """
-    return _shallow(tomllib.loads, text)
-
-
-def _shallow(parse: Callable[[str], T], text: str) -> T:
+    """The tables of a text in TOML; raises ``ValueError``."""
     try:
-        return parse(text)
+        return tomllib.loads(text)
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError(_TOO_DEEP) from None
 
 
 def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -49,9 +49,9 @@ async def run_async(
     from fedsim.executors.named import make_executor
     from fedsim.running.runner import Job
 
-    read, place = scenario if isinstance(scenario, Scenario) else load(scenario), None if out is None else Path(out)
+    read = scenario if isinstance(scenario, Scenario) else load(scenario)
     with closing(make_executor(executor, workers, address, read.training.device)) as where:
-        return Result(await Job(read, place, where, resume=resume).execute())
+        return Result(await Job(read, None if out is None else Path(out), where, resume=resume).execute())
 
 
 def run(
@@ -102,22 +102,14 @@ def _run_aside(running: "Coroutine[Any, Any, Result]") -> "Result":
 def load_run(path: str | Path, *, allow_code: bool = False) -> "LoadedRun":
     """Load a run folder; its files are read when they are first used.
 
-    Args:
-        path: the run folder.
-        allow_code: whether ``scenario`` may import code that is named by import path.
-
-    Raises:
-        RunFolderError: there is no run, or, at first use, a file is missing or damaged.
+    Raises ``RunFolderError`` if there is no run, or at first use for a missing or damaged file. ``allow_code``: whether
+    ``scenario`` may import code that is named by import path.
     """
     return LoadedRun(RunFolder(path), allow_code)
 
 
 def load_study(path: str | Path, *, allow_code: bool = False) -> "LoadedStudy":
-    """Load a study's folder; of an unfinished study, the runs that are done.
-
-    Raises:
-        RunFolderError: there is no study, its index is damaged, or, at first use, a file of a run is.
-    """
+    """Load a study's folder; of an unfinished study, the runs that are done. Arguments and errors as of ``load_run``."""
     return LoadedStudy(path, allow_code)
 
 
@@ -182,17 +174,12 @@ class LoadedRun:
     @cached_property
     def events(self) -> "pd.DataFrame":
         """One row per record; ``data`` holds the fields of a record that have no column, as a dict."""
-        with making_sense([self.path]):
-            frame = self._frame(files.EVENTS)
-            parsed: list[Any] = [json.loads(text) if isinstance(text, str) else {} for text in frame["data"]]
-            return frame.assign(data=parsed)
+        return self._frame(files.EVENTS, parsed="data")
 
     @cached_property
     def transfers(self) -> "pd.DataFrame":
         """One row per message; ``payloads`` are its parts, [purpose, bytes] each."""
-        with making_sense([self.path]):
-            frame = self._frame(files.TRANSFERS)
-            return frame.assign(payloads=[json.loads(text) for text in frame["payloads"]])
+        return self._frame(files.TRANSFERS, parsed="payloads")
 
     def models(self) -> "dict[str, dict[str, NDArray[np.float32]]]":
         """Every model file's tensors, by file name without its ending and tensor name."""
@@ -203,14 +190,10 @@ class LoadedRun:
         return costs_to(self._read.rounds, accuracy, self.summary)
 
     def figure(self, kind: str = "accuracy", **options: Any) -> "Figure":
-        """A picture of the run.
+        """A picture of the run; ``FedsimError`` if there is no such picture, or nothing to draw.
 
-        Args:
-            kind: such as ``timeline``, ``traffic``, ``accuracy`` or ``fairness``; a wrong one is answered with all.
-            options: what the picture takes, see ``fedsim.analysis``.
-
-        Raises:
-            FedsimError: there is no such picture, or nothing to draw.
+        ``kind`` is such as ``timeline``, ``traffic``, ``accuracy`` or ``fairness``; a wrong one is answered with all.
+        ``options`` are those of the picture, see ``fedsim.analysis``.
         """
         from fedsim.analysis.pictures import OF_ONE, OF_SEVERAL
 
@@ -228,16 +211,20 @@ class LoadedRun:
         with making_sense([self.path]):
             return facts_of(self.summary)
 
-    def _frame(self, name: str) -> "pd.DataFrame":
-        return as_frame(self._read.table(name))
+    def _frame(self, name: str, parsed: str = "") -> "pd.DataFrame":
+        """A table, of which a column holds JSON."""
+        with making_sense([self.path]):
+            frame = as_frame(self._read.table(name))
+            if not parsed:
+                return frame
+            values: list[Any] = [json.loads(text) if isinstance(text, str) else {} for text in frame[parsed]]
+            return frame.assign(**{parsed: values})
 
 
 class Result(LoadedRun):
-    """A run that has just ended, with all that ``load_run`` gives of its folder; without one with its summary and rounds alone.
+    """A run that has just ended, with all that ``load_run`` gives of its ``folder``; without one, its summary and rounds.
 
-    Attributes:
-        rows: one dict an aggregation, as in ``rounds.parquet``.
-        folder: the run folder, or None.
+    ``rows`` are dicts, one an aggregation, as in ``rounds.parquet``.
     """
 
     def __init__(self, ended: "EndedRun") -> None:
@@ -269,11 +256,7 @@ class Result(LoadedRun):
 
 
 class LoadedStudy:
-    """The folder of a study, finished or not.
-
-    Attributes:
-        index: the variants at each point of the grid, their changes, and their runs.
-    """
+    """The folder of a study, finished or not; ``index`` has the variants at each point of the grid, and their runs."""
 
     def __init__(self, path: str | Path, allow_code: bool = False) -> None:
         self.path = Path(path)
@@ -297,11 +280,7 @@ class LoadedStudy:
 
     @cached_property
     def trials(self) -> "pd.DataFrame":
-        """One row per trial of the search: values and result, the best of each variant first.
-
-        Raises:
-            RunFolderError: the study has no search, or its search has no table yet.
-        """
+        """One row per trial of the search: values and result, the best of each variant first."""
         import pandas as pd
 
         try:
@@ -310,20 +289,16 @@ class LoadedStudy:
             raise RunFolderError(f"the study {str(self.path)!r} holds no {TRIALS}: nothing was searched, or not yet") from None
 
     def run(self, variant: str, seed: int | None = None) -> LoadedRun:
-        """The run of a variant (a name of ``variants``) with a seed, by default the first.
-
-        Raises:
-            RunFolderError: the study has no such run, or it is not done.
-        """
-        seeds = self.index.seeds
+        """The run of a variant (of ``variants``) and a seed, by default the first; ``RunFolderError`` if there is none."""
+        seeds, named = self.index.seeds, f"the study {str(self.path)!r}"
         seed = seeds[0] if seed is None else seed
         if variant not in self.variants:
             allowed = f"allowed are {', '.join(self.variants)}{nearest(variant, self.variants)}"
-            raise RunFolderError(f"the study {str(self.path)!r} has no variant {variant!r}; {allowed}")
+            raise RunFolderError(f"{named} has no variant {variant!r}; {allowed}")
         for run in self.index.variants[self.variants.index(variant)].runs:
             if run.seed == seed:
                 return load_run(self.path / run.folder, allow_code=self._allow_code)
-        raise RunFolderError(f"the study {str(self.path)!r} has no seed {seed}; allowed are {list(seeds)}")
+        raise RunFolderError(f"{named} has no seed {seed}; allowed are {list(seeds)}")
 
     @property
     def variants(self) -> list[str]:
@@ -331,14 +306,9 @@ class LoadedStudy:
         return [variant.label for variant in self.index.variants]
 
     def figure(self, kind: str = "costs", **options: Any) -> "Figure":
-        """A picture of all its runs side by side.
+        """A picture of all its runs side by side, as ``LoadedRun.figure`` draws them.
 
-        Args:
-            kind: ``costs``, ``accuracy``, ``fairness``, ``traffic-compared`` or ``traffic-purposes``.
-            options: what the picture takes, see ``fedsim.analysis``.
-
-        Raises:
-            FedsimError: there is no such picture, or nothing to draw.
+        ``kind`` is ``costs``, ``accuracy``, ``fairness``, ``traffic-compared`` or ``traffic-purposes``.
         """
         from fedsim.analysis.pictures import OF_SEVERAL
 
@@ -348,10 +318,9 @@ class LoadedStudy:
         return f"<fedsim study {str(self.path)!r}: {len(self.variants)} variants, {self._planned} runs>"
 
     def _repr_html_(self) -> str:
-        seeds = ", ".join(map(str, self.index.seeds))
         done = f"{sum(len(line.runs) for line in self._lines.lines)} of {self._planned}"
-        facts = {"study": self.index.name, "variants": ", ".join(self.variants), "seeds": seeds, "runs that are done": done}
-        return as_html(f"study {self.path.name}", facts)
+        facts = {"study": self.index.name, "variants": ", ".join(self.variants), "runs that are done": done}
+        return as_html(f"study {self.path.name}", facts | {"seeds": ", ".join(map(str, self.index.seeds))})
 
     @property
     def _planned(self) -> int:
@@ -378,9 +347,10 @@ def _drawing(known: "Mapping[str, PictureKind]", kind: str) -> "Callable[..., Fi
 
 
 def _to_frame(table: "ComparedTable") -> "pd.DataFrame":
+    """A table of a comparison; a column without values is of floats."""
     import pandas as pd
 
-    from fedsim.lab.compare.text import in_full
+    from fedsim.lab.compare.show import in_full
 
     frame = pd.DataFrame({column.head: list(column.cells) for column in in_full(table)})
     nowhere = [head for head in frame if frame[head].isna().all()]

@@ -5,9 +5,9 @@ alone. What each is called with, and when, stands in its docstring.
 """
 
 from fedsim.data.federated import Raw
-from fedsim.data.partitions.base import Partition, federated
+from fedsim.data.partitions import Partition, federated
 from fedsim.data.shifts import Change, Shift
-from fedsim.data.sources.base import Source
+from fedsim.data.sources import Source
 from fedsim.evaluation.evaluator import Measured
 from fedsim.federation import (
     BEST,
@@ -50,7 +50,7 @@ from fedsim.toolbox.peers.collectives import AllReduce
 from fedsim.training import Limit, Part, Training
 from fedsim.world.availability import Availability, AvailabilityModel
 from fedsim.world.distributions import Distribution
-from fedsim.world.network.flow import SERVER, Flow, Sharing
+from fedsim.world.network.endpoints import SERVER, Flow, Sharing
 from fedsim.world.network.machine import Network
 from fedsim.world.network.protocol import Protocol, Transport
 from fedsim.world.network.spec import NetworkModel

@@ -12,10 +12,10 @@ from fedsim.language.imports import from_file
 from fedsim.language.wording import explain
 from fedsim.output.harmless import clean
 from fedsim.output.notebook import as_html, as_line
+from fedsim.overrides import apply_changes, read_toml
 from fedsim.sections import OF_LEARNING, Sections
 from fedsim.shipped import found, is_study
 from fedsim.simulation import Simulation
-from fedsim.tables import apply_changes, read_toml
 
 
 class Scenario(Sections):
@@ -68,7 +68,7 @@ def load(
     """Read a scenario file.
 
     Args:
-        path: a TOML file, which may begin from another one (``fedsim.tables.read_toml``), or the name of a shipped one.
+        path: a TOML file, which may begin from another one (``extends``), or the name of a shipped one.
         changes: ``key.path=value`` texts that override it; a value is TOML, or else plain text, and none takes the key away.
         seed: overrides the file's seed.
         allow_code: whether code that it names by import path (a strategy, a module) is imported (``fedsim.language.imports``).

@@ -33,24 +33,21 @@ def is_study(tables: dict[str, Any]) -> bool:
 
 
 def found(path: str | Path) -> Path:
-    """The file at ``path``, or the shipped file of that name.
-
-    Raises:
-        ScenarioError: there is neither, and ``path`` looks like a name.
-    """
+    """The file at ``path``, or the shipped file of that name; ``ScenarioError`` if there is neither."""
     here = Path(path)
     if here.suffix or here.exists():
         return here
-    if str(path) not in shipped():
-        allowed = "allowed are the path of a file, or what 'fedsim list scenarios' and 'fedsim list studies' name"
-        raise ScenarioError(f"{str(path)!r} does not exist; {allowed}{_hint(str(path))}")
-    return shipped()[str(path)]
+    allowed = "allowed are the path of a file, or what 'fedsim list scenarios' and 'fedsim list studies' name"
+    return _named(str(path), f"{str(path)!r} does not exist; {allowed}")
 
 
-def _hint(name: str) -> str:
-    """A hint at the shipped files in the folder of that name, or at the nearest name."""
-    inside = [one for one in shipped() if one.startswith(f"{name}/")]
-    return f" (did you mean one of {', '.join(map(repr, inside))}?)" if inside else nearest(name, shipped())
+def _named(name: str, refusal: str) -> Path:
+    """A shipped file; a refusal hints at those in the folder of that name, or at the nearest name."""
+    if name not in shipped():
+        inside = [one for one in shipped() if one.startswith(f"{name}/")]
+        hint = f" (did you mean one of {', '.join(map(repr, inside))}?)" if inside else nearest(name, shipped())
+        raise ScenarioError(refusal + hint)
+    return shipped()[name]
 
 
 def copy(name: str, folder: Path) -> list[Path]:
@@ -59,18 +56,16 @@ def copy(name: str, folder: Path) -> list[Path]:
     Raises:
         ScenarioError: nothing is shipped under that name, or a file is there already.
     """
-    if name not in shipped():
-        raise ScenarioError(f"nothing called {name!r} comes with fedsim{_hint(name)}")
-    files = _with_named(shipped()[name])
+    files = _with_named(_named(name, f"nothing called {name!r} comes with fedsim"))
     above = os.path.commonpath([file.parent for file in files])
-    copies = [folder / file.relative_to(above) for file in files]
-    for target in copies:
+    copies = {file: folder / file.relative_to(above) for file in files}
+    for target in copies.values():
         if target.exists():
             raise ScenarioError(f"{str(target)!r} exists already; give another folder")
-    for file, target in zip(files, copies, strict=True):
+    for file, target in copies.items():
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, target)
-    return copies
+    return [*copies.values()]
 
 
 def _with_named(file: Path) -> list[Path]:

@@ -4,7 +4,8 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from fedsim.output.harmless import say
 from fedsim.output.mistakes import INTERRUPTED
@@ -12,30 +13,27 @@ from fedsim.output.mistakes import INTERRUPTED
 _SHOW_CURSOR = b"\x1b[?25h"
 
 
-class InterruptOnce:
-    """The first Ctrl-C, SIGTERM or SIGHUP asks the run to end after its current instant; a second one ends it at once.
+@contextmanager
+def interrupted_once(
+    interrupt: Callable[[int], None], again: Callable[..., object] = signal.default_int_handler
+) -> Iterator[None]:
+    """Within this context the first Ctrl-C, SIGTERM or SIGHUP calls ``interrupt``, and a second one ``again``."""
 
-    Args:
-        interrupt: asks the run to end; takes the number of the signal.
-        again: the handler of a second signal.
-    """
-
-    def __init__(self, interrupt: Callable[[int], None], again: Callable[..., object] = signal.default_int_handler) -> None:
-        self._interrupt, self._again = interrupt, again
-
-    def __enter__(self) -> None:
-        self._before = {number: signal.signal(number, self._on_signal) for number in signals()}
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _on_signal(self, number: int, *_: object) -> None:
+    def on_signal(number: int, _: object) -> None:
         let_go(number)
-        for each in self._before:
-            signal.signal(each, self._again)
+        for each in before:
+            signal.signal(each, again)
         say("fedsim: interrupted; finishing this instant (Ctrl-C again to drop everything)", err=True)
-        self._interrupt(number)
+        interrupt(number)
+
+    before = {number: signal.getsignal(number) for number in signals()}
+    for number in before:
+        signal.signal(number, on_signal)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def signals() -> list[int]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import fedsim
-from fedsim.catalogue import about, catalogue, schema
+from fedsim.lab.catalogue import about, catalogue, schema
 from fedsim.strategies.parts.selection import SELECTIONS
 from tests.calls import call
 

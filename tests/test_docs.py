@@ -10,8 +10,8 @@ import pytest
 
 import fedsim
 from fedsim import plugin
-from fedsim.catalogue import catalogue, keys_of, specs_titled
 from fedsim.cli import main
+from fedsim.lab.catalogue import catalogue, keys_of, specs_titled
 from fedsim.lab.study.spec import StudySpec
 from fedsim.language.registry import specs_of
 from fedsim.language.spec import Spec

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from fedsim.catalogue import about
 from fedsim.cli import main
+from fedsim.lab.catalogue import about
 from fedsim.lab.study.plan import read_study
 from fedsim.learning.models import Perceptron
 from fedsim.verbs.newcomer import hidden_for

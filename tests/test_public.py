@@ -47,7 +47,7 @@ def test_exports(module: str) -> None:
 def test_the_face_holds_nothing_that_it_does_not_export() -> None:
     code = "import fedsim.plugin; print(*(name for name in dir(fedsim.plugin) if not name.startswith('_')))"
     assert sorted(python(code).split()) == sorted(EXPORTS["fedsim.plugin"].split())
-    assert set(fedsim._HOMES) == set(fedsim.__all__)
+    assert {name for names in fedsim._HOMES.values() for name in names} == set(fedsim.__all__)
 
 
 def python(code: str) -> str:
@@ -105,7 +105,7 @@ def needs(module: str, types: bool = False) -> set[str]:
         elif isinstance(node, ast.Import):
             found |= {it.name for it in node.names}
         elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_HOMES":
-            found |= {f"{module}.{home}" for home in ast.literal_eval(node.value).values()}
+            found |= {f"{module}.{home}" for home in ast.literal_eval(node.value)}
     return {name for name in found if name in MODULES} - {module}
 
 
@@ -158,6 +158,7 @@ LAYERS = {
     "toolbox.selection": _COMMON | {"evaluation", "federation", "learning", "strategies", "world"},
     "toolbox.codecs": _COMMON | {"federation", "learning"},
     "toolbox.partitions": _COMMON | {"data"},
+    "toolbox.shifts": _COMMON | {"data"},
     "toolbox.sources": _COMMON | {"data"},
     "toolbox.trainers": _COMMON | {"learning"},
     "toolbox.worlds": _COMMON | {"world"},
@@ -167,13 +168,13 @@ LAYERS = {
     "checkpoint": _COMMON | {"federation", "learning", "world"},
     "plugin": _COMMON | _ENGINE | {"meters", "toolbox.peers"},
     "running": _COMMON | _ENGINE | {"checkpoint", "executors", "meters", "output", "records", "signals", "version"},
-    "tables": {"errors", "files", "language", "strategies"},
+    "overrides": {"errors", "files", "language", "strategies"},
     "signals": {"output"},
     "sections": _COMMON | _ENGINE | {"checkpoint", "energy", "meters"},
-    "scenario": _COMMON | {"output", "running", "sections", "shipped", "tables"},
+    "scenario": _COMMON | {"output", "running", "sections", "shipped", "overrides"},
     "build": _COMMON | {"world"},
     "audit": _COMMON | {"meters", "records"},
-    "lab.compare": {"arrays", "errors", "language", "meters", "output", "records", "tables"},
+    "lab.compare": {"arrays", "errors", "language", "meters", "output", "records", "overrides"},
     "lab.trackers": {"arrays", "errors", "files", "records"},
     "analysis": {"arrays", "durable", "errors", "executors", "files", "lab.compare", "lab.trackers", "language", "meters"}
     | {"output", "records", "strategies", "version"},
@@ -183,7 +184,7 @@ LAYERS = {
     "lab.forecast": _COMMON | {"executors", "learning", "output", "records", "running", "strategies"},
     "lab.study": _COMMON
     | {"executors", "lab.compare", "loading", "output", "records", "running"}
-    | {"scenario", "shipped", "strategies", "tables", "world"},
+    | {"scenario", "shipped", "strategies", "overrides", "world"},
     "testing": {"fedsim", "audit", "data", "executors", "records", "running"},
     "lab.bench": {
         "errors",
@@ -195,15 +196,15 @@ LAYERS = {
         "scenario",
         "shipped",
         "streams",
-        "tables",
+        "overrides",
         "version",
     },
     "verbs": {
         "analysis",
-        "catalogue",
         "errors",
         "files",
         "lab.bench",
+        "lab.catalogue",
         "lab.compare",
         "lab.study",
         "language",
@@ -211,7 +212,7 @@ LAYERS = {
         "output",
     }
     | {"records", "scenario", "shipped", "world"},
-    "catalogue": {
+    "lab.catalogue": {
         "data",
         "energy",
         "errors",

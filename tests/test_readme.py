@@ -25,7 +25,7 @@ from fedsim import shipped
 from fedsim.analysis.__main__ import main as draw
 from fedsim.cli import main, study_command
 from fedsim.lab.study.plan import read_study
-from fedsim.tables import read_toml
+from fedsim.overrides import read_toml
 
 ROOT = Path(__file__).resolve().parents[1]
 GENERATED = ROOT / "docs" / "generated"

@@ -111,7 +111,7 @@ def test_workers_executors_and_real_delays_change_nothing(small: dict[str, Any],
     strategy = next(strategy for strategy in STRATEGIES if strategy["kind"] == kind)
     small |= {"strategy": strategy, "model": {"kind": "mlp", "hidden": [13]}, "stop": {"rounds": 5}}
     reference = fingerprints(small, Inline())
-    for executor in (Threads(1), Delayed(Threads(2)), Threads(4)):
+    for executor in (Threads(1), Delayed(2), Threads(4)):
         assert fingerprints(small, executor) == reference
 
 

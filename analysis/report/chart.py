@@ -13,8 +13,7 @@ from fedsim.analysis import style
 from fedsim.analysis.accuracy import axes_of, band, curves_of, figures_of
 from fedsim.analysis.report import tables
 from fedsim.analysis.report.markup import Markup, data_block, el, join, pack
-from fedsim.analysis.series import Series
-from fedsim.arrays import Floats
+from fedsim.analysis.style import Series
 
 AT_ONCE = 8  # lines; the others are a click away
 _POINTS = 120
@@ -30,33 +29,31 @@ def chart(series: Sequence[Series]) -> list[Markup]:
     """The chart of all series, of which the first eight are seen; empty if nothing was evaluated."""
     name = figures_of([run for one in series for run in one.runs])[0]
     try:
-        curves = curves_of(series)
+        curves = curves_of(series, name)
     except style.NothingToDrawError:
         return []
     columns: dict[str, NDArray[Any]] = {}
-    axes = axes_of(curves)
-    for place, axis in enumerate((axes[1], axes[2], axes[0])):
+    rounds, time, size = axes_of(curves)
+    axes = (time, size, rounds)
+    for place, axis in enumerate(axes):
         bands = [band(own, axis.column) for own in curves]
-        grid = np.linspace(0.0, max(float(one.at[-1]) for one in bands if len(one.at)), _POINTS)
+        grid = np.linspace(0.0, max(float(one["at"].max()) for one in bands if len(one)), _POINTS)
         columns[f"x{place}"] = (grid / axis.unit).astype(np.float32)
         for part in ("mean", "low", "high"):
-            columns[f"{part}{place}"] = np.concatenate([_on_grid(grid, one.at, getattr(one, part)) for one in bands])
+            known = [one if len(one) else one.reindex([0]) for one in bands]  # NaN outside of what is known
+            values = [np.interp(grid, one["at"], one[part], left=np.nan, right=np.nan) for one in known]
+            columns[f"{part}{place}"] = np.concatenate(values).astype(np.float32)
     looks = [style.line_of(one.number, 2.0) for one in series]
     lines = [
         {"name": one.name, "colour": look["color"], "dash": _DASHES[look["linestyle"]]}
         for one, look in zip(series, looks, strict=True)
     ]
-    labels = [axes[1].label, axes[2].label, axes[0].label]
     figure = "test accuracy (0 to 1)" if name == "accuracy" else f"test {name}"
-    header = {"points": _POINTS, "axes": labels, "lines": lines, "figure": figure}
-    options = [el("option", label, value=place) for place, label in enumerate(labels)]
-    some = [("the best 8", AT_ONCE), ("all", len(lines)), ("none", 0)]
-    toolbar = el(
-        "div",
-        el("label", "against ", el("select", *options)),
-        *(el("button", text, type="button", data_show=most) for text, most in some if len(lines) > AT_ONCE or most != AT_ONCE),
-        class_="toolbar",
-    )
+    header = {"points": _POINTS, "axes": [axis.label for axis in axes], "lines": lines, "figure": figure}
+    options = [el("option", axis.label, value=place) for place, axis in enumerate(axes)]
+    some = [(f"the best {AT_ONCE}", AT_ONCE)] * (len(lines) > AT_ONCE) + [("all", len(lines)), ("none", 0)]
+    buttons = (el("button", text, type="button", data_show=most) for text, most in some)
+    toolbar = el("div", el("label", "against ", el("select", *options)), *buttons, class_="toolbar")
     key = el("ul", *(el("li", _button(place, line)) for place, line in enumerate(lines)), class_="key")
     stage = el("div", class_="plotted", role="img", aria_label=f"{name.capitalize()} of {len(lines)} lines. {_SAYS}")
     block = data_block("chart-data", {"header": header, "packed": pack(columns)})
@@ -65,21 +62,14 @@ def chart(series: Sequence[Series]) -> list[Markup]:
     means = columns["mean0"].reshape(-1, _POINTS)[:, told]
     heads = ["line", *(f"{columns['x0'][at]:.3g}" for at in told)]
     rows = [
-        [line["name"], *("" if np.isnan(mean) else f"{mean:.3f}" for mean in own)]
-        for line, own in zip(lines, means, strict=True)
+        [one.name, *("" if np.isnan(mean) else f"{mean:.3f}" for mean in own)] for one, own in zip(series, means, strict=True)
     ]
-    table = tables.grid(heads, rows, [True, *[False] * _TOLD], f"Mean {name} of each line at some times: {labels[0]}.")
+    table = tables.grid(heads, rows, [True, *[False] * _TOLD], f"Mean {name} of each line at some times: {time.label}.")
     return [
         el("h3", f"{name.capitalize()} against time, bytes and rounds", id="accuracy"),
         el("figure", body, class_="chart", data_block="chart-data"),
         el("details", el("summary", "The same as a table"), table),
     ]
-
-
-def _on_grid(grid: Floats, at: Floats, values: Floats) -> NDArray[np.float32]:
-    """Values on a grid; NaN outside of what is known."""
-    found = np.interp(grid, at, values, left=np.nan, right=np.nan) if len(at) else np.full(len(grid), np.nan)
-    return found.astype(np.float32)
 
 
 def _button(place: int, line: dict[str, Any]) -> Markup:

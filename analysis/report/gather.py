@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fedsim.analysis import style
 from fedsim.analysis.report.markup import plain
-from fedsim.analysis.series import Series
+from fedsim.analysis.style import Series
 from fedsim.errors import RunFolderError
 from fedsim.records.reading import RunFolder
 
@@ -37,8 +37,7 @@ class Subject:
         order: the places of the lines, the best first; as they were given where nothing ranks them.
         runs: all runs, in the order of the lines.
         shown: the runs that can be chosen on the page: the first of each line, the best line first, then others.
-        title: what to call all of it.
-        about: what the studies say that they show.
+        title, about: what to call all of it, and what the studies say that they show.
     """
 
     comparison: "Comparison"
@@ -78,7 +77,7 @@ def gather(paths: Sequence[str | Path]) -> Subject:
         RunFolderError: a folder is neither a run nor a study or is damaged, or no run of a study is done.
     """
     from fedsim.lab.compare.answer import cell_names
-    from fedsim.lab.compare.lines import read_lines
+    from fedsim.lab.compare.lines import read_lines, title_of
     from fedsim.lab.compare.table import Comparison
     from fedsim.records.study_folder import is_study, read_index
 
@@ -90,26 +89,14 @@ def gather(paths: Sequence[str | Path]) -> Subject:
     comparison = Comparison(lines)
     ranked = [] if lines.are_runs else [place for one in comparison.answers() for place in one.order]
     order = (*ranked, *(place for place in range(len(lines.lines)) if place not in ranked))
-    by_seed = [list(enumerate(lines.lines[place].runs)) for place in order]
-    pairs = sorted(((at, rank, run) for rank, own in enumerate(by_seed) for at, run in own), key=lambda one: one[:2])
     names = tuple(plain(name, 60) for name in cell_names(lines))
-    chosen = [(run, order[rank]) for _, rank, run in pairs[:MOST_SHOWN]]
-    shown = tuple(Shown(run, _name(names[at], lines.lines[at], run), lines.lines[at]) for run, at in chosen)
-    folders = [Path(path) for path in paths]
-    about = " ".join(plain(read_index(path).about, 2000) for path in folders if is_study(path))
-    return Subject(comparison, names, order, runs, shown, _title(folders, runs), about)
-
-
-def _title(folders: Sequence[Path], runs: Sequence[RunFolder]) -> str:
-    """The studies' own names, or the scenarios'."""
-    from fedsim.lab.compare.lines import title_of
-    from fedsim.records.study_folder import is_study
-
-    studies = [plain(title_of(path), 80) for path in folders if is_study(path)]
-    names = studies or list(dict.fromkeys(plain(run.summary["name"], 80) for run in runs))
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-
-
-def _name(name: str, line: "ComparedLine", run: RunFolder) -> str:
-    """A run's name: its folder's, or its line's with its seed."""
-    return plain(f"{name}, seed {run.summary['seed']}" if line.study else name, 80)
+    own = [(at, rank, run) for rank, place in enumerate(order) for at, run in enumerate(lines.lines[place].runs)]
+    shown = []
+    for _, rank, run in sorted(own, key=lambda one: one[:2])[:MOST_SHOWN]:
+        line, name = lines.lines[order[rank]], names[order[rank]]
+        shown.append(Shown(run, plain(f"{name}, seed {run.summary['seed']}" if line.study else name, 80), line))
+    studies = [path for path in map(Path, paths) if is_study(path)]
+    titles = [plain(title_of(path), 80) for path in studies] or [*dict.fromkeys(plain(run.summary["name"], 80) for run in runs)]
+    title = titles[0] if len(titles) == 1 else f"{titles[0]} and {len(titles) - 1} more"
+    about = " ".join(plain(read_index(path).about, 2000) for path in studies)
+    return Subject(comparison, names, order, runs, tuple(shown), title, about)

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.analysis.style import folded
+
 _LONGEST = 200  # of a name or another text from a scenario; the middle of longer ones is left out
 
 
@@ -48,8 +50,7 @@ def join(*children: str | None) -> Markup:
 
 def plain(text: object, most: int = _LONGEST) -> str:
     """A text from a scenario as one line that shows what it is: nothing invisible, the middle left out when it is long."""
-    shown = visible(" ".join(str(text).split()))
-    return shown if len(shown) <= most else f"{shown[: most - most // 3 - 1]}…{shown[-(most // 3) :]}"
+    return folded(visible(" ".join(str(text).split())), most)
 
 
 def visible(text: str) -> str:

@@ -1,4 +1,4 @@
-"""One self-contained page: its parts in their order, the frame around it that lets it load nothing, and its file."""
+"""One self-contained page: its findings and parts in their order, the frame that lets it load nothing, and its file."""
 
 import base64
 import hashlib
@@ -6,16 +6,19 @@ import html
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from string import Template
 
 from fedsim.analysis import style
 from fedsim.analysis.report import sections, words
-from fedsim.analysis.report.findings import findings
 from fedsim.analysis.report.gather import Subject, gather
 from fedsim.analysis.report.markup import Markup, asset, data_block, el, join, plain
 from fedsim.errors import RunFolderError
+from fedsim.language.units import show_bytes, show_joules, show_seconds
+from fedsim.meters.energy import PHASES
 from fedsim.records.folder import refuse_within_run, writing
+from fedsim.records.reading import RunFolder
 from fedsim.version import __version__
 
 ENDINGS = (".html", ".htm")
@@ -52,9 +55,7 @@ def _refuse_unusable(target: Path) -> None:
     refuse_within_run(target)
     if target.is_dir():
         raise RunFolderError(f"--out {str(target)!r} is a folder; give a file")
-    parent = target.resolve().parent
-    while not parent.exists():
-        parent = parent.parent
+    parent = next(folder for folder in target.resolve().parents if folder.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise RunFolderError(f"--out {str(target)!r} cannot be written: {str(parent)!r} is not a folder that you may write to")
 
@@ -96,24 +97,82 @@ def _hash(text: str) -> str:
 
 
 def _header(subject: Subject, several: bool) -> Markup:
-    runs = subject.runs
-    first = runs[0].summary
+    strategies = dict.fromkeys(plain(words.strategy_name(str(run.summary["strategy"])), 60) for run in subject.runs)
+    about = f"{', '.join(strategies)}, seed {subject.runs[0].summary['seed']}"
     if several:
-        strategies = list(dict.fromkeys(plain(words.strategy_name(str(run.summary["strategy"])), 60) for run in runs))
         lines = [line for line in subject.lines.lines if line.runs]
-        of = f" of {len(lines)} variants" if len(lines) < len(runs) else ""
-        about = f"{len(runs)} runs{of}: {', '.join(strategies)}"
-    else:
-        about = f"{plain(words.strategy_name(str(first['strategy'])), 60)}, seed {first['seed']}"
+        of = f" of {len(lines)} variants" if len(lines) < len(subject.runs) else ""
+        about = f"{len(subject.runs)} runs{of}: {', '.join(strategies)}"
     links = [("summary", "In short"), ("timeline", "Timeline")]
     links[1:1] = [("pictures", "Pictures"), ("scenario", "Scenario"), ("tables", "Tables")] if several else []
     if len(subject.shown) <= sections.AT_ONCE:
         names = [shown.name if several else "Pictures and tables" for shown in subject.shown]
         links += [(f"run-{place}", name) for place, name in enumerate(names)]
     entries = [el("li", el("a", text, href=f"#{where}")) for where, text in links]
-    found = [el("li", el("a", one.says, href=f"#{one.anchor}")) for one in findings(subject)]
+    found = _compared(subject) if several else _of_run(subject.runs[0])
+    told = [el("li", el("a", says, href=f"#{anchor}")) for says, anchor in found[:_MOST]]
     return join(
         el("header", el("h1", subject.title), el("p", about, class_="soft")),
-        el("nav", el("ol", *found), aria_label="Findings") if found else None,
+        el("nav", el("ol", *told), aria_label="Findings") if told else None,
         el("nav", el("ul", *entries), aria_label="Parts of this page"),
     )
+
+
+# Findings: one sentence each, with the anchor of the part of the page that shows it. They are its table of contents.
+
+_MOST = 6
+_LONG = 1.2  # times the median: a round that stands out
+
+
+def _compared(subject: Subject) -> list[tuple[str, str]]:
+    worlds = subject.comparison.answers()
+    told = [
+        f"{f'{answer.world}: ' if answer.world else ''}{answer.to(ranking)}{ranking.sentences[0]}"
+        for answer in worlds
+        for ranking in answer.rankings[: 1 if len(worlds) > 1 else None]
+        if ranking.sentences
+    ]
+    found = [(plain(says, 160), "summary") for says in told[: _MOST - 1]]
+    shares = [(share, one.name) for one in subject.series for run in one.runs if (share := _wasted(run)) is not None]
+    if shares:
+        (most, worst), (least, best) = max(shares), min(shares)
+        found.append((f"{least:.0%} ({best}) to {most:.0%} ({worst}) of the bytes were wasted.", "tables"))
+    return found
+
+
+def _wasted(run: RunFolder) -> float | None:
+    """Share of a run's bytes that was wasted; None where nothing moved."""
+    moved = run.summary["bytes"]
+    total = moved["down"] + moved["up"]
+    return moved["wasted"] / total if total else None
+
+
+def _of_run(run: RunFolder) -> list[tuple[str, str]]:
+    summary, rounds, found = run.summary, run.rounds, []
+    finals = {"accuracy": summary["accuracy"]["final"]}
+    finals |= {name: told["final"] for name, told in summary.get("metrics", {}).items()}
+    reached = [f"{name} of {value:.3f}" for name, value in finals.items() if value is not None]
+    if reached:
+        article = "an" if reached[0].startswith("accuracy") else "a"
+        after = f"after {show_seconds(summary['simulated_s'])} and {len(rounds):,} rounds"
+        found.append((f"It ends at {article} {' and a '.join(reached)} {after}.", "summary"))
+    share, moved = _wasted(run), summary["bytes"]
+    if share is not None:
+        found.append((f"{share:.0%} of {show_bytes(moved['down'] + moved['up'])} that moved was wasted.", "summary"))
+    ends = [0.0, *(row["time"] for row in rounds)]
+    lengths = [after - before for before, after in pairwise(ends)]
+    middle = sorted(lengths)[len(lengths) // 2] if lengths else 0.0
+    if lengths and max(lengths) > _LONG * middle:
+        longest = rounds[lengths.index(max(lengths))]["round"]
+        told = f"Round {longest} was the longest, {show_seconds(max(lengths))}; the median is {show_seconds(middle)}."
+        found.append((told, "timeline"))
+    asked, valid = (sum(row[name] or 0 for row in rounds) for name in ("selected", "valid"))
+    if asked and valid < asked:
+        found.append((f"{asked - valid:,} of {asked:,} selected clients gave no update that counts.", "run-0"))
+    joules = summary["energy"]["by_phase"] if "energy" in summary else {}
+    if drawn := sum(joules.get(phase, 0.0) for phase in PHASES):
+        phase = max(PHASES, key=joules.__getitem__)
+        found.append(
+            (f"Devices drew {show_joules(drawn)}, {joules[phase] / drawn:.0%} of it for the phase {phase!r}.", "run-0")
+        )
+    return found

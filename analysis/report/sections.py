@@ -3,22 +3,22 @@
 import base64
 import io
 from collections.abc import Iterator, Sequence
+from statistics import median
 from typing import Any
 
 import tomli_w
-from matplotlib.figure import Figure
 from PIL import Image
 
 from fedsim.analysis import style
 from fedsim.analysis.pictures import OF_ANY, OF_ONE, OF_SEVERAL, PictureKind
 from fedsim.analysis.report import tables, words
-from fedsim.analysis.report.answer import answers
+from fedsim.analysis.report.answer import answers, tiles
 from fedsim.analysis.report.chart import chart
-from fedsim.analysis.report.critical import waiting
 from fedsim.analysis.report.gather import MOST_DRAWN, Shown, Subject
-from fedsim.analysis.report.markup import Markup, data_block, deflated, el, pack, plain, visible
+from fedsim.analysis.report.markup import Markup, data_block, deflated, el, join, pack, plain, visible
 from fedsim.analysis.report.timeline import TimelineData, key, read_timeline, stage
-from fedsim.analysis.series import Series
+from fedsim.analysis.style import Series
+from fedsim.lab.compare.critical_path import CriticalPaths, path_table, round_in_words, run_in_words
 from fedsim.language.units import show_bytes, show_seconds
 from fedsim.records.reading import RunFolder
 
@@ -34,8 +34,9 @@ _LONGEST = 3000  # characters of a scenario in words; only hostile ones are long
 
 def in_short(shown: Shown) -> Markup:
     """One run: its headline numbers, its key figure, and its scenario in words."""
-    head = el("h2", "In short", id="summary")
-    return el("section", head, _tiles(shown.run), *key_figure(shown.run), *_scenario(shown.run))
+    run, name = shown.run, _key_of(shown.run)
+    figure = list(_drawn(name, run if name in OF_ONE else [run]))[1:]  # without its heading
+    return el("section", el("h2", "In short", id="summary"), _tiles(run), *figure, *_scenario(run))
 
 
 def _tiles(run: RunFolder) -> Markup:
@@ -46,29 +47,26 @@ def _tiles(run: RunFolder) -> Markup:
     total = moved["down"] + moved["up"]
     status, stopped = summary.get("status"), summary.get("stopped")
     ending = f"ended by: {plain(stopped, 60)}" if status == "done" and stopped else plain(status, 30)
-    tiles = [("rounds", f"{summary['rounds']:,}", ending)]
+    figures = [("rounds", f"{summary['rounds']:,}", ending)]
     final, best, worst = (values[f"{name} accuracy"] for name in ("final", "best", "worst-decile"))
     if final is not None:
         low = f", worst tenth of devices {worst:.4f}" if worst is not None else ""
-        tiles.append(("final accuracy", f"{final:.4f}", f"best {best:.4f}{low}"))
+        figures.append(("final accuracy", f"{final:.4f}", f"best {best:.4f}{low}"))
     for name, told in run.summary.get("metrics", {}).items():
         if told["final"] is not None:
-            tiles.append((f"final {name}", f"{told['final']:.4g}", f"best {told['best']:.4g}"))
-    tiles.append(("simulated time", show_seconds(summary["simulated_s"]), f"computed in {show_seconds(summary['wall_s'])}"))
-    tiles.append(("moved", show_bytes(total), f"{show_bytes(moved['down'])} down, {show_bytes(moved['up'])} up"))
-    share = f"{moved['wasted'] / total:.1%} of what moved" if total else "nothing moved"
-    tiles.append(("wasted", show_bytes(moved["wasted"]), share))
-    computed, wasted = values["compute"], values["wasted compute"]
-    if computed:
-        tiles.append(("devices computed", show_seconds(computed), f"{(wasted or 0) / computed:.1%} wasted"))
-    purity = values["last purity of groups"]
-    if purity is not None:
-        tiles.append(("purity of groups", f"{purity:.3f}", "at the end; 1 is perfect"))
+            figures.append((f"final {name}", f"{told['final']:.4g}", f"best {told['best']:.4g}"))
+    computed, wasted, purity = values["compute"], values["wasted compute"], values["last purity of groups"]
     spent = run.rounds[-1].get("epsilon") if run.rounds else None
-    if spent is not None:
-        tiles.append(("epsilon", f"{spent:.3g}", "privacy spent in all rounds"))
-    entries = [el("div", el("dt", name), el("dd", value, el("small", more))) for name, value, more in tiles]
-    return el("dl", *entries, class_="tiles")
+    share = f"{moved['wasted'] / total:.1%} of what moved" if total else "nothing moved"
+    figures += [
+        ("simulated time", show_seconds(summary["simulated_s"]), f"computed in {show_seconds(summary['wall_s'])}"),
+        ("moved", show_bytes(total), f"{show_bytes(moved['down'])} down, {show_bytes(moved['up'])} up"),
+        ("wasted", show_bytes(moved["wasted"]), share),
+        *([("devices computed", show_seconds(computed), f"{(wasted or 0) / computed:.1%} wasted")] if computed else []),
+        *([] if purity is None else [("purity of groups", f"{purity:.3f}", "at the end; 1 is perfect")]),
+        *([] if spent is None else [("epsilon", f"{spent:.3g}", "privacy spent in all rounds")]),
+    ]
+    return tiles(figures)
 
 
 def _scenario(run: RunFolder) -> Iterator[Markup]:
@@ -85,15 +83,13 @@ def answer(subject: Subject) -> Markup:
     lines = subject.lines.lines
     colours = {place: str(style.line_of(number, 1.0)["color"]) for place, number in subject.numbers.items()}
     done, planned = sum(len(line.runs) for line in lines), sum(line.planned for line in lines)
-    part = el("p", f"{done:,} of {planned:,} runs are done so far.", class_="soft") if done < planned else None
-    found = subject.comparison.answers()
     hint = _HINT if any(line.planned > 1 for line in lines) else "Each is one run, so nothing says how sure that is."
     return el(
         "section",
         el("h2", "In short", id="summary"),
         el("p", subject.about) if subject.about else None,
-        part,
-        *answers(found, colours),
+        el("p", f"{done:,} of {planned:,} runs are done so far.", class_="soft") if done < planned else None,
+        *answers(subject.comparison.answers(), colours),
         el("p", hint, class_="soft"),
     )
 
@@ -142,9 +138,8 @@ def _chooser(shown: tuple[Shown, ...], of: int) -> Iterator[Markup]:
         none = [el("option", "none", value="")] if name == "second" else []
         yield el("label", text, el("select", *none, *options, name=f"{name}-run"), class_="chooser")
     more = "" if of == len(shown) else f" of {of}; fedsim report, called with its folder, shows any other"
-    yield el(
-        "p", f"{len(shown)} runs can be chosen, the best first{more}. What follows here is of those that are.", class_="soft"
-    )
+    told = f"{len(shown)} runs can be chosen, the best first{more}. What follows here is of those that are."
+    yield el("p", told, class_="soft")
 
 
 def _lanes_in_words(data: TimelineData) -> str:
@@ -157,23 +152,17 @@ def _lanes_in_words(data: TimelineData) -> str:
 def details(place: int, shown: Shown, several: bool) -> Markup:
     """One run's pictures, and the tables of its devices and rounds."""
     run, block, drawn = shown.run, f"timeline-{place}-data", place < MOST_DRAWN
-    key_of = "" if several else _key_of(run)
-    pictures = [part for name in OF_ONE if drawn and name not in ("timeline", key_of) for part in _drawn(OF_ONE[name], run)]
-    if not several:
+    pictures: list[Markup | None] = [_tiles(run)] if several else []
+    if drawn:
         series = [Series(shown.name, (run,))]
-        pictures += _of_all(series, series, key_of)
-    hint = "It has no pictures here: fedsim report, called with its folder, draws them."
-    return el(
-        "section",
-        el("h2", shown.name if several else "Pictures and tables", id=f"run-{place}"),
-        _tiles(run) if several else None,
-        *pictures,
-        waiting(run) if drawn else None,
-        None if drawn else el("p", hint, class_="soft"),
-        _opened_later(tables.devices(run, block), several),
-        _opened_later(tables.rounds(run, block), several),
-        data_run=place,
-    )
+        but = ("timeline",) if several else ("timeline", _key_of(run))
+        pictures += [part for name in OF_ONE if name not in but for part in _drawn(name, run)]
+        pictures += [*([] if several else _of_all(series, series, _key_of(run))), waiting(run)]
+    else:
+        pictures.append(el("p", "It has no pictures here: fedsim report, called with its folder, draws them.", class_="soft"))
+    name = shown.name if several else "Pictures and tables"
+    found = (_opened_later(table, several) for table in (tables.devices(run, block), tables.rounds(run, block)))
+    return el("section", el("h2", name, id=f"run-{place}"), *pictures, *found, data_run=place)
 
 
 def _opened_later(found: tuple[str, Markup] | None, packed: bool) -> Markup | None:
@@ -181,12 +170,36 @@ def _opened_later(found: tuple[str, Markup] | None, packed: bool) -> Markup | No
     if found is None:
         return None
     summary, table = found
-    inside = el("div", data_html=deflated(table.encode())) if packed else table
-    return el("details", el("summary", summary), inside)
+    return el("details", el("summary", summary), el("div", data_html=deflated(table.encode())) if packed else table)
+
+
+def waiting(run: RunFolder) -> Markup | None:
+    """The critical paths of a run in short, and those of its longest and a usual round; None without rounds, or time."""
+    paths = CriticalPaths(run)
+    if not paths.rounds or not paths.end:
+        return None
+    rows: list[list[str | tables.TableCell]] = [
+        [name, tables.TableCell(show_seconds(seconds), seconds), tables.TableCell(f"{seconds / paths.end:.1%}", seconds)]
+        for name, seconds in paths.totals.items()
+    ]
+    usual = median(one.seconds for one in paths.rounds)
+    longest = max(paths.rounds, key=lambda one: one.seconds)
+    middle = min(paths.rounds, key=lambda one: abs(one.seconds - usual))
+    chosen = []
+    for number in dict.fromkeys((longest.number, middle.number)):
+        columns = path_table(paths.round(number)).columns
+        title = f"Round {number}, {'the longest' if number == longest.number else 'a usual one'}: what it waited for"
+        table = tables.of_columns(columns, range(len(columns[0].cells)))
+        chosen.append(el("details", el("summary", title), el("p", " ".join(round_in_words(paths, number))), table))
+    return join(
+        el("h3", "Where the simulated time went"),
+        el("p", " ".join(run_in_words(paths))),
+        tables.grid(["on the critical path", "took", "share"], rows, [True, False, False], "Its times sum to the run's."),
+        *chosen,
+    )
 
 
 # Pictures, each with words that say what it shows.
-
 
 _ALMOST_WHITE = 250
 _DPI = 110  # 13 inches are 1,430 pixels, and are shown on 1,300 at most
@@ -200,12 +213,6 @@ def _key_of(run: RunFolder) -> str:
     return "traffic" if all(row["loss"] is None for row in run.rounds) else "accuracy"
 
 
-def key_figure(run: RunFolder) -> list[Markup]:
-    """That picture, without a heading."""
-    found = _drawn(OF_ONE["traffic"], run) if _key_of(run) == "traffic" else _drawn(OF_SEVERAL["accuracy"], [run])
-    return list(found)[1:]
-
-
 def _of_all(alone: Sequence[Series], series: Sequence[Series], but: str = "") -> Iterator[Markup]:
     """Pictures that can be drawn of one run or of several side by side, except ``but``.
 
@@ -217,29 +224,24 @@ def _of_all(alone: Sequence[Series], series: Sequence[Series], but: str = "") ->
     left_out = {but, *(_SAID_BY_MEANS if over_seeds else ()), *(_IN_CHART if len(every) > 1 else ())}
     for name in OF_ANY if len(every) == 1 else OF_SEVERAL:
         if name not in left_out:
-            yield from _drawn(OF_SEVERAL[name], *((every, series) if name in _OVER_SEEDS else (runs, alone)))
+            yield from _drawn(name, *((every, series) if name in _OVER_SEEDS else (runs, alone)))
 
 
-def _drawn(kind: PictureKind, *what: Any) -> Iterator[Markup]:
-    """A picture, if it applies, as a figure with its heading."""
+def _drawn(name: str, what: Any, *series: Any) -> Iterator[Markup]:
+    """A picture of a run or of several, if it applies, as a figure with its heading: as PNG with 128 colours, a quarter of the
+    size with all."""
+    kind: PictureKind = (OF_ONE | OF_SEVERAL)[name]
     try:
-        figure = kind.draw(*what)
+        figure = kind.draw(what, *series)
     except style.NothingToDrawError:
         return
-    data, (width, height) = _as_data(figure)
-    says = str(figure.get_label()) or kind.says
-    image = el("img", src=data, alt=f"{kind.title}. {says}", width=width, height=height)
-    yield el("h3", kind.title)
-    # A wide picture keeps a readable size on a narrow screen, and is scrolled there.
-    yield el("figure", el("div", image, class_="wide", tabindex="0"), el("figcaption", says))
-
-
-def _as_data(figure: Figure) -> tuple[str, tuple[int, int]]:
-    """The figure as a data URI with 128 colours, a quarter of the size with all; and its size in pixels."""
     picture = Image.fromarray(style.pixels(figure, _DPI)).convert("RGB")
     few = picture.quantize(128, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
-    colours = few.getpalette() or []
-    few.putpalette([255 if part > _ALMOST_WHITE else part for part in colours])  # or the background shows against the page's
+    few.putpalette([255 if part > _ALMOST_WHITE else part for part in few.getpalette() or []])  # or it shows against the page
     small = io.BytesIO()
     few.save(small, "png", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(small.getvalue()).decode('ascii')}", few.size
+    data = f"data:image/png;base64,{base64.b64encode(small.getvalue()).decode('ascii')}"
+    image = el("img", src=data, alt=f"{kind.title}. {kind.says}", width=few.width, height=few.height)
+    yield el("h3", kind.title)
+    # A wide picture keeps a readable size on a narrow screen, and is scrolled there.
+    yield el("figure", el("div", image, class_="wide", tabindex="0"), el("figcaption", kind.says))

@@ -1,6 +1,6 @@
 """The tables of a report: comparisons, devices, rounds, and what differs between scenarios."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
@@ -18,42 +18,9 @@ if TYPE_CHECKING:
     from fedsim.lab.compare.table import ComparedColumn, ComparedTable
 
 _NOTHING = "\N{EN DASH}"
+_MOST_DEVICES = 200
 _MOST_ROUNDS = 60  # rows; of more rounds every so many-th, the best and the last
 _FEW_DIFFERENCES, _MOST_DIFFERENCES = 8, 60
-
-
-def comparison(table: "ComparedTable", order: Sequence[int], level: str = "h3") -> Iterator[Markup]:
-    """A comparison as a table a topic, with what says which row it is, and the notes.
-
-    Columns in which no row has anything are left out. Rows stand in the ``order`` of the lines, where the table has them all.
-    """
-    rows = list(order) if len(order) == len(table.columns[0].cells) else list(range(len(table.columns[0].cells)))
-    who = [column for column in table.columns if not column.topic]
-    rest = [column for column in table.columns if column.topic]
-    for topic in dict.fromkeys(column.topic for column in rest):
-        own = [column for column in rest if column.topic == topic and any(cell is not None for cell in column.cells)]
-        if own:
-            yield el(level, f"{topic[:1].upper()}{topic[1:]}")
-            yield of_columns([*who, *own], rows)
-    yield from (el("p", plain(note, 400), class_="soft") for note in table.notes)
-
-
-def of_columns(columns: Sequence["ComparedColumn"], order: Sequence[int]) -> Markup:
-    """Columns of a comparison as a table, its rows in an ``order``."""
-    from fedsim.lab.compare.text import shown
-
-    words = [any(isinstance(cell, str) for cell in column.cells) for column in columns]
-    best = [column.best_cells for column in columns]
-    rows = []
-    for row in order:
-        cells = [TableCell(plain(shown(column.cells[row], column)), _plain_value(column.cells[row])) for column in columns]
-        rows.append([cell._replace(best=row in own) for cell, own in zip(cells, best, strict=True)])
-    return grid([column.head for column in columns], rows, words)
-
-
-def _plain_value(cell: object) -> float | None:
-    mean = getattr(cell, "mean", cell)
-    return float(mean) if isinstance(mean, int | float) else None
 
 
 class TableCell(NamedTuple):
@@ -72,20 +39,48 @@ def grid(
     head = el("tr", *(el("th", text, scope="col", class_=look) for text, look in zip(heads, looks, strict=True)))
     body = []
     for row in rows:
-        cells = (cell if isinstance(cell, TableCell) else TableCell(cell) for cell in row)
-        body.append(el("tr", *(_cell(*of, place == 0) for place, of in enumerate(zip(cells, looks, strict=True)))))
+        cells = []
+        for place, (own, look) in enumerate(zip(row, looks, strict=True)):
+            cell = own if isinstance(own, TableCell) else TableCell(own)
+            value = None if cell.value is None else f"{cell.value:.9g}"
+            text = el("strong", cell.text) if cell.best else cell.text
+            cells.append(el("td" if place else "th", text, scope=None if place else "row", class_=look, data_v=value))
+        body.append(el("tr", *cells))
     title = el("caption", caption) if caption else None
     table = el("table", title, el("thead", head), el("tbody", *body), class_="sortable" if len(rows) > 1 else None)
     return el("div", table, class_="wide", tabindex="0")
 
 
-def _cell(cell: TableCell, look: str | None, is_head: bool) -> Markup:
-    value = None if cell.value is None else f"{cell.value:.9g}"
-    text = el("strong", cell.text) if cell.best else cell.text
-    return el("th" if is_head else "td", text, scope="row" if is_head else None, class_=look, data_v=value)
+def comparison(table: "ComparedTable", order: Sequence[int]) -> Iterator[Markup]:
+    """A comparison as a table a topic, with what says which row it is, and the notes.
+
+    Columns in which no row has anything are left out. Rows stand in the ``order`` of the lines, where the table has them all.
+    """
+    count = len(table.columns[0].cells)
+    rows = order if len(order) == count else range(count)
+    who = [column for column in table.columns if not column.topic]
+    for topic in dict.fromkeys(column.topic for column in table.columns if column.topic):
+        own = [column for column in table.columns if column.topic == topic and any(cell is not None for cell in column.cells)]
+        if own:
+            yield el("h3", f"{topic[:1].upper()}{topic[1:]}")
+            yield of_columns([*who, *own], rows)
+    yield from (el("p", plain(note, 400), class_="soft") for note in table.notes)
 
 
-_MOST_DEVICES = 200
+def of_columns(columns: Sequence["ComparedColumn"], order: Sequence[int]) -> Markup:
+    """Columns of a comparison as a table, its rows in an ``order``."""
+    from fedsim.lab.compare.show import shown
+
+    def told(column: "ComparedColumn", row: int) -> TableCell:
+        cell = column.cells[row]
+        mean = getattr(cell, "mean", cell)
+        value = float(mean) if isinstance(mean, int | float) else None
+        return TableCell(plain(shown(cell, column)), value, row in column.best_cells)
+
+    words = [any(isinstance(cell, str) for cell in column.cells) for column in columns]
+    return grid([column.head for column in columns], [[told(column, row) for column in columns] for row in order], words)
+
+
 _ENDINGS = {"late": "late", "lost": "lost", "left": "left", "battery": "flat", "memory": "no room", "stopped": "cut off"}
 _TableColumn = tuple[str, str, Callable[[Any], str]]  # head, key of the rows, and how a value is written
 _OF_DEVICES: tuple[_TableColumn, ...] = (
@@ -104,8 +99,7 @@ def devices(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
     endings = [name for name in _ENDINGS if found[name].any()]
     columns: list[_TableColumn] = [
         ("speed (samples/s)", "speed", "{:.3g}".format),
-        *((name, name, "{:,.0f}".format) for name in ("samples", "tasks")),
-        *((_ENDINGS[name], name, "{:,.0f}".format) for name in endings),
+        *((_ENDINGS.get(name, name), name, "{:,.0f}".format) for name in ("samples", "tasks", *endings)),
         ("worked", "worked_s", show_seconds),
         ("of it wasted", "wasted_s", show_seconds),
         ("share wasted", "share", "{:.0%}".format),
@@ -128,10 +122,8 @@ def _with_buttons(
         button = el("button", str(row[what]), type="button", **{f"data_{what}": row[what]}, data_timeline=timeline)
         cells = [TableCell(button, row[what])]
         for _, key, show in columns:
-            value = row.get(key)
-            cells.append(
-                TableCell(_NOTHING) if pd.isna(value) else TableCell(show(value), value, row is best and key == "accuracy")
-            )
+            value, is_best = row.get(key), row is best and key == "accuracy"
+            cells.append(TableCell(_NOTHING) if pd.isna(value) else TableCell(show(value), value, is_best))
         body.append(cells)
     heads = [what, *(head for head, _, _ in columns)]
     return grid(heads, body, [False] * len(heads), caption)
@@ -181,23 +173,20 @@ def rounds(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
     best = max((row for row in rows if row["accuracy"] is not None), key=lambda row: row["accuracy"], default=None)
     step = style.step_for(len(rows), _MOST_ROUNDS)
     shown = [row for place, row in enumerate(rows) if place % step == 0 or row is best or row is rows[-1]]
-
-    def measured(keys: Mapping[str, str], show: Callable[[Any], str]) -> list[_TableColumn]:
-        return [(head, key, show) for key, head in keys.items() if any(row.get(key) is not None for row in rows)]
-
-    columns = [
+    measured = _OF_ROUNDS | {name: name for name in run.summary.get("metrics", {})}
+    columns: list[_TableColumn] = [
         ("ended at", "time", show_seconds),
         ("lasted", "lasted", show_seconds),
-        *measured(_OF_ROUNDS | {name: name for name in run.summary.get("metrics", {})}, "{:.4f}".format),
+        *((head, key, "{:.4f}".format) for key, head in measured.items()),
         *((name, name, "{:,}".format) for name in ("selected", "valid", "slow", "disconnected")),
         ("down", "bytes_down", show_bytes),
         ("up", "bytes_up", show_bytes),
-        *measured({"bytes_peer": "between devices"}, show_bytes),
+        ("between devices", "bytes_peer", show_bytes),
     ]
+    columns = [column for column in columns if any(row.get(column[1]) is not None for row in rows)]
     part = f" {len(shown)} of {len(rows):,} are shown: every {style.ordinal(step)}, the best and the last."
     caption = f"One row a round; its number shows it in the timeline.{'' if len(shown) == len(rows) else part}"
-    table = _with_buttons("round", timeline, shown, columns, caption, best)
-    return f"Table of {len(rows):,} rounds", table
+    return f"Table of {len(rows):,} rounds", _with_buttons("round", timeline, shown, columns, caption, best)
 
 
 def differing(runs: Sequence[RunFolder], names: Sequence[str]) -> Markup | None:

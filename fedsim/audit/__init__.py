@@ -1,7 +1,6 @@
 """The audit: does a run folder tell a story that can have happened? It uses the folder alone, never the engine.
 
-Each check is one function that yields what it finds wrong; ``audit`` runs them all. They look at the tables as columns
-(``Evidence``), so that a run of millions of records is audited in less time than it took.
+Each check is one function over the folder's tables (``Evidence``) that yields what it finds wrong; ``audit`` runs them all.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,51 +9,39 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsim.audit import (
-    aggregation,
-    books,
-    causality,
-    energy,
-    files,
-    limits,
-    links,
-    meters,
-    presence,
-    training,
-    world,
-)
+from fedsim.audit import books, energy, limits, links, story, world
 from fedsim.audit.evidence import Evidence
 from fedsim.errors import FedsimError
 from fedsim.language.imports import from_file
 from fedsim.records.reading import RunFolder
 
 CHECKS: dict[str, Callable[[Evidence], Iterator[str]]] = {
-    "every file is there, whole and as it was sealed": files.sealed,
-    "the records are those that were fingerprinted": files.records_intact,
-    "the run ended as the summary says": files.ended_so,
-    "the models are those that were fingerprinted": files.models_intact,
-    "the scenario is the one that was run": files.scenario_agrees,
-    "time never runs backwards": causality.time_order,
-    "every task begins, takes its steps in order and ends once": causality.task_lives,
-    "no device does two things at once": causality.one_place,
-    "deadlines held": causality.deadlines,
-    "every valid update was aggregated once": aggregation.aggregated_once,
-    "rounds agree with their tasks": aggregation.round_counts,
+    "every file is there, whole and as it was sealed": books.sealed,
+    "the records are those that were fingerprinted": books.records_intact,
+    "the run ended as the summary says": books.ended_so,
+    "the models are those that were fingerprinted": books.models_intact,
+    "the scenario is the one that was run": books.scenario_agrees,
+    "time never runs backwards": story.time_order,
+    "every task begins, takes its steps in order and ends once": story.task_lives,
+    "no device does two things at once": story.one_place,
+    "deadlines held": story.deadlines,
+    "every valid update was aggregated once": story.aggregated_once,
+    "rounds agree with their tasks": story.round_counts,
     "transfers agree with the records": books.transfers_agree,
     "no more bytes arrived than were sent": books.delivered_at_most_sent,
     "headers were counted as the protocol says": books.headers_counted,
     "ledger, transfers and summary agree": books.ledgers_agree,
-    "devices agree with the records": presence.devices_agree,
-    "devices worked only while they could be reached": presence.reachable,
+    "devices agree with the records": limits.devices_agree,
+    "devices worked only while they could be reached": limits.reachable,
     "no link carried more than it can": links.within_capacity,
     "the run kept to the scenario's limits": limits.limits_kept,
     "the models are those of the scenario and the strategy": limits.models_as_said,
     "the devices are those that the scenario and its seed make": world.devices_as_drawn,
-    "epochs agree with their ends": training.epochs_agree,
-    "training took as long as samples and speed say": training.durations_agree,
-    "hosts shared their cores and workers": training.hosts_shared,
+    "epochs agree with their ends": world.epochs_agree,
+    "training took as long as samples and speed say": world.durations_agree,
+    "hosts shared their cores and workers": world.hosts_shared,
     "energy is counted as the scenario says": world.energy_as_said,
-    "meters agree with the records": meters.meters_agree,
+    "meters agree with the records": books.meters_agree,
     "energy adds up over phases, devices and rounds": energy.energy_adds_up,
     "no battery was below zero, or gave what it did not hold": energy.batteries_hold,
 }
@@ -87,6 +74,6 @@ def _findings(check: Callable[[Evidence], Iterator[str]], evidence: Evidence) ->
                 found.append(f"more than these {MOST_FINDINGS} findings, which are not listed")
     except FedsimError as error:
         found.append(str(error))
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         found.append(f"cannot be checked: the folder is damaged ({type(error).__name__}: {error})")
     return found

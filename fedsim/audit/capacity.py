@@ -10,21 +10,15 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedsim.arrays import Floats
+from fedsim.arrays import Flags, Floats
 from fedsim.audit.evidence import grain_s
 
 SLACK = 1 + 1e-9  # what rounding may add to a rate
 
 
 class Stretch(NamedTuple):
-    """A time in which a link would have had to carry more than it can.
-
-    Attributes:
-        begin, end: s.
-        carried: bytes of the messages that lie wholly within.
-    """
+    """A time (s) in which a link would have had to carry more than it can: so many bytes of messages wholly within."""
 
     begin: float
     end: float
@@ -47,21 +41,17 @@ class Rate(NamedTuple):
     since: Floats
     values: Floats
 
-    def after(self, built: float) -> "Rate":
-        """The same with another rate from 0 on, before the first change."""
-        return Rate(np.append(0.0, self.since), np.append(built, self.values))
-
     def carried(self, until: Floats) -> Floats:
         """The most bytes from 0 to each of some times (s), those of times of infinite rate left out; float64 [times]."""
         values = np.where(np.isinf(self.values), 0.0, self.values)
         place = np.searchsorted(self.since, until, side="right") - 1
         return self._sums()[place] + values[place] * (until - self.since[place])
 
-    def is_unlimited(self, begin: Floats, end: Floats) -> NDArray[np.bool_]:
+    def is_unlimited(self, begin: Floats, end: Floats) -> Flags:
         """Whether the rate is infinite at some instant from ``begin`` to ``end`` (s); bool, as many."""
         free = np.append(0, np.cumsum(np.isinf(self.values)))
         first, last = (np.searchsorted(self.since, times, side="right") for times in (begin, end))
-        return free[last] > free[np.maximum(first - 1, 0)]
+        return np.asarray(free[last] > free[np.maximum(first - 1, 0)])
 
     def overfull(self, begin: Floats, end: Floats, size: Floats) -> Stretch | None:
         """As the function of that name: on a clock that counts what the link can carry, its rate is always 1."""
@@ -79,12 +69,9 @@ class Rate(NamedTuple):
 
 
 def overfull(begin: Floats, end: Floats, size: Floats, rate: float) -> Stretch | None:
-    """A stretch that the link cannot have carried, the one that ends first; None where there is none.
+    """A stretch that a link of a finite rate (bytes/s) cannot have carried, the one that ends first; None where there is none.
 
-    Args:
-        begin, end: of the messages, s; float64 [messages].
-        size: bytes that each brought; float64 [messages].
-        rate: of the link, bytes/s, finite.
+    ``begin``, ``end`` (s) and ``size`` (bytes) are of its messages; float64 [messages] each.
     """
     moving = size > 0
     order = np.argsort(begin[moving], kind="stable")
@@ -103,14 +90,12 @@ def overfull(begin: Floats, end: Floats, size: Floats, rate: float) -> Stretch |
 def _missed(begin: Floats, due: Floats, need: Floats) -> Iterator[float]:
     """When messages are due that are late even if what is due first is sent first.
 
-    Args:
-        begin: from when each can be sent (s), ascending; float64 [messages].
-        due: until when it must be (s); float64 [messages].
-        need: how long it takes if it has the link for itself (s); float64 [messages].
+    Each has the link from ``begin`` (s, ascending), is ``due`` (s), and would ``need`` it for so long alone (s).
     """
     waiting: list[tuple[float, float]] = []  # due, need
     origin = now = 0.0  # the clock starts again when the link falls idle, so that little is lost to rounding
-    for start, end, takes in zip(begin.tolist(), due.tolist(), need.tolist(), strict=True):
+    ends = [*zip(begin.tolist(), due.tolist(), need.tolist(), strict=True), (np.inf, np.inf, 0.0)]
+    for start, end, takes in ends:
         until = start - origin
         while waiting:
             first, left = waiting[0]
@@ -125,8 +110,3 @@ def _missed(begin: Floats, due: Floats, need: Floats) -> Iterator[float]:
         if not waiting:
             origin, now = start, 0.0
         heappush(waiting, (end, takes))
-    while waiting:
-        first, left = heappop(waiting)
-        now += left
-        if now > first - origin:
-            yield first

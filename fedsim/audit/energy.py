@@ -5,18 +5,17 @@ the ledger that the run kept.
 """
 
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from fedsim.arrays import Floats
-from fedsim.audit.evidence import Evidence, close, findings
+from fedsim.audit.evidence import Evidence, close, differing, findings
 from fedsim.language.units import TICK_S
-from fedsim.meters.energy import COMPUTING, DAY_S, PHASES, PLACES, TABLE
+from fedsim.meters.energy import COMPUTING, DAY_S, PHASES, PLACES, SETTING, TABLE
 from fedsim.records import folder as files
-from fedsim.records.schema import DEVICES, OF_METERS, ROUNDS
+from fedsim.records.schema import OF_METERS
 
 _HOURS = np.arange(25) * 3600.0
 _NOBODY = -1
@@ -31,54 +30,39 @@ def energy_adds_up(evidence: Evidence) -> Iterator[str]:
     if stated is None:
         return
     account = _Account(evidence)
-    table, phases, of_devices = account.table, stated["by_phase"], account.of_devices
-    for phase in PHASES:
-        told = pd.DataFrame({"told": table[f"{phase}_j"], "found": of_devices[phase]})
-        text = f"device {{row}} has drawn {{told!r}} J for {phase}, the records say {{found!r}} J"
-        yield from findings(text, told, ~close(told["told"], told["found"]))
+    table, drawn, phases, rounds = account.table, account.drawn, stated["by_phase"], evidence.rounds
+    text = "{name} of device {row} is {told!r}, the records say {due!r}"
+    yield from differing(text, table, account.of_devices.add_suffix("_j"))
+    joules = drawn.groupby("phase")["joules"].sum()
     totals = {f"by_phase.{phase}": (phases[phase], table[f"{phase}_j"].sum()) for phase in PHASES}
-    drawn = account.drawn
-    for place in PLACES:
-        totals[f"by_phase.{place}"] = phases[place], drawn["joules"][drawn["phase"] == place].sum()
-    totals["joules"] = stated["joules"], sum(phases.values())
-    totals["wasted"] = stated["wasted"], account.wasted()
+    totals |= {f"by_phase.{place}": (phases[place], joules[place]) for place in PLACES}
+    totals |= {"joules": (stated["joules"], sum(phases.values())), "wasted": (stated["wasted"], account.wasted())}
+    quantities = ["joules"]
     if account.zones:
+        quantities.append("grams")
         totals["grams"] = stated["grams"], drawn["grams"].sum()
+        weights = drawn.groupby("device")["grams"].sum().reindex(table.index, fill_value=0.0)
+        yield from differing(text, table, {"grams": weights})
     for name, (one, found) in totals.items():
         if not close(one, found):
             yield f"energy.{name} is {one!r} in the summary, what it sums up is {float(found)!r}"
-    if account.zones:
-        weights = drawn.groupby("device")["grams"].sum().reindex(table.index, fill_value=0.0)
-        text = "device {row} weighs {grams!r} g, the records say {found!r} g"
-        yield from findings(text, table.assign(found=weights), ~close(table["grams"], weights))
-    joules = table[[f"{phase}_j" for phase in PHASES]].sum(axis=1)
-    shown = evidence.frame(files.DEVICES, DEVICES, ("joules",))["joules"]
-    due = joules if evidence.run.has_all_devices else joules[evidence.devices["device"]]
-    if len(shown) != len(due) or not close(shown, due).all():
-        yield f"the devices' joules in {files.DEVICES} are not those in {TABLE}"
-    yield from _rounds(evidence, account)
-
-
-def _rounds(evidence: Evidence, account: "_Account") -> Iterator[str]:
-    """Each round has what was booked since the one before."""
-    quantities = ("joules", "grams") if account.zones else ("joules",)
-    rounds = evidence.frame(files.ROUNDS, ROUNDS, ("round", *quantities))
-    if len(rounds) != len(account.round_rows):
-        return  # a finding of another check
+    of_devices = table[[f"{phase}_j" for phase in PHASES]].sum(axis=1)
+    due = of_devices if evidence.run.has_all_devices else of_devices[evidence.devices["device"]]
+    text = f"{{name}} in row {{row}} of {files.DEVICES} is {{told!r}}, in {TABLE} {{due!r}}"
+    yield from differing(text, evidence.devices, {"joules": due})
     for quantity in quantities:
-        found = account.by_round(quantity)
-        slack = 1e-6 + 1e-9 * np.abs(np.cumsum(found))  # each is a difference of two sums
-        text = f"round {{round}} has {{{quantity}!r}} {quantity}, the records say {{found!r}}"
-        yield from findings(text, rounds.assign(found=found), ~(np.abs(rounds[quantity] - found) <= slack))
+        booked = account.by_round(quantity)
+        slack = 1e-6 + 1e-9 * np.abs(np.cumsum(booked))  # each is a difference of two sums
+        text = "round {row} has {told!r} {name}, the records say {due!r}"
+        yield from differing(text, rounds, {quantity: booked}, atol=slack)
 
 
 def batteries_hold(evidence: Evidence) -> Iterator[str]:
     """No battery is below zero or over full; each holds what it held, plus what it got, less what was drawn."""
     if "energy" not in evidence.run.summary or not (evidence.events["kind"] == "battery").any():
         return
-    account, told = _Account(evidence), evidence.said("battery")
-    told = told.join(evidence.events[["device", "time"]])
-    told = told.join(account.table, on="device")
+    account = _Account(evidence)
+    told = evidence.said("battery").join(evidence.events[["device", "time"]]).join(account.table, on="device")
     points = (told["points"] + 1.0).groupby(told["device"]).transform("sum")
     watts = told[[f"{name}_w" for name in ("idle", "compute", "receive", "send", "tail", "charge")]].sum(axis=1)
     slack = 1e-6 + 1e-9 * (told["charged"] + told["idle"] + told["drawn"]) + TICK_S * watts * points
@@ -97,52 +81,62 @@ def batteries_hold(evidence: Evidence) -> Iterator[str]:
 
 
 class _Account:
-    """Energy that was drawn by the records."""
+    """Energy that was drawn by the records.
+
+    Attributes:
+        drawn: ``joules`` that were drawn from ``start`` to ``end`` (s), by ``phase`` or place, for a ``device`` and a ``task``
+            (-1: none); their ``grams``, the grid's ``zone``, and ``row``: the record with which they were booked.
+        of_devices: joules of each device (row) in each phase (column).
+    """
 
     def __init__(self, evidence: Evidence) -> None:
         self._evidence, self._events = evidence, evidence.events
-        self.table = evidence.frame(TABLE, OF_METERS[TABLE], OF_METERS[TABLE].names[1:])
-        self._setting = evidence.energy_setting
+        self.table = evidence.frame(TABLE, OF_METERS[TABLE].names[1:])
+        self._setting = evidence.document(SETTING)
         self.zones: list[dict[str, Any]] = self._setting["zones"]
         self._end: float = evidence.run.summary["simulated_s"]
-        self.round_rows = np.flatnonzero(self._events["kind"] == "round")
+        self._round_rows = np.flatnonzero(self._events["kind"] == "round")
+        columns = ["device", "task", "start", "end", "joules", "row", "phase"]
+        drawn = pd.concat([part.assign(phase=phase)[columns] for phase, part in self._parts()], ignore_index=True)
+        drawn["zone"] = np.append(self.table["zone"].to_numpy(), 0)[drawn["device"]]  # of nobody the first
+        joules, start, end = (drawn[name] for name in ("joules", "start", "end"))
+        drawn["grams"] = 0.0
+        for number, zone in enumerate(self.zones):
+            hour = np.nan_to_num(np.mod(start + zone["offset_s"], DAY_S) // 3600).astype(np.int64)
+            mean = (_summed(zone, end) - _summed(zone, start)) / (end - start)
+            grams = joules * np.where(end > start, mean, np.array(zone["hours"])[hour])
+            drawn["grams"] = drawn["grams"].where(drawn["zone"] != number, grams)
+        self.drawn = drawn
+        found = drawn.groupby(["device", "phase"])["joules"].sum().unstack(fill_value=0)
+        self.of_devices = found.reindex(index=self.table.index, columns=PHASES, fill_value=0.0)
 
-    @cached_property
-    def drawn(self) -> pd.DataFrame:
-        """Joules that were drawn from ``start`` to ``end`` (s), by ``phase`` or place.
-
-        Columns: ``device`` and ``task`` for which they were drawn (-1: none), ``joules``, ``grams`` if carbon is counted, the
-        grid's ``zone``, and ``row``: the record with which they were booked, ``_GOES_ON`` if they are booked with every round.
-        """
-        steps = self._evidence.steps.assign(end=self._evidence.steps["time"])
-        computing = self._booked(steps[steps["step"].isin(COMPUTING)], "compute_w")
-        shared = self._evidence.core_s.reindex(computing.index).to_numpy()
-        of_cores = self._of_devices(computing, "compute_w") * shared
-        computing["joules"] = np.where(np.isnan(shared), computing["joules"], of_cores)
-        parts = {"idle": self._idle(), "compute": computing}
+    def _parts(self) -> Iterator[tuple[str, pd.DataFrame]]:
+        evidence = self._evidence
+        steps = evidence.steps.join(evidence.core_s).join(evidence.moved["delivered"]).join(self.table, on="device")
+        steps = steps.assign(end=steps["time"], row=steps.index)
+        yield "idle", self._idle()
+        computing = steps[steps["step"].isin(COMPUTING)]
+        core_s = computing["core_s"].fillna(computing["end"] - computing["start"])
+        yield "compute", computing.assign(joules=computing["compute_w"] * core_s)
         for phase, step in (("receive", "download"), ("send", "upload")):
             own = steps[steps["step"] == step]
-            booked = self._booked(own, f"{phase}_w")
-            moved = self._evidence.messages["delivered"].reindex(own.index).to_numpy()
-            parts[phase] = booked.assign(joules=booked["joules"] + moved * self._of_devices(own, f"{phase}_j_byte"))
-        parts |= {"tail": self._tails(), **{place: self._place(place) for place in PLACES}}
-        drawn = pd.concat([part.assign(phase=phase) for phase, part in parts.items()], ignore_index=True)
-        drawn["zone"] = np.append(self.table["zone"].to_numpy(), 0)[drawn["device"]]  # of nobody the first
-        grams = np.zeros(len(drawn))
-        for number, zone in enumerate(self.zones):
-            here = (drawn["zone"] == number).to_numpy()
-            joules, start, end = (drawn[name].to_numpy()[here] for name in ("joules", "start", "end"))
-            at_once = np.array(zone["hours"])[np.nan_to_num(np.mod(start + zone["offset_s"], DAY_S) // 3600).astype(np.int64)]
-            mean = (_summed(zone, end) - _summed(zone, start)) / (end - start)
-            grams[here] = joules * np.where(end > start, mean, at_once)
-        drawn["grams"] = grams
-        return drawn
-
-    @cached_property
-    def of_devices(self) -> pd.DataFrame:
-        """Joules of each device (row) in each phase (column)."""
-        found = self.drawn.groupby(["device", "phase"])["joules"].sum().unstack(fill_value=0)
-        return found.reindex(index=self.table.index, columns=PHASES, fill_value=0.0)
+            joules = own[f"{phase}_w"] * (own["end"] - own["start"]) + own["delivered"] * own[f"{phase}_j_byte"]
+            yield phase, own.assign(joules=joules)
+        yield "tail", self._tails()
+        moved, named = evidence.moved, evidence.said("aggregate")
+        of_devices, of_edges = moved["kind"] == "step-end", moved["kind"] == "edge-transfer"
+        near = of_devices & ((moved["sender"] != "") | (moved["receiver"] != ""))
+        of_peers = moved["kind"] == "message"
+        for place, passing in (("server", ~(near | of_peers)), ("edge", of_devices | of_edges)):
+            draws, here = self._setting[place], named[named["at_edge"] == (place == "edge")]
+            time = self._events["time"][here.index]
+            updates = pd.DataFrame(
+                {"joules": draws["update_j"] * here["tasks"].map(len).astype(float), "start": time, "end": time}
+            )
+            messages = moved[["start", "end"]].assign(joules=draws["j_byte"] * moved["delivered"])[passing]
+            idle = pd.DataFrame({"joules": draws["idle_w"] * self._end, "start": 0.0, "end": self._end}, index=[_GOES_ON])
+            parts = pd.concat([idle, messages, updates])
+            yield place, parts.assign(device=_NOBODY, task=_NOBODY, row=parts.index)
 
     def after_the_end(self) -> pd.Series:
         """Joules of tails that each device's radio draws after the run, of which no battery tells."""
@@ -157,75 +151,48 @@ class _Account:
         others = self.drawn["task"].isin(wasted["task"]) & (self.drawn["phase"] != "idle")
         return float(idle + self.drawn["joules"][others].sum())
 
-    def _place(self, place: str) -> pd.DataFrame:
-        """Energy of a place of the server's side."""
-        messages, named, draws = self._evidence.messages, self._evidence.said("aggregate"), self._setting[place]
-        events = self._events.loc[messages.index]
-        of_devices, of_edges = events["kind"] == "step-end", events["kind"] == "edge-transfer"
-        near = of_devices & ((messages["sender"] != "") | (messages["receiver"] != ""))
-        began = messages["start"].where(of_edges, events["time"])
-        began = began.where(~of_devices, self._evidence.steps["start"].reindex(events.index))
-        moved = pd.DataFrame({"joules": draws["j_byte"] * messages["delivered"], "start": began, "end": events["time"]})
-        here = named[named["at_edge"] == (place == "edge")]
-        time = self._events["time"][here.index]
-        updates = pd.DataFrame({"joules": draws["update_j"] * here["tasks"].map(len).astype(float), "start": time, "end": time})
-        idle = pd.DataFrame({"joules": draws["idle_w"] * self._end, "start": 0.0, "end": self._end}, index=[_GOES_ON])
-        parts = pd.concat([idle, moved[~near if place == "server" else of_devices | of_edges], updates])
-        return parts.assign(device=_NOBODY, task=_NOBODY, row=parts.index)
-
     def by_round(self, quantity: str) -> Floats:
         """Joules or grams that were booked since the round before, with each record of a round; float64 [rounds]."""
         goes_on = self.drawn["row"] == _GOES_ON
-        at_once = self.drawn[~goes_on]
-        place = np.searchsorted(self.round_rows, at_once["row"], side="right")
-        found = np.bincount(place, at_once[quantity], len(self.round_rows) + 1)[:-1].astype(np.float64)
-        evenly = self.drawn[goes_on & (self.drawn["end"] > self.drawn["start"])]
-        if quantity == "joules":
-            return found + self._going_on(evenly, None)
-        return found + sum(self._going_on(evenly[evenly["zone"] == number], zone) for number, zone in enumerate(self.zones))
-
-    def _going_on(self, drawn: pd.DataFrame, zone: Any) -> Floats:
-        """Energy that is drawn evenly, from round to round; float64 [rounds]. With a zone in grams."""
-        watts = (drawn["joules"] / (drawn["end"] - drawn["start"])).to_numpy()
-        times, total = self._events["time"].to_numpy()[self.round_rows], np.zeros(len(self.round_rows))
-        for since, sign in ((drawn["start"].to_numpy(), 1.0), (drawn["end"].to_numpy(), -1.0)):
-            order = np.argsort(since)
-            until, now = (one if zone is None else _summed(zone, one) for one in (since[order], times))
-            place = np.searchsorted(since[order], times, side="right")
-            drawing, before = (np.append(0.0, np.cumsum(watts[order] * factor))[place] for factor in (1.0, until))
-            total += sign * (drawing * now - before)
-        return np.diff(total, prepend=0.0)
+        at_once, evenly = self.drawn[~goes_on], self.drawn[goes_on & (self.drawn["end"] > self.drawn["start"])]
+        place = np.searchsorted(self._round_rows, at_once["row"], side="right")
+        found = np.bincount(place, at_once[quantity], len(self._round_rows) + 1)[:-1].astype(np.float64)
+        times, total = self._events["time"].to_numpy()[self._round_rows], np.zeros(len(self._round_rows))
+        watts = (evenly["joules"] / (evenly["end"] - evenly["start"])).to_numpy()
+        for number, zone in enumerate(self.zones if quantity == "grams" else [None]):
+            own = (evenly["zone"] == number).to_numpy() | (zone is None)
+            start, end, now = (one if zone is None else _summed(zone, one) for one in (evenly["start"], evenly["end"], times))
+            start, end = np.asarray(start)[own], np.asarray(end)[own]
+            total += [float(np.sum(watts[own] * (np.clip(each, start, end) - start))) for each in now]
+        return found + np.diff(total, prepend=0.0)
 
     def _of_devices(self, rows: pd.DataFrame, name: str) -> Floats:
         return self.table[name].to_numpy()[rows["device"]]
 
     def _booked(self, rows: pd.DataFrame, name: str) -> pd.DataFrame:
         """Energy at so many watts, from ``start`` to ``end`` of each record."""
-        joules = self._of_devices(rows, name) * (rows["end"] - rows["start"])
-        return rows[["device", "task", "start", "end"]].assign(joules=joules, row=rows.index)
+        return rows.assign(joules=self._of_devices(rows, name) * (rows["end"] - rows["start"]), row=rows.index)
 
     def _idle(self) -> pd.DataFrame:
         events, tasks = self._events, self._evidence.tasks
         if self._setting["idle_while"] == "working":
             return self._booked(tasks.assign(end=tasks["time"]), "idle_w")
-        first = events[events["kind"] == "task-start"].drop_duplicates("device").set_index("device")["time"].sort_index()
-        left = events[events["kind"] == "departure"].drop_duplicates("device").set_index("device")["time"]
+        first, left = (
+            events[events["kind"] == kind].drop_duplicates("device").set_index("device")["time"].sort_index()
+            for kind in ("task-start", "departure")
+        )
         gone = left.reindex(first.index).clip(upper=self._end).fillna(self._end)
         there = pd.DataFrame({"device": first.index, "task": _NOBODY, "start": first.to_numpy()})
         there["end"] = np.maximum(gone.to_numpy(), there["start"])
         drawn = self._booked(there, "idle_w").assign(row=_GOES_ON)
         if not self._setting["batteries"]:
             return drawn
-        plugged_in = np.isinf(self._of_devices(drawn, "capacity_j"))
-        return pd.concat([drawn[plugged_in], self._told_idle()])
-
-    def _told_idle(self) -> pd.DataFrame:
-        """By the batteries, the energy that each device has drawn by being on, from its first task on."""
-        told = self._evidence.said("battery").join(self._events[["device", "time"]])
+        # Batteries tell what their devices have drawn by being on, from the first task on.
+        told = self._evidence.said("battery").join(events[["device", "time"]])
         before = told.groupby("device")[["idle", "time"]].shift()
-        drawn = told.assign(task=_NOBODY, start=before["time"], end=told["time"], row=told.index)
-        drawn["joules"] = told["idle"] - before["idle"]
-        return drawn.dropna(subset="start")[["device", "task", "start", "end", "joules", "row"]]
+        told = told.assign(task=_NOBODY, start=before["time"], end=told["time"], joules=told["idle"] - before["idle"])
+        plugged_in = drawn[np.isinf(self._of_devices(drawn, "capacity_j"))]
+        return pd.concat([plugged_in, told.assign(row=told.index).dropna(subset="start")])
 
     def _tails(self) -> pd.DataFrame:
         """Radios that stay awake after a transfer: until its next one, or its battery is flat, or for their time."""
@@ -241,10 +208,9 @@ class _Account:
         following = following[begins[turns.index]]
         tails = turns[begins[turns.index]].rename(columns={"time": "start"})
         asleep = tails["start"] + self._of_devices(tails, "tail_s")
-        end = np.minimum(following["time"], asleep)
-        drawn = self._booked(tails.assign(end=end), "tail_w")
-        over = np.searchsorted(events["time"].to_numpy()[self.round_rows], asleep)  # the first round of which its end is known
-        known, ending = np.append(self.round_rows, len(events))[over], following["row"].to_numpy()
+        drawn = self._booked(tails.assign(end=np.minimum(following["time"], asleep)), "tail_w")
+        over = np.searchsorted(events["time"].to_numpy()[self._round_rows], asleep)  # the first round of which its end is known
+        known, ending = np.append(self._round_rows, len(events))[over], following["row"].to_numpy()
         return drawn.assign(row=np.where(known <= drawn["row"], ending, np.minimum(ending, known - 1)).astype(np.int64))
 
 

@@ -1,7 +1,4 @@
-"""Tables of a run folder as pandas frames: a run of millions of records fits in memory, and takes seconds.
-
-A missing whole number is ``NOTHING``, a missing quantity is NaN, a missing name is ``""``.
-"""
+"""A run folder as pandas frames: a missing whole number is ``NOTHING``, a missing quantity NaN, a missing name ``""``."""
 
 import json
 import math
@@ -16,12 +13,10 @@ import pyarrow as pa
 from pydantic import TypeAdapter
 
 from fedsim.arrays import Flags, Floats, Ints
-from fedsim.audit.data import READERS, Data, TableReader, number
 from fedsim.errors import RunFolderError
 from fedsim.files import read_json
 from fedsim.language.units import TICK_S, Bytes
 from fedsim.meters.base import ends_of
-from fedsim.meters.energy import SETTING
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
 from fedsim.records.schema import AVAILABILITY, DEVICES, EVENTS, ROUNDS, TRANSFERS
@@ -31,54 +26,104 @@ OF_DEVICES = "step-end of download or upload"
 FLOWS = ("edge-transfer", "message")
 """Records of messages outside of tasks that were on links."""
 
-_OF_DEVICES = ("device", "link_down", "link_up", "latency", "arrival", "departure", "selected", "group", "speed", "samples")
-_OF_ROUNDS = ("time", "accuracy", "bytes_down", "bytes_up", "bytes_peer")
+Data = dict[str, Any]
+"""The parsed ``data`` of a record."""
+
+
+def _number(value: object) -> float:
+    if type(value) not in (int, float):
+        raise TypeError(f"{value!r} is no number")
+    return float(value)  # type: ignore[arg-type]
+
+
+def _tasks(data: Data) -> list[int]:
+    if not all(type(task) is int for task in data["tasks"]):
+        raise TypeError(f"{data['tasks']!r} are no tasks")
+    return list(data["tasks"])
+
+
+def _limits(data: Data) -> tuple[float, float]:
+    deadline = data.get("deadline")
+    return math.nan if deadline is None else _number(deadline), _number(data.get("training_limit", math.inf))
+
+
+def _battery(data: Data) -> tuple[Any, ...]:
+    levels = [_number(data["level"]), *(_number(level) for _, level in data["path"])]
+    return bool(data["flat"]), *(_number(data[key]) for key in _LEVELS), min(levels), max(levels), len(levels) - 1
+
+
+_LEVELS = ("level", "charged", "idle", "drawn")
+_READERS: dict[str, tuple[Mapping[str, type], Callable[[Data], tuple[Any, ...]]]] = {
+    "step-end of train": (
+        {"epochs": float, "asked": float, "in_part": bool, "ends": object},
+        lambda data: (_number(data["epochs"]), _number(data["asked"]), "part" in data, [*map(_number, data["epoch_ends"])]),
+    ),
+    "step-end of train or evaluate or compute": ({"core_s": float}, lambda data: (_number(data.get("core_s", math.nan)),)),
+    "task-start": ({"continues": bool}, lambda data: ("continues" in data,)),
+    "edge-off": ({"edge": int}, lambda data: (int(data["edge"]),)),
+    "updates-lost": ({"tasks": object}, lambda data: (_tasks(data),)),
+    "aggregate": (
+        {"tasks": object, "rounds": bool, "at_edge": bool},
+        lambda data: (_tasks(data), "staleness" not in data, "edge" in data),
+    ),
+    "round-start": ({"deadline": float, "training": float}, _limits),
+    "round": ({"data": object}, lambda data: (data,)),
+    "battery": ({"flat": bool, **dict.fromkeys((*_LEVELS, "least", "most", "points"), float)}, _battery),
+    "run-end": ({"reason": object}, lambda data: (data["reason"],)),
+    "link-rate": (
+        {"link": object, "rate": float},
+        lambda data: (str(data["link"]), math.inf if data["rate"] is None else _number(data["rate"])),
+    ),
+}
+"""The columns that the ``data`` of each kind of record make, and the function that gives their cells."""
 
 
 class Evidence:
     """A run folder as the checks see it; each table is read when a check first wants it.
 
-    Attributes:
-        run: the folder.
-        payloads: lists of purposes and bytes, and their numbers in columns ``payloads``: few messages have one of their own.
+    Every table raises ``RunFolderError`` where it is missing or damaged.
     """
 
     def __init__(self, run: RunFolder) -> None:
         self.run = run
-        self.payloads: dict[tuple[tuple[str, float], ...], int] = {}
+        self.payloads: dict[tuple[tuple[str, float], ...], int] = {}  # lists of purposes and bytes: their numbers in tables
         self._said: dict[str, pd.DataFrame] = {}
-        sizes = dict.fromkeys(("start", "bytes", "delivered", "wire_bytes"), float)
-        message = {**sizes, "payloads": int, "sender": object, "receiver": object}
-        self._readers: dict[str, TableReader] = {
-            **READERS,
-            OF_DEVICES: (message, self._message),
-            "server-transfer": (message, self._server_transfer),
-            **dict.fromkeys(FLOWS, (message, self._flow)),
+        numbers = dict.fromkeys(("start", "bytes", "delivered", "wire_bytes"), float)
+        message = {"direction": object, "sender": object, "receiver": object, **numbers, "payloads": int}
+        self._readers = _READERS | {
+            OF_DEVICES: (
+                message,
+                lambda data: ("", data.get("sender") or "", data.get("receiver") or "", math.nan, *self._sizes(data)),
+            ),
+            "server-transfer": (message, self._at_once),
+            **dict.fromkeys(FLOWS, (message, lambda data: (*ends_of(data), _number(data["start"]), *self._sizes(data)))),
         }
 
-    @cached_property
-    def events(self) -> pd.DataFrame:
-        """The records, but for their ``data``; the index is the record's number."""
-        return self.frame(files.EVENTS, EVENTS, EVENTS.names[:-1])
+    def _sizes(self, data: Data) -> tuple[Any, ...]:
+        sizes = data["bytes"], data["delivered"], data.get("wire_bytes", data["delivered"])
+        return *map(_number, sizes), self._numbered(data["payloads"])
+
+    def _at_once(self, data: Data) -> tuple[Any, ...]:
+        size = _number(data["bytes"])
+        payloads = self._numbered([[data["purpose"], size]])
+        return "up", data["sender"], data["receiver"], math.nan, size, size, 0.0, payloads
+
+    def _numbered(self, payloads: Any) -> int:
+        parts = tuple([(purpose, _number(size)) for purpose, size in payloads])
+        if not all(isinstance(purpose, str) for purpose, _ in parts):
+            raise ValueError(f"{payloads!r} are no payloads")
+        return self.payloads.setdefault(parts, len(self.payloads))
 
     def said(self, of: str) -> pd.DataFrame:
-        """The ``data`` of the records of a kind (see ``READERS``), by the record's number.
-
-        Raises:
-            RunFolderError: a record's ``data`` lack something.
-        """
+        """The ``data`` of the records of a kind (see ``_READERS``), by the record's number."""
         if of not in self._said:
             self._said[of] = self._parsed(of, self._among(of), *self._readers[of])
         return self._said[of]
 
     def parse_others(self) -> None:
-        """Parse the ``data`` of the records that no check reads.
-
-        Raises:
-            RunFolderError: some are not a table in JSON.
-        """
+        """Parse the ``data`` of the records that no check reads."""
         known = np.logical_or.reduce([self._among(of) for of in self._readers])
-        self._parsed("other", ~known, {}, lambda data: ())
+        self._parsed("other", ~known, {"any": object}, lambda data: (None,))
 
     def _among(self, of: str) -> Flags:
         kind, _, steps = of.partition(" of ")
@@ -86,74 +131,46 @@ class Evidence:
         return found & self.events["step"].isin(steps.split(" or ")).to_numpy() if steps else found
 
     def _parsed(
-        self, of: str, mask: Flags, columns: Mapping[str, type], read_cells: Callable[[Data], tuple[Any, ...]]
+        self, of: str, mask: Flags, columns: Mapping[str, type], cells: Callable[[Data], tuple[Any, ...]]
     ) -> pd.DataFrame:
-        texts = self._texts.filter(pa.array(mask)).fill_null("{}")
-        texts = texts.combine_chunks().dictionary_encode()
-        rows, codes = np.flatnonzero(mask), texts.indices.to_numpy()
-        found = []
+        texts = self._texts.filter(pa.array(mask)).fill_null("{}").combine_chunks().dictionary_encode()
+        rows, codes, found = np.flatnonzero(mask), texts.indices.to_numpy(), []
         for code, text in enumerate(texts.dictionary.to_pylist()):
             try:
                 data = json.loads(text)
                 if not isinstance(data, dict):
                     raise TypeError(f"{data!r} is no table")
-                found.append(read_cells(data))
+                found.append(cells(data))
             except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
                 row, reason = rows[codes.tolist().index(code)], f"{type(error).__name__}: {error}"
                 where = f"{files.EVENTS} of {str(self.run.path)!r} is damaged"
                 raise RunFolderError(f"{where}: record {row} ({of}) has wrong data ({reason})") from None
-        cells = zip(*found, strict=True) if found else ((),) * len(columns)
-        filled = zip(columns.items(), cells, strict=False)
-        return pd.DataFrame({name: np.fromiter(told, kind, len(found))[codes] for (name, kind), told in filled}, index=rows)
+        return pd.DataFrame.from_records(found, columns=[*columns]).astype(columns).take(codes).set_axis(rows)
 
     @cached_property
     def _texts(self) -> Any:
-        return self._table(files.EVENTS, EVENTS, ["data"])["data"]
+        return self.run.table(files.EVENTS, ["data"])["data"]
 
-    def _numbered(self, payloads: Any) -> int:
-        parts = tuple([(purpose, number(size)) for purpose, size in payloads])
-        if not all(isinstance(purpose, str) for purpose, _ in parts):
-            raise ValueError(f"{payloads!r} are no payloads")
-        return self.payloads.setdefault(parts, len(self.payloads))
-
-    def _message(self, data: Data) -> tuple[Any, ...]:
-        sizes = data["bytes"], data["delivered"], data.get("wire_bytes", data["delivered"])
-        ends = (data.get(end) or "" for end in ("sender", "receiver"))
-        return math.nan, *map(number, sizes), self._numbered(data["payloads"]), *ends
-
-    def _server_transfer(self, data: Data) -> tuple[Any, ...]:
-        """All of it is of one purpose, arrives at once, and is on no link."""
-        size = number(data["bytes"])
-        return math.nan, size, size, 0.0, self._numbered([[data["purpose"], size]]), data["sender"], data["receiver"]
-
-    def _flow(self, data: Data) -> tuple[Any, ...]:
-        return number(data["start"]), *self._message(data)[1:-2], *ends_of(data)[1:]
+    def frame(self, name: str, columns: Sequence[str]) -> pd.DataFrame:
+        """Columns of a table."""
+        table = self.run.table(name, columns)
+        return pd.DataFrame({column: _values(table[column]) for column in columns})
 
     @cached_property
-    def messages(self) -> pd.DataFrame:
-        """Messages, by the record that tells of each.
-
-        Columns: ``start`` (s; NaN where another record says it), ``bytes``, ``delivered``, ``wire_bytes``, ``payloads``,
-        ``sender``, ``receiver``.
-        """
-        return pd.concat([self.said(name) for name in (OF_DEVICES, "server-transfer", *FLOWS)]).sort_index()
+    def events(self) -> pd.DataFrame:
+        """The records, but for their ``data``; the index is the record's number."""
+        return self.frame(files.EVENTS, EVENTS.names[:-1])
 
     @cached_property
     def moved(self) -> pd.DataFrame:
         """The transfers as the records have them, by their records; without ``purpose``."""
-        messages = self.messages
-        events = self.events.loc[messages.index]
-        own, of_edge, of_peers = (events["kind"] == kind for kind in ("step-end", *FLOWS))
-        at_once = ~(own | of_edge | of_peers)  # other parts of the server's side: begun and ended in its record
-        starts = self.steps["start"].reindex(messages.index)
-        down = np.where(own, events["step"] == "download", of_edge & (messages["sender"] == "server"))
-        return messages.assign(
-            start=np.where(own, starts, np.where(at_once, events["time"], messages["start"])),
-            end=events["time"],
-            direction=np.where(of_peers, "peer", np.where(down, "down", "up")),
-            outcome=np.where(at_once, "done", events["outcome"]),
-            **{name: events[name] for name in ("device", "round", "task")},
-        )
+        told = pd.concat([self.said(name) for name in (OF_DEVICES, "server-transfer", *FLOWS)]).sort_index()
+        told = told.join(self.events[["kind", "step", "time", "device", "round", "task", "outcome"]])
+        own, at_once = told["kind"] == "step-end", told["kind"] == "server-transfer"
+        starts = np.where(own, self.steps["start"].reindex(told.index), np.where(at_once, told["time"], told["start"]))
+        ways = np.where(own, np.where(told["step"] == "download", "down", "up"), told["direction"])
+        outcomes = np.where(at_once, "done", told["outcome"])
+        return told.assign(start=starts, end=told["time"], direction=ways, outcome=outcomes)
 
     @property
     def core_s(self) -> "pd.Series[float]":
@@ -173,11 +190,6 @@ class Evidence:
         return self.events.index.isin(starts.index[starts["continues"]])
 
     @cached_property
-    def lost_updates(self) -> "pd.Series[int]":
-        """Tasks that were lost with their edge server, by the record that says so."""
-        return self.said("updates-lost")["tasks"].explode().dropna().astype(np.int64)
-
-    @cached_property
     def steps(self) -> pd.DataFrame:
         """Ends of steps, with the record (``begun``, -1: none) and the time (``start``, s) of their begins."""
         return self._spans("step")
@@ -187,10 +199,17 @@ class Evidence:
         """Ends of tasks likewise."""
         return self._spans("task")
 
+    def _spans(self, what: str) -> pd.DataFrame:
+        events = self.events
+        ended = events[events["kind"] == f"{what}-end"]
+        begun = latest(events["kind"] == f"{what}-start", events["task"])[ended.index]
+        return ended.assign(begun=begun, start=at_places(events["time"], begun))
+
     @cached_property
     def in_vain(self) -> pd.DataFrame:
         """Ends of tasks that ended otherwise than done, trained for nothing, or were lost with an edge server."""
-        useless = pd.concat([self.events["task"][self.idle], self.lost_updates])
+        lost = self.said("updates-lost")["tasks"].explode().dropna()
+        useless = pd.concat([self.events["task"][self.idle], lost.astype(np.int64)])
         tasks = self.tasks[self.tasks["task"] != NOTHING]
         return tasks[(tasks["outcome"] != "done") | tasks["task"].isin(useless)]
 
@@ -200,22 +219,13 @@ class Evidence:
         trainings = self.said("step-end of train")
         return self.steps.loc[trainings.index].join(trainings).join(self.core_s)
 
-    def _spans(self, what: str) -> pd.DataFrame:
-        events = self.events
-        ended = events[events["kind"] == f"{what}-end"]
-        begun = latest(events["kind"] == f"{what}-start", events["task"])[ended.index]
-        return ended.assign(begun=begun, start=at_places(events["time"], begun))
-
     @cached_property
     def transfers(self) -> pd.DataFrame:
         """The messages, with ``edge``: the edge server that sent or received each, or ``NOTHING``."""
-        frame = self.frame(files.TRANSFERS, TRANSFERS, [name for name in TRANSFERS.names if name != "payloads"])
+        frame = self.frame(files.TRANSFERS, [name for name in TRANSFERS.names if name != "payloads"])
         ends = (numbered(frame[end], "edge") for end in ("receiver", "sender"))
         frame["edge"] = np.where(frame["direction"] == "peer", NOTHING, np.maximum(*ends))
-        return frame.assign(payloads=self._payloads())
-
-    def _payloads(self) -> Ints:
-        column = self._table(files.TRANSFERS, TRANSFERS, ["payloads"])["payloads"]
+        column = self.run.table(files.TRANSFERS, ["payloads"])["payloads"]
         texts = column.combine_chunks().dictionary_encode()
         try:
             lookup = [self._numbered(json.loads(text)) for text in texts.dictionary.to_pylist()]
@@ -223,13 +233,12 @@ class Evidence:
                 raise ValueError("a message has no payloads")
         except (TypeError, ValueError, RecursionError) as error:
             raise RunFolderError(f"{files.TRANSFERS} of {str(self.run.path)!r} is damaged: {error}") from None
-        numbers: Ints = np.array(lookup, dtype=np.int64)[texts.indices.to_numpy()]
-        return numbers
+        return frame.assign(payloads=np.array(lookup, dtype=np.int64)[texts.indices.to_numpy()])
 
     @cached_property
     def devices(self) -> pd.DataFrame:
         """The devices."""
-        return self.frame(files.DEVICES, DEVICES, _OF_DEVICES)
+        return self.frame(files.DEVICES, DEVICES.names)
 
     def row_of(self, device: Any) -> Ints:
         """The row of each of these devices among ``devices``, -1 for one that has none; int64, as many."""
@@ -241,47 +250,21 @@ class Evidence:
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
-        """Of the rounds, what is added up over them."""
-        return self.frame(files.ROUNDS, ROUNDS, _OF_ROUNDS)
+        """The rounds."""
+        return self.frame(files.ROUNDS, ROUNDS.names)
 
     @cached_property
-    def availability(self) -> pd.DataFrame | None:
-        """When devices could be reached; None in a folder of an older fedsim."""
-        there = self.run.has(files.AVAILABILITY)
-        return self.frame(files.AVAILABILITY, AVAILABILITY, AVAILABILITY.names) if there else None
-
-    def frame(self, name: str, schema: pa.Schema, columns: Sequence[str]) -> pd.DataFrame:
-        """Columns of a table.
-
-        Raises:
-            RunFolderError: the table is missing or damaged.
-        """
-        table = self._table(name, schema, columns)
-        return pd.DataFrame({column: _values(table[column]) for column in columns})
-
-    def _table(self, name: str, schema: pa.Schema, columns: Sequence[str]) -> Any:
-        wanted = pa.schema([schema.field(column) for column in columns])
-        return pa.concat_tables([wanted.empty_table(), *self.run.batches(name, wanted)])
+    def availability(self) -> pd.DataFrame:
+        """When devices could be reached."""
+        return self.frame(files.AVAILABILITY, AVAILABILITY.names)
 
     @cached_property
     def network(self) -> dict[str, Any] | None:
-        """The links and routes that the run has left in the folder; None where it left none.
+        """The links and routes that the run has left in the folder; None where it left none."""
+        return self.document(files.NETWORK) if self.run.has(files.NETWORK) else None
 
-        Raises:
-            RunFolderError: they are damaged.
-        """
-        return self._json(files.NETWORK) if self.run.has(files.NETWORK) else None
-
-    @cached_property
-    def energy_setting(self) -> Any:
-        """Setting by which energy is counted, besides the draw of each device.
-
-        Raises:
-            RunFolderError: it is missing or damaged.
-        """
-        return self._json(SETTING)
-
-    def _json(self, name: str) -> Any:
+    def document(self, name: str) -> Any:
+        """A JSON file of the folder."""
         try:
             return read_json(self.run.path / name)
         except (OSError, ValueError) as error:
@@ -296,15 +279,14 @@ class Evidence:
     @property
     def overhead(self) -> float:
         """Bytes on the wire for a byte of payload, by the scenario's protocol."""
-        usual = {"segment": "1 B", "header": "0 B"}  # of versions without protocols
-        protocol = self.run.scenario["network"].get("protocol", usual)
+        protocol = self.run.scenario["network"]["protocol"]
         segment, header = (read(Bytes, protocol[key]) for key in ("segment", "header"))
         return float((segment + header) / segment)
 
     @property
     def has_own_protocol(self) -> bool:
         """Whether the protocol is of the user's own, which may count bytes otherwise."""
-        return ":" in self.run.scenario["network"].get("protocol", {"kind": "fluid"})["kind"]
+        return ":" in self.run.scenario["network"]["protocol"]["kind"]
 
 
 def _values(column: Any) -> Any:
@@ -322,6 +304,17 @@ def findings(text: str, rows: pd.DataFrame, wrong: Any = slice(None)) -> Iterato
     if np.any(wrong):
         for row, *values in rows[wrong].itertuples():
             yield text.format(row=row, **dict(zip(rows.columns, map(shown, values), strict=True)))
+
+
+def differing(text: str, table: pd.DataFrame, due: Any, **how: Any) -> Iterator[str]:
+    """``text`` of each cell (``name``, ``row``, ``told``) that is not ``due``, column by column; ``how`` as for ``close``."""
+    for name, values in due.items():
+        told = np.asarray(table[name])
+        if len(told) != len(values):
+            yield f"there are {len(told)} rows with {name}; due are {len(values)}"
+            continue
+        rows = pd.DataFrame({"name": name, "told": told, "due": np.asarray(values)})
+        yield from findings(text, rows, ~close(rows["told"], rows["due"], **how))
 
 
 def shown(value: Any) -> Any:
@@ -342,12 +335,12 @@ def at_places(values: Any, places: Ints) -> Floats:
     return np.append(np.asarray(values, dtype=np.float64), np.nan)[places]
 
 
-_adapter = cache(TypeAdapter[Any])
-
-
-def close(one: Any, other: Any, atol: float = 1e-6) -> Any:
+def close(one: Any, other: Any, atol: float = 1e-6, equal_nan: bool = False) -> Any:
     """Whether numbers are equal up to the rounding of sums; bool, as many."""
-    return np.isclose(one, other, rtol=1e-9, atol=atol)
+    return np.isclose(one, other, rtol=1e-9, atol=atol, equal_nan=equal_nan)
+
+
+_adapter = cache(TypeAdapter[Any])
 
 
 def read(kind: Any, text: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Did the run keep to what its scenario allows: rounds, time, clients, and the model that is trained?"""
+"""Did devices work only while they were there, and did the run keep to its scenario: rounds, time, clients, the model?"""
 
 import json
 import math
@@ -7,8 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from fedsim.audit.evidence import NOTHING, Evidence
+from fedsim.arrays import Flags, Ints
+from fedsim.audit.evidence import NOTHING, Evidence, at_places, findings, latest, numbered
 from fedsim.language.stop import StopSpec
 
 _WIDTHS: Mapping[str, tuple[int, ...]] = {
@@ -38,11 +40,107 @@ _FILES = {kind: set(names) for names, kinds in _FAMILIES.items() for kind in kin
 """The files of models that a strategy leaves, if it leaves any."""
 
 
+def devices_agree(evidence: Evidence) -> Iterator[str]:
+    """One row a device, selected for a round as often as the records say, and at work only while it was there.
+
+    Of very many devices there is one for each that was ever asked.
+    """
+    events, devices, stated = evidence.events, evidence.devices, evidence.run.scenario["population"]["devices"]
+    starts, ends = (events["kind"] == kind for kind in ("task-start", "task-end"))
+    number = np.arange(len(devices))
+    if evidence.run.has_all_devices:
+        if len(devices) != stated:
+            yield f"there are {len(devices)} devices, the scenario says {stated}"
+    else:
+        number, asked = devices["device"].to_numpy(), np.unique(events["device"][starts])
+        if not np.array_equal(asked, number) or not (asked < stated).all():
+            yield f"there are rows of {len(devices)} devices; the records ask others, or {len(asked)} of the {stated}"
+    yield from findings("row {row} is device {device}", devices, devices["device"] != number)
+    asked = evidence.row_of(events["device"][starts & (events["round"] != NOTHING) & ~evidence.continues])
+    times = np.bincount(asked[asked >= 0], minlength=len(devices))
+    text = "device {number} was selected {selected} times, the records say {times}"
+    yield from findings(text, devices.assign(number=number, times=times), devices["selected"] != times)
+    nobody = events["kind"].isin(("arrival", "departure", "shift")) & (events["device"] == NOTHING)
+    yield from findings("record {row} ({kind}) is of no device", events, nobody)
+    # A server may ask a device of whose leaving it has not heard: that task ends at once.
+    gone = events["task"].isin(events["task"][ends & (events["outcome"] == "left")])
+    told = events[(ends | starts) & (events["device"] != NOTHING) & ~gone]
+    row = evidence.row_of(told["device"])
+    yield from findings("task {task} is on device {device}, which does not exist", told, row < 0)
+    there = (at_places(devices["arrival"], row) <= told["time"]) & (told["time"] <= at_places(devices["departure"], row))
+    yield from findings("device {device} works at {time!r} s, when it is not there", told, (row >= 0) & ~there)
+
+
+def reachable(evidence: Evidence) -> Iterator[str]:
+    """The table of availability is in order; steps lie within on phases; who is lost or flat has gone off, or was switched off.
+
+    Devices of which the table says nothing are left out.
+    """
+    table, end = evidence.availability, evidence.run.summary["simulated_s"]
+    before, device, time = table.shift(), table["device"], table["time"]
+    first = device != before["device"]
+    wrong = (device < before["device"]) | (first & (time != 0)) | ~(time <= end)
+    wrong |= ~first & ((time <= before["time"]) | (table["on"] == before["on"]))
+    wrong |= (device < 0) | (device >= evidence.run.population)
+    text = "row {row} of the availability, device {device} at {time!r} s, is no change after the row before"
+    yield from findings(text, table, wrong)
+    if wrong.any() or table.empty:
+        return
+    steps, ends = evidence.steps, evidence.tasks
+    steps = steps[(steps["device"] != NOTHING) & (steps["begun"] >= 0)]
+    text = "task {task} has a step from {start!r} s to {time!r} s, while its device was away"
+    yield from findings(text, steps, _away(table, steps))
+    ends = ends[ends["outcome"].isin(("lost", "battery")) & (ends["device"] != NOTHING)]
+    on = at_places(table["on"], _state(table, ends["device"], ends["time"])) == 1
+    excused = _switched_off(evidence)[ends.index] | _edge_lost(evidence, ends)
+    yield from findings("task {task} was lost at {time!r} s, when its device was there", ends, on & ~excused)
+    text = "device {device} sends or receives a message from {start!r} s to {time!r} s, while it was away"
+    for way in ("sender", "receiver"):
+        messages = evidence.said("message").join(evidence.events["time"])
+        messages["device"] = numbered(messages[way], "device")
+        yield from findings(text, messages, _away(table, messages))
+
+
+def _away(table: pd.DataFrame, told: pd.DataFrame) -> Any:
+    """Whether each device was off at some time from ``start`` to ``time`` (s), if that takes time; bool, as many."""
+    state = _state(table, told["device"], told["start"])
+    until = table["time"].shift(-1).where(table["device"] == table["device"].shift(-1), np.inf)
+    there = (at_places(table["on"], state) == 1) & (told["time"] <= at_places(until, state))
+    return (state >= 0) & (told["time"] > told["start"]) & ~there
+
+
+def _state(table: pd.DataFrame, device: Any, time: Any) -> Ints:
+    """The row of the availability that holds for each device at a time (s); -1 where there is none; int64, as many."""
+    asked = pd.DataFrame({"device": np.asarray(device, dtype=np.int64), "time": np.asarray(time, dtype=np.float64)})
+    changes = table[["device", "time"]].assign(device=table["device"].astype(np.int64), row=table.index)
+    found = pd.merge_asof(asked.reset_index().sort_values("time"), changes.sort_values("time"), on="time", by="device")
+    return found.set_index("index")["row"].sort_index().fillna(-1).to_numpy(np.int64)
+
+
+def _switched_off(evidence: Evidence) -> Flags:
+    """Whether a process had switched each record's device off, or did so at that instant; bool [records]."""
+    events, device = evidence.events, evidence.events["device"]
+    off = (events["kind"] == "switch-off").to_numpy()
+    act = latest(off | (events["kind"] == "switch-on"), device)
+    just_now = at_places(events["time"], latest(off, device)) == events["time"].to_numpy()
+    return np.asarray(np.append(off, False)[act] | just_now)
+
+
+def _edge_lost(evidence: Evidence, ends: pd.DataFrame) -> Flags:
+    """Whether the edge server of each record's device was lost at that instant; bool [ends]."""
+    lost, layout = evidence.said("edge-off"), evidence.network
+    if not len(lost) or layout is None or "edges" not in layout:
+        return np.zeros(len(ends), dtype=bool)
+    of = np.array(layout["edges"]["of"])
+    where = pd.MultiIndex.from_arrays([of[ends["device"] % len(of)], ends["time"]])
+    return where.isin(pd.MultiIndex.from_arrays([lost["edge"], evidence.events["time"][lost.index]]))
+
+
 def limits_kept(evidence: Evidence) -> Iterator[str]:
     """No more rounds, time and clients than the scenario allows, and no end before one of its conditions is met."""
     summary, scenario = evidence.run.summary, evidence.run.scenario
+    rounds, time, stopped = (summary[key] for key in ("rounds", "simulated_s", "stopped"))
     stop = StopSpec.model_validate(scenario["stop"])
-    rounds, time = summary["rounds"], summary["simulated_s"]
     if stop.rounds is not None and rounds > stop.rounds:
         yield f"there were {rounds} rounds, the scenario allows {stop.rounds}"
     if stop.simulated_time is not None and time > stop.simulated_time:
@@ -50,45 +148,38 @@ def limits_kept(evidence: Evidence) -> Iterator[str]:
     reached = (evidence.rounds["accuracy"] >= (math.inf if stop.accuracy is None else stop.accuracy)).to_numpy()
     if reached[:-1].any():
         yield f"the accuracy at which the run was to stop, {stop.accuracy!r}, was reached in round {int(reached.argmax())}"
-    wanted = {"simulated time": time == stop.simulated_time}
-    if found := re.fullmatch(r"(\d+) rounds", str(summary["stopped"])):
-        wanted[summary["stopped"]] = int(found[1]) == rounds == stop.rounds
-    if re.fullmatch(r"accuracy .* reached", str(summary["stopped"])):
-        wanted[summary["stopped"]] = bool(reached[-1:].any())
-    if not wanted.get(summary["stopped"], True):
-        reason = json.dumps(summary["stopped"])
+    can_be = stopped != "simulated time" or time == stop.simulated_time
+    if found := re.fullmatch(r"(\d+) rounds", str(stopped)):
+        can_be = int(found[1]) == rounds == stop.rounds
+    if re.fullmatch(r"accuracy .* reached", str(stopped)):
+        can_be = bool(reached[-1:].any())
+    if not can_be:
+        reason = json.dumps(stopped)
         yield f"the run stopped as {reason}, which is not what the scenario says of {rounds} rounds and {time!r} s"
-    yield from _clients(evidence, scenario["strategy"], scenario["population"]["devices"])
-
-
-def _clients(evidence: Evidence, said: Mapping[str, Any], devices: int) -> Iterator[str]:
+    said, events = scenario["strategy"], evidence.events
     if ":" in said["kind"]:
         return  # its parameters have a meaning of its own
-    events = evidence.events
     starts = events[(events["kind"] == "task-start") & (events["round"] != NOTHING)]
-    most = _cohort(said, devices)
-    if most is not None:
-        asked = starts.groupby("round")["device"].nunique()
-        for number, count in asked[asked > most].items():
-            yield f"round {number} asked {count} clients, the scenario allows {most}"
-    if "concurrency" in said:
-        ends = events[(events["kind"] == "task-end") & events["task"].isin(starts["task"])]
-        change = events.index.isin(starts.index).astype(int) - events.index.isin(ends.index)
-        at_work = np.cumsum(change)
-        if len(at_work) and at_work.max() > said["concurrency"]:
-            when = events["time"].tolist()[int(at_work.argmax())]
-            yield f"{at_work.max()} clients were at work at {when!r} s, the scenario allows {said['concurrency']}"
+    most = _cohort(said, scenario["population"]["devices"])
+    asked = starts.groupby("round")["device"].nunique()
+    for number, count in asked[asked > most].items():
+        yield f"round {number} asked {count} clients, the scenario allows {most:g}"
+    ends = events[(events["kind"] == "task-end") & events["task"].isin(starts["task"])]
+    at_work = np.cumsum(events.index.isin(starts.index).astype(int) - events.index.isin(ends.index))
+    if at_work.max(initial=0) > said.get("concurrency", math.inf):
+        when = events["time"].tolist()[int(at_work.argmax())]
+        yield f"{at_work.max()} clients were at work at {when!r} s, the scenario allows {said['concurrency']}"
 
 
-def _cohort(said: Mapping[str, Any], devices: int) -> int | None:
-    """Most clients that a round asks; None where the scenario sets no limit."""
+def _cohort(said: Mapping[str, Any], devices: int) -> float:
+    """Most clients that a round asks; infinity where the scenario sets no limit."""
     if "participation" in said:
         share = max(said["participation"], said["moment"].get("participation", 0.0))
-        return int(round(share * devices) + said.get("groups", 0))
+        return float(round(share * devices) + said.get("groups", 0))
     if said.get("clients_per_round") is None:
-        return None
+        return math.inf
     tiers = said["tiers"] if said["kind"] == "fedat" else 1
-    return int(math.ceil(said["clients_per_round"] * said.get("over_selection", 1.0) - 1e-9) * tiers)
+    return float(math.ceil(said["clients_per_round"] * said.get("over_selection", 1.0) - 1e-9) * tiers)
 
 
 def models_as_said(evidence: Evidence) -> Iterator[str]:

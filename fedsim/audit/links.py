@@ -22,47 +22,38 @@ from fedsim.records import folder as files
 _WAYS = ("down", "up")
 _WHOLE, _BELOW, _ABOVE = range(3)  # between devices and the server, devices and edge servers, and these and the server
 
-User = tuple[str, int, int]
-"""The messages of a direction, on a part of the way, of a place (that of the devices, or the edge server)."""
-
 
 class Link(NamedTuple):
-    """A link that messages share.
+    """A link that messages share: its name in findings and its ``key`` in records, its rate as it was built (bytes/s).
 
-    Attributes:
-        name: in findings.
-        key: in the records.
-        rate: as it was built, bytes/s.
-        users: the messages that take it.
+    Its users are the messages of a direction, on a part of the way, of a place (that of the devices, or the edge server).
     """
 
     name: str
     key: str
     rate: float
-    users: Sequence[User]
-
-
-class Layout(NamedTuple):
-    """Shared links of devices; device i is at place i mod ``places``. ``latency``: between edge servers and the server (s)."""
-
-    places: int
-    links: Sequence[Link]
-    latency: float = 0.0
+    users: Sequence[tuple[str, int, int]]
 
 
 def within_capacity(evidence: Evidence) -> Iterator[str]:
     """Each device's own link each way, and each link that devices share."""
-    said = evidence.said("link-rate")
-    changes = said.assign(time=evidence.events["time"]).groupby("link")
+    changes = evidence.said("link-rate").assign(time=evidence.events["time"]).groupby("link")
     changed = {str(link): Rate(own["time"].to_numpy(), own["rate"].to_numpy()) for link, own in changes}
-    layout = _layout(evidence)
-    messages = _messages(evidence, layout)
+    network = evidence.run.scenario["network"]
+    from_file = network["kind"] == "graph" or "edge" in network
+    places, links, latency = _from_file(evidence) if from_file else _of_scenario(network, network.get("cells", 1))
+    messages = _messages(evidence, places, latency)
     yield from _own_links(evidence, messages, changed)
-    yield from _between_peers(evidence, layout, changed)
+    yield from _between_peers(evidence, latency, changed)
     users = messages.groupby(["direction", "part", "place"], observed=True).indices
-    for link in layout.links:
+    for link in links:
         rows = np.concatenate([np.empty(0, dtype=np.int64), *(users[user] for user in link.users if user in users)])
         yield from _overfull(f"{link.name} of {link.rate:g} B/s", messages.iloc[rows], link.rate, changed.get(link.key))
+
+
+def _changing(built: float, changed: Rate) -> Rate:
+    """The rate of a link from 0 on, which was built with another than it had later."""
+    return Rate(np.append(0.0, changed.since), np.append(built, changed.values))
 
 
 def _overfull(link: str, messages: pd.DataFrame, built: float, changed: Rate | None) -> Iterator[str]:
@@ -70,14 +61,14 @@ def _overfull(link: str, messages: pd.DataFrame, built: float, changed: Rate | N
     begin = np.minimum(messages["begin"].to_numpy(), end)
     found = None
     if changed is not None:
-        found = changed.after(built).overfull(begin, end, size)
+        found = _changing(built, changed).overfull(begin, end, size)
     elif built < math.inf:
         found = overfull(begin, end, size, built)
     if found is not None:
         yield f"{link} carried {found.carried:.0f} bytes from {found.begin:.6g} s to {found.end:.6g} s"
 
 
-def _messages(evidence: Evidence, layout: Layout) -> pd.DataFrame:
+def _messages(evidence: Evidence, places: int, latency: float) -> pd.DataFrame:
     """The transfers on links: other parts of the server's side than edge servers have none.
 
     Columns besides theirs: ``part`` of the way, ``place`` of the device or the edge server, ``at`` (the device's row), and
@@ -94,17 +85,16 @@ def _messages(evidence: Evidence, layout: Layout) -> pd.DataFrame:
     if not told["direction"].isin(_WAYS).all():
         raise RunFolderError("there are messages that went neither down nor up")
     part = np.where(edge == NOTHING, _WHOLE, np.where(device == NOTHING, _ABOVE, _BELOW))
-    latency = np.append(devices["latency"], layout.latency)[at]  # at -1: between an edge server and the server
-    latency -= layout.latency * (part == _BELOW)
-    begin = told["start"] + np.where(told["wire_bytes"] > 0, latency, 0.0)
-    return told.assign(part=part, place=np.where(part == _ABOVE, edge, device % layout.places), at=at, begin=begin)
+    delay = np.append(devices["latency"], latency)[at] - latency * (part == _BELOW)  # at -1: between an edge and the server
+    begin = told["start"] + np.where(told["wire_bytes"] > 0, delay, 0.0)
+    return told.assign(part=part, place=np.where(part == _ABOVE, edge, device % places), at=at, begin=begin)
 
 
 def _own_links(evidence: Evidence, messages: pd.DataFrame, changed: Mapping[str, Rate]) -> Iterator[str]:
     """A device has its messages one after another, so that each has the link for itself."""
     told = messages[messages["part"] != _ABOVE]
-    links, down, end = evidence.devices.iloc[told["at"]], told["direction"] == "down", told["end"].to_numpy()
-    rate = np.where(down, links["link_down"], links["link_up"])
+    links, end = evidence.devices.iloc[told["at"]], told["end"].to_numpy()
+    rate = np.where(told["direction"] == "down", links["link_down"], links["link_up"])
     most = rate * (end - told["begin"].to_numpy() + slack_s(end)) * SLACK
     for link, rates in changed.items():
         owner = re.fullmatch(r"device ([0-9]+) (down|up)", link)
@@ -112,24 +102,22 @@ def _own_links(evidence: Evidence, messages: pd.DataFrame, changed: Mapping[str,
             continue
         rows = np.flatnonzero((told["device"] == int(owner[1])) & (told["direction"] == owner[2]))
         if len(rows):
-            over, begin, due = rates.after(rate[rows[0]]), told["begin"].to_numpy()[rows], end[rows] + slack_s(end[rows])
+            over, begin, due = _changing(rate[rows[0]], rates), told["begin"].to_numpy()[rows], end[rows] + slack_s(end[rows])
             most[rows] = np.where(over.is_unlimited(begin, due), math.inf, (over.carried(due) - over.carried(begin)) * SLACK)
     text = "transfer {row} brought {wire_bytes:.0f} bytes in {took:.6g} s over a link of {rate:g} B/s"
     yield from findings(text, told.assign(took=end - told["begin"], rate=rate), ~(told["wire_bytes"] <= most))
 
 
-def _between_peers(evidence: Evidence, layout: Layout, changed: Mapping[str, Rate]) -> Iterator[str]:
+def _between_peers(evidence: Evidence, latency: float, changed: Mapping[str, Rate]) -> Iterator[str]:
     """A device may have many messages of other devices at a time, beside those of its tasks, on its own link each way.
 
     The folder does not tell which shared links they take.
     """
     told, devices = evidence.transfers, evidence.devices
     peer = told["direction"] == "peer"
-    if not peer.any():
-        return
     ends = {way: numbered(told[end], "device") for way, end in (("up", "sender"), ("down", "receiver"))}
     between_regions = evidence.run.scenario["network"]["kind"] == "regions"  # where it is each pair's, and is left out here
-    own = np.append(np.maximum(devices["latency"] - layout.latency, 0.0) * (not between_regions), 0.0)  # at -1, of others, 0
+    own = np.append(np.maximum(devices["latency"] - latency, 0.0) * (not between_regions), 0.0)  # at -1, of others, 0
     delay = sum(own[evidence.row_of(end)] for end in ends.values())
     told = told.assign(begin=told["start"] + np.where(peer, delay, 0.0))
     for way, end in ends.items():
@@ -140,18 +128,8 @@ def _between_peers(evidence: Evidence, layout: Layout, changed: Mapping[str, Rat
             yield from _overfull(text, told[user == device], built, changed.get(f"device {device} {way}"))
 
 
-def _layout(evidence: Evidence) -> Layout:
-    """The links that devices share, but for those of infinite rate all the time."""
-    network, changed = evidence.run.scenario["network"], set(evidence.said("link-rate")["link"])
-    if network["kind"] == "graph" or "edge" in network:
-        layout = _from_file(evidence)
-    else:
-        layout = _of_scenario(network, network.get("cells", 1))
-    return layout._replace(links=[link for link in layout.links if link.rate < math.inf or link.key in changed])
-
-
-def _of_scenario(network: dict[str, Any], places: int) -> Layout:
-    """A star, or a tree of cells."""
+def _of_scenario(network: Mapping[str, Any], places: int) -> tuple[int, list[Link], float]:
+    """The places of a star, or a tree of cells, to which devices are attached in turn, and the links that they share."""
     links = []
     for way, text in network.get("server", {}).items():
         users = [(way, _WHOLE, place) for place in range(places)]
@@ -160,20 +138,16 @@ def _of_scenario(network: dict[str, Any], places: int) -> Layout:
         for place in range(places):
             name, rate = f"the {way} link of cell {place}", read(BytesPerSecond, text)
             links.append(Link(name, f"cell {place} {way}", rate, [(way, _WHOLE, place)]))
-    return Layout(places, links)
+    return places, links, 0.0
 
 
-def _from_file(evidence: Evidence) -> Layout:
-    """The places, links and latency of edge servers that the run has left in the folder.
-
-    Raises:
-        RunFolderError: they are missing or damaged.
-    """
+def _from_file(evidence: Evidence) -> tuple[int, list[Link], float]:
+    """Likewise as the run has left them in the folder; and the latency between edge servers and the server (s)."""
     try:
         told = evidence.network
         if told is None:
             raise ValueError("there is no such file")
-        users: dict[str, list[User]] = {name: [] for name in told["links"]}
+        users: dict[str, list[tuple[str, int, int]]] = {name: [] for name in told["links"]}
         edges = told.get("edges", {"below": {}, "above": {}, "latency": 0.0})
         for part, routes in ((_WHOLE, told["routes"]), (_BELOW, edges["below"]), (_ABOVE, edges["above"])):
             for way in _WAYS:
@@ -182,6 +156,6 @@ def _from_file(evidence: Evidence) -> Layout:
                         users[name].append((way, part, place))
         rates = {name: math.inf if rate is None else float(rate) for name, rate in told["links"].items()}
         links = [Link(f"the link {name!r}", name, rates[name], users[name]) for name in users]
-        return Layout(len(told["routes"]["down"]), links, float(edges["latency"]))
+        return len(told["routes"]["down"]), links, float(edges["latency"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunFolderError(f"{files.NETWORK} of {str(evidence.run.path)!r} is missing or damaged: {error}") from None

@@ -1,4 +1,4 @@
-"""Is the world the one that the scenario and its seed make?
+"""Is the world the one that the scenario and its seed make, and did training take as long as it says?
 
 A scenario says how each quantity of a device is drawn, and every draw is keyed, so the columns of the devices can be drawn
 anew. What comes from a file of the user's, from a kind of device or from a preset is left out: the folder does not hold these.
@@ -12,12 +12,11 @@ import numpy as np
 import pandas as pd
 
 from fedsim.arrays import Floats
-from fedsim.audit.evidence import Evidence, findings, read
+from fedsim.audit.evidence import Evidence, at_places, differing, findings, read
 from fedsim.language import units
 from fedsim.language.sizes import Sizes
+from fedsim.language.units import TICK_S
 from fedsim.meters.energy import DAY_S, SETTING, TABLE
-from fedsim.records import folder as files
-from fedsim.records.schema import DEVICES, OF_METERS
 from fedsim.streams import Streams
 
 TomlTable = Mapping[str, Any]
@@ -35,85 +34,110 @@ _POWERS = {
 }
 """Each column's key and unit, and its value where neither the key nor a preset is there."""
 
+_OF_STEPS = (
+    "pfedme",
+    "flexcfl",
+    "fedgroup",
+    "flower",
+    "heterofl",
+    "hetlora",
+    "flora",
+)  # not all epochs are passes of the model
+_ASKS_OTHERS = ("moon",)  # their epochs take a longer pass
+_ROUNDING = 1e-6
+_ON_CORES = ("train", "evaluate", "compute")
+
 
 def devices_as_drawn(evidence: Evidence) -> Iterator[str]:
     """The devices' speeds, links and sample counts are those that the scenario's distributions and seed give."""
-    if evidence.run.has_all_devices:
-        names = ("speed", "samples", *_LINKS)
-        yield from _differing(evidence.frame(files.DEVICES, DEVICES, names), _of_devices(evidence), "")
+    if not evidence.run.has_all_devices:
+        return
+    scenario = evidence.run.scenario
+    population, network, streams, count = _of(scenario)
+    columns = {"speed": _drawn(scenario, population.get("speed"), "world/speed", units.SamplesPerSecond)}
+    if (slow := population.get("stragglers")) is not None:
+        order = streams.generator("world/stragglers").permutation(count)
+        factor = _drawn(scenario, slow["factor"], "world/stragglers/factor", float)
+        columns["speed"] *= np.where(np.isin(np.arange(count), order[: round(slow["share"] * count)]), factor, 1.0)
+    if population.get("samples", {}).get("kind") in ("uniform", "long-tail"):
+        sizes = read(Sizes, population["samples"])
+        columns["samples"] = sizes.draw(count, streams.generator("world/samples")).astype(np.float64)
+    if "capacity" not in population and "device" not in population:
+        for name, (key, purpose, unit) in _LINKS.items():
+            if not (key == "latency" and ("edge" in network or network["kind"] == "regions")):
+                columns[name] = _drawn(scenario, network.get("device", {}).get(key), f"world/{purpose}", unit)
+    yield from _differing(evidence.devices, columns, "")
 
 
 def energy_as_said(evidence: Evidence) -> Iterator[str]:
     """Energy is counted as the scenario says, with the devices' batteries and powers that it draws."""
-    said = evidence.run.scenario.get("energy")
+    scenario = evidence.run.scenario
+    said = scenario.get("energy")
     if said is None or not evidence.run.has(TABLE):
         return
-    setting = evidence.energy_setting
-    for key, value in _setting(evidence, said).items():
+    setting, overhead = evidence.document(SETTING), math.nan if evidence.has_own_protocol else evidence.overhead
+    for key, value in _setting(said, evidence.cells, overhead).items():
         if not _alike(setting[key], value):
             yield f"{key} is {setting[key]!r} in {SETTING}, the scenario says {value!r}"
-    drawn = _of_energy(evidence, said)
-    yield from _differing(evidence.frame(TABLE, OF_METERS[TABLE], tuple(drawn)), drawn, "energy: ")
+    battery = said.get("battery", {})
+    columns = {name: _drawn(scenario, battery.get(key), f"world/battery/{key}", unit) for name, (key, unit) in _BATTERY.items()}
+    columns["initial_j"] *= np.where(columns["initial_j"] > 0, columns["capacity_j"], 0.0)
+    factors = {"compute_w": said["utilisation"], "receive_j_byte": overhead, "send_j_byte": overhead}
+    free = "preset" not in said and "device" not in scenario["population"]
+    for name, (key, unit, zero) in _POWERS.items():
+        usual = {"kind": "constant", "value": zero} if free and zero else None
+        columns[name] = _drawn(scenario, said.get(key, usual), f"world/energy/{key}", unit) * factors.get(name, 1.0)
+    yield from _differing(evidence.frame(TABLE, tuple(columns)), columns, "energy: ")
+
+
+def _of(scenario: TomlTable) -> tuple[TomlTable, TomlTable, Streams, int]:
+    population = scenario["population"]
+    return population, scenario["network"], Streams(scenario["seed"]), population["devices"]
 
 
 def _differing(table: pd.DataFrame, drawn: Mapping[str, Floats], where: str) -> Iterator[str]:
+    text = where + "{name} of device {row} is {told!r}; by the scenario and its seed {due!r}"
     for name, values in drawn.items():
-        text = f"{where}{name} of device {{row}} is {{{name}!r}}; by the scenario and its seed "
-        if len(table) != len(values):
-            yield from findings(text + "another number of devices", table)
-            continue
-        slack = units.TICK_S if name in ("latency", "tail_s") else 0.0
-        wrong = ~np.isclose(table[name], values, rtol=1e-9, atol=slack) & ~np.isnan(values)
-        yield from findings(text + "{wanted!r}", table.assign(wanted=values), wrong)
+        if len(table) == len(values):
+            values = np.where(np.isnan(values), table[name], values)  # of which the scenario says nothing
+        slack = TICK_S if name in ("latency", "tail_s") else 0.0
+        yield from differing(text, table, {name: values}, atol=slack, equal_nan=True)
 
 
-def _of_devices(evidence: Evidence) -> dict[str, Floats]:
-    scenario = evidence.run.scenario
-    population, network, draw = scenario["population"], scenario["network"], _DrawnQuantity(scenario)
-    columns = {"speed": draw(population.get("speed"), "world/speed", units.SamplesPerSecond)}
-    if "stragglers" in population:
-        columns["speed"] *= draw.slowing(population["stragglers"])
-    if population.get("samples", {}).get("kind") in ("uniform", "long-tail"):
-        sizes = read(Sizes, population["samples"])
-        columns["samples"] = sizes.draw(draw.devices, draw.streams.generator("world/samples")).astype(np.float64)
-    if "capacity" not in population and "device" not in population:
-        for name, (key, purpose, unit) in _LINKS.items():
-            if not (key == "latency" and ("edge" in network or network["kind"] == "regions")):
-                columns[name] = draw(network.get("device", {}).get(key), f"world/{purpose}", unit)
-    return columns
+def _drawn(scenario: TomlTable, said: TomlTable | None, purpose: str, unit: Any) -> Floats:
+    """A quantity of every device from its distribution in the scenario; NaN where the scenario does not tell it."""
+    _, _, streams, count = _of(scenario)
+    said, generator = said or {"kind": "unknown"}, streams.generator(purpose)
+    match said["kind"]:
+        case "constant":
+            return np.full(count, read(unit, said["value"]), dtype=np.float64)
+        case "uniform":
+            return np.asarray(generator.uniform(read(unit, said["low"]), read(unit, said["high"]), count))
+        case "lognormal":
+            normal = generator.standard_normal(count)
+            return np.asarray(read(unit, said["median"]) * np.exp(normal * math.log(said["spread"])))
+        case "choice":
+            weights = np.array(said["shares"]) / sum(said["shares"]) if said.get("shares") else None
+            return np.asarray(generator.choice(np.array(read(list[unit], said["values"])), count, p=weights))
+        case "list":
+            return np.array(read(list[unit], said["values"]), dtype=np.float64)
+    return np.full(count, np.nan)
 
 
-def _of_energy(evidence: Evidence, said: TomlTable) -> dict[str, Floats]:
-    draw, battery = _DrawnQuantity(evidence.run.scenario), said.get("battery", {})
-    columns = {name: draw(battery.get(key), f"world/battery/{key}", unit) for name, (key, unit) in _BATTERY.items()}
-    columns["initial_j"] *= np.where(columns["initial_j"] > 0, columns["capacity_j"], 0.0)
-    overhead = math.nan if evidence.has_own_protocol else evidence.overhead
-    factors = {"compute_w": said["utilisation"], "receive_j_byte": overhead, "send_j_byte": overhead}
-    free = "preset" not in said and "device" not in evidence.run.scenario["population"]
-    for name, (key, unit, zero) in _POWERS.items():
-        usual = {"kind": "constant", "value": zero} if free and zero else None
-        columns[name] = draw(said.get(key, usual), f"world/energy/{key}", unit) * factors.get(name, 1.0)
-    return columns
-
-
-def _setting(evidence: Evidence, said: TomlTable) -> dict[str, Any]:
+def _setting(said: TomlTable, cells: int, overhead: float) -> dict[str, Any]:
     """Expected ``energy.json``, as far as the scenario says it."""
 
     def place(told: TomlTable | None, count: int) -> dict[str, float]:
-        given = {key: value for key, value in (told or {}).items() if value is not None}
-        given = {"idle": "0 W", "update": "0 J", "byte": "0 J/B"} | given
+        given = {"idle": "0 W", "update": "0 J", "byte": "0 J/B"}
+        given |= {key: value for key, value in (told or {}).items() if value is not None}
         return {
             "idle_w": count * read(units.Watts, given["idle"]),
             "update_j": read(units.Joules, given["update"]),
-            "j_byte": read(units.JoulesPerByte, given["byte"]) * (math.nan if evidence.has_own_protocol else evidence.overhead),
+            "j_byte": read(units.JoulesPerByte, given["byte"]) * overhead,
         }
 
-    setting = {
-        "idle_while": said["idle_while"],
-        "batteries": "battery" in said,
-        "server": place(said.get("server"), 1),
-        "edge": place(said.get("edge"), evidence.cells),
-    }
+    setting = {"idle_while": said["idle_while"], "batteries": "battery" in said}
+    setting |= {"server": place(said.get("server"), 1), "edge": place(said.get("edge"), cells)}
     zones = said.get("carbon", {"zones": []})["zones"]
     if not any("file" in zone for zone in zones):
         starts = read(units.Seconds, said["starts"])
@@ -139,35 +163,86 @@ def _alike(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-class _DrawnQuantity:
-    """Draws a quantity of every device from its distribution in the scenario; NaN where the scenario does not tell it."""
+def epochs_agree(evidence: Evidence) -> Iterator[str]:
+    """As many epochs as ends of epochs, or none that counts; in order, and within the training."""
+    told = evidence.trainings
+    count, epochs = told["ends"].map(len), told["epochs"]
+    ends = told["ends"].explode().dropna().astype(np.float64)
+    before = ends.groupby(level=0).shift().fillna(told["start"])
+    late = ~((before <= ends) & (ends <= told["time"].reindex(ends.index)))
+    right = ((epochs == count) | (epochs == 0)) & (count <= told["asked"]) & (epochs >= 0)
+    text = "task {task} trained {epochs:g} of {asked:g} epochs, which are said to end at {ends}"
+    yield from findings(text, told, ~right | told.index.isin(ends.index[late]))
 
-    def __init__(self, scenario: TomlTable) -> None:
-        self.devices, self.streams = scenario["population"]["devices"], Streams(scenario["seed"])
 
-    def __call__(self, said: TomlTable | None, purpose: str, unit: Any) -> Floats:
-        said, generator = said or {"kind": "unknown"}, self.streams.generator(purpose)
+def durations_agree(evidence: Evidence) -> Iterator[str]:
+    """A device's last training took its samples over its speed an epoch, by the jitter of that instant."""
+    scenario, events, told = evidence.run.scenario, evidence.events, evidence.trainings
+    population, _, streams, _ = _of(scenario)
+    strategy, jitter = scenario["strategy"]["kind"], population["jitter"]
+    of_steps = strategy in _OF_STEPS or scenario["strategy"].get("local_steps")
+    drawn = "device" in population or population.get("capacity", {}).get("kind", "fedscale") != "fedscale"
+    own = ":" in strategy or ":" in scenario.get("training", {}).get("kind", "")  # a trainer of one's own may stop early
+    if drawn or of_steps or own or jitter["kind"] != "constant":
+        return
+    # The last training of each device of which an epoch has ended, on all its samples as it has them at the end.
+    told = told[told["ends"].map(bool) & ~told["in_part"]].drop_duplicates("device", keep="last").sort_values("device")
+    shifted = events[events["kind"] == "shift"].groupby("device")["time"].last().reindex(told["device"]).fillna(-1.0)
+    paced = told["device"].isin(events["device"][events["kind"] == "pace"])
+    told = told[(told["start"].to_numpy() > shifted.to_numpy()) & ~paced.to_numpy()]
+    epoch_s = at_places(evidence.devices["samples"] / evidence.devices["speed"], evidence.row_of(told["device"]))
+    sigma = math.sqrt(math.log1p(jitter["value"] ** 2))
 
-        def value(key: str) -> Any:
-            return read(unit, said[key])
+    def ratio(training: Any, epoch_s: float) -> float:
+        begins = [training.start, *training.ends]
+        seconds = begins[-1] - begins[0]
+        if not math.isnan(training.core_s):  # of an epoch that was cut off too
+            seconds = training.core_s if begins[-1] == training.time else math.nan
+        if not 0 < epoch_s < math.inf or not seconds > 1e4 * TICK_S * len(training.ends):
+            return math.nan
+        draws = [streams.normal("world/jitter", training.device, int(time / TICK_S)) for time in begins[:-1]] if sigma else []
+        factor = math.fsum(math.exp(sigma * draw - sigma**2 / 2) for draw in draws) if sigma else len(training.ends)
+        return float(seconds / (epoch_s * factor))
 
-        match said["kind"]:
-            case "constant":
-                return np.full(self.devices, value("value"), dtype=np.float64)
-            case "uniform":
-                return np.asarray(generator.uniform(value("low"), value("high"), self.devices))
-            case "lognormal":
-                normal = generator.standard_normal(self.devices)
-                return np.asarray(value("median") * np.exp(normal * math.log(said["spread"])))
-            case "choice":
-                weights = np.array(said["shares"]) / sum(said["shares"]) if said.get("shares") else None
-                return np.asarray(generator.choice(np.array(read(list[unit], said["values"])), self.devices, p=weights))
-            case "list":
-                return np.array(read(list[unit], said["values"]), dtype=np.float64)
-        return np.full(self.devices, np.nan)
+    ratios = np.array([ratio(one, seconds) for one, seconds in zip(told.itertuples(), epoch_s, strict=True)], dtype=np.float64)
+    usual, slow = 1.0, population.get("slow_phases", {"factor": 1.0})["factor"]
+    if "reference_flops" in population or strategy in _ASKS_OTHERS:
+        usual = float(np.nanmedian(ratios)) if slow == 1.0 and not np.isnan(ratios).all() else math.nan
+    slack = _ROUNDING if usual == 1.0 else 1e-4
+    wrong = (ratios < usual * (1 - slack)) | (ratios > usual / slow * (1 + slack))  # nothing is where it is not known
+    text = "device {device}: its last training took {ratio:.6g} times as long as its samples over its speed"
+    yield from findings(text, told.assign(ratio=ratios / usual), wrong)
 
-    def slowing(self, said: TomlTable) -> Floats:
-        """The factors of the devices' speeds, below 1 for stragglers."""
-        factor = self(said["factor"], "world/stragglers/factor", float)
-        order = self.streams.generator("world/stragglers").permutation(self.devices)
-        return np.where(np.isin(np.arange(self.devices), order[: round(said["share"] * self.devices)]), factor, 1.0)
+
+def hosts_shared(evidence: Evidence) -> Iterator[str]:
+    """Each computation had its host's even share at every instant, and no host had more tasks at once than it has room for."""
+    host = evidence.run.scenario["population"].get("host")
+    if host is None:
+        return
+    steps, tasks, cores = evidence.steps, evidence.tasks, host.get("cores", 1)
+    counts, work = zip([1.0, 1.0], *host.get("throughput", [[cores, cores]]), strict=True)
+    computing = steps[steps["step"].isin(_ON_CORES) & (steps["outcome"] != "memory")]
+    text = "device {device} had {core_s!r} s of a core by {time!r} s; its host's share was {had!r} s"
+    for _, own in computing.join(evidence.core_s).groupby(steps["device"] % host["number"]):
+        times, busy = _busy(own)
+        rates = np.interp(busy, counts, work) / np.maximum(busy, 1)
+        served = np.append(0.0, np.cumsum(rates[:-1] * np.diff(times)))
+        had = np.interp(own["time"], times, served) - np.interp(own["start"], times, served)
+        yield from findings(text, own.assign(had=had), ~(np.abs(own["core_s"] - had) <= _ROUNDING * (1 + had)))
+    slots = host.get("workers", math.inf)
+    if "memory" in host:
+        memory, each = (read(units.Bytes, host[key]) for key in ("memory", "task_memory"))
+        slots = min(slots, memory // each)
+    first = steps.sort_values("begun").drop_duplicates("task")  # a step ``queue`` that comes first is for a worker
+    waited = first[first["step"] == "queue"].set_index("task")["time"]
+    at_work = tasks.assign(start=tasks["task"].map(waited).fillna(tasks["start"]))
+    for number, own in at_work.groupby(tasks["device"] % host["number"]):
+        if (most := _busy(own)[1].max()) > slots:
+            yield f"host {number} had {most:g} tasks at once; it has room for {slots:g}"
+
+
+def _busy(spans: pd.DataFrame) -> tuple[Floats, Floats]:
+    """Times at which intervals begin or end, ascending, and how many there are from each on; ends come first."""
+    times = np.concatenate([spans["time"], spans["start"]])
+    order = np.argsort(times, kind="stable")
+    return times[order], np.cumsum(np.repeat([-1.0, 1.0], len(spans))[order])

@@ -15,7 +15,7 @@ from fedsim.files import read_json, regular
 FOLDER = "checkpoint"
 _STATE, _ARRAYS, _MANIFEST = "state.json", "arrays.safetensors", "manifest.json"
 _KEPT = 2
-_FORMAT = 10
+_FORMAT = 11
 
 
 def write(folder: Path, events: int, tree: Any, arrays: Arrays) -> Path:

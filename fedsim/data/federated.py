@@ -1,8 +1,7 @@
 """Data sets as published and as one pool, and who holds what: for each device an index into the pool plus a transform.
 
-Nothing is stored twice. A device's shard is two index arrays and a few small facts (rotation, label permutation, augmentation
-seed); its samples come into being when somebody asks for them. A device whose data shift gets another shard under the next
-version number; the shards that it had before stay, because a training is often computed long after its simulated time.
+Nothing is stored twice: a device's samples come into being when somebody asks for them. A device whose data shift gets another
+shard under the next version number; earlier ones stay, because a training is often computed long after its simulated time.
 """
 
 from collections.abc import Mapping
@@ -17,20 +16,18 @@ from fedsim.errors import ScenarioError, nearest
 
 Index = NDArray[np.int32]
 
-NO_GROUP = -1  # in ``FederatedData.truth``: a device whose data are, after a shift, of none of the generator's groups
-
-
+Samples = NDArray[np.uint8] | NDArray[np.float32] | NDArray[np.int64]
+Normalise = Literal["pixel", "standardise", "none"]
 TokenAnswers = Literal["one", "each", "next"]
 """Outputs of a model for a sequence of tokens: one for all, one at each token, or one at each out of it and earlier ones."""
 
+NO_GROUP = -1  # in ``FederatedData.truth``: a device whose data are, after a shift, of none of the generator's groups
+_STD_FLOOR = 0.001  # added to each standard deviation, as FedProx and Ditto do: border pixels never change
+_BLOCK = 4096
+
 
 class TokenShape(tuple[int, ...]):
-    """The shape of a sample of tokens, which are integers; samples of any other shape are numbers.
-
-    Attributes:
-        vocabulary: tokens are 0..vocabulary-1.
-        answers: which outputs a model gives.
-    """
+    """The shape of a sample of tokens, integers 0..vocabulary-1; samples of any other shape are numbers."""
 
     vocabulary: int
     answers: TokenAnswers
@@ -49,19 +46,14 @@ class Pool:
 
     Attributes:
         x: samples, shape [n, *shape]; uint8 as published, float32, or int64 for tokens.
-        y: labels, int64 [n], by which partitions deal; all 0 where there are none (``labelled``).
-        classes: number of classes C; labels are 0..C-1.
-        scale: multiplied with ``x`` first (1/255 brings bytes to [0, 1]).
-        mean: subtracted next; a scalar or an array that broadcasts to ``shape``.
-        std: divided by last; likewise.
+        y: labels 0..classes-1, int64 [n], by which partitions deal; all 0 where there are none (``labelled``).
+        scale, mean, std: ``x`` is multiplied, lessened and divided by these; scalars, or arrays that broadcast to ``shape``.
         targets: what a model is to give for each sample, [n, ...]; None for the labels.
         outputs: numbers that a model gives for each answer; 0 for one a class.
         vocabulary: number of tokens, of which samples are made; 0 where they are no tokens.
-        answers: which outputs a model gives for a sequence of tokens.
-        labelled: whether ``y`` are labels.
     """
 
-    x: NDArray[np.uint8] | NDArray[np.float32] | NDArray[np.int64]
+    x: Samples
     y: NDArray[np.int64]
     classes: int
     scale: float = 1.0
@@ -81,11 +73,10 @@ class Pool:
 
     def normalised(self, raw: NDArray[Any]) -> NDArray[Any]:
         """Raw samples [k, *shape] as the model sees them, in the same memory."""
-        if self.vocabulary:
-            return raw
-        raw *= np.float32(self.scale)
-        raw -= self.mean
-        raw /= self.std
+        if not self.vocabulary:
+            raw *= np.float32(self.scale)
+            raw -= self.mean
+            raw /= self.std
         return raw
 
 
@@ -94,11 +85,10 @@ class Shard:
     """One device's data in one version: indices into the pool and what is done to the samples on the way.
 
     Attributes:
-        train: pool indices of the training samples, int32 [n]; one image may stand here many times, augmented differently.
-        test: pool indices of the test samples, int32 [m].
+        train, test: pool indices, int32; one training image may stand here many times, augmented differently.
         quarter_turns: images are rotated by this many quarter turns, counter-clockwise.
-        label_map: new label of each class, int64 [C]; None leaves labels alone.
-        augment_seed: sample j of ``train`` is augmented by the draw (augment_seed, j); None augments nothing.
+        label_map: new label of each class, int64 [C].
+        augment_seed: sample j of ``train`` is augmented by the draw (augment_seed, j).
         flips: whether its device takes the label l of a training sample, as it sees it, for C - 1 - l.
     """
 
@@ -115,14 +105,12 @@ class FederatedData:
     """The data of a whole population; made for each run.
 
     Attributes:
-        pool: the shared samples.
         shards: version 0 of each device's shard; the position is the device.
-        augmentation: what an ``augment_seed`` draws from; None where no shard has one.
         truth: the true group of the data that each device holds *now*, where the generator knows it, int64 [devices];
             ``NO_GROUP`` where a shift left data of none of the groups. A copy of what is given, changed in place by the
             rules of ``fedsim.data.shifts``: copy it to keep it. No strategy ever sees it.
         flipping: devices that turn their training labels around, whatever data they come to hold.
-        initial_truth: the same as it was before any shift.
+        initial_truth: ``truth`` as it was before any shift.
     """
 
     pool: Pool
@@ -170,10 +158,9 @@ class FederatedData:
 
     def train_samples(self, shard: Shard) -> tuple[NDArray[Any], NDArray[Any]]:
         """The training samples as the model sees them: x float32 (tokens: int64) [n, *shape], and their targets [n, ...]."""
-        raw = self._turned(shard, shard.train)
+        raw, targets = self._turned(shard, shard.train), self.pool.targets
         if shard.augment_seed is not None and self.augmentation is not None:
             raw = augment(raw, self.augmentation, shard.augment_seed)
-        targets = self.pool.targets
         return self.pool.normalised(raw), self.train_labels(shard) if targets is None else targets[shard.train]
 
     def test_samples(self, shard: Shard) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -203,16 +190,14 @@ class FederatedData:
         A sample that several devices hold counts as often as it did before. Where devices see the same samples turned or
         labelled differently, the pool has each as its device sees it.
         """
-        train = np.concatenate([shard.train for shard in self.shards])
-        test = np.concatenate([shard.test for shard in self.shards])
-        if all(shard.quarter_turns == 0 and shard.label_map is None for shard in self.shards):
-            return FederatedData(self.pool, [Shard(train, test)])
         held = [(shard, shard.train) for shard in self.shards] + [(shard, shard.test) for shard in self.shards]
+        index, size = np.concatenate([own for _, own in held]), int(self.train_sizes().sum())
+        if all(shard.quarter_turns == 0 and shard.label_map is None for shard in self.shards):
+            return FederatedData(self.pool, [Shard(index[:size], index[size:])])
         x, y = (np.concatenate([seen(*own) for own in held]) for seen in (self._turned, self._labels))
         places = np.arange(len(y), dtype=np.int32)
-        shard = Shard(places[: len(train)], places[len(train) :])
-        targets = None if self.pool.targets is None else self.pool.targets[np.concatenate([train, test])]
-        return FederatedData(replace(self.pool, x=x, y=y, targets=targets), [shard])
+        targets = None if self.pool.targets is None else self.pool.targets[index]
+        return FederatedData(replace(self.pool, x=x, y=y, targets=targets), [Shard(places[:size], places[size:])])
 
     def _turned(self, shard: Shard, index: Index) -> NDArray[Any]:
         raw: NDArray[Any] = self.pool.x[index]
@@ -236,19 +221,11 @@ def stratified_part(labels: NDArray[np.int64], splits: int, number: int) -> NDAr
     return np.argsort(labels, kind="stable")[number - 1 :: 2**splits]
 
 
-Samples = NDArray[np.uint8] | NDArray[np.float32] | NDArray[np.int64]
-Normalise = Literal["pixel", "standardise", "none"]
-
-_STD_FLOOR = 0.001  # added to each standard deviation, as FedProx and Ditto do: border pixels never change
-_BLOCK = 4096
-
-
 @dataclass(frozen=True)
 class Raw:
     """A data set as published.
 
     Attributes:
-        name: for messages.
         x_train, x_test: samples [n, *shape]; uint8 images with channels first [n, c, h, w], float32, or int64 for tokens.
         y_train, y_test: labels 0..C-1, int64 [n]; or targets of any other kind, such as float32 [n, k].
         classes: number of classes C; of targets the numbers that a model gives for each.
@@ -270,32 +247,26 @@ class Raw:
 
 @dataclass(frozen=True)
 class Dataset:
-    """One pool in which the published training samples come first and the published test samples after them.
-
-    Attributes:
-        name: for messages.
-        pool: all samples.
-        train_size: how many of them are training samples.
-    """
+    """One pool, with the published training samples first and the test samples after them, as ranges of pool indices."""
 
     name: str
     pool: Pool
     train_size: int
 
     @property
+    def all(self) -> Index:
+        """All samples."""
+        return np.arange(len(self.pool.y), dtype=np.int32)
+
+    @property
     def train(self) -> Index:
-        """Pool indices of the published training samples."""
-        return np.arange(self.train_size, dtype=np.int32)
+        """The published training samples."""
+        return self.all[: self.train_size]
 
     @property
     def test(self) -> Index:
-        """Pool indices of the published test samples."""
-        return np.arange(self.train_size, len(self.pool.y), dtype=np.int32)
-
-    @property
-    def all(self) -> Index:
-        """Pool indices of all samples."""
-        return np.arange(len(self.pool.y), dtype=np.int32)
+        """The published test samples."""
+        return self.all[self.train_size :]
 
     def by_class(self, index: Index) -> list[Index]:
         """``index`` cut up by label, each part in the order of ``index``; one part a class."""
@@ -308,12 +279,7 @@ def pooled(raw: Raw, normalise: Normalise, *, over_test: bool = False, column: s
 
     ``pixel`` divides by the full pixel value. ``standardise`` takes (x - mean) / (std + 0.001) of each feature, with mean and
     std of the training samples, or of all (``over_test``). ``none`` leaves the values alone. Tokens stay as they are.
-
-    Args:
-        column: what partitions take for labels, if not the labels.
-
-    Raises:
-        ScenarioError: there is no such column.
+    Partitions take a ``column`` for labels, if given.
     """
     x = np.concatenate([raw.x_train, raw.x_test])
     y = np.concatenate([raw.y_train, raw.y_test])
@@ -324,9 +290,7 @@ def pooled(raw: Raw, normalise: Normalise, *, over_test: bool = False, column: s
     if column is not None:
         if column not in raw.columns:
             known = f"{', '.join(raw.columns) or 'none'}{nearest(column, raw.columns)}"
-            raise ScenarioError(
-                f"data.column is {column!r}; the columns of '{raw.name}' besides samples and targets are {known}"
-            )
+            raise ScenarioError(f"data.column is {column!r}; the columns of '{raw.name}' are {known}")
         names, labels = np.unique(raw.columns[column], return_inverse=True)
         pool = replace(pool, y=labels.astype(np.int64), classes=len(names), targets=y, outputs=raw.classes, labelled=True)
     if normalise == "standardise" and not raw.vocabulary:

@@ -1,23 +1,18 @@
-"""Rules by which a device's data change over time."""
+"""Rules by which a device's data change over time: when, the base of all, complete exchanges, and the registry."""
 
-import math
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from fedsim.data.federated import NO_GROUP, FederatedData, Shard
-from fedsim.errors import ScenarioError
+from fedsim.data.federated import FederatedData, Shard
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.language.units import PositiveSeconds, Seconds
 from fedsim.streams import Streams
-
-_HAIR = 1e-9  # so that 0.07 of 100 are 7, not 8
 
 
 class Occasions(Spec):
@@ -37,14 +32,13 @@ class Occasions(Spec):
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
-        given = [key for key in ("rounds", "every_rounds", "times", "every") if getattr(self, key) is not None]
+        given = [key for key in type(self).model_fields if getattr(self, key) is not None]
         if len(given) != 1:
             found = f"{' and '.join(given)} are" if given else "none of them is"
             raise ValueError(f"one of 'rounds', 'every_rounds', 'times' and 'every' says when; {found} given")
-        for key in ("rounds", "times"):
-            values = getattr(self, key)
-            if values is not None and (not values or min(values) < 0 or list(values) != sorted(set(values))):
-                raise ValueError(f"'{key}' is {list(values)}; allowed are ascending numbers, none below 0, at least one")
+        values = getattr(self, given[0])
+        if isinstance(values, list) and (not values or min(values) < 0 or values != sorted(set(values))):
+            raise ValueError(f"'{given[0]}' is {values}; allowed are ascending numbers, none below 0, at least one")
         return self
 
     def has_round(self, number: int) -> bool:
@@ -62,13 +56,7 @@ class Occasions(Spec):
 
 @dataclass(frozen=True)
 class Change:
-    """A device holds other data from now on.
-
-    Attributes:
-        device: whose data.
-        version: the number of what it holds now.
-        partner: the device with which it exchanged; None where there is none.
-    """
+    """A device holds other data from now on: their version, and the device with which it exchanged, if any."""
 
     device: int
     version: int
@@ -92,27 +80,17 @@ class Shift(Spec):
     among: Literal["all", "selected"] = "all"
 
     def check(self, data: FederatedData) -> None:
-        """Refuse data to which the rule cannot be applied; to be called before a run.
-
-        Raises:
-            ScenarioError: the rule and the data do not go together.
-        """
+        """Raise ``ScenarioError`` for data to which the rule cannot be applied; called before a run."""
 
     @abstractmethod
     def apply(self, data: FederatedData, occasion: int, candidates: NDArray[np.int64], streams: Streams) -> list[Change]:
-        """Change ``data`` once.
+        """Change ``data`` once; returns the devices that hold other data now, each once.
 
         Args:
             data: given its next versions and the truth about them; older versions stay as they are.
             occasion: how often the rule was applied before: 0, 1, ...
             candidates: the devices that may change, int64, in any order, each at most once.
             streams: of the run.
-
-        Returns:
-            The devices that hold other data now, each once.
-
-        Raises:
-            ScenarioError: the rule and the data do not go together.
         """
 
 
@@ -132,184 +110,11 @@ class SwapAll(Shift):
     def apply(self, data: FederatedData, occasion: int, candidates: NDArray[np.int64], streams: Streams) -> list[Change]:
         generator = streams.generator("world/drift", occasion)
         pairs = draw_pairs(candidates, generator)
-        fired = pairs[generator.random(len(pairs)) < self.probability]
         changes: list[Change] = []
-        for one, other in fired.tolist():
-            changes += _exchange(data, one, other, data.current(other), data.current(one))
+        for one, other in pairs[generator.random(len(pairs)) < self.probability].tolist():
+            changes += exchange(data, one, other, data.current(other), data.current(one))
             if data.truth is not None:
                 data.truth[[one, other]] = data.truth[[other, one]]
-        return changes
-
-
-class SwapPart(Shift):
-    """Random pairs of candidates exchange all samples of two labels that only one of them has (FlexCFL, section 5.3).
-
-    Pairs come about as in ``swap-all``. Of each that fires, each device gives away one of its own labels, drawn at random:
-    a label which it has among both its training and its test samples, and the other has not (code of FlexCFL). All training
-    and test samples of the label go. A pair in which one has no such label stays as it is.
-
-    Data of which a part has been exchanged are of no group (``NO_GROUP``) from then on. Single samples can move only between
-    devices that turn, label and distort alike, for a sample takes no transform along; all else is refused.
-
-    Attributes:
-        probability: of each pair, on each occasion.
-        quirk: as in the published code, where a pair that cannot exchange ends the occasion for all pairs after it.
-    """
-
-    kind: Literal["swap-part"] = "swap-part"
-    probability: float = Field(default=0.05, ge=0.0, le=1.0)
-    quirk: bool = False
-
-    def check(self, data: FederatedData) -> None:
-        if not data.pool.labelled:
-            raise ScenarioError("drift.kind is 'swap-part', which exchanges labels, and the data have targets instead")
-        for shard in data.shards:
-            _require_alike(data.shards[0], shard)
-
-    def apply(self, data: FederatedData, occasion: int, candidates: NDArray[np.int64], streams: Streams) -> list[Change]:
-        generator = streams.generator("world/drift", occasion)
-        pairs = draw_pairs(candidates, generator)
-        # Drawn for all pairs at once: what one pair draws does not depend on whether others could exchange.
-        chance, *choices = generator.random((3, len(pairs)))
-        changes: list[Change] = []
-        for pair in np.flatnonzero(chance < self.probability).tolist():
-            one, other = pairs[pair].tolist()
-            mine, yours = data.current(one), data.current(other)
-            _require_alike(mine, yours)
-            owned = [np.intersect1d(data.train_labels(shard), data.test_labels(shard)) for shard in (mine, yours)]
-            exclusive = np.setdiff1d(owned[0], owned[1]), np.setdiff1d(owned[1], owned[0])
-            if all(map(len, exclusive)):
-                gone, come = (own[int(draw[pair] * len(own))] for own, draw in zip(exclusive, choices, strict=True))
-                to_one, to_other = _exchanged(data, mine, yours, gone, come), _exchanged(data, yours, mine, come, gone)
-                changes += _exchange(data, one, other, to_one, to_other)
-                _set_group(data, [one, other])
-            elif self.quirk:
-                break
-        return changes
-
-
-class Incremental(Shift):
-    """On each occasion every candidate holds a larger share of its training data (FlexCFL, section 5.3: 25 % every 50 rounds).
-
-    On occasion k these are the first ``shares[k]`` of its samples, in an order shuffled once for each device; rounded up, as in
-    the published code. So a release keeps what was released before, distorted as it was. Test data and the true group stay.
-    After the last share nothing happens any more.
-
-    The first occasion belongs at the start of a run: before it, a device holds everything.
-
-    Attributes:
-        shares: of a device's training samples, in (0, 1], not falling.
-        as_published: as in the published code, which takes each share of what is released at that time: with the defaults
-            n/4, n/8, 3n/32 and 3n/32 of n samples, so that data vanish. Each size is rounded up.
-    """
-
-    kind: Literal["incremental"] = "incremental"
-    at: Occasions = Occasions(rounds=[0, 50, 100, 150])
-    shares: list[Annotated[float, Field(gt=0.0, le=1.0)]] = Field(default=[0.25, 0.5, 0.75, 1.0], min_length=1)
-    as_published: bool = False
-
-    @field_validator("shares")
-    @classmethod
-    def _rising(cls, shares: list[float]) -> list[float]:
-        if shares != sorted(shares):
-            raise ValueError(f"{shares} fall; each share includes the one before it")
-        return shares
-
-    def apply(self, data: FederatedData, occasion: int, candidates: NDArray[np.int64], streams: Streams) -> list[Change]:
-        changes: list[Change] = []
-        if occasion < len(self.shares):
-            for device in np.sort(candidates).tolist():
-                everything = data.shards[device].train
-                size = self.released(len(everything), occasion)
-                if size != len(data.current(device).train):
-                    order = streams.generator("world/drift/order", device).permutation(len(everything))
-                    shard = replace(data.shards[device], train=everything[order[:size]])
-                    changes.append(Change(device, data.replace_shard(device, shard)))
-        return changes
-
-    def released(self, samples: int, occasion: int) -> int:
-        """Number of a device's ``samples`` that it holds from ``occasion`` on."""
-        size = samples
-        for share in self.shares[: occasion + 1]:
-            size = math.ceil((size if self.as_published else samples) * share - _HAIR)
-        return max(1, size)
-
-
-class LabelPermutation(Shift):
-    """Each candidate permutes its labels with some probability: a change of concept that no picture shows.
-
-    The permutation, uniform among those that change something, is applied to the labels as they are now, of training and
-    test samples alike. The device's data are of no group (``NO_GROUP``) from then on. Whether and how a device permutes does
-    not depend on the other candidates.
-
-    Attributes:
-        probability: of each candidate, on each occasion.
-    """
-
-    kind: Literal["label-permutation"] = "label-permutation"
-    probability: float = Field(default=0.05, ge=0.0, le=1.0)
-
-    def check(self, data: FederatedData) -> None:
-        if data.pool.targets is not None:
-            raise ScenarioError(
-                "drift.kind is 'label-permutation', which gives labels other meanings, and the model learns targets instead; "
-                "allowed without data.column, and with objective.kind = 'classification'"
-            )
-        if data.pool.classes < 2:
-            raise ScenarioError("drift.kind is 'label-permutation'; the data have 1 class, and at least 2 are needed")
-
-    def apply(self, data: FederatedData, occasion: int, candidates: NDArray[np.int64], streams: Streams) -> list[Change]:
-        self.check(data)
-        fires = streams.generator("world/drift", occasion).random(len(data.shards)) < self.probability
-        devices = np.sort(candidates)
-        identity = np.arange(data.pool.classes)
-        changes: list[Change] = []
-        for device in devices[fires[devices]].tolist():
-            shard, generator = data.current(device), streams.generator("world/drift", occasion, device)
-            label_map = identity
-            while np.array_equal(label_map, identity):
-                label_map = generator.permutation(data.pool.classes)
-            if shard.label_map is not None:
-                label_map = label_map[shard.label_map]
-            changes.append(Change(device, data.replace_shard(device, replace(shard, label_map=label_map))))
-        _set_group(data, [change.device for change in changes])
-        return changes
-
-
-class Rotation(Shift):
-    """Each candidate's images turn, with some probability, by a further one, two or three quarter turns.
-
-    Training and test images turn alike. Whether and how far a device's turn does not depend on the other candidates. Where
-    the true groups are told apart by their rotations alone (partition ``rotations``), the device's data are of the group with
-    the new rotation, or of none (``NO_GROUP``) where no group has it; where groups differ in something else, of none.
-
-    Attributes:
-        probability: of each candidate, on each occasion.
-    """
-
-    kind: Literal["rotation"] = "rotation"
-    probability: float = Field(default=0.05, ge=0.0, le=1.0)
-
-    def check(self, data: FederatedData) -> None:
-        shape = data.pool.shape
-        if len(shape) != 3 or shape[1] != shape[2]:
-            raise ScenarioError(
-                f"drift.kind is 'rotation'; the samples have the shape {shape}, and only square images can be turned"
-            )
-
-    def apply(self, data: FederatedData, occasion: int, candidates: NDArray[np.int64], streams: Streams) -> list[Change]:
-        self.check(data)
-        generator = streams.generator("world/drift", occasion)
-        fires = generator.random(len(data.shards)) < self.probability
-        turns = generator.integers(1, 4, len(data.shards))
-        devices = np.sort(candidates)
-        groups = _group_of_turns(data)
-        changes: list[Change] = []
-        for device in devices[fires[devices]].tolist():
-            shard = data.current(device)
-            turned = (shard.quarter_turns + int(turns[device])) % 4
-            changes.append(Change(device, data.replace_shard(device, replace(shard, quarter_turns=turned))))
-            _set_group(data, [device], groups.get(turned, NO_GROUP))
         return changes
 
 
@@ -320,51 +125,17 @@ def draw_pairs(candidates: NDArray[np.int64], generator: np.random.Generator) ->
     return np.stack([order[:half], order[::-1][:half]], axis=1)
 
 
-def _exchange(data: FederatedData, one: int, other: int, to_one: Shard, to_other: Shard) -> list[Change]:
+def exchange(data: FederatedData, one: int, other: int, to_one: Shard, to_other: Shard) -> list[Change]:
+    """Give two devices their next shards."""
     return [Change(one, data.replace_shard(one, to_one), other), Change(other, data.replace_shard(other, to_other), one)]
 
 
-def _exchanged(data: FederatedData, mine: Shard, yours: Shard, gone: np.int64, come: np.int64) -> Shard:
-    """``mine`` without the label ``gone``, and with the samples of ``come`` that ``yours`` has."""
-    stay, join = data.train_labels(mine) != gone, data.train_labels(yours) == come
-    test_stay, test_join = data.test_labels(mine) != gone, data.test_labels(yours) == come
-    train = np.concatenate([mine.train[stay], yours.train[join]])
-    return Shard(train, np.concatenate([mine.test[test_stay], yours.test[test_join]]), mine.quarter_turns, mine.label_map)
-
-
-def _set_group(data: FederatedData, devices: Sequence[int], group: int = NO_GROUP) -> None:
-    """Say the true group of devices' data, where groups are known at all."""
-    if data.truth is not None:
-        data.truth[list(devices)] = group
-
-
-def _require_alike(one: Shard, other: Shard) -> None:
-    what = "drift.kind is 'swap-part', which moves single samples between devices"
-    if one.augment_seed is not None or other.augment_seed is not None:
-        raise ScenarioError(
-            f"{what}; each device distorts its training images by draws of its own, which a sample cannot take along: allowed "
-            'are data.augmentation = "none" and drift.kind = "swap-all"'
-        )
-    labelled_alike = one.label_map is other.label_map or (
-        one.label_map is not None and other.label_map is not None and np.array_equal(one.label_map, other.label_map)
-    )
-    if one.quarter_turns % 4 != other.quarter_turns % 4 or not labelled_alike:
-        raise ScenarioError(
-            f"{what}; with this data.partition devices turn images or permute labels each in their own way, so that a sample "
-            "would change its meaning: allowed are the partitions other than 'rotations' and 'permutations', and "
-            'drift.kind = "swap-all"'
-        )
-
-
-def _group_of_turns(data: FederatedData) -> dict[int, int]:
-    """The true group that goes with a number of quarter turns; empty where the groups are not a matter of turns alone."""
-    if data.initial_truth is None:
-        return {}
-    turns = [shard.quarter_turns % 4 for shard in data.shards]
-    pairs = np.unique(np.stack([turns, data.initial_truth]), axis=1)
-    one_to_one = all(len(np.unique(row)) == pairs.shape[1] for row in pairs)
-    return dict(pairs.T.tolist()) if one_to_one else {}
-
-
-SHIFTS = Registry.of("shift", SwapAll, SwapPart, Incremental, LabelPermutation, Rotation, base="fedsim.data.shifts:Shift")
+_TOOLS = "fedsim.toolbox.shifts"
+_OTHERS = {
+    "swap-part": (f"{_TOOLS}:SwapPart", "random pairs exchange all samples of two labels that only one of them has (FlexCFL)"),
+    "incremental": (f"{_TOOLS}:Incremental", "every candidate holds a larger share of its training data each time (FlexCFL)"),
+    "label-permutation": (f"{_TOOLS}:LabelPermutation", "each candidate permutes its labels with some probability"),
+    "rotation": (f"{_TOOLS}:Rotation", "each candidate's images turn, with some probability, by one to three quarter turns"),
+}
+SHIFTS = Registry("shift", "fedsim.data.shifts:Shift", {**Registry.of("shift", SwapAll).known, **_OTHERS})
 ShiftSpec = Annotated[Shift, SHIFTS]

@@ -9,10 +9,8 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from fedsim.data.federated import FederatedData, Normalise, pooled
-from fedsim.data.partitions import PARTITIONS, PartitionSpec
-from fedsim.data.partitions.base import Iid, Partition, SyntheticSizes
-from fedsim.data.sources import SourceSpec
-from fedsim.data.sources.embedded import Digits, Synthetic
+from fedsim.data.partitions import PARTITIONS, Iid, PartitionSpec, SyntheticSizes
+from fedsim.data.sources import Digits, SourceSpec, Synthetic
 from fedsim.data.transforms import Augmentation
 from fedsim.errors import ScenarioError
 from fedsim.language.spec import Spec
@@ -53,13 +51,12 @@ class DataSpec(Spec):
         """Write out what is usual for the partition wherever the scenario says nothing."""
         if not isinstance(data, Mapping):
             return data
-        usual: dict[str, Any] = {}
         if "partition" not in data and _kind(data.get("source")) == "synthetic":
-            usual["partition"] = SyntheticSizes()
-        recipe = _recipe(_kind({**usual, **data}.get("partition", "iid")))
-        usual["normalise"] = recipe.usual_normalise
-        usual["augmentation"] = Augmentation() if recipe.usually_augmented else "none"
-        return {**usual, **data}
+            data = {"partition": SyntheticSizes(), **data}
+        kind = _kind(data.get("partition", "iid"))
+        recipe = PARTITIONS.find(kind) if kind in PARTITIONS.known else Iid  # the user's own has what is usual for iid
+        augmentation = Augmentation() if recipe.usually_augmented else "none"
+        return {"normalise": recipe.usual_normalise, "augmentation": augmentation, **data}
 
     @model_validator(mode="after")
     def _fits_together(self) -> "DataSpec":
@@ -73,23 +70,20 @@ class DataSpec(Spec):
             raise ValueError(f"'column' is {self.column!r}; the source 'synthetic' has no columns")
         return self
 
-    def folder(self) -> Path | None:
-        """The folder of published data sets: ``root``, else ``$FEDSIM_DATA``, else none."""
-        root = self.root or os.environ.get("FEDSIM_DATA")
-        return Path(root) if root else None
-
     def shape_and_classes(self) -> tuple[tuple[int, ...], int]:
         """Shape of one sample and number of classes, without reading files where they are known beforehand."""
         if isinstance(self.source, Synthetic):
             return (self.source.features,), self.source.classes
-        return self.source.shape_and_classes(self._source_folder())
+        return self.source.shape_and_classes(self.folder())
 
     def own_folder(self) -> Path | None:
         """``root``, for the user's own files: see ``fedsim.files.sought``."""
         return Path(self.root) if self.root else None
 
-    def _source_folder(self) -> Path | None:
-        return self.folder() if getattr(self.source, "published", True) else self.own_folder()
+    def folder(self) -> Path | None:
+        """The folder in which the source is sought: ``root``, else for a published one ``$FEDSIM_DATA``."""
+        shared = os.environ.get("FEDSIM_DATA") if getattr(self.source, "published", True) else None
+        return self.own_folder() or (Path(shared) if shared else None)
 
     def build(self, devices: int, streams: Streams) -> FederatedData:
         """Load the source and deal it out to so many devices; draws come from the streams ``world/data/...``.
@@ -98,22 +92,27 @@ class DataSpec(Spec):
             ScenarioError: the partition cannot serve so many devices, or does not fit the source.
             DataError: files are missing, truncated or malformed.
         """
-        if self.pooled_from is None:
-            data = self._deal(devices, streams)
-        elif devices == 1:
-            data = self._deal(self.pooled_from, streams).on_one_device()
-        else:
+        if self.pooled_from is not None and devices != 1:
             raise ScenarioError(
                 f"population.devices is {devices}; with data.pooled_from all samples are on one device, so 1 is allowed only"
             )
-        return data if self.augmentation == "none" else _augmented(data, self.augmentation, streams)
+        data = self._deal(self.pooled_from or devices, streams)
+        data = data if self.pooled_from is None else data.on_one_device()
+        if self.augmentation == "none":
+            return data
+        if len(data.pool.shape) != 3:
+            said = f"data.augmentation is given for samples of shape {data.pool.shape}"
+            raise ScenarioError(f"{said}; only images can be augmented")
+        seeds = (streams.word("world/data/augment", device) for device in range(len(data.shards)))
+        shards = [replace(shard, augment_seed=seed) for shard, seed in zip(data.shards, seeds, strict=True)]
+        return replace(data, shards=shards, augmentation=self.augmentation)
 
     def _deal(self, devices: int, streams: Streams) -> FederatedData:
         if isinstance(self.source, Synthetic):
             assert isinstance(self.partition, SyntheticSizes)
             dataset = self.source.draw(self.partition.sizes(devices, streams), streams)
         else:
-            raw = self.source.load(self._source_folder())
+            raw = self.source.load(self.folder())
             dataset = pooled(raw, self.normalise, over_test=self.partition.pools_test, column=self.column)
             if self.partition.by_label and not dataset.pool.labelled:
                 of = f", or data.column as one of {', '.join(raw.columns)}" if raw.columns else ""
@@ -124,23 +123,8 @@ class DataSpec(Spec):
         return self.partition.under(self.own_folder()).split(dataset, devices, streams)
 
 
-def _augmented(data: FederatedData, augmentation: Augmentation, streams: Streams) -> FederatedData:
-    """``data`` whose devices distort their training images, each in its own way."""
-    if len(data.pool.shape) != 3:
-        raise ScenarioError(f"data.augmentation is given for samples of shape {data.pool.shape}; only images can be augmented")
-    shards = [
-        replace(shard, augment_seed=streams.word("world/data/augment", device)) for device, shard in enumerate(data.shards)
-    ]
-    return replace(data, shards=shards, augmentation=augmentation)
-
-
 def _kind(value: Any) -> Any:
     """The kind that a name, a table or a spec means."""
     if isinstance(value, Mapping):
         return value.get("kind")
     return value if isinstance(value, str) else getattr(value, "kind", None)
-
-
-def _recipe(kind: Any) -> type[Partition]:
-    """The partition of that kind; an unknown one, or the user's own, has what is usual for ``iid``."""
-    return PARTITIONS.find(kind) if kind in PARTITIONS.known else Iid

@@ -10,7 +10,6 @@ from pydantic_core import PydanticCustomError
 
 from fedsim.arrays import Floats
 from fedsim.energy.carbon import Carbon
-from fedsim.energy.presets import TITLES, coefficients
 from fedsim.errors import ScenarioError, nearest
 from fedsim.language.spec import Spec
 from fedsim.language.units import TICK_S, Joules, JoulesPerByte, Seconds, Watts
@@ -21,6 +20,7 @@ from fedsim.streams import Streams
 from fedsim.world.batteries import Batteries
 from fedsim.world.calendar import DAY_S
 from fedsim.world.charging import ChargingSpec, Never
+from fedsim.world.device_kinds import KIND_POWERS, Figure, catalogue, figures, find_kind
 from fedsim.world.distributions import Choice, Constant, Distribution, LogNormal, TimeDistribution, Uniform, by_device
 
 if TYPE_CHECKING:
@@ -29,6 +29,26 @@ if TYPE_CHECKING:
 _NAMES = ("idle", "compute", "receive", "send", "receive_byte", "send_byte", "tail", "tail_lasts")
 _KEYS = dict(zip(_NAMES, COEFFICIENTS, strict=True))
 """The keys of a scenario, and the coefficients that they are for."""
+
+_PHONES = Path(__file__).with_name("presets.toml")
+TITLES = catalogue(_PHONES) | dict.fromkeys(("raspberry-pi-4", "jetson-nano", "laptop"), "the kind of device of that name")
+"""Name -> what it is, of every preset: phones, and some of the kinds of devices."""
+
+
+def preset_figures(name: str) -> dict[str, Figure]:
+    """The figures of a preset with their sources: W, J a byte, s."""
+    if name in catalogue(_PHONES):
+        return figures(name, "energy.preset", _PHONES)
+    return {key: figure for key, figure in figures(name, "energy.preset").items() if key in KIND_POWERS.values()}
+
+
+def _coefficients(name: str) -> dict[str, float]:
+    """Draw of a preset: ``COEFFICIENTS`` (W, J a byte, s), as far as they are not 0."""
+    if name in catalogue(_PHONES):
+        return {key: figure.value for key, figure in preset_figures(name).items()}
+    kind = find_kind(name, {}, "energy.preset")
+    return {draws: getattr(kind, key) for draws, key in KIND_POWERS.items()}
+
 
 _Share = Annotated[float, Field(ge=0.0, le=1.0)]
 PowerDistribution = Annotated[Distribution, by_device(Watts, Constant, Uniform, LogNormal, Choice)]
@@ -155,7 +175,9 @@ class EnergySpec(Spec):
         streams, devices, cells, root = context.streams, context.devices, context.places, context.folder
         if self.edge is not None and cells is None:
             raise ScenarioError('energy.edge is said, but network.kind has no cells; allowed with "tree" and "graph" only')
-        columns: dict[str, NDArray[Any]] = self._of_presets(streams, devices)
+        drawn, which = [_coefficients(name) for name in self.preset or []] or [{}], self.preset_places(streams, devices)
+        columns: dict[str, NDArray[Any]]
+        columns = {key: np.array([of.get(key, 0.0) for of in drawn])[which] for key in _KEYS.values()}
         columns |= context.powers if self.preset is None else {}
         for key, name in _KEYS.items():
             said: Distribution | None = getattr(self, key)
@@ -196,8 +218,3 @@ class EnergySpec(Spec):
             return np.zeros(devices, dtype=np.int64)
         shares = None if self.shares is None else np.array(self.shares) / sum(self.shares)
         return streams.generator("world/energy/preset").choice(count, devices, p=shares)
-
-    def _of_presets(self, streams: Streams, devices: int) -> dict[str, NDArray[Any]]:
-        drawn = [coefficients(name) for name in self.preset or []] or [{}]
-        which = self.preset_places(streams, devices)
-        return {key: np.array([of.get(key, 0.0) for of in drawn])[which] for key in _KEYS.values()}

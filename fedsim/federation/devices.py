@@ -12,7 +12,7 @@ from fedsim.federation.contents import Contents, Lazy, WireSizes, payloads
 from fedsim.learning.functions import Function, spliced, weighted_sum
 from fedsim.learning.refs import Ref
 from fedsim.training import Places, Training
-from fedsim.world.network.flow import Direction
+from fedsim.world.network.endpoints import Direction
 
 if TYPE_CHECKING:
     from fedsim.learning import Learner

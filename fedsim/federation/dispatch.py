@@ -22,7 +22,7 @@ from fedsim.federation.wire import Wire
 from fedsim.learning.refs import Ref
 from fedsim.simulation import Alarm, Simulation, on_grid_after
 from fedsim.streams import Streams
-from fedsim.world.network.flow import SERVER, Direction
+from fedsim.world.network.endpoints import SERVER, Direction
 from fedsim.world.task import Cause, Download, Outcome, Payload, Task, TaskStep
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Dispatch:
         self.drift = drift
         wires = {"down": self.down, "up": self.up}
         self.devices.model_s = lambda device, way: (
-            tasks.steps.nominal_s(device, way, wires[way].model_bytes + self.learner.state_bytes) + wires[way].model_s
+            tasks.nominal_s(device, way, wires[way].model_bytes + self.learner.state_bytes) + wires[way].model_s
         )
 
     # From the server half to the world.

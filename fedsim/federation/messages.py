@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fedsim.world.network.flow import Direction
+from fedsim.world.network.endpoints import Direction
 from fedsim.world.task import Outcome
 
 

@@ -19,7 +19,7 @@ from fedsim.federation.models import ServerModels
 from fedsim.federation.peer import Peer
 from fedsim.learning.refs import Ref
 from fedsim.simulation import on_grid
-from fedsim.world.network.flow import Direction
+from fedsim.world.network.endpoints import Direction
 from fedsim.world.task import Cause
 
 if TYPE_CHECKING:

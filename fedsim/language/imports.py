@@ -13,7 +13,7 @@ installed from the working directory. Modules beside such code are found by that
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
@@ -38,7 +38,7 @@ _allowed = ContextVar("_allowed", default=True)
 
 @contextmanager
 def from_file(allow_code: bool) -> Iterator[None]:
-    """Validation within this context is of a file; ``allow_code``: whether its user allows the code that the file names."""
+    """Within this context a file is validated, whose user allows the code that it names, or not."""
     before = _allowed.set(allow_code)
     try:
         yield
@@ -52,11 +52,7 @@ def is_allowed() -> bool:
 
 
 def refuse_unless_allowed(path: str, key: str) -> None:
-    """Check, without importing anything, that ``path``, the value of ``key``, may be imported.
-
-    Raises:
-        ScenarioError: it is no import path, or stands in a file whose code was not allowed.
-    """
+    """Check, without importing anything, that ``path``, the value of ``key``, is an import path and may be followed here."""
     file, colon, name = path.rpartition(":")
     words = [Path(file).stem] if file.endswith(".py") else file.split(".")
     if not (colon and all(word.isidentifier() for word in (name, *words))):
@@ -66,33 +62,26 @@ def refuse_unless_allowed(path: str, key: str) -> None:
         )
     if _allowed.get() or (not file.endswith(".py") and words[0] in _packages() and _is_installed(words[0])):
         return
-    always = "" if file.endswith(".py") else f", or always, if it is installed, with {words[0]!r} in {_where()}"
+    where = f"${ALLOWED_PACKAGES} or in {str(_config())!r}"
+    always = "" if file.endswith(".py") else f", or always, if it is installed, with {words[0]!r} in {where}"
     raise ScenarioError(f"{key} is {path!r}, {_RUNS}{always}")
 
 
 def refuse_code(place: str, key: str) -> None:
-    """Refuse code at a place on the disk, the value of ``key``, in a file whose code was not allowed.
-
-    Raises:
-        ScenarioError: names the place.
-    """
+    """Refuse code at a place on the disk, the value of ``key``, in a file whose code was not allowed."""
     if not _allowed.get():
         raise ScenarioError(f"{key} is {place!r}, {_RUNS}")
 
 
 def find(path: str, key: str, base: type, called: str, *, or_function: bool = False, permitted: bool = False) -> Any:
-    """The class at an import path.
+    """The class at an import path, the value of ``key``; ``ScenarioError`` if there is none that may be imported here.
+
+    Nothing but its module is run.
 
     Args:
-        path: ``package.module:Name``.
-        key: whose value it is, for errors.
-        base: what it must be a subclass of.
-        called: how users know the base.
-        or_function: whether a function that says that it returns one will do too.
+        base: the class that it must inherit, which users know by the name ``called``.
+        or_function: whether a function that is annotated to return one will do too.
         permitted: whether the path is an entry point of an installed package, and not the text of a file.
-
-    Raises:
-        ScenarioError: it may not be imported here, cannot be, or is something else; nothing but its module was run.
     """
     found = at(path, key) if permitted else named(path, key)
     if isinstance(found, type):
@@ -102,7 +91,10 @@ def find(path: str, key: str, base: type, called: str, *, or_function: bool = Fa
     if not (or_function and isinstance(found, FunctionType)):
         wanted = f"a subclass of {called}" + (f", or a function that is annotated '-> {called}'" if or_function else "")
         raise ScenarioError(f"{key} is {path!r}, which is a {type(found).__name__}; it must be {wanted}")
-    if not _returns(found, base):
+    said: Any = None
+    with suppress(Exception):  # an annotation may hold any expression
+        said = get_type_hints(found).get("return")
+    if not (isinstance(said, type) and issubclass(said, base)):
         raise ScenarioError(
             f"{key} is {path!r}, a function that does not say that it returns a {called}; annotate it '-> {called}', with "
             "annotations that can be evaluated when the program runs"
@@ -111,26 +103,19 @@ def find(path: str, key: str, base: type, called: str, *, or_function: bool = Fa
 
 
 def named(path: str, key: str) -> Any:
-    """The object at an import path that is the value of ``key``.
-
-    Raises:
-        ScenarioError: it may not be imported here, or cannot be.
-    """
+    """The object at an import path that is the value of ``key``; ``ScenarioError`` if it may not or cannot be imported."""
     refuse_unless_allowed(path, key)
     return at(path, key)
 
 
 def at(path: str, key: str) -> Any:
-    """The object at an import path that the program has chosen, or whose code is allowed.
-
-    Raises:
-        ScenarioError: it cannot be imported.
-    """
+    """The object at an import path that the program has chosen, or whose code is allowed."""
     file, _, name = path.rpartition(":")
     try:
         module = import_module(_module(file))
     except (Exception, SystemExit) as error:
-        raise ScenarioError(f"{key} is {path!r}, which cannot be imported: {_in_words(error)}") from error
+        why = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        raise ScenarioError(f"{key} is {path!r}, which cannot be imported: {why}") from error
     if not hasattr(module, name):
         hint = nearest(name, (known for known in vars(module) if not known.startswith("_")))
         raise ScenarioError(f"{key} is {path!r}, but {file!r} has no attribute {name!r}{hint}")
@@ -140,26 +125,21 @@ def at(path: str, key: str) -> Any:
 @cache
 def entry_points_of(group: str) -> dict[str, str]:
     """The entry points of a group: name -> import path. What lies in the working directory is not installed and not read."""
-    elsewhere = [path for path in sys.path if Path(path).is_absolute() and Path(path).resolve() != Path.cwd().resolve()]
-    points = [point for found in distributions(path=elsewhere) for point in found.entry_points.select(group=group)]
+    points = [point for found in distributions(path=_elsewhere()) for point in found.entry_points.select(group=group)]
     return {point.name: point.value for point in reversed(points) if _is_installed(point.module.partition(".")[0])}
 
 
-def _returns(function: FunctionType, base: type) -> bool:
-    try:
-        said = get_type_hints(function).get("return")
-    except Exception:  # an annotation may hold any expression
-        return False
-    return isinstance(said, type) and issubclass(said, base)
+def _elsewhere() -> list[str]:
+    """The folders that Python searches, but for the working directory."""
+    return [path for path in sys.path if Path(path).is_absolute() and Path(path).resolve() != Path.cwd().resolve()]
 
 
 def _packages() -> list[str]:
     """The packages that the user's configuration allows."""
     names: Any = []
     try:
-        names = read_toml(_config()).get("allow_code", [])
-    except OSError:
-        pass  # there is none
+        with suppress(OSError):  # there is none
+            names = read_toml(_config()).get("allow_code", [])
     except ValueError as error:
         raise ScenarioError(f"your configuration {str(_config())!r} is not valid TOML: {error}") from None
     if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
@@ -172,29 +152,18 @@ def _config() -> Path:
     return (said if said.is_absolute() else Path(os.path.expanduser("~"), ".config")) / "fedsim" / "config.toml"  # noqa: PTH111
 
 
-def _where() -> str:
-    return f"${ALLOWED_PACKAGES} or in {str(_config())!r}"
-
-
 class _PermittedFinder(MetaPathFinder):
-    """Finds allowed code that is not installed, and the modules beside it; installed modules win.
-
-    Attributes:
-        of: first name of a module -> its file, or the folder that holds it. A module beside allowed code is added when that
-            code imports it.
-    """
+    """Finds allowed code that is not installed, and the modules beside it; installed modules win."""
 
     def __init__(self) -> None:
-        self.of: dict[str, str] = {}
+        self.of: dict[str, str] = {}  # first name of a module -> its file, or the folder that holds it
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if path is not None:
-            return None
-        place = self.of.get(name) or self.of.get(_importer())
-        if name.startswith(_PRIVATE):
-            return spec_from_file_location(name, place) if name in self.of and place else None
+        place = None if path is not None else self.of.get(name) or self.of.get(_importer())
         if place is None:
             return None
+        if name.startswith(_PRIVATE):
+            return spec_from_file_location(name, place) if name in self.of else None
         folder = str(Path(place).parent) if place.endswith(".py") else place
         spec = PathFinder.find_spec(name, [folder])
         if spec is not None:
@@ -207,10 +176,7 @@ sys.meta_path.append(_places)
 
 
 def places() -> dict[str, str]:
-    """Name -> folder or file of modules that were allowed, or imported from the working directory.
-
-    A worker process does not search the working directory; it gets these places by ``learn``.
-    """
+    """Name -> folder or file of modules that were allowed, or imported from the working directory; for ``learn``."""
     here = str(Path.cwd())
     known = _places.of.copy()
     for name, module in [*sys.modules.items()]:
@@ -221,7 +187,7 @@ def places() -> dict[str, str]:
 
 
 def learn(places: dict[str, str]) -> None:
-    """Find modules at the ``places`` of the process that started this one."""
+    """Find modules at the ``places`` of the process that started this one, which may search the working directory."""
     _places.of.update(places)
 
 
@@ -255,14 +221,8 @@ def _is_installed(package: str) -> bool:
         return False
     if package in sys.modules:  # the program has chosen it
         return getattr(sys.modules[package], "__file__", None) is not None
-    elsewhere = [path for path in sys.path if Path(path).is_absolute() and Path(path).resolve() != Path.cwd().resolve()]
-    finders = [finder for finder in sys.meta_path if finder is not PathFinder]
-    installed = PathFinder.find_spec(package, elsewhere)
-    for finder in finders:
-        installed = installed or finder.find_spec(package, None)
+    installed = PathFinder.find_spec(package, _elsewhere())
+    for finder in sys.meta_path:
+        installed = installed or (None if finder is PathFinder else finder.find_spec(package, None))
     found, file = find_spec(package), installed and installed.origin
     return found is not None and file is not None and found.origin == file
-
-
-def _in_words(error: BaseException) -> str:
-    return str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"

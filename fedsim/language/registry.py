@@ -5,10 +5,11 @@ as a table (``server = { kind = "adam", lr = 0.01 }``); a class of the user's ow
 name under which an installed package registers it as an entry point.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from inspect import Parameter, signature
+from types import FunctionType
 from typing import Any, TypeVar, get_args
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, create_model
@@ -16,12 +17,16 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from fedsim.errors import ScenarioError, nearest, shown
-from fedsim.language.hooks import refuse_wrong_hooks
+from fedsim.errors import ScenarioError, home_of, nearest, shown
 from fedsim.language.imports import at, entry_points_of, find
 from fedsim.language.spec import Spec, json_schema, told_of
 
 S = TypeVar("S", bound=Spec)
+
+_PATH = {"type": "string", "pattern": ":", "description": "one of your own, as 'package.module:Class'"}
+_OWN = (_PATH, {"type": "object", "properties": {"kind": _PATH}, "required": ["kind"]})
+_HALVES = ("Client", "Params")  # of a strategy: classes of the user's own, too
+_KEY = object()  # stands for a key of a scenario
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +38,7 @@ class Registry:
         base: import path of the class that all kinds inherit; empty where users cannot add a kind.
         known: name -> import path or class, and the title that ``fedsim list`` shows.
         usual: the kind of a table that names none; None: the table must name one.
-        bare: the key of the usual kind whose value alone stands for the part (``deadline = "90 s"``); None: there is none.
+        bare: the key of the usual kind whose value alone stands for the part (``deadline = "90 s"``).
         by_device: whether a list stands for kind ``list``, and a table with the key ``file`` for kind ``file``.
     """
 
@@ -58,23 +63,17 @@ class Registry:
     @property
     def titles(self) -> dict[str, str]:
         """Name -> title of all kinds."""
-        said = {name: title for name, (_, title) in self.known.items()}
-        return {name: said[name] if name in said else told_of(self.find(name))[""] for name in self.kinds}
+        return {name: self.known[name][1] if name in self.known else told_of(self.find(name))[""] for name in self.kinds}
 
     def find(self, kind: str, key: str = "kind") -> Any:
-        """The class of a kind.
-
-        Raises:
-            ScenarioError: there is no such kind, or the path does not lead to one.
-        """
+        """The class of a kind; raises ``ScenarioError`` if there is none, or the path does not lead to one."""
         if kind in self.known:
             found = self.known[kind][0]
             return at(found, key) if isinstance(found, str) else found
         path = kind if ":" in kind and self.base else self.kinds.get(kind)
         if path is None:
             own = ", or your own as 'package.module:Class'" if self.base else ""
-            allowed = f"{', '.join(self.kinds)}{own}{nearest(kind, self.kinds)}"
-            raise ScenarioError(f"{key} is {shown(kind)}; allowed are {allowed}")
+            raise ScenarioError(f"{key} is {shown(kind)}; allowed are {', '.join(self.kinds)}{own}{nearest(kind, self.kinds)}")
         public = f"fedsim.plugin.{self.base.rpartition(':')[2]}"
         found = find(str(path), key, at(self.base, self.called), public, permitted=path is not kind)
         refuse_wrong_hooks(found, key)
@@ -132,10 +131,6 @@ class Registry:
         return {"anyOf": [*bare, *listed, {"enum": [*self]}, *tables.values(), *kindless, *(_OWN if self.base else ())]}
 
 
-_PATH = {"type": "string", "pattern": ":", "description": "one of your own, as 'package.module:Class'"}
-_OWN = (_PATH, {"type": "object", "properties": {"kind": _PATH}, "required": ["kind"]})
-
-
 def _without_kind(schema: JsonSchemaValue) -> JsonSchemaValue:
     """The schema of a table that does not name its kind."""
     required = [key for key in schema.get("required", ()) if key != "kind"]
@@ -148,11 +143,7 @@ def specs_of(field: FieldInfo) -> dict[str, type[Spec]]:
 
 
 def spec_of(field: FieldInfo, kind: str) -> type[Spec] | None:
-    """The table of a kind that a key may hold; None if the key holds no such kind.
-
-    Raises:
-        ScenarioError: the kind is an import path that leads to no such class, or may not be followed.
-    """
+    """The table of a kind that a key may hold, or None; ``ScenarioError`` for an import path that leads to no such class."""
     if ":" in kind:
         return next((note.spec(kind) for note in field.metadata if isinstance(note, Registry) and note.base), None)
     return specs_of(field).get(kind)
@@ -171,14 +162,11 @@ def _specs(annotation: Any, notes: Any) -> dict[str, type[Spec]]:
 
 def keys_of(call: Callable[..., Any]) -> tuple[dict[str, Any], bool]:
     """The parameters of a callable after the first, as fields for ``create_model``; and whether it takes ``**``."""
-    parameters = list(signature(call, eval_str=True).parameters.values())
-    is_open = bool(parameters) and parameters[-1].kind is Parameter.VAR_KEYWORD
+    parameters = list(inspect.signature(call, eval_str=True).parameters.values())
+    is_open = bool(parameters) and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
     fields = {
-        parameter.name: (
-            Any if parameter.annotation is Parameter.empty else parameter.annotation,
-            ... if parameter.default is Parameter.empty else parameter.default,
-        )
-        for parameter in (parameters[1:-1] if is_open else parameters[1:])
+        one.name: (Any if one.annotation is one.empty else one.annotation, ... if one.default is one.empty else one.default)
+        for one in (parameters[1:-1] if is_open else parameters[1:])
     }
     return fields, is_open
 
@@ -187,3 +175,62 @@ def keys_of(call: Callable[..., Any]) -> tuple[dict[str, Any], bool]:
 def with_any_kind(found: type[S]) -> type[S]:
     """A class with the same keys whose ``kind`` may be any text."""
     return create_model(found.__name__, __base__=found, __module__=found.__module__, kind=(str, ...))
+
+
+@cache
+def refuse_wrong_hooks(found: type, key: str) -> None:
+    """Refuse a user's class with a hook of another form than the one it overrides: a property, async, other arguments.
+
+    Of a strategy, its ``Client`` and ``Params`` are checked too. ``ScenarioError`` names ``key``, the hook and its place.
+    """
+    halves = [half for half in map(vars(found).get, _HALVES) if isinstance(half, type)]
+    for one in (found, *halves):
+        for name, own, base in _overrides(one):
+            if wanted := _wanted(own, base):
+                where = home_of(own.fget if isinstance(own, property) else own) or home_of(one)
+                raise ScenarioError(f"{key}: {one.__qualname__}.{name}{where} is {_form(own)}; it must be {wanted}")
+
+
+def _overrides(one: type) -> Iterator[tuple[str, Any, Any]]:
+    """The public names that a user's own class overrides: name, own attribute, fedsim's attribute."""
+    own: dict[str, Any] = {}
+    for parent in one.__mro__:
+        if parent.__module__.partition(".")[0] != "fedsim":
+            keys = [name for name in vars(parent).get("__annotations__", ()) if name in getattr(parent, "model_fields", ())]
+            own = {**vars(parent), **dict.fromkeys(keys, _KEY), **own}
+            continue
+        for name, base in vars(parent).items():
+            if name in own and not name.startswith("_"):
+                yield name, own.pop(name), base
+
+
+def _form(hook: Any) -> str:
+    if isinstance(hook, property | cached_property):
+        return "a property"
+    if isinstance(hook, FunctionType):
+        given = f"{hook.__name__}({', '.join(inspect.signature(hook).parameters)})"
+        return f"'async def {given}'" if inspect.iscoroutinefunction(inspect.unwrap(hook)) else f"'def {given}'"
+    return "a class method" if isinstance(hook, classmethod) else "a key" if hook is _KEY else "a value"
+
+
+def _wanted(own: Any, base: Any) -> str:
+    """The form that a hook must have; empty if its own form is right."""
+    if isinstance(base, property) and (isinstance(own, FunctionType) or own is _KEY):
+        return "a property (@property), or a ClassVar"
+    if not isinstance(base, FunctionType):
+        return ""
+    wanted = _form(base)
+    if not isinstance(own, FunctionType):
+        return "" if callable(own) or isinstance(own, staticmethod) else wanted
+    return "" if wanted.startswith("'async") == _form(own).startswith("'async") and _takes(own, base) else wanted
+
+
+def _takes(own: FunctionType, base: FunctionType) -> bool:
+    """Whether ``own`` accepts every call that ``base`` accepts."""
+    parameters = inspect.signature(base).parameters.values()
+    fixed = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    try:
+        inspect.signature(own).bind(*fixed, **{one.name: None for one in parameters if one.kind is one.KEYWORD_ONLY})
+    except TypeError:
+        return False
+    return True

@@ -10,7 +10,6 @@ from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 
 _LONG_TAIL = ((0.4, 100, 300), (0.3, 300, 500), (0.2, 500, 1000), (0.1, 1000, 3000))  # share of devices, least, most
-
 _MOST = 1_000_000_000  # samples of a device
 
 

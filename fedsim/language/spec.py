@@ -24,28 +24,22 @@ Iterations = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 def _said(value: Any) -> str:
-    return (
-        "not given" if value is None else str(value).lower() if isinstance(value, bool) else repr(getattr(value, "kind", value))
-    )
+    if value is None or isinstance(value, bool):
+        return "not given" if value is None else str(value).lower()
+    return repr(getattr(value, "kind", value))
 
 
 class OnlyWith:
     """Annotates a key that counts in one mode only: in any other mode, a value other than the default is refused.
 
-    Args:
-        modes: the keys that set the mode; one of them is enough.
-        values: values of these keys that make the mode; none given: any value that is true.
+    One of the keys ``modes`` has to have one of ``values``; with none given, any value that is true.
     """
 
     def __init__(self, *modes: str, values: tuple[Any, ...] = ()) -> None:
         self._modes, self._values = modes, values
 
     def check(self, spec: "Spec", name: str) -> None:
-        """Refuse a key of ``spec``.
-
-        Raises:
-            ValueError: names the key and its mode.
-        """
+        """Raise ``ValueError`` if the key ``name`` of ``spec`` does not count."""
         found = {mode: getattr(spec, mode) for mode in self._modes}
         if any(getattr(value, "kind", value) in self._values if self._values else value for value in found.values()):
             return
@@ -66,22 +60,17 @@ class Spec(BaseModel):
     @classmethod
     def _known_keys(cls, data: Any) -> Any:
         """Refuse an unknown key, with the allowed and the nearest names; -0.0 becomes 0.0."""
-        if isinstance(data, dict):
-            for key in data:
-                if key in cls.instead and data[key] is not None:
-                    raise PydanticCustomError(
-                        "unknown_key",
-                        "has the key {key}, which it does not take; allowed is {instead}",
-                        {"key": repr(key), "instead": repr(cls.instead[key])},
-                    )
-                if key not in cls.model_fields:
-                    raise PydanticCustomError(
-                        "unknown_key",
-                        "has the unknown key {key}; allowed are {allowed}{hint}",
-                        {"key": repr(key), "allowed": ", ".join(cls.model_fields), "hint": nearest(str(key), cls.model_fields)},
-                    )
-            return {key: value + 0.0 if isinstance(value, float) else value for key, value in data.items()}
-        return data
+        if not isinstance(data, dict):
+            return data
+        for key in data:
+            if key in cls.instead and data[key] is not None:
+                said = {"key": repr(key), "instead": repr(cls.instead[key])}
+                message = "has the key {key}, which it does not take; allowed is {instead}"
+                raise PydanticCustomError("unknown_key", message, said)
+            if key not in cls.model_fields:
+                said = {"key": repr(key), "allowed": f"{', '.join(cls.model_fields)}{nearest(str(key), cls.model_fields)}"}
+                raise PydanticCustomError("unknown_key", "has the unknown key {key}; allowed are {allowed}", said)
+        return {key: value + 0.0 if isinstance(value, float) else value for key, value in data.items()}
 
     @model_validator(mode="after")
     def _keys_have_their_mode(self) -> Self:

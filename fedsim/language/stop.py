@@ -39,6 +39,5 @@ class StopSpec(Spec):
         """Notes printed before a run that is too long for exact times."""
         if self.simulated_time is None or self.simulated_time <= EXACT_S:
             return []
-        step_ns = math.ulp(self.simulated_time) * 1e9
         until = f"stop.simulated_time is after {show_seconds(EXACT_S)}, until when times of 0.93 ns are added up exactly"
-        return [f"{until}; at its end times are {step_ns:.0f} ns apart"]
+        return [f"{until}; at its end times are {math.ulp(self.simulated_time) * 1e9:.0f} ns apart"]

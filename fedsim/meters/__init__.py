@@ -1,7 +1,7 @@
 """Quantities counted besides bytes: energy, money, and the user's own."""
 
-from fedsim.meters.costs import Bill
 from fedsim.meters.energy import EnergyMeter
+from fedsim.meters.spec import Bill
 
 OF_SECTIONS = (EnergyMeter, Bill)
 """The meters that have a section of the scenario; their columns are always there, empty where they do not count."""

@@ -31,10 +31,9 @@ class Column(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step of a task that is over, carried out or cut short.
+    """A step of a task that is over (``start`` and ``end`` in s), carried out or cut short.
 
     Attributes:
-        start, end: when it began and ended (s).
         name: ``download``, ``train``, ``evaluate``, ``compute``, ``encode``, ``decode``, ``upload`` or ``queue``.
         outcome: ``done``, or the cause for which it ended early.
         fields: all that the record ``step-end`` says: ``epochs``, ``samples``, ``delivered`` and so on.
@@ -50,10 +49,9 @@ class Step(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """A message that is over, whole or cut short, as ``transfers.parquet`` has it.
+    """A message that is over (``start`` and ``end`` in s), whole or cut short, as ``transfers.parquet`` has it.
 
     Attributes:
-        start, end: when it began and ended (s).
         device: which device sent or received it; None between parts of the server's side.
         direction: ``up`` or ``down``.
         bytes, delivered, wire_bytes: its size, what of it moved, and that with headers.
@@ -106,14 +104,10 @@ def transfer_of(time: float, kind: str, fields: Mapping[str, Any], start: float)
     else:
         return None
     payloads, delivered = fields["payloads"], fields["delivered"]
+    purpose = payloads[0][0] if len(payloads) == 1 else "+".join([purpose for purpose, _ in payloads])
     sizes = fields["bytes"], delivered, fields.get("wire_bytes", delivered)
     of = fields["outcome"], fields["round"], fields.get("task")
-    return Transfer(start, time, device, direction, purpose_of(payloads), *sizes, *of, payloads, *ends)
-
-
-def purpose_of(payloads: Payloads) -> str:
-    """The purposes of a message's payloads, in one word."""
-    return payloads[0][0] if len(payloads) == 1 else "+".join([purpose for purpose, _ in payloads])
+    return Transfer(start, time, device, direction, purpose, *sizes, *of, payloads, *ends)
 
 
 def ends_of(told: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -211,11 +205,12 @@ class Meters:
     """
 
     def __init__(self, of_sections: Mapping[str, Meter] | None = None, own: Sequence[Meter] = ()) -> None:
-        self._own = {meter.entry or type(meter).__name__: meter for meter in own}
-        if len(self._own) < len(own):
-            names = [meter.entry or type(meter).__name__ for meter in own]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ScenarioError(f"meters: two have the entry {twice!r} in the summary; allowed is one of each name")
+        self._own: dict[str, Meter] = {}
+        for meter in own:
+            name = meter.entry or type(meter).__name__
+            if name in self._own:
+                raise ScenarioError(f"meters: two have the entry {name!r} in the summary; allowed is one of each name")
+            self._own[name] = meter
         self.of_sections = dict(of_sections or {})
         self._all = self.of_sections | self._own
         self._heard: dict[str, list[tuple[str, Callable[[float, dict[str, Any]], None]]]] = {}
@@ -259,10 +254,13 @@ class Meters:
         row: dict[str, float | None] = {}
         for of, meter in self._all.items():
             totals = _asked(of, time, meter.totals, time)
-            for column in meter.round_columns:
-                total = _number(of, "totals", totals, column.name)
-                row[column.name] = None if total is None else total - self._told.get(column.name, 0.0)
-                self._told[column.name] = total or 0.0
+            for name, _, _ in meter.round_columns:
+                total = totals.get(name, "nothing") if isinstance(totals, Mapping) else totals
+                if total is not None and (not isinstance(total, Real) or not math.isfinite(total)):
+                    wrong = f"totals gives {total!r} for its column {name!r}; allowed is a number, or None"
+                    raise SimulationError(f"the meter {of!r}: {wrong}")
+                row[name] = None if total is None else float(total) - self._told.get(name, 0.0)
+                self._told[name] = float(total or 0.0)
         return row
 
     def of_devices(self, devices: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
@@ -317,10 +315,3 @@ def _asked(of: str, time: float | None, hook: Callable[..., Any], *given: Any) -
     except Exception as error:
         when = "" if time is None else f" at {time!r} s"
         raise SimulationError(f"the meter {of!r} failed{when}{place_of(error)}: {told(error)}") from error
-
-
-def _number(of: str, hook: str, given: Any, name: str) -> float | None:
-    value = given.get(name, "nothing") if isinstance(given, Mapping) else given
-    if value is not None and (not isinstance(value, Real) or not math.isfinite(value)):
-        raise SimulationError(f"the meter {of!r}: {hook} gives {value!r} for its column {name!r}; allowed is a number, or None")
-    return None if value is None else float(value)

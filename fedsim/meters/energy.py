@@ -31,20 +31,15 @@ COMPUTING = ("train", "evaluate", "compute", "decode", "encode")
 
 _MOVING = {"download": "receive", "upload": "send"}
 
-DeviceColumns = Mapping[str, NDArray[Any]]
-
 
 class Zone:
-    """A part of the grid, whose carbon intensity goes through the hours of its own day, again and again.
+    """A part of the grid, whose carbon intensity goes through the ``hours`` of its own day (g/J, 24), again and again.
 
-    Args:
-        hours: grams of CO2 a joule, in each of the 24 hours of the day.
-        offset: the local time of the day when the run begins (s).
+    ``offset``: the local time of the day when the run begins (s).
     """
 
     def __init__(self, hours: list[float], offset: float) -> None:
-        self._hours = hours
-        self._offset = offset
+        self._hours, self._offset = hours, offset
         self._flat = len(set(hours)) == 1
         self._before = [math.fsum(hours[:hour]) * _HOUR_S for hour in range(25)]
 
@@ -70,11 +65,6 @@ class EnergyMeter(Meter):
         columns: ``COEFFICIENTS`` and the ``zone`` of each device; [devices] each.
         setting: what is not of a device: ``idle_while`` (``working`` or ``there``), ``batteries`` (whether there are any),
             ``server`` and ``edge`` (``idle_w``, ``update_j``, ``j_byte``), ``zones`` (``hours`` in g/J and ``offset_s``).
-
-    Attributes:
-        by_phase: joules of each phase of all devices, and of the server's side.
-        wasted: those of tasks whose work was not used: they ended otherwise than done, or trained without an epoch that counts.
-        grams: CO2 of all of it; None where it is not counted.
     """
 
     round_columns = (
@@ -89,14 +79,14 @@ class EnergyMeter(Meter):
     }
     fixed = ("columns", "setting", "_zones", "_while_there", "_by_battery")
 
-    def __init__(self, columns: DeviceColumns, setting: Mapping[str, Any]) -> None:
+    def __init__(self, columns: Mapping[str, NDArray[Any]], setting: Mapping[str, Any]) -> None:
         self.columns, self.setting = columns, setting
         self._zones = [Zone(zone["hours"], zone["offset_s"]) for zone in setting["zones"]]
         devices = len(columns["zone"])
         self._books = {phase: np.zeros(devices) for phase in PHASES}
         self._grams = np.zeros(devices)
         self.by_phase = dict.fromkeys((*PHASES, *PLACES), 0.0)
-        self.wasted = 0.0
+        self.wasted = 0.0  # of tasks whose work was not used: not done, or without an epoch that counts
         self.grams: float | None = 0.0 if self._zones else None
         self._while_there = setting["idle_while"] == "there"
         self._by_battery = np.zeros(devices, dtype=np.bool_)  # whose battery says when they were off
@@ -110,20 +100,16 @@ class EnergyMeter(Meter):
         self._at_edges: dict[int, float] = {}  # what tasks drew whose work is at an edge server, and may be lost there
         self._tails: dict[int, tuple[float, int, bool]] = {}  # of a device: begin, whose it is, whether that is wasted
 
-    @property
-    def total(self) -> float:
-        return math.fsum(self.by_phase.values())
-
     def totals(self, time: float) -> dict[str, float | None]:
         self._settle(time, over=False)
-        return {"joules": self.total, "grams": self.grams}
+        return {"joules": math.fsum(self.by_phase.values()), "grams": self.grams}
 
     def close(self, time: float) -> None:
         self._settle(time, over=True)
 
     def summary(self) -> dict[str, Any]:
-        grams = {} if self.grams is None else {"grams": self.grams}
-        return {"joules": self.total, "by_phase": dict(self.by_phase), "wasted": self.wasted, **grams}
+        joules, grams = math.fsum(self.by_phase.values()), {} if self.grams is None else {"grams": self.grams}
+        return {"joules": joules, "by_phase": dict(self.by_phase), "wasted": self.wasted, **grams}
 
     def of_devices(self) -> dict[str, NDArray[np.float64]]:
         """Joules of each phase (``idle_j`` and so on), their sum ``joules``, and ``grams``; float64 [devices] each."""
@@ -133,8 +119,6 @@ class EnergyMeter(Meter):
     def files(self) -> dict[str, Any]:
         """``energy.parquet``, what each device draws and has drawn, and ``energy.json``, what else energy is counted by."""
         return {TABLE: {"device": np.arange(len(self._grams)), **self.columns, **self.of_devices()}, SETTING: self.setting}
-
-    # Booking.
 
     def _book(self, device: int, phase: str, joules: float, start: float, end: float) -> None:
         self._books[phase][device] += joules
@@ -192,8 +176,6 @@ class EnergyMeter(Meter):
             self.wasted += joules
         elif task in self._at_edges:
             self._at_edges[task] += joules
-
-    # Records.
 
     def on_task_start(self, time: float, fields: dict[str, Any]) -> None:
         device = fields["device"]

@@ -22,11 +22,10 @@ EVENTS, TRANSFERS, ROUNDS, DEVICES = "events.parquet", "transfers.parquet", "rou
 AVAILABILITY = "availability.parquet"
 SCENARIO, SUMMARY, MODELS, NETWORK = "scenario.toml", "summary.json", "models", "network.json"
 SEAL = "summary_sha256"  # of the summary itself, among its entries
-_BEFORE_SEALS = ("0.1.0",)  # versions of fedsim that wrote summaries without a seal
 
 
 def refuse_unusable(path: Path) -> None:
-    """Look whether a new run folder can be made at ``path``, and change nothing.
+    """See whether a new run folder can be made at ``path``, and change nothing.
 
     Raises:
         RunFolderError: it holds files already, is no folder, cannot be written, or has a name in bytes that are no text.
@@ -42,19 +41,13 @@ def refuse_unusable(path: Path) -> None:
         hint = "an unfinished run; --resume goes on with it; or" if unfinished else "files;"
         raise RunFolderError(f"--out {str(path)!r} already holds {hint} give a new folder, or remove it first")
     refuse_within_run(path)
-    parent = path
-    while not parent.exists():
-        parent = parent.parent
+    parent = next(folder for folder in (path, *path.parents) if folder.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise RunFolderError(f"--out {str(path)!r} cannot be made: {str(parent)!r} is not a folder that you may write to")
 
 
 def refuse_within_run(path: Path) -> None:
-    """Look whether something may be written at ``path``: nothing is added to the files of a run, which the audit counts.
-
-    Raises:
-        RunFolderError: it is a run folder, or lies in one.
-    """
+    """Raise ``RunFolderError`` where ``path`` is or lies in a run folder, to whose files nothing is added."""
     for folder in (path.resolve(), *path.resolve().parents):
         summaries = (folder / SUMMARY, folder / live.LIVE / SUMMARY)
         if (folder / SCENARIO).is_file() and any(file.is_file() for file in summaries):
@@ -67,7 +60,7 @@ def holds_nothing(path: Path) -> bool:
 
 
 def refuse_other_run(path: Path, scenario: str) -> None:
-    """Look whether ``path`` holds an unfinished run of ``scenario`` (as written TOML), and change nothing.
+    """See whether ``path`` holds an unfinished run of ``scenario`` (as written TOML), and change nothing.
 
     Raises:
         RunFolderError: it holds none, one of another scenario, or one that is done.
@@ -78,9 +71,8 @@ def refuse_other_run(path: Path, scenario: str) -> None:
         why = f"holds no run to resume: its {SCENARIO} cannot be read" if path.exists() else "does not exist: no run to resume"
         raise RunFolderError(f"--out {str(path)!r} {why}") from None
     if there != scenario.encode():
-        raise RunFolderError(
-            f"--out {str(path)!r} holds a run of another scenario; to resume it, give its own {str(path / SCENARIO)!r}"
-        )
+        own = str(path / SCENARIO)
+        raise RunFolderError(f"--out {str(path)!r} holds a run of another scenario; to resume it, give its own {own!r}")
     if summarised_status(path) == "done":
         raise RunFolderError(f"--out {str(path)!r} holds a run that is done; there is nothing to resume")
 
@@ -96,10 +88,9 @@ def summarised_status(path: Path) -> Any:
 def reopen(path: Path, parts: Collection[Path], more: Iterable[str]) -> None:
     """Remove what an interrupted run had closed (``more`` too) and what a killed one was writing, and all parts but these."""
     names = (SUMMARY, EVENTS, TRANSFERS, ROUNDS, DEVICES, AVAILABILITY, MODELS, NETWORK, *more)
-    closed = [path / name for name in names]
-    others = [part for part in path.glob("*.part-*") if is_part(part.name) and part not in parts]
+    others = [part for part in path.glob("*.part-*") if _is_part(part.name) and part not in parts]
     live.remove(path)
-    for left in (*closed, *others, *path.rglob("*" + WRITING)):  # which follows no link
+    for left in (*(path / name for name in names), *others, *path.rglob("*" + WRITING)):  # which follows no link
         if left.is_dir() and not left.is_symlink():
             shutil.rmtree(left)
         else:
@@ -107,11 +98,7 @@ def reopen(path: Path, parts: Collection[Path], more: Iterable[str]) -> None:
 
 
 def make(path: Path) -> None:
-    """Make the folder.
-
-    Raises:
-        RunFolderError: the system refuses.
-    """
+    """Make the folder; ``RunFolderError`` where the system refuses."""
     try:
         make_folder(path)
     except OSError as error:
@@ -157,14 +144,12 @@ def fingerprints(folder: Path, but: Collection[Path] = ()) -> dict[str, str]:
 def changes(folder: Path) -> Iterator[str]:
     """Changes of a run folder since the run left it.
 
-    Each file has the sha256 that the summary states, none is missing and none was added; the summary has its seal. One of a
-    fedsim that did not seal them must only be written as it wrote them.
+    Each file has the sha256 that the summary states, none is missing and none was added; the summary has its seal.
     """
     try:
         written = regular(folder / SUMMARY).read_bytes()
         summary = read_json(folder / SUMMARY)
-        is_older = summary["fedsim"] in _BEFORE_SEALS and SEAL not in summary
-        whole = written == summary_text(summary).encode() and (is_older or summary[SEAL] == seal(summary))
+        whole = written == summary_text(summary).encode() and summary[SEAL] == _seal(summary)
         stated = dict(summary["files_sha256"])
     except (OSError, ValueError, KeyError, TypeError):
         yield f"{SUMMARY} was changed after the run"
@@ -175,13 +160,13 @@ def changes(folder: Path) -> Iterator[str]:
     for name in sorted(stated.keys() | found.keys()):
         if name not in found:
             yield f"{name} is missing"
-        elif name not in stated and not is_part(name):
+        elif name not in stated and not _is_part(name):
             yield f"{name} was added after the run"
         elif stated.get(name, found[name]) != found[name]:
             yield f"{name} was changed after the run"
 
 
-def is_part(name: str) -> bool:
+def _is_part(name: str) -> bool:
     """Whether that is how a part of a table is called. Those of a run that is done are removed, and not missed."""
     return re.fullmatch(r"(events|transfers|rounds)\.part-[0-9]{5,}\.parquet", name) is not None
 
@@ -189,7 +174,7 @@ def is_part(name: str) -> bool:
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     """Write ``summary.json``, sealed, when all else is on the disk: where there is one, there is the whole run."""
     sync(folder)
-    write_text(folder / SUMMARY, summary_text({**summary, SEAL: seal(summary)}))
+    write_text(folder / SUMMARY, summary_text({**summary, SEAL: _seal(summary)}))
 
 
 def summary_text(summary: Mapping[str, Any]) -> str:
@@ -197,8 +182,7 @@ def summary_text(summary: Mapping[str, Any]) -> str:
     return json.dumps(summary, indent=2, allow_nan=False) + "\n"
 
 
-def seal(summary: Mapping[str, Any]) -> str:
-    """sha256 of a summary as it is written without its seal."""
+def _seal(summary: Mapping[str, Any]) -> str:
     unsealed = {key: value for key, value in summary.items() if key != SEAL}
     return hashlib.sha256(summary_text(unsealed).encode()).hexdigest()
 

@@ -19,8 +19,7 @@ MARKS = ("arrival", "departure", "shift", "noticed", "move")
 class History:
     """A run's records as tables, each read when it is first needed; times in simulated seconds.
 
-    Args:
-        run: the folder. Reading from it raises ``RunFolderError`` where it is damaged.
+    Reading raises ``RunFolderError`` where the folder is damaged.
     """
 
     def __init__(self, run: RunFolder) -> None:
@@ -109,7 +108,8 @@ class History:
         """While a device was there and could not be reached: by its availability, or because it was switched off."""
         if not self.run.has(AVAILABILITY):
             return self._phases
-        off = pd.concat([self._phases[~self._phases["on"]], self._switched_off()])[["device", "start", "end"]]
+        switched_off = self._stretches(self.of("switch-off", "switch-on"), "switch-off")
+        off = pd.concat([self._phases[~self._phases["on"]], switched_off])[["device", "start", "end"]]
         own = self.population.loc[off["device"]]
         start = np.maximum(off["start"], own["arrival"].to_numpy())
         off = _some_time(off.assign(start=start, end=np.minimum(off["end"], own["departure"].to_numpy())))
@@ -117,7 +117,7 @@ class History:
 
     @property
     def known(self) -> Ints:
-        """The devices of which ``away`` tells, ascending; none where the folder is of an older version."""
+        """The devices of which ``away`` tells, ascending; none of a run that goes on."""
         return self._phases["device"].unique()
 
     @cached_property
@@ -132,10 +132,6 @@ class History:
         """Stretches during which edge servers were lost: ``device``, the number of the edge server, ``start`` and ``end``."""
         acts = self.of("edge-off", "edge-on")
         return self._stretches(acts.assign(device=[parsed(text)["edge"] for text in acts["data"]]), "edge-off")
-
-    def _switched_off(self) -> pd.DataFrame:
-        """Stretches during which processes of the world kept devices switched off."""
-        return self._stretches(self.of("switch-off", "switch-on"), "switch-off")
 
     def _stretches(self, acts: pd.DataFrame, kind: str) -> pd.DataFrame:
         """From each record of a kind to the next record of the same device, or to the end."""

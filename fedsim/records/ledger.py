@@ -25,6 +25,11 @@ def split_by_purpose(payloads: Payloads, delivered: float) -> dict[str, float]:
     return shares
 
 
+def sum_view(by_purpose: Mapping[str, float], preset: LedgerPreset) -> float:
+    """Total bytes under a preset."""
+    return sum(part for purpose, part in sorted(by_purpose.items()) if preset == "strict" or purpose not in NOT_IN_PAPER)
+
+
 def total(moved: Mapping[str, Any]) -> float:
     """All bytes of the ``bytes`` entry of a summary."""
     return float(moved["down"] + moved["up"] + moved.get("peer", 0.0))
@@ -42,14 +47,10 @@ class Ledger:
         down, up: bytes that moved to devices and from them.
         peer: those that moved between other endpoints, from device to device say.
         wasted: those of tasks whose work was not used: they ended late, lost or left, or trained without one epoch that counts.
-        by_purpose: bytes by purpose, both ways.
     """
 
     def __init__(self) -> None:
-        self.down = 0.0
-        self.up = 0.0
-        self.peer = 0.0
-        self.wasted = 0.0
+        self.down = self.up = self.peer = self.wasted = 0.0
         self.by_purpose: dict[str, float] = {}
         self._by_task: dict[int, float] = {}
         self._idle: dict[int, bool] = {}  # tasks that trained without an epoch that counts
@@ -79,8 +80,7 @@ class Ledger:
 
     def close_task(self, task: int, outcome: str) -> None:
         """A task has ended; unless it was done, and with an epoch that counts, what it moved was wasted."""
-        moved = self._by_task.pop(task, 0.0)
-        idle = self._idle.pop(task, False) if self._idle else False
+        moved, idle = self._by_task.pop(task, 0.0), self._idle.pop(task, False)
         if outcome != "done" or idle:
             self.wasted += moved
             self._at_edges.pop(task, None)
@@ -105,8 +105,3 @@ class Ledger:
             "by_purpose": dict(sorted(self.by_purpose.items())),
             "paper": sum_view(self.by_purpose, "paper"),
         }
-
-
-def sum_view(by_purpose: Mapping[str, float], preset: LedgerPreset) -> float:
-    """Total bytes under a preset."""
-    return sum(part for purpose, part in sorted(by_purpose.items()) if preset == "strict" or purpose not in NOT_IN_PAPER)

@@ -1,12 +1,12 @@
 """Parquet tables that grow while a run goes on, in parts, since a killed Parquet file has no footer and cannot be read.
 
 Rows become columns every few thousand rows; so many of them, and what there is when a checkpoint is taken, go to part files
-beside the table. ``close`` joins them into the one file of the contract. A killed run leaves its finished parts. The file is
-the same however the rows were parted: names get their dictionaries only then, one a row group.
+beside the table. In the end they are joined into the one file of the contract. A killed run leaves its finished parts. The file
+is the same however the rows were parted: names get their dictionaries only then, one a row group.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,7 @@ _ROWS_A_PART = 100_000  # also of a row group of the file
 
 
 class TableWriter:
-    """Collects rows of one table.
-
-    Args:
-        path: the table's file.
-        schema: its columns; a row is a tuple in their order.
-    """
+    """Collects rows of one table, whose parts are beside ``path``; a row is a tuple in the order of the schema's columns."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self._path = path
@@ -38,10 +33,10 @@ class TableWriter:
         names = [field.name for field in schema if pa.types.is_dictionary(field.type)]
         # Values other than names rarely repeat within a row group: without a dictionary they take less time and less space.
         self._how = {"compression": "zstd", "use_dictionary": names or False}
-        self._plain = pa.schema([(field.name, _plain(field.type)) for field in schema])
+        self._plain = pa.schema([(field.name, pa.string() if field.name in names else field.type) for field in schema])
+        self._nothing = pa.Table.from_batches([], schema=self._plain)  # ``empty_table`` would load pandas
         self._rows: list[tuple[Any, ...]] = []
-        self._batches: list[pa.RecordBatch] = []
-        self._packed = 0  # rows in the batches
+        self._packed = self._nothing
         self._parts: dict[Path, str] = {}  # and their sha256
 
     def extend(self, rows: list[tuple[Any, ...]]) -> None:
@@ -57,9 +52,7 @@ class TableWriter:
 
     def flush(self) -> list[str]:
         """Bring all rows into parts; returns the sha256 of each part."""
-        self._pack()
-        if self._batches:
-            self._write_part()
+        self._pack(at_least=1)
         return list(self._parts.values())
 
     def adopt(self, fingerprints: Sequence[str]) -> None:
@@ -75,50 +68,37 @@ class TableWriter:
                     f"{str(part)!r} {'is not what was written' if part.is_file() else 'is missing'}, and the checkpoint counts "
                     "on it; put the file back, or remove the checkpoint to resume from the one before"
                 )
-        self._rows, self._batches, self._packed = [], [], 0
-
-    def close(self) -> None:
-        """Join everything into the table's file. The parts stay: a run that is killed now can go on."""
-        self.copy_to(self._path)
+        self._rows, self._packed = [], self._nothing
 
     def copy_to(self, path: Path) -> None:
-        """Write the table as it is so far."""
+        """Write the table as it is so far; the parts stay."""
+        self._pack()  # first: it may make another part
         with replacing(path) as beside, pq.ParquetWriter(beside, self._schema, **self._how) as writer:
-            waiting = pa.Table.from_batches([], schema=self._plain)
-            for table in self._tables():
-                waiting = pa.concat_tables([waiting, table])
+            waiting = self._nothing
+            for part in (*self._parts, None):
+                # ``ParquetFile`` is several times as fast as ``read_table`` for one small file.
+                waiting = pa.concat_tables([waiting, self._packed if part is None else pq.ParquetFile(part).read()])
                 while len(waiting) >= _ROWS_A_PART:
                     writer.write_table(self._named(waiting.slice(0, _ROWS_A_PART)))
                     waiting = waiting.slice(_ROWS_A_PART)
             writer.write_table(self._named(waiting))
 
-    def _tables(self) -> Iterator[pa.Table]:
-        self._pack()  # first: it may make another part
-        for part in self._parts:
-            yield pq.ParquetFile(part).read()  # several times as fast as ``read_table`` for one small file
-        yield pa.Table.from_batches(self._batches, schema=self._plain)
-
     def _part(self, number: int) -> Path:
         return self._path.with_suffix(f".part-{number:05d}.parquet")
 
-    def _write_part(self) -> None:
-        part = self._part(len(self._parts))
-        with replacing(part) as beside:
-            pq.write_table(pa.Table.from_batches(self._batches, schema=self._plain), beside, **self._how)
-        self._parts[part] = files.fingerprint(part)
-        self._batches, self._packed = [], 0
-
-    def _pack(self) -> None:
-        """Turn the waiting rows into columns, a part's worth of them into a part."""
-        if not self._rows:
-            return
-        columns = zip(*self._rows, strict=True)
-        arrays = [column(values, field.type) for values, field in zip(columns, self._plain, strict=True)]
-        self._batches.append(pa.RecordBatch.from_arrays(arrays, schema=self._plain))
-        self._packed += len(self._rows)
-        self._rows = []
-        if self._packed >= _ROWS_A_PART:
-            self._write_part()
+    def _pack(self, at_least: int = 0) -> None:
+        """Turn the waiting rows into columns, and so many of them (a part's worth) into a part."""
+        if self._rows:
+            columns = zip(*self._rows, strict=True)
+            arrays = [column(values, field.type) for values, field in zip(columns, self._plain, strict=True)]
+            self._packed = pa.concat_tables([self._packed, pa.Table.from_arrays(arrays, schema=self._plain)])
+            self._rows = []
+        if len(self._packed) >= (at_least or _ROWS_A_PART):
+            part = self._part(len(self._parts))
+            with replacing(part) as beside:
+                pq.write_table(self._packed, beside, **self._how)
+            self._parts[part] = files.fingerprint(part)
+            self._packed = self._nothing
 
     def _named(self, table: pa.Table) -> pa.Table:
         """Rows with the names of the schema's dictionaries, in the order in which they occur in these rows."""
@@ -129,10 +109,6 @@ class TableWriter:
                 cells = pa.DictionaryArray.from_arrays(names.indices.cast(field.type.index_type), names.dictionary)
             columns.append(cells)
         return pa.Table.from_arrays(columns, schema=self._schema)
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def write_devices(folder: Path, columns: Mapping[str, Any], meters: Meters) -> None:

@@ -32,23 +32,6 @@ _SCHEMAS = {
 }
 
 
-def _completed(table: Any, columns: Any) -> Any:
-    """A table with the columns that it lacks because an older version wrote it."""
-    for column in columns:
-        if column.name in schema.LATER and column.name not in table.column_names:
-            same = schema.LATER[column.name]
-            table = table.append_column(column, pa.nulls(len(table), column.type) if same is None else table.column(same))
-    return table
-
-
-def _alike(found: Any, wanted: Any) -> bool:
-    """Whether a column may be of a type: whole numbers of any width are whole numbers, who wrote them may have had others."""
-    for kind in (pa.types.is_integer, pa.types.is_floating):
-        if kind(wanted):
-            return bool(kind(found) or pa.types.is_null(found))
-    return bool(found == wanted or pa.types.is_null(found))
-
-
 def as_list(column: Any) -> list[Any]:
     """The values of a column of ``pyarrow``. Names are cast first, as ``to_pylist`` of a dictionary is 25 times as slow."""
     names = pa.types.is_dictionary(column.type)
@@ -57,9 +40,8 @@ def as_list(column: Any) -> list[Any]:
 
 
 def as_rows(table: Any) -> Records:
-    """The rows of a table or a batch of ``pyarrow``, as dicts."""
-    names = table.schema.names
-    return [dict(zip(names, row, strict=True)) for row in zip(*map(as_list, table.columns), strict=True)]
+    """The rows of a table of ``pyarrow``, as dicts."""
+    return [dict(zip(table.schema.names, row, strict=True)) for row in zip(*map(as_list, table.columns), strict=True)]
 
 
 def as_frame(table: Any) -> "pd.DataFrame":
@@ -95,9 +77,6 @@ def making_sense(paths: Iterable[Path]) -> Iterator[None]:
 
 class RunFolder:
     """A run folder that was written before, or, of a run that goes on, what it has written by now.
-
-    Args:
-        path: the folder.
 
     Raises:
         RunFolderError: there is no run here, or, when it is read, a file is missing or damaged.
@@ -135,56 +114,34 @@ class RunFolder:
     @property
     def population(self) -> int:
         """Number of devices."""
-        if self.has_all_devices:
-            return self.size(files.DEVICES)
-        return int(self.scenario["population"]["devices"])
+        return self.size(files.DEVICES) if self.has_all_devices else int(self.scenario["population"]["devices"])
 
-    def table(self, name: str) -> Any:
-        """A Parquet table of the folder, as ``pyarrow.Table``."""
+    def table(self, name: str, columns: Sequence[str] | None = None) -> Any:
+        """A Parquet table of the folder, as ``pyarrow.Table``: all of it, or some columns in this order."""
         # ``read_table`` is half as fast on small ones.
         with self._reading(name), pq.ParquetFile(regular(self._tables / name)) as file:
-            wanted = _SCHEMAS.get(name, ())
             there = dict(zip(file.schema_arrow.names, file.schema_arrow.types, strict=True))
-            for column in wanted:
-                if column.name not in there and column.name not in schema.LATER:
-                    raise KeyError(f"it has no column {column.name}")
-                found = there.get(column.name, column.type)
-                if not _alike(found, column.type):
-                    raise TypeError(f"its column {column.name} is {found}, not {column.type}")
-            return _completed(file.read(), wanted)
+            for wanted in _SCHEMAS.get(name, ()):
+                found = there.get(wanted.name)
+                if found is None:
+                    raise KeyError(f"it has no column {wanted.name} (what fedsim 0.1 wrote is read with fedsim 0.1)")
+                # Whole numbers of any width are whole numbers: others that write such tables may have had other ones.
+                alike = any(kind(found) and kind(wanted.type) for kind in (pa.types.is_integer, pa.types.is_floating))
+                if not (alike or found == wanted.type or pa.types.is_null(found)):
+                    raise TypeError(f"its column {wanted.name} is {found}, not {wanted.type}")
+                there[wanted.name] = wanted.type
+            table = file.read(columns)
+            table = table if columns is None else table.select(columns)
+            return table.cast(pa.schema([field.with_type(there[field.name]) for field in table.schema], table.schema.metadata))
 
     def has(self, name: str) -> bool:
-        """Whether the folder has such a file; one of an older fedsim may lack it."""
+        """Whether the folder has such a file; that of a run that goes on may lack it."""
         return (self._tables / name).exists()
 
     def size(self, name: str) -> int:
         """Number of rows of a Parquet table of the folder."""
         with self._reading(name):
             return pq.read_metadata(regular(self._tables / name)).num_rows  # type: ignore[no-any-return]
-
-    def batches(self, name: str, columns: Any, rows: int = 65_536) -> Iterator[Any]:
-        """A Parquet table of the folder piece by piece: for tables that are never to be in memory as a whole.
-
-        Args:
-            name: the table's file.
-            columns: the columns that are wanted and the types that they are to have, as ``pyarrow.Schema``.
-            rows: of a piece, at most.
-
-        Yields:
-            ``pyarrow.Table`` of these columns in this order.
-        """
-        with self._reading(name):
-            file = pq.ParquetFile(regular(self._tables / name))
-        with file:
-            stand_ins = [schema.LATER[column] for column in columns.names if schema.LATER.get(column)]
-            pieces = file.iter_batches(rows, columns=list(dict.fromkeys([*columns.names, *stand_ins])))
-            while True:
-                with self._reading(name):
-                    batch = next(pieces, None)
-                    if batch is None:
-                        return
-                    table = _completed(pa.Table.from_batches([batch]), columns).select(columns.names).cast(columns)
-                yield table
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[None]:
@@ -203,7 +160,7 @@ class RunFolder:
     @cached_property
     def events(self) -> Records:
         """Every record in order, ``data`` parsed."""
-        return self._parsed(files.EVENTS, "data", "{}")
+        return self._parsed(files.EVENTS, "data")
 
     def events_of(self, kinds: Sequence[str], columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
         """The named columns of the events of some kinds, in order; ``data`` as it is written, JSON or None.
@@ -219,12 +176,11 @@ class RunFolder:
         """One row a message, ``payloads`` parsed."""
         return self._parsed(files.TRANSFERS, "payloads")
 
-    def _parsed(self, name: str, column: str, missing: str | None = None) -> Records:
-        """A table as a list of dicts, one of its columns parsed; ``missing`` stands for what is not there."""
+    def _parsed(self, name: str, column: str) -> Records:
         rows = self.rows(name)
         with self._reading(name):
             for row in rows:
-                row[column] = json.loads(missing if row[column] is None else row[column])  # type: ignore[arg-type]
+                row[column] = json.loads("{}" if row[column] is None and name == files.EVENTS else row[column])
         return rows
 
     @cached_property

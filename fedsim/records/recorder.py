@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.durable import sync
-from fedsim.meters.base import Column, Meters, Transfer, transfer_of
+from fedsim.meters.base import Column, Meters, transfer_of
 from fedsim.records import folder as files
-from fedsim.records.digest import EventChain
 from fedsim.records.ledger import Ledger
 from fedsim.records.parquet import TableWriter
-from fedsim.records.schema import EVENTS, ROUNDS, TRANSFERS, EventRow, encode, event_row, with_columns
+from fedsim.records.schema import EVENTS, ROUNDS, TRANSFERS, EventChain, EventRow, encode, event_row, with_columns
 from fedsim.simulation import Record
 
 _ROWS_AT_ONCE = 4_096
@@ -60,81 +59,15 @@ class Recorder:
         elif kind == "round":
             self._take_round(time, fields)
         elif (ended := transfer_of(time, kind, fields, self._starts.get(fields.get("task", -1), time))) is not None:
-            self._book_transfer(ended)
+            self.ledger.add(ended.task, ended.direction, ended.payloads, ended.delivered)
+            if ended.task is not None and (ended.sender or ended.receiver):
+                self.ledger.note_edge(ended.task)
+            if self._tables:
+                self._tables[files.TRANSFERS].extend([(*ended[:11], encode(ended.payloads), *ended[12:])])
         elif kind == "step-end" and fields["step"] == "train" and not fields["epochs"]:
             self.ledger.note_idle(fields["task"])
         if len(self._rows) >= _ROWS_AT_ONCE:
             self._settle()
-
-    @property
-    def chain(self) -> EventChain:
-        """The events' fingerprint and their number."""
-        self._settle()
-        return self._chain
-
-    def close(self) -> None:
-        """Bring the tables into their final files."""
-        self._settle()
-        self.meters.close(self.last_time)
-        for table in self._tables.values():
-            table.close()
-
-    def copy_to(self, folder: Path) -> None:
-        """Write the tables as they are so far to another folder."""
-        self._settle()
-        for name, table in self._tables.items():
-            table.copy_to(folder / name)
-
-    @property
-    def parts(self) -> list[Path]:
-        """The files of the tables' finished parts."""
-        return [part for table in self._tables.values() for part in table.parts]
-
-    def snapshot(self) -> dict[str, Any]:
-        """State of the tables; ``restore`` takes it back. All rows are then in parts, synced to the disk."""
-        self._settle()
-        parts = {name: table.flush() for name, table in self._tables.items()}
-        if self._folder is not None:
-            sync(self._folder)
-        return {
-            "parts": parts,
-            "chain": (self.chain.hexdigest(), self.chain.count),
-            "ledger": vars(self.ledger),
-            "rounds": self.rounds,
-            "last_time": self.last_time,
-            "starts": self._starts,
-            "moved": self._moved,
-            "meters": self.meters.snapshot(),
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``snapshot`` gave.
-
-        Raises:
-            CheckpointError: the parts on disk are not those that there were.
-        """
-        for name, table in self._tables.items():
-            table.adopt(state["parts"][name])
-        self._rows = []
-        self._chain = EventChain(bytes.fromhex(state["chain"][0]), state["chain"][1])
-        vars(self.ledger).update(state["ledger"])
-        self.rounds, self.last_time = state["rounds"], state["last_time"]
-        self._starts, self._moved = state["starts"], state["moved"]
-        self.meters.restore(state["meters"])
-
-    def _settle(self) -> None:
-        """Bring the events so far into their chain and their table."""
-        rows, self._rows = self._rows, []
-        self._chain.extend(rows)
-        if self._tables:
-            self._tables[files.EVENTS].extend(rows)
-
-    def _book_transfer(self, ended: Transfer) -> None:
-        self.ledger.add(ended.task, ended.direction, ended.payloads, ended.delivered)
-        if ended.task is not None and (ended.sender or ended.receiver):
-            self.ledger.note_edge(ended.task)
-        if self._tables:
-            self._tables[files.TRANSFERS].extend([(*ended[:11], encode(ended.payloads), *ended[12:])])
 
     def _take_round(self, time: float, fields: dict[str, Any]) -> None:
         moved = (self.ledger.down, self.ledger.up, self.ledger.peer)
@@ -146,3 +79,61 @@ class Recorder:
         self.ledger.close_round(self._starts)
         if self._tables:
             self._tables[files.ROUNDS].extend([tuple(row.values())])
+
+    def _settle(self) -> None:
+        """Bring the events so far into their chain and their table."""
+        rows, self._rows = self._rows, []
+        self._chain.extend(rows)
+        if self._tables:
+            self._tables[files.EVENTS].extend(rows)
+
+    @property
+    def chain(self) -> EventChain:
+        """The events' fingerprint and their number."""
+        self._settle()
+        return self._chain
+
+    def close(self) -> None:
+        """Bring the tables into their final files."""
+        self.meters.close(self.last_time)
+        if self._folder is not None:
+            self.copy_to(self._folder)
+
+    def copy_to(self, folder: Path) -> None:
+        """Write the tables as they are so far to a folder; parts stay, so that a run that is killed now can go on."""
+        self._settle()
+        for name, table in self._tables.items():
+            table.copy_to(folder / name)
+
+    @property
+    def parts(self) -> list[Path]:
+        """The files of the tables' finished parts."""
+        return [part for table in self._tables.values() for part in table.parts]
+
+    def snapshot(self) -> dict[str, Any]:
+        """State of the tables; ``restore`` takes it back. All rows are then in parts, synced to the disk."""
+        chain = self.chain
+        parts = {name: table.flush() for name, table in self._tables.items()}
+        if self._folder is not None:
+            sync(self._folder)
+        return {
+            "parts": parts,
+            "chain": (chain.hexdigest(), chain.count),
+            "ledger": vars(self.ledger),
+            "rounds": self.rounds,
+            "last_time": self.last_time,
+            "starts": self._starts,
+            "moved": self._moved,
+            "meters": self.meters.snapshot(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up what ``snapshot`` gave; ``CheckpointError`` if the parts on disk are not those that there were."""
+        for name, table in self._tables.items():
+            table.adopt(state["parts"][name])
+        self._rows = []
+        self._chain = EventChain(bytes.fromhex(state["chain"][0]), state["chain"][1])
+        vars(self.ledger).update(state["ledger"])
+        self.rounds, self.last_time = state["rounds"], state["last_time"]
+        self._starts, self._moved = state["starts"], state["moved"]
+        self.meters.restore(state["meters"])

@@ -1,4 +1,4 @@
-"""The tables of a run folder: their columns and types, in one place for who writes and who reads.
+"""The tables of a run folder: their columns and types, in one place for who writes and who reads; and their fingerprints.
 
 Every record of a run has the same named columns; what a kind needs beyond them stands in ``data`` as JSON with sorted keys.
 A transfer between two parts of the server's side has ``sender`` and ``receiver`` instead of a device and a task. Between
@@ -7,6 +7,7 @@ group servers, an auxiliary server and the like it takes no time, is on no link,
 One between any other two endpoints, of devices to each other say, has the direction ``peer`` and names both.
 """
 
+import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -85,9 +86,6 @@ ROUNDS = pa.schema(
     ]
 )
 
-LATER = {"wire_bytes": "delivered"} | dict.fromkeys(("epsilon", *_metered("round"), "bytes_peer", *OF_PEERS))
-"""Columns that tables of older versions lack, and the column that they then equal; None: all of their cells are empty."""
-
 DEVICES = pa.schema(
     [
         ("device", _whole),
@@ -157,3 +155,38 @@ def event_row(record: "Record") -> EventRow:
     rest = dict(record.fields)
     columns: Any = [rest.pop(name, None) for name in EVENT_COLUMNS[1:]]
     return (record.time, record.kind, *columns, encode(rest) if rest else None)
+
+
+class EventChain:
+    """h = sha256(h + record), over all records in order: it can be saved at any record and continued from there.
+
+    A record enters as ``repr`` of its row, which is the same whether it was just emitted or read back from Parquet.
+    """
+
+    def __init__(self, state: bytes = b"", count: int = 0) -> None:
+        self.state = state
+        self.count = count
+
+    def extend(self, rows: "Iterable[EventRow]") -> None:
+        """Take in the next records."""
+        for row in rows:
+            self.state = hashlib.sha256(self.state + repr(row).encode()).digest()
+            self.count += 1
+
+    def hexdigest(self) -> str:
+        """The chain's head."""
+        return self.state.hex()
+
+
+def models_digest(models: "Mapping[str, Mapping[str, NDArray[Any]]]") -> str:
+    """sha256 over all models' tensors: by file name, then tensor name; each as its name, its shape and its bytes.
+
+    The type of the numbers is told where it is not float32.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(models):
+        for tensor, values in sorted(models[name].items()):
+            told = "" if values.dtype == np.float32 else f"/{values.dtype}"
+            digest.update(f"{name}/{tensor}/{list(values.shape)}{told}\n".encode())
+            digest.update(np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<")).tobytes())
+    return digest.hexdigest()

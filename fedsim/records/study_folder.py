@@ -22,9 +22,7 @@ _PART = "[A-Za-z0-9][A-Za-z0-9_.=,+-]*"  # of a path that stays inside the folde
 
 
 class _IndexPart(BaseModel):
-    """A part of an index, as above. Unknown keys are passed over: a newer fedsim may write more."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)  # a newer fedsim may write more
 
 
 class IndexedRun(_IndexPart):
@@ -62,7 +60,6 @@ class StudyIndex(_IndexPart):
         targets: accuracies (0..1): the costs to reach each are compared.
         goal: what cells are ranked by; None: not said.
         budget: limits by cost, within which an accuracy is to be reached.
-        seeds: of every variant's runs.
         variants: in the order of the tables.
     """
 
@@ -90,31 +87,22 @@ def read_index(path: Path) -> StudyIndex:
     """
     try:
         return StudyIndex.model_validate_json(regular(path / INDEX).read_bytes())
-    except OSError:
-        raise RunFolderError(_no_index(path)) from None
     except ValidationError as error:
-        raise RunFolderError(f"{INDEX} of {str(path)!r} {_explained(error)}") from None
-
-
-def _explained(error: ValidationError) -> str:
-    """Problem of an index; another format is the reason for whatever else does not fit."""
-    problems = error.errors(include_url=False)
-    for one in problems:
-        if one["loc"] == ("format",) and one["type"] == "literal_error":
-            return f"is of format {one['input']!r}; this fedsim reads 1 alone, so use the fedsim that wrote it"
-    where = ".".join(map(str, problems[0]["loc"])) or "all of it"
-    return f"is damaged: {where}: {problems[0]['msg']}"
-
-
-def _no_index(path: Path) -> str:
-    if not path.exists():
-        return f"{str(path)!r} does not exist"
-    if not is_study(path):
-        return f"{str(path)!r} is not the folder of a study: it holds no {INDEX}"
-    return (
-        f"{str(path)!r} holds a study, but no {INDEX} that can be read (older versions wrote none); "
-        f"fedsim study {str(path / STUDY)!r} --out {str(path)!r} writes it, and does none of the runs again that are done"
-    )
+        problems = error.errors(include_url=False)
+        where = ".".join(map(str, problems[0]["loc"])) or "all of it"
+        why = f"is damaged: {where}: {problems[0]['msg']}"
+        for one in problems:  # another format is the reason for whatever else does not fit
+            if one["loc"] == ("format",) and one["type"] == "literal_error":
+                why = f"is of format {one['input']!r}; this fedsim reads 1 alone, so use the fedsim that wrote it"
+        raise RunFolderError(f"{INDEX} of {str(path)!r} {why}") from None
+    except OSError:
+        why = "is not the folder of a study: it holds no" if path.exists() else "does not exist: there is no"
+        if is_study(path):
+            raise RunFolderError(
+                f"{str(path)!r} holds a study, but no {INDEX} that can be read; fedsim study {str(path / STUDY)!r} --out "
+                f"{str(path)!r} writes it, and does none of the runs again that are done"
+            ) from None
+        raise RunFolderError(f"{str(path)!r} {why} {INDEX}") from None
 
 
 def write_index(path: Path, index: StudyIndex) -> None:

@@ -40,9 +40,8 @@ class Target(NamedTuple):
     def is_reached(self, value: float | None, summary: Mapping[str, Any]) -> bool:
         """Whether a run with this summary has reached it with a value of its metric."""
         known = {"accuracy": {"best_is": "most"}, **summary.get("metrics", {})}
-        if value is None:
-            return False
-        return value >= self.value if known.get(self.metric, {}).get("best_is") == "most" else value <= self.value
+        most = known.get(self.metric, {}).get("best_is") == "most"
+        return value is not None and (value >= self.value if most else value <= self.value)
 
 
 def until(
@@ -56,21 +55,19 @@ def until(
         summary: of the run, which says of each metric whether the most or the least is the best.
     """
     target, moved = Target.read(said), 0.0
-    for row in rows:
+    for count, row in enumerate(rows, start=1):
         moved += total_of_round(row)
         if target.is_reached(row.get(target.metric), summary):
-            drawn = (_sum_until(rows, row["round"], name) for name in COSTS[3:])
+            drawn: list[float | None] = []
+            for name in COSTS[3:]:
+                known = [each[name] for each in rows[:count] if each.get(name) is not None]
+                drawn.append(math.fsum(known) if len(known) == count else None)
             return dict(zip(COSTS, (row["round"] + 1, row["time"], moved, *drawn), strict=True))
     return dict.fromkeys(COSTS)
 
 
 def within(rows: Sequence[Mapping[str, Any]], budget: Mapping[str, float]) -> float | None:
-    """The best accuracy that a test showed while none of the costs was above its limit; None where no test did.
-
-    Args:
-        rows: those of ``rounds.parquet``.
-        budget: limits by cost, ``COSTS`` without rounds.
-    """
+    """The best accuracy that a test showed while none of the costs (``COSTS`` without rounds) was above its limit, if any."""
     spent, best = dict.fromkeys(COSTS[2:], 0.0), None
     for row in rows:
         spent["time"], spent["bytes"] = row["time"], spent["bytes"] + total_of_round(row)
@@ -86,10 +83,3 @@ def within(rows: Sequence[Mapping[str, Any]], budget: Mapping[str, float]) -> fl
 def costs_to(rows: Sequence[Mapping[str, Any]], said: float | str | Target, summary: Mapping[str, Any]) -> dict[str, float]:
     """The same for notebooks: what was not reached, or not counted, is not a number, so that it can be drawn."""
     return {name: math.nan if value is None else value for name, value in until(rows, said, summary).items()}
-
-
-def _sum_until(rows: Sequence[Mapping[str, Any]], last: int, name: str) -> float | None:
-    """The sum of a column up to a round; None where it has none, or the run is older than it."""
-    values = [row.get(name) for row in rows if row["round"] <= last]
-    known = [value for value in values if value is not None]
-    return math.fsum(known) if len(known) == len(values) else None

@@ -28,17 +28,15 @@ from fedsim.strategies import strategy_class
 from fedsim.streams import Streams
 from fedsim.training import CutBy
 from fedsim.world import columns
-from fedsim.world.availability.base import changes, one_by_one, spans_of
+from fedsim.world.availability import changes, one_by_one, spans_of
 from fedsim.world.batteries import Powered
 from fedsim.world.compute import Compute
-from fedsim.world.device_kinds import Capacity, estimates
+from fedsim.world.device_kinds import Capacity, Rooflines, estimates
 from fedsim.world.life import TaskRunner
 from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.messages import Messages
 from fedsim.world.network import Network
-from fedsim.world.processes.processes import Processes
-from fedsim.world.processes.world import ProcessContext
-from fedsim.world.roofline import Rooflines
+from fedsim.world.processes import Processes
 
 if TYPE_CHECKING:
     from fedsim.data.federated import FederatedData
@@ -150,9 +148,7 @@ class Run:
         self.lifetimes = Lifetimes(simulation, *lifetimes, availability, partial(self.dispatch.tell, "newcomer"))
         self.drift = self._build_drift(streams)
         self.capacity, parts = capacity, (capacity, self.population, compute, self.network, self.tasks, self.messages)
-        self.processes = Processes(
-            scenario.world.processes, ProcessContext(simulation, streams, *parts, dispatch.on_switched_on)
-        )
+        self.processes = Processes(scenario.world.processes, simulation, streams, *parts, dispatch.on_switched_on)
         self.dispatch.connect(self.tasks, self.messages, self.strategy, client, self.drift)
         scenario.strategy.check_samples(int(self.samples.max()))
         scenario.strategy.check_deadline(self._fastest_download_s())

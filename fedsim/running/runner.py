@@ -16,11 +16,10 @@ from fedsim.executors.base import Executor
 from fedsim.meters.base import Column
 from fedsim.records import folder as files
 from fedsim.records import live, parquet
-from fedsim.records.digest import models_digest
 from fedsim.records.live import EVERY_S, RUNNING, Live
 from fedsim.records.lock import locked
 from fedsim.records.recorder import Recorder
-from fedsim.records.schema import ASKED
+from fedsim.records.schema import ASKED, models_digest
 from fedsim.simulation import Simulation
 from fedsim.version import __version__
 

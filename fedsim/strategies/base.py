@@ -20,35 +20,22 @@ from fedsim.world.population import DeadlineBase, PopulationSpec
 
 
 class StrategyParams(Spec):
-    """``[strategy]``: what a strategy takes. Each strategy has a subclass of its own as ``Params``.
-
-    Its checks refuse what cannot work, by a ``ScenarioError`` that names the key, the value and what is allowed.
-    """
+    """``[strategy]``: what a strategy takes; each has a subclass as ``Params``. Checks refuse by a ``ScenarioError``."""
 
     kind: str
 
+    # Whether it needs edge servers in the network; whether devices send to each other, without a server; whether models and
+    # data are its own, and the sections of a scenario about learning not for it; whether it goes by the labels of devices.
     at_edges: ClassVar[bool] = False
-    """Whether it needs edge servers: without them in the network it is refused."""
-
     serverless: ClassVar[bool] = False
-    """Whether devices send to each other, and there is no server."""
-
     brings_learning: ClassVar[bool] = False
-    """Whether models and data are its own: then the sections of a scenario that say of learning are not for it."""
+    needs_labels: ClassVar[bool] = False
 
     added_up: ClassVar[tuple[str, ...]] = ()
-    """Contents of answers that the device and the server each add up as they arrive.
-
-    What a lossy codec left out of such a content is in the device's next one anyway: error feedback would send it twice.
-    """
+    """Contents of answers that device and server each add up: what a lossy codec left out is in the next one anyway."""
 
     plain_down: ClassVar[bool] = False
     """Whether devices receive something else than a model that a codec could write."""
-
-    @property
-    def resizes(self) -> bool:
-        """Whether updates of one device differ in size, so that nothing that was left out can be in the next one."""
-        return False
 
     kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "nobody"
     """Which side says that tensors of the model stay on the devices; the scenario does by ``model.keep`` or ``model.send``."""
@@ -56,30 +43,29 @@ class StrategyParams(Spec):
     mixes_states: ClassVar[bool] = False
     """Whether a model is the mean of a round's updates and no more, as ``training.state = "sent"`` needs; not inherited."""
 
+    @property
+    def resizes(self) -> bool:
+        """Whether updates of one device differ in size, so that nothing that was left out can be in the next one."""
+        return False
+
     def stays(self, tensors: Sequence[Tensor]) -> list[bool]:
         """Whether each tensor never leaves a device, [tensors]; by default as the scenario says."""
         return [tensor.kept for tensor in tensors]
 
     def split_of(self, setting: RunInfo) -> Split | None:
-        """Ranges of a flat model that are sent, and that stay on the devices; None: all are sent.
-
-        Raises:
-            ScenarioError: there is nothing to send.
-        """
-        tensors = setting.tensors() if self.kept_by == "strategy" or (self.kept_by == "scenario" and setting.keeps) else ()
-        if not tensors and self.kept_by == "strategy":
+        """Ranges of a flat model that are sent, and that stay on the devices; None: all are sent. Refuses to send nothing."""
+        by_strategy = self.kept_by == "strategy"
+        tensors = setting.tensors() if by_strategy or (self.kept_by == "scenario" and setting.keeps) else ()
+        if not tensors and by_strategy:
             raise ScenarioError(
                 f"strategy.kind is {self.kind!r}, which tells the tensors of a model apart, and model.kind is 'size', which "
                 "has none; allowed is any other model"
             )
-        key = f"strategy.kind is {self.kind!r}" if self.kept_by == "strategy" else "model.keep or model.send is given"
+        key = f"strategy.kind is {self.kind!r}" if by_strategy else "model.keep or model.send is given"
         return Split.of(tensors, self.stays(tensors), key) if tensors else None
 
     def unprotected(self, protection: Protection) -> str | None:
-        """Why an aggregation with this protection, which is refused then, does not protect all that is made of answers.
-
-        None by default: all that clients send becomes models through ``aggregation`` alone.
-        """
+        """Why an aggregation with this protection is refused: not all that is made of answers goes through it; None if so."""
         return None
 
     @property
@@ -90,16 +76,15 @@ class StrategyParams(Spec):
 
     @property
     def counts_steps(self) -> str | None:
-        """Why steps must be those of SGD, each lr along a gradient, so that other trainers are refused; None for none."""
+        """Why steps must be those of SGD, each lr along a gradient; None: other trainers will do."""
         return self.selected_by.counts_steps if self.selected_by else None
 
     @property
     def unaccounted(self) -> str | None:
-        """Why an account (``Aggregation.accounts``) would not count all that the strategy gives away; None if it does."""
+        """Why an account (``Aggregation.accounts``) would not count all that is given away; None if it does."""
         selection = self.selected_by
-        if selection is not None and selection.looks_at_data:
-            return f"the selection {selection.kind!r} goes by what clients find in their data, which no account counts"
-        return None
+        why = "goes by what clients find in their data, which no account counts"
+        return f"the selection {selection.kind!r} {why}" if selection and selection.looks_at_data else None
 
     @property
     def aggregations(self) -> dict[str, Aggregation]:
@@ -119,9 +104,6 @@ class StrategyParams(Spec):
         if aggregation.accounts and (why := self.unaccounted):
             raise ValueError(f"'aggregation.account' is true, but {why}; allowed is false")
         return self
-
-    needs_labels: ClassVar[bool] = False
-    """Whether it goes by the labels that devices hold."""
 
     @property
     def needs_accuracy(self) -> str | None:
@@ -158,10 +140,10 @@ class StrategyParams(Spec):
 
     def refuse_more(self, key: str, devices: int) -> None:
         """Refuse a number that is greater than that of the devices."""
-        value = getattr(self, key) or 0
-        if value > devices:
-            why = f"more than the population's {devices} devices; allowed are 1 to {devices}"
-            raise ScenarioError(f"strategy.{key} is {value}, {why}")
+        if (value := getattr(self, key) or 0) > devices:
+            raise ScenarioError(
+                f"strategy.{key} is {value}, more than the population's {devices} devices; allowed are 1 to {devices}"
+            )
 
     def check_edges(self, edges: int) -> None:
         """Refuse what cannot work with so many edge servers; called for strategies ``at_edges`` only."""
@@ -183,15 +165,13 @@ ClientHalf = Client[Any]  # Strategy.Client shadows Client
 class Strategy(Generic[P]):
     """A federated learning algorithm: its server half. What runs on the devices is its ``Client``.
 
-    A subclass keeps everything that it must remember in ``state`` (JSON-able values and model refs), so that a run can be
-    saved and continued, and acts in its handlers through ``server`` alone.
+    A subclass keeps everything that it must remember in ``state`` (JSON-able values and refs), so that a run can be saved and
+    continued, and acts in its handlers through ``server`` alone.
     """
 
     Params: ClassVar[type[StrategyParams]] = StrategyParams
     Client: ClassVar[type[Client[Any]]] = Client
-    """Its client half."""
-    score: Literal["pooled", "device-mean"] = "pooled"
-    """Default of the accuracy's definition; a scenario may set another."""
+    score: Literal["pooled", "device-mean"] = "pooled"  # how accuracy is defined, unless a scenario says otherwise
 
     @classmethod
     def client_half(cls, params: P, setting: RunInfo) -> ClientHalf:
@@ -267,6 +247,6 @@ class Strategy(Generic[P]):
         return None
 
     def groups_of(self, devices: Sequence[int]) -> list[int | None]:
-        """The same of several devices; most strategies have no groups, and a run may have millions of devices."""
-        no_groups = type(self).group_of is Strategy.group_of
+        """The groups of several devices."""
+        no_groups = type(self).group_of is Strategy.group_of  # a run may have millions of devices
         return [None] * len(devices) if no_groups else [self.group_of(device) for device in devices]

@@ -1,15 +1,19 @@
-"""FedAvg: the weighted mean of the cohort's models (McMahan et al., 2017)."""
+"""FedAvg, and FedProx, which adds a proximal term and partial work."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
 
 from fedsim.evaluation.evaluator import ModelAssignment
-from fedsim.federation import Contents, Partial, Server
+from fedsim.federation import Contents, Device, Header, Instruction, Partial, Server
+from fedsim.language.spec import OnlyWith
 from fedsim.learning.functions import spliced
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.keeping import Split
 from fedsim.strategies.round_params import AggregatingParams, RoundParams
-from fedsim.strategies.synchronous import S, Synchronous
+from fedsim.strategies.synchronous import S, Synchronous, SynchronousClient
+from fedsim.training import Limit, Training
 
 
 class FedAvgParams(AggregatingParams):
@@ -25,16 +29,16 @@ class FedAvg(Synchronous[S]):
 
     Source: McMahan et al., "Communication-efficient learning of deep networks from decentralized data", Algorithm 1.
 
-    In each round the server sends the global model (d parameters) to K clients drawn uniformly without replacement; each runs
-    E epochs of mini-batch SGD and sends its model back (d parameters); the global model becomes their mean, weighted by
-    training samples over the clients whose update arrived in time. If none did, it stays as it is.
+    In each round the server sends the global model (d parameters) to K clients drawn uniformly without replacement; each runs E
+    epochs of mini-batch SGD and sends its model back (d parameters); the global model becomes their mean, weighted by training
+    samples over the clients whose update arrived in time. If none did, it stays as it is.
 
     With ``model.keep`` or ``model.send`` some tensors never leave a device, which trains them together with those that it
-    receives: the others alone are sent, down and up, and averaged. A device has the kept ones of the initial model until it has
-    answered, and is tested with its own. One whose answer is cut off goes back to those that it had.
+    receives: the others alone are sent and averaged. A device has the kept ones of the initial model until it has answered, and
+    is tested with its own. One whose answer is cut off goes back to those that it had.
 
-    State besides ``Synchronous``'s: ``model``, the global model; with kept tensors ``kept``, their numbers, and ``own``, the
-    models of devices that have ever answered, device -> ref: no server's knowledge.
+    State besides ``Synchronous``'s: ``model``; with kept tensors ``kept``, their numbers, and ``own``, the models of devices
+    that have ever answered, device -> ref: no server's knowledge.
     """
 
     Params: ClassVar[type[RoundParams]] = FedAvgParams
@@ -77,8 +81,8 @@ class FedAvg(Synchronous[S]):
     async def followed(self, mean: Ref, entries: Sequence[dict[str, Any]], changes: Sequence[Ref]) -> Ref:
         """The mean, over all N devices, of a state that each keeps, after K clients have changed theirs: mean + sum / N.
 
-        With a robust aggregation, (1 - K / N) mean + K / N times what it makes of the K states. It is not given their changes:
-        what malicious ones add to the median of changes would add up.
+        With a robust aggregation (1 - K / N) mean + K / N times what it makes of the K states, not of changes: those of
+        malicious clients would add up.
         """
         mix, how, share = self.server.models.mix, self.params.aggregation, 1.0 / self.setting.devices  # type: ignore[attr-defined]
         if how.protection != "robust":
@@ -102,3 +106,51 @@ class FedAvg(Synchronous[S]):
 
     def _shared_models(self) -> ModelAssignment:
         return {"global": (self.state["model"], None)}
+
+
+class FedProxParams(AggregatingParams):
+    """Parameters of FedProx.
+
+    Attributes:
+        mu: weight of the proximal term mu/2 ||w - w_global||^2.
+        partial_work: a client that cannot finish all epochs before the deadline sends what it has.
+    """
+
+    kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "scenario"
+    mixes_states: ClassVar[bool] = True
+    kind: Literal["fedprox"] = "fedprox"
+    mu: float = Field(default=1.0, ge=0.0, le=1e6)
+    partial_work: Annotated[bool, OnlyWith("deadline")] = True
+
+
+class FedProxClient(SynchronousClient[FedProxParams]):
+    """Trains with the proximal term, up to the deadline."""
+
+    def training(self, device: Device, instruction: Instruction) -> Training:
+        return Training(instruction["model"], self.params.local_epochs, mu=self.params.mu)
+
+    def limit(self, device: Device, instruction: Instruction) -> Limit:
+        if not self.params.partial_work:
+            return super().limit(device, instruction)
+        stop_at = instruction["stop_at"]
+        reserve = 0.0 if stop_at is None else device.upload_bytes({"update": instruction["model"]})
+        return Limit(stop_at, self.training_limit, reserve_upload=reserve)
+
+
+class FedProx(FedAvg[FedProxParams]):
+    """FedAvg with a proximal term.
+
+    Source: Li et al., "Federated optimization in heterogeneous networks" (MLSys 2020), Algorithm 2.
+
+    Sends what FedAvg sends. The local gradient step is w <- w - lr (g + mu (w - w_global)) with the received model as anchor
+    for the whole local solve. With a deadline and ``partial_work`` a client sends what its finished epochs gave; it is dropped
+    only when not one epoch fits. If the deadline counts from the begin of the round, it stops in time for its upload to arrive
+    on its own link. mu = 0 with ``partial_work = false`` is FedAvg, bit for bit.
+    """
+
+    Params: ClassVar[type[RoundParams]] = FedProxParams
+    Client = FedProxClient
+
+    def contents(self, device: int) -> Contents:
+        stop_at = None if self._round_limit is None else self.server.now + self._round_limit
+        return {"model": self.shared(self.state["model"]), "stop_at": Header(stop_at)}

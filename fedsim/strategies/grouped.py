@@ -1,25 +1,20 @@
-"""The round loop with groups of devices, each with a model of its own, and groups that devices leave when their data shift.
-
-A device may have to be prepared before it can train in a round: it has no group yet, or its data have shifted. Then it gets a
-task of preparation first, and the round's task follows in the instant in which its group is known. Devices that are not asked
-in a round prepare beside it. All that are prepared in one instant are assigned together.
-"""
+"""The round loop with groups of devices, each with a model of its own, and groups that devices leave when their data shift."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedsim.arrays import Ints
 from fedsim.evaluation.evaluator import ModelAssignment
 from fedsim.federation import Contents, Device, Header, Instruction, Server, TaskEnd
 from fedsim.language.registry import Registry
 from fedsim.learning.refs import Ref
+from fedsim.strategies.parts.deadline import Relative
 from fedsim.strategies.parts.moment import EachRound, ShiftTest, WhenShifted
 from fedsim.strategies.round_params import CombiningParams, SelectingParams, SynchronousParams
 from fedsim.strategies.synchronous import Synchronous, SynchronousClient
-from fedsim.world.population import DeadlineBase
 
 Preset = Literal["paper", "published-code"]
 
@@ -29,8 +24,7 @@ class ClusteredParams(SelectingParams, CombiningParams):
 
     Attributes:
         groups: m, how many groups there are.
-        as: where the two differ, whether it does as its paper says (``paper``) or as the code that was published with it
-            (``published-code``): one table in docs/strategies.md lists the differences of all.
+        as: where they differ, what it follows: its ``paper`` or the ``published-code``; docs/strategies.md has the differences.
     """
 
     groups: int = Field(default=3, ge=1, le=10_000)
@@ -50,24 +44,15 @@ class ClusteredParams(SelectingParams, CombiningParams):
 class PlainDeadline(SelectingParams):
     """For strategies whose deadline counts from the begin of the round, in seconds."""
 
-    instead: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("relative_deadline", "reference_epochs", "deadline_base", "deadline_from"), "deadline"
-    )
-
-    relative_deadline: None = None
-    reference_epochs: None = None  # type: ignore[assignment]
-    deadline_base: None = None  # type: ignore[assignment]
-    deadline_from: None = None
-
-    @property
-    def mean_epoch_over(self) -> DeadlineBase:
-        return "unslowed"
+    @model_validator(mode="after")
+    def _from_the_round(self) -> Self:
+        if self.bounds_training or isinstance(self.deadline, Relative):
+            raise ValueError("'deadline' counts from the begin of the round here, in seconds: give a time, or a quantile")
+        return self
 
 
 class GroupedParams(ClusteredParams, SynchronousParams):
     """Parameters of strategies that ask a number of clients across all groups, in addition to ``ClusteredParams``."""
-
-    instead: ClassVar[Mapping[str, str]] = {"sweep": "as"}
 
     def combined_at_once(self, devices: int) -> int:
         return super().combined_at_once(devices) // self.groups
@@ -79,19 +64,19 @@ G = TypeVar("G", bound=ClusteredParams)
 class Grouped(Synchronous[G]):
     """A strategy in rounds with a model a group.
 
-    State besides ``Synchronous``'s:
-        models: each group's model.
-        group: each device's group, -1 for none.
-        asked: for each device whether it was ever asked in a round.
-        preparing: tasks of preparation that run, task -> (device, whether the round waits for it).
-        prepared: tasks of preparation that have ended in this instant, dicts of task, device, in_round, asked and contents.
-        unprepared: devices that must be prepared before they train again, in order.
+    A device may have to be prepared before it can train in a round: it has no group yet, or its data have shifted. Then it gets
+    a task of preparation first, and the round's task follows in the instant in which its group is known. Devices that are not
+    asked in a round prepare beside it. All that are prepared in one instant are assigned together.
+
+    State besides ``Synchronous``'s: ``models``, each group's; ``group``, each device's, -1 for none; ``asked``, whether each
+    was ever asked in a round; ``preparing``, task -> (device, whether the round waits for it); ``prepared``, tasks of
+    preparation that have ended in this instant, dicts of task, device, in_round, asked and contents; ``unprepared``, devices
+    that must be prepared before they train again, in order.
     """
 
     def __init__(self, params: G, server: Server) -> None:
         super().__init__(params, server)
-        devices = server.devices
-        self.state |= {"models": [], "group": [-1] * devices, "asked": [False] * devices}
+        self.state |= {"models": [], "group": [-1] * server.devices, "asked": [False] * server.devices}
         self.state |= {"preparing": {}, "prepared": [], "unprepared": []}
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
@@ -130,7 +115,7 @@ class Grouped(Synchronous[G]):
         return self.random_groups(len(entries), purpose, *(entry["task"] for entry in entries[:1]))
 
     def random_groups(self, count: int, purpose: str, *ids: int) -> list[int]:
-        """The groups of ``count`` devices where nothing is learnt that could tell them, from the stream ``purpose``, ids."""
+        """Groups of ``count`` devices where nothing is learnt that could tell them."""
         found: list[int] = self.server.rng(purpose, *ids).integers(len(self.state["models"]), size=count).tolist()
         return found
 
@@ -161,7 +146,7 @@ class Grouped(Synchronous[G]):
             self._prepare(device, *needed, in_round=True)
 
     def _go_on(self, device: int) -> None:
-        """A device that has been prepared in its round has a group now, and does what belongs to the round."""
+        """Start the round's task of a device that has been prepared in the round."""
         self._start(device, self.contents_after_preparation(device), continues=True)
 
     def contents(self, device: int) -> Contents:
@@ -186,7 +171,7 @@ class Grouped(Synchronous[G]):
         self._prepare_aside(device)
 
     def _prepare_aside(self, device: int) -> None:
-        """Prepare a device now if it is free and not about to be asked; it is tried again when its task ends or it returns."""
+        """Prepare a device now if it is free and not about to be asked; else when its task ends or it returns."""
         state = self.state
         if device not in state["unprepared"] or self.is_preparing(device):
             return
@@ -211,8 +196,8 @@ class Grouped(Synchronous[G]):
     def is_preparing(self, device: int) -> bool:
         """Whether the device's preparation runs, or has ended in this very instant."""
         state = self.state
-        running = any(device == own for own, _ in state["preparing"].values())
-        return running or any(device == entry["device"] for entry in state["prepared"])
+        ended = [entry["device"] for entry in state["prepared"]]
+        return device in ended or any(device == own for own, _ in state["preparing"].values())
 
     async def on_return(self, device: int) -> None:
         self._prepare_aside(device)
@@ -263,10 +248,9 @@ class Grouped(Synchronous[G]):
 
 
 def distance(counts: Ints, reference: Ints, metric: ShiftTest) -> float:
-    """Distance of a device's label counts [C] from its reference, per class.
+    """Distance of a device's label counts [C] from its reference, per class; for ``oracle`` any is far.
 
-    ``aligned_l1`` compares label by label. ``sorted_counts`` is the Wasserstein distance of the two count vectors taken as
-    samples, as the published code computes it: it does not see labels that change places. For ``oracle`` any distance is far.
+    ``sorted_counts`` is the Wasserstein distance of the two count vectors taken as samples, as the published code has it.
     """
     if metric == "oracle":
         return float("inf")
@@ -282,12 +266,6 @@ class MigratingParams(GroupedParams):
         moment: when devices choose their group: in each round, and when their data have shifted.
     """
 
-    instead: ClassVar[Mapping[str, str]] = {
-        **GroupedParams.instead,
-        "dynamic": "moment.shift",
-        "shift_metric": "moment.shift",
-        "shift_threshold": "moment.shift_threshold",
-    }
     usual_shift: ClassVar[ShiftTest] = "never"
 
     moment: Annotated[WhenShifted, Registry.of("moment", EachRound, usual="each-round")] = EachRound()
@@ -304,8 +282,7 @@ M = TypeVar("M", bound=MigratingParams)
 class MigratingClient(SynchronousClient[M]):
     """Notices that its own data have shifted.
 
-    State: ``reference``, the label counts of the data that say which group it belongs to; before there are any, those of its
-    first data.
+    State: ``reference``, the label counts of the data by which it found its group; absent before, and its first data's count.
     """
 
     def settles(self, device: Device, instruction: Instruction) -> bool:
@@ -329,16 +306,13 @@ class MigratingClient(SynchronousClient[M]):
 class Migrating(Grouped[M]):
     """A strategy with groups that devices leave when their data have shifted (FlexCFL, section 3.4).
 
-    A device whose data have changed compares its label counts with its reference, the counts of its first data. If they are
-    too far apart it has to be prepared again, and its present counts become the reference. One that works or is away tests
-    itself when it is free or back; one that has just been selected is prepared before it trains. A device that finds its group
-    on data that have changed meanwhile tests itself once more. Nothing is sent for a test.
-
-    The test sees label counts only: neither rotated images nor labels permuted among equal counts fire it.
+    A device whose data have changed compares its label counts with its reference. If they are too far apart it is prepared
+    again, and its present counts become the reference. One that works or is away tests itself when it is free or back; one
+    that finds its group on data that have changed meanwhile once more. Nothing is sent for a test, which sees label counts
+    only: neither rotated images nor labels permuted among equal counts fire it.
     """
 
     async def on_shift(self, device: int, contents: Mapping[str, float]) -> None:
-        """A device has tested itself: it counts if it has a group that it could leave and does not look for one already."""
         group = self.state["group"][device]
         if group < 0 or self.is_preparing(device):
             return
@@ -349,12 +323,11 @@ class Migrating(Grouped[M]):
             self.must_prepare(device)
 
     def settle(self, device: int, group: int, newcomer: str = "cold-start") -> None:
-        """A device's group is found."""
-        known = self.group_of(device) is not None
-        self.move(device, group, "migration" if known else newcomer)
+        """Put a device into the group that it has found."""
+        self.move(device, group, newcomer if self.group_of(device) is None else "migration")
 
     async def test_again(self, devices: Iterable[int]) -> None:
-        """Devices settled by data that they do not hold any more test themselves: they could not do so before."""
+        """Have devices test themselves that were settled by data that may have changed since."""
         for device in devices:
             await self.server.clients.look_for_shift(device)
 

@@ -1,20 +1,26 @@
 """Parameters of strategies in rounds, by what they leave open: selection, over-selection, aggregation."""
 
 import math
-from typing import Annotated, ClassVar, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from fedsim.errors import ScenarioError
-from fedsim.language.spec import Epochs, OnlyWith
+from fedsim.language.spec import Epochs
 from fedsim.language.units import PositiveSeconds, show_seconds
 from fedsim.strategies.base import StrategyParams
 from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
-from fedsim.strategies.parts.deadline import Deadline, DeadlineSpec, Fixed
+from fedsim.strategies.parts.deadline import Deadline, DeadlineSpec, Fixed, Relative
 from fedsim.strategies.parts.secure import SecureAggregation
 from fedsim.strategies.parts.selection import Random, SelectionSpec
 from fedsim.strategies.parts.server import ServerOptimiserSpec
 from fedsim.world.population import DeadlineBase
+
+DeadlineKey = Annotated[
+    Annotated[PositiveSeconds | None, Tag("~time")] | Annotated[DeadlineSpec, Tag("~rule")],
+    Discriminator(lambda value: "~rule" if isinstance(value, Deadline | dict) else "~time"),
+]
 
 
 class RoundParams(StrategyParams):
@@ -24,41 +30,30 @@ class RoundParams(StrategyParams):
         clients_per_round: K, the updates wanted in a round.
         local_epochs: E, passes over its own data that a client makes.
         deadline: clients have so long (s); unfinished clients are late. None: the round waits for all. A table with a
-            ``kind`` is a rule that may give each round another one (``parts/deadline``).
-        relative_deadline: the same in units of the mean time of ``reference_epochs`` epochs over all devices, undisturbed
-            (CATA-Fed's T, section 5.2). At most one of the two is given.
-        reference_epochs: the epochs in that unit.
-        deadline_base: in a population with tentative stragglers, whether that mean is the one without them (``unslowed``) or
-            over the devices as they are (``all``).
+            ``kind`` is a rule of its own, such as a multiple of the devices' mean time (``parts/deadline``).
         retry: with nobody to ask, look again after this time (s).
-        every: rounds begin on a schedule: each at the first multiple of this time (s) at which the one before has closed. None:
-            a round begins as soon as the one before has closed.
+        every: each round begins at the first multiple of this time (s) at which the one before has closed. None: at once.
     """
 
+    instead: ClassVar[Mapping[str, str]] = {
+        "relative_deadline": "deadline.times",
+        "reference_epochs": "deadline.epochs",
+        "deadline_base": "deadline.devices",
+        "deadline_from": "deadline.since",
+    }
     late_goes_on: ClassVar[bool] = False
     """Whether the deadline closes the round only: it ends no task, and the record of the round names it as no task's."""
 
     clients_per_round: int = Field(default=10, ge=1)
     local_epochs: Epochs = 1
-    deadline: Annotated[
-        Annotated[PositiveSeconds | None, Tag("~time")] | Annotated[DeadlineSpec, Tag("~rule")],
-        Discriminator(lambda value: "~rule" if isinstance(value, Deadline | dict) else "~time"),
-    ] = None
-    relative_deadline: float | None = Field(default=None, gt=0.0, le=1e9)
-    reference_epochs: Annotated[Epochs, OnlyWith("relative_deadline")] = 5
-    deadline_base: Annotated[DeadlineBase, OnlyWith("relative_deadline")] = "unslowed"
+    deadline: DeadlineKey = None
     retry: PositiveSeconds = 60.0
     every: PositiveSeconds | None = None
 
     @model_validator(mode="after")
-    def _one_deadline(self) -> Self:
-        if self.deadline is not None and self.relative_deadline is not None:
-            raise ValueError("'deadline' and 'relative_deadline' both say how long clients have; give one of them")
-        if isinstance(self.deadline, Deadline) and self.bounds_training:
-            raise ValueError("'deadline' is a rule, which counts from the begin of the round; 'deadline_from' must be 'round'")
-        given = self.deadline is not None or self.relative_deadline is not None
-        if given and self.bounds_training and (why := self.trains_more):
-            raise ValueError(f"'deadline_from' is 'download', which bounds one training, but {why}; allowed is 'round'")
+    def _deadline_of_one_training(self) -> Self:
+        if self.bounds_training and (why := self.trains_more):
+            raise ValueError(f"'deadline.since' is 'download', which bounds one training, but {why}; allowed is 'round'")
         return self
 
     @property
@@ -68,24 +63,17 @@ class RoundParams(StrategyParams):
 
     @property
     def mean_epoch_over(self) -> DeadlineBase:
-        return self.deadline_base
+        return self.deadline.devices if isinstance(self.deadline, Relative) else "unslowed"
 
     @property
     def bounds_training(self) -> bool:
         """Whether the deadline, if there is one, counts from the end of each client's download."""
-        return self.relative_deadline is not None
+        return isinstance(self.deadline, Deadline) and self.deadline.bounds_training
 
     def deadline_rule(self, mean_epoch_s: float) -> Deadline | None:
         """The deadline, in whichever way it is given, where a mean epoch takes so many seconds; None without one."""
-        if self.relative_deadline is None:
-            given = self.deadline
-            return given if given is None or isinstance(given, Deadline) else Fixed.of(given)
-        if not 0 < mean_epoch_s < math.inf:
-            raise ScenarioError(
-                f"strategy.relative_deadline is {self.relative_deadline:g} in units of the mean training time, which is "
-                f"{mean_epoch_s:g} s in this population; give 'population.speed' values above 0 and finite, or 'deadline'"
-            )
-        return Fixed.of(self.relative_deadline * self.reference_epochs * mean_epoch_s)
+        given = Fixed.of(self.deadline) if isinstance(self.deadline, float) else self.deadline
+        return None if given is None else given.among(mean_epoch_s)
 
     def deadline_s(self, mean_epoch_s: float) -> float | None:
         """The time that clients have at first (s); see ``deadline_rule``."""
@@ -119,7 +107,8 @@ class RoundParams(StrategyParams):
         self.refuse_more("clients_per_round", devices)
 
     def check_deadline(self, fastest_download_s: float) -> None:
-        least = None if self.bounds_training or self.deadline is None else self.deadline_s(math.nan)
+        counts_here = not self.bounds_training and not isinstance(self.deadline, Relative)
+        least = self.deadline_s(math.nan) if counts_here else None
         if least is not None and least <= fastest_download_s:
             raise ScenarioError(
                 f"strategy.deadline is {show_seconds(least)}, but the fastest device needs "
@@ -131,19 +120,10 @@ class SelectingParams(RoundParams):
     """Parameters of strategies in rounds with a choice of selections.
 
     Attributes:
-        deadline_from: ``round``: a deadline counts from the begin of the round, for a whole task, and then ends what is open.
-            ``download``: it counts from the end of each client's own download and bounds its training alone; the round
-            closes when the last upload has come (CATA-Fed's reading). By default ``download`` for a relative deadline, else
-            ``round``.
         selection: whom a round asks (``parts/selection``).
     """
 
-    deadline_from: Annotated[Literal["round", "download"] | None, OnlyWith("deadline", "relative_deadline")] = None
     selection: SelectionSpec = Random()
-
-    @property
-    def bounds_training(self) -> bool:
-        return super().bounds_training if self.deadline_from is None else self.deadline_from == "download"
 
 
 class SynchronousParams(SelectingParams):

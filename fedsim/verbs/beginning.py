@@ -6,19 +6,17 @@ from typing import Any
 import click
 
 from fedsim.output.harmless import say
-from fedsim.output.mistakes import explained
-
-_explained = explained("fedsim")
+from fedsim.verbs import ALLOW_CODE, FILE, FOLDER, WORKERS, changes, one_message, out
 
 
 @click.command("new")
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False), default="study.toml")
+@click.argument("file", type=FILE, default="study.toml")
 @click.option("--devices", help="A count and a kind: '200 phones', '30 boards', '10 hospitals', '4 regions'.")
 @click.option("--link", help="A kind of link (fedsim describe links), or its rates down and up: '20/5 Mbit/s'.")
 @click.option("--model", help="The size of the model: '5 MB'.")
 @click.option("--target", type=float, help="The accuracy to reach: 0.9.")
 @click.option("--deadline", help="Of a round: a time, or 'try' for several.")
-@_explained
+@one_message
 def new_command(file: Path, **given: Any) -> None:
     """Ask five things and write FILE, a commented study that answers: which deadline, which strategy, at what cost?
 
@@ -26,33 +24,32 @@ def new_command(file: Path, **given: Any) -> None:
     """
     from fedsim.verbs.newcomer import QUESTIONS, write_study
 
-    answers: dict[str, Any] = {}
     for name, (question, usual) in QUESTIONS.items():
-        kind = float if name == "target" else str
-        answers[name] = click.prompt(question, default=usual, type=kind) if given[name] is None else given[name]
-    line = write_study(file, **answers)
+        if given[name] is None:
+            given[name] = click.prompt(question, default=usual, type=float if name == "target" else str)
+    line = write_study(file, **given)
     say(f"written {line}", "run it:", f"  fedsim study {file} --out runs/{file.stem}", f"  fedsim report runs/{file.stem}")
 
 
 @click.command("describe")
 @click.argument("name", nargs=-1, required=True)
-@_explained
+@one_message
 def describe_command(name: tuple[str, ...]) -> None:
     """Say what NAME is, with its figures and their sources: a kind, a preset, a link, a key or table of a scenario or study.
 
     Such as: phone-mid, smartphone-4g, lte, fedbuff, energy.preset, study.parts. Any other words are searched for.
     """
-    from fedsim.catalogue import about
+    from fedsim.lab.catalogue import about
 
     say(*about(" ".join(name)))
 
 
 @click.command("list")
 @click.argument("name", required=False)
-@_explained
+@one_message
 def list_command(name: str | None) -> None:
     """List what a scenario can name; with NAME the same as ``describe``."""
-    from fedsim.catalogue import about, catalogue, entry_lines
+    from fedsim.lab.catalogue import about, catalogue, entry_lines
 
     if name is None:
         say(*(line for title, entries in catalogue().items() for line in entry_lines(title, entries)))
@@ -62,8 +59,8 @@ def list_command(name: str | None) -> None:
 
 @click.command("init")
 @click.argument("name")
-@click.argument("folder", type=click.Path(path_type=Path), default=".")
-@_explained
+@click.argument("folder", type=FOLDER, default=".")
+@one_message
 def init_command(name: str, folder: Path) -> None:
     """Copy the scenario or study NAME, of those that come with fedsim, into FOLDER, to be changed there."""
     from fedsim.shipped import copy
@@ -73,34 +70,26 @@ def init_command(name: str, folder: Path) -> None:
 
 @click.command("schema")
 @click.argument("file", type=click.Choice(["scenario", "study"]), default="scenario")
-@_explained
+@one_message
 def schema_command(file: Any) -> None:
     """Print the JSON schema of a scenario or a study, with which editors of TOML complete keys."""
     import json
 
-    from fedsim.catalogue import schema
+    from fedsim.lab.catalogue import schema
 
     say(*json.dumps(schema(file), indent=1).split("\n"))
 
 
 @click.command("bench")
 @click.argument("strategies", nargs=-1, required=True, metavar="STRATEGY...")
-@click.option("--out", type=click.Path(path_type=Path), help="The folder of the runs; by default runs/bench-STRATEGY.")
+@out("The folder of the runs; by default runs/bench-STRATEGY.")
 @click.option("--seeds", type=click.IntRange(min=1), metavar="N", help="Seeds 1 to N; by default 3.")
-@click.option("--set", "changes", multiple=True, metavar="KEY.PATH=VALUE", help="A key of your strategy; may be repeated.")
-@click.option("--keep", type=click.Path(path_type=Path, dir_okay=False), help="A board (CSV) to put the lines on.")
-@click.option("--workers", type=int, help="Processes; by default one per core. No influence on results.")
-@click.option("--allow-code", is_flag=True, help="Import a strategy of your own.")
-@_explained
-def bench_command(
-    strategies: tuple[str, ...],
-    out: Path | None,
-    seeds: int | None,
-    changes: tuple[str, ...],
-    keep: Path | None,
-    workers: int | None,
-    allow_code: bool,
-) -> None:
+@changes("A key of your strategy")
+@click.option("--keep", type=FILE, help="A board (CSV) to put the lines on.")
+@WORKERS
+@ALLOW_CODE
+@one_message
+def bench_command(strategies: tuple[str, ...], out: Path | None, changes: Any, keep: Path | None, **how: Any) -> None:
     """Run strategies in six frozen worlds, and place them on the kept board.
 
     STRATEGY is a name of the board, a kind (fedsim list strategies), an import path of your own, or 'all' for the board's.
@@ -111,7 +100,7 @@ def bench_command(
     from fedsim.output.terminal import Console
 
     target = out or Path("runs") / f"bench-{safe_name(strategies[0])}"
-    lines = bench.bench(strategies, target, changes, seeds=seeds, workers=workers, allow_code=allow_code)
+    lines = bench.bench(strategies, target, changes, **how)
     print_to(Console(), [bench.table_of(lines, bench.read_board())])
     tables = bench.tables_of(target)
     if changed := bench.changed_tables(tables):

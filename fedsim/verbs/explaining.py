@@ -8,13 +8,12 @@ import click
 
 from fedsim.errors import ScenarioError
 from fedsim.output.harmless import say
-from fedsim.output.mistakes import INTERRUPTED, explained
-
-_explained = explained("fedsim")
+from fedsim.output.mistakes import INTERRUPTED
+from fedsim.verbs import ALLOW_CODE, FILE, RUN_FOLDER, RUNS, WORKERS, changes, one_message, out
 
 
 @click.command("compare")
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@RUNS
 @click.option("--ledger", type=click.Choice(["strict", "paper"]), default="strict", show_default=True, help="Counted bytes.")
 @click.option(
     "--target",
@@ -24,43 +23,35 @@ _explained = explained("fedsim")
 )
 @click.option("--baseline", help="The run or variant that the others are compared with; by default the first run.")
 @click.option("--goal", help="What to rank by: time, bytes, energy, carbon, money, rounds, battery, flat, accuracy or budget.")
-@click.option(
-    "--budget", "limits", multiple=True, metavar="KEY=VALUE", help="Rank by accuracy within time='20 min', bytes='3 GB'."
-)
+@click.option("--budget", multiple=True, metavar="KEY=VALUE", help="Rank by accuracy within time='20 min', bytes='3 GB'.")
 @click.option("--published", type=click.Path(dir_okay=False), help="A file of published figures, shown beside the study's.")
 @click.option("--csv", "form", flag_value="csv", help="Print CSV.")
 @click.option("--markdown", "form", flag_value="markdown", help="Print Markdown.")
 @click.option("--all", "whole", is_flag=True, help="Print all figures, and not only what is asked for most.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="The file to write: .csv or .md.")
-@_explained
+@out("The file to write: .csv or .md.", kind=FILE)
+@one_message
 def compare_command(
-    runs: tuple[Path, ...],
-    ledger: Any,
-    targets: tuple[str, ...],
-    baseline: str | None,
-    goal: str | None,
-    limits: tuple[str, ...],
-    published: str | None,
-    form: Any,
-    whole: bool,
-    out: Path | None,
+    runs: tuple[Path, ...], out: Path | None, form: Any, whole: bool, published: str | None, goal: str | None, **how: Any
 ) -> None:
     """Put RUNS side by side: run folders, and folders of studies."""
-    from fedsim.lab.compare.goals import read_goal
-    from fedsim.lab.compare.show import as_text, compare, compare_published, form_of, print_short, print_to, write_file
+    from fedsim.lab.compare.lines import read_lines
+    from fedsim.lab.compare.measures import read_goal
+    from fedsim.lab.compare.show import as_text, compare_published, form_of, print_short, print_to, write_file
+    from fedsim.lab.compare.table import Comparison
     from fedsim.output.terminal import Console
 
     chosen = form if out is None else form_of(out, form)
     if published is None and chosen is None and not whole:
-        print_short(Console(), runs, targets, baseline, ledger, *read_goal(goal, limits))
+        lines = read_lines(runs, how["baseline"], *read_goal(goal, how["budget"]))
+        print_short(Console(), Comparison(lines, how["targets"], how["ledger"]))
         say("All figures: --all prints them, --out FILE.md and --out FILE.csv write them.")
         return
-    if published is None:
-        tables = compare(runs, targets, baseline, ledger)
-    elif len(runs) == 1:
-        tables = compare_published(runs[0], published)
-    else:
+    if published is not None and len(runs) > 1:
         raise ScenarioError(f"--published is of one study, but {len(runs)} folders are given")
+    if published is None:
+        tables = Comparison(read_lines(runs, how["baseline"]), how["targets"], how["ledger"]).tables()
+    else:
+        tables = compare_published(runs[0], published)
     if chosen is None:
         print_to(Console(), tables)
     elif out is None:
@@ -70,42 +61,42 @@ def compare_command(
 
 
 @click.command("why")
-@click.argument("run", type=click.Path(path_type=Path))
+@RUN_FOLDER
 @click.option("--round", "number", type=click.IntRange(min=0), metavar="N", help="One round: each step that it waited for.")
-@_explained
+@one_message
 def why_command(run: Path, number: int | None) -> None:
     """Explain how long the rounds of RUN took: the critical path of one, or of all where the simulated time went."""
-    from fedsim.lab.compare.critical_path import CriticalPaths
+    from fedsim.lab.compare.critical_path import CriticalPaths, path_table, round_in_words, run_in_words, totals_table
     from fedsim.lab.compare.show import print_to
-    from fedsim.lab.compare.why import path_table, round_in_words, run_in_words, totals_table
     from fedsim.output.terminal import Console
     from fedsim.records.reading import RunFolder
 
-    paths, console = CriticalPaths(RunFolder(run)), Console()
+    paths = CriticalPaths(RunFolder(run))
     if number is None:
         say(*run_in_words(paths))
-        print_to(console, [totals_table({run.name: paths})])
+        print_to(Console(), [totals_table({run.name: paths})])
     else:
         say(*round_in_words(paths, number))
-        print_to(console, [path_table(paths.round(number))])
+        print_to(Console(), [path_table(paths.round(number))])
 
 
 @click.command("whatif")
-@click.argument("run", type=click.Path(path_type=Path))
-@click.option("--set", "changes", multiple=True, required=True, metavar="KEY.PATH=VALUE", help="The change; may be repeated.")
-@click.option("--out", type=click.Path(path_type=Path), help="The changed run's folder; by default RUN.whatif beside RUN.")
-@click.option("--workers", type=int, help="Threads; by default one per core. No influence on results.")
-@click.option("--allow-code", is_flag=True, help="Import the code that the scenario names; say it only of runs that you trust.")
-@_explained
+@RUN_FOLDER
+@changes("The change", required=True)
+@out("The changed run's folder; by default RUN.whatif beside RUN.")
+@WORKERS
+@ALLOW_CODE
+@one_message
 def whatif_command(run: Path, changes: tuple[str, ...], out: Path | None, workers: int | None, allow_code: bool) -> int:
     """Run the scenario of RUN again with a change, in the same world, and show what that changed, side by side.
 
     Beside the folders a page has both timelines, on one axis of time.
     """
     from fedsim.analysis.report import write_report
-    from fedsim.lab.compare.critical_path import CriticalPaths
+    from fedsim.lab.compare.critical_path import CriticalPaths, totals_table
+    from fedsim.lab.compare.lines import read_lines
     from fedsim.lab.compare.show import print_short, print_to
-    from fedsim.lab.compare.why import totals_table
+    from fedsim.lab.compare.table import Comparison
     from fedsim.loading import run as run_scenario
     from fedsim.output.terminal import Console
     from fedsim.records.folder import SCENARIO
@@ -119,10 +110,11 @@ def whatif_command(run: Path, changes: tuple[str, ...], out: Path | None, worker
     if result.summary["status"] == "interrupted":
         return INTERRUPTED
     say(f"what if {', '.join(changes)}:")
-    found = [one.summary["accuracy"]["best"] for one in (before, RunFolder(after))]
+    both = before, RunFolder(after)
+    found = [one.summary["accuracy"]["best"] for one in both]
     common = math.floor(min(found) * 20) / 20 if None not in found else 0.0  # a target that both reach
-    print_short(Console(), [run, after], [common] if common else [])
-    print_to(Console(), [totals_table({one.path.name: CriticalPaths(one) for one in (before, RunFolder(after))})])
+    print_short(Console(), Comparison(read_lines([run, after]), [common] if common else []))
+    print_to(Console(), [totals_table({one.path.name: CriticalPaths(one) for one in both})])
     page = write_report([run, after], after.with_name(f"{after.name}.report.html"))
     say(f"written to {after}; both timelines are in {page}")
     return 0

@@ -6,11 +6,9 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from fedsim.errors import ScenarioError, nearest
 from fedsim.files import read_toml
-from fedsim.language.units import Bytes, PositiveSeconds, show_seconds
+from fedsim.language.units import Bytes, BytesPerSecond, PositiveSeconds, read_quantity, show_seconds
 from fedsim.world.device_kinds import LINKS, figures
 
 _HERE = Path(__file__).parents[1] / "scenarios" / "new"
@@ -40,15 +38,7 @@ QUESTIONS = {
 
 
 def write_study(file: Path, devices: str, link: str, model: str, target: float, deadline: str) -> str:
-    """Write a study of the answers; returns one line on what it is.
-
-    Args:
-        file: the TOML file to make; it must not exist.
-        devices: a count and a kind, ``"200 phones"``.
-        link: a kind of link (``links.toml``), or ``"20/5 Mbit/s"``, down and up.
-        model: size of a message with a whole model, ``"5 MB"``.
-        target: the accuracy to reach, in (0, 1).
-        deadline: a time, which is tried with its half and its double, or ``"try"``.
+    """Write a study of the answers to ``QUESTIONS``; returns one line on it.
 
     Raises:
         ScenarioError: an answer is not allowed, or there is such a file.
@@ -60,16 +50,17 @@ def write_study(file: Path, devices: str, link: str, model: str, target: float, 
     if not 0 < target < 1:
         raise ScenarioError(f"the target is {target:g}; allowed is an accuracy between 0 and 1, such as 0.9")
     count, kind, own = _devices(devices)
-    size = _quantity("model", model, Bytes)
+    size = read_quantity("model", model, Bytes)
     is_large = size > _LARGEST
-    rates, spread, preset, link_s = _link(link, size)
+    rates, preset, link_s = _link(link, size)
     task_s = link_s + _EPOCHS * own["epoch"]
     cohort = max(2, min(count // 2, 20)) if count > 4 else count
-    tried = deadline.strip().lower() == "try"
-    middle = task_s if tried else _quantity("deadline", deadline, PositiveSeconds)
-    deadlines = [_round(middle * factor) for factor in (_FACTORS if tried else (0.5, 1.0, 2.0))]
+    if deadline.strip().lower() == "try":
+        deadlines, note = [_round(task_s * by) for by in _FACTORS], f"a task takes some {task_s:.0f} s in the median"
+    else:
+        middle = read_quantity("deadline", deadline, PositiveSeconds)
+        deadlines, note = [_round(middle * by) for by in (0.5, 1.0, 2.0)], "yours, its half and its double"
     in_rounds = ["fedavg", "fedavg-int8", *(["oort"] if cohort < count else [])]  # of all devices none is selected
-    note = f"a task takes some {task_s:.0f} s in the median" if tried else "yours, its half and its double"
     answers: dict[str, Any] = {
         "devices": f"{count} {kind}",
         "count": count,
@@ -79,7 +70,6 @@ def write_study(file: Path, devices: str, link: str, model: str, target: float, 
         "percent": f"{100 * target:g} %",
         "file": file.name,
         "stem": file.stem,
-        "first": "fedavg",
         "about": f"{len(in_rounds) * len(deadlines) + 1} cells of three seeds each; some minutes on two cores.",
         "deadlines": ", ".join(f'"{value:g} s"' for value in deadlines),
         "deadline_note": note,
@@ -95,7 +85,7 @@ def write_study(file: Path, devices: str, link: str, model: str, target: float, 
         "epoch": show_seconds(own["epoch"]),
         "population": own["population"],
         "server": own["server"],
-        "rates": "\n".join(_rate(way, rate, spread) for way, rate in rates.items()),
+        "rates": rates,
         "energy": Template(own["energy"]).substitute(preset=preset),
     }
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -123,34 +113,20 @@ def _devices(text: str) -> tuple[int, str, dict[str, Any]]:
     return int(number), kind, kinds[kind]
 
 
-def _link(text: str, size: float) -> tuple[dict[str, str], str, str, float]:
-    """Rates and latency of a link as a scenario writes them, their spread, an energy preset, and the time of ``size`` bytes
-    down and up (s).
-    """
+def _link(text: str, size: float) -> tuple[str, str, float]:
+    """Rates and latency of a link in TOML, an energy preset, and the time of ``size`` bytes down and up (s)."""
     if found := _RATE.fullmatch(text):
-        down, up = map(float, found.groups())
-        said = {"down": f"{down:g} Mbit/s", "up": f"{up:g} Mbit/s", "latency": "30 ms", "spread": "1.5"}
-        preset = "smartphone-wifi"
+        said = {"down": f"{found[1]} Mbit/s", "up": f"{found[2]} Mbit/s", "latency": "30 ms", "spread": "1.5"}
     else:
         said = {key: str(figure.value) for key, figure in figures(text.strip().lower(), "link", LINKS).items()}
-        preset = said.pop("preset", "smartphone-wifi")
-        down, up = (float(said[way].split()[0]) * (1000 if "Gbit" in said[way] else 1) for way in ("down", "up"))
-    if down <= 0 or up <= 0:
+    down, up = (read_quantity("link", said[way], BytesPerSecond) for way in ("down", "up"))
+    if not (down and up):
         raise ScenarioError(f"link is {text!r}; allowed are rates above 0")
-    return {key: said[key] for key in ("down", "up", "latency")}, said["spread"], preset, size * 8e-6 * (1 / down + 1 / up)
-
-
-def _rate(key: str, value: str, spread: str) -> str:
-    if key == "latency":
-        return f'{key} = "{value}"'
-    return f'{key} = {{ kind = "lognormal", median = "{value}", spread = {float(spread)} }}'
-
-
-def _quantity(name: str, text: str, kind: Any) -> float:
-    try:
-        return float(TypeAdapter(kind).validate_python(text))
-    except ValidationError as error:
-        raise ScenarioError(f"{name} is {text!r}: {error.errors(include_url=False)[0]['msg']}") from None
+    lines = [
+        f'{way} = {{ kind = "lognormal", median = "{said[way]}", spread = {float(said["spread"])} }}' for way in ("down", "up")
+    ]
+    rates = "\n".join([*lines, f'latency = "{said["latency"]}"'])
+    return rates, said.get("preset", "smartphone-wifi"), size / down + size / up
 
 
 def _round(seconds: float) -> float:

@@ -6,8 +6,7 @@ last breakpoint on, at any time, in closed form; nothing is ever polled. Breakpo
 at the tick that is nearest to the instant at which its battery is flat.
 
 A device draws its idle power all the time, out of reach too, but for when its battery is flat: it is off then until it is
-charged to the level at which it restarts. Whether it runs flat depends on what a strategy asks of it; when it is plugged in
-does not.
+charged to the level at which it restarts.
 """
 
 import math
@@ -42,8 +41,7 @@ class Load:
         watts: by time, beyond idle.
         moves: whether that is a transfer.
         byte, moved: joules of each of its bytes, and how many of them are paid for.
-        scarce: whether the battery may not last for the rest of it, so that its rate matters.
-        rate: that rate (bytes/s); 0 where it does not matter.
+        scarce: whether the battery may not last for the rest of it, so that its ``rate`` (bytes/s) matters; else that is 0.
     """
 
     watts: float = 0.0
@@ -97,8 +95,7 @@ class Batteries:
     def __init__(
         self, simulation: Simulation, columns: Mapping[str, NDArray[Any]], restart: float, charging: Charging, arrival: Floats
     ) -> None:
-        self._simulation, self._columns = simulation, columns
-        self._restart, self._charging = restart, charging
+        self._simulation, self._columns, self._restart, self._charging = simulation, columns, restart, charging
         # As of each one's last breakpoint.
         self._at = arrival.copy()
         self._level = columns["initial_j"].copy()
@@ -169,7 +166,6 @@ class Batteries:
             if (alarm := self._alarms.pop(device, None)) is not None:
                 alarm.cancel()
             self._paths.setdefault(device, array("d"))
-            self._settle(device)
             self._report(device)
             self._loads[device] = Load()
 
@@ -191,24 +187,21 @@ class Batteries:
         self._go(device, point, min(until, self._simulation.end), self._loads[device].total, to_flat=True)
         return point.at if point.flat else math.inf
 
-    def look(self, device: int, left: float, rate: float) -> tuple[float, bool]:
+    def look(self, device: int, left: float, rate: float) -> tuple[float, bool, bool]:
         """Time to look ahead while a message waits or moves, of which ``left`` bytes are to go, now at ``rate`` (bytes/s).
 
-        A time (s) before which the device does not run flat, and whether it does so then. Where its battery holds more than
-        these bytes take, that is so whatever their rate; else only while the rate stays as it is.
+        A time (s) before which the device does not run flat, whether it does so then, and whether its battery may hold less
+        than these bytes take: then that is so only while the rate stays as it is.
         """
         if not self.has(device):
-            return math.inf, False
+            return math.inf, False, False
         point, load = self._point(device), self._loads[device]
         reserve = load.byte * left
         load.scarce = reserve >= point.level
         load.rate, reserve = (rate, 0.0) if load.scarce else (0.0, reserve)
         until = self._simulation.now + _LOOK_S
         self._go(device, point, until, load.total, to_flat=True, reserve=reserve)
-        return (point.at, not reserve) if point.flat else (until, False)
-
-    def is_scarce(self, device: int) -> bool:
-        return device in self._loads and self._loads[device].scarce
+        return point.at if point.flat else until, point.flat and not reserve, load.scarce
 
     def note(self, device: int, moved: float) -> None:
         if self.has(device):
@@ -239,17 +232,15 @@ class Batteries:
             self.rearm("flat", device, point.at)
 
     def rearm(self, kind: str, device: int, when: float) -> None:
-        self._alarms[device] = self._simulation.wake((kind, device), when, lambda: self._run_flat(device))
+        def run_flat() -> None:
+            del self._alarms[device]
+            self._report(device)
 
-    def _run_flat(self, device: int) -> None:
-        del self._alarms[device]
-        self._settle(device)
-        self._report(device)
+        self._alarms[device] = self._simulation.wake((kind, device), when, run_flat)
 
     def close(self) -> None:
         """The run is over: say how the batteries of all that were ever asked stand."""
         for device in sorted(self._paths):
-            self._settle(device)
             self._report(device)
 
     # From breakpoint to breakpoint.
@@ -258,9 +249,9 @@ class Batteries:
         return self._columns[name].item(device)  # type: ignore[no-any-return]
 
     def _point(self, device: int) -> _Point:
+        charged, idled, drawn = self._charged.item(device), self._idled.item(device), self._drawn.item(device)
         at, level, flat = self._at.item(device), self._level.item(device), self._flat.item(device)
-        tail = self._tails.get(device, 0.0)
-        return _Point(at, level, flat, tail, self._charged.item(device), self._idled.item(device), self._drawn.item(device))
+        return _Point(at, level, flat, self._tails.get(device, 0.0), charged, idled, drawn)
 
     def _keep(self, device: int, point: _Point) -> None:
         if point.flat != self._flat.item(device):
@@ -355,6 +346,7 @@ class Batteries:
         self._keep(device, point)
 
     def _report(self, device: int) -> None:
+        self._settle(device)
         path, self._paths[device] = np.array(self._paths[device]).reshape(-1, 2).tolist(), array("d")
         point = self._point(device)
         books = {"charged": point.charged, "idle": point.idled, "drawn": point.drawn}

@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo, available_timezones
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
 from fedsim.arrays import Floats
@@ -27,10 +27,11 @@ from fedsim.world.distributions import Constant, NameDistribution
 DAY_S = 86_400.0
 
 
-def _instant(text: str) -> str:
+def _instant(value: Any) -> Any:
+    text = value.isoformat() if isinstance(value, datetime | date | time) else value
     try:
         _parsed(text)
-    except ValueError:
+    except (TypeError, ValueError):
         example = "'2024-03-04T06:00', '2024-03-04T06:00+01:00' or '06:00'"
         raise PydanticCustomError("calendar", f"a date and time, or a time of day, is allowed; for example {example}") from None
     return text
@@ -45,10 +46,6 @@ def _parsed(text: str) -> datetime:
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
-def _as_text(value: Any) -> Any:
-    return value.isoformat() if isinstance(value, datetime | date | time) else value
-
-
 class CalendarSpec(Spec):
     """``population.calendar``: which instant simulated time 0 is, and the devices' time zones.
 
@@ -58,7 +55,7 @@ class CalendarSpec(Spec):
             list, or a column of a file.
     """
 
-    starts: Annotated[str, AfterValidator(_instant), BeforeValidator(_as_text)] = "2024-01-01T00:00"
+    starts: Annotated[str, BeforeValidator(_instant)] = "2024-01-01T00:00"
     zone: NameDistribution = Constant[str](value="UTC")
 
     def build(self, streams: Streams, devices: int, root: Path | None) -> "Calendar":
@@ -93,8 +90,7 @@ class Calendar:
 
         A zone's offset is that at time 0: a run over the change to summer time keeps it.
         """
-        local = [self.starts.astimezone(zone).replace(tzinfo=None) for zone in self.zones]
-        passed: Floats = np.array([seconds_of_day(now.time()) for now in local])
+        passed: Floats = np.array([seconds_of_day(self.starts.astimezone(zone).time()) for zone in self.zones])
         return each(lambda which: passed[which], self.which)
 
     def simulated_s(self, instant: datetime, device: int) -> float:
@@ -114,7 +110,6 @@ def _zone(name: str) -> tzinfo:
         offset = datetime.fromisoformat(f"2024-01-01T00:00{name}").utcoffset() if name[:1] in "+-" else None
         return ZoneInfo(name) if offset is None else timezone(offset)
     except (ValueError, KeyError, OSError):  # what zoneinfo raises for a name that it does not find
-        raise ScenarioError(
-            f"population.calendar.zone is {name!r}; allowed are the names of time zones such as 'Europe/Berlin', 'UTC', and "
-            f"offsets such as '+05:30'{nearest(name, available_timezones())}"
-        ) from None
+        allowed = "the names of time zones such as 'Europe/Berlin', 'UTC', and offsets such as '+05:30'"
+        told = f"population.calendar.zone is {name!r}; allowed are {allowed}{nearest(name, available_timezones())}"
+        raise ScenarioError(told) from None

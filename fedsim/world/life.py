@@ -23,32 +23,25 @@ from fedsim.environment import CUT, NORMAL, ProcessGenerator
 from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation
 from fedsim.world.availability import Availability
-from fedsim.world.compute import Compute
-from fedsim.world.hosts import HostSpec
+from fedsim.world.compute import Compute, HostSpec
 from fedsim.world.messages import Messages
 from fedsim.world.network.machine import Network
 from fedsim.world.steps import StepRunner
-from fedsim.world.task import Cause, Download, Evaluate, Queue, Task, TaskStep, Train, Upload, Work
+from fedsim.world.task import Cause, Queue, Task, TaskStep
 
 if TYPE_CHECKING:
     from fedsim.world.batteries import Batteries
     from fedsim.world.population import Population
 
-_COMPUTING = (Train, Evaluate, Work)
 
-
-class TaskRunner:
+class TaskRunner(StepRunner):
     """Carries out tasks on the devices of a population.
 
-    Args:
-        availability: when each device can be reached, cut to its lifetime.
-        next_steps: asked when a task's steps are carried out: what follows; nothing where that was all.
-        on_end: told of each task once, when it has ended.
+    ``availability`` is cut to lifetimes. ``next_steps`` is asked what follows a task's steps; nothing where that was all.
+    ``on_end`` is told of each task once, when it has ended.
 
     Attributes:
-        running: the tasks that have not ended, by their numbers.
         times_asked, times_selected: how many tasks each device was given, and in how many of them it was selected for a round.
-        steps: begins and ends their steps.
         off: the devices that are switched off, whatever their availability says.
     """
 
@@ -66,17 +59,11 @@ class TaskRunner:
         messages: Messages | None = None,
         host: HostSpec | None = None,
     ) -> None:
-        self._simulation, self._env = simulation, simulation.env
-        self._population, self._availability, self._network = population, availability, network
-        self._next_steps, self._on_end = next_steps, on_end
-        self.batteries, self._messages = batteries, messages
+        super().__init__(simulation, population, compute, network, batch_size, batteries, host)
+        self._availability, self._next_steps, self._on_end, self._messages = availability, next_steps, on_end, messages
         if messages is not None:
             messages.until = self.reachable_until
-        self.steps = StepRunner(simulation, population, compute, network, batch_size, self._cut, batteries, host)
-        self._ways = self.steps.ways
         self.off: set[int] = set()
-        self.running: dict[int, Task] = {}
-        self._working: dict[int, Task] = {}
         self._busy = np.zeros(len(population.speed), dtype=np.bool_)  # who is in _working
         self._asked = 0
         self.times_asked: Counter[int] = Counter()
@@ -103,14 +90,13 @@ class TaskRunner:
         self._end(task, cause)
 
     def _begin(self, task: Task) -> None:
-        continues = {"continues": True} if task.continues else {}
-        self._simulation.record("task-start", task.fields | continues)
+        self._simulation.record("task-start", task.fields | ({"continues": True} if task.continues else {}))
         if self.batteries is not None:
             self.batteries.start(task.device)
         if not task.steps and not self._asks_for_more(task):
             raise SimulationError(f"a task for device {task.device} has no steps")
-        if self.steps.hosts is not None:
-            task.steps = (*self.steps.hosts.admit(task), *task.steps)
+        if self.hosts is not None:
+            task.steps = (*self.hosts.admit(task), *task.steps)
 
     def _asks_for_more(self, task: Task) -> bool:
         following = self._next_steps(task)
@@ -118,8 +104,8 @@ class TaskRunner:
         return bool(following)
 
     def _begin_step(self, task: Task) -> None:
-        step = task.steps[task.position]
-        if self.steps.queues and isinstance(step, Download | Upload) and self.steps.has_to_queue(task, step):
+        step = task.step
+        if self.queues and self._has_to_queue(task, step):
             step = Queue()
             task.steps = (*task.steps[: task.position], step, *task.steps[task.position :])
         task.begun, task.step_start = True, self._simulation.now
@@ -131,7 +117,7 @@ class TaskRunner:
 
     def _end_step(self, task: Task, cause: Cause | None) -> Cause | None:
         """End the running step; returns the cause for which the task ends with it, if any."""
-        step, flow, was_cut = task.steps[task.position], task.flow, cause is not None
+        step, flow, was_cut = task.step, task.flow, cause is not None
         if task.alarm is not None:
             task.alarm.cancel()
             task.alarm = None
@@ -142,7 +128,7 @@ class TaskRunner:
             if task.battery is not None:
                 task.battery.cancel()
                 task.battery = None
-            self.steps.scarce.pop(task.id, None)
+            self.scarce.pop(task.id, None)
             task.dry = math.inf
             self.batteries.end(task.device, 0.0 if flow is None else flow.sent, dry=cause == "battery")
         if cause is None:
@@ -154,8 +140,7 @@ class TaskRunner:
     def _end(self, task: Task, cause: Cause | None) -> None:
         if task.vanish is not None:
             task.vanish.cancel()
-        if self.steps.hosts is not None:
-            self.steps.hosts.dismiss(task)
+        task.release("worker")
         del self.running[task.id], self._working[task.device]
         self._busy[task.device] = False
         task.outcome = cause or "done"
@@ -227,7 +212,9 @@ class TaskRunner:
             )
         count = self.times_asked.get(device, 0)
         task = Task(self._asked, device, steps, round, group, count, continues, edge, context)
-        self.steps.note_task(task)
+        spent_s = self._spent.pop(device, 0.0)
+        task.spent_s = spent_s if continues else 0.0
+        self._note_data(task)
         self._asked += 1
         self.times_asked[device] = count + 1
         if round is not None and not continues:  # not for a message outside of any round
@@ -250,7 +237,7 @@ class TaskRunner:
             return
         if cause == "late" and task.waits and self._is_due(task):
             task.carried_out()
-            self._simulation.env.call(partial(self.end, task_id, cause), CUT)  # what it still has to do then is late
+            self._env.call(partial(self.end, task_id, cause), CUT)  # what it still has to do then is late
         else:
             self._interrupt(task, cause)
 
@@ -258,35 +245,13 @@ class TaskRunner:
         for task_id in list(self.running):
             self.end(task_id, cause)
 
-    def _is_due(self, task: Task) -> bool:
-        """Whether the running step ought to be carried out now, but for the rounding of times; it then is."""
-        return self.steps.is_due(task) if task.flow is None else self._network.finish(task.flow)
-
-    # Who interrupts.
-
-    def _interrupt(self, task: Task, cause: Cause) -> None:
-        if task.waits and task.process is not None and task.process.target is task.done:
-            task.process.interrupt(cause)
+    # Devices that vanish.
 
     def _watch(self, task: Task) -> None:
-        """Interrupt the task when its device disconnects."""
         if task.vanish is not None:
             task.vanish.cancel()
         if task.off < math.inf:
-            off = max(task.off, self._simulation.now)
-            task.vanish = self._env.at(("vanish", task.id), off, partial(self._cut, task), CUT)
-
-    def _cut(self, task: Task) -> None:
-        """The device cannot be reached from now on: it has left for good, its battery is flat, or it is away."""
-        now = self._simulation.now
-        left = now >= self._population.departure[task.device]
-        self._interrupt(task, "left" if left else "battery" if now >= task.dry else "lost")
-
-    def set_pace(self, device: int, pace: float) -> None:
-        """From now on the device computes at a factor of its own speed."""
-        task = self._working.get(device)
-        computes = task is not None and task.waits and isinstance(task.step, _COMPUTING)
-        self.steps.set_pace(device, pace, task if computes else None)
+            task.vanish = self._env.at(("vanish", task.id), max(task.off, self._env.now), partial(self._cut, task), CUT)
 
     def switch_off(self, device: int) -> None:
         """From now on the device cannot be reached; its task is lost."""
@@ -316,7 +281,7 @@ class TaskRunner:
             "running": list(self.running.values()),
             "off": sorted(self.off),
             "batteries": None if self.batteries is None else self.batteries.snapshot(),
-            **self.steps.snapshot(self.running),
+            **super().snapshot(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -329,27 +294,24 @@ class TaskRunner:
         self.off = set(state["off"])
         for task in state["running"]:
             task.take_up()
-            task.done = self._simulation.env.event()
+            task.done = self._env.event()
             if task.flow is not None:
                 task.flow.done = task.carried_out
             self._put_to_work(task)
-        self.steps.restore(state, self.running)
+        super().restore(state)
 
     def rearm(self, kind: str, number: int, when: float) -> None:
-        """Set an alarm that was there when the snapshot was taken: of a task, or of a battery that is ``flat``."""
-        if kind == "flat" and self.batteries is not None:
-            self.batteries.rearm(kind, number, when)
-            return
-        if kind == "host" and self.steps.hosts is not None:
-            self.steps.hosts.rearm(kind, number, when)
+        """Set an alarm that was there when the snapshot was taken: of a task, a ``flat`` battery, or a ``host``."""
+        owner: Any = {"flat": self.batteries, "host": self.hosts}.get(kind)
+        if owner is not None:
+            owner.rearm(kind, number, when)
             return
         task = self.running[number]
-        ring: dict[str, Callable[[], None]] = {
+        rings: dict[str, Callable[[], object]] = {
             "step": task.carried_out,
-            "look-ahead": partial(self.steps.look_ahead, task),
+            "look-ahead": partial(self._look_ahead, task),
             "vanish": partial(self._cut, task),
-            "battery": partial(self.steps.look_at_battery, task),
+            "battery": partial(self._look_at_battery, task),
         }
-        priority = CUT if kind in ("vanish", "battery") else NORMAL
-        alarm = self._simulation.wake((kind, number), when, ring[kind], priority)
-        setattr(task, kind if kind in ("vanish", "battery") else "alarm", alarm)
+        cuts = kind in ("vanish", "battery")
+        setattr(task, kind if cuts else "alarm", self._env.at((kind, number), when, rings[kind], CUT if cuts else NORMAL))

@@ -8,22 +8,16 @@ import math
 from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import AfterValidator, Field
-from pydantic_core import PydanticCustomError
 
 from fedsim.arrays import Flags, Floats, Ints
-from fedsim.errors import ScenarioError
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
-from fedsim.language.units import PerSecond, PositiveSeconds, Seconds
-from fedsim.simulation import TICK_S, Simulation, on_grid
+from fedsim.simulation import Simulation
 from fedsim.streams import Streams
-from fedsim.world.availability import Availability
-from fedsim.world.availability.base import spans_of
-from fedsim.world.distributions import FileColumn
+from fedsim.world.availability import Availability, spans_of
 from fedsim.world.phases import Span
 
 
@@ -31,198 +25,31 @@ class Turnover(Spec):
     """The base of arrivals and departures."""
 
     key: ClassVar[str]
+    kind: str
 
     def check(self, devices: int) -> None:
         """Raise ``ScenarioError`` if this does not fit a population of so many devices."""
 
-
-class _Schedule(Turnover):
-    """One device at each of the given times.
-
-    Attributes:
-        times: in any order; each is for one device.
-        devices: the device of each time, none twice; None for a random choice.
-    """
-
-    kind: Literal["schedule"] = "schedule"
-    times: list[PositiveSeconds] = Field(min_length=1)
-    devices: list[int] | None = None
-
-    def ticks(self) -> Floats:
-        """The times on the clock's grid (s), in the order given."""
-        return np.array([on_grid(time) for time in self.times])
-
-    def check(self, devices: int) -> None:
-        if len(self.times) > devices:
-            raise ScenarioError(f"{self.key}.times has {len(self.times)} times; allowed are at most {devices}, one a device")
-        if self.devices is None:
-            return
-        if len(self.devices) != len(self.times):
-            told = f"{len(self.devices)} devices for {len(self.times)} times"
-            raise ScenarioError(f"{self.key}.devices has {told}; give one for each")
-        seen: set[int] = set()
-        for device in self.devices:
-            if not 0 <= device < devices:
-                raise ScenarioError(f"{self.key}.devices names device {device}; allowed are 0 to {devices - 1}")
-            if device in seen:
-                raise ScenarioError(f"{self.key}.devices names device {device} twice; allowed is once")
-            seen.add(device)
+    def draw(self, streams: Streams, devices: Any, root: Path | None) -> Floats:
+        """When each device joins, of so many; or leaves, by when they join (s, float64 [devices]): s, float64 [devices]."""
+        raise NotImplementedError
 
 
-class _TimesFromFile(FileColumn, Turnover):
-    """A time for each device, from a column of a CSV or Parquet file with a row a device; an empty cell is for none."""
-
-    def times(self, devices: int, root: Path | None, empty: float) -> Floats:
-        """The times on the clock's grid (s), float64 [devices]; ``empty`` where there is none."""
-        return np.array([on_grid(time) for time in self.cells(self.key, devices, root, Seconds, empty=empty).tolist()])
-
-
-# Arrivals. ``draw`` tells when each device joins (s), float64 [devices].
-
-
-def _positive(rate: float) -> float:
-    if not 0 < rate < math.inf:
-        raise PydanticCustomError("quantity", "a rate of arrivals must be above 0 /s and finite")
-    return rate
-
-
-class PoissonArrivals(Turnover):
-    """Newcomers join one after another, after exponential gaps that do not depend on each other.
-
-    They are the first of a random order of the devices, so with more newcomers in the same world the first ones are the same.
-
-    Attributes:
-        rate: how many join per unit of time on average.
-        newcomers: how many join in all; None for half of the devices, rounded down.
-    """
-
-    kind: Literal["poisson"] = "poisson"
-    rate: Annotated[PerSecond, AfterValidator(_positive)]
-    newcomers: int | None = Field(default=None, ge=1)
-
-    def check(self, devices: int) -> None:
-        if self.newcomers is not None and self.newcomers > devices:
-            raise ScenarioError(f"population.arrivals.newcomers is {self.newcomers}; allowed are 1 to {devices} (all devices)")
-
-    def draw(self, streams: Streams, devices: int, root: Path | None) -> Floats:
-        """Draws from ``world/arrivals`` and ``world/arrivals/gap``."""
-        count = devices // 2 if self.newcomers is None else self.newcomers
-        gaps = streams.generator("world/arrivals/gap").exponential(1 / self.rate, count)
-        arrival = np.zeros(devices)
-        arrival[streams.generator("world/arrivals").permutation(devices)[:count]] = np.rint(np.cumsum(gaps) / TICK_S) * TICK_S
-        return arrival
-
-
-class ScheduledArrivals(_Schedule):
-    """One newcomer joins at each of the given times; which devices they are is said, or chosen at random."""
-
-    key = "population.arrivals"
-
-    def draw(self, streams: Streams, devices: int, root: Path | None) -> Floats:
-        """Draws from ``world/arrivals`` if no devices are named."""
-        named = self.devices
-        newcomers = streams.generator("world/arrivals").permutation(devices)[: len(self.times)] if named is None else named
-        arrival = np.zeros(devices)
-        arrival[newcomers] = self.ticks()
-        return arrival
-
-
-class ArrivalsFromFile(_TimesFromFile):
-    """When each device joins stands in a column of a table; one with 0 or an empty cell is there from the start."""
-
-    key = "population.arrivals"
-
-    def draw(self, streams: Streams, devices: int, root: Path | None) -> Floats:
-        """Raises ``DataError`` if the file or the column is missing, a row is, or a cell is no time."""
-        return self.times(devices, root, 0.0)
-
-
-ARRIVALS = Registry.of("arrival", PoissonArrivals, ScheduledArrivals, ArrivalsFromFile, by_device=True)
-ArrivalsSpec = Annotated[PoissonArrivals | ScheduledArrivals | ArrivalsFromFile, ARRIVALS]
-
-
-# Departures. ``draw`` tells when each device leaves (s), inf for never, float64 [devices].
-
-
-class ExponentialStays(Turnover):
-    """A device stays for an exponential time, counted from its arrival.
-
-    Who ever leaves is the first of a random order of the devices, so with a larger share in the same world the same ones
-    leave at the same times, and more.
-
-    Attributes:
-        mean_stay: of those that leave.
-        share: of the devices that ever leave.
-    """
-
-    kind: Literal["exponential"] = "exponential"
-    mean_stay: PositiveSeconds
-    share: float = Field(default=1.0, gt=0.0, le=1.0)
-
-    def draw(self, streams: Streams, arrival: Floats, root: Path | None) -> Floats:
-        """Draws from ``world/departures`` and ``world/departures/stay``."""
-        devices = len(arrival)
-        leaving = streams.generator("world/departures").permutation(devices)[: round(self.share * devices)]
-        uniforms = streams.uniforms("world/departures/stay", leaving).tolist()
-        stay = np.array([-math.log(one) for one in uniforms]) * self.mean_stay  # numpy's has other last bits with AVX-512
-        departure = np.full(devices, np.inf)
-        departure[leaving] = arrival[leaving] + np.maximum(1.0, np.rint(stay / TICK_S)) * TICK_S
-        return departure
-
-
-class ScheduledDepartures(_Schedule):
-    """One device leaves at each of the given times; which they are is said, or chosen at random among those that are there."""
-
-    key = "population.departures"
-
-    def draw(self, streams: Streams, arrival: Floats, root: Path | None) -> Floats:
-        """Draws from ``world/departures`` if no devices are named.
-
-        ``ScenarioError``: a device would leave before it has arrived, or nobody is there who could leave.
-        """
-        departure = np.full(len(arrival), np.inf)
-        if self.devices is not None:
-            departure[self.devices] = self.ticks()
-            return _after(arrival, departure)
-        order = streams.generator("world/departures").permutation(len(arrival))
-        # In order of time nobody who could leave now loses that later, so whoever is taken, the choice gets as far as any.
-        for time in np.sort(self.ticks()):
-            candidates = np.flatnonzero((arrival[order] < time) & (departure[order] == np.inf))
-            if not len(candidates):
-                arrived = int((arrival < time).sum())
-                raise ScenarioError(
-                    f"population.departures.times has a departure at {time:.12g} s, when no device is there to leave; "
-                    f"allowed are at most {arrived} by then, one for each device that has arrived"
-                )
-            departure[order[candidates[0]]] = time
-        return departure
-
-
-class DeparturesFromFile(_TimesFromFile):
-    """When each device leaves for good stands in a column of a table; one with an empty cell stays."""
-
-    key = "population.departures"
-
-    def draw(self, streams: Streams, arrival: Floats, root: Path | None) -> Floats:
-        """Raises ``ScenarioError`` if a device would leave before it has arrived."""
-        return _after(arrival, self.times(len(arrival), root, np.inf))
-
-
-def _after(arrival: Floats, departure: Floats) -> Floats:
-    """The departures, if all are after the arrivals."""
-    for device in np.flatnonzero(departure <= arrival).tolist():
-        raise ScenarioError(
-            f"population.departures: device {device} leaves at {departure[device]:.12g} s but arrives at "
-            f"{arrival[device]:.12g} s; allowed are times after its arrival"
-        )
-    return departure
-
-
-DEPARTURES = Registry.of("departure", ExponentialStays, ScheduledDepartures, DeparturesFromFile, by_device=True)
-DeparturesSpec = Annotated[ExponentialStays | ScheduledDepartures | DeparturesFromFile, DEPARTURES]
-
-
-# What becomes of them in a run.
+_KINDS = "fedsim.toolbox.worlds.lifetimes"
+_ARRIVALS = {
+    "poisson": (f"{_KINDS}:PoissonArrivals", "newcomers join one after another, after exponential gaps"),
+    "schedule": (f"{_KINDS}:ScheduledArrivals", "one newcomer joins at each of the given times"),
+    "file": (f"{_KINDS}:ArrivalsFromFile", "when each device joins stands in a column of a table"),
+}
+_DEPARTURES = {
+    "exponential": (f"{_KINDS}:ExponentialStays", "a device stays for an exponential time, counted from its arrival"),
+    "schedule": (f"{_KINDS}:ScheduledDepartures", "one device leaves at each of the given times"),
+    "file": (f"{_KINDS}:DeparturesFromFile", "when each device leaves for good stands in a column of a table"),
+}
+ARRIVALS = Registry("arrival", "", _ARRIVALS, by_device=True)
+DEPARTURES = Registry("departure", "", _DEPARTURES, by_device=True)
+ArrivalsSpec = Annotated[Turnover, ARRIVALS]
+DeparturesSpec = Annotated[Turnover, DEPARTURES]
 
 
 class Bounded:
@@ -272,7 +99,7 @@ class Lifetimes:
 
     Emits ``arrival`` and ``departure`` with the ``device``, in order of time, then device; a device that is there from time 0
     does not arrive. ``on_arrival`` is called with each newcomer at the first instant in which it can be reached, be it its
-    arrival or later; never for one who leaves before. ``arrival`` and ``departure`` (s, float64 [devices]) never change.
+    arrival or later; never for one who leaves before.
     """
 
     def __init__(
@@ -289,8 +116,8 @@ class Lifetimes:
         self._leavers, self._departures = _in_order(departure, departure < math.inf)
         self._arrived = self._left = 0
         self._waiting: list[tuple[float, int]] = []  # a heap: newcomers who have arrived but cannot be reached yet, and when
-        self._arm_arrival()
-        self._arm_departure()
+        self._arm("arrival")
+        self._arm("departure")
 
     def present(self, time: float) -> Flags:
         """Devices that have arrived and not left at ``time`` (s), on or off; bool [devices]."""
@@ -305,11 +132,14 @@ class Lifetimes:
     def rearm(self, kind: str, number: int, when: float) -> None:
         self._simulation.wake((kind, number), when, self._arrive if kind == "arrival" else self._depart)
 
-    def _arm_arrival(self) -> None:
-        """Wake up when the next newcomer arrives, or when one who is waiting comes on, if that is earlier."""
-        when = min(self._waiting[0][0] if self._waiting else math.inf, self._arrivals.item(self._arrived))
+    def _arm(self, kind: str) -> None:
+        """Wake up at the next arrival, or when a newcomer who is waiting comes on; or at the next departure."""
+        number, when = self._left, self._departures.item(self._left)
+        if kind == "arrival":
+            number = self._arrived
+            when = min(self._waiting[0][0] if self._waiting else math.inf, self._arrivals.item(number))
         if when < math.inf:
-            self._simulation.wake(("arrival", self._arrived), when, self._arrive)
+            self.rearm(kind, number, when)
 
     def _arrive(self) -> None:
         now = self._simulation.now
@@ -322,19 +152,13 @@ class Lifetimes:
                 heappush(self._waiting, (reachable, device))
         while self._waiting and self._waiting[0][0] <= now:
             self._on_arrival(heappop(self._waiting)[1])
-        self._arm_arrival()
-
-    def _arm_departure(self) -> None:
-        when = self._departures.item(self._left)
-        if when < math.inf:
-            self._simulation.wake(("departure", self._left), when, self._depart)
+        self._arm("arrival")
 
     def _depart(self) -> None:
         while self._departures.item(self._left) <= self._simulation.now:
-            device = self._leavers.item(self._left)
+            self._simulation.emit("departure", device=self._leavers.item(self._left))
             self._left += 1
-            self._simulation.emit("departure", device=device)
-        self._arm_departure()
+        self._arm("departure")
 
 
 def _in_order(times: Floats, chosen: Flags) -> tuple[Ints, Floats]:

@@ -2,8 +2,7 @@
 
 A message is a flow with a record of its own: ``edge-transfer`` between the server and an edge server, ``message`` between all
 others. It is cut when one of its ends can no longer be reached, or is ``lost`` from the start if one cannot be reached when it
-is sent; what moved until then is charged. An edge server that is lost is gone with all that it holds: its messages end
-``lost``, and so do the tasks of its devices (``TaskRunner.lose_edge``).
+is sent; what moved until then is charged.
 """
 
 import math
@@ -15,7 +14,7 @@ from typing import Any
 from fedsim.environment import CUT, Alarm
 from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation
-from fedsim.world.network.flow import SERVER, Direction, Flow, ends
+from fedsim.world.network.endpoints import SERVER, Direction, Flow, ends
 from fedsim.world.network.machine import Network
 from fedsim.world.task import Outcome, Payload
 
@@ -25,11 +24,8 @@ class Message:
     """A message on its way, between endpoints by their numbers.
 
     Attributes:
-        id: counts messages from 0.
-        start: when it was sent (s).
         flow: the transfer; None where an end could not be reached when it was sent.
         alarm: rings when an end can no longer be reached.
-        on_end: told of its end.
     """
 
     id: int
@@ -42,6 +38,10 @@ class Message:
     alarm: Alarm | None = None
     on_end: "OnEnd | None" = None
 
+    @property
+    def size(self) -> float:
+        return float(sum([part.bytes for part in self.payloads]))
+
 
 OnEnd = Callable[[Message, Outcome], None]
 
@@ -52,8 +52,8 @@ NOT_SAVED = ("Message.alarm", "Message.on_end")
 class Messages:
     """Carries messages between endpoints; those that have not ended are ``under_way``, by their numbers.
 
-    An edge server of a network is an endpoint at which what its devices send can be combined. Those in ``lost`` are not there
-    now; ``on_edge_lost`` is told of each, before what was on its way ends.
+    An edge server is an endpoint at which what its devices send can be combined. One that is ``lost`` is gone with all that it
+    holds; ``on_edge_lost`` is told of it, before what was on its way ends.
 
     Attributes:
         edges: number of edge servers.
@@ -78,9 +78,7 @@ class Messages:
     ) -> Message:
         """Send a message of the round ``number`` (or of none); ``on_end`` is called once, in no call of this object's.
 
-        ``waited``: behind another one on its connection (s), see ``Network.send``.
-
-        ``SimulationError``: there is no such endpoint, or it would send to itself.
+        ``waited``: see ``Network.send``. ``SimulationError``: there is no such endpoint, or it would send to itself.
         """
         now = self._simulation.now
         message = Message(self._sent, source, destination, payloads, number, now, on_end=on_end)
@@ -90,7 +88,7 @@ class Messages:
         if until <= now:
             self._simulation.env.call(partial(self._end, message, "lost"))
             return message
-        message.flow = self._network.send(source, destination, _size(payloads), partial(self._end, message, "done"), waited)
+        message.flow = self._network.send(source, destination, message.size, partial(self._end, message, "done"), waited)
         if until < math.inf:
             self.rearm("cut", message.id, until)
         return message
@@ -121,6 +119,10 @@ class Messages:
         self._on_edge_lost(edge)
         self.lose(self._network.devices + edge)
 
+    def lose(self, endpoint: int) -> None:
+        for message in [one for one in self.under_way.values() if endpoint in (one.source, one.destination)]:
+            self.cut(message, "lost")
+
     def cut(self, message: Message, outcome: Outcome) -> None:
         """End a message now with a cause; one whose last byte has come is done."""
         flow = message.flow
@@ -132,10 +134,6 @@ class Messages:
     def delivered(self, message: Message) -> float:
         return 0.0 if message.flow is None else self._network.sent(message.flow)
 
-    def lose(self, endpoint: int) -> None:
-        for message in [one for one in self.under_way.values() if endpoint in (one.source, one.destination)]:
-            self.cut(message, "lost")
-
     def end_all(self) -> None:
         for message in list(self.under_way.values()):
             self.cut(message, "stopped")
@@ -145,24 +143,19 @@ class Messages:
             return
         if message.alarm is not None:
             message.alarm.cancel()
-        delivered = self.delivered(message)
-        kind, fields = self._about(message)
-        fields |= {"start": message.start, "outcome": outcome, "bytes": _size(message.payloads)}
+        network, ends, delivered = self._network, (message.source, message.destination), self.delivered(message)
+        edge, fields = network.edge_at(max(ends)), dict[str, Any]()
+        if edge is not None and min(ends) == SERVER:
+            kind, fields = "edge-transfer", {"edge": edge, "direction": "down" if message.source == SERVER else "up"}
+        else:
+            kind, fields = "message", dict(zip(("source", "destination"), map(network.name, ends), strict=True))
+        fields = {"round": message.round, **fields, "start": message.start, "outcome": outcome, "bytes": message.size}
         fields |= {"delivered": delivered, "payloads": message.payloads}
-        if self._network.overhead != 1:
-            fields["wire_bytes"] = delivered * self._network.overhead
+        if network.overhead != 1:
+            fields["wire_bytes"] = delivered * network.overhead
         self._simulation.record(kind, fields)
         if message.on_end is not None:
             message.on_end(message, outcome)
-
-    def _about(self, message: Message) -> tuple[str, dict[str, Any]]:
-        ends, network = (message.source, message.destination), self._network
-        edge = network.edge_at(max(ends))
-        if edge is not None and min(ends) == SERVER:
-            direction = "down" if message.source == SERVER else "up"
-            return "edge-transfer", {"round": message.round, "edge": edge, "direction": direction}
-        source, destination = map(network.name, ends)
-        return "message", {"round": message.round, "source": source, "destination": destination}
 
     # Snapshots, between two instants.
 
@@ -179,7 +172,3 @@ class Messages:
     def rearm(self, kind: str, number: int, when: float) -> None:
         message = self.under_way[number]
         message.alarm = self._simulation.wake((kind, number), when, partial(self.cut, message, "lost"), CUT)
-
-
-def _size(payloads: tuple[Payload, ...]) -> float:
-    return float(sum([part.bytes for part in payloads]))

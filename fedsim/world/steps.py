@@ -8,7 +8,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import simpy
 
@@ -16,11 +16,10 @@ from fedsim.environment import CUT
 from fedsim.errors import SimulationError
 from fedsim.simulation import TICK_S, Simulation, on_grid, on_grid_after, tie_s
 from fedsim.training import NO_LIMIT, Limit
-from fedsim.world.compute import Compute
-from fedsim.world.hosts import Hosts, HostSpec
-from fedsim.world.network.flow import SERVER, Direction
+from fedsim.world.compute import Compute, Hosts, HostSpec
+from fedsim.world.network.endpoints import SERVER, Direction, ends
 from fedsim.world.network.machine import Network
-from fedsim.world.task import Cause, Code, Download, Ending, Evaluate, Pause, Queue, Task, TaskStep, Train, Upload, Work
+from fedsim.world.task import Cause, Code, Download, Evaluate, Pause, Queue, Task, TaskStep, Train, Upload, Work, in_line
 
 if TYPE_CHECKING:
     from fedsim.world.batteries import Batteries
@@ -28,22 +27,15 @@ if TYPE_CHECKING:
 
 _DISCONNECTED = ("lost", "left", "battery")
 
-
-class _Planned(NamedTuple):
-    """A computation: seconds of an undisturbed epoch, how many, its ``limit`` (s), and the number that names its jitter."""
-
-    epoch_s: float
-    epochs: int = 1
-    limit: float = math.inf
-    adaptive: bool = False
-    draw: int | None = None
+Ending = tuple[Cause | None, dict[str, Any]]
+"""Cause by which an ended step is counted (None: it was completed), and further fields of its record."""
 
 
 class StepRunner:
-    """Begins and ends the steps of tasks; see ``TaskRunner``. ``cut`` interrupts a task whose battery is flat.
+    """Begins and ends the steps of tasks, and interrupts them; ``TaskRunner`` carries out tasks with it.
 
     Attributes:
-        ways: what begins a step of each type, and what ends it.
+        running: the tasks that have not ended, by their numbers.
         paces: device -> factor of its own speed at which it computes now, of those for which that is not 1.
         queues: direction -> what each message of that direction holds while it is under way. They wait for it in order.
         scarce: the tasks whose batteries may not last for what they send or receive.
@@ -58,25 +50,27 @@ class StepRunner:
         compute: Compute,
         network: Network,
         batch_size: int,
-        cut: Callable[[Task], None],
         batteries: "Batteries | None",
-        host: HostSpec | None = None,
+        host: HostSpec | None,
     ) -> None:
-        self._simulation, self._cut, self._batteries = simulation, cut, batteries
+        self._simulation, self._env, self._batch_size = simulation, simulation.env, batch_size
         self._population, self._compute, self._network = population, compute, network
-        self._batch_size = batch_size
-        self.hosts = None if host is None else Hosts(simulation, host, self._compute_next)
+        self.batteries = batteries
+        self.hosts = None if host is None else Hosts(simulation, host, self._end_epoch)
         self.nominal_s = network.nominal_s
-        self.ways: dict[type[TaskStep], tuple[Callable[[Task, Any], None], Callable[[Task, Any, Cause | None], Ending]]] = {
-            Download: (self.send, self.sent),
-            Upload: (self.send, self.sent),
-            Queue: (self.stand, self.stood),
-            Train: (self.learn, self.trained),
-            Evaluate: (self.learn, self.tested),
-            Work: (self.work, self.worked),
-            Code: (self.pause, self.paused),
-            Pause: (self.pause, self.paused),
+        sending, learning, pausing = (self._send, self._sent), self._learn, (self._pause, self._paused)
+        self._ways: dict[type[TaskStep], tuple[Callable[[Task, Any], None], Callable[[Task, Any, Cause | None], Ending]]] = {
+            Download: sending,
+            Upload: sending,
+            Queue: (self._stand, self._stood),
+            Train: (learning, self._trained),
+            Evaluate: (learning, self._tested),
+            Work: (self._work, self._worked),
+            Code: pausing,
+            Pause: pausing,
         }
+        self.running: dict[int, Task] = {}
+        self._working: dict[int, Task] = {}
         self.paces: dict[int, float] = {}
         self._known_ends: dict[int, list[float]] = {}  # where the pace has changed: task -> ends up to the running one
         self._spent: dict[int, float] = {}  # seconds of the budget used so far, by device; a task that goes on begins there
@@ -86,21 +80,26 @@ class StepRunner:
         self.queues: dict[Direction, simpy.Resource] = {}
         self._queued: dict[Direction, list[int]] = {}  # as a snapshot said: tasks with a slot, and then those that wait
 
-    def note_task(self, task: Task) -> None:
-        """A task begins: what its device holds, and what is left of a budget."""
-        if self._spent:
-            spent_s = self._spent.pop(task.device, 0.0)
-            task.spent_s = spent_s if task.continues else 0.0
-        self._note_data(task)
-
     def _note_data(self, task: Task) -> None:
         """Data may change while a device works: what counts is what it holds when it begins to compute."""
         task.samples = self._population.samples.item(task.device)
         task.version = self._population.version.item(task.device)
 
+    # Who interrupts.
+
+    def _interrupt(self, task: Task, cause: Cause) -> None:
+        if task.waits and task.process is not None and task.process.target is task.done:
+            task.process.interrupt(cause)
+
+    def _cut(self, task: Task) -> None:
+        """The device cannot be reached from now on: it has left for good, its battery is flat, or it is away."""
+        now = self._simulation.now
+        left = now >= self._population.departure[task.device]
+        self._interrupt(task, "left" if left else "battery" if now >= task.dry else "lost")
+
     # Computations begin.
 
-    def learn(self, task: Task, step: Train | Evaluate) -> None:
+    def _learn(self, task: Task, step: Train | Evaluate) -> None:
         self._note_data(task)
         training = step.training if isinstance(step, Train) else None
         if training is not None and training.part is not None:
@@ -109,31 +108,33 @@ class StepRunner:
             task.samples = min(task.samples, step.samples)
         if task.budget_from is None:
             task.budget_from = self._simulation.now - task.spent_s
-        task.fails = False
         failing_s = self._population.failing_s(task.device, training, task.samples)
+        task.fails = failing_s is not None
         if failing_s is None:
-            self.look_ahead(task)
+            self._look_ahead(task)
         else:
-            task.epoch_ends, task.fails = [], True
+            task.epoch_ends = []
             self._arm(task, on_grid_after(self._simulation.now + failing_s))
 
-    def work(self, task: Task, step: Work) -> None:
+    def _work(self, task: Task, step: Work) -> None:
         self._note_data(task)
-        self.look_ahead(task)
+        self._look_ahead(task)
 
-    def pause(self, task: Task, step: Code | Pause) -> None:
+    def _pause(self, task: Task, step: Code | Pause) -> None:
         self._arm(task, on_grid(self._simulation.now + step.seconds))
 
-    def look_ahead(self, task: Task) -> None:
+    def _look_ahead(self, task: Task) -> None:
         """Find out when the running computation ends; if that is far away, only that it does not end for long.
 
         Most of what is far away never happens: a deadline comes before. If it does not, a look later goes twice as far.
         """
-        now, step, start = self._simulation.now, task.steps[task.position], task.step_start
-        planned = self._planned(task, step)
-        epoch_s, epochs, limit, adaptive, draw = planned
+        now, step, start = self._simulation.now, task.step, task.step_start
+        epoch_s, epochs, limit, adaptive, draw = self._planned(task)
         if self.hosts is not None:
-            self._share_cores(task, planned)
+            task.epoch_ends = []
+            if limit < math.inf:
+                self._arm(task, max(limit, now))
+            self._begin_epoch(task)
             return
         last = max(start, min(task.off, self._simulation.end))  # then the device has vanished, or the run is over
         reach = self._compute.reach_s
@@ -150,50 +151,93 @@ class StepRunner:
         task.epoch_ends = ends
         if far and self._runs_dry(task, reach):
             self._arm(task, math.inf)
-            return
-        if far:
-            task.alarm = self._simulation.wake(("look-ahead", task.id), reach, partial(self.look_ahead, task))
-            return
-        all_fit = bool(ends) and ends[-1] <= limit and (adaptive or len(ends) == epochs or limit == math.inf)
-        self._arm(task, ends[-1] if all_fit else max(limit, now))
+        elif far:
+            task.alarm = self._env.at(("look-ahead", task.id), reach, partial(self._look_ahead, task))
+        else:
+            all_fit = bool(ends) and ends[-1] <= limit and (adaptive or len(ends) == epochs or limit == math.inf)
+            self._arm(task, ends[-1] if all_fit else max(limit, now))
 
-    def _planned(self, task: Task, step: TaskStep) -> _Planned:
+    def _planned(self, task: Task) -> tuple[float, int, float, bool, int | None]:
+        """The running computation: seconds of an undisturbed epoch, how many, its limit (s), whether it adapts to that, and
+        the number that names its jitter.
+        """
+        step, population = task.step, self._population
         pace = self.paces.get(task.device, 1.0) if self.paces else 1.0
         if isinstance(step, Train):
             limit = math.inf if step.limit is NO_LIMIT else self._limit(task, step.limit)
-            epoch_s = self._population.training_s(task.device, step.training, task.samples, self._batch_size)
-            return _Planned(epoch_s / pace, step.training.epochs, limit, step.limit.adaptive)
+            epoch_s = population.training_s(task.device, step.training, task.samples, self._batch_size)
+            return epoch_s / pace, step.training.epochs, limit, step.limit.adaptive, None
         if isinstance(step, Work):
-            return _Planned(self._population.working_s(task.device, step) / pace, draw=task.count)
+            return population.working_s(task.device, step) / pace, 1, math.inf, False, task.count
         assert isinstance(step, Evaluate)
-        epoch_s = self._population.testing_s(task.device, task.samples) * len(step.models)
-        return _Planned(epoch_s / pace, limit=self._limit(task, step.limit))
+        epoch_s = population.testing_s(task.device, task.samples) * len(step.models)
+        return epoch_s / pace, 1, self._limit(task, step.limit), False, None
+
+    def _limit(self, task: Task, limit: Limit) -> float:
+        """When the running computation must be over (s)."""
+        until = math.inf if limit.stop_at is None else limit.stop_at
+        if limit.budget is not None and task.budget_from is not None:
+            until = min(until, task.budget_from + limit.budget)
+        if until == math.inf:
+            return math.inf
+        reserve = 0.0
+        if limit.reserve_upload:
+            alone_s = self.nominal_s(task.device, "up", limit.reserve_upload, near=task.edge is not None)
+            # News of the last byte comes on a tick: between two of them on the next one, or on that after it by rounding.
+            reserve = alone_s if on_grid(alone_s) == alone_s else on_grid_after(alone_s) + TICK_S
+        if limit.reserve_s:
+            reserve += on_grid_after(limit.reserve_s) + TICK_S
+        return on_grid(until) - reserve
+
+    def _arm(self, task: Task, end: float) -> None:
+        """Set the alarm for the ``end``, or for a battery that is flat before; none if the device disconnects first."""
+        off = max(task.off, self._simulation.now)
+        if self._runs_dry(task, min(end, off)) and task.dry < end:
+            task.battery = self._env.at(("battery", task.id), task.dry, partial(self._cut, task), CUT)
+        elif end <= off:
+            task.alarm = self._env.at(("step", task.id), end, task.carried_out)
+
+    def _runs_dry(self, task: Task, until: float) -> bool:
+        if self.batteries is None:
+            return False
+        task.dry = self.batteries.dry(task.device, until)
+        return task.dry < math.inf
 
     # Computations on hosts: one epoch after another, and an alarm at the limit.
 
-    def _share_cores(self, task: Task, planned: _Planned) -> None:
-        task.epoch_ends = []
-        if planned.limit < math.inf:
-            self._arm(task, max(planned.limit, self._simulation.now))
-        self._begin_epoch(task, planned)
-
-    def _compute_next(self, task: Task) -> None:
-        """An epoch is through: begin the next one, or end the step after the last one that fits."""
+    def _end_epoch(self, task: Task) -> None:
         assert task.epoch_ends is not None
         task.epoch_ends.append(self._simulation.now)
-        self._begin_epoch(task, self._planned(task, task.step))
+        self._begin_epoch(task)
 
-    def _begin_epoch(self, task: Task, planned: _Planned) -> None:
+    def _begin_epoch(self, task: Task) -> None:
+        """Begin the next epoch, or end the step after the last one that fits."""
         assert self.hosts is not None
         assert task.epoch_ends is not None
+        epoch_s, epochs, limit, adaptive, draw = self._planned(task)
         now, ends = self._simulation.now, task.epoch_ends
-        over = len(ends) == planned.epochs
-        if ends and planned.adaptive and not over:
-            over = len(self._compute.adapt(task.step_start, [*ends, math.inf], planned.limit)) == len(ends)
+        over = len(ends) == epochs
+        if ends and adaptive and not over:
+            over = len(self._compute.adapt(task.step_start, [*ends, math.inf], limit)) == len(ends)
         if over:
             task.carried_out()
-        elif now < planned.limit:  # else the alarm at the limit rings in this instant
-            self.hosts.compute(task, planned.epoch_s * self._compute.jitter(task.device, now, planned.draw))
+        elif now < limit:  # else the alarm at the limit rings in this instant
+            self.hosts.compute(task, epoch_s * self._compute.jitter(task.device, now, draw))
+
+    # Computations end.
+
+    def _is_due(self, task: Task) -> bool:
+        """Whether the running step ought to be over now, but for the rounding of times; it then is."""
+        now, alarm, ends = self._simulation.now, task.alarm, task.epoch_ends
+        if task.flow is not None:
+            return self._network.finish(task.flow)
+        if self.hosts is not None and self.hosts.is_due(task) and ends is not None:
+            return len(ends) + 1 == self._planned(task)[1]
+        if alarm is None or alarm.name[0] != "step" or task.fails or alarm.when > now + tie_s(now):
+            return False
+        if ends:
+            ends[-1] = min(ends[-1], now)
+        return True
 
     def _leave(self, task: Task, cause: Cause | None, limit: Limit = NO_LIMIT) -> dict[str, float]:
         """The running computation ends: note its budget, and what its host has computed; returns the facts of that."""
@@ -208,55 +252,11 @@ class StepRunner:
             task.epoch_ends.append(self._simulation.now if is_due else math.inf)
         return {"core_s": self.hosts.used_s(task)}
 
-    def _limit(self, task: Task, limit: Limit) -> float:
-        """When the running computation must be over (s)."""
-        until = math.inf if limit.stop_at is None else limit.stop_at
-        if limit.budget is not None and task.budget_from is not None:
-            until = min(until, task.budget_from + limit.budget)
-        if until == math.inf:
-            return math.inf
-        reserve = 0.0
-        if limit.reserve_upload:
-            alone_s = self._network.nominal_s(task.device, "up", limit.reserve_upload, near=task.edge is not None)
-            # News of the last byte comes on a tick: between two of them on the next one, or on that after it by rounding.
-            reserve = alone_s if on_grid(alone_s) == alone_s else on_grid_after(alone_s) + TICK_S
-        if limit.reserve_s:
-            reserve += on_grid_after(limit.reserve_s) + TICK_S
-        return on_grid(until) - reserve
-
-    def _arm(self, task: Task, end: float) -> None:
-        """Set the alarm for the ``end``, or for a battery that is flat before; none if the device disconnects first."""
-        off = max(task.off, self._simulation.now)
-        if self._batteries is not None and self._runs_dry(task, min(end, off)) and task.dry < end:
-            task.battery = self._simulation.wake(("battery", task.id), task.dry, partial(self._cut, task), CUT)
-        elif end <= off:
-            task.alarm = self._simulation.env.at(("step", task.id), end, task.carried_out)
-
-    def _runs_dry(self, task: Task, until: float) -> bool:
-        if self._batteries is None:
-            return False
-        task.dry = self._batteries.dry(task.device, until)
-        return task.dry < math.inf
-
-    # Computations end.
-
-    def is_due(self, task: Task) -> bool:
-        """Whether the running computation ought to be over now, but for the rounding of times; it then is."""
-        now, alarm, ends = self._simulation.now, task.alarm, task.epoch_ends
-        if self.hosts is not None and self.hosts.is_due(task) and ends is not None:
-            return len(ends) + 1 == self._planned(task, task.step).epochs
-        if alarm is None or alarm.name[0] != "step" or task.fails or alarm.when > now + tie_s(now):
-            return False
-        if ends:
-            ends[-1] = min(ends[-1], now)
-        return True
-
-    def trained(self, task: Task, step: Train, cause: Cause | None) -> Ending:
+    def _trained(self, task: Task, step: Train, cause: Cause | None) -> Ending:
         training, limit = step.training, step.limit
         shared = self._leave(task, cause, limit)
         ends = task.epoch_ends or []
-        done = bisect_right(ends, self._simulation.now)
-        task.epochs = done
+        task.epochs = done = bisect_right(ends, self._simulation.now)
         cut = limit.cut_undoes and done < len(ends)
         if cause is None and (cut or done < limit.at_least):  # a slow straggler
             if limit.go_on:
@@ -269,30 +269,33 @@ class StepRunner:
             facts["part"] = [training.part.number, 2**training.part.splits, training.part.samples]
         return cause, facts
 
-    def tested(self, task: Task, step: Evaluate, cause: Cause | None) -> Ending:
+    def _tested(self, task: Task, step: Evaluate, cause: Cause | None) -> Ending:
         shared = self._leave(task, cause, step.limit)
         if cause is None and not bisect_right(task.epoch_ends or [], self._simulation.now):
             cause = "late"
         part = {} if step.samples is None else {"samples": task.samples}
         return cause, {"models": len(step.models), **part, **shared}
 
-    def worked(self, task: Task, step: Work, cause: Cause | None) -> Ending:
+    def _worked(self, task: Task, step: Work, cause: Cause | None) -> Ending:
         return cause, step.facts | self._leave(task, cause)
 
-    def paused(self, task: Task, step: Code | Pause, cause: Cause | None) -> Ending:
+    def _paused(self, task: Task, step: Code | Pause, cause: Cause | None) -> Ending:
         return cause, {}
 
     # What processes of the world do.
 
-    def set_pace(self, device: int, pace: float, task: Task | None) -> None:
-        """From now on the device computes at a factor of its own speed; ``task``: whose computation runs, if one does.
+    def set_pace(self, device: int, pace: float) -> None:
+        """From now on the device computes at a factor of its own speed.
 
         What is left of a running epoch or evaluation takes as much longer or shorter; later epochs are those of the new speed.
         """
         before = self.paces.pop(device, 1.0)
         if pace != 1.0:
             self.paces[device] = pace
-        if task is None or task.epoch_ends is None or task.fails:
+        task = self._working.get(device)
+        if task is None or not task.waits or not isinstance(task.step, Train | Evaluate | Work):
+            return
+        if task.epoch_ends is None or task.fails:
             return
         if self.hosts is not None:
             self.hosts.stretch(task, before / pace)
@@ -305,11 +308,9 @@ class StepRunner:
             if alarm is not None:
                 alarm.cancel()
         self._known_ends[task.id] = [*task.epoch_ends[:done], end]
-        self.look_ahead(task)
+        self._look_ahead(task)
 
-    # Slots.
-
-    def queue(self, direction: Direction, slots: simpy.Resource, running: Mapping[int, Task]) -> None:
+    def queue(self, direction: Direction, slots: simpy.Resource) -> None:
         """From now on a message of that direction takes a slot before its first byte leaves, and gives it back at its end.
 
         ``SimulationError``: messages of that direction queue for something else already.
@@ -320,61 +321,44 @@ class StepRunner:
             )
         self.queues[direction] = slots
         for task_id in self._queued.pop(direction, ()):
-            self._take_slot(running[task_id], slots)
-
-    def has_to_queue(self, task: Task, step: Download | Upload) -> bool:
-        """Whether a message has to wait for a slot; otherwise it has taken one, if there are any."""
-        if task.slot is not None or task.edge is not None or step.direction not in self.queues:
-            return False
-        return not self._take_slot(task, self.queues[step.direction])
-
-    @staticmethod
-    def _take_slot(task: Task, slots: simpy.Resource) -> bool:
-        """Ask for a slot; returns whether there was one. If not, the running step ends when there is."""
-        task.slot = slots.request()
-        if not task.slot.triggered:
-            task.slot.callbacks.append(lambda _: task.carried_out())
-        return task.slot.triggered
-
-    @staticmethod
-    def _leave_slot(task: Task) -> None:
-        slot, task.slot = task.slot, None
-        if slot is not None and slot.triggered:
-            slot.resource.release(slot)
-        elif slot is not None:
-            slot.cancel()
+            self.running[task_id].request("slot", slots)
 
     # Messages begin.
 
-    def send(self, task: Task, step: Download | Upload) -> None:
+    def _has_to_queue(self, task: Task, step: TaskStep) -> bool:
+        """Whether a message has to wait for a slot; otherwise it has taken one, if there are any."""
+        if not isinstance(step, Download | Upload) or task.slot is not None or task.edge is not None:
+            return False
+        return step.direction in self.queues and not task.request("slot", self.queues[step.direction])
+
+    def _send(self, task: Task, step: Download | Upload) -> None:
         parts = step.payloads
         size = float(parts[0].bytes if len(parts) == 1 else sum([part.bytes for part in parts]))
-        at, device = SERVER if task.edge is None else self._network.devices + task.edge, task.device
-        source, destination = (at, device) if step.direction == "down" else (device, at)
-        task.flow = self._network.send(source, destination, size, task.carried_out)
-        if self._batteries is not None:
-            self._look(self._batteries, task)
+        at = SERVER if task.edge is None else self._network.devices + task.edge
+        task.flow = self._network.send(*ends(task.device, step.direction, at), size, task.carried_out)
+        self._look_at_charge(task)
 
-    def stand(self, task: Task, step: Queue) -> None:
-        if self._batteries is not None:
-            self._look(self._batteries, task)
+    def _stand(self, task: Task, step: Queue) -> None:
+        self._look_at_charge(task)
 
     # The battery while a message moves or waits.
 
-    def _look(self, batteries: "Batteries", task: Task) -> None:
+    def _look_at_charge(self, task: Task) -> None:
         """Set the alarm for when the battery is flat, or until when it surely lasts, whatever becomes of the message's rate."""
-        flow, device = task.flow, task.device
+        if self.batteries is None:
+            return
+        flow = task.flow
         left, rate = (0.0, 0.0) if flow is None else (flow.size - self._network.sent(flow), self._network.rate(flow))
         rate /= self._network.overhead  # batteries count bytes of payload, as ``left`` is
-        when, is_dry = batteries.look(device, left, rate)
+        when, is_dry, is_scarce = self.batteries.look(task.device, left, rate)
         task.dry = when if is_dry else math.inf
-        if batteries.is_scarce(device):
+        if is_scarce:
             self.scarce[task.id] = task
         if when < task.off:
-            name, ring = ("battery", task.id), partial(self.look_at_battery, task)
-            task.battery = self._simulation.wake(name, max(when, self._simulation.now), ring, CUT)
+            name, ring = ("battery", task.id), partial(self._look_at_battery, task)
+            task.battery = self._env.at(name, max(when, self._simulation.now), ring, CUT)
 
-    def look_at_battery(self, task: Task) -> None:
+    def _look_at_battery(self, task: Task) -> None:
         if self._simulation.now >= task.dry:
             self._cut(task)
         else:
@@ -387,20 +371,20 @@ class StepRunner:
                 self._look_again(task)
 
     def _look_again(self, task: Task) -> None:
-        assert self._batteries is not None
-        self._batteries.note(task.device, 0.0 if task.flow is None else self._network.sent(task.flow))
+        assert self.batteries is not None
+        self.batteries.note(task.device, 0.0 if task.flow is None else self._network.sent(task.flow))
         if task.battery is not None:
             task.battery.cancel()
-        self._look(self._batteries, task)
+        self._look_at_charge(task)
 
     # Messages end.
 
-    def sent(self, task: Task, step: Download | Upload, cause: Cause | None) -> Ending:
+    def _sent(self, task: Task, step: Download | Upload, cause: Cause | None) -> Ending:
         """A message has arrived, or was cut short; one interrupted after its last byte has arrived counts as received."""
         flow, task.flow = task.flow, None
         assert flow is not None
         if task.slot is not None:
-            self._leave_slot(task)
+            task.release("slot")
         if cause is not None:
             self._network.cancel(flow)
             if cause in _DISCONNECTED and flow.sent == flow.size and self._simulation.now > task.step_start:
@@ -412,24 +396,23 @@ class StepRunner:
             facts["receiver" if step.direction == "up" else "sender"] = self._network.name(self._network.devices + task.edge)
         return cause, facts
 
-    def stood(self, task: Task, step: Queue, cause: Cause | None) -> Ending:
+    def _stood(self, task: Task, step: Queue, cause: Cause | None) -> Ending:
         if cause is not None:
-            self._leave_slot(task)
+            task.release("slot")
         return cause, {}
 
     # Snapshots, between two instants.
 
-    def snapshot(self, running: Mapping[int, Task]) -> dict[str, Any]:
-        tasks = {id(task.slot): task_id for task_id, task in running.items() if task.slot is not None}
-        queued = {way: [tasks[id(slot)] for slot in (*queue.users, *queue.queue)] for way, queue in self.queues.items()}
+    def snapshot(self) -> dict[str, Any]:
+        queued = {way: in_line("slot", slots, self.running) for way, slots in self.queues.items()}
         kept = {"paces": self.paces, "known_ends": self._known_ends, "spent": self._spent}
-        hosts = {} if self.hosts is None else {"hosts": self.hosts.snapshot(running)}
+        hosts = {} if self.hosts is None else {"hosts": self.hosts.snapshot(self.running)}
         return kept | {"queued": queued, "scarce": list(self.scarce)} | hosts
 
-    def restore(self, state: Mapping[str, Any], running: Mapping[int, Task]) -> None:
-        """Take up what ``snapshot`` gave, when the tasks are there. Alarms follow, and ``queue``."""
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up what was saved, when the tasks are there. Alarms follow, and ``queue``."""
         self.paces, self._known_ends, self._spent = state["paces"], state["known_ends"], state["spent"]
         self._queued = state["queued"]
-        self.scarce = {task_id: running[task_id] for task_id in state["scarce"]}
+        self.scarce = {task_id: self.running[task_id] for task_id in state["scarce"]}
         if self.hosts is not None:
-            self.hosts.restore(state["hosts"], running)
+            self.hosts.restore(state["hosts"], self.running)

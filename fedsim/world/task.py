@@ -4,14 +4,16 @@ Each step is an interval of simulated time that can end early, with a cause. The
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import simpy
+from simpy.resources.resource import Request
 
 from fedsim.environment import Alarm
 from fedsim.training import NO_LIMIT, Limit, Training
-from fedsim.world.network.flow import Direction, Flow
+from fedsim.world.network.endpoints import Direction, Flow
 
 Cause = Literal["late", "lost", "left", "battery", "stopped", "memory"]
 """Why a task ends before its last step: past its deadline (or no longer needed), its device vanished, its device left for
@@ -49,10 +51,7 @@ class Train:
 class Evaluate:
     """The device computes the loss of ``models`` on its own training data: a forward pass over each sample for each model.
 
-    With a budget it is late if it is not through by then.
-
-    Attributes:
-        samples: of so many samples, drawn for this task; None: of all.
+    With a budget it is late if it is not through by then. ``samples``: of so many, drawn for this task; None: of all.
     """
 
     models: tuple[Any, ...]
@@ -119,8 +118,8 @@ Computation = Train | Evaluate | Work | Pause
 
 TaskStep = Download | Computation | Upload | Code | Pause | Queue
 
-Ending = tuple[Cause | None, dict[str, Any]]
-"""Cause by which an ended step is counted (None: it was completed), and further fields of its record."""
+NOT_SAVED = tuple(f"Task.{name}" for name in ("process", "done", "slot", "worker", "alarm", "vanish", "battery", "fields"))
+"""Fields that a snapshot omits; ``Task.take_up``, the process and the alarms bring them back."""
 
 
 @dataclass(slots=True)
@@ -128,25 +127,16 @@ class Task:
     """A running or ended task: the whole truth about it, so that its device's process can be started again from it.
 
     Attributes:
-        id: counts tasks from 0 in the order in which they were asked.
-        steps: what it does, as far as that is known by now.
-        round, group: what it belongs to, or None.
         count: how many tasks this device was given before.
-        continues: whether it goes on with what the task before began.
+        continues: whether it goes on with what the task before began, which has computed for ``spent_s``.
         edge: the edge server with which it exchanges messages; None for the server itself.
-        context: belongs to whoever gave the task.
         position, begun, step_start: the step that runs now, whether that has begun, and when (s).
         epochs, trained: local epochs that count, of the last training so far, and of each that is over.
-        samples, version: training samples that it computes on, and the version of the device's data, as of the begin of its
-            last training or evaluation, or of the task.
+        samples, version: training samples that it computes on, and of which version of the device's data.
         epoch_ends: when the epochs of the running training, or the running evaluation, end (absolute s).
-        spent_s, budget_from: how long the tasks that it goes on with have computed (s), and from when on a budget counts (s).
         off, dry: when its device disconnects, and when its battery is flat (s), as far as that is known.
         fails: the running computation ends for want of memory.
-        flow, slot: the running transfer, and the place that its message has, or waits for, where messages queue.
-        worker: of its device's host, that it has or waits for.
-        outcome: how it ended, or None while it runs.
-        process, done: the device's life while it works, and the event for which it waits: the end of the running step.
+        done: the end of the running step, for which its device's ``process`` waits.
         alarm, vanish, battery: ring at the end of the running computation, when the device disconnects, and when its battery is
             flat or must be looked at again.
     """
@@ -177,12 +167,12 @@ class Task:
     outcome: Outcome | None = None
     process: simpy.Process | None = None
     done: simpy.Event | None = None
-    slot: simpy.resources.resource.Request | None = None
-    worker: simpy.resources.resource.Request | None = None
+    slot: Request | None = None
+    worker: Request | None = None
     alarm: Alarm | None = None
     vanish: Alarm | None = None
     battery: Alarm | None = None
-    fields: dict[str, int | None] = field(init=False, repr=False)  # what every record of it carries
+    fields: dict[str, int | None] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.fields = {"task": self.id, "device": self.device, "round": self.round, "group": self.group}
@@ -206,6 +196,27 @@ class Task:
         """Whether the running step has begun and not ended."""
         return self.begun and self.done is not None and not self.done.triggered
 
+    # A ``slot`` or a ``worker``, first come, first served.
 
-NOT_SAVED = tuple(f"Task.{name}" for name in ("process", "done", "slot", "worker", "alarm", "vanish", "battery", "fields"))
-"""Fields that a snapshot omits; ``Task.take_up``, the process and the alarms bring them back."""
+    def request(self, what: str, resource: simpy.Resource) -> bool:
+        """Ask for one; returns whether there was one. If not, the running step ends when there is."""
+        request = resource.request()
+        setattr(self, what, request)
+        if not request.triggered:
+            request.callbacks.append(lambda _: self.carried_out() if self.waits else None)
+        return request.triggered
+
+    def release(self, what: str) -> None:
+        """Give it back, or ask for it no longer."""
+        request = getattr(self, what)
+        setattr(self, what, None)
+        if request is not None and request.triggered:
+            request.resource.release(request)
+        elif request is not None:
+            request.cancel()
+
+
+def in_line(what: str, resource: simpy.Resource, tasks: Mapping[int, Task]) -> list[int]:
+    """The tasks that have a ``slot`` or a ``worker`` of a resource, and then those that wait for one."""
+    of = {id(getattr(task, what)): task_id for task_id, task in tasks.items()}
+    return [of[id(request)] for request in (*resource.users, *resource.queue)]

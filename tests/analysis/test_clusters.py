@@ -61,7 +61,13 @@ def test_tiers_of_sizes_are_drawn_and_those_of_latency_not(ran: Ran) -> None:
 def test_devices_of_one_size_are_one_bar(small: dict[str, Any], ran: Ran) -> None:
     """Nobody is left out, and borders that are all the same draw no warning (which would fail here)."""
     population = small["population"] | {"samples": {"kind": "list", "values": [30] * 20}}
-    strategy = {"kind": "cata-fed", "clients_per_round": 6, "clusters": 3, "relative_deadline": 2.0, "smallest_part": 5}
+    strategy = {
+        "kind": "cata-fed",
+        "clients_per_round": 6,
+        "clusters": 3,
+        "deadline": {"kind": "relative", "times": 2.0},
+        "smallest_part": 5,
+    }
     run = ran("same", population=population, strategy=strategy, stop={"rounds": 2}, learning="off")
     last = read_groupings(run)[-1]
     assert last.low == last.high == 30

@@ -1,16 +1,16 @@
 import numpy as np
 import pytest
 
-from fedsim.analysis.fairness import draw_fairness, read_waiting, selections_of_devices, selections_of_groups
+from fedsim.analysis.fairness import draw_fairness, selections_of_devices, selections_of_groups, waiting_times
 from fedsim.records.fairness import jain_over_time
 from fedsim.records.reading import RunFolder
 
 
 def test_waiting_in_time_is_never_longer_than_the_run(roundless: RunFolder) -> None:
-    waiting = read_waiting(roundless, "time")
-    np.testing.assert_array_equal(waiting.at, [row["time"] for row in roundless.rounds])
-    assert (waiting.mean <= waiting.longest).all()
-    assert (waiting.longest <= waiting.at).all()
+    waiting = waiting_times(roundless, "time")
+    np.testing.assert_array_equal(waiting["at"], [row["time"] for row in roundless.rounds])
+    assert (waiting["mean"] <= waiting["longest"]).all()
+    assert (waiting["longest"] <= waiting["at"]).all()
 
 
 def test_selections_add_up(split: RunFolder) -> None:
@@ -30,7 +30,7 @@ def test_one_run_is_drawn_over_rounds(run: RunFolder) -> None:
     jain, *waiting = figure.axes[:4]
     np.testing.assert_array_equal(jain.lines[0].get_ydata(), jain_over_time(run)[1])
     for panel, values in zip(waiting, ("mean", "tenth", "longest"), strict=True):
-        np.testing.assert_array_equal(panel.lines[0].get_ydata(), getattr(read_waiting(run, "round"), values))
+        np.testing.assert_array_equal(panel.lines[0].get_ydata(), waiting_times(run, "round")[values])
     assert {panel.get_xlabel() for panel in figure.axes[:4]} == {"rounds aggregated"}
 
 
@@ -46,9 +46,9 @@ def test_runs_with_and_without_rounds_are_drawn_over_time(run: RunFolder, split:
 def test_waiting_counts_rounds_since_the_last_selection(name: str, request: pytest.FixtureRequest) -> None:
     """Newcomers count from their arrival on, leavers until they leave."""
     run: RunFolder = request.getfixturevalue(name)
-    waiting = read_waiting(run, "round")
+    waiting = waiting_times(run, "round")
     ends = [row["time"] for row in run.rounds]
-    np.testing.assert_array_equal(waiting.at, np.arange(len(ends)) + 1)
+    np.testing.assert_array_equal(waiting["at"], np.arange(len(ends)) + 1)
     chosen = {(event["round"], event["device"]) for event in run.events if event["kind"] == "task-start"}
     for number, end in enumerate(ends):
         waits = []
@@ -58,5 +58,5 @@ def test_waiting_counts_rounds_since_the_last_selection(name: str, request: pyte
             first = sum(before <= row["arrival"] for before in ends) if row["arrival"] else 0
             past = [number - earlier for earlier in range(number + 1) if (earlier, row["device"]) in chosen]
             waits.append(min(past) if past else number + 1 - first)
-        found = (waiting.mean[number], waiting.tenth[number], waiting.longest[number])
+        found = (*waiting.loc[number, ["mean", "tenth", "longest"]],)
         assert found == pytest.approx((np.mean(waits), np.percentile(waits, 90), max(waits)))

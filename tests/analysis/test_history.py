@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.analysis.lanes import View, span_of_rounds
 from fedsim.analysis.report.timeline import read_timeline
 from fedsim.analysis.style import PictureError
-from fedsim.analysis.timeline import draw_timeline
+from fedsim.analysis.timeline import View, draw_timeline, span_of_rounds
 from fedsim.lab.trackers.trace import trace_events
 from fedsim.records.history import History
 from fedsim.records.reading import RunFolder

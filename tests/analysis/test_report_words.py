@@ -9,7 +9,7 @@ import pytest
 
 import fedsim
 from fedsim.analysis.report import words
-from fedsim.catalogue import catalogue
+from fedsim.lab.catalogue import catalogue
 
 _FILES = sorted((Path(fedsim.__file__).parents[1] / "scenarios").rglob("*.toml"))
 _REAL = "worlds.toml"  # what the testbed builds
@@ -71,7 +71,7 @@ SAID: list[tuple[dict[str, Any], str]] = [
     (strategy(kind="fedbuff", concurrency=7, buffer=3), "FedBuff keeps 7 devices at work for"),
     (strategy(kind="fedat", tiers=4), "FedAT has 4 tiers; each asks 10 of its devices for 1 local epoch"),
     (strategy(kind="fedprox", mu=0.25), "its proximal term weighs 0.25"),
-    (strategy(kind="fedavg", relative_deadline=1.5), "within 1.5 times the mean time of 5 epochs"),
+    (strategy(kind="fedavg", deadline={"kind": "relative", "times": 1.5}), "within 1.5 times the mean time of 5 epochs"),
     (strategy(kind="local"), "Local training asks all devices"),
     (strategy(kind="ifca", groups=3), "it forms 3 groups"),
     (strategy(kind="fedavg", deadline=QUANTILE), "within a time that follows from what earlier rounds took"),

@@ -8,8 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fedsim.analysis.membership import draw_membership
-from fedsim.analysis.split_tree import draw_split_tree, read_splits
+from fedsim.analysis.membership import draw_membership, draw_split_tree, read_splits
 from fedsim.errors import RunFolderError
 from fedsim.language.units import show_seconds
 from fedsim.records.history import History
@@ -81,7 +80,7 @@ def test_the_tree_of_the_splits(divided: RunFolder) -> None:
 
 def test_lines_last_as_long_as_their_clusters(divided: RunFolder) -> None:
     figure = draw_split_tree(divided)
-    panel, below, words = figure.axes
+    panel, below = figure.axes
     lines = {line.get_gid(): line for line in panel.lines if str(line.get_gid()).startswith("cluster-")}
     spans = {name: tuple(int(x) for x in line.get_xdata()) for name, line in lines.items()}
     assert spans == {f"cluster-{group}": (0, 2) for group in (0,)} | {
@@ -91,7 +90,7 @@ def test_lines_last_as_long_as_their_clusters(divided: RunFolder) -> None:
     assert list(leaves.values()) == [0, 1, 2, 3]
     widths = {name: line.get_linewidth() for name, line in lines.items()}
     assert widths["cluster-5"] < widths["cluster-3"] < widths["cluster-1"] < widths["cluster-0"]
-    told = [text.get_text() for text in words.texts]
+    told = [text.get_text() for text in figure.legends[0].get_texts()][:3]
     assert [text.partition(" (")[0] for text in told] == ["1: round 1", "2: round 4", "3: round 4"]
     assert ", mean norm 0.03, largest " in told[2]
     dots = [line for line in panel.lines if line.get_gid() == "split"]

@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedsim.analysis.stragglers import MOST_PANELS, draw_stragglers, read_attempts, trained_rounds
+from fedsim.analysis.stragglers import MOST_LANES, MOST_PANELS, draw_stragglers, read_attempts, trained_rounds
 from fedsim.analysis.style import NothingToDrawError, PictureError
 from fedsim.records.history import History
 from fedsim.records.reading import RunFolder
@@ -65,7 +65,12 @@ def test_time_counts_from_the_start_of_the_round(run: RunFolder) -> None:
 
 def test_epochs_against_a_known_deadline(ran: Ran) -> None:
     """A hundred samples a second and 12 s: as many whole epochs as fit, of the five asked for."""
-    strategy = {"kind": "fedprox", "clients_per_round": 4, "local_epochs": 5, "deadline": "12 s", "deadline_from": "download"}
+    strategy = {
+        "kind": "fedprox",
+        "clients_per_round": 4,
+        "local_epochs": 5,
+        "deadline": {"kind": "fixed", "time": "12 s", "since": "download"},
+    }
     known = ran("known", population={"devices": 4, "speed": "100 samples/s"}, strategy=strategy, learning="off")
     attempts = read_attempts(History(known), [0])
     fit = [min(5, 1200 // samples) for samples in attempts["samples"]]
@@ -131,25 +136,6 @@ def test_an_upload_that_the_deadline_cuts_is_drawn(small: dict[str, Any], ran: R
     assert "all rounds with training" in figure.get_suptitle()
 
 
-def test_hundreds_of_clients_are_a_distribution(small: dict[str, Any], ran: Ran) -> None:
-    """At each time every selected device does one thing."""
-    population = small["population"] | {"devices": 200, "samples": {"kind": "uniform", "low": 10, "high": 300}}
-    strategy = small["strategy"] | {"clients_per_round": 200}
-    sections = {"population": population, "network": {"kind": "star"}, "strategy": strategy, "stop": {"rounds": 2}}
-    many = ran("many", learning="off", **sections)
-    figure = draw_stragglers(many)
-    panel = figure.axes[0]
-    areas = [item.get_paths()[0].vertices for item in panel.collections if item.get_gid() == "doing"]
-    assert len(areas) > 5
-    selected = many.rounds[0]["selected"]
-    assert panel.get_ylim() == (0, selected)
-    assert max(area[:, 1].max() for area in areas) == selected
-    unit_end = panel.get_xlim()[1]
-    for share in (0.1, 0.5, 0.9):  # the topmost edge is everybody
-        tops = [area[np.argmin(np.abs(area[:, 0] - share * unit_end)), 1] for area in areas]
-        assert max(tops) <= selected
-
-
 def test_by_default_the_worst_rounds_and_the_median_one_are_drawn(run: RunFolder) -> None:
     """The three rounds with the most tasks that were not done, and the one in the middle of that order."""
     history = History(run)
@@ -162,3 +148,15 @@ def test_by_default_the_worst_rounds_and_the_median_one_are_drawn(run: RunFolder
     worst = [number for number, title in zip(drawn_rounds, titles, strict=True) if "worst" in title]
     assert len(drawn_rounds) == 4
     assert sorted(wasted[number] for number in worst) == sorted(wasted.values())[-3:]
+
+
+def test_of_many_clients_some_are_drawn(small: dict[str, Any], ran: Ran) -> None:
+    population = small["population"] | {"devices": 200, "samples": {"kind": "uniform", "low": 10, "high": 300}}
+    strategy = small["strategy"] | {"clients_per_round": 200}
+    sections = {"population": population, "network": {"kind": "star"}, "strategy": strategy, "stop": {"rounds": 2}}
+    many = ran("many", learning="off", **sections)
+    figure = draw_stragglers(many)
+    assert len(figure.axes[0].get_yticks()) == MOST_LANES < many.rounds[0]["selected"]
+    counts = [int(word) for word in figure.axes[0].get_title().partition("\n")[2].replace(",", "").split() if word.isdecimal()]
+    assert sum(counts) == many.rounds[0]["selected"]
+    assert "epochs of some selected devices" in figure.get_suptitle()

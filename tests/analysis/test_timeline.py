@@ -9,12 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
 
-from fedsim.analysis import lanes, style
-from fedsim.analysis.lanes import TimeSpan, View
+from fedsim.analysis import style, timeline
 from fedsim.analysis.style import save
-from fedsim.analysis.timeline import draw_load, draw_timeline, draw_work
+from fedsim.analysis.timeline import TimeSpan, View, draw_load, draw_timeline, draw_work
 from fedsim.lab.compare.critical_path import CriticalPaths
-from fedsim.lab.trackers.link_load import Curve, means
 from fedsim.records.history import MARKS, History
 from fedsim.records.reading import RunFolder
 from tests.analysis.conftest import drawn
@@ -61,7 +59,7 @@ def test_the_critical_path_goes_through_the_steps_that_rounds_waited_for(run: Ru
 
 
 def test_thin_lanes_show_the_same_without_hatches(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "_MANY_LANES", 3)
+    monkeypatch.setattr(timeline, "_MANY_LANES", 3)
     figure = draw_timeline(run)
     counted = bars(figure.axes[0])
     assert counted.total() == sum(event["kind"] == "step-start" for event in run.events)
@@ -141,12 +139,6 @@ def areas(axes: Axes) -> dict[str, float]:
         values, edges, baseline = patch.get_data()
         found[str(patch.get_gid())] = float((abs(values - np.asarray(baseline)) * np.diff(edges)).sum())
     return found
-
-
-def test_means_against_sums_by_hand() -> None:
-    curve = Curve(np.array([1.0, 2.0, 5.0]), np.array([4.0, 1.0, 0.0]))
-    assert means(curve, np.array([0.0, 2.0, 3.0, 4.5, 7.0])) == pytest.approx([2.0, 1.0, 1.0, 0.2])
-    assert means(Curve(np.zeros(0), np.zeros(0)), np.arange(3.0)).tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("share", [None, (0.2, 0.7)])

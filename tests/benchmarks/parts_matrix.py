@@ -111,15 +111,15 @@ def sections(cell: Cell, attacked: bool = False) -> Sections:
     own = OWN.get(name, {} if name.endswith("-fed") else {"clients_per_round": COHORT})
     own = own | ({"groups": 1} if robust and "groups" in own else {})  # in a group of two one attacker is as many as others
     parts = {part: cell[part] for part in ("selection", "aggregation", "server", "secure_aggregation") if part in cell}
-    model: Sections = {"kind": "mlp", "hidden": [4]} if kind in ("fedper", "fedrep", "moon") else {"kind": "logistic"}
-    model = {"kind": "module", "factory": "tests.benchmarks.parts_matrix:normed"} if kind == "fedbn" else model
+    normed = {"kind": "module", "factory": "tests.benchmarks.parts_matrix:normed"}
+    models = {key: {"kind": "mlp", "hidden": [4]} for key in ("fedper", "fedrep", "moon")} | {"fedbn": normed}
     found: Sections = {
         "seed": 4,
         "data": {
             "source": {"kind": "synthetic", "features": 6, "classes": 3},
             "partition": {"kind": "synthetic", "log_mean": 2.5, "log_std": 0.7, "least": 8},
         },
-        "model": model,
+        "model": models.get(kind, {"kind": "logistic"}),
         "training": {"lr": 0.1, "batch_size": 8},
         "population": {"devices": DEVICES, "speed": {"kind": "lognormal", "median": "10 samples/s", "spread": 1.5}},
         "strategy": {"kind": kind} | own | parts,

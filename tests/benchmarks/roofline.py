@@ -33,7 +33,7 @@ from torch.nn.functional import cross_entropy
 from fedsim.learning import profile as counted
 from fedsim.learning.profile import profile
 from fedsim.model_cost import ModelCost
-from fedsim.world.roofline import operations_s
+from fedsim.world.device_kinds import operations_s
 from tests.benchmarks.script import parser
 
 BATCH, CLASSES = 32, 10
@@ -168,6 +168,9 @@ def fit(costs: Mapping[str, ModelCost], times: Mapping[str, float], fixed: float
     return flops, bandwidth
 
 
+Array = np.ndarray[tuple[int], np.dtype[np.float64]]
+
+
 def layers() -> list[tuple[nn.Module, tuple[int, ...]]]:
     """Single layers, of shapes that no model has."""
     convolutions = [
@@ -179,11 +182,9 @@ def layers() -> list[tuple[nn.Module, tuple[int, ...]]]:
     ]  # batch, channels in and out, side, kernel, stride, groups
     dense = [(16, 512, 512), (32, 384, 256), (32, 2048, 512), (64, 640, 320), (128, 300, 300), (768, 96, 288), (2048, 64, 128)]
     shapes = [(16, 24, 28, 28), (32, 48, 20, 20), (64, 16, 20, 20), (8, 128, 28, 28)]
-    found: list[tuple[nn.Module, tuple[int, ...]]] = [
-        (nn.Conv2d(i, o, k, stride, k // 2, groups=groups), (n, i, side, side))
-        for n, i, o, side, k, stride, groups in convolutions
-    ]
-    found += [(nn.Linear(i, o), (n, i)) for n, i, o in dense]
+    found: list[tuple[nn.Module, tuple[int, ...]]] = [(nn.Linear(i, o), (n, i)) for n, i, o in dense]
+    for n, i, o, side, kernel, stride, groups in convolutions:
+        found.append((nn.Conv2d(i, o, kernel, stride, kernel // 2, groups=groups), (n, i, side, side)))
     found += [(nn.Sequential(nn.LayerNorm(width), nn.Softmax(-1)), (n, width)) for n, width in ((768, 96), (600, 512))]
     for shape in shapes:
         each = (nn.ReLU(), nn.GELU(), nn.Tanh(), nn.Dropout(), nn.MaxPool2d(2), nn.AvgPool2d(2))
@@ -223,7 +224,7 @@ def fit_passes(seconds: float) -> None:
     kinds = sorted({name for name, *_ in rows} & counted._PASSES.keys())
     share = np.array([1 / np.sqrt(sum(other[0] == row[0] for other in rows)) for row in rows])  # kinds count alike
 
-    def off(logarithms: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+    def off(logarithms: Array) -> Array:
         flops, bandwidth, *passes = np.exp(logarithms).tolist()
         again = defaultdict(float, zip(kinds, passes, strict=True))
         told = [max(f / flops, moved / bandwidth) + again[name] * moved / bandwidth for name, f, moved, _ in rows]
@@ -249,18 +250,16 @@ def main() -> int:
         fit_passes(options.seconds)
         return 0
     costs = {name: profile(make(), shape, CLASSES) for name, (make, shape) in MODELS.items()}
-    rows = MODELS | {"": (lambda: nn.Linear(1, CLASSES), (1,))}
-    passes = [
-        {name: measured_s(make(), shape, options.seconds / PASSES) for name, (make, shape) in rows.items()}
-        for _ in range(PASSES)
-    ]
-    times = {name: min(each[name] for each in passes) for name in rows}
+    rows, each_s = [*MODELS.items(), ("", (lambda: nn.Linear(1, CLASSES), (1,)))] * PASSES, options.seconds / PASSES
+    times: dict[str, float] = {}
+    for name, (make, shape) in rows:
+        times[name] = min(times.get(name, np.inf), measured_s(make(), shape, each_s))
     fixed = times.pop("")
     flops, bandwidth = fit(costs, {name: times[name] for name in FITTED}, fixed)
     print(f"a batch costs {fixed * 1e6:.0f} us in any case; fitted: {flops / 1e9:.1f} GFLOP/s, {bandwidth / 1e9:.1f} GB/s")
     for name, (make, shape) in BATCHED.items() if options.batches else ():
         cost = profile(make(), shape, CLASSES)
-        took = {batch: measured_s(make(), shape, options.seconds / PASSES, batch) for batch in BATCHES}
+        took = {batch: measured_s(make(), shape, each_s, batch) for batch in BATCHES}
         cells = [f"{s * 1e3:.2f} ms {batch_s(cost, flops, bandwidth, fixed, batch) / s - 1:+.0%}" for batch, s in took.items()]
         print(f"{name:14}", *(f"{batch:4}: {cell:16}" for batch, cell in zip(BATCHES, cells, strict=True)), flush=True)
     errors = {}

@@ -1,6 +1,8 @@
 """What every partition promises; partitions that deal out everything; partition files."""
 
 import json
+import re
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -9,14 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fedsim.data.federated import Dataset, FederatedData, pooled
-from fedsim.data.partitions.base import Iid, Partition, deal_test_alike
+from fedsim.data.federated import Dataset, FederatedData, Raw, pooled
+from fedsim.data.partitions import Iid, Partition, deal_test_alike
 from fedsim.errors import DataError, ScenarioError
 from fedsim.streams import Streams
 from fedsim.toolbox.partitions.plain import Dirichlet, LabelGroups, PartitionFile, Permutations, Rotations, Shards
 from fedsim.toolbox.partitions.published import ClassBias, ClassImbalance, DittoPartition, Femnist, PowerLaw
-from tests.data.conftest import grey_images, held_out
-from tests.data.small import all_test, all_train, assert_each_once, assert_same, assert_well_formed, label_table
+from tests.data.conftest import (
+    all_test,
+    all_train,
+    assert_each_once,
+    assert_same,
+    assert_well_formed,
+    grey_images,
+    held_out,
+    label_table,
+)
 
 MEDIUM = pooled(grey_images(400, 20, side=2), "pixel")
 RECIPES = [
@@ -157,15 +167,6 @@ def test_dirichlet_deals_everything_and_leaves_nobody_short(devices: int, alpha:
     assert data.train_sizes().min() >= minimum
 
 
-def test_a_small_alpha_is_skewed_and_a_large_one_is_not() -> None:
-    def share_on_one_device(alpha: float) -> float:
-        table = label_table(Dirichlet(alpha=alpha).split(POOL, 20, Streams(1)))
-        return float((table.max(axis=0) / table.sum(axis=0)).mean())
-
-    assert share_on_one_device(0.001) > 0.9  # E[sum of squared shares] = 1.001 / 1.02, less what fills up poor devices
-    assert share_on_one_device(1e5) < 0.08
-
-
 def test_dirichlet_shares_have_the_distributions_moments() -> None:
     """Var of a share is (1/n)(1 - 1/n) / (n alpha + 1): 600 samples a class make rounding small."""
     pool = pooled(grey_images(6000, 1, side=1), "pixel")
@@ -225,35 +226,25 @@ def test_npz(tmp_path: Path, small: Dataset) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ([[1, 2]], "is not an object of devices"),
-        ({"0": 5}, "device 0 is neither a list nor an object"),
-        ({"0": {"tests": [5]}}, "device 0 is neither a list nor an object"),
+        *[([[1, 2]], "is not an object of devices")],
+        *[({"0": wrong}, "device 0 is neither a list nor an object") for wrong in (5, {"tests": [5]})],
         ({"0": [600]}, "device 0, train has the index 600; allowed are 0 to 599"),
-        ({"0": [-1]}, "device 0, train has the index -1"),
-        ({"0": {"train": [1], "test": [200]}}, "device 0, test has the index 200; allowed are 0 to 199"),
-        ({"0": [1.5]}, "not a list of whole numbers"),
-        ({"0": ["1"]}, "not a list of whole numbers"),
-        ({"0": [True]}, "not a list of whole numbers"),
-        ({"0": [1, [2]]}, "not a list of whole numbers"),
-        ({"0": [10**30]}, "not a list of whole numbers"),
+        ({"0": {"train": [1], "test": [-1]}}, "device 0, test has the index -1; allowed are 0 to 199"),
+        *[({"0": [wrong]}, "not a list of whole numbers") for wrong in (1.5, "1", True, [2, [3]], 10**30)],
+        ({"0": []}, "device 0 gets no training samples"),
+        ({"0": [1], "1": [2]}, "population.devices is 1; the partition file 'p.json' has 2 devices"),
+        (b'{"0": [1', "'p.json' cannot be read as JSON"),
+        (b"\xff\xfe\x00", "'p.json' cannot be read as JSON"),
+        (None, "data.partition.path names 'p.json', which does not exist"),
     ],
+    ids=str,
 )
-def test_malformed_json(tmp_path: Path, small: Dataset, content: object, says: str) -> None:
-    with pytest.raises(DataError) as caught:
-        split(as_json(tmp_path / "p.json", content), small, 1)
-    assert says in str(caught.value)
-    assert str(tmp_path / "p.json") in str(caught.value)
-
-
-def test_no_json(tmp_path: Path, small: Dataset) -> None:
-    (tmp_path / "p.json").write_text('{"0": [1')
-    with pytest.raises(DataError, match="cannot be read as JSON"):
-        split(tmp_path / "p.json", small, 1)
-    (tmp_path / "p.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match="cannot be read as JSON"):
-        split(tmp_path / "p.json", small, 1)
-    with pytest.raises(DataError, match=r"data.partition.path names '.*absent.json', which does not exist"):
-        split(tmp_path / "absent.json", small, 1)
+def test_malformed_json(tmp_path: Path, small: Dataset, monkeypatch: pytest.MonkeyPatch, content: object, says: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        Path("p.json").write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    with pytest.raises((DataError, ScenarioError), match=re.escape(says)):
+        PartitionFile(path="p.json").split(small, 1, Streams(1))
 
 
 def test_malformed_npz(tmp_path: Path, small: Dataset) -> None:
@@ -267,9 +258,113 @@ def test_malformed_npz(tmp_path: Path, small: Dataset) -> None:
         split(tmp_path / "absent.npz", small, 2)
 
 
-def test_devices_must_match_and_hold_something(tmp_path: Path, small: Dataset) -> None:
-    path = as_json(tmp_path / "p.json", {"0": [1], "1": []})
-    with pytest.raises(ScenarioError, match=r"population.devices is 5; the partition file '.*' has 2 devices"):
-        split(path, small, 5)
-    with pytest.raises(ScenarioError, match="device 1 gets no training samples"):
-        split(path, small, 2)
+def test_every_rotation_has_the_whole_data_set_and_devices_may_hold_less_than_their_share(small: Dataset) -> None:
+    data = Rotations().split(small, 12, Streams(1))
+    for shard, less in zip(data.shards, Rotations(most_samples=30).split(small, 12, Streams(1)).shards, strict=True):
+        assert (less.train.tolist(), less.test.tolist()) == (shard.train[:30].tolist(), shard.test.tolist())
+    assert data.truth is not None
+    assert data.truth.tolist() == [0, 1, 2, 3] * 3
+    for group in range(4):
+        members = [data.shards[device] for device in np.flatnonzero(data.truth == group)]
+        assert all(shard.quarter_turns == group for shard in members)
+        assert_each_once(np.concatenate([shard.train for shard in members]), small.train)
+        assert np.array_equal(np.concatenate([shard.test for shard in members]), small.test), "test samples in order"
+    assert set(data.train_sizes()) == {200}
+
+
+@pytest.mark.parametrize(("shape", "degrees", "fits"), [((3, 4), [0, 180], True), ((3, 4), [0, 90], False), ((), [0], False)])
+def test_only_images_that_keep_their_shape_are_turned(shape: tuple[int, ...], degrees: list[int], fits: bool) -> None:
+    x, y = np.zeros((10, 1, *shape), dtype=np.uint8), np.zeros(10, dtype=np.int64)
+    dataset = pooled(Raw("oblong", x, y, x, y, classes=1), "pixel")
+    if fits:
+        assert len(Rotations(degrees=degrees).split(dataset, 4, Streams(1)).shards) == 4
+    else:
+        with pytest.raises(ScenarioError, match=r"data.partition.kind is 'rotations'; .* only square images"):
+            Rotations(degrees=degrees).split(dataset, 4, Streams(1))
+
+
+@pytest.mark.parametrize(("groups", "agree"), [(4, 2), (10, 2), (3, 0)])
+def test_permutations_agree_on_few_labels(small: Dataset, groups: int, agree: int) -> None:
+    data = Permutations(groups=groups, agree=agree).split(small, 20, Streams(1))
+    maps = [np.arange(10) if shard.label_map is None else shard.label_map for shard in data.shards[:groups]]
+    assert all(sorted(mapped) == list(range(10)) for mapped in maps)
+    assert all(np.count_nonzero(one == other) <= agree for one, other in combinations(maps, 2))
+    assert data.truth is not None
+    assert data.truth.tolist() == [device % groups for device in range(20)]
+    assert all(data.shards[device].label_map is data.shards[device + groups].label_map for device in range(20 - groups))
+
+
+def test_two_classes_have_two_permutations() -> None:
+    dataset = pooled(
+        Raw("two", np.zeros((8, 2), np.uint8), np.arange(8) % 2, np.zeros((2, 2), np.uint8), np.arange(2), 2), "none"
+    )
+    data = Permutations(groups=2).split(dataset, 4, Streams(1))
+    assert data.shards[1].label_map is not None
+    assert data.shards[1].label_map.tolist() == [1, 0]
+    with pytest.raises(ScenarioError, match="only 2 permutations of 2 labels"):
+        Permutations(groups=3).split(dataset, 4, Streams(1))
+
+
+def test_permuted_labels_reach_training_and_the_whole_test_set(small: Dataset) -> None:
+    data = Permutations().split(small, 8, Streams(1))
+    shard = data.shards[1]
+    assert shard.label_map is not None
+    assert np.array_equal(data.train_samples(shard)[1], shard.label_map[small.pool.y[shard.train]])
+    assert np.array_equal(data.test_samples(shard)[1], shard.label_map[small.pool.y[small.test]])
+    assert_each_once(np.concatenate([shard.train for shard in data.shards]), small.train)
+    assert all(mine.test is data.shards[0].test for mine in data.shards), "one array serves all"
+    shared = Permutations(test="share").split(small, 8, Streams(1))
+    assert_each_once(np.concatenate([shard.test for shard in shared.shards]), small.test)
+
+
+@pytest.mark.parametrize(("groups", "devices", "used"), [(5, 20, 30), (5, 5, 120), (2, 40, 15), (1, 7, 85), (5, 13, 40)])
+def test_groups_of_labels_have_no_class_in_common(small: Dataset, groups: int, devices: int, used: int) -> None:
+    """Of 600 samples each device has as many as the largest group allows: 13 devices in 5 groups of 120 have 40."""
+    data = LabelGroups(groups=groups).split(small, devices, Streams(1))
+    assert data.truth is not None
+    assert data.truth.tolist() == [device % groups for device in range(devices)]
+    width = 10 // groups
+    for shard, group in zip(data.shards, data.truth.tolist(), strict=True):
+        labels = range(group * width, (group + 1) * width)
+        assert set(small.pool.y[shard.train]) <= set(labels)
+        assert set(small.pool.y[shard.test]) <= set(labels)
+    assert set(data.train_sizes()) == {used}
+    assert_each_once(all_test(data), small.test)
+    if 600 % devices == 0:
+        assert_each_once(all_train(data), small.train)
+    else:
+        assert len(np.unique(all_train(data))) == len(all_train(data)) == used * devices
+
+
+@pytest.mark.parametrize("recipe", [PowerLaw(), Femnist(), DittoPartition(), PowerLaw(classes_per_device=9)], ids=str)
+def test_neighbouring_classes_make_ten_groups(recipe: Partition, small: Dataset) -> None:
+    data = recipe.split(small, 12, Streams(1))
+    assert data.truth is not None
+    assert data.truth.tolist() == [device % 10 for device in range(12)]
+    held = label_table(data) > 0
+    assert np.array_equal(held[:2], held[10:]), "the same group, the same classes"
+    assert len(np.unique(held, axis=0)) == 10
+    assert held[np.arange(12), data.truth].all()
+
+
+@pytest.mark.parametrize("recipe", [ClassBias(), ClassImbalance(classes_per_device=1, largest=10)], ids=str)
+def test_one_main_class_is_a_group(recipe: Partition, small: Dataset) -> None:
+    data = recipe.split(small, 30, Streams(1))
+    assert data.truth is not None
+    assert len(set(data.truth.tolist())) > 3
+    assert np.array_equal(label_table(data).argmax(axis=1), data.truth)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Iid(),
+        Dirichlet(),
+        PowerLaw(classes_per_device=10, minimum_per_class=2),
+        ClassBias(classes_per_device=2),
+        ClassImbalance(largest=10),
+    ],
+    ids=str,
+)
+def test_where_nothing_groups_devices_no_truth_is_claimed(recipe: Partition, small: Dataset) -> None:
+    assert recipe.split(small, 10, Streams(1)).truth is None

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 from fedsim.data.federated import Dataset, Raw, pooled
-from fedsim.data.partitions.base import SyntheticSizes
-from fedsim.data.sources.embedded import Synthetic
+from fedsim.data.partitions import SyntheticSizes
+from fedsim.data.sources import Synthetic
 from fedsim.language.sizes import LongTailSizes, UniformSizes
 from fedsim.streams import Streams
 from fedsim.toolbox.partitions.published import ClassBias, ClassImbalance, DittoPartition, Femnist, PowerLaw
-from tests.data.conftest import grey_images, held_out
-from tests.data.small import all_test, all_train, assert_each_once, label_table
+from tests.data.conftest import all_test, all_train, assert_each_once, grey_images, held_out, label_table
 
 SEEDS = [1, 2, 3]
 
@@ -74,27 +73,11 @@ def test_femnist_as_published_overlaps(letters: Dataset) -> None:
     assert all(np.bincount(letters.pool.y[h], minlength=10).max() == len(h) // 3 for h in held)
 
 
-def test_few_devices_share_out_nearly_everything(small: Dataset) -> None:
-    data = PowerLaw().split(small, 10, Streams(1))
-    assert data.train_sizes().sum() + held_out(data).sum() >= 800 - 2 * 10
-    alone = PowerLaw(classes_per_device=10).split(small, 1, Streams(1))
-    assert alone.train_sizes().sum() + held_out(alone).sum() >= 800 - 10
-    overlapping = Femnist().split(small, 200, Streams(1)).train_sizes()
-    assert 5 <= overlapping.min() <= overlapping.max() <= 0.9 * 3 * 60
-
-
 def test_femnist_without_the_slip_is_clean(letters: Dataset) -> None:
     dirty, data = (Femnist(overlap=overlap).split(letters, 200, Streams(1)) for overlap in (True, False))
     held = np.concatenate([all_train(data), all_test(data)])
     assert len(np.unique(held)) == len(held)
     assert np.array_equal(data.train_sizes(), dirty.train_sizes())
-
-
-def test_synthetic_sizes() -> None:
-    sizes = SyntheticSizes().sizes(4000, Streams(1))
-    assert sizes.min() >= 50
-    assert np.median(sizes) == pytest.approx(50 + np.exp(4), rel=0.08)
-    assert np.log(sizes - 49.5).std() == pytest.approx(2.0, rel=0.1)
 
 
 def test_synthetic_devices() -> None:

@@ -1,21 +1,23 @@
 """What every rule of data shift promises, and rules by which devices change alone."""
 
 from copy import deepcopy
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from fedsim.data.federated import NO_GROUP, Dataset, FederatedData, Pool, Shard
-from fedsim.data.partitions.base import Iid, Partition
-from fedsim.data.shifts import Incremental, LabelPermutation, Rotation, Shift, ShiftSpec, SwapAll, SwapPart
+from fedsim.data.partitions import Iid, Partition
+from fedsim.data.shifts import Change, Shift, SwapAll, draw_pairs
 from fedsim.errors import ScenarioError
 from fedsim.streams import Streams
 from fedsim.toolbox.partitions.plain import LabelGroups, Permutations, Rotations
-from tests.data.small import all_samples, assert_same_now, everyone, one_class_each, plain, populations, samples
+from fedsim.toolbox.shifts import Incremental, LabelPermutation, Rotation, SwapPart
+from tests.data.conftest import all_samples, assert_same_now, everyone, one_class_each, plain, populations, tiny_pool
 
 RULES = [SwapAll(probability=0.5), SwapPart(probability=0.5), Incremental(), LabelPermutation(probability=0.5), Rotation()]
 each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind)
@@ -97,27 +99,6 @@ def test_a_swap_loses_and_makes_no_sample(rule: Shift, draw: st.DataObject, seed
     assert all_samples(data) == before, "training samples stay training samples, test samples test samples"
 
 
-@given(populations(alike=True), st.integers(0, 2**30))
-def test_two_same_swaps_restore_everything(data: FederatedData, seed: int) -> None:
-    before = [samples(data, shard) for shard in data.shards]
-    for _ in range(2):
-        SwapAll(probability=0.7).apply(data, 5, everyone(data), Streams(seed))
-    assert [samples(data, data.current(device)) for device in range(len(data.shards))] == before
-    assert np.array_equal(data.truth, data.initial_truth)  # type: ignore[arg-type]
-
-
-def test_a_name_is_short_for_a_table() -> None:
-    spec: TypeAdapter[Shift] = TypeAdapter(ShiftSpec)
-    assert spec.validate_python("swap-all") == SwapAll(probability=0.05)
-    assert spec.validate_python({"kind": "incremental", "as_published": True}) == Incremental(as_published=True)
-    for rule in RULES:
-        assert spec.validate_python(rule.model_dump()) == rule
-    with pytest.raises(ValidationError, match="swap-some"):
-        spec.validate_python("swap-some")
-    with pytest.raises(ValidationError, match="unknown key 'chance'"):
-        spec.validate_python({"kind": "rotation", "chance": 0.5})
-
-
 def test_quarter_by_quarter() -> None:
     data = plain((list(range(40)), [50, 51]), ([41, 42, 43, 44, 45, 46, 47, 48], []), truth=[3, 4])
     held: list[list[int]] = []
@@ -175,12 +156,6 @@ def test_nothing_new_is_no_change() -> None:
     assert changed == [[1], [], [1], []]
 
 
-@pytest.mark.parametrize("shares", [[], [0.0], [0.5, 1.5], [0.5, 0.25]], ids=str)
-def test_impossible_shares_are_refused(shares: list[float]) -> None:
-    with pytest.raises(ValidationError, match="shares"):
-        Incremental(shares=shares)
-
-
 PERMUTED, TURNED = LabelPermutation(probability=1.0), Rotation(probability=1.0)
 
 
@@ -219,20 +194,6 @@ def test_what_cannot_change_so_is_refused(rule: Shift, shape: tuple[int, ...], s
         rule.apply(data, 0, everyone(data), Streams(1))
 
 
-def test_two_classes_always_change_places() -> None:
-    pool = Pool(np.zeros((4, 3), np.uint8), np.array([0, 1, 0, 1]), 2)
-    data = FederatedData(pool, [Shard(np.array([0, 1], np.int32), np.array([], np.int32))])
-    for occasion in range(8):
-        PERMUTED.apply(data, occasion, everyone(data), Streams(1))
-        assert data.train_labels(data.current(0)).tolist() == ([1, 0] if occasion % 2 == 0 else [0, 1])
-
-
-def test_as_many_as_the_probability_says() -> None:
-    data = plain(*[([d], []) for d in range(50)])
-    fired = sum(len(LabelPermutation(probability=0.2).apply(data, k, everyone(data), Streams(3))) for k in range(40))
-    assert abs(fired - 400) < 4 * (2000 * 0.2 * 0.8) ** 0.5
-
-
 def test_images_turn_by_one_to_three_quarters_more(small: Dataset) -> None:
     data = Rotations().split(small, 24, Streams(1))
     before = [shard.quarter_turns for shard in data.shards]
@@ -244,6 +205,9 @@ def test_images_turn_by_one_to_three_quarters_more(small: Dataset) -> None:
     raw = data.train_samples(data.shards[0])[0]
     assert np.array_equal(data.train_samples(data.current(0))[0], np.rot90(raw, turned, axes=(2, 3)))
     assert data.current(0).test is data.shards[0].test
+    plain = Iid().split(small, 4, Streams(1))
+    TURNED.apply(plain, 0, everyone(plain), Streams(1))
+    assert plain.truth is None
 
 
 @pytest.mark.parametrize("degrees", [[0, 90, 180, 270], [180, 0]])
@@ -268,7 +232,130 @@ def test_groups_that_differ_in_something_else_are_left(partition: Partition, sma
     assert data.truth[untouched].tolist() == [partition.groups and d % partition.groups for d in untouched]  # type: ignore[attr-defined]
 
 
-def test_no_truth_stays_none(small: Dataset) -> None:
-    data = Iid().split(small, 4, Streams(1))
-    TURNED.apply(data, 0, everyone(data), Streams(1))
+def test_two_devices_exchange_all_that_they_hold() -> None:
+    plain = one_class_each(2)
+    first = replace(plain.shards[0], quarter_turns=1, label_map=np.array([1, 0, 2, 3, 4]), augment_seed=8)
+    data = FederatedData(tiny_pool(), [first, plain.shards[1]], truth=np.array([7, 3]))
+    assert SwapAll(probability=1.0).apply(data, 0, everyone(data), Streams(1)) in (
+        [Change(0, 1, 1), Change(1, 1, 0)],
+        [Change(1, 1, 0), Change(0, 1, 1)],
+    )
+    assert data.current(1) is first, "a reference, not a copy"
+    assert data.current(0) is data.shards[1]
+    assert data.truth is not None
+    assert data.truth.tolist() == [3, 7]
+
+
+def test_the_first_is_paired_with_the_last() -> None:
+    candidates = np.array([10, 20, 30, 40, 50, 60, 70])
+    order = np.random.default_rng(3).permutation(candidates)
+    pairs = draw_pairs(candidates[::-1], np.random.default_rng(3))
+    assert pairs.tolist() == [[order[0], order[6]], [order[1], order[5]], [order[2], order[4]]]
+
+
+def test_as_many_devices_exchange_as_in_flexcfls_runs() -> None:
+    """300 rounds of 1,000 devices, of which 20 more become warm in each: 13,725 are expected to change."""
+    expected, pairs = 13_725, 137_250
+    assert pairs == sum(min(20 * t, 1000) // 2 for t in range(300))
+    assert 2 * 0.05 * pairs == expected
+    data = one_class_each(1000)
+    rule, streams = SwapAll(), Streams(6)
+    changes = sum(len(rule.apply(data, t, np.arange(min(20 * t, 1000)), streams)) for t in range(300))
+    assert abs(changes - expected) < 4 * 2 * (pairs * 0.05 * 0.95) ** 0.5
+    holders = sorted(int(data.current(device).train[0]) for device in range(1000))
+    assert holders == sorted(int(shard.train[0]) for shard in data.shards)
+    assert sum(data.version(device) for device in range(1000)) == changes
+    assert data.truth is not None
+    pool = data.pool
+    assert data.truth.tolist() == [int(pool.y[data.current(device).train[0]]) for device in range(1000)], "truth goes along"
+
+
+ALWAYS = SwapPart(probability=1.0)
+
+
+def test_all_samples_of_two_labels_change_places() -> None:
+    data = plain(([0, 5, 1, 10], [15, 6]), ([2, 1, 7], [12, 11, 17]), truth=[4, 9])
+    changes = ALWAYS.apply(data, 0, everyone(data), Streams(1))
+    assert sorted((change.device, change.version, change.partner) for change in changes) == [(0, 1, 1), (1, 1, 0)]
+    one, other = data.current(0), data.current(1)
+    assert (one.train.tolist(), one.test.tolist()) == ([1, 2, 7], [6, 12, 17])
+    assert (other.train.tolist(), other.test.tolist()) == ([1, 0, 5, 10], [11, 15])
+    assert (one.train.dtype, one.test.dtype) == (np.int32, np.int32)
+    assert data.truth is not None
+    assert data.truth.tolist() == [NO_GROUP, NO_GROUP]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (([0, 1], [5, 6]), ([0], [5])),  # the other has nothing of its own
+        (([0], []), ([1], [6])),  # no test samples at all
+        (([0], [6]), ([2], [7])),  # none of the label that is trained on
+    ],
+    ids=str,
+)
+def test_a_pair_exchanges_only_what_each_alone_has(
+    one: tuple[list[int], list[int]], other: tuple[list[int], list[int]]
+) -> None:
+    data = plain(one, other)
+    assert ALWAYS.apply(data, 0, everyone(data), Streams(1)) == []
+    assert (data.version(0), data.version(1)) == (0, 0)
+
+
+def test_samples_of_a_label_that_the_other_has_in_part_join_them() -> None:
+    """Of label 0 the second has training samples only, so that it is the first's own."""
+    data = plain(([0, 1], [5, 6]), ([10, 1, 2], [7, 6]))
+    ALWAYS.apply(data, 0, everyone(data), Streams(1))
+    assert [data.current(device).train.tolist() for device in range(2)] == [[1, 2], [10, 1, 0]]
+    assert [data.current(device).test.tolist() for device in range(2)] == [[6, 7], [6, 5]]
     assert data.truth is None
+
+
+@pytest.mark.parametrize("quirk", [False, True])
+def test_how_many_pairs_exchange_is_as_chances_say(quirk: bool) -> None:
+    """As in FlexCFL's MNIST: device u of 1,000 holds two labels, u and u + 1; each of the 500 pairs fires with p = 0.05.
+
+    A pair fails with f = 99 / 999, when both hold the same. So 500 p (1 - f) = 22.52 exchange; if the first that fails ends
+    the occasion, the sum over k of (1 - f)^k P(more than k - 1 fire), which is (1 - f) / f (1 - (1 - p f)^500) = 8.33.
+    """
+    p, f, occasions = 0.05, 99 / 999, 50
+    expected = (1 - f) / f * (1 - (1 - p * f) ** 500) if quirk else 500 * p * (1 - f)
+    assert expected == pytest.approx(8.33 if quirk else 22.52, abs=0.01)
+    pool = Pool(np.zeros((40, 1, 2, 2), np.uint8), np.arange(40) % 10, 10)
+    held = [([u, (u + 1) % 10], [10 + u, 10 + (u + 1) % 10]) for u in range(10)]
+    shards = [Shard(*(np.array(part, dtype=np.int32) for part in held[u % 10])) for u in range(1000)]
+    rule, counts = SwapPart(quirk=quirk), []
+    for occasion in range(occasions):
+        data = FederatedData(pool, list(shards))
+        counts.append(len(rule.apply(data, occasion, everyone(data), Streams(8))) // 2)
+    assert abs(np.mean(counts) - expected) < 4 * np.std(counts, ddof=1) / occasions**0.5
+
+
+def test_labels_are_as_the_devices_see_them() -> None:
+    label_map = np.array([4, 3, 2, 1, 0])
+    shards = [replace(shard, label_map=label_map.copy(), quarter_turns=3) for shard in plain(([0], [5]), ([1], [6])).shards]
+    data = FederatedData(tiny_pool(), shards)
+    ALWAYS.check(data)
+    ALWAYS.apply(data, 0, everyone(data), Streams(1))
+    assert data.train_labels(data.current(0)).tolist() == [3]
+    assert data.test_labels(data.current(0)).tolist() == [3]
+    assert data.current(0).quarter_turns == 3
+
+
+@pytest.mark.parametrize(
+    ("transform", "says"),
+    [
+        ({"quarter_turns": 1}, r"drift.kind is 'swap-part'.* with this data.partition devices turn"),
+        ({"label_map": np.array([1, 0, 2, 3, 4])}, r"drift.kind is 'swap-part'.* with this data.partition"),
+        ({"augment_seed": 5}, r"drift.kind is 'swap-part'.* data.augmentation = \"none\""),
+    ],
+    ids=str,
+)
+def test_samples_that_would_change_their_meaning_are_refused(transform: dict[str, object], says: str) -> None:
+    first, second = plain(([0], [5]), ([1], [6])).shards
+    data = FederatedData(tiny_pool(), [first, replace(second, **transform)])  # type: ignore[arg-type]
+    with pytest.raises(ScenarioError, match=says):
+        ALWAYS.check(data)
+    with pytest.raises(ScenarioError, match=says):
+        ALWAYS.apply(data, 0, everyone(data), Streams(1))
+    SwapAll().check(data)

@@ -3,23 +3,30 @@
 import gzip
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from pydantic import ValidationError
 from sklearn.datasets import load_digits
 
 from fedsim.data.federated import Raw
-from fedsim.data.sources.base import Source, every_fifth
-from fedsim.data.sources.embedded import Digits, Synthetic, _rows
+from fedsim.data.partitions import SyntheticSizes
+from fedsim.data.sources import Digits, Source, Synthetic, _rows, every_fifth
 from fedsim.data.spec import DataSpec
-from fedsim.errors import DataError
+from fedsim.data.transforms import Augmentation
+from fedsim.errors import DataError, FedsimError, ScenarioError
+from fedsim.language.units import SamplesPerSecond
 from fedsim.streams import Streams
-from fedsim.toolbox.sources.fetch import write_cifar10, write_mnist
-from fedsim.toolbox.sources.images import EMNIST_FILES, Cifar10, Emnist, Fashion, Mnist, read_idx, write_idx, write_whole
+from fedsim.toolbox.partitions.plain import Dirichlet
+from fedsim.toolbox.sources.images import Cifar10, Emnist, Fashion, Mnist, as_images, fetch, read_idx, write_idx
 from fedsim.toolbox.sources.own import HuggingFace, Npz
+from fedsim.world.distributions import FromFile
+from tests.data.conftest import assert_same
 
 
 def refusal(source: Source, root: Path | None) -> str:
@@ -28,22 +35,16 @@ def refusal(source: Source, root: Path | None) -> str:
     return str(caught.value)
 
 
-def test_digits_need_no_files() -> None:
-    raw = Digits().load(None)
-    assert (raw.x_train.shape, raw.x_test.shape) == ((1442, 1, 8, 8), (355, 1, 8, 8))
-    assert (raw.x_train.dtype, int(raw.x_train.max()), raw.peak) == (np.uint8, 16, 16.0)
-    shares = np.bincount(raw.y_test) / (np.bincount(raw.y_train) + np.bincount(raw.y_test))
-    assert shares == pytest.approx(0.2, abs=0.006)
-
-
 @pytest.mark.parametrize("found", [True, False])
 def test_digits_are_those_of_scikit_learn_wherever_it_keeps_them(found: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not found:
-        monkeypatch.setattr("fedsim.data.sources.embedded.find_spec", lambda name: None)
-    monkeypatch.setattr("fedsim.data.sources.embedded._rows", _rows.__wrapped__)  # not what was read before
+        monkeypatch.setattr("fedsim.data.sources.find_spec", lambda name: None)
+    monkeypatch.setattr("fedsim.data.sources._rows", _rows.__wrapped__)  # not what was read before
     raw = Digits().load(None)
     pixels, labels = load_digits(return_X_y=True)
     test = every_fifth(labels)
+    assert (raw.x_train.shape[1:], raw.classes) == Digits().shape_and_classes(None)
+    assert (raw.peak, len(raw.y_test)) == (16.0, 355)
     for images, own, part in ((raw.x_train, raw.y_train, ~test), (raw.x_test, raw.y_test, test)):
         assert np.array_equal(images.reshape(-1, 64), pixels[part])
         assert np.array_equal(own, labels[part])
@@ -54,6 +55,7 @@ def test_mnist_as_published(mnist_raw: Raw) -> None:
     assert mnist_raw.y_train[:6].tolist() == [5, 0, 4, 1, 9, 2]
     assert np.bincount(mnist_raw.y_test).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
     assert mnist_raw.x_train.mean() / 255 == pytest.approx(0.1307, abs=1e-4)
+    assert Mnist().shape_and_classes(None) == (mnist_raw.x_train.shape[1:], mnist_raw.classes)
 
 
 @pytest.mark.parametrize("source", [Mnist(), Fashion(), Cifar10(), Emnist()])
@@ -89,7 +91,7 @@ def test_files_written_by_fetch_are_read_back_and_their_labels_and_counts_are_ch
     folder = tmp_path / "fashion-mnist"
     folder.mkdir()
     x = np.random.default_rng(0).integers(0, 256, (50, 1, 28, 28), dtype=np.uint8)
-    write_mnist(folder, x, (np.arange(50) % 10).astype(np.uint8), train_size=40)
+    Fashion.write(folder, x, (np.arange(50) % 10).astype(np.uint8), train_size=40)
     raw = Fashion().load(tmp_path)
     assert (np.array_equal(raw.x_train, x[:40]), np.array_equal(raw.x_test, x[40:])) == (True, True)
     assert raw.y_test.tolist() == [*range(10)]
@@ -108,7 +110,7 @@ def test_cifar_batches(tmp_path: Path) -> None:
     folder.mkdir()
     x = np.random.default_rng(0).integers(0, 256, (60, 3, 32, 32), dtype=np.uint8)
     y = (np.arange(60) % 10).astype(np.uint8)
-    write_cifar10(folder, x, y, train_size=50)
+    Cifar10.write(folder, x, y, train_size=50)
     raw = Cifar10().load(tmp_path)
     assert np.array_equal(raw.x_train, x[:50])
     assert np.array_equal(raw.y_test, y[50:])
@@ -127,7 +129,7 @@ def test_emnist_is_put_upright_and_cut_to_its_ten_letters(tmp_path: Path) -> Non
     labels = (np.arange(124) % 62).astype(np.uint8)
     (tmp_path / "emnist" / "gzip").mkdir(parents=True)
     arrays = (upright.swapaxes(1, 2), labels, upright[:62].swapaxes(1, 2), labels[:62])
-    for name, array in zip(EMNIST_FILES, arrays, strict=True):
+    for name, array in zip(Emnist.files, arrays, strict=True):
         write_idx(tmp_path / "emnist" / "gzip" / f"{name}.gz", array)
     everything, letters = Emnist().load(tmp_path), Emnist(letters="a-j").load(tmp_path)
     assert np.array_equal(everything.x_train[:, 0], upright)
@@ -148,56 +150,6 @@ def test_npz_of_two_arrays_is_split_and_of_four_taken_as_it_is(tmp_path: Path, s
     raw = Npz(path=str(tmp_path / "mine.npz")).load(None)
     assert np.array_equal(raw.x_train, x)
     assert (raw.classes, raw.peak, raw.y_test.dtype) == (4, 255.0, np.int64)
-
-
-@pytest.mark.parametrize(
-    ("arrays", "says"),
-    [
-        ({"x": np.ones((3, 2))}, "has no array 'y'; it has x"),
-        ({"images": np.ones((3, 2))}, "has no array 'x_train'; it has images"),
-        ({"x": np.ones((3, 2)), "y": np.ones((3, 2, 2))}, "'y' is of shape (3, 2, 2) and type float64"),
-        ({"x": -np.ones((3, 2), int), "y": np.arange(3)}, "the least is -1; tokens are integers from 0"),
-        ({"x": np.ones((3, 2)), "y": np.full(3, np.nan)}, "not finite"),
-        ({"x": np.ones((3, 2)), "y": np.arange(4)}, "'x' has 3 samples and 'y' 4 labels"),
-        ({"x": np.ones((0, 2)), "y": np.arange(0)}, "must match and not be empty"),
-        ({"x": np.ones((3, 2)), "y": np.array([0, -1, 1])}, "has the label -1"),
-        ({"x": np.ones(3), "y": np.arange(3)}, "'x' is of shape (3,)"),
-        ({"x": np.ones((3, 2), dtype=complex), "y": np.arange(3)}, "type complex128; allowed are uint8 and floats"),
-        ({"x": np.full((3, 2), np.nan), "y": np.arange(3)}, "not finite"),
-        ({"x": np.array([[{}]] * 3), "y": np.arange(3)}, "cannot be read as an .npz archive"),
-        (
-            {"x_train": np.ones((3, 2)), "y_train": np.arange(3), "x_test": np.ones((3, 5)), "y_test": np.arange(3)},
-            "but x_test of (5,)",
-        ),
-    ],
-)
-def test_malformed_npz(tmp_path: Path, arrays: dict[str, np.ndarray], says: str) -> None:
-    np.savez(tmp_path / "mine.npz", **arrays)
-    assert says in refusal(Npz(path="mine.npz"), tmp_path)
-
-
-def test_a_relative_npz_means_one_place_whatever_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    places = {"here": 3, "said": 4, "elsewhere": 5}
-    for place, features in places.items():
-        (tmp_path / place).mkdir()
-        np.savez(tmp_path / place / "mine.npz", x=np.ones((40, features)), y=np.arange(40) % 4)
-    monkeypatch.chdir(tmp_path / "here")
-
-    def features(**data: str) -> int:
-        return int(DataSpec(source={"kind": "npz", "path": "mine.npz"}, **data).shape_and_classes()[0][0])
-
-    for environment in ("", str(tmp_path / "elsewhere")):
-        monkeypatch.setenv("FEDSIM_DATA", environment)
-        assert (features(), features(root=str(tmp_path / "said"))) == (3, 4)
-
-
-def test_npz_that_is_none(tmp_path: Path) -> None:
-    assert f"names '{tmp_path}/absent.npz', which does not exist" in refusal(Npz(path="absent.npz"), tmp_path)
-    (tmp_path / "text.npz").write_text("hello")
-    assert refusal(Npz(path="text.npz"), tmp_path).endswith(
-        "cannot be read as an .npz archive of plain arrays: it is no zip file"
-    )
 
 
 def test_synthetic_devices_are_unlike_and_do_not_depend_on_each_other() -> None:
@@ -223,65 +175,71 @@ def test_synthetic_devices_spread_with_beta() -> None:
     assert spread(3.0) == pytest.approx(3.0, rel=0.2)
 
 
-@pytest.mark.parametrize("source", [Digits(), Mnist(), Fashion()])
-def test_shapes_are_known_without_files(source: Source, request: pytest.FixtureRequest) -> None:
-    root = None if isinstance(source, Digits) else request.getfixturevalue("data_root")
-    raw = source.load(root)
-    assert source.shape_and_classes(None) == (raw.x_train.shape[1:], raw.classes)
-
-
 IMAGES = np.arange(3 * 4 * 5, dtype=np.uint8).reshape(3, 4, 5)
+NOISE = np.random.default_rng(0).integers(0, 256, (40, 30, 30), dtype=np.uint8)
 
 
-@pytest.mark.parametrize("name", ["images-idx3-ubyte", "images-idx3-ubyte.gz"])
-def test_round_trip(tmp_path: Path, name: str) -> None:
-    write_idx(tmp_path / name, IMAGES)
-    assert np.array_equal(read_idx(tmp_path / name, 3), IMAGES)
-    assert [path.name for path in tmp_path.iterdir()] == [name]
-    if name.endswith("ubyte"):
-        assert (tmp_path / name).read_bytes()[:16].hex() == "00000803" + "00000003" + "00000004" + "00000005"
-
-
-def idx_refusal(path: Path, content: bytes, dimensions: int = 3) -> str:
-    path.write_bytes(content)
-    with pytest.raises(DataError) as caught:
-        read_idx(path, dimensions)
-    assert str(path) in str(caught.value)
-    return str(caught.value)
-
-
-def test_damaged_files_are_refused(tmp_path: Path) -> None:
-    write_idx(tmp_path / "whole", IMAGES)
-    content = (tmp_path / "whole").read_bytes()
-    path = tmp_path / "broken"
-    assert "promises 60 bytes of data, 55 are there" in idx_refusal(path, content[:-5])
-    assert "promises 60 bytes of data, and more are there" in idx_refusal(path, content + b"!")
-    assert "begins with 00000d03, not 00000803" in idx_refusal(path, b"\x00\x00\x0d\x03" + content[4:])
-    assert "begins with 00000803, not 00000801" in idx_refusal(path, content, dimensions=1)
-    assert "header takes 16 bytes, 9 are there" in idx_refusal(path, content[:9])
-    assert "header takes 16 bytes, 0 are there" in idx_refusal(path, b"")
-    assert "begins with 3c68746d" in idx_refusal(path, b"<html>not found</html>")
-
-
-def test_damaged_gzip_files_are_refused(tmp_path: Path) -> None:
-    noise = np.random.default_rng(0).integers(0, 256, (40, 30, 30), dtype=np.uint8)
-    write_idx(tmp_path / "whole.gz", noise)
-    content = (tmp_path / "whole.gz").read_bytes()
-    path = tmp_path / "broken.gz"
-    assert "truncated: its header promises 36000 bytes of data, " in idx_refusal(path, content[:20_000])
-    assert "damaged gzip" in idx_refusal(path, content[:5_000] + b"\xff" * 100 + content[5_100:])
-    wrong_checksum = content[:-8] + bytes([content[-8] ^ 1]) + content[-7:]
-    assert "damaged gzip" in idx_refusal(path, wrong_checksum)
-    assert "header takes 16 bytes, 3 are there" in idx_refusal(path, gzip.compress(b"\x00\x00\x08"))
-
-
-def test_a_folder_is_no_file_and_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
+def test_what_is_written_is_read_and_what_is_damaged_is_refused(tmp_path: Path) -> None:
+    contents = []
+    for name, array in (("plain", IMAGES), ("noise.gz", NOISE)):
+        write_idx(tmp_path / name, array)
+        assert np.array_equal(read_idx(tmp_path / name, 3), array)
+        contents.append((tmp_path / name).read_bytes())
+    plain, packed = contents
+    assert plain[:16].hex() == "00000803" + "00000003" + "00000004" + "00000005"
+    damaged = {
+        plain[:-5]: "truncated: its header promises 60 bytes of data, 55 are there",
+        plain + b"!": "too long: its header promises 60 bytes of data, 61 are there",
+        b"\x00\x00\x0d\x03" + plain[4:]: "begins with 00000d03, not 00000803",
+        plain[:3] + b"\x01" + plain[4:]: "begins with 00000801, not 00000803",
+        plain[:9]: "header takes 16 bytes, 9 are there",
+        b"": "header takes 16 bytes, 0 are there",
+        b"<html>not found</html>": "begins with 3c68746d",
+        packed[:20_000]: "damaged gzip",
+        packed[:5_000] + b"\xff" * 100 + packed[5_100:]: "damaged gzip",
+        packed[:-8] + bytes([packed[-8] ^ 1]) + packed[-7:]: "damaged gzip",
+        gzip.compress(b"\x00\x00\x08"): "header takes 16 bytes, 3 are there",
+    }
+    for content, says in damaged.items():
+        (tmp_path / "plain").write_bytes(content)
+        with pytest.raises(DataError, match=says) as caught:
+            read_idx(tmp_path / "plain", 3)
+        assert f"'{tmp_path}/plain'" in str(caught.value)
     (tmp_path / "target").mkdir()
     with pytest.raises(DataError, match="cannot be read"):
         read_idx(tmp_path / "target", 3)
     with pytest.raises(OSError, match="target"):
-        write_whole(tmp_path / "target", b"content")
-    assert [path.name for path in tmp_path.iterdir()] == ["target"]
+        write_idx(tmp_path / "target", IMAGES)
+    assert {path.name for path in tmp_path.iterdir()} == {"plain", "noise.gz", "target"}
+
+
+ONE = np.ones((3, 2))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        (None, "names 'mine.npz', which does not exist"),
+        ({"x": ONE}, "has no array 'y'; it has x"),
+        ({"images": ONE}, "has no array 'x_train'; it has images"),
+        ({"x": ONE, "y": np.ones((3, 2, 2))}, "'y' is of shape (3, 2, 2) and type float64"),
+        ({"x": -np.ones((3, 2), int), "y": np.arange(3)}, "the least is -1; tokens are integers from 0"),
+        ({"x": ONE, "y": np.full(3, np.nan)}, "not finite"),
+        ({"x": ONE, "y": np.arange(4)}, "'x' has 3 samples and 'y' 4 labels"),
+        ({"x": ONE[:0], "y": np.arange(0)}, "must match and not be empty"),
+        ({"x": ONE, "y": np.array([0, -1, 1])}, "has the label -1"),
+        ({"x": np.ones(3), "y": np.arange(3)}, "'x' is of shape (3,)"),
+        ({"x": ONE.astype(complex), "y": np.arange(3)}, "type complex128; allowed are uint8 and floats"),
+        ({"x": np.full((3, 2), np.nan), "y": np.arange(3)}, "not finite"),
+        ({"x": np.array([[{}]] * 3), "y": np.arange(3)}, "cannot be read as an .npz archive"),
+        ({"x_train": ONE, "y_train": np.arange(3), "x_test": np.ones((3, 5)), "y_test": np.arange(3)}, "but x_test of (5,)"),
+    ],
+)
+def test_malformed_npz(arrays: dict[str, Any] | None, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    if arrays is not None:
+        np.savez("mine.npz", **arrays)
+    assert says in refusal(Npz(path="mine.npz"), None)
 
 
 X = np.arange(240, dtype=np.float32).reshape(20, 4, 3)
@@ -343,3 +301,138 @@ def test_mistakes_are_named(columns: dict[str, Any] | None, message: str, tmp_pa
         save(tmp_path / "set", columns)
     with pytest.raises(DataError, match=message):
         HuggingFace(path="set").load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("written", "partition", "normalise", "augmentation"),
+    [
+        ({}, "iid", "pixel", "none"),
+        ({"source": "mnist", "partition": "power-law"}, "power-law", "standardise", "none"),
+        ({"source": "fashion", "partition": {"kind": "ditto"}}, "ditto", "standardise", "none"),
+        ({"source": "fashion", "partition": Dirichlet()}, "dirichlet", "pixel", "none"),
+        ({"source": "synthetic"}, "synthetic", "none", "none"),
+        ({"source": "mnist", "partition": "class-bias"}, "class-bias", "pixel", Augmentation()),
+        ({"partition": "class-bias", "augmentation": "none"}, "class-bias", "pixel", "none"),
+        ({"partition": "power-law", "normalise": "pixel"}, "power-law", "pixel", "none"),
+        ({"augmentation": {"flip": 0.0}}, "iid", "pixel", Augmentation(flip=0.0)),
+    ],
+)
+def test_what_is_usual_for_a_partition_is_written_out(
+    written: dict[str, Any], partition: str, normalise: str, augmentation: object
+) -> None:
+    spec = DataSpec(**written)
+    assert (spec.partition.kind, spec.normalise, spec.augmentation) == (partition, normalise, augmentation)
+    assert DataSpec(**spec.model_dump()) == spec
+    if not written:
+        data = spec.build(10, Streams(1))
+        x, y = data.train_samples(data.shards[0])
+        assert (x.shape[1:], data.pool.classes) == spec.shape_and_classes()
+        assert (x.min(), x.max(), y.dtype) == (0.0, 1.0, np.int64)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"source": "mnits"},
+        {"source": 5},
+        {"source": {"kind": "npz"}},
+        {"partition": "dirichlett"},
+        {"partition": {"alpha": 1.0}},
+        {"source": "synthetic", "partition": "iid"},
+        {"source": "mnist", "partition": "synthetic"},
+        {"normalise": "z"},
+        {"augmentation": "some"},
+        {"parttion": "iid"},
+    ],
+)
+def test_wrong_sections_are_refused(written: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        DataSpec(**written)
+
+
+def test_synthetic_brings_its_own_devices() -> None:
+    spec = DataSpec(source={"kind": "synthetic", "alpha": 0.5, "features": 7, "classes": 3})
+    assert isinstance(spec.partition, SyntheticSizes)
+    data = spec.build(5, Streams(2))
+    assert (data.pool.shape, data.pool.classes) == spec.shape_and_classes() == ((7,), 3)
+    assert len(data.shards) == 5
+    assert_same(data, spec.build(5, Streams(2)))
+
+
+def test_augmented_devices_each_draw_their_own_way() -> None:
+    spec = DataSpec(partition={"kind": "class-bias", "sizes": {"kind": "uniform", "low": 20, "high": 30}})
+    data = spec.build(6, Streams(1))
+    assert len({shard.augment_seed for shard in data.shards}) == 6
+    assert data.augmentation == Augmentation()
+    x, _ = data.train_samples(data.shards[0])
+    plain = data.pool.normalised(data.pool.x[data.shards[0].train].astype(np.float32))
+    assert x.shape == plain.shape
+    assert not np.array_equal(x, plain)
+    assert np.array_equal(x, spec.build(6, Streams(1)).train_samples(data.shards[0])[0])
+    assert data.shards[0].augment_seed != spec.build(6, Streams(2)).shards[0].augment_seed
+    with pytest.raises(ScenarioError, match=r"data.augmentation is given for samples of shape \(60,\)"):
+        DataSpec(source="synthetic", augmentation={}).build(3, Streams(1))
+
+
+def test_all_files_of_ones_own_are_sought_in_the_working_directory_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("shared", "said"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDSIM_DATA", raising=False)
+    with pytest.raises(DataError, match="neither is set"):
+        DataSpec(source="mnist").build(10, Streams(1))
+    table = FromFile[SamplesPerSecond](kind="file", file="speeds.csv", column="speed", unit="samples/s")
+    section: dict[str, Any] = {"source": {"kind": "npz", "path": "mine.npz"}, "partition": {"kind": "file", "path": "who.json"}}
+
+    def found() -> list[float]:
+        data = DataSpec(**section).build(1, Streams(1))
+        speeds = table.by_device("speed", np.random.default_rng(1), 1, DataSpec(**section).own_folder())
+        return [data.pool.x[0, 0], data.train_sizes()[0], speeds[0]]
+
+    monkeypatch.setenv("FEDSIM_DATA", "shared")
+    with pytest.raises(DataError, match=r"'shared/mine.npz', which does not exist; .* the working directory and then in"):
+        found()
+    for folder, value in (("shared", 3), (".", 4), ("said", 5)):
+        section |= {"root": folder} if folder == "said" else {}  # it is sought there, and nowhere else
+        np.savez(Path(folder, "mine.npz"), x=np.full((20, 3), float(value)), y=np.arange(20) % 2)
+        Path(folder, "who.json").write_text(json.dumps({"0": [*range(value)]}))
+        Path(folder, "speeds.csv").write_text(f"device,speed\n0,{value}\n")
+        assert found() == [value] * 3
+
+
+def test_fedprox_mnist_is_standardised_over_all_samples(data_root: Path) -> None:
+    data = DataSpec(source="mnist", root=str(data_root), partition="power-law").build(1000, Streams(1))
+    some = np.s_[..., ::3, ::3]  # pixels; of all samples
+    x = data.pool.normalised(data.pool.x.astype(np.float32))[some]
+    changing = data.pool.x[some].std(axis=0) > 5
+    assert x[:, changing].mean(axis=0) == pytest.approx(0.0, abs=1e-4)
+    assert x[:, changing].std(axis=0) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_importing_the_section_loads_nothing_heavy() -> None:
+    heavy = {"torch", "sklearn", "pandas", "matplotlib", "ray"}
+    code = f"import sys, fedsim.data.spec, fedsim.toolbox.sources.images; print(sorted({heavy!r} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("mnits", r"'mnits' is unknown; allowed are mnist, fashion, cifar10, emnist .did you mean 'mnist'"),
+        ("emnist", r"by hand: put emnist-byclass-train-images-idx3-ubyte, .* into '.*/emnist'; .*nist.gov"),
+    ],
+)
+def test_what_cannot_be_fetched_is_refused(name: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(FedsimError, match=says):
+        fetch(name, tmp_path)
+
+
+def test_tables_become_images_and_strange_ones_are_refused() -> None:
+    x, y = as_images("t", np.arange(24.0).reshape(2, 12), np.array(["3", "9"], dtype=object), (3, 2, 2))
+    assert (x.shape, x.dtype, y.tolist(), x[1, 2].tolist()) == ((2, 3, 2, 2), np.uint8, [3, 9], [[20, 21], [22, 23]])
+    for table in (np.zeros((2, 11)), np.zeros((3, 12)), np.full((2, 12), 256.0), np.full((2, 12), -1.0)):
+        with pytest.raises(DataError, match="OpenML sent a table"):
+            as_images("t", table, np.array(["3", "9"]), (3, 2, 2))

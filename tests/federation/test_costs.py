@@ -111,7 +111,11 @@ def budget(strategy: dict[str, Any], seconds: float, folder: Path) -> list[tuple
     """How the steps end of one round of one device with 60 samples at 10 samples/s."""
     draw = np.random.default_rng(1)
     data = file_data(folder, [(draw.normal(size=(60, 3)), np.arange(60) % 2)])
-    strategy = {"clients_per_round": 1, "local_epochs": 2, "deadline": f"{seconds} s", "deadline_from": "download"} | strategy
+    strategy = {
+        "clients_per_round": 1,
+        "local_epochs": 2,
+        "deadline": {"kind": "fixed", "time": f"{seconds} s", "since": "download"},
+    } | strategy
     scenario = {"data": data, "population": {"devices": 1, "speed": "10 samples/s"}, "strategy": strategy}
     steps = run(scenario | {"stop": {"rounds": 1}}, folder / f"{seconds}").events
     return [(event["step"], event["outcome"]) for event in steps if event["kind"] == "step-end" and event["step"] != "download"]

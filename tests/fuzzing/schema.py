@@ -119,7 +119,7 @@ def plausible(draw: random.Random, shape: Shape, *, more: float = 0.3, odd: floa
     if shape.is_spec:
         return table(draw, shape.type, more=more, odd=odd)
     if shape.quantity:
-        units = [unit for unit, factor in shape.quantity.units if 1e-3 <= factor <= 1e6]
+        units = [unit for unit, factor in shape.quantity.units.items() if 1e-3 <= factor <= 1e6]
         return f"{draw.choice([1, 2.5, 20, 300])} {draw.choice(units)}"
     inner = [plausible(draw, draw.choice(shapes_of(part))) for part in get_args(shape.type) if part is not Ellipsis]
     match get_origin(shape.type) or shape.type:
@@ -151,7 +151,7 @@ def odd_value(draw: random.Random, shapes: "list[Shape] | tuple[Shape, ...]") ->
     if draw.random() < 0.15:
         return values.anything(draw)
     if shape.quantity:
-        unit = draw.choice([*(unit for unit, _ in shape.quantity.units), "apples", "bit/s", "s", ""])
+        unit = draw.choice([*shape.quantity.units, "apples", "bit/s", "s", ""])
         number = values.text(draw) if draw.random() < 1 / 3 else repr(draw.choice(values.NUMBERS))
         return f"{number} {unit}"
     if shape.is_spec:

@@ -48,6 +48,7 @@ def walk_deadlines(events: Events) -> Iterator[str]:
 
 def walk_aggregations(events: Events) -> Iterator[str]:
     done: dict[int, bool] = {}  # task -> whether it has been aggregated
+    owed: dict[int, None] = {}
     trained: set[int] = set()
     idle: set[int] = set()
     latest: dict[int, int] = {}
@@ -59,6 +60,7 @@ def walk_aggregations(events: Events) -> Iterator[str]:
             case "task-start":
                 if "continues" in data and event["device"] in latest:
                     trained.discard(latest[event["device"]])
+                    owed.pop(latest[event["device"]], None)
                 latest[event["device"]] = task
             case "step-end" if event["step"] == "train":
                 if not data["epochs"]:
@@ -67,6 +69,7 @@ def walk_aggregations(events: Events) -> Iterator[str]:
                     trained.add(task)
             case "task-end" if event["outcome"] == "done" and task not in idle:
                 done[task], ended_at[task], group_of[task] = False, event["time"], event["group"]
+                owed |= {task: None} if task in trained else {}
             case "aggregate":
                 rounds, group = "staleness" not in data, event["group"]
                 for named in data["tasks"]:
@@ -75,10 +78,11 @@ def walk_aggregations(events: Events) -> Iterator[str]:
                     elif done[named]:
                         yield f"task {named} is aggregated twice"
                     done[named] = True
+                    owed.pop(named, None)
             case "round":
-                for late in [one for one, counted in done.items() if not counted and one in trained]:
+                for late in [*owed]:
                     if rounds or (ended_at[late] < event["time"] and group in (None, group_of[late])):
-                        del done[late]
+                        del owed[late]
                         yield f"task {late} was done in time, but no aggregation counts it"
 
 

@@ -18,9 +18,8 @@ from fedsim.audit import CHECKS, _findings, audit
 from fedsim.audit.evidence import Evidence
 from fedsim.errors import RunFolderError
 from fedsim.records import folder as files
-from fedsim.records.digest import EventChain, models_digest
 from fedsim.records.reading import RunFolder
-from fedsim.records.schema import EVENT_COLUMNS, EVENTS, ROUNDS, TRANSFERS
+from fedsim.records.schema import EVENT_COLUMNS, EVENTS, ROUNDS, TRANSFERS, EventChain, models_digest
 from fedsim.testing import run_until
 
 Rows = list[dict[str, Any]]
@@ -116,18 +115,6 @@ def test_a_summary_is_sealed_to_the_byte(tiny_run: Path) -> None:
         assert found(tiny_run, [SEALED]), name
     path.write_text(text)
     assert not found(tiny_run, [SEALED])
-
-
-def test_a_folder_from_before_summaries_were_sealed_still_passes(tiny_run: Path) -> None:
-    path = tiny_run / files.SUMMARY
-    older = json.loads(path.read_text()) | {"fedsim": "0.1.0"}
-    del older[files.SEAL]
-    path.write_text(json.dumps(older, indent=2) + "\n")
-    assert found(tiny_run) == set()
-    path.write_text(json.dumps(older, indent=2))
-    assert found(tiny_run, [SEALED])
-    path.write_text(json.dumps(older | {"status": "interrupted"}, indent=2) + "\n")
-    assert found(tiny_run)
 
 
 def test_parts_of_a_run_that_is_to_go_on_are_sealed_too(small: dict[str, Any], tmp_path: Path) -> None:

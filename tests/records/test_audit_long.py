@@ -21,7 +21,14 @@ DAYS = (90, 200, 2_000)
 RATE = {"down": "1 Gbit/s", "up": "1 Gbit/s"}
 NETWORKS: dict[str, dict[str, Any]] = {"star": {"kind": "star"}, "tree": {"kind": "tree", "cells": 3, "cell": RATE}}
 STRATEGIES: list[dict[str, Any]] = [
-    {"kind": "cata-fed", "clients_per_round": 6, "relative_deadline": 0.3, "smallest_part": 5, "clusters": 2, "rejoin": True},
+    {
+        "kind": "cata-fed",
+        "clients_per_round": 6,
+        "deadline": {"kind": "relative", "times": 0.3},
+        "smallest_part": 5,
+        "clusters": 2,
+        "rejoin": True,
+    },
     {"kind": "flexcfl", "clients_per_round": 6, "groups": 2, "moment": {"devices": 3}, "deadline": "7 s"},
     {"kind": "fedavg", "clients_per_round": 6, "local_epochs": 2, "deadline": "7777 ms"},
 ]

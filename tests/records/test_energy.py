@@ -10,7 +10,7 @@ import pytest
 
 import fedsim
 from fedsim.audit import audit
-from fedsim.energy.presets import TITLES
+from fedsim.energy.spec import TITLES
 from fedsim.meters.base import MeterContext
 from fedsim.meters.energy import TABLE, Zone
 from fedsim.records import folder as files
@@ -19,7 +19,7 @@ from fedsim.streams import Streams
 from fedsim.testing import assert_sound as sound
 from fedsim.testing import run
 from fedsim.world.device_kinds import catalogue, find_kind
-from tests.records.test_audit import SEALED, found
+from tests.records.test_audit import found
 from tests.records.test_forgeries import column, times
 
 ENERGY: dict[str, Any] = {
@@ -339,17 +339,3 @@ def test_the_audit_finds_what_was_changed(tmp_path: Path) -> None:
     for key in ("joules", "wasted", "grams"):
         path.write_text(json.dumps(summary | {"energy": summary["energy"] | {key: summary["energy"][key] + 1}}))
         assert any(f"energy.{key}" in problem for problem in audit(tmp_path / "run")[check])
-
-
-def test_runs_of_versions_before_energy_can_still_be_read(tmp_path: Path) -> None:
-    sections = world(ENERGY, rounds=2)
-    del sections["energy"]
-    run(sections, tmp_path / "run")
-    for name in (files.ROUNDS, files.DEVICES):
-        table = pq.read_table(tmp_path / "run" / name)
-        added = [column for column in ("joules", "grams") if column in table.column_names]
-        pq.write_table(table.drop_columns(added), tmp_path / "run" / name)
-    folder = RunFolder(tmp_path / "run")
-    assert len(folder.rounds) == 2
-    assert len(folder.devices) == 1
-    assert found(tmp_path / "run") == {SEALED}

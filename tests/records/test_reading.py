@@ -15,7 +15,6 @@ from fedsim.analysis.__main__ import main as draw
 from fedsim.cli import main
 from fedsim.errors import RunFolderError
 from fedsim.records.reading import RunFolder
-from fedsim.records.schema import ROUNDS, TRANSFERS
 from fedsim.testing import eventful_world, run
 
 TABLES = ("events", "transfers", "rounds", "devices")
@@ -55,25 +54,6 @@ def test_a_column_of_another_type_is_named(copied: RunFolder) -> None:
     pq.write_table(table.set_column(1, "time", table["time"].cast(pa.string())), copied.path / "rounds.parquet")
     with pytest.raises(RunFolderError, match="its column time is string, not double"):
         copied.rows("rounds.parquet")
-
-
-def test_a_column_that_came_later_may_be_missing(copied: RunFolder) -> None:
-    table = pq.read_table(copied.path / "rounds.parquet")
-    pq.write_table(table.drop(["epsilon"]), copied.path / "rounds.parquet")
-    assert [row["accuracy"] for row in copied.rounds] == table["accuracy"].to_pylist()
-    (piece,) = copied.batches("rounds.parquet", ROUNDS)
-    assert piece["epsilon"].to_pylist() == [None] * len(table)
-
-
-def test_older_transfers_had_no_headers(copied: RunFolder) -> None:
-    table = pq.read_table(copied.path / "transfers.parquet")
-    pq.write_table(table.drop(["wire_bytes"]), copied.path / "transfers.parquet")
-    expected = table["delivered"].to_pylist()
-    assert copied.table("transfers.parquet")["wire_bytes"].to_pylist() == expected
-    columns = pa.schema([TRANSFERS.field("wire_bytes")])
-    assert [
-        size for piece in copied.batches("transfers.parquet", columns) for size in piece["wire_bytes"].to_pylist()
-    ] == expected
 
 
 VERBS: list[list[str]] = [

@@ -7,8 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from fedsim.records.digest import EventChain
-from fedsim.records.schema import EventRow, column, event_row
+from fedsim.records.schema import EventChain, EventRow, column, event_row
 from fedsim.simulation import Record
 from fedsim.world.task import Payload
 

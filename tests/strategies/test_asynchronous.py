@@ -156,19 +156,6 @@ def test_an_update_that_is_not_finite_takes_its_base_out_with_it(three_wells: di
     assert model_after(three_wells)[0] == pytest.approx(second, rel=1e-5)
 
 
-def test_concurrency_is_held_while_devices_can_be_had(small: dict[str, Any], tmp_path: Path) -> None:
-    small["population"] |= {"availability": {"kind": "always"}}
-    small["strategy"] = {"kind": "fedbuff", "concurrency": 7, "buffer": 4}
-    fedsim.run(fedsim.Scenario(**small), tmp_path / "run")
-    running, at, most = 0, 0.0, []
-    for event in RunFolder(tmp_path / "run").events:
-        if event["time"] > at:
-            most.append(running)
-        at = event["time"]
-        running += {"task-start": 1, "task-end": -1}.get(event["kind"], 0)
-    assert set(most) == {7}
-
-
 def test_the_last_version_is_the_last_even_when_more_end_in_its_instant(tmp_path: Path) -> None:
     scenario = sections(write_data(tmp_path, [20] * 6), 6, 4, {})
     scenario["population"]["speed"] = "10 samples/s"

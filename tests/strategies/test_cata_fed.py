@@ -39,7 +39,7 @@ def epochs(run: RunFolder) -> dict[int, int]:
 @pytest.mark.parametrize(("T", "expected"), [(1.0, [2, 5, 77]), (0.5, [1, 2, 38]), (0.2, [0, 1, 15])])
 def test_as_many_epochs_as_fit(tmp_path: Path, T: float, expected: list[int]) -> None:
     """Equal speeds, mean size 1,550: floor(7750 T / |D|) epochs."""
-    run = run_of(tmp_path, [3000, 1550, 100], relative_deadline=T)
+    run = run_of(tmp_path, [3000, 1550, 100], deadline={"kind": "relative", "times": T})
     assert epochs(run) == dict(enumerate(expected))
 
 
@@ -84,18 +84,6 @@ def test_with_changing_speed_the_mean_of_its_own_epochs_decides(small: dict[str,
     assert any(not event["data"]["epochs"] for event in watched)
 
 
-def test_time_for_ones_own_upload_can_be_kept_back(small: dict[str, Any], tmp_path: Path) -> None:
-    small["population"] |= {"availability": {"kind": "always"}, "jitter": 0.0}
-    small["network"] = {"kind": "star", "device": {"down": "1 Gbit/s", "up": "20 kbit/s"}}
-    small["strategy"] = {"kind": "cata-fed", "clients_per_round": 6, "deadline": "10 s", "reserve_upload": True}
-    run = ran(small, tmp_path / "run")
-    downloads = {event["task"]: event["time"] for event in of_kind(run, "step-end") if event["step"] == "download"}
-    valid = {event["task"] for event in trainings(run) if event["data"]["epochs"]}
-    ends = {event["task"]: event["time"] for event in of_kind(run, "task-end") if event["task"] in valid}
-    assert ends
-    assert all(end <= downloads[task] + 10.0 + 1e-6 for task, end in ends.items())
-
-
 def test_without_adaptive_updates_all_of_the_fixed_epochs_or_nothing(tmp_path: Path) -> None:
     run = run_of(tmp_path, [3000, 1550, 100], adaptive=False)
     assert epochs(run) == {0: 0, 1: 5, 2: 5}
@@ -134,13 +122,6 @@ def test_finished_epochs_are_lost_with_one_that_is_cut_where_the_pseudocode_is_r
     assert 3 < len(cut) < 37
     assert {device for device in kept if kept[device] != lost[device]} == cut
     assert all(lost[device][0] == 0 for device in cut)
-
-
-def test_data_are_not_split_beyond_the_smallest_part(tmp_path: Path) -> None:
-    run = run_of(tmp_path, [1000, 100], rounds=6, deadline="110 s")
-    assert [event["data"]["sizes"][0] for event in of_kind(run, "split")] == [500, 250, 125]
-    assert [row["slow"] for row in run.rounds] == [1] * 6
-    assert run.summary["bytes"]["by_purpose"]["size-report"] == 4 * (2 + 3)
 
 
 def test_clusters_are_made_anew_from_the_next_round_on_when_a_size_changed(tmp_path: Path) -> None:
@@ -186,7 +167,7 @@ def test_whom_a_deadline_makes_a_straggler(T: float, slow: bool, fires_above: fl
     """Section 7.6: at equal speed nobody for T >= 3000/7750; at half speed and T = .5 those above 1.25 times the mean size."""
     population = {"devices": 400, "samples": {"low": 100, "high": 3000}, "speed": "100 samples/s"}
     population |= {"stragglers": {"share": 1.0}} if slow else {}
-    strategy = {"kind": "cata-fed", "clients_per_round": 400, "clusters": 1, "relative_deadline": T}
+    strategy = {"kind": "cata-fed", "clients_per_round": 400, "clusters": 1, "deadline": {"kind": "relative", "times": T}}
     scenario = {"seed": 4, "learning": "off", "population": population, "strategy": strategy, "stop": {"rounds": 1}}
     run = ran(scenario, tmp_path / "run")
     samples = {row["device"]: row["samples"] for row in run.devices}
@@ -215,3 +196,82 @@ def test_how_clients_are_selected(tmp_path: Path, selection: str) -> None:
     if selection == "proportional-fair":
         assert sum(cohort[0] for cohort in cohorts.values()) == pytest.approx(6, abs=1)  # clusters of equal size
         assert min(row["selected"] for row in run.devices) > 0
+
+
+def test_time_for_ones_own_upload_can_be_kept_back(small: dict[str, Any], tmp_path: Path) -> None:
+    small["population"] |= {"availability": {"kind": "always"}, "jitter": 0.0}
+    small["network"] = {"kind": "star", "device": {"down": "1 Gbit/s", "up": "20 kbit/s"}}
+    small["strategy"] = {"kind": "cata-fed", "clients_per_round": 6, "deadline": "10 s", "reserve_upload": True}
+    run = ran(small, tmp_path / "run")
+    downloads = {event["task"]: event["time"] for event in of_kind(run, "step-end") if event["step"] == "download"}
+    valid = {event["task"] for event in trainings(run) if event["data"]["epochs"]}
+    ends = {event["task"]: event["time"] for event in of_kind(run, "task-end") if event["task"] in valid}
+    assert ends
+    assert all(end <= downloads[task] + 10.0 + 1e-6 for task, end in ends.items())
+
+
+# Connections.
+
+
+@pytest.fixture
+def shaky(small: dict[str, Any]) -> dict[str, Any]:
+    """Devices that vanish often, and rounds of CATA-Fed."""
+    small["population"]["availability"] = {"kind": "renewal", "mean_on": "80 s", "mean_off": "30 s"}
+    small["strategy"] = {"kind": "cata-fed", "clients_per_round": 4, "deadline": "12 s", "clusters": 2}
+    small["learning"] = "off"
+    return small | {"stop": {"rounds": 60}}
+
+
+def lost_and_next(run: RunFolder) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
+    """For each lost task the next task of the same device."""
+    pairs = []
+    for at, event in enumerate(run.events):
+        if event["kind"] == "task-end" and event["outcome"] == "lost":
+            later = (next_ for next_ in run.events[at:] if next_["kind"] == "task-start" and next_["device"] == event["device"])
+            pairs.append((event, next(later, None)))
+    return pairs
+
+
+def test_a_disconnected_client_is_removed_for_good(shaky: dict[str, Any], tmp_path: Path) -> None:
+    run = ran(shaky, tmp_path / "run")
+    assert run.summary["stopped"] == "no client is connected any more"
+    pairs = lost_and_next(run)
+    assert len(pairs) == 20
+    assert all(following is None for _, following in pairs)
+
+
+def test_a_client_that_rejoins_is_a_new_one(shaky: dict[str, Any], tmp_path: Path) -> None:
+    shaky["strategy"] |= {"rejoin": True, "rejoin_delay": "25 s", "smallest_part": 5, "deadline": "2 s"}
+    run = ran(shaky, tmp_path / "run")
+    assert run.summary["rounds"] == 60
+    returned = [(lost, following) for lost, following in lost_and_next(run) if following is not None]
+    assert len(returned) > 10
+    for lost, following in returned:
+        assert following["round"] is None  # a size report comes first
+        assert following["time"] >= lost["time"] + 25.0
+    again = {event["device"] for event in of_kind(run, "split")} & {following["device"] for _, following in returned}
+    assert again
+    unsplit: set[int] = set()  # who has reported and not been split since
+    for event in run.events:
+        if event["kind"] == "task-start" and event["round"] is None:
+            unsplit.add(event["device"])
+        elif event["kind"] == "split":
+            unsplit.discard(event["device"])
+        elif event["kind"] == "step-end" and event["step"] == "train":
+            assert ("part" not in event["data"]) == (event["device"] in unsplit)
+
+
+def test_clusters_hold_who_is_connected(shaky: dict[str, Any], tmp_path: Path) -> None:
+    shaky["strategy"] |= {"rejoin": True}
+    run = ran(shaky, tmp_path / "run")
+    connected: set[int] = set()
+    reporting: set[int] = set()
+    for event in run.events:
+        if event["kind"] == "task-start" and event["round"] is None:
+            reporting.add(event["task"])
+        elif event["kind"] == "task-end" and event["outcome"] == "done" and event["task"] in reporting:
+            connected.add(event["device"])
+        elif event["kind"] == "task-end" and event["outcome"] == "lost":
+            connected.discard(event["device"])
+        elif event["kind"] == "cluster":
+            assert sum(event["data"]["members"]) == len(connected)

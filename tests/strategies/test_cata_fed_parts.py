@@ -1,7 +1,6 @@
 """CATA-Fed's parts one by one against known answers: clusters, groups, fairness, splits."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from fedsim.toolbox.strategies.cata_fed import (
     moderate_range,
     most_splits,
 )
-from tests.strategies.clustered import ran
 
 Ints = NDArray[np.int64]
 
@@ -83,57 +81,15 @@ class TestGroups:
         assert [block.shape for block in blocks] == [(2, 4), (1, 3), (1, 4)]
         assert sorted(blocks[1][0]) == [11, 12, 13]
 
-    def test_who_is_not_connected_is_in_no_group(self) -> None:
-        cluster = members(8, 8)
-        cluster[[0, 3, 9]] = -1
-        grouped = np.concatenate([block.ravel() for block in cut_groups(cluster, 1, rng())])
-        assert sorted(grouped) == sorted(set(range(16)) - {0, 3, 9})
-        assert set(at_random(cluster, 16, rng())) == set(range(16)) - {0, 3, 9}
-
     def test_nobody_connected_nobody_chosen(self) -> None:
         nobody = np.full(5, -1)
         assert len(fairest_group(cut_groups(nobody, 2, rng()), np.zeros(5, dtype=np.int64), rng())) == 0
         assert len(in_turn(nobody, 3, 2, 0, rng())) == len(at_random(nobody, 2, rng())) == 0
 
-    def test_ties_are_broken_uniformly(self) -> None:
-        blocks = [np.arange(8).reshape(2, 4), np.arange(8, 16).reshape(2, 4)]
-        generator = rng()
-        picks = [int(fairest_group(blocks, np.zeros(16, dtype=np.int64), generator)[0]) // 4 for _ in range(4000)]
-        assert np.bincount(picks) == pytest.approx([1000] * 4, abs=110)  # 4 sd
-
     def test_round_robin_takes_clusters_in_turn_and_skips_empty_ones(self) -> None:
         cluster = members(5, 0, 5)
         turns = [set(cluster[in_turn(cluster, 3, 2, number, rng(number))]) for number in range(6)]
         assert turns == [{0}, {2}, {2}, {0}, {2}, {2}]
-
-
-class TestFairness:
-    """Simulated selections, no world."""
-
-    def fair(self, cluster: Ints, size: int, rounds: int) -> tuple[Ints, Ints]:
-        """(times selected of each client, of each cluster) by proportional fairness."""
-        waiting, times, picks = np.zeros(len(cluster), dtype=np.int64), np.zeros(len(cluster), dtype=np.int64), []
-        generator = rng(3)
-        for _ in range(rounds):
-            chosen = fairest_group(cut_groups(cluster, size, generator), waiting, generator)
-            times[chosen] += 1
-            picks.append(cluster[chosen[0]])
-            waiting += 1
-            waiting[chosen] = 0
-        return times, np.bincount(picks, minlength=int(cluster.max()) + 1)
-
-    def test_a_cluster_is_selected_in_proportion_to_its_size(self) -> None:
-        _, picks = self.fair(members(2094, 954, 459, 493), 40, 1000)
-        assert picks == pytest.approx([524, 238, 115, 123], abs=8)
-
-    def test_jain_of_round_robin_follows_its_closed_form(self) -> None:
-        """P^2 / (n sum of 1/|X_m|), without the noise of sampling within clusters: so each client's expected selections."""
-        cluster, generator = members(500, 250, 150, 100), rng()
-        times = np.zeros(1000, dtype=np.int64)
-        for number in range(8000):
-            times[in_turn(cluster, 4, 40, number, generator)] += 1
-        expected = 16 / (1000 * (1 / 500 + 1 / 250 + 1 / 150 + 1 / 100))
-        assert jain(times) == pytest.approx(expected, abs=0.01)
 
 
 class TestSplits:
@@ -187,14 +143,30 @@ def test_jain_of_the_strategy_itself(selection: str, expected: Any) -> None:
     assert jain(times) == expected
 
 
-@pytest.mark.parametrize(("mitigation", "slow"), [(True, [3, 2, 1, 0, 0]), (False, [3, 3, 3, 3, 3])])
-def test_a_world_where_data_must_be_split(mitigation: bool, slow: list[int], tmp_path: Path) -> None:
-    """50 samples fit into 5 s: 100 are halved once, 200 twice, 400 three times; without it they are late for ever."""
-    scenario = {
-        "learning": "off",
-        "population": {"devices": 5, "samples": [20, 40, 100, 200, 400], "speed": "10 samples/s"},
-        "strategy": {"kind": "cata-fed", "clients_per_round": 5, "clusters": 1, "deadline": "5 s", "smallest_part": 10}
-        | {"mitigation": mitigation},
-        "stop": {"rounds": 5},
-    }
-    assert [row["slow"] for row in ran(scenario, tmp_path / "run").rounds] == slow
+class TestFairness:
+    """Simulated selections, no world."""
+
+    def fair(self, cluster: Ints, size: int, rounds: int) -> tuple[Ints, Ints]:
+        """(times selected of each client, of each cluster) by proportional fairness."""
+        waiting, times, picks = np.zeros(len(cluster), dtype=np.int64), np.zeros(len(cluster), dtype=np.int64), []
+        generator = rng(3)
+        for _ in range(rounds):
+            chosen = fairest_group(cut_groups(cluster, size, generator), waiting, generator)
+            times[chosen] += 1
+            picks.append(cluster[chosen[0]])
+            waiting += 1
+            waiting[chosen] = 0
+        return times, np.bincount(picks, minlength=int(cluster.max()) + 1)
+
+    def test_a_cluster_is_selected_in_proportion_to_its_size(self) -> None:
+        _, picks = self.fair(members(2094, 954, 459, 493), 40, 1000)
+        assert picks == pytest.approx([524, 238, 115, 123], abs=8)
+
+    def test_jain_of_round_robin_follows_its_closed_form(self) -> None:
+        """P^2 / (n sum of 1/|X_m|), without the noise of sampling within clusters: so each client's expected selections."""
+        cluster, generator = members(500, 250, 150, 100), rng()
+        times = np.zeros(1000, dtype=np.int64)
+        for number in range(8000):
+            times[in_turn(cluster, 4, 40, number, generator)] += 1
+        expected = 16 / (1000 * (1 / 500 + 1 / 250 + 1 / 150 + 1 / 100))
+        assert jain(times) == pytest.approx(expected, abs=0.01)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsim.records.fairness import jain_index, jain_over_time, selections, worst_decile
+from fedsim.records.fairness import jain_index, selections, worst_decile
 from tests.strategies.clustered import ran
 
 
@@ -46,14 +46,3 @@ def test_outcomes_add_up_by_device_and_by_group(small: dict[str, Any], tmp_path:
     assert found["valid"].sum() == sum(row["valid"] for row in run.rounds) < len(found)
     by_device = found["device"].value_counts()
     assert all(by_device.get(row["device"], 0) == row["selected"] for row in run.devices)
-
-
-def test_a_run_without_rounds_has_its_versions(small: dict[str, Any], tmp_path: Path) -> None:
-    small |= {"learning": "off", "strategy": {"kind": "fedbuff", "concurrency": 5, "buffer": 3}, "stop": {"rounds": 30}}
-    run = ran(small, tmp_path / "run")
-    times, index = jain_over_time(run)
-    assert len(times) == len(index) == 30
-    assert ((index > 0) & (index <= 1)).all()
-    found = selections(run)
-    assert found["group"].isna().all()
-    assert found["valid"].sum() >= 90

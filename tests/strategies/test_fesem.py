@@ -8,17 +8,7 @@ import pytest
 
 from fedsim.testing import StrategyContract
 from fedsim.toolbox.strategies.fesem import FeSEMParams
-from tests.strategies.clustered import (
-    PAIRED,
-    STARTED,
-    Sections,
-    of_kind,
-    opposite_groups,
-    played,
-    ran,
-    weights,
-    world,
-)
+from tests.strategies.clustered import PAIRED, STARTED, Sections, of_kind, opposite_groups, played, ran, weights, world
 
 
 def fesem(groups: int, clients: int, **others: Any) -> Sections:
@@ -28,19 +18,6 @@ def fesem(groups: int, clients: int, **others: Any) -> Sections:
 def asked(run: Any) -> list[tuple[int, int, int]]:
     """(round, device, group) of every task."""
     return [(event["round"], event["device"], event["group"]) for event in of_kind(run, "task-start")]
-
-
-def test_in_their_first_round_clients_are_where_the_initial_model_is_nearest() -> None:
-    sections = world(PAIRED, 20, fesem(4, 5), 4)
-    run, records = played(sections)
-    initial, *starts = weights(run, [run.learner.initial(count) for count in range(5)])
-    nearest = int(np.argmin([np.linalg.norm(initial - start) for start in starts]))
-    first = [record.fields["group"] for record in records if record.kind == "task-start" and record.fields["round"] == 0]
-    assert first == [nearest] * 5
-    values = weights(run)
-    for group in range(4):
-        moved = bool(np.any(values[group] != starts[group]))
-        assert moved == any(record.kind == "aggregate" and record.fields["group"] == group for record in records)
 
 
 def test_a_client_joins_the_model_nearest_to_what_it_sent_last() -> None:

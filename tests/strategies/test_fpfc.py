@@ -36,13 +36,6 @@ def test_the_proximal_step_by_brute_force(lam: float, rho: float, a: float, xi: 
         assert shrunk(length, lam, rho, a, xi) == pytest.approx(least, abs=1e-4 * lam * a)
 
 
-def test_the_proximal_step_by_hand() -> None:
-    found = [shrunk(length, 1.0, 1.0, 3.7, 1e-4) for length in (0.0, 1.0, 1.6, 2.0, 3.0, 3.7, 5.0)]
-    third = (3.0 - 3.7 / 2.7) / (1 - 1 / 2.7)  # 2.588...
-    assert found == pytest.approx([0.0, 1e-4 / 1.0001, 0.6, 1.0, third, 3.7, 5.0])
-    assert [shrunk(length, 0.0, 1.0, 3.7, 1e-4) for length in (1e-5, 0.3)] == [pytest.approx(1e-5), 0.3]
-
-
 def pulled(folder: Path, strategy: dict[str, Any], rounds: int, epochs: int) -> dict[str, Any]:
     """Four devices with ``CENTERS``."""
     shards = [(np.repeat([[center, 1.0]], 10, axis=0), [0, 1] * 5) for center in CENTERS]
@@ -126,12 +119,6 @@ def test_the_step_of_a_pair_by_hand() -> None:
     models = [np.array([9.0, 3.0], np.float32), np.array([1.0, 0.0], np.float32)]
     share = shrunk(3.0, 1.0, 1.0, 3.7, 1e-4) / 3.0
     assert fused(models, 1, 1.0, 1.0, 3.7, 1e-4) == pytest.approx([8 * share, 3 * share, 8 * (1 - share), 3 * (1 - share)])
-
-
-def test_without_a_penalty_each_device_comes_to_its_own_optimum(tmp_path: Path) -> None:
-    done, _ = played(pulled(tmp_path, {"lam": 0.0}, 30, 10))
-    assert own_models(done) == pytest.approx(CENTERS, abs=1e-3)
-    assert [done.strategy.group_of(device) for device in range(4)] == [0, 1, 2, 3]
 
 
 def test_who_is_cut_off_has_no_part(tmp_path: Path) -> None:

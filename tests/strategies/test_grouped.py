@@ -1,7 +1,5 @@
 """What strategies with groups have in common: the sweep, preparation beside and within rounds, and devices that vanish."""
 
-import asyncio
-import math
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -130,15 +128,6 @@ class TestPreparation:
             assert [event["time"] for event in of_kind(run, "shift-test") if event["device"] == device] == [3.0, end]
         assert run.rounds[-1]["ari"] == 1.0
 
-    def test_a_newcomer_that_shifts_while_it_looks_for_its_group_looks_again(self, tmp_path: Path) -> None:
-        population = {"arrivals": {"kind": "schedule", "times": ["3 s"], "devices": [19]}}
-        drift = shifted_at("3200 ms")
-        run = ran(world(PAIRED, 20, grouped("flexcfl"), 40, population=population, drift=drift), tmp_path / "run")
-        (event,) = (event for event in of_kind(run, "shift") if event["device"] == 19)
-        assert (event["data"]["partner"] - 19) % 5
-        assert run.rounds[-1]["ari"] == 1.0
-        assert [move["data"]["why"] for move in of_kind(run, "assign") if move["device"] == 19] == ["cold-start", "migration"]
-
     def test_lost_in_its_cold_start_a_device_repeats_it_when_it_is_selected_again(self, tmp_path: Path) -> None:
         population = {"availability": {"kind": "renewal", "mean_on": "3 s", "mean_off": "1 s"}}
         strategy = grouped("flexcfl", moment={"devices": 1}, retry="500 ms", clients_per_round=8)
@@ -222,35 +211,6 @@ class TestEmptiedGroups:
             assert [groups_of(run)[device] for device in gone] == [group] * 4
             late = [event for event in of_kind(run, "aggregate") if event["group"] == group and event["time"] > 1.8]
             assert not late
-
-    def test_all_its_members_may_migrate_away(self, tmp_path: Path) -> None:
-        """Odd devices come to label as even ones do: one group keeps a model that nobody uses."""
-        data = opposite_groups(tmp_path / "data", [40] * 8)
-        drift = {"kind": "label-permutation", "probability": 1.0, "at": {"rounds": [4]}, "among": "selected"}
-        strategy = {"kind": "flexcfl", "groups": 2, "clients_per_round": 4, "local_epochs": 2, "moment": {"shift": "oracle"}}
-        run = ran(world(data, 8, strategy, 8, drift=drift), tmp_path / "run")
-        assert {(event["device"], event["group"]) for event in moves(run, "migration")} == {
-            (device, 1 - before) for device, before in enumerate(first_groups(run))
-        }
-        from fedsim.toolbox.strategies.flexcfl import FlexCFL
-
-        built: Run = Simulation(fedsim.Scenario(**world(data, 8, strategy, 8))).installed
-        assert isinstance(built.strategy, FlexCFL)
-        state = built.strategy.state
-        state |= {"models": [built.learner.initial(0), built.learner.initial(1)], "group": [1] * 8}
-        served = built.strategy.models()
-        assert [devices for _, devices in served.values()] == [[], list(range(8))]
-        evaluation = asyncio.run(built.learner.evaluate(served))  # type: ignore[arg-type]
-        assert evaluation is not None
-        assert evaluation.devices == list(range(8))
-        assert math.isnan(evaluation["group/0"].accuracy)
-
-
-def first_groups(run: RunFolder) -> list[int]:
-    found: dict[int, int] = {}
-    for event in of_kind(run, "assign"):
-        found.setdefault(event["device"], event["group"])
-    return [found[device] for device in sorted(found)]
 
 
 class TestPoorData:

@@ -10,11 +10,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import fedsim
-from fedsim.audit import audit
-from fedsim.executors.inline import Inline
-from fedsim.lab.forecast.nominal import nominal_lines
-from fedsim.lab.forecast.trial import Beginning
 from fedsim.records.reading import RunFolder
 from fedsim.testing import ScenarioTables, StrategyContract, quiet_world, run
 from tests.strategies.clustered import of_kind, ran
@@ -130,18 +125,6 @@ def test_the_times_of_a_round_by_hand(tmp_path: Path) -> None:
     assert sorted(near, key=str) == sorted(2 * ways, key=str)
 
 
-def test_what_it_will_cost_is_said_beforehand() -> None:
-    """8 messages of devices and 4 of edge servers; two edge rounds, without the legs above them."""
-    lines = nominal_lines(Beginning.built(fedsim.Scenario(**by_hand()), Inline()).run)
-    assert "a round asks 2: at most 12 kB, about 10.4 s of simulated time" in lines[-2]
-
-
-def test_the_server_itself_is_farther_than_an_edge_server() -> None:
-    """FedAvg in the same network: 0.35 s each way; the models share 1000 B/s down, and go up at 500 B/s."""
-    strategy = {"kind": "fedavg", "clients_per_round": 2}
-    assert run(by_hand() | {"strategy": strategy})["simulated_s"] == pytest.approx(0.35 + 2 + 2 + 0.35 + 2)
-
-
 def test_an_edge_server_that_crashes_during_an_upload(tmp_path: Path) -> None:
     """From 6 s on: device 0 has sent from 5.45 s on. The other one's round goes on, and is not longer for it."""
     folder = ran(by_hand(**outage(6, 4)), tmp_path / "run")
@@ -244,21 +227,3 @@ def test_it_goes_with_other_parts(others: dict[str, Any], tmp_path: Path) -> Non
     sizes = [{row["bytes"] for row in transfers if row["purpose"] == purpose} for purpose in ("update", "edge-update")]
     assert sizes[0] == sizes[1]
     assert len(sizes[0]) == 1
-
-
-def test_a_codec_at_an_edge_server_remembers_what_it_has_not_sent(tmp_path: Path) -> None:
-    """What arrives of top-k is the largest changes alone: with one client an edge server they are the same once more."""
-    sections = with_cells(24, {"kind": "hierfavg", "kappa2": 1}, rounds=1)
-    sections["messages"] = {"up": {"kind": "top-k", "share": 0.1}}
-    fedavg = model(sections | {"strategy": {"kind": "fedavg", "clients_per_round": 6}}, tmp_path / "fedavg")
-    assert model(sections, tmp_path / "edges") == pytest.approx(fedavg, abs=1e-6)
-
-
-def test_the_audit_sees_more_than_an_edge_server_can_send(tmp_path: Path) -> None:
-    run(by_hand(), tmp_path / "run")
-    path = tmp_path / "run" / "network.json"
-    told = json.loads(path.read_text())
-    told["links"]["edge 0 send"] = 300.0
-    path.write_text(json.dumps(told))
-    (found,) = audit(tmp_path / "run")["no link carried more than it can"]
-    assert found.startswith("the link 'edge 0 send' of 300 B/s carried 1000 bytes")

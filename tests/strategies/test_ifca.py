@@ -5,9 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from fedsim.training import Training
 from tests.strategies.clustered import (
     PAIRED,
     ROTATED,
@@ -37,23 +35,6 @@ class TestOneGroup:
         fedavg = {"kind": "fedavg", "clients_per_round": 3, "local_epochs": 2}
         theirs, _ = played(world(data, 5, fedavg, 6, training={"batch_size": 4}))
         assert weights(ours)[0].tobytes() == weights(theirs, [theirs.strategy.state["model"]])[0].tobytes()
-
-    def one_round(self, folder: Path, aggregation: str) -> tuple[list[NDArray[np.float32]], NDArray[np.float32], list[int]]:
-        """(What each device sends, the model, who was asked in order) of a single round with all devices."""
-        sizes = [30, 5, 12]  # so that the one who is asked first is the last to answer
-        run, records = played(world(opposite_groups(folder, sizes), 3, ifca(1, 3, aggregation=aggregation), 1))
-        start = run.learner.initial()
-        updates = [run.learner.train(Training(start, epochs=2), device, key=0) for device in range(3)]
-        asked = [record.fields["device"] for record in records if record.kind == "task-start"]
-        return weights(run, updates), weights(run)[0], asked
-
-    def test_how_updates_are_put_together(self, tmp_path: Path) -> None:
-        shares = {"mean": [1 / 3] * 3, "weighted": [30 / 47, 5 / 47, 12 / 47], "first": [1.0, 0.0, 0.0]}
-        for aggregation, share in shares.items():
-            updates, model, asked = self.one_round(tmp_path, aggregation)
-            assert asked == [0, 1, 2]
-            expected = sum(part * update.astype(np.float64) for part, update in zip(share, updates, strict=True))
-            assert model == pytest.approx(expected, abs=1e-6)
 
 
 def quadratics(folder: Path, seed: int, **strategy: Any) -> Sections:
@@ -116,12 +97,6 @@ class TestMigration:
         assert moved["id"] == 4 * (20 + 12 * 5)
         assert run.summary["bytes"]["paper"] == (12 * 5 * (5 + 1) + 20 * 5) * D
         assert sum(row["selected"] for row in run.devices) == 12 * 5
-
-    def test_only_those_who_have_a_group_can_leave_it(self, tmp_path: Path) -> None:
-        """By round 2 half of the devices have been asked."""
-        run = self.swapped(tmp_path / "run", "ifca-mig", {"rounds": [2]}, moment={"shift": "oracle"})
-        assert len(of_kind(run, "shift")) == 20
-        assert {event["device"] for event in of_kind(run, "shift-test")} == set(range(10))
 
     def test_a_choice_made_on_old_data_does_not_undo_a_migration(self, tmp_path: Path) -> None:
         """The data shift while devices train. They send the choice made before, but have chosen again when the round closes."""

@@ -12,8 +12,9 @@ from fedsim.errors import SimulationError
 from fedsim.records.reading import RunFolder
 from fedsim.toolbox.clustering.algorithms import k_medoids
 from fedsim.toolbox.clustering.similarity import diff_norm
-from fedsim.toolbox.strategies.lcfl import by_losses, by_rows
-from tests.strategies.clustered import file_data, of_kind, played, ran, weights
+from fedsim.toolbox.strategies.lcfl import by_losses, by_rows, update_distances
+from fedsim.training import Training
+from tests.strategies.clustered import file_data, of_kind, opposite_groups, played, ran, weights, world
 from tests.strategies.curved import Centre
 
 
@@ -311,19 +312,6 @@ def test_without_an_exchange_the_run_ends_and_says_so(limit: dict[str, Any], tim
     assert not run.rounds
 
 
-def test_who_is_late_in_the_exchange_is_placed_like_a_newcomer(tmp_path: Path) -> None:
-    scenario = rotated_digits(24, moment=LOCAL["moment"] | {"deadline": "100 s"}) | {"stop": {"rounds": 12}}
-    scenario["population"]["speed"] = {"kind": "lognormal", "median": "40 samples/s", "spread": 3.0}
-    run = ran(scenario, tmp_path / "run")
-    late = sorted(set(range(24)) - set(clustering_of(run)["devices"]))
-    assert 0 < len(late) < 12
-    why = {event["device"]: event["data"]["why"] for event in of_kind(run, "assign")}
-    assert [device for device in range(24) if why[device] == "cold-start"] == late
-    assert run.rounds[-1]["ari"] == 1.0
-    asked = {event["device"] for event in of_kind(run, "task-start") if event["round"] is not None}
-    assert asked == set(range(24))
-
-
 def test_newcomers_join_the_cluster_that_fits_them(tmp_path: Path) -> None:
     """One comes in the warm-up and is drawn; one when the clusters begin, all at the same model: it must wait for the first
     round before it can tell them apart. Those who come after the warm-up receive four models each, once."""
@@ -346,3 +334,48 @@ def test_a_warm_up_that_diverges_is_named() -> None:
     scenario["training"] |= {"lr": 1e6, "weight_decay": 1e6}
     with pytest.raises(SimulationError, match=r"the warm-up of 8 devices gave 0 finite models, fewer than the 4 groups"):
         fedsim.run(fedsim.Scenario(**scenario))
+
+
+# FL+HC.
+
+FLHC: dict[str, Any] = {"kind": "fl-hc", "groups": 2, "local_epochs": 2, "moment": {"rounds": 1}}
+
+
+def test_distances_by_hand() -> None:
+    updates = np.array([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]])
+    assert update_distances(updates, "l1")[0] == pytest.approx([0, 3, 2])
+    assert update_distances(updates, "l2")[0] == pytest.approx([0, 5**0.5, 2])
+    assert update_distances(updates, "cosine")[0] == pytest.approx([0, 1, 0])
+
+
+@pytest.mark.parametrize("metric", ["l1", "l2", "cosine"])
+def test_devices_with_opposite_labels_are_told_apart(metric: str, tmp_path: Path) -> None:
+    sections = world(opposite_groups(tmp_path, [40] * 8), 8, FLHC | {"measure": metric}, 3)
+    run = ran(sections, tmp_path / metric)
+    assert [row["group"] for row in run.devices] == [0, 1] * 4
+    d = 4 * 2 + 2
+    assert run.summary["bytes"]["by_purpose"]["warm-up"] == 2 * 8 * d * 4
+
+
+def test_a_threshold_leaves_as_many_clusters_as_there_are(tmp_path: Path) -> None:
+    data = opposite_groups(tmp_path, [40] * 8)
+    one = ran(world(data, 8, FLHC | {"groups": 1, "clusterer": {"threshold": 1e6}}, 2), tmp_path / "one")
+    eight = ran(world(data, 8, FLHC | {"groups": 1, "clusterer": {"threshold": 1e-6}}, 2), tmp_path / "eight")
+    assert of_kind(one, "clustering")[0]["data"]["groups"] == [0] * 8
+    assert of_kind(eight, "clustering")[0]["data"]["groups"] == list(range(8))
+
+
+def test_what_is_compared_are_updates_of_one_model(tmp_path: Path) -> None:
+    """Distances as recorded, against those of devices that train from the model after the warm-up."""
+    data, full = opposite_groups(tmp_path, [40] * 4), {"training": {"batch_size": 40}}
+    run = ran(world(data, 4, FLHC | {"measure": "l2"}, 2, **full), tmp_path / "run")
+    (made,) = of_kind(run, "clustering")
+    warm, _ = played(world(data, 4, {"kind": "fedavg", "clients_per_round": 4, "local_epochs": 2}, 1, **full))
+    model = weights(warm, [warm.strategy.state["model"]])[0]
+    learner = warm.learner
+    start = learner.given(model)
+    ends = [learner.train(Training(start, 2), device, key=9) for device in range(4)]  # full batches: no shuffle matters
+    updates = np.array(weights(warm, ends)) - model
+    expected = np.linalg.norm(updates[:, None] - updates[None, :], axis=2)
+    shown = made["data"]["distance"]
+    assert np.asarray(shown, dtype=np.float64) == pytest.approx(expected, rel=1e-3, abs=1e-4)

@@ -70,24 +70,11 @@ def test_a_whole_run_replayed_by_hand(tmp_path: Path) -> None:
     assert weights(run, [run.strategy.state["model"]])[0][0] == pytest.approx(models[-1], abs=1e-4)
 
 
-def test_rounds_close_at_the_deadline_and_late_ones_go_on(tmp_path: Path) -> None:
-    _, records = slow(tmp_path)
-    assert {record.fields["outcome"] for record in of(records, "task-end")} <= {"done", "stopped"}
-    times = [record.time for record in of(records, "round")]
-    assert max(np.diff([0.0, *times])) <= 1.0
-
-
 def test_an_update_that_would_be_too_stale_is_given_up(tmp_path: Path) -> None:
     _, records = slow(tmp_path, most_staleness=1)
     stale = [tau for record in of(records, "aggregate") for tau in record.fields["staleness"]]
     assert max(stale) == 1
     assert any(record.fields["outcome"] == "late" for record in of(records, "task-end"))
-
-
-def test_equal_weights(tmp_path: Path) -> None:
-    _, records = slow(tmp_path, stale_weights="equal")
-    for record in of(records, "aggregate"):
-        assert record.fields["weights"] == pytest.approx([1 / len(record.fields["tasks"])] * len(record.fields["tasks"]))
 
 
 def test_private_aggregation_is_one_of_changes_from_the_present_model(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 import fedsim
 from fedsim.running.assembly import Run
 from fedsim.simulation import Record, Simulation
-from fedsim.toolbox.clustering.algorithms import threshold
 from fedsim.toolbox.strategies.rfedavg import RFedAvgParams, cluster_gradients
 from tests.strategies.clustered import Sections, Weights, file_data, of_kind, played, ran, weights, world
 
@@ -152,23 +151,6 @@ def test_the_optimum_mends_what_samples_get_wrong(tmp_path: Path) -> None:
     assert by_data["optimal"] < by_data["rfedavg"] < by_data["uniform-by-data"]
 
 
-def test_the_threshold_follows_the_reported_losses(tmp_path: Path) -> None:
-    data = one_class(tmp_path / "data", [30, 5, 20, 10, 15, 2])
-    run = ran(world(data, 6, rfedavg(6, theta=0.3, least_loss=0.2), 12, training={"lr": 0.5}), tmp_path / "run")
-    losses = [row["train_loss"] for row in run.rounds]
-    found = [event["data"]["eps"] for event in of_kind(run, "reweighting")]
-    assert found == [threshold(loss, losses[0], 0.2, 0.3) for loss in losses]
-    assert found[0] == pytest.approx(math.cos(0.3))
-    assert found[0] > found[5] > found[-1]
-
-
-def test_several_gradient_steps(tmp_path: Path) -> None:
-    data = file_data(tmp_path, [(np.random.default_rng(4).normal(size=(20, 4)), [0, 1] * 10)])
-    one = played(world(data, 1, rfedavg(1), 6))[0]
-    three = played(world(data, 1, rfedavg(1, local_epochs=3), 2))[0]
-    assert final(three) == pytest.approx(final(one), abs=1e-6)
-
-
 # What is recorded.
 
 
@@ -259,6 +241,5 @@ def test_k_means_makes_as_many_clusters_as_the_scenario_says(wanted: int) -> Non
     """Two pairs of neighbours: N = 2 puts each pair together, N = 4 every device by itself."""
     rows = np.array([[0.0, 0.0], [0.0, 1.0], [10.0, 0.0], [10.0, 1.0]], dtype=np.float32)
     params = RFedAvgParams(clustering="kmeans", kmeans_clusters=wanted)
-    assert not params.uses_loss
     found = cluster_gradients(params, rows, np.eye(4), None, 10, np.random.default_rng(1))
     assert sorted(found) == {1: [[0, 1, 2, 3]], 2: [[0, 1], [2, 3]], 4: [[0], [1], [2], [3]]}[wanted]

@@ -52,12 +52,6 @@ def test_multiples_that_are_not_on_the_clocks_grid(tmp_path: Path) -> None:
     assert ends[:-1] == begins[1:]
 
 
-def test_a_round_that_takes_no_time_is_not_followed_at_once(tmp_path: Path) -> None:
-    sections = {"learning": "off", "strategy": {"kind": "fedavg", "every": "1 h"}, "stop": {"rounds": 5}}
-    begins, ends = begins_and_ends(ran(sections, tmp_path / "run"))
-    assert begins == ends == [3600.0 * number for number in range(5)]
-
-
 def test_with_nobody_to_ask_it_looks_again_and_then_keeps_to_the_schedule(tmp_path: Path) -> None:
     sections = quiet_world({"kind": "fedavg", "clients_per_round": 5, "every": "100 s", "retry": "30 s"}, rounds=3)
     late = {"kind": "schedule", "times": ["130 s"] * 24, "devices": list(range(24))}

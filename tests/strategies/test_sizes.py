@@ -9,9 +9,7 @@ from safetensors.numpy import load_file, save_file
 
 import fedsim
 from fedsim.learning.models import CNN5, Perceptron
-from fedsim.toolbox.strategies.flora import merged
-from fedsim.toolbox.strategies.heterofl import leading, mean_of_holders
-from fedsim.toolbox.strategies.hetlora import norm
+from fedsim.toolbox.strategies.sizes import leading, mean_of_holders, merged, norm
 from tests.strategies.clustered import played, ran, weights, world
 
 DIGITS = {"source": "digits"}
@@ -64,15 +62,6 @@ def test_each_number_is_the_mean_over_those_who_have_it() -> None:
     updates = [np.array(row, dtype=np.float32) for row in ([1, 2, 3, 0], [5, 6, 0, 0], [np.nan] * 4)]
     found = mean_of_holders([model, *updates], [0.25, 0.5, 0.25], [((0, 3),), ((0, 2),)], [0, 1, 1])
     assert found.tolist() == pytest.approx([(0.25 * 1 + 0.5 * 5) / 0.75, (0.25 * 2 + 0.5 * 6) / 0.75, 3, 9])
-
-
-@pytest.mark.parametrize("width", [0.25, 0.5, 1.0])
-def test_a_narrow_model_has_the_parameters_that_the_paper_counts(width: float) -> None:
-    """Of two convolutions and two dense layers, by hand."""
-    a, b, c = (int(np.ceil(width * channels)) for channels in (32, 64, 128))
-    expected = 25 * a + a + 25 * a * b + b + 49 * b * c + c + 10 * c + 10
-    assert CNN5(width=width).parameters((1, 28, 28), 10) == expected
-    assert Perceptron(hidden=[200], width=width).parameters((64,), 10) == int(200 * width) * 75 + 10
 
 
 def test_a_norm_weighs_updates_by_hand(tmp_path: Path) -> None:
@@ -130,16 +119,6 @@ KINDS = {name: {"like": "phone-low", "memory": size, "memory_share": 1.0} for na
 KINDS["c"] = KINDS["b"] | {"memory": "15 kB"}
 
 
-@pytest.mark.parametrize("kind", ["fedavg", "heterofl"])
-def test_devices_without_room_for_the_model_take_part(kind: str, tmp_path: Path) -> None:
-    sizes = {"sizes": {"a": 1.0, "b": 0.2, "c": 0.05}} if kind == "heterofl" else {}
-    population = {"device": {"kind": "list", "values": ["a", "b", "c"]}, "kinds": KINDS}
-    sections = world(DIGITS, 3, {"kind": kind, "clients_per_round": 3} | sizes, 2)
-    sections |= {"model": {"kind": "mlp", "hidden": [200]}, "population": {"devices": 3} | population}
-    rounds = ran(sections, tmp_path / "run").rounds
-    assert [row["valid"] for row in rounds] == ([3, 3] if kind == "heterofl" else [1, 1])
-
-
 @pytest.mark.parametrize("kind", ["hetlora", "flora", "diloco", "heterofl"])
 def test_models_of_tokens(kind: str) -> None:
     model = {"kind": "transformer", "hidden": 8, "heads": 2}
@@ -177,3 +156,12 @@ def test_bad_sizes_are_refused(strategy: dict[str, Any], model: dict[str, Any], 
     told = {"model": {key: value for key, value in model.items() if key not in ways}, "messages": ways}
     with pytest.raises(fedsim.ScenarioError, match=says):
         fedsim.run(fedsim.Scenario(**world(DIGITS, 4, strategy | {"clients_per_round": 2}, 1, **told)), tmp_path / "run")
+
+
+@pytest.mark.parametrize("width", [0.25, 0.5, 1.0])
+def test_a_narrow_model_has_the_parameters_that_the_paper_counts(width: float) -> None:
+    """Of two convolutions and two dense layers, by hand."""
+    a, b, c = (int(np.ceil(width * channels)) for channels in (32, 64, 128))
+    expected = 25 * a + a + 25 * a * b + b + 49 * b * c + c + 10 * c + 10
+    assert CNN5(width=width).parameters((1, 28, 28), 10) == expected
+    assert Perceptron(hidden=[200], width=width).parameters((64,), 10) == int(200 * width) * 75 + 10

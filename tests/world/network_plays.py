@@ -81,39 +81,17 @@ class StarWorld:
 Kind = Callable[[StarWorld], Callable[[Simulation], Network]]
 KINDS = pytest.mark.parametrize("kind", [lambda world: world.star, lambda world: world.graph], ids=["star", "graph"])
 
-Watch = Callable[[Network, list[Flow]], None]
 
-
-def play(
-    build: Callable[[Simulation], Network],
-    sends: Sequence[Send],
-    *,
-    after_solve: Watch | None = None,
-    at: Sequence[float] = (),
-    read: Watch | None = None,
-) -> Played:
-    """Carry out the transfers.
-
-    Args:
-        build: makes the network.
-        sends: what to send; the device is the transfer's place in the list unless said.
-        after_solve: called after each solve.
-        at: times at which ``read`` is called, before anything else that is due then.
-        read: see ``at``; it is also called whenever a transfer's end is told.
-    """
+def play(build: Callable[[Simulation], Network], sends: Sequence[Send]) -> Played:
+    """Carry out transfers on the network that ``build`` makes; the device is the transfer's place in the list unless said."""
     simulation = Simulation()
     network = build(simulation)
     flows: dict[int, Flow] = {}
     played = Played([])
 
-    def started() -> list[Flow]:
-        return list(flows.values())
-
     def solve() -> None:
         network.solve()
         played.instants.append(simulation.now)
-        if after_solve is not None:
-            after_solve(network, started())
 
     unsettle = simulation.unsettle
     simulation.unsettle = lambda _: unsettle(solve)  # type: ignore[method-assign]
@@ -124,12 +102,7 @@ def play(
 
     def told(number: int) -> None:
         played.told.append((number, simulation.now))
-        if read is not None:
-            read(network, started())
 
-    if read is not None:
-        for when in at:
-            simulation.wake(("read", 0), when, lambda: read(network, started()))
     for number, send in enumerate(sends):
         simulation.wake(("start", number), send.start, lambda number=number, send=send: begin(number, send))  # type: ignore[misc]
     for number, send in enumerate(sends):
@@ -138,13 +111,3 @@ def play(
     asyncio.run(simulation.run())
     played.flows = [flows[number] for number in range(len(sends))]
     return played
-
-
-def load_of(network: Network) -> dict[str, tuple[float, float]]:
-    """Name of each link that carries something -> (bytes/s in use as of the last solve, capacity in bytes/s)."""
-    found: dict[str, tuple[float, float]] = {}
-    for flow in network._running.values():
-        ended = network._as_of_now(network._rule(flow))[1]
-        for name, capacity in network._links_of(flow) if flow.id not in ended else ():
-            found[name] = (found.get(name, (0.0, 0.0))[0] + network.rate(flow), capacity)
-    return found

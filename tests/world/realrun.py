@@ -1,19 +1,15 @@
-"""Rounds that really happened over TCP, simulated: prints the errors, world by world. ``python -m tests.world.realrun``.
+"""Rounds that really happened over TCP, simulated with the preset ``tcp``.
 
 The worlds and their logs lie beside the checkout (``shared/oracles/realrun``, its README says how they were made). A world's
 links and latencies are built as a network; downloads begin, and training takes, when and as long as they did; all else follows.
 
-    python -m tests.world.realrun                       # preset tcp
-    python -m tests.world.realrun fluid                 # payload alone
-    python -m tests.world.realrun tcp slow_start=false  # with a setting changed
-    python -m tests.world.realrun scenarios/outside/realrun/predicted.csv  # mean rounds and transfers by tcp as a table
+    python -m tests.world.realrun scenarios/outside/realrun/predicted.csv  # mean rounds and transfers as a table
 """
 
 import asyncio
 import csv
 import json
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +20,7 @@ from numpy.typing import NDArray
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
 from fedsim.world.network import Direction, Flow, Network, Star, ends
-from fedsim.world.network.protocol import PROTOCOLS, Protocol, Transport
+from fedsim.world.network.protocol import Protocol, Tcp, Transport
 from tests.world.network_plays import Listed
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "oracles" / "realrun"
@@ -53,20 +49,6 @@ class World(NamedTuple):
     trained: Floats
     rounds: Floats
     transfers: dict[Direction, Floats]
-
-
-class Errors(NamedTuple):
-    """Simulated over real, less 1.
-
-    Attributes:
-        rounds: of each round, [rounds].
-        transfers: of each download and then of each upload, [2, rounds, clients].
-        expected: of the mean length of each over all runs, [2, rounds, clients]. Which of equal flows is first is chance.
-    """
-
-    rounds: Floats
-    transfers: Floats
-    expected: Floats
 
 
 def worlds() -> Iterator[World]:
@@ -126,35 +108,16 @@ def simulated(world: World, protocol: Protocol, seed: int) -> tuple[Floats, dict
     return over.max(axis=1), took
 
 
-def errors(world: World, protocol: Protocol, seeds: int) -> Errors:
-    """The errors of so many runs, of which each has other weights; rounds of all runs in a row."""
+def errors(world: World, protocol: Protocol, seeds: int) -> tuple[Floats, Floats, Floats]:
+    """Simulated over real, less 1, of so many runs, of which each has other weights.
+
+    Of each round, all runs in a row; of each download and upload, [2, rounds, clients]; and of the mean length of each over all
+    runs: which of equal flows is first is chance.
+    """
     runs = [simulated(world, protocol, seed) for seed in range(seeds)]
     real, *here = (np.stack([of[way] for way in ("down", "up")]) for of in (world.transfers, *(took for _, took in runs)))
     rounds = np.concatenate([took / world.rounds - 1 for took, _ in runs])
-    return Errors(rounds, np.concatenate(here, axis=1) / np.tile(real, (1, seeds, 1)) - 1, np.mean(here, axis=0) / real - 1)
-
-
-def among_themselves(world: World) -> float:
-    """How far a transfer of one real round is from that of the same client in another: what chance alone does."""
-    real = np.stack([world.transfers["down"], world.transfers["up"]])
-    return float(np.mean([abs(np.roll(real, shift, axis=1) / real - 1).mean() for shift in range(1, real.shape[1])]))
-
-
-def main() -> None:
-    if sys.argv[1:] and sys.argv[1].endswith(".csv"):
-        write(Path(sys.argv[1]))
-        return
-    kind, *changes = sys.argv[1:] or ["tcp"]
-    protocol = PROTOCOLS.spec(kind).model_validate({"kind": kind} | tomllib.loads("\n".join(changes)))
-    assert isinstance(protocol, Protocol)
-    print(f"{protocol!r}\nsimulated / real - 1, in %; |.|: mean of absolute errors; chance: real rounds to each other")
-    print("world        rounds   |.|   p95   transfers |.|   p95   expected |.|   chance")
-    for world in worlds():
-        rounds, transfers, expected = (100 * of for of in errors(world, protocol, seeds=20))
-        figures = [rounds.mean(), *spread(rounds), *spread(transfers), abs(expected).mean(), 100 * among_themselves(world)]
-        widths = (8, 6, 6, 16, 6, 15, 9)
-        shown = "".join(f"{figure:{width}.2f}" for figure, width in zip(figures, widths, strict=True))
-        print(f"{world.name:11s}{shown}{'  (fitted)' if world.name in FITTED else ''}")
+    return rounds, np.concatenate(here, axis=1) / np.tile(real, (1, seeds, 1)) - 1, np.mean(here, axis=0) / real - 1
 
 
 def write(path: Path) -> None:
@@ -163,9 +126,7 @@ def write(path: Path) -> None:
         table = csv.writer(file)
         table.writerow(["what", "cell", "measured", "predicted", "error", "given"])
         for world in worlds():
-            protocol = PROTOCOLS.spec("tcp").model_validate({"kind": "tcp"})
-            assert isinstance(protocol, Protocol)
-            runs = [simulated(world, protocol, seed) for seed in range(20)]
+            runs = [simulated(world, Tcp(), seed) for seed in range(20)]
             figures = {"round, s": (world.rounds.mean(), np.mean([rounds.mean() for rounds, _ in runs]))}
             for way, name in (("down", "downloads, s"), ("up", "uploads, s")):
                 figures[name] = world.transfers[way].mean(), np.mean([took[way].mean() for _, took in runs])
@@ -174,10 +135,5 @@ def write(path: Path) -> None:
                 table.writerow([what, world.name, f"{real:.5g}", f"{here:.5g}", f"{here / real - 1:+.4f}", known])
 
 
-def spread(found: Floats) -> tuple[float, float]:
-    """Mean and 95th percentile of absolute errors."""
-    return float(abs(found).mean()), float(np.percentile(abs(found), 95))
-
-
 if __name__ == "__main__":
-    main()
+    write(Path(sys.argv[1]))

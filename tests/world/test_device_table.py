@@ -1,14 +1,18 @@
-"""Tables of the user's own: read from CSV and Parquet, put into the order of devices, refused with file, row and value."""
+"""Quantities in tables of the user: read from CSV and Parquet, put into the order of devices, refused by row and value."""
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from fedsim.errors import DataError
+import fedsim
+from fedsim.errors import DataError, ScenarioError
 from fedsim.language.units import BytesPerSecond, SamplesPerSecond
-from fedsim.world.device_table import DeviceTable
+from fedsim.running.assembly import Run
+from fedsim.simulation import Simulation
+from fedsim.world.distributions import DeviceTable
 
 
 def table(folder: Path, text: str, *columns: str) -> DeviceTable:
@@ -86,3 +90,84 @@ def test_what_is_no_table(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     with pytest.raises(DataError, match="it is a folder"):
         DeviceTable("k", tmp_path / name, ("speed",))
+
+
+TABLE = """device,speed,samples,jitter,slow,down,up,latency,joins,leaves
+1,20 samples/s,200,0.2,0.5,2 Mbit/s,3,500,7 s,1 h
+0,10 samples/s,100,0,1,1 Mbit/s,2,250,,
+2,0.5 samples/min,300,0.1,1,inf B/s,4,750,0 s,90 s
+"""
+
+
+def built(population: dict[str, Any], device: dict[str, Any] | None = None) -> Run:
+    sections = {"learning": "off", "population": {"devices": 3} | population, "strategy": {"clients_per_round": 3}}
+    return Run(fedsim.Scenario(**sections, network={"kind": "star", "device": device or {}}), Simulation())
+
+
+def columns(run: Run) -> dict[str, list[Any]]:
+    names = ("speed", "samples", "link_down", "link_up", "latency", "arrival", "departure")
+    return {name: np.asarray(run.device_columns()[name]).tolist() for name in names}
+
+
+def column(folder: Path, name: str, unit: str | None = None) -> dict[str, Any]:
+    (folder / "d.csv").write_text(TABLE)
+    return {"file": str(folder / "d.csv"), "column": name} | ({} if unit is None else {"unit": unit})
+
+
+def test_all_columns_of_a_file(tmp_path: Path) -> None:
+    run = built(
+        {
+            "speed": column(tmp_path, "speed"),
+            "samples": column(tmp_path, "samples"),
+            "jitter": column(tmp_path, "jitter"),
+            "stragglers": {"share": 1.0, "factor": column(tmp_path, "slow")},
+            "arrivals": {"kind": "file"} | column(tmp_path, "joins"),
+            "departures": {"kind": "file"} | column(tmp_path, "leaves"),
+        },
+        {
+            "down": column(tmp_path, "down"),
+            "up": column(tmp_path, "up", "Mbit/s"),
+            "latency": column(tmp_path, "latency", "ms"),
+        },
+    )
+    assert columns(run) == {
+        "speed": [10.0, 10.0, 0.5 / 60],  # the second is slowed by half
+        "samples": [100, 200, 300],
+        "link_down": [125e3, 250e3, np.inf],
+        "link_up": [250e3, 375e3, 500e3],
+        "latency": [0.25, 0.5, 0.75],
+        "arrival": [0.0, 7.0, 0.0],
+        "departure": [np.inf, 3600.0, 90.0],
+    }
+    ends = [run.tasks._compute.epoch_ends(device, 0.0, 1.0, 1, np.inf)[0] for device in range(3)]
+    assert ends[0] == 1.0
+    assert 1.0 not in ends[1:]
+
+
+@pytest.mark.parametrize(
+    ("population", "device", "message"),
+    [
+        ({"speed": ["1 samples/s"] * 2}, {}, "population.speed lists 2 values for 3 devices; allowed is one a device"),
+        ({"jitter": [0.1] * 4}, {}, "population.jitter lists 4 values for 3 devices"),
+        ({}, {"up": ["1 B/s", "0 B/s", "1 B/s"]}, "a link must carry something"),
+        ({"jitter": [0.1, -1.0, 0.2]}, {}, "population.jitter.1 is -1.0"),
+        ({"samples": [1, 0, 3]}, {}, "population.samples.1 is 0"),
+        ({"jitter": -1.0}, {}, "population.jitter is -1.0"),
+    ],
+)
+def test_bad_lists(population: dict[str, Any], device: dict[str, Any], message: str) -> None:
+    with pytest.raises(ScenarioError, match=message):
+        built(population, device)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("down\n1\n0\n3\n", r"network\.device\.down: row 2 of '.*': down is '0': a link must carry something"),
+        ("down\n1\n-3\n3\n", r"network\.device\.down: row 2 of '.*': down is '-3': a data rate cannot be negative"),
+    ],
+)
+def test_bad_files(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "d.csv").write_text(text)
+    with pytest.raises(DataError, match=message):
+        built({}, {"down": {"file": str(tmp_path / "d.csv"), "column": "down", "unit": "MB/s"}})

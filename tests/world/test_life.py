@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fedsim.errors import SimulationError
 from fedsim.simulation import Record, Simulation, on_grid
 from fedsim.streams import Streams
-from fedsim.toolbox.worlds.recorded import Traces
+from fedsim.toolbox.worlds.availability import Traces
 from fedsim.training import Limit, Part, Training
 from fedsim.world.availability import Availability
 from fedsim.world.compute import Compute
@@ -355,14 +355,6 @@ def test_a_busy_device_and_an_empty_task_are_refused() -> None:
     site.tasks.start(1, (), None, None)
     with pytest.raises(SimulationError, match="no steps"):
         asyncio.run(site.simulation.run())
-
-
-def test_two_devices_share_the_server_link() -> None:
-    site = Site(rates=(1e9, 1e9), server=100.0)
-    for device in range(2):
-        site.tasks.start(device, (MODEL,), None, None)
-    asyncio.run(site.simulation.run())
-    assert [record.time for record in site.records if record.kind == "task-end"] == [20.0, 20.0]
 
 
 class TestDeadlineInDecimals:

@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 from fedsim.checkpoint.codec import Encoder, decode
+from fedsim.environment import LAST
 from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation, on_grid
 from fedsim.streams import Streams
+from fedsim.toolbox.worlds.graphs import between
 from fedsim.world.network import SERVER, Flow, Graph, Network, Star, TreeSpec
 from fedsim.world.network.graph import EdgeServers
 from fedsim.world.network.protocol import Fluid, Protocol, Tcp, Transport
@@ -54,6 +56,7 @@ class Course:
 
     def __init__(self, world: World, now: float = 0.0) -> None:
         self.world, self.simulation = world, Simulation()
+        self.before: dict[float, dict[int, float]] = {}
         self.network = world.build(self.simulation)
         self.flows: dict[int, Flow] = {}
         self.simulation.env.restart(now)
@@ -81,6 +84,27 @@ class Course:
 
     def limit(self, number: int) -> None:
         self.network.limit(*self.world.limits[number][1:])
+
+    def watch(self, looks: int) -> "Course":
+        """Read all flows at every sixteenth of a second, before all else and after it: which is the same, and changes nothing.
+
+        (A flow that no link limits is sent in the very instant of its solve.)
+        """
+        for number in range(looks):
+            when = number / 16
+            self.simulation.wake(("before", number), when, lambda: self.before.update({self.simulation.now: self.read()}))
+            self.simulation.wake(("after", number), when, self.compare, LAST)
+        return self
+
+    def read(self) -> dict[int, float]:
+        network = self.network
+        limited = {n: one for n, one in self.flows.items() if network.lone_rate(one.source, one.destination) < math.inf}
+        return {number: network.sent(flow) for number, flow in limited.items() if network.rate(flow) >= 0}
+
+    def compare(self) -> None:
+        after = self.read()
+        for number, sent in self.before[self.simulation.now].items():
+            assert after[number] == pytest.approx(sent, rel=1e-12, abs=1e-9)
 
     def run(self) -> list[tuple[float | None, float]]:
         asyncio.run(self.simulation.run())
@@ -146,7 +170,7 @@ def draw(seed: int, *, protocols: Sequence[Protocol] = PROTOCOLS) -> World:
         attach = [f"n{node}" for node in rng.integers(1, len(graph), 3)]
         edges, hosts = list(dict.fromkeys(attach)), ["n0", "n1"]
         at_edges = EdgeServers(edges, rate(), rate(), edge_latency)
-        build = lambda simulation: Graph.between(  # noqa: E731
+        build = lambda simulation: between(  # noqa: E731
             simulation, *columns, graph, "n0", attach, transport, at_edges, hosts
         )
         ways = [(a, b, data["capacity"]) for a, b, data in graph.edges(data=True)]
@@ -284,6 +308,12 @@ def test_random_networks_do_what_brute_force_says() -> None:
     assert check_against_brute_force(range(200)) > 150
 
 
+def test_a_reader_at_every_instant_changes_nothing() -> None:
+    for seed in range(60):
+        plain, watched = Course(draw(seed)).begin(), Course(draw(seed)).watch(320).begin()
+        assert watched.run() == plain.run(), seed
+
+
 @pytest.mark.long
 def test_2000_random_networks_do_what_brute_force_says() -> None:
     assert check_against_brute_force(range(100, 2100)) > 1500
@@ -313,7 +343,7 @@ def test_routes_through_any_graph_are_the_shortest_and_the_same_back() -> None:
         graph = networkx.relabel_nodes(graph.subgraph(max(networkx.connected_components(graph), key=len)), str)
         networkx.set_edge_attributes(graph, 1.0, "capacity")
         nodes = sorted(graph)
-        network = Graph.between(Simulation(), *[np.ones(0)] * 3, graph, nodes[0], nodes, hosts=nodes)
+        network = between(Simulation(), *[np.ones(0)] * 3, graph, nodes[0], nodes, hosts=nodes)
         for tail, head in networkx.all_pairs_shortest_path_length(graph):
             for other, hops in head.items():
                 there, back = (network._path(*pair) for pair in ((tail, other), (other, tail)))
@@ -326,20 +356,20 @@ def test_hosts_are_endpoints_after_all_others() -> None:
     networkx.set_edge_attributes(graph, 1000.0, "capacity")
     simulation, free = Simulation(), np.full(2, math.inf)
     edges = EdgeServers(["street"], math.inf, math.inf, 0.5)
-    network = Graph.between(simulation, free, free, np.zeros(2), graph, "hub", ["street"], edges=edges, hosts=["cache"])
+    network = between(simulation, free, free, np.zeros(2), graph, "hub", ["street"], edges=edges, hosts=["cache"])
     assert (network.hosts, network.endpoints) == ({"cache": 3}, 4)
     assert network.links_between(3, 1) == [("cache -> street", 1000.0)]
     flow = network.send(3, 1, 2000.0, lambda: None)
     asyncio.run(simulation.run())
     assert flow.ended == on_grid(0.5) + 2.0
     with pytest.raises(SimulationError, match=r"no node 'cash' \(did you mean 'cache'"):
-        Graph.between(simulation, free, free, np.zeros(2), graph, "hub", ["street"], hosts=["cash"])
+        between(simulation, free, free, np.zeros(2), graph, "hub", ["street"], hosts=["cash"])
 
 
 class TestRoutes:
     def build(self, graph: "networkx.Graph[str]", attach: list[str]) -> Graph:
         free = np.full(2, np.inf)
-        return Graph.between(Simulation(), free, free, np.zeros(2), graph, "s", attach)
+        return between(Simulation(), free, free, np.zeros(2), graph, "s", attach)
 
     def test_the_fewest_hops_and_among_these_the_first_by_name(self) -> None:
         edges = [("s", "b"), ("b", "z"), ("s", "a"), ("a", "z"), ("s", "c"), ("c", "d"), ("d", "z")]

@@ -1,4 +1,4 @@
-"""Rounds over real TCP, predicted with the preset ``tcp``. ``python -m tests.world.realrun`` prints the whole table."""
+"""Rounds over real TCP, predicted with the preset ``tcp``."""
 
 import numpy as np
 import pytest

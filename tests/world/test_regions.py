@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import fedsim
-from fedsim.catalogue import about
 from fedsim.errors import FedsimError
+from fedsim.lab.catalogue import about
 from fedsim.streams import Streams
 from fedsim.testing import assert_sound, quiet_world
 from fedsim.toolbox.worlds.regions import cloud_facts

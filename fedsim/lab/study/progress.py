@@ -83,7 +83,6 @@ class StudyProgress:
             self._live.update(self._all, completed=sum(self._shares), description=self._so_far())
 
     def ended(self, place: int, run: Ended) -> None:
-        """A run has ended."""
         if place in self._bars and self._live is not None:
             self._live.remove_task(self._bars.pop(place))
         said = "interrupted, to be gone on with"
@@ -96,7 +95,6 @@ class StudyProgress:
         self._print(f"{self._so_far()}: {clean(run.order.label)}: {said}")
 
     def close(self) -> None:
-        """Take the live lines away."""
         if self._live is not None:
             self._live.stop()
             self._live = None

@@ -65,8 +65,9 @@ class Reference(Solver):
         return (self._own_loss or super().losses)(outputs, y, **options)
 
     def outputs(self, weights: Weights, x: Tensor) -> Tensor:
+        module = self._own_copy()  # not in inference mode: a copy that is made there can never be trained
         with torch.inference_mode():
-            return self._apply(self._own_copy(), weights, x)
+            return self._apply(module, weights, x)
 
     def solve(self, solve: LocalSolve, descent: Descent) -> Solved:
         with self.context(self._own_copy(), solve, descent) as (trained, context):

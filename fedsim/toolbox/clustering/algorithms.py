@@ -1,15 +1,18 @@
-"""Groupings of devices: k-means on features, the others on similarities or distances; none leaves a group empty."""
+"""Groupings of devices, and the clusterers by which a scenario names them; none leaves a group empty."""
 
 import math
 import warnings
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from fedsim.errors import SimulationError
-from fedsim.toolbox.clustering.similarity import Matrix, require_finite, require_square
+from fedsim.language.registry import Registry
+from fedsim.language.spec import Spec
+from fedsim.toolbox.clustering.similarity import Matrix, require_finite, require_groups, require_square
 
 Labels = NDArray[np.int64]
 
@@ -17,22 +20,13 @@ Labels = NDArray[np.int64]
 def canonical(labels: Sequence[int] | NDArray[np.integer]) -> Labels:
     """The same grouping, int64 [n], with groups numbered 0, 1, ... by their first member."""
     _, first, inverse = np.unique(np.asarray(labels), return_index=True, return_inverse=True)
-    rank = np.empty(len(first), dtype=np.int64)
-    rank[np.argsort(first)] = np.arange(len(first))
-    numbered: Labels = rank[inverse]
+    numbered: Labels = np.argsort(np.argsort(first))[inverse]
     return numbered
 
 
 def members(labels: Labels) -> list[list[int]]:
     """The members of each group 0, 1, ..., in ascending order."""
-    count = int(labels.max(initial=-1)) + 1
-    return [np.flatnonzero(labels == group).tolist() for group in range(count)]
-
-
-def require_groups(groups: int, devices: int, method: str) -> None:
-    """Refuse more groups than devices, and no group, by a ``SimulationError``."""
-    if not 1 <= groups <= devices:
-        raise SimulationError(f"{method} into {groups} groups of {devices} devices; allowed are 1 to {devices} groups")
+    return [np.flatnonzero(labels == group).tolist() for group in range(int(labels.max(initial=-1)) + 1)]
 
 
 _SAME = 1e-9  # rows nearer than this share of the largest value are one point
@@ -41,18 +35,15 @@ _SAME = 1e-9  # rows nearer than this share of the largest value are one point
 def kmeans(features: NDArray[np.floating], groups: int, generator: np.random.Generator) -> Labels:
     """The best of ten runs of Lloyd's algorithm (20 iterations, as FlexCFL's code has them) from k-means++ starts.
 
-    ``features`` are [n, k]; returns int64 [n], groups numbered by their first member, each with a member.
-
-    Raises:
-        SimulationError: there are fewer distinct rows than groups.
+    ``features`` are [n, k]; fewer distinct rows than groups are refused (``SimulationError``).
     """
-    from sklearn.cluster import KMeans
+    from sklearn.cluster import KMeans as Lloyd
     from sklearn.exceptions import ConvergenceWarning
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped, unused-ignore]
 
     rows = np.ascontiguousarray(features, dtype=np.float64)
     distinct = _distinct(rows, groups)
-    model = KMeans(groups, init="k-means++", n_init=10, max_iter=20, random_state=int(generator.integers(2**32)))
+    model = Lloyd(groups, init="k-means++", n_init=10, max_iter=20, random_state=int(generator.integers(2**32)))
     # Several threads would add up the centres in the order in which they happen to finish.
     with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer groups than asked for, of rows that are very near
@@ -63,7 +54,7 @@ def kmeans(features: NDArray[np.floating], groups: int, generator: np.random.Gen
 
 
 def _distinct(rows: NDArray[np.float64], groups: int) -> list[int]:
-    """As many distinct rows as groups, refused if there are fewer; rows that differ by rounding alone count as one."""
+    """As many distinct rows as groups; rows that differ by rounding alone count as one."""
     require_groups(groups, len(rows), "k-means")
     require_finite(np.abs(rows).max(axis=1, initial=0.0))
     same = _SAME * float(np.abs(rows).max(initial=0.0))
@@ -85,27 +76,23 @@ FirstMedoids = Literal["build", "heuristic", "k-medoids++"]
 def k_medoids(distance: Matrix, groups: int, start: FirstMedoids, generator: np.random.Generator) -> Labels:
     """Alternate between the nearest medoid for each device and the best medoid for each cluster, until neither changes.
 
-    ``distance`` [n, n] need not be a metric. The first medoids (``start``) are, one after the other, each that lowers the sum
-    of distances most (``build``); those with the smallest sums of distances to all, as LCFL's code has it (``heuristic``); or
-    drawn in proportion to the squared distance from those before (``k-medoids++``, which alone draws from ``generator``).
-
-    Returns:
-        int64 [n], clusters numbered by their first member. Ties go to the smaller number, but a medoid stays one unless
-        another is better.
-
-    Raises:
-        SimulationError: there are fewer devices than groups, or a distance is not finite.
+    ``distance`` [n, n] need not be a metric. The first medoids are, one after the other, each that lowers the sum of distances
+    most (``build``); those with the smallest sums of distances to all, as LCFL's code has it (``heuristic``); or drawn in
+    proportion to the squared distance from those before (``k-medoids++``, which alone draws from ``generator``). Ties go to
+    the smaller number, but a medoid stays one unless another is better.
     """
     require_square(distance, "distance")
     require_groups(groups, len(distance), "k-medoids")
-    medoids = _start(distance, groups, start, generator)
+    if start == "heuristic":
+        medoids = np.argsort(distance.sum(axis=1), kind="stable")[:groups]
+    else:
+        medoids = plus_plus(distance, groups, generator) if start == "k-medoids++" else _build(distance, groups)
     labels = _nearest(distance, medoids)
     for _ in range(300):
         moved = np.array([_best(distance, np.flatnonzero(labels == group), medoids[group]) for group in range(groups)])
         if np.array_equal(moved, medoids):
             break
-        medoids = moved
-        labels = _nearest(distance, medoids)
+        medoids, labels = moved, _nearest(distance, moved)
     return canonical(labels)
 
 
@@ -121,13 +108,8 @@ def _best(distance: Matrix, cluster: NDArray[np.int64], medoid: np.int64) -> np.
     return cluster[best] if sums[best] < sums[cluster == medoid][0] else medoid
 
 
-def _start(distance: Matrix, groups: int, start: FirstMedoids, generator: np.random.Generator) -> NDArray[np.int64]:
-    if start == "heuristic":
-        return np.argsort(distance.sum(axis=1), kind="stable")[:groups]
-    if start == "k-medoids++":
-        return plus_plus(distance, groups, generator)
-    medoids: list[int] = []
-    nearest = np.full(len(distance), np.inf)
+def _build(distance: Matrix, groups: int) -> NDArray[np.int64]:
+    medoids, nearest = list[int](), np.full(len(distance), np.inf)
     for _ in range(groups):
         costs = np.minimum(distance, nearest[:, None]).sum(axis=0)
         costs[medoids] = np.inf
@@ -155,17 +137,7 @@ Linkage = Literal["single", "complete", "average", "ward"]
 
 
 def agglomerative(distance: Matrix, groups: int, method: Linkage, threshold: float | None = None) -> Labels:
-    """Merge the two nearest clusters until ``groups`` are left; or as long as they are not farther apart than ``threshold``.
-
-    The distance of two clusters is the least, the largest or the mean distance of their members, or sqrt(2 a b / (a + b)) times
-    that of their means, for Euclidean distances and clusters of a and b (``ward``).
-
-    Returns:
-        int64 [n], clusters numbered by their first member; exactly ``groups`` even where distances tie, without a threshold.
-
-    Raises:
-        SimulationError: there are fewer devices than groups, or a distance is not finite.
-    """
+    """Merge the two nearest clusters until ``groups`` are left, however distances tie; or up to the distance ``threshold``."""
     require_square(distance, "distance")
     require_groups(groups, len(distance), f"{method} linkage")
     if len(distance) == 1:
@@ -176,22 +148,14 @@ def agglomerative(distance: Matrix, groups: int, method: Linkage, threshold: flo
     return canonical(cut_tree(merges, groups)[:, 0] if threshold is None else fcluster(merges, threshold, "distance"))
 
 
-class Bipartition(NamedTuple):
-    """Two clusters out of one, the first with device 0, and the largest similarity across (``cross``)."""
-
-    first: list[int]
-    second: list[int]
-    cross: float
-
-
-def bipartition(similarity: Matrix, method: Literal["single", "complete"] = "single") -> Bipartition:
+def bipartition(similarity: Matrix, method: Literal["single", "complete"] = "single") -> tuple[list[int], list[int], float]:
     """Split a cluster in two so that the largest similarity [n, n] across is the least possible (CFL, Eq. 6).
 
     Single linkage does just that: as long as more than two clusters are left, the two most similar devices in different ones
     must stay together, else the split is worse. ``complete`` linkage, which published code uses, need not.
 
-    Raises:
-        SimulationError: there is a single device, or a similarity is not finite.
+    Returns:
+        Both parts, the first with device 0, and the largest similarity across.
     """
     require_square(similarity, "similarity")
     if len(similarity) < 2:
@@ -199,42 +163,13 @@ def bipartition(similarity: Matrix, method: Literal["single", "complete"] = "sin
     # Ranks instead of 1 - similarity: both linkages see the order alone, which subtracting could blur.
     _, ranks = np.unique(-similarity, return_inverse=True)
     first, second = members(agglomerative(ranks.reshape(similarity.shape).astype(np.float64), 2, method))
-    return Bipartition(first, second, float(similarity[np.ix_(first, second)].max()))
-
-
-def radius(distance: Matrix, groups: int) -> float:
-    """The percentile 100 / (k - 1) of all entries of ``distance`` [n, n], the zeros of the diagonal included.
-
-    Raises:
-        SimulationError: ``groups`` (k) is below 2.
-    """
-    require_square(distance, "distance")
-    if groups < 2:
-        raise SimulationError(f"the radius for DBSCAN is asked for {groups} groups; allowed are 2 or more")
-    return float(np.percentile(distance, 100 / (groups - 1)))
-
-
-def dbscan(distance: Matrix, eps: float, min_samples: int = 5) -> Labels:
-    """Clusters of devices linked by dense neighbourhoods (Ester et al., 1996), noise being one cluster of its own.
-
-    Two at the distance ``eps`` or less are neighbours; ``min_samples`` of them, the device itself included, are dense. Returns
-    int64 [n], clusters numbered by their first member.
-    """
-    require_square(distance, "distance")
-    from sklearn.cluster import DBSCAN
-
-    positive = max(eps, float(np.finfo(np.float64).tiny))  # 0, where most devices coincide, is not accepted
-    return canonical(DBSCAN(eps=positive, min_samples=min_samples, metric="precomputed").fit_predict(distance))
+    return first, second, float(similarity[np.ix_(first, second)].max())
 
 
 def threshold(loss: float, first_loss: float, least_loss: float = 0.0, theta: float = math.pi / 36) -> float:
     """The similarity that gradients need in order to be clustered (CCS, Eq. 7): cos(theta) at first, 0 in the end.
 
-    Progress, (l_0 - l_t) / (l_0 - l_*), is limited to [0, 1]; it is 0 if there is nothing to gain from l_0 on. ``loss`` is
-    l_t, ``first_loss`` l_0, ``least_loss`` l_*, and ``theta`` the angle (radians) that is allowed at first.
-
-    Raises:
-        SimulationError: a loss is not finite.
+    Progress, (l_0 - l_t) / (l_0 - l_*) with l_t = ``loss``, is limited to [0, 1]; it is 0 if there is nothing to gain from l_0.
     """
     if not (math.isfinite(loss) and math.isfinite(first_loss)):
         raise SimulationError(f"the threshold of CCS needs finite losses; the first is {first_loss}, the present one {loss}")
@@ -246,10 +181,9 @@ def threshold(loss: float, first_loss: float, least_loss: float = 0.0, theta: fl
 
 
 def greedy_clusters(similarity: Matrix, eps: float) -> list[list[int]]:
-    """Take the largest neighbourhood among those left, again and again (CCS, Algorithm 1); clusters in the order found.
+    """Take the largest neighbourhood among those left, the first of equals, again and again (CCS, Algorithm 1).
 
-    A neighbourhood is a device and all that are at least ``eps`` similar to it; its other members need not be similar to each
-    other. Of equally large ones the first is taken.
+    A neighbourhood is a device and all that are at least ``eps`` similar to it, however unlike each other these are.
     """
     require_square(similarity, "similarity")
     near = similarity >= eps
@@ -262,3 +196,80 @@ def greedy_clusters(similarity: Matrix, eps: float) -> list[list[int]]:
         clusters.append(np.flatnonzero(cluster).tolist())
         left &= ~cluster
     return clusters
+
+
+class Clusterer(Spec):
+    """The algorithm that makes groups of devices, with its arguments; those without ``labels`` need more than distances."""
+
+    kind: str
+
+    def labels(self, distance: Matrix, groups: int, generator: np.random.Generator) -> Labels:
+        """The group of each device, int64 [n], numbered by first members, from ``distance`` [n, n]."""
+        raise NotImplementedError
+
+
+class KMeans(Clusterer):
+    """K-means, the best of ten k-means++ starts; for measures that have features."""
+
+    kind: Literal["k-means"] = "k-means"
+
+
+class KMedoids(Clusterer):
+    """K-medoids by alternation.
+
+    Attributes:
+        start: the first medoids: ``build`` (each lowers the sum of distances most) or ``k-medoids++`` (drawn by distance).
+    """
+
+    kind: Literal["k-medoids"] = "k-medoids"
+    start: Literal["build", "k-medoids++"] = "build"
+
+    def labels(self, distance: Matrix, groups: int, generator: np.random.Generator) -> Labels:
+        return k_medoids(distance, groups, self.start, generator)
+
+
+class Hierarchical(Clusterer):
+    """Agglomerative clustering.
+
+    Attributes:
+        linkage: how far apart two clusters are: ``single``, ``complete``, ``average``, or ``ward`` for Euclidean distances.
+        threshold: clusters are merged as long as they are not farther apart. None: until ``groups`` are left.
+    """
+
+    kind: Literal["hierarchical"] = "hierarchical"
+    linkage: Linkage = "complete"
+    threshold: float | None = Field(default=None, gt=0.0)
+
+    def labels(self, distance: Matrix, groups: int, generator: np.random.Generator) -> Labels:
+        return agglomerative(distance, groups, self.linkage, self.threshold)
+
+
+class Dbscan(Clusterer):
+    """DBSCAN (Ester et al., 1996); what it calls noise is a cluster of its own.
+
+    Attributes:
+        eps: the radius; None for the one of LCFL's published code, the percentile 100 / (groups - 1) of all distances: so wide
+            that ``groups`` should exceed the number of clusters looked for.
+        min_samples: so many neighbours, itself included, make a device's neighbourhood dense.
+    """
+
+    kind: Literal["dbscan"] = "dbscan"
+    eps: float | None = Field(default=None, ge=0.0)
+    min_samples: int = Field(default=5, ge=1)
+
+    def labels(self, distance: Matrix, groups: int, generator: np.random.Generator) -> Labels:
+        require_square(distance, "distance")
+        from sklearn.cluster import DBSCAN
+
+        eps = np.percentile(distance, 100 / (groups - 1)) if self.eps is None else self.eps  # of all entries, the diagonal too
+        positive = max(float(eps), float(np.finfo(np.float64).tiny))  # 0, where most devices coincide, is not accepted
+        return canonical(DBSCAN(eps=positive, min_samples=self.min_samples, metric="precomputed").fit_predict(distance))
+
+
+class RandomGroups(Clusterer):
+    """Groups of nearly equal size, drawn at random: an ablation."""
+
+    kind: Literal["random"] = "random"
+
+
+CLUSTERERS = Registry.of("clusterer", KMeans, KMedoids, Hierarchical, Dbscan, RandomGroups)

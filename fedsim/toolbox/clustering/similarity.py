@@ -1,4 +1,7 @@
-"""Lengths, inner products, cosines and distances of high-dimensional rows, such as the flattened updates of devices."""
+"""Lengths, inner products, cosines and distances of high-dimensional rows, such as the flattened updates of devices.
+
+Values that are not finite are refused by a ``SimulationError``.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,9 +21,6 @@ def gram_matrix(rows: RowVectors) -> Matrix:
     """Inner products of all pairs of ``rows`` [n, d], float64 [n, n], exactly symmetric, in O(n^2 d).
 
     Float32 rows are summed in float64: near-parallel updates differ in digits that float32 sums do not have.
-
-    Raises:
-        SimulationError: there is no row, or one holds a value that is not finite.
     """
     if rows.ndim != 2 or not len(rows):
         raise SimulationError(f"the rows to compare have shape {rows.shape}; allowed is [n, d] with n >= 1")
@@ -36,14 +36,20 @@ def gram_matrix(rows: RowVectors) -> Matrix:
 
 
 def require_finite(norms: NDArray[np.floating]) -> None:
-    """Refuse rows whose norm (or its square) is not finite, by a ``SimulationError``."""
+    """Refuse rows whose norm (or its square) is not finite."""
     broken = np.flatnonzero(~np.isfinite(norms))
     if len(broken):
         raise SimulationError(f"row {broken[0]} of {len(norms)} is not finite; leave diverged devices out before clustering")
 
 
+def require_groups(groups: int, devices: int, method: str) -> None:
+    """Refuse more groups than devices, and no group."""
+    if not 1 <= groups <= devices:
+        raise SimulationError(f"{method} into {groups} groups of {devices} devices; allowed are 1 to {devices} groups")
+
+
 def require_square(matrix: NDArray[np.float64], what: str) -> None:
-    """Refuse a similarity or distance that is not [n, n], n >= 1, or has a value that is not finite (``SimulationError``)."""
+    """Refuse a similarity or distance that is not [n, n], n >= 1."""
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix):
         raise SimulationError(f"the {what} has shape {matrix.shape}; allowed is [n, n] with n >= 1")
     if not np.isfinite(matrix).all():
@@ -70,10 +76,10 @@ def length(update: NDArray[np.floating]) -> float:
 
 
 def most_alike(updates: Sequence[NDArray[np.floating]], directions: Sequence[NDArray[np.floating]]) -> list[int]:
-    """For each update the position of the direction that has the largest cosine with it, the first of equals.
+    """For each update [d] the position of the direction [d] that has the largest cosine with it, the first of equals.
 
-    The cosine is 0 where one of the two is 0 or not finite. All are [d]. Sums are in float64, one pair after the other, so an
-    update's direction does not depend on the updates beside it.
+    The cosine is 0 where one of the two is 0 or not finite. Sums are in float64, one pair after the other, so an update's
+    direction does not depend on the updates beside it.
     """
     with np.errstate(all="ignore"):
         lengths = [length(direction) for direction in directions]
@@ -88,7 +94,26 @@ def most_alike(updates: Sequence[NDArray[np.floating]], directions: Sequence[NDA
     return found
 
 
-_LOST = 1e-10  # relative square of a distance below which subtracting inner products leaves too few digits
+def edc_features(updates: RowVectors, groups: int) -> Matrix:
+    """FlexCFL's features float64 [n, m] of ``updates`` [n, d], whose Euclidean distance is EDC (Eq. 7), up to the constant 1/m.
+
+    Feature (i, k) is the cosine of update i with the k-th left singular vector of ``updates``^T (not centred), k < m =
+    ``groups``: sqrt(L_k) Q_ik / sqrt(G_ii) with the Gram matrix G = Q L Q^T, in O(n^2 d). Signs of columns, which no distance
+    sees, are fixed. An update of zeros has zeros, and so has a direction that the updates do not span.
+    """
+    require_groups(groups, len(updates), "EDC")
+    gram = gram_matrix(updates)
+    values, vectors = np.linalg.eigh(gram)
+    largest, vectors = values[::-1][:groups], vectors[:, ::-1][:, :groups]
+    rounding = len(gram) * np.finfo(np.float64).eps * largest[0]
+    rows = vectors * np.sqrt(np.where(largest > rounding, largest, 0.0))
+    norms = np.sqrt(gram.diagonal())[:, None]
+    features: Matrix = np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0)
+    # Positive in the first row that is at least half as large as the largest: rounding cannot swap it for another.
+    sizes = np.abs(features)
+    first = np.argmax(sizes >= sizes.max(axis=0) / 2, axis=0)
+    chosen = features[first, np.arange(features.shape[1])]
+    return features * np.where(chosen < 0, -1.0, 1.0)
 
 
 def madc(similarity: Matrix) -> Matrix:
@@ -108,6 +133,9 @@ def madc(similarity: Matrix) -> Matrix:
     distance: Matrix = np.maximum(over_all - own, 0.0) / (n - 2)
     np.fill_diagonal(distance, 0.0)
     return distance
+
+
+_LOST = 1e-10  # relative square of a distance below which subtracting inner products leaves too few digits
 
 
 def diff_norm(rows: RowVectors) -> Matrix:
@@ -139,10 +167,7 @@ def loss_distance(losses: Matrix) -> Matrix:
 
 
 def loss_gap(losses: Matrix) -> Matrix:
-    """Difference of two devices' losses on each of their two models (LCFL, Eq. 6); ``losses`` as in ``loss_distance``.
-
-    It is |L_i(w_i) - L_j(w_i)| + |L_i(w_j) - L_j(w_j)|.
-    """
+    """Difference of two devices' losses on both models (LCFL, Eq. 6): |L_i(w_i) - L_j(w_i)| + |L_i(w_j) - L_j(w_j)|."""
     require_square(losses, "loss")
     gap = np.abs(losses - losses.diagonal()[None, :])
     return gap + gap.T

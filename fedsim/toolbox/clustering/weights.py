@@ -1,4 +1,4 @@
-"""Weights of groups and clusters: FlexCFL's inter-group aggregation, and RFedAvg's reweighting."""
+"""RFedAvg's weights of clusters."""
 
 from collections.abc import Sequence
 
@@ -9,19 +9,6 @@ from fedsim.arrays import Floats
 from fedsim.errors import SimulationError
 
 LabelCounts = NDArray[np.int64]
-
-
-def inter_group_coefficients(norms: Floats, eta: float, *, literal: bool = False) -> Floats:
-    """Row j has the coefficients of all groups' models in group j's next model, float64 [m, m]; ``norms`` [m] are ||w_l||.
-
-    Literally it is w_j + eta sum of w_l / ||w_l|| over l != j (FlexCFL, Algorithm 2): each round adds up to eta (m - 1) to the
-    norm. Else that is divided by 1 + sum of eta / ||w_l|| (FlexCFL's code), so that no norm grows beyond the largest. A model
-    of zeros has no direction to give.
-    """
-    coefficients = np.tile(np.divide(eta, norms, out=np.zeros(len(norms)), where=norms > 0), (len(norms), 1))
-    np.fill_diagonal(coefficients, 1.0)
-    return coefficients if literal else coefficients / coefficients.sum(axis=1, keepdims=True)
-
 
 _LEAST = 1.0  # sample: the imbalance of a cluster that has no more to gain
 _SAME = 1e-10  # relative singular value below which mixtures of clusters are taken to be the same
@@ -40,10 +27,9 @@ def class_imbalance(counts: LabelCounts, samples: int | None = None) -> Floats:
 
 
 def cluster_imbalance(imbalance: Floats, sizes: LabelCounts, clusters: Sequence[Sequence[int]]) -> Floats:
-    """I_C of each cluster: the largest I_k (``imbalance`` [n]) among its members, less the samples of all others.
+    """I_C of each cluster: the largest I_k (``imbalance`` [n]) of its members, less the samples D_k (``sizes``) of all others.
 
-    Steps 1 and 2 of the paper; ``sizes`` [n] are D_k. At least 1 sample: with I_k from a device's own number of samples it
-    could become negative.
+    At least 1 sample: with I_k from a device's own number of samples it could become negative.
     """
     values = []
     for cluster in clusters:
@@ -54,19 +40,8 @@ def cluster_imbalance(imbalance: Floats, sizes: LabelCounts, clusters: Sequence[
     return np.array(values)
 
 
-def inverse_weights(imbalance: Floats) -> Floats:
-    """p_n, in inverse proportion to the imbalance of each cluster, with sum 1."""
-    inverse = 1.0 / imbalance
-    weights: Floats = inverse / inverse.sum()
-    return weights
-
-
 def class_shares(counts: LabelCounts, clusters: Sequence[Sequence[int]]) -> Floats:
-    """Class shares of each cluster's samples, float64 [M, N]; each column has sum 1.
-
-    Raises:
-        SimulationError: a cluster has no sample.
-    """
+    """Class shares of each cluster's samples, float64 [M, N]; a cluster without samples is refused (``SimulationError``)."""
     totals = np.stack([counts[list(cluster)].sum(axis=0) for cluster in clusters], axis=1)
     sizes = totals.sum(axis=0)
     if not sizes.all():
@@ -75,21 +50,13 @@ def class_shares(counts: LabelCounts, clusters: Sequence[Sequence[int]]) -> Floa
     return shares
 
 
-def balance_ratio(shares: Floats) -> float:
-    """beta, the largest class share by the smallest (Eq. 3): 1 if balanced, infinite if a class is missing."""
-    least = float(shares.min())
-    return float(shares.max()) / least if least > 0 else float("inf")
-
-
 def optimal_weights(shares: Floats) -> Floats:
     """The weights that bring the mixture of clusters nearest to equal class shares (the paper's benchmark "Optimal").
 
-    The minimiser float64 [N] of ||B p - 1/M||^2 over p >= 0 with sum 1, where B [M, N] are ``shares``, a cluster's class
-    shares in each column; of several, the one of least norm.
-
-    With C = B - 1/M, min ||C u||^2 + (sum u - 1)^2 over u >= 0 has the same answer but for its length: for a given direction of
-    u the best length leaves v^2 / (1 + v^2), where v is ||C p||, and that grows with v. A slight pull towards 0 says which
-    clusters the shortest answer has; least squares then find it among these.
+    The minimiser float64 [N] of ||B p - 1/M||^2 over p >= 0 with sum 1, where B [M, N] are the clusters' class ``shares``; of
+    several, the one of least norm. With C = B - 1/M, min ||C u||^2 + (sum u - 1)^2 over u >= 0 has the same answer but for its
+    length: for a given direction of u the best length leaves v^2 / (1 + v^2), where v is ||C p||, and that grows with v. A
+    slight pull towards 0 says which clusters the shortest answer has; least squares then find it among these.
     """
     from scipy.optimize import nnls
 

@@ -9,11 +9,14 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from fedsim.data.federated import Dataset, FederatedData, Index, Shard
-from fedsim.data.partitions.base import Partition, deal_evenly, deal_test_alike, federated, gather, require_devices
-from fedsim.data.sources.base import read_arrays
+from fedsim.data.partitions import Partition, deal_evenly, deal_test_alike, federated, gather, require_devices
+from fedsim.data.sources import read_arrays
 from fedsim.errors import DataError, ScenarioError
 from fedsim.files import SOUGHT, read_json, sought
 from fedsim.streams import Streams
+
+_EXAMPLE = '{"0": {"train": [3, 14], "test": [1]}, "1": {"train": [15]}}'
+_TRIES = 10_000  # of permutations
 
 
 class ByLabel(Partition):
@@ -28,7 +31,7 @@ class ByLabel(Partition):
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         labels = dataset.pool.classes
-        held: list[list[list[Index]]] = []
+        held: list[list[Index]] = []
         for part, index in (("train", dataset.train), ("test", dataset.test)):
             dealt: list[list[Index]] = [[] for _ in range(devices)]
             for label, samples in enumerate(dataset.by_class(index)):
@@ -36,9 +39,8 @@ class ByLabel(Partition):
                 shares = deal_evenly(samples, len(members), streams.generator(f"world/data/{part}", label))
                 for device, share in zip(members, shares, strict=True):
                     dealt[device].append(share)
-            held.append(dealt)
-        train, test = ([np.concatenate(own) for own in dealt] for dealt in held)
-        return federated(dataset, train, test, np.arange(devices) % labels if devices >= labels else None)
+            held.append([np.concatenate(own) for own in dealt])
+        return federated(dataset, held[0], held[1], np.arange(devices) % labels if devices >= labels else None)
 
 
 class Shards(Partition):
@@ -58,9 +60,8 @@ class Shards(Partition):
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         size, each = dataset.train_size, self.per_device
-        require_devices(
-            devices, size // each, f"'{dataset.name}' has {size} training samples and each device gets {each} shards"
-        )
+        why = f"'{dataset.name}' has {size} training samples and each device gets {each} shards"
+        require_devices(devices, size // each, why)
         generator = streams.generator("world/data/train")
         even, others = np.split(generator.permutation(dataset.train), [round(self.similarity * size)])
         ordered = others[np.argsort(dataset.pool.y[others], kind="stable")]
@@ -88,10 +89,8 @@ class Dirichlet(Partition):
     minimum: int = Field(default=2, ge=1)
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        most = dataset.train_size // self.minimum
-        require_devices(
-            devices, most, f"'{dataset.name}' has {dataset.train_size} training samples and each device needs {self.minimum}"
-        )
+        why = f"'{dataset.name}' has {dataset.train_size} training samples and each device needs {self.minimum}"
+        require_devices(devices, dataset.train_size // self.minimum, why)
         generator = streams.generator("world/data/train")
         parts = [generator.permutation(part) for part in dataset.by_class(dataset.train)]
         owners = [self._owners(len(part), devices, generator) for part in parts]
@@ -117,9 +116,6 @@ class Dirichlet(Partition):
                 held[device] = np.append(held[device], held[donor][position])
                 held[donor] = np.delete(held[donor], position)
                 heapq.heappush(largest, (size + 1, donor))
-
-
-_EXAMPLE = '{"0": {"train": [3, 14], "test": [1]}, "1": {"train": [15]}}'
 
 
 class PartitionFile(Partition):
@@ -172,16 +168,18 @@ def _read_json(path: Path) -> dict[str, dict[str, Any]]:
 def _read_npz(path: Path) -> dict[str, dict[str, Any]]:
     arrays = read_arrays(path, "data.partition.path")
     devices = sum(name.startswith("train_") for name in arrays)
-    known = {f"{part}_{device}" for part in ("train", "test") for device in range(devices)}
-    strange = [name for name in arrays if name not in known]
-    if strange or not devices:
-        raise DataError(
-            f"'{path}' holds {', '.join(strange) or 'no arrays'}; allowed are train_0, train_1, ... and test_0, test_1, ..."
-        )
-    return {
-        str(device): {part: arrays[f"{part}_{device}"] for part in ("train", "test") if f"{part}_{device}" in arrays}
-        for device in range(devices)
-    }
+    entries: dict[str, dict[str, Any]] = {str(device): {} for device in range(devices)}
+    strange = []
+    for name, array in arrays.items():
+        part, _, device = name.partition("_")
+        if part in ("train", "test") and device in entries:
+            entries[device][part] = array
+        else:
+            strange.append(name)
+    if strange or not entries:
+        found = ", ".join(strange) or "no arrays"
+        raise DataError(f"'{path}' holds {found}; allowed are train_0, train_1, ... and test_0, test_1, ...")
+    return entries
 
 
 def _index(path: Path, what: str, entry: Any, samples: Index) -> Index:
@@ -189,7 +187,7 @@ def _index(path: Path, what: str, entry: Any, samples: Index) -> Index:
     try:
         numbers: NDArray[Any] = np.asarray(entry)
     except ValueError:  # lists within a list
-        raise DataError(f"'{path}': device {what} is not a list of whole numbers") from None
+        numbers = np.zeros((1, 1))
     if numbers.size == 0:
         return samples[:0]
     if numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer):
@@ -202,9 +200,8 @@ def _index(path: Path, what: str, entry: Any, samples: Index) -> Index:
 
 def _require_members(groups: int, devices: int) -> None:
     if devices < groups:
-        raise ScenarioError(
-            f"data.partition.groups is {groups}; with population.devices = {devices}, 1 to {devices} are allowed"
-        )
+        allowed = f"with population.devices = {devices}, 1 to {devices} are allowed"
+        raise ScenarioError(f"data.partition.groups is {groups}; {allowed}")
 
 
 class LabelGroups(Partition):
@@ -224,32 +221,6 @@ class LabelGroups(Partition):
     groups: int = Field(default=5, ge=1)
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        self._require_fit(dataset, devices)
-        members = [len(range(group, devices, self.groups)) for group in range(self.groups)]
-        held, tested = self._of_groups(dataset, dataset.train), self._of_groups(dataset, dataset.test)
-        size = min(len(samples) // count for samples, count in zip(held, members, strict=True))
-        train = [
-            streams.generator("world/data/train", group).permutation(held[group])[: size * count].reshape(count, size)
-            for group, count in enumerate(members)
-        ]
-        test = [
-            deal_evenly(tested[group], count, streams.generator("world/data/test", group))
-            for group, count in enumerate(members)
-        ]
-        place = [divmod(device, self.groups) for device in range(devices)]
-        return federated(
-            dataset,
-            [train[group][position] for position, group in place],
-            [test[group][position] for position, group in place],
-            truth=np.arange(devices) % self.groups,
-        )
-
-    def _of_groups(self, dataset: Dataset, index: Index) -> list[Index]:
-        """The samples of each group's classes."""
-        group = dataset.pool.y[index] // (dataset.pool.classes // self.groups)
-        return gather(group, index, self.groups)
-
-    def _require_fit(self, dataset: Dataset, devices: int) -> None:
         groups, classes = self.groups, dataset.pool.classes
         if classes % groups:
             allowed = ", ".join(str(number) for number in range(1, classes + 1) if classes % number == 0)
@@ -257,11 +228,20 @@ class LabelGroups(Partition):
                 f"data.partition.groups is {groups}; '{dataset.name}' has {classes} classes, so {allowed} are allowed"
             )
         _require_members(groups, devices)
-        fewest = min(map(len, self._of_groups(dataset, dataset.train)))
+        held, tested = (
+            gather(dataset.pool.y[index] // (classes // groups), index, groups) for index in (dataset.train, dataset.test)
+        )
+        fewest = min(map(len, held))
         require_devices(devices, groups * fewest, f"'{dataset.name}' has {fewest} training samples for a group")
-
-
-_TRIES = 10_000
+        members = [len(range(group, devices, groups)) for group in range(groups)]
+        size = min(len(samples) // count for samples, count in zip(held, members, strict=True))
+        train: list[Index] = [dataset.train] * devices
+        test = [*train]
+        for group, count in enumerate(members):
+            mixed = streams.generator("world/data/train", group).permutation(held[group])
+            train[group::groups] = [*mixed[: size * count].reshape(count, size)]
+            test[group::groups] = deal_evenly(tested[group], count, streams.generator("world/data/test", group))
+        return federated(dataset, train, test, truth=np.arange(devices) % groups)
 
 
 class Permutations(Partition):
@@ -285,35 +265,30 @@ class Permutations(Partition):
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         require_devices(devices, dataset.train_size, f"'{dataset.name}' has {dataset.train_size} training samples")
         _require_members(self.groups, devices)
-        maps = self.draw(dataset.pool.classes, streams.generator("world/data/permutations"))
+        maps = self._drawn(dataset.pool.classes, streams.generator("world/data/permutations"))
         train = deal_evenly(dataset.train, devices, streams.generator("world/data/train"))
-        if self.test == "whole":
-            test = [dataset.test] * devices  # one array for all
-        else:
+        test = [dataset.test] * devices  # one array for all
+        if self.test == "share":
             test = deal_evenly(dataset.test, devices, streams.generator("world/data/test"))
         truth = np.arange(devices) % self.groups
-        shards = [
-            Shard(mine, tested, label_map=maps[group] if group else None)
-            for mine, tested, group in zip(train, test, truth, strict=True)
-        ]
+        parts = zip(train, test, truth, strict=True)
+        shards = [Shard(mine, tested, label_map=maps[group] if group else None) for mine, tested, group in parts]
         return FederatedData(dataset.pool, shards, truth=truth)
 
-    def draw(self, classes: int, generator: np.random.Generator) -> list[NDArray[np.int64]]:
+    def _drawn(self, classes: int, generator: np.random.Generator) -> list[NDArray[np.int64]]:
         """Permutations of 0..C-1, int64 [C] each, the first of them the identity."""
         agree = min(self.agree, classes - 2)  # C - 1 is impossible, and C would be the same permutation twice
         found = [np.arange(classes)]
-        for _ in range(_TRIES):
+        for _ in range(_TRIES + 1):
             if len(found) == self.groups:
-                break
+                return found
             candidate = generator.permutation(classes)
             if all(np.count_nonzero(candidate == other) <= agree for other in found):
                 found.append(candidate)
-        if len(found) < self.groups:
-            raise ScenarioError(
-                f"data.partition.groups is {self.groups}; only {len(found)} permutations of {classes} labels that agree on at "
-                f"most {agree} were found: lower it, or raise data.partition.agree"
-            )
-        return found
+        raise ScenarioError(
+            f"data.partition.groups is {self.groups}; only {len(found)} permutations of {classes} labels that agree on at "
+            f"most {agree} were found: lower it, or raise data.partition.agree"
+        )
 
 
 class Rotations(Partition):
@@ -339,30 +314,20 @@ class Rotations(Partition):
         return degrees
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        self._require_images(dataset)
-        groups = len(self.degrees)
-        if devices < groups:
-            raise ScenarioError(f"population.devices is {devices}; {groups} rotations need at least {groups}")
-        require_devices(
-            devices,
-            groups * dataset.train_size,
-            f"'{dataset.name}' has {dataset.train_size} training samples for each rotation",
-        )
-        truth = np.arange(devices) % groups
-        shards: dict[int, Shard] = {}
-        for group, degrees in enumerate(self.degrees):
-            members = np.flatnonzero(truth == group)
-            train = deal_evenly(dataset.train, len(members), streams.generator("world/data/train", group))
-            test = np.array_split(dataset.test, len(members))
-            for member, mine, tested in zip(members, train, test, strict=True):
-                shards[int(member)] = Shard(mine[: self.most_samples], tested, quarter_turns=degrees // 90)
-        return FederatedData(dataset.pool, [shards[device] for device in range(devices)], truth=truth)
-
-    def _require_images(self, dataset: Dataset) -> None:
-        shape = dataset.pool.shape
+        shape, size, groups = dataset.pool.shape, dataset.train_size, len(self.degrees)
         sideways = any(degrees % 180 for degrees in self.degrees)
         if len(shape) != 3 or (sideways and shape[1] != shape[2]):
             raise ScenarioError(
                 f"data.partition.kind is 'rotations'; the samples of '{dataset.name}' have the shape {shape}, and only "
                 "square images can be turned (oblong ones by 180 degrees)"
             )
+        if devices < groups:
+            raise ScenarioError(f"population.devices is {devices}; {groups} rotations need at least {groups}")
+        require_devices(devices, groups * size, f"'{dataset.name}' has {size} training samples for each rotation")
+        shards: list[Any] = [None] * devices
+        for group, degrees in enumerate(self.degrees):
+            members = len(range(group, devices, groups))
+            train = deal_evenly(dataset.train, members, streams.generator("world/data/train", group))
+            parts = zip(train, np.array_split(dataset.test, members), strict=True)
+            shards[group::groups] = [Shard(mine[: self.most_samples], tested, degrees // 90) for mine, tested in parts]
+        return FederatedData(dataset.pool, shards, truth=np.arange(devices) % groups)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.data.federated import Dataset, FederatedData, Index, Normalise
-from fedsim.data.partitions.base import (
+from fedsim.data.partitions import (
     Partition,
     deal_evenly,
     deal_test_alike,
@@ -21,6 +21,9 @@ from fedsim.data.partitions.base import (
 from fedsim.errors import ScenarioError
 from fedsim.language.sizes import Sizes, UniformSizes
 from fedsim.streams import Streams
+
+_LEAST_PER_CLASS = 2
+_MOST_SAMPLES = 100_000_000  # places of a sample in an index
 
 
 class PowerLaw(Partition):
@@ -49,12 +52,15 @@ class PowerLaw(Partition):
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         labels, truth = _neighbours(dataset, devices, self.classes_per_device)
-        parts = dataset.by_class(dataset.all)
+        parts, least, each = dataset.by_class(dataset.all), self.minimum_per_class, self.classes_per_device
         sizes = np.array([len(part) for part in parts])
-        reserved = self.minimum_per_class * np.bincount(labels.ravel(), minlength=len(parts))
-        self._require_room(dataset.name, devices, sizes, reserved)
+        reserved = least * np.bincount(labels.ravel(), minlength=len(parts))
+        for label in np.flatnonzero(reserved > sizes)[:1]:
+            why = f"{least} samples of each of its {each} classes for each device are {reserved[label]} of class {label}"
+            most = int(sizes.min()) // least * len(sizes) // each
+            require_devices(devices, most, f"{why}, and '{dataset.name}' has {sizes[label]}")
         wanted = self._extras(labels, sizes - reserved, streams.generator("world/data/sizes"))
-        amounts = np.stack([np.full_like(wanted, self.minimum_per_class), wanted])
+        amounts = np.stack([np.full_like(wanted, least), wanted])
         return hold_out_tenths(dataset, _deal(parts, labels, amounts, "skip"), streams, truth)
 
     def _extras(self, labels: NDArray[np.int64], left: NDArray[np.int64], generator: np.random.Generator) -> NDArray[np.int64]:
@@ -68,21 +74,6 @@ class PowerLaw(Partition):
         total = np.maximum(used.sum(axis=(1, 2), keepdims=True), np.finfo(np.float64).tiny)
         wanted: NDArray[np.float64] = (left[:, None, None] * used / total)[place]
         return wanted.astype(np.int64)
-
-    def _require_room(self, name: str, devices: int, sizes: NDArray[np.int64], reserved: NDArray[np.int64]) -> None:
-        lacking = np.flatnonzero(reserved > sizes)
-        if len(lacking):
-            label = int(lacking[0])
-            least = int(sizes.min()) // self.minimum_per_class
-            require_devices(
-                devices,
-                least * len(sizes) // self.classes_per_device,
-                f"{self.minimum_per_class} samples of each of its {self.classes_per_device} classes for each device are "
-                f"{reserved[label]} of class {label}, and '{name}' has {sizes[label]}",
-            )
-
-
-_LEAST_PER_CLASS = 2
 
 
 class Femnist(Partition):
@@ -113,13 +104,11 @@ class Femnist(Partition):
         sizes = streams.generator("world/data/sizes").lognormal(4.0, 1.0, devices) + 5.0
         amounts = np.maximum(_LEAST_PER_CLASS, (sizes / self.classes_per_device).astype(np.int64))
         if self.overlap:
-            held = [
-                np.concatenate([parts[label][:amount] for label in own]) for own, amount in zip(labels, amounts, strict=True)
-            ]
+            asked = zip(labels, amounts, strict=True)
+            held = [np.concatenate([parts[label][:amount] for label in own]) for own, amount in asked]
         else:
             held = _deal(parts, labels, np.repeat(amounts[None, :, None], self.classes_per_device, axis=2), "rest")
-        poor = next((device for device, mine in enumerate(held) if len(mine) < _LEAST_PER_CLASS), None)
-        if poor is not None:
+        for poor in (device for device, mine in enumerate(held) if len(mine) < _LEAST_PER_CLASS):
             raise ScenarioError(
                 f"population.devices is {devices}; '{dataset.name}' has too few samples for so many with "
                 f"data.partition.kind 'femnist': the classes of device {poor} are used up. Allowed are fewer devices, "
@@ -165,9 +154,6 @@ class DittoPartition(Partition):
         return federated(dataset, train, test, truth)
 
 
-_MOST_SAMPLES = 100_000_000  # places of a sample in an index
-
-
 def _neighbours(dataset: Dataset, devices: int, slots: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
     """The classes u, u+1, ... (mod C) of each device u, int64 [devices, slots], and the true groups that they make: u mod C."""
     classes = dataset.pool.classes
@@ -181,11 +167,8 @@ def _deal(
 ) -> list[Index]:
     """Deal samples to devices, which take in turn from the front of each class.
 
-    Args:
-        parts: the samples of each class.
-        labels: classes of each device, [devices, slots].
-        amounts: how many it asks for, [passes, devices, slots].
-        at_end: when a class has fewer left, it gives nothing, these, or starts again.
+    A device asks for ``amounts`` [passes, devices, slots] of its classes ``labels`` [devices, slots]. When a class has fewer
+    left, it gives nothing, these, or starts again.
     """
     pieces: list[list[Index]] = [[] for _ in labels]
     taken = np.zeros(len(parts), dtype=np.int64)
@@ -228,17 +211,13 @@ class ClassBias(Partition):
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         require_classes("classes_per_device", self.classes_per_device, dataset.pool.classes, dataset.name)
         parts = [part[: self.per_class] for part in dataset.by_class(dataset.train)]
-        empty = next((label for label, part in enumerate(parts) if not len(part)), None)
-        if empty is not None:
-            raise ScenarioError(
-                f"data.partition.kind is 'class-bias'; '{dataset.name}' has no training sample of class {empty}"
-            )
+        for empty in (label for label, part in enumerate(parts) if not len(part)):
+            said = f"'{dataset.name}' has no training sample of class {empty}"
+            raise ScenarioError(f"data.partition.kind is 'class-bias'; {said}")
         sizes = self.sizes.draw(devices, streams.generator("world/data/sizes"))
         if sizes.sum() > _MOST_SAMPLES:
-            raise ScenarioError(
-                f"data.partition.sizes gives {devices} devices {sizes.sum()} training samples; allowed are at most "
-                f"{_MOST_SAMPLES} in all"
-            )
+            said = f"data.partition.sizes gives {devices} devices {sizes.sum()} training samples"
+            raise ScenarioError(f"{said}; allowed are at most {_MOST_SAMPLES} in all")
         train, first = [], []
         for device, size in enumerate(sizes.tolist()):
             generator = streams.generator("world/data/train", device)
@@ -256,12 +235,8 @@ class ClassBias(Partition):
         counts[biased] = [len(chunk) for chunk in np.array_split(np.arange(major), len(biased))]
         if len(others):
             counts[others] = generator.multinomial(size - major, np.full(len(others), 1.0 / len(others)))
-        drawn = [
-            part[generator.choice(len(part), count, replace=bool(count > len(part)))]
-            for part, count in zip(parts, counts, strict=True)
-            if count
-        ]
-        return np.concatenate(drawn)
+        asked = [(part, int(count)) for part, count in zip(parts, counts, strict=True) if count]
+        return np.concatenate([part[generator.choice(len(part), count, replace=count > len(part))] for part, count in asked])
 
 
 class ClassImbalance(Partition):
@@ -293,7 +268,10 @@ class ClassImbalance(Partition):
         counts = np.array([self._counts(majority, streams.generator("world/data/sizes", device)) for device in range(devices)])
         generator = streams.generator("world/data/train")
         parts = [generator.permutation(part) for part in dataset.by_class(dataset.train)]
-        self._require_distinct(dataset.name, counts.max(axis=0), np.array([len(part) for part in parts]))
+        there = np.array([len(part) for part in parts])
+        for label in np.flatnonzero(counts.max(axis=0) > there)[:1]:
+            said = f"'{dataset.name}' has {there[label]} training samples of class {label}"
+            raise ScenarioError(f"data.partition.largest is {self.largest}; {said}, so 1 to {there.min()} are allowed")
         owner = np.concatenate([np.repeat(np.arange(devices), counts[:, label]) for label in range(classes)])
         index = np.concatenate([np.resize(part, total) for part, total in zip(parts, counts.sum(axis=0), strict=True)])
         test = deal_evenly(dataset.test, devices, streams.generator("world/data/test"))
@@ -319,15 +297,5 @@ class ClassImbalance(Partition):
         most = int(amounts.argmax())
         amounts[0], amounts[most] = amounts[most], amounts[0]
         counts = np.zeros(classes, dtype=np.int64)
-        counts[chosen] = amounts[0]
-        counts[others] = amounts[1:]
+        counts[[chosen, *others]] = amounts
         return counts
-
-    def _require_distinct(self, name: str, asked: NDArray[np.int64], there: NDArray[np.int64]) -> None:
-        lacking = np.flatnonzero(asked > there)
-        if len(lacking):
-            label = int(lacking[0])
-            raise ScenarioError(
-                f"data.partition.largest is {self.largest}; '{name}' has {there[label]} training samples of class {label}, "
-                f"so 1 to {there.min()} are allowed"
-            )

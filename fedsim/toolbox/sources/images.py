@@ -1,4 +1,4 @@
-"""MNIST, Fashion-MNIST, EMNIST and CIFAR-10, and the formats of their files: read with every length checked, and written.
+"""MNIST, Fashion-MNIST, EMNIST and CIFAR-10: their files, read with every length checked, downloaded and written.
 
 IDX (http://yann.lecun.com/exdb/mnist/): two zero bytes, the type (8 = unsigned byte), the number of dimensions, each dimension
 as a big-endian 32-bit integer, then the values, last dimension fastest. CIFAR-10, binary version: rows of one label byte and
@@ -8,125 +8,142 @@ as a big-endian 32-bit integer, then the values, last dimension fastest. CIFAR-1
 import gzip
 import math
 import struct
+import warnings
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
-from typing import IO, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.data.federated import Raw, Samples
-from fedsim.data.sources.base import Source, checked_labels
+from fedsim.data.sources import Source, checked_labels
 from fedsim.durable import replacing
-from fedsim.errors import DataError
+from fedsim.errors import DataError, ScenarioError, nearest
 from fedsim.files import regular
 
+ByteArray = NDArray[np.uint8]
+
 _UNSIGNED_BYTE = 8
-_CHUNK = 1 << 20
-
-
-def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """The array of an IDX file of unsigned bytes, plain or gzip; ``DataError`` for any other file."""
-    try:
-        with regular(path).open("rb") as plain:
-            packed = plain.read(2) == b"\x1f\x8b"
-            plain.seek(0)
-            with gzip.GzipFile(fileobj=plain) if packed else plain as stream:
-                return _parse(path, stream, dimensions)
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"'{path}' is a damaged gzip file: {error}") from None
-    except OSError as error:
-        raise DataError(f"'{path}' cannot be read: {error.strerror or error}") from None
-
-
-def _parse(path: Path, stream: IO[bytes] | gzip.GzipFile, dimensions: int) -> NDArray[np.uint8]:
-    header = _read(stream, 4 + 4 * dimensions)
-    magic = bytes([0, 0, _UNSIGNED_BYTE, dimensions])
-    if header[:4] != magic[: len(header[:4])]:
-        raise DataError(
-            f"'{path}' is no IDX file of {dimensions} dimensions: it begins with {header[:4].hex()}, not {magic.hex()}"
-        )
-    if len(header) < 4 + 4 * dimensions:
-        raise DataError(f"'{path}' is truncated: the header takes {4 + 4 * dimensions} bytes, {len(header)} are there")
-    shape = struct.unpack(f">{dimensions}I", header[4:])
-    expected = math.prod(shape)
-    content = _read(stream, expected + 1)
-    if len(content) < expected:
-        raise DataError(f"'{path}' is truncated: its header promises {expected} bytes of data, {len(content)} are there")
-    if len(content) > expected:
-        raise DataError(f"'{path}' is too long: its header promises {expected} bytes of data, and more are there")
-    return np.frombuffer(content, dtype=np.uint8).reshape(shape)
-
-
-def _read(stream: IO[bytes] | gzip.GzipFile, limit: int) -> bytearray:
-    """Up to ``limit`` bytes; a gzip file that breaks off gives what it has."""
-    content = bytearray()
-    try:
-        while len(content) < limit and (chunk := stream.read(min(_CHUNK, limit - len(content)))):
-            content += chunk
-    except EOFError:
-        pass
-    return content
-
-
-def write_idx(path: Path, array: NDArray[np.uint8]) -> None:
-    """Write ``array`` as IDX, packed if the name ends in ``.gz``."""
-    header = bytes([0, 0, _UNSIGNED_BYTE, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
-    content = header + np.ascontiguousarray(array).tobytes()
-    write_whole(path, gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all."""
-    with replacing(path) as beside:
-        beside.write_bytes(content)
-
-
-MNIST_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
-EMNIST_FILES = tuple(
-    f"emnist-byclass-{part}-{what}" for part in ("train", "test") for what in ("images-idx3-ubyte", "labels-idx1-ubyte")
-)
+_RECORD = 1 + 3 * 32 * 32
+_EMNIST_PAGE = "https://www.nist.gov/itl/products-and-services/emnist-dataset"
 _EMNIST_CLASSES = 62
 _A, _J = 36, 45  # lower-case letters follow 10 digits and 26 capitals
 
 
-class Mnist(Source):
+def read_idx(path: Path, dimensions: int) -> ByteArray:
+    """The array of an IDX file of unsigned bytes, plain or gzip; ``DataError`` for any other file."""
+    try:
+        content = regular(path).read_bytes()
+        content = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise DataError(f"'{path}' is a damaged gzip file: {error}") from None
+    except OSError as error:
+        raise DataError(f"'{path}' cannot be read: {error.strerror or error}") from None
+    magic, size = bytes([0, 0, _UNSIGNED_BYTE, dimensions]), 4 + 4 * dimensions
+    if content[:4] != magic[: len(content)]:
+        found = f"it begins with {content[:4].hex()}, not {magic.hex()}"
+        raise DataError(f"'{path}' is no IDX file of {dimensions} dimensions: {found}")
+    if len(content) < size:
+        raise DataError(f"'{path}' is truncated: the header takes {size} bytes, {len(content)} are there")
+    shape = struct.unpack(f">{dimensions}I", content[4:size])
+    expected, there = math.prod(shape), len(content) - size
+    if there != expected:
+        wrong = "truncated" if there < expected else "too long"
+        raise DataError(f"'{path}' is {wrong}: its header promises {expected} bytes of data, {there} are there")
+    return np.frombuffer(content, dtype=np.uint8, offset=size).reshape(shape)
+
+
+def write_idx(path: Path, array: ByteArray) -> None:
+    """Write ``array`` as IDX, packed if the name ends in ``.gz``."""
+    header = bytes([0, 0, _UNSIGNED_BYTE, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+    content = header + np.ascontiguousarray(array).tobytes()
+    _write_whole(path, gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    with replacing(path) as beside:
+        beside.write_bytes(content)
+
+
+class PublishedImages(Source):
+    """Images in files of a published format."""
+
+    folders: ClassVar[tuple[str, ...]]  # below the folder of data folders; the first that has all files is read
+    files: ClassVar[tuple[str, ...]]
+    packed: ClassVar[bool] = True  # files may end in ``.gz``
+    openml: ClassVar[str] = ""  # the name of version 1 at OpenML; empty where it has to be downloaded by hand
+    train_size: ClassVar[int] = 60_000
+
+    def _found(self, root: Path | None) -> list[Path]:
+        """The files, in their order."""
+        for folder in self.folders if root is not None else ():
+            found = [path for name in self.files if (path := self._present(Path(root or ""), folder, name)) is not None]
+            if len(found) == len(self.files):
+                return found
+        fetch = f"or run `fedsim data fetch {self.kind} --root {quote(str(root or 'data'))}`"
+        then = "" if root else " and then set data.root to 'data'"
+        raise DataError(f"data.source is '{self.kind}', whose files are missing: {self.advice(root)}, {fetch}{then}")
+
+    @classmethod
+    def _present(cls, root: Path, folder: str, name: str) -> Path | None:
+        candidates = [root / folder / name, *([root / folder / f"{name}.gz"] if cls.packed else [])]
+        return next((path for path in candidates if path.is_file()), None)
+
+    @classmethod
+    def advice(cls, root: Path | None) -> str:
+        """The sentence that says which files are missing, and where they belong."""
+        folder = cls.folders[0]
+        lacking = [name for name in cls.files if root is None or cls._present(root, folder, name) is None]
+        unset = f"the folder '{folder}' of the folder that data.root or $FEDSIM_DATA names (neither is set)"
+        where = unset if root is None else f"'{root / folder}'"
+        return f"put {', '.join(lacking)}{' (plain or .gz)' if cls.packed else ''} into {where}"
+
+    @classmethod
+    def write(cls, folder: Path, x: ByteArray, y: ByteArray, train_size: int) -> None:
+        """Write images [n, c, h, w] and labels [n], of which the first are for training, as the files of the format."""
+        names = [folder / f"{name}.gz" for name in cls.files]
+        for name, array in zip(names, (x[:train_size, 0], y[:train_size], x[train_size:, 0], y[train_size:]), strict=True):
+            write_idx(name, array)
+
+
+class Mnist(PublishedImages):
     """60,000 + 10,000 hand-written digits of 28x28 pixels, from the IDX files in ``mnist/``."""
 
     kind: Literal["mnist"] = "mnist"
-    folder: ClassVar[str] = "mnist"
     known = (1, 28, 28), 10
+    folders = ("mnist",)
+    files = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+    openml = "mnist_784"
 
     def load(self, root: Path | None) -> Raw:
-        return load_idx(self.kind, find_files(self.kind, root, [self.folder], MNIST_FILES, packed=True), classes=10)
+        return _load_idx(self.kind, self._found(root), classes=10)
 
 
 class Fashion(Mnist):
     """60,000 + 10,000 garments of 28x28 pixels (Fashion-MNIST), from the IDX files in ``fashion-mnist/``."""
 
     kind: Literal["fashion"] = "fashion"  # type: ignore[assignment]
-    folder: ClassVar[str] = "fashion-mnist"
+    folders = ("fashion-mnist",)
+    openml = "Fashion-MNIST"
 
 
-def load_idx(name: str, files: list[Path], classes: int) -> Raw:
+def _load_idx(name: str, files: list[Path], classes: int) -> Raw:
     """The data set in four IDX files: training images, training labels, test images and test labels."""
-    train, test = _load_pair(files[0], files[1], classes), _load_pair(files[2], files[3], classes)
-    return Raw(name, *train, *test, classes)
+    parts: list[Any] = []
+    for images_path, labels_path in (files[:2], files[2:]):
+        images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
+        if len(images) != len(labels):
+            raise DataError(f"'{images_path}' has {len(images)} images, but '{labels_path}' has {len(labels)} labels")
+        if images.shape[1:] != (28, 28):
+            raise DataError(f"'{images_path}' has images of {images.shape[1]}x{images.shape[2]} pixels; 28x28 are expected")
+        parts += [images[:, None], checked_labels(labels_path, labels, classes)]
+    x_train, y_train, x_test, y_test = parts
+    return Raw(name, x_train, y_train, x_test, y_test, classes)
 
 
-def _load_pair(images_path: Path, labels_path: Path, classes: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Images uint8 [n, 1, 28, 28] and labels int64 [n]."""
-    images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
-    if len(images) != len(labels):
-        raise DataError(f"'{images_path}' has {len(images)} images, but '{labels_path}' has {len(labels)} labels")
-    if images.shape[1:] != (28, 28):
-        raise DataError(f"'{images_path}' has images of {images.shape[1]}x{images.shape[2]} pixels; 28x28 are expected")
-    return images[:, None], checked_labels(labels_path, labels, classes)
-
-
-class Emnist(Source):
+class Emnist(PublishedImages):
     """EMNIST ByClass (Cohen et al. 2017) from its IDX files in ``emnist/``: digits, capitals and lower-case letters.
 
     Attributes:
@@ -135,12 +152,15 @@ class Emnist(Source):
 
     kind: Literal["emnist"] = "emnist"
     letters: Literal["all", "a-j"] = "all"
+    folders = ("emnist", "emnist/gzip")
+    files = tuple(
+        f"emnist-byclass-{part}-{what}" for part in ("train", "test") for what in ("images-idx3-ubyte", "labels-idx1-ubyte")
+    )
 
     def load(self, root: Path | None) -> Raw:
-        files = find_files("emnist", root, ["emnist", "emnist/gzip"], EMNIST_FILES, packed=True)
-        raw = load_idx("emnist", files, _EMNIST_CLASSES)
-        classes = self.shape_and_classes(root)[1]
-        return Raw("emnist", *self._upright(raw.x_train, raw.y_train), *self._upright(raw.x_test, raw.y_test), classes)
+        raw = _load_idx("emnist", self._found(root), _EMNIST_CLASSES)
+        train, test = self._upright(raw.x_train, raw.y_train), self._upright(raw.x_test, raw.y_test)
+        return Raw("emnist", *train, *test, self.shape_and_classes(root)[1])
 
     def _upright(self, x: Samples, y: NDArray[np.int64]) -> tuple[Samples, NDArray[np.int64]]:
         """The wanted characters, upright: the published files hold them transposed."""
@@ -153,64 +173,76 @@ class Emnist(Source):
         return (1, 28, 28), _EMNIST_CLASSES if self.letters == "all" else _J - _A + 1
 
 
-_CIFAR_FOLDERS = ("cifar10", "cifar-10-batches-bin")
-CIFAR_FILES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
-_SHAPE = (3, 32, 32)
-_RECORD = 1 + 3 * 32 * 32
-
-
-class Cifar10(Source):
+class Cifar10(PublishedImages):
     """50,000 + 10,000 colour images of 32x32 pixels, from the binary batches in ``cifar10/``."""
 
     kind: Literal["cifar10"] = "cifar10"
-    known = _SHAPE, 10
+    known = (3, 32, 32), 10
+    folders = ("cifar10", "cifar-10-batches-bin")
+    files = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
+    packed = False
+    openml = "CIFAR_10"
+    train_size = 50_000
 
     def load(self, root: Path | None) -> Raw:
-        batches = [read_batch(path) for path in find_files("cifar10", root, _CIFAR_FOLDERS, CIFAR_FILES, packed=False)]
+        batches = [_read_batch(path) for path in self._found(root)]
         x_train, y_train = (np.concatenate(parts) for parts in zip(*batches[:-1], strict=True))
         return Raw("cifar10", x_train, y_train, *batches[-1], classes=10)
 
+    @classmethod
+    def write(cls, folder: Path, x: ByteArray, y: ByteArray, train_size: int) -> None:
+        cuts = np.linspace(0, train_size, len(cls.files)).astype(int)[1:]
+        for name, images, labels in zip(cls.files, np.split(x, cuts), np.split(y, cuts), strict=True):
+            _write_whole(folder / name, np.concatenate([labels[:, None], images.reshape(len(images), -1)], axis=1).tobytes())
 
-def read_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Images uint8 [n, 3, 32, 32] and labels int64 [n] of one batch."""
+
+def _read_batch(path: Path) -> tuple[ByteArray, NDArray[np.int64]]:
+    """Images uint8 [n, 3, 32, 32] and labels int64 [n]."""
     size = path.stat().st_size
     if size == 0 or size % _RECORD:
         whole = max(1, -(-size // _RECORD))
-        raise DataError(
-            f"'{path}' is truncated: {whole} records of {_RECORD} bytes are {whole * _RECORD} bytes, {size} are there"
-        )
+        expected = f"{whole} records of {_RECORD} bytes are {whole * _RECORD} bytes"
+        raise DataError(f"'{path}' is truncated: {expected}, {size} are there")
     rows = np.fromfile(path, dtype=np.uint8).reshape(-1, _RECORD)
-    return rows[:, 1:].reshape(-1, *_SHAPE), checked_labels(path, rows[:, 0], 10)
+    return rows[:, 1:].reshape(-1, 3, 32, 32), checked_labels(path, rows[:, 0], 10)
 
 
-def write_batch(path: Path, x: NDArray[np.uint8], y: NDArray[np.uint8]) -> None:
-    """Write images [n, 3, 32, 32] and labels [n] as one batch."""
-    write_whole(path, np.concatenate([y[:, None], x.reshape(len(x), -1)], axis=1).tobytes())
+def fetch(name: str, root: Path) -> Path:
+    """Download a data set from OpenML and write it in its published format into its folder under ``root``, the result.
+
+    Raises:
+        ScenarioError: there is no data set of that name to download.
+        DataError: it cannot be downloaded; says which files to put where instead.
+    """
+    from sklearn.datasets import fetch_openml
+
+    sources: dict[str, type[PublishedImages]] = {"mnist": Mnist, "fashion": Fashion, "cifar10": Cifar10, "emnist": Emnist}
+    if name not in sources:
+        raise ScenarioError(f"data fetch: {name!r} is unknown; allowed are {', '.join(sources)}{nearest(name, sources)}")
+    source = sources[name]
+    if not source.openml:
+        by_hand = f"{source.advice(root)}; they are in gzip.zip at {_EMNIST_PAGE}"
+        raise DataError(f"{name} has to be downloaded by hand: {by_hand}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of each retry; what comes of them is said below
+            bunch: Any = fetch_openml(source.openml, version=1, as_frame=False, parser="auto", cache=False)
+    except Exception as error:  # whatever a network can do
+        why = f"{type(error).__name__}: {error}"
+        raise DataError(f"{name} cannot be downloaded from OpenML ({why}); instead, {source.advice(root)}") from None
+    assert source.known is not None
+    x, y = as_images(name, bunch.data, bunch.target, source.known[0])
+    folder = root / source.folders[0]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        source.write(folder, x, y, source.train_size)
+    except OSError as error:
+        raise DataError(f"'{folder}' cannot be written: {error.strerror or error}") from None
+    return folder
 
 
-def find_files(source: str, root: Path | None, folders: Sequence[str], names: Sequence[str], *, packed: bool) -> list[Path]:
-    """The files ``names`` in the first of ``folders`` under ``root`` that has all; ``packed`` ones may end in ``.gz``."""
-    for folder in folders if root is not None else ():
-        found = [path for name in names if (path := _present(Path(root or ""), folder, name, packed)) is not None]
-        if len(found) == len(names):
-            return found
-    where = advice(root, folders[0], names, packed=packed)
-    fetch = f"or run `fedsim data fetch {source} --root {quote(str(root or 'data'))}`"
-    then = "" if root else " and then set data.root to 'data'"
-    raise DataError(f"data.source is '{source}', whose files are missing: {where}, {fetch}{then}")
-
-
-def advice(root: Path | None, folder: str, names: Sequence[str], *, packed: bool) -> str:
-    """The sentence that says which files are missing, and where they belong."""
-    if root is None:
-        lacking = list(names)
-        where = f"the folder '{folder}' of the folder that data.root or $FEDSIM_DATA names (neither is set)"
-    else:
-        lacking = [name for name in names if _present(root, folder, name, packed) is None]
-        where = f"'{root / folder}'"
-    return f"put {', '.join(lacking)}{' (plain or .gz)' if packed else ''} into {where}"
-
-
-def _present(root: Path, folder: str, name: str, packed: bool) -> Path | None:
-    candidates = [root / folder / name, *([root / folder / f"{name}.gz"] if packed else [])]
-    return next((path for path in candidates if path.is_file()), None)
+def as_images(name: str, data: NDArray[Any], target: NDArray[Any], shape: tuple[int, ...]) -> tuple[ByteArray, ByteArray]:
+    """OpenML's table (numbers [n, features], labels [n] as text) as images uint8 [n, *shape] and labels uint8 [n]."""
+    if data.shape != (len(target), math.prod(shape)) or data.min() < 0 or data.max() > 255:
+        raise DataError(f"{name}: OpenML sent a table of shape {data.shape}, not rows of {math.prod(shape)} bytes")
+    return data.astype(np.uint8).reshape(-1, *shape), target.astype(np.int64).astype(np.uint8)

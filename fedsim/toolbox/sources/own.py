@@ -1,22 +1,24 @@
-"""The user's own data: numpy archives, and folders as Hugging Face's ``datasets`` saves them, read without that library."""
+"""The user's own data: numpy archives, folders as Hugging Face's ``datasets`` saves them, and any ``Dataset`` of torch."""
 
 import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from fedsim.data.federated import Raw, Samples
-from fedsim.data.sources.base import Source, checked_labels, every_fifth, read_arrays
+from fedsim.data.federated import Raw
+from fedsim.data.sources import Source, checked_labels, every_fifth, read_arrays
 from fedsim.errors import DataError, nearest
 from fedsim.files import read_json, regular, sought
+from fedsim.language.imports import find, refuse_unless_allowed
 
 _MOST_CLASSES = 100_000  # labels index tables a class wide: of each device's samples, of outputs
 
-
 Vocabulary = Annotated[int | None, Field(ge=2, le=10_000_000)]
+NamedArrays = dict[str, NDArray[Any]]
 
 
 class Npz(Source):
@@ -40,10 +42,10 @@ class Npz(Source):
 
     def load(self, root: Path | None) -> Raw:
         path = sought(self.path, root)
-        return raw_of(path, read_arrays(path, "data.source.path"), self.vocabulary)
+        return _raw_of(path, read_arrays(path, "data.source.path"), self.vocabulary)
 
 
-def raw_of(path: Path, arrays: dict[str, NDArray[Any]], vocabulary: int | None = None) -> Raw:
+def _raw_of(path: Path, arrays: NamedArrays, vocabulary: int | None) -> Raw:
     """The data set of a file's arrays, which are named as in ``Npz``; ``DataError`` names the one that is wrong."""
     if "x_train" in arrays or "x" not in arrays:
         x_train, y_train = _pair(path, arrays, "x_train", "y_train")
@@ -56,52 +58,43 @@ def raw_of(path: Path, arrays: dict[str, NDArray[Any]], vocabulary: int | None =
         x_train, y_train, x_test, y_test = x[~test], y[~test], x[test], y[test]
         others = {name: each for name, each in arrays.items() if name not in "xy" and len(each) == len(x)}
         columns = {name: np.concatenate([each[~test], each[test]]) for name, each in others.items()}
-    if x_train.shape[1:] != x_test.shape[1:] or x_train.dtype != x_test.dtype:
-        raise DataError(
-            f"'{path}': x_train holds samples of shape {x_train.shape[1:]} and type {x_train.dtype}, "
-            f"but x_test of {x_test.shape[1:]} and {x_test.dtype}"
-        )
-    if y_train.shape[1:] != y_test.shape[1:] or y_train.dtype != y_test.dtype:
-        held = [f"targets {y.dtype} of shape {y.shape[1:]}" for y in (y_train, y_test)]
-        raise DataError(f"'{path}': y_train holds {held[0]}, but y_test {held[1]}")
+    for name, train, tested in (("x", x_train, x_test), ("y", y_train, y_test)):
+        if train.shape[1:] != tested.shape[1:] or train.dtype != tested.dtype:
+            what = "samples" if name == "x" else "targets"
+            held = f"{what} of shape {train.shape[1:]} and type {train.dtype}"
+            raise DataError(f"'{path}': {name}_train holds {held}, but {name}_test of {tested.shape[1:]} and {tested.dtype}")
     classes = int(max(y_train.max(), y_test.max(initial=0))) + 1 if y_train.ndim == 1 else max(1, y_train.shape[1])
-    peak = 255.0 if x_train.dtype == np.uint8 else 1.0
     tokens = 0
     if x_train.dtype == np.int64:
         largest = int(max(x_train.max(), x_test.max(initial=0)))
         tokens = largest + 1 if vocabulary is None else vocabulary
         if largest >= tokens:
-            raise DataError(
-                f"'{path}' has the token {largest}; with data.source.vocabulary = {tokens}, 0 to {tokens - 1} are allowed"
-            )
+            allowed = f"with data.source.vocabulary = {tokens}, 0 to {tokens - 1} are allowed"
+            raise DataError(f"'{path}' has the token {largest}; {allowed}")
     shape = (len(x_train) + len(x_test),)
     columns = {name: each for name, each in columns.items() if each.shape == shape and np.issubdtype(each.dtype, np.integer)}
+    peak = 255.0 if x_train.dtype == np.uint8 else 1.0
     return Raw(path.stem, x_train, y_train, x_test, y_test, classes, peak, tokens, columns)
 
 
-def _pair(path: Path, arrays: dict[str, NDArray[Any]], x_name: str, y_name: str) -> tuple[Samples, NDArray[Any]]:
+def _pair(path: Path, arrays: NamedArrays, x_name: str, y_name: str) -> tuple[NDArray[Any], NDArray[Any]]:
     for name in (x_name, y_name):
         if name not in arrays:
             if name == y_name and _is_tokens(arrays[x_name]):
-                return _tokens(path, x_name, arrays[x_name]), np.zeros((len(arrays[x_name]), 0))
-            raise DataError(
-                f"'{path}' has no array '{name}'; it has {', '.join(arrays) or 'none'}, "
-                "and needs x_train, y_train, x_test and y_test, or x and y"
-            )
+                return _samples(path, x_name, arrays[x_name]), np.zeros((len(arrays[x_name]), 0))
+            needs = "x_train, y_train, x_test and y_test, or x and y"
+            raise DataError(f"'{path}' has no array '{name}'; it has {', '.join(arrays) or 'none'}, and needs {needs}")
     x, y = arrays[x_name], arrays[y_name]
     real = np.issubdtype(y.dtype, np.floating)
     if not (real or y.dtype == np.bool_ or np.issubdtype(y.dtype, np.integer)) or not 1 <= y.ndim <= 2:
-        raise DataError(
-            f"'{path}': '{y_name}' is of shape {y.shape} and type {y.dtype}; labels are integers of shape (n,), targets floats "
-            "or integers of shape (n, k)"
-        )
+        allowed = "labels are integers of shape (n,), targets floats or integers of shape (n, k)"
+        raise DataError(f"'{path}': '{y_name}' is of shape {y.shape} and type {y.dtype}; {allowed}")
     if not 2 <= x.ndim <= 4:
         raise DataError(f"'{path}': '{x_name}' is of shape {x.shape}; allowed are (n, features), (n, h, w) and (n, c, h, w)")
     if len(x) != len(y) or not len(x):
-        raise DataError(
-            f"'{path}': '{x_name}' has {len(x)} samples and '{y_name}' {len(y)} labels; they must match and not be empty"
-        )
-    samples = _tokens(path, x_name, x) if _is_tokens(x) else _samples(path, x_name, x)
+        said = f"'{x_name}' has {len(x)} samples and '{y_name}' {len(y)} labels"
+        raise DataError(f"'{path}': {said}; they must match and not be empty")
+    samples = _samples(path, x_name, x)
     if y.ndim == 1 and not real:
         return samples, checked_labels(path, y.astype(np.int64), _MOST_CLASSES)
     if real and not np.isfinite(y).all():
@@ -113,25 +106,22 @@ def _is_tokens(x: NDArray[Any]) -> bool:
     return np.issubdtype(x.dtype, np.integer) and x.dtype != np.uint8
 
 
-def _tokens(path: Path, name: str, x: NDArray[Any]) -> NDArray[np.int64]:
-    if x.ndim != 2 or not x.size or x.min() < 0:
-        least = f", and the least is {x.min()}" if x.size else ""
-        raise DataError(
-            f"'{path}': '{name}' is of shape {x.shape} and type {x.dtype}{least}; tokens are integers from 0 of shape (n, T), "
-            "and samples of numbers uint8 or floats"
-        )
-    return x.astype(np.int64)
-
-
-def _samples(path: Path, name: str, x: NDArray[np.generic]) -> Samples:
+def _samples(path: Path, name: str, x: NDArray[Any]) -> NDArray[Any]:
+    """Samples as models take them: tokens int64 [n, T], else uint8 or float32."""
+    said = f"'{path}': '{name}' is of shape {x.shape} and type {x.dtype}"
+    if _is_tokens(x):
+        if x.ndim != 2 or not x.size or x.min() < 0:
+            said += f", and the least is {x.min()}" if x.size else ""
+            raise DataError(f"{said}; tokens are integers from 0 of shape (n, T), and samples of numbers uint8 or floats")
+        return x.astype(np.int64)
     if 0 in x.shape:
-        raise DataError(f"'{path}': '{name}' is of shape {x.shape}; each sample needs one number at least")
+        raise DataError(f"{said}; each sample needs one number at least")
     if x.ndim == 3:
         x = x[:, None]
     if x.dtype == np.uint8:
         return np.asarray(x, dtype=np.uint8)
     if not np.issubdtype(x.dtype, np.floating):
-        raise DataError(f"'{path}': '{name}' is of type {x.dtype}; allowed are uint8 and floats")
+        raise DataError(f"{said}; allowed are uint8 and floats")
     with np.errstate(over="ignore"):
         numbers = x.astype(np.float32)
     if not np.isfinite(numbers).all():
@@ -163,46 +153,45 @@ class HuggingFace(Source):
 
     def load(self, root: Path | None) -> Raw:
         folder = sought(self.path, root)
-        parts = ["train", "test"] if (folder / "dataset_dict.json").is_file() else [""]
-        arrays = {}
-        for part in parts:
-            found = _read(folder / part, [self.x, self.y, *self.columns])
-            for name, column in zip(("x", "y", *self.columns), found, strict=True):
-                arrays[f"{name}_{part}" if part else name] = column
-        return raw_of(folder, arrays, self.vocabulary)
+        names = {"x": self.x, "y": self.y} | {name: name for name in self.columns}
+        parts = {"_train": "train", "_test": "test"} if (folder / "dataset_dict.json").is_file() else {"": ""}
+        arrays: NamedArrays = {}
+        for part, inner in parts.items():
+            table = _table(folder / inner, [*names.values()])
+            arrays |= {f"{name}{part}": _array(folder / inner, column, table[column]) for name, column in names.items()}
+        return _raw_of(folder, arrays, self.vocabulary)
 
 
-def _read(folder: Path, names: list[str]) -> list[NDArray[Any]]:
+def _table(folder: Path, names: list[str]) -> Any:
     import pyarrow as pa
 
     try:
         files = [folder / each["filename"] for each in read_json(folder / "state.json")["_data_files"]]
-        tables = [pa.ipc.open_stream(regular(file).read_bytes()).read_all() for file in files]
+        table = pa.concat_tables([pa.ipc.open_stream(regular(file).read_bytes()).read_all() for file in files])
     except FileNotFoundError as error:
-        raise DataError(
-            f"data.source.path: there is no '{error.filename}'; give a folder that datasets' save_to_disk has written"
-        ) from None
+        needed = "give a folder that datasets' save_to_disk has written"
+        raise DataError(f"data.source.path: there is no '{error.filename}'; {needed}") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"'{folder}' cannot be read as a Hugging Face data set: {error}") from None
-    table = pa.concat_tables(tables)
     for name in names:
         if name not in table.column_names:
             known = f"{', '.join(table.column_names)}{nearest(name, table.column_names)}"
             raise DataError(f"data.source: '{folder}' has no column '{name}'; it has {known}")
-    return [_array(folder, name, table[name].combine_chunks()) for name in names]
+    return table
 
 
-def _array(folder: Path, name: str, column: Any) -> NDArray[Any]:
+def _array(folder: Path, name: str, chunks: Any) -> NDArray[Any]:
     """A column's values: of one number each, of lists of lists of one length, or of images, [n, c, h, w] or [n, h, w]."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    column, named = chunks.combine_chunks(), f"column '{name}'"
     if column.null_count:
-        raise DataError(f"'{folder}': column '{name}' has no value at {column.null_count} places")
+        raise DataError(f"'{folder}': {named} has no value at {column.null_count} places")
     if pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
         images = [_image(folder, name, value) for value in column.field("bytes").to_pylist()]
         if len({image.shape for image in images}) != 1:
-            raise DataError(f"'{folder}': the images of column '{name}' are not all of one shape")
+            raise DataError(f"'{folder}': the images of {named} are not all of one shape")
         stacked = np.stack(images)
         return stacked.transpose(0, 3, 1, 2) if stacked.ndim == 4 else stacked
     column = column.storage if isinstance(column, pa.ExtensionArray) else column
@@ -210,13 +199,12 @@ def _array(folder: Path, name: str, column: Any) -> NDArray[Any]:
     while pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type) or pa.types.is_large_list(column.type):
         lengths = pc.list_value_length(column).unique().to_pylist()
         if len(lengths) != 1:
-            raise DataError(f"'{folder}': the lists of column '{name}' are not all of one length")
+            raise DataError(f"'{folder}': the lists of {named} are not all of one length")
         shape.append(lengths[0])
         column = column.flatten()
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-        raise DataError(
-            f"'{folder}': column '{name}' is of type {column.type}; allowed are images, numbers and lists of numbers"
-        )
+        allowed = "images, numbers and lists of numbers"
+        raise DataError(f"'{folder}': {named} is of type {column.type}; allowed are {allowed}")
     return column.to_numpy(zero_copy_only=False).reshape(shape)  # type: ignore[no-any-return]
 
 
@@ -229,3 +217,55 @@ def _image(folder: Path, name: str, data: bytes | None) -> NDArray[np.uint8]:
         return np.asarray(Image.open(io.BytesIO(data or b"")), dtype=np.uint8)
     except OSError as error:
         raise DataError(f"'{folder}': column '{name}' has an image that cannot be read: {error}") from None
+
+
+class MapDataset(Source):
+    """A map-style ``torch.utils.data.Dataset``, all of whose items are read into memory.
+
+    An item is ``(sample, target)``, or a mapping with the keys ``x``, ``y`` and perhaps columns; all as in the source ``npz``.
+
+    Attributes:
+        factory: ``package.module:Name`` of a subclass of ``torch.utils.data.Dataset``, or of a function that is annotated
+            to return one.
+        args: keyword arguments for it.
+        test: keyword arguments that differ for the test samples (``{ train = false }``); None: every fifth sample is one.
+        vocabulary: as of ``npz``.
+    """
+
+    published: ClassVar[bool] = False
+    kind: Literal["dataset"] = "dataset"
+    factory: str
+    args: dict[str, Any] = Field(default_factory=dict)
+    test: dict[str, Any] | None = None
+    vocabulary: Vocabulary = None
+
+    @field_validator("factory")
+    @classmethod
+    def _allowed(cls, factory: str) -> str:
+        refuse_unless_allowed(factory, "data.source.factory")
+        return factory
+
+    def load(self, root: Path | None) -> Raw:
+        parts = {"": self.args} if self.test is None else {"_train": self.args, "_test": self.args | self.test}
+        arrays = {f"{key}{part}": array for part, args in parts.items() for key, array in self._arrays(args).items()}
+        return _raw_of(Path(self.factory.rpartition(":")[2]), arrays, self.vocabulary)
+
+    def _arrays(self, args: Mapping[str, Any]) -> NamedArrays:
+        """The items as arrays, by their keys."""
+        from torch import Tensor
+        from torch.utils.data import Dataset, default_collate
+
+        where = f"data.source.factory is {self.factory!r}"
+        factory = find(self.factory, "data.source.factory", Dataset, "torch.utils.data.Dataset", or_function=True)
+        try:
+            made = factory(**args)
+            items = default_collate([made[at] for at in range(len(made))]) if hasattr(made, "__len__") else None
+        except Exception as error:
+            raise DataError(f"{where}, whose items cannot be read into arrays: {type(error).__name__}: {error}") from error
+        if items is None:
+            raise DataError(f"{where}, a {type(made).__name__} without a length; allowed is a map-style Dataset with __len__")
+        if isinstance(items, list | tuple) and len(items) == 2:
+            items = dict(zip("xy", items, strict=True))
+        if not isinstance(items, Mapping):
+            raise DataError(f"{where}, whose items are {type(made[0]).__name__}; allowed are (sample, target) and mappings")
+        return {key: np.asarray(value) for key, value in items.items() if isinstance(value, Tensor)}

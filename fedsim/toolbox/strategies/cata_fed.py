@@ -1,7 +1,7 @@
 """CATA-Fed: clients train as much as fits their time, stragglers split their data, cohorts are of like data size."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,8 @@ from fedsim.federation import Contents, Device, Header, Instruction, LocalResult
 from fedsim.language.spec import Epochs
 from fedsim.language.units import PositiveSeconds, Seconds, show_seconds
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.round_params import CombiningParams, RoundParams
+from fedsim.strategies.parts.deadline import Deadline, Relative
+from fedsim.strategies.round_params import CombiningParams, DeadlineKey, RoundParams
 from fedsim.strategies.synchronous import SynchronousClient, Verdict
 from fedsim.training import Limit, Part, Training
 from fedsim.world.task import Computation
@@ -21,10 +22,7 @@ SampleCounts = NDArray[np.int64]
 
 
 def moderate_range(sizes: SampleCounts, whisker: float = 1.5) -> tuple[int, int]:
-    """The smallest and the largest of ``sizes`` [n] (samples) that is no outlier, R_l and R_u (Eqs. 17, 18).
-
-    Outliers lie below Q1 - whisker IQR or above Q3 + whisker IQR; quartiles are interpolated linearly.
-    """
+    """R_l and R_u, the least and the largest of ``sizes`` [n] within ``whisker`` IQR of the quartiles (Eqs. 17, 18)."""
     first, third = np.percentile(sizes, (25, 75))
     reach = whisker * (third - first)
     moderate = sizes[(sizes >= first - reach) & (sizes <= third + reach)]
@@ -34,9 +32,8 @@ def moderate_range(sizes: SampleCounts, whisker: float = 1.5) -> tuple[int, int]
 def cluster_numbers(sizes: SampleCounts, clusters: int, bounds: tuple[int, int]) -> SampleCounts:
     """The cluster of each client, 0..P-1 by ``sizes`` [n] in samples (Eqs. 19, 20); int64 [n].
 
-    The range of ``bounds``, R_l to R_u, is cut into P clusters of equal width theta = (R_u - R_l) / P; a size on the border
-    between two belongs to the upper one, outliers to the first or the last. Where theta is 0 all are in the last. (Eq. 20 as
-    printed subtracts R_l; the figures do without. It is meant as an offset.)
+    R_l to R_u is cut into P clusters of equal width theta; a size on the border between two belongs to the upper one, outliers
+    to the first or the last. Where theta is 0 all are in the last. (Eq. 20 as printed subtracts R_l; it is meant as an offset.)
     """
     low, high = bounds
     if low == high:
@@ -48,8 +45,7 @@ def cluster_numbers(sizes: SampleCounts, clusters: int, bounds: tuple[int, int])
 def cut_groups(cluster: SampleCounts, size: int, generator: np.random.Generator) -> list[SampleCounts]:
     """Shuffle each cluster and cut it into disjoint groups of exactly ``size``, [g, size] a cluster (Eq. 23).
 
-    Clients that remain sit out this round. A cluster smaller than ``size`` forms one group of all its clients: they would
-    never be selected otherwise (the paper is silent). Empty clusters are left out.
+    Clients that remain sit out this round. A cluster smaller than ``size`` is one group: it would never be selected otherwise.
     """
     shuffled = generator.permutation(len(cluster))
     blocks = []
@@ -62,9 +58,9 @@ def cut_groups(cluster: SampleCounts, size: int, generator: np.random.Generator)
 
 
 def fairest_group(blocks: list[SampleCounts], waiting: SampleCounts, generator: np.random.Generator) -> SampleCounts:
-    """The group out of ``blocks``, [g, size] each, that has waited longest (Eqs. 24, 25); ties at random.
+    """The group out of ``blocks``, [g, size] each, with the largest sum of A over its clients (Eqs. 24, 25); ties at random.
 
-    It is that with the largest sum of A over its clients: ``waiting`` [n], rounds since each client was last selected.
+    A is ``waiting`` [n], rounds since each client was last selected.
     """
     groups = [group for block in blocks for group in block]
     if not groups:
@@ -90,11 +86,10 @@ def at_random(cluster: SampleCounts, size: int, generator: np.random.Generator) 
 
 
 class CataFedParams(CombiningParams):
-    """``[strategy]`` of kind ``cata-fed``. Each part of the method can be switched off alone (clustering by P = 1).
+    """Parameters of CATA-Fed. Each part of the method can be switched off alone (clustering by P = 1).
 
     Attributes:
-        deadline, relative_deadline: T, how long a client may train, from the end of its own download on. When neither is
-            given, T = 1: the mean time of five epochs.
+        deadline: T, how long a client may train, from the end of its own download on; by default the mean time of five epochs.
         adaptive: a client trains as many epochs as fit (adaptive local update, ALU). If not, exactly ``local_epochs``, and who
             cannot finish them all is a slow straggler.
         local_epochs: K_local, where ``adaptive`` is off.
@@ -102,13 +97,12 @@ class CataFedParams(CombiningParams):
         margin: part of T that a client keeps back for its upload (eps_i of the paper, s).
         reserve_upload: it also keeps back the time that it expects its upload to take on its own link.
         mitigation: slow stragglers split their data (straggler mitigation, SMS).
-        cut_epoch: what a client does that T finds in the middle of an epoch: finished ones are ``kept``, as
-            Eq. 13 says; or they are ``lost``, and it is a slow straggler (Algorithm 2, lines 45 to 49, by the letter).
-        size_reports: a straggler that has split its data reports the size of its ``largest`` part (a scalar), or those of
-            ``all`` 2^u parts (2^u scalars; Algorithm 2, line 41, by the letter), of which the server uses the largest.
+        cut_epoch: when T ends in the middle of an epoch, finished ones are ``kept`` (Eq. 13), or ``lost``, and the client is a
+            slow straggler (Algorithm 2, lines 45 to 49, by the letter).
+        size_reports: a straggler that has split its data reports the size of its ``largest`` part (a scalar), or of ``all`` 2^u
+            (2^u scalars; Algorithm 2, line 41, by the letter), of which the server uses the largest.
         smallest_part: pi, samples; no part becomes smaller (but for rounding).
-        straggler_upload: what a slow straggler sends besides its flag: the unchanged ``model``, as the paper says, or nothing
-            (``flag``).
+        straggler_upload: a slow straggler sends the unchanged ``model`` with its flag, as in the paper, or the ``flag`` alone.
         clusters: P.
         whisker: delta; sizes further than this times the interquartile range from the quartiles are outliers.
         selection: ``proportional-fair``; ``round-robin`` over the clusters; ``random`` out of all connected clients.
@@ -117,6 +111,7 @@ class CataFedParams(CombiningParams):
     """
 
     kind: Literal["cata-fed"] = "cata-fed"
+    deadline: DeadlineKey = Relative()
     adaptive: bool = True
     local_epochs: Epochs = 5
     most_epochs: Epochs = 1000
@@ -133,12 +128,12 @@ class CataFedParams(CombiningParams):
     rejoin: bool = False
     rejoin_delay: PositiveSeconds = 60.0
 
-    @model_validator(mode="before")
-    @classmethod
-    def _usual_deadline(cls, data: Any) -> Any:
-        if isinstance(data, dict) and "deadline" not in data and "relative_deadline" not in data:
-            return data | {"relative_deadline": 1.0}
-        return data
+    @model_validator(mode="after")
+    def _from_the_download(self) -> Self:
+        since = getattr(self.deadline, "since", "round") if isinstance(self.deadline, Deadline) else None
+        if self.deadline is None or since == "round":
+            raise ValueError("'deadline' must be given, and counts from each client's download; 'since' may not be 'round'")
+        return self
 
     @property
     def bounds_training(self) -> bool:
@@ -164,8 +159,7 @@ def most_splits(samples: int, smallest_part: int) -> int:
 class CataFedClient(SynchronousClient[CataFedParams]):
     """Connects, trains on the part of its data whose turn it is, and splits them when not one epoch is finished in time.
 
-    State: ``splits`` (u), how often it has halved its data; ``selected`` (n), how often it was selected; both since it
-    connected.
+    State, since it connected: ``splits`` (u), how often it has halved its data; ``selected`` (n), how often it was selected.
     """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
@@ -182,7 +176,6 @@ class CataFedClient(SynchronousClient[CataFedParams]):
         return Training(instruction["model"], params.most_epochs if params.adaptive else params.local_epochs, part=part)
 
     def limit(self, device: Device, instruction: Instruction) -> Limit:
-        """As many epochs as fit, or exactly so many; a straggler goes on to its answer with nothing trained."""
         params = self.params
         reserve = device.upload_bytes({"update": instruction["model"], "control": 1}) if params.reserve_upload else 0.0
         at_least = 1 if params.adaptive else params.local_epochs
@@ -205,7 +198,6 @@ class CataFedClient(SynchronousClient[CataFedParams]):
         return {**unchanged, "control": 0, "size-report": report, "parts": Header(sizes)}
 
     def _sizes(self, device: Device) -> list[int]:
-        """The sizes of all parts, the largest first."""
         splits = device.state["splits"]
         return [Part(splits, number, device.samples).samples for number in range(1, 2**splits + 1)]
 
@@ -216,26 +208,21 @@ class CataFed(FedAvg[CataFedParams]):
     Source: Jeong and Kim, "A cluster-driven adaptive training approach for federated learning", Sensors 22(18), 2022.
 
     On connection each client reports its data size (a scalar). A round goes to K clients of one cluster of like size. They
-    receive the model and T (d parameters, a scalar), train until T - eps after their download, and answer:
-
-    - valid, at least one epoch is finished: update and flag I = 1 (d, a scalar);
-    - slow straggler, none is: the unchanged model and I = 0 (d or nothing, a scalar). It halves its data, stratified by
-      label, as long as parts keep pi samples, reports the size of its largest part (a scalar), and trains on one part a time,
-      in turn;
-    - disconnected: nothing. It is removed from the connected clients.
+    receive the model and T (d parameters, a scalar), train until T - eps after their download, and answer: *valid*, at least
+    one epoch is finished: update and flag I = 1 (d, a scalar). *Slow straggler*, none is: the unchanged model and I = 0 (d or
+    nothing, a scalar); it halves its data, stratified by label, as long as parts keep pi samples, reports the size of its
+    largest part (a scalar), and trains on one part a time, in turn. *Disconnected*: nothing; it is removed from the connected
+    clients.
 
     A newcomer connects when it arrives, and is in a cluster from the next round on. The new model is the mean of the valid
     updates, weighted by the size of the data that each was trained on (psi_i, Eqs. 15, 16); without any it stays as it is.
     Clusters are cut by the interquartile range of the reported sizes whenever a report came; the group that waits longest is
     served first (``cluster_numbers``, ``fairest_group``).
 
-    State besides FedAvg's:
-        sizes: each client's reported size in samples, 0 for who is not connected.
-        cluster: each client's cluster, -1 for who is not connected.
-        zeroed: the round in which each client's wait A_i was last 0: A_i[t] = t - zeroed_i (Eq. 21).
-        reported: whether a size was reported since the last clustering.
-        connecting: tasks of clients that are about to report on connection, task -> client.
-        away: how many clients are expected to connect some time; ``waiting``: no round is open for want of connected ones.
+    State besides FedAvg's: of each client ``sizes``, reported samples, 0 for who is not connected, ``cluster``, -1 for such,
+    and ``zeroed``, the round in which its wait A_i was last 0: A_i[t] = t - zeroed_i (Eq. 21); ``reported``, whether a size was
+    since the last clustering; ``connecting``, tasks of reports on connection; ``away``, how many may yet connect; ``waiting``,
+    for connected ones.
     """
 
     Params: ClassVar[type[RoundParams]] = CataFedParams
@@ -254,14 +241,13 @@ class CataFed(FedAvg[CataFedParams]):
 
     async def on_start(self) -> None:
         devices, server = self.server.devices, self.server
-        self.state |= {"model": server.models.initial(), "round": 0, "open": {}}
+        self.state |= {"model": server.models.initial(), "round": 0, "open": {}, "connecting": {}, "away": 0, "waiting": True}
         self.state |= {"sizes": [0] * devices, "cluster": [-1] * devices, "zeroed": [0] * devices, "reported": False}
-        self.state |= {"connecting": {}, "away": 0, "waiting": True}
-        here = server.clients.online()
-        for device in here:
-            self._connect(device)
-        for device in sorted(set(range(devices)).difference(here)):
-            if server.clients.arrived(device):
+        here = set(server.clients.online())
+        for device in filter(server.clients.arrived, range(devices)):
+            if device in here:
+                self._connect(device)
+            else:
                 self.state["away"] += server.clients.await_return(device)
         if not here:
             self._open_round()
@@ -292,19 +278,16 @@ class CataFed(FedAvg[CataFedParams]):
             self.server.stop("no client is connected any more")
 
     def select(self) -> list[int]:
-        state, params = self.state, self.params
+        state, params, number = self.state, self.params, self.state["round"]
         if state["reported"]:
             self._cluster()
-        number, wanted, cluster = state["round"], params.clients_per_round, np.array(state["cluster"])
-        generator = self.server.rng("select", number)
-        match params.selection:
-            case "random":
-                chosen = at_random(cluster, wanted, generator)
-            case "round-robin":
-                chosen = in_turn(cluster, params.clusters, wanted, number, generator)
-            case _:
-                groups = cut_groups(cluster, wanted, generator)
-                chosen = fairest_group(groups, number - np.array(state["zeroed"]), generator)
+        wanted, cluster, generator = params.clients_per_round, np.array(state["cluster"]), self.server.rng("select", number)
+        if params.selection == "random":
+            chosen = at_random(cluster, wanted, generator)
+        elif params.selection == "round-robin":
+            chosen = in_turn(cluster, params.clusters, wanted, number, generator)
+        else:
+            chosen = fairest_group(cut_groups(cluster, wanted, generator), number - np.array(state["zeroed"]), generator)
         clients: list[int] = chosen.tolist()
         for client in clients:
             state["zeroed"][client] = number + 1
@@ -331,28 +314,22 @@ class CataFed(FedAvg[CataFedParams]):
         return "slow" if verdict == "valid" and not message["control"] else verdict
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        device, arrived = message.device, message.outcome == "done"
-        if message.task in self.state["connecting"]:
-            self._end_connecting(message)
-            return
+        state, device, arrived = self.state, message.device, message.outcome == "done"
         if not arrived:
             self._disconnect(device)
-        elif self._verdict(message) == "slow" and "size-report" in message.contents:  # it has split its data
-            number, group = self.state["round"], self.group_of(device)
+        if message.task in state["connecting"]:
+            del state["connecting"][message.task]
+            if arrived:
+                state["zeroed"][device] = state["round"] + bool(state["open"])  # A = 0 at the next selection
+                self._take_report(message)
+            if state["waiting"] and not state["connecting"]:
+                self._open_round()
+            return
+        if arrived and self._verdict(message) == "slow" and "size-report" in message.contents:  # it has split its data
+            number, group = state["round"], self.group_of(device)
             self.server.emit("split", device=device, round=number, group=group, sizes=message["parts"])
             self._take_report(message)
         await super().on_task_end(message)
-
-    def _end_connecting(self, message: TaskEnd) -> None:
-        state = self.state
-        device = state["connecting"].pop(message.task)
-        if message.outcome == "done":
-            state["zeroed"][device] = state["round"] + bool(state["open"])  # A = 0 at the next selection
-            self._take_report(message)
-        else:
-            self._disconnect(device)
-        if state["waiting"] and not state["connecting"]:
-            self._open_round()
 
     def group_of(self, device: int) -> int | None:
         cluster: int = self.state["cluster"][device]

@@ -1,7 +1,7 @@
 """CFL: recursive bipartition of clusters whose clients pull in different directions."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,28 +25,20 @@ class CFLParams(GroupedParams):
         clients_per_round: how many clients a round asks; None for all that can be had, as the paper has it.
         groups: 1: all begin together, and the splits make the other clusters.
         aggregation: ``weighted`` by samples, as in the paper; ``mean``, as in the published code.
-        eps1: a cluster has converged when its aggregated update is shorter than this (Algorithm 1, line 8); like ``eps2`` in
-            the unit of the model's weights.
+        eps1: a cluster has converged when its aggregated update is shorter than this (Algorithm 1, line 8).
         eps2: its clients are congruent when all of their updates are shorter than this (Eq. 5).
-        eps1_relative: ``eps1`` where it is not given, as a share of the mean length of the first round's updates. The paper
-            splits only near a stationary point and has no numbers: at a fifth accuracy has come to a stand, at 0.4 it climbs.
-        eps2_ratio: ``eps2`` where it is not given, in units of ``eps1``. With both defaults that is half the first length:
-            updates of clients that disagree stay longer, those of clients that agree become shorter.
-        split_rounds: split one cluster in each of these rounds (from 0), whatever the lengths: that with the longest update,
-            which violates Eq. 5 most. So 50 lets 50 rounds pass before the first split (Fig. 3). A split that is impossible
-            then is made up for in a later round. None: by the criteria.
+        eps1_relative: ``eps1`` where it is not given, as a share of the mean length of the first round's updates.
+        eps2_ratio: ``eps2`` where it is not given, in units of ``eps1``.
+        split_rounds: in each of these rounds (from 0), or the first after it in which that is possible, the cluster with the
+            longest update is split, whatever the lengths: 50 lets 50 rounds pass before (Fig. 3). None: by the criteria.
         split: ``single`` linkage, which solves Eq. 6 exactly; ``complete``, as in the published code.
         as: in the round of a split the models move by the mean update of each new cluster (``published-code``), or by that of
             the old one before they part (``paper``).
-        min_cluster_size: a cluster is split only in a round in which so many of its clients sent an update. The published code
-            has 3.
-        first_split_round: no split before this round (from 0). The published code has 20.
+        min_cluster_size: a cluster is split only where so many of its clients sent an update (published code: 3).
+        first_split_round: no split before this round, from 0 (published code: 20).
         order: all clusters advance in the same rounds (``together``, as in the published code), or one after the other is
-            trained to its end, its parts before the next (``recursive``, as in Algorithm 2). Then the run is over when each has
-            converged and is congruent. It goes by the criteria, not by ``split_rounds``.
+            trained until it has converged and is congruent (``recursive``, as in Algorithm 2).
     """
-
-    instead: ClassVar[Mapping[str, str]] = {**GroupedParams.instead, "split_step": "as"}
 
     kind: Literal["cfl"] = "cfl"
     clients_per_round: int | None = Field(default=None, ge=1)  # type: ignore[assignment]
@@ -87,61 +79,26 @@ class CFLParams(GroupedParams):
                 raise ScenarioError(f"strategy.{key} is {value}, but {why}")
 
 
-class Lengths(NamedTuple):
-    """Lengths of a cluster's updates in a round: of their weighted mean, and of the longest."""
-
-    mean_norm: float
-    max_norm: float
-
-
-def lengths(updates: Sequence[NDArray[np.floating]] | NDArray[np.floating], weights: Sequence[float]) -> Lengths:
-    """The lengths that the criteria are about, of ``updates`` [k, d], k >= 1, all finite; ``weights`` may have any sum."""
+def lengths(updates: Sequence[NDArray[np.floating]] | NDArray[np.floating], weights: Sequence[float]) -> dict[str, float]:
+    """``mean_norm``, the length of the mean of ``updates`` [k, d] with ``weights``, and ``max_norm``, of the longest."""
     total = np.zeros(len(updates[0]))
     for update, weight in zip(updates, weights, strict=True):
         total += update * np.float64(weight / sum(weights))
-    return Lengths(length(total), max(length(update) for update in updates))
+    return {"mean_norm": length(total), "max_norm": max(length(update) for update in updates)}
 
 
-def is_incongruent(found: Lengths, eps1: float, eps2: float) -> bool:
+def is_incongruent(mean_norm: float, max_norm: float, eps1: float, eps2: float) -> bool:
     """Whether a cluster must be split: it has converged (Algorithm 1, line 8), but not for each of its clients (Eq. 5)."""
-    return found.mean_norm < eps1 and found.max_norm >= eps2
+    return mean_norm < eps1 and max_norm >= eps2
 
 
-ReceivedUpdates = list[dict[str, Any]]
+Entries = list[dict[str, Any]]  # of ``received``, in order of the devices' numbers
 
+ClusterUpdates = tuple[int, Entries, list[NDArray[np.float32]], dict[str, float]]
+"""A cluster, entries whose updates are finite, these as float32 [d], and their ``lengths``."""
 
-class ClusterUpdates(NamedTuple):
-    """Finite updates of one cluster in a round.
-
-    Attributes:
-        group: which.
-        entries: of ``received``, in order of the devices' numbers.
-        updates: what each has changed in the model, float32 [d].
-        lengths: of the updates.
-    """
-
-    group: int
-    entries: ReceivedUpdates
-    updates: list[NDArray[np.float32]]
-    lengths: Lengths
-
-
-class Cut(NamedTuple):
-    """A cluster, and its clients on both sides of the cut.
-
-    Attributes:
-        group, entries: as of ``ClusterUpdates``.
-        sides: positions in ``entries``, ascending.
-        figures: lengths, and the largest cosine across the cut, for the record; none with ``learning = "off"``.
-        cosines: of all pairs [k, k]; None with ``learning = "off"``.
-    """
-
-    group: int
-    entries: ReceivedUpdates
-    sides: tuple[list[int], list[int]]
-    figures: Mapping[str, float] = {}
-    cosines: NDArray[np.float64] | None = None
-
+Cut = tuple[int, Entries, tuple[list[int], list[int]], dict[str, Any], dict[str, Any]]
+"""A cluster, entries, positions in these on both sides, and fields of the records of the split and its clustering."""
 
 Pull = tuple[Ref, Ref]
 """A trained model, and that from which it was trained."""
@@ -166,30 +123,21 @@ class CFL(Grouped[CFLParams]):
     All clients begin in one cluster, the root of a tree whose leaves are the clusters. In each round all clients that can be
     had receive their cluster's model (d parameters), train, and send their update (d parameters); the model moves by the
     weighted mean of updates. When that mean has become shorter than ``eps1`` while some update is still at least ``eps2`` long,
-    the cluster is cut in two such that the largest cosine of updates across the cut is as small as possible (Eq. 6), and both
-    parts go on from its model.
-
-    Criteria and cut are about the updates of the round. A client of the cluster that took no part goes to the side that has the
-    update with the largest cosine with the last one that it sent to this cluster; one that has not sent any leaves it.
+    the cluster is cut in two such that the largest cosine of updates across the cut is least (Eq. 6), and both parts go on from
+    its model. A client that took no part in the round goes to the side that has the update with the largest cosine with the
+    last one that it sent to this cluster; one that has not sent any leaves it.
 
     Such a client, and a newcomer, joins the root when it is selected, as long as that is whole. Else it goes down the tree, on
     arrival or when it is selected: at each split it receives the parent's model (d parameters, purpose ``cold-start``), trains
     as in a round, sends its update (d parameters), and goes to the side that had the update with the largest cosine with it.
-    Its round's task follows at the leaf. For this the server keeps the updates of every split, d parameters a client and level.
+    For this the server keeps the updates of every split. Data that shift move nobody. With ``learning = "off"`` nothing is
+    split but by ``split_rounds``, then at random.
 
-    Data that shift move nobody. With ``learning = "off"`` nothing is split but by ``split_rounds``, then at random.
-
-    Records besides ``Grouped``'s, where ``norm`` is a length: ``cluster-criteria`` for each cluster that was looked at,
-    ``cluster-split``, and with it ``clustering``, the cosines.
-
-    State besides ``Grouped``'s (``models`` has one for each node of the tree; that of a split node stays as it was then):
-        children: for each node its two children, or None for a leaf.
-        pulls: for each node the updates by which its clients were cut out, each with the model from which it was trained.
-        down: newcomers that are on their way down the tree, device -> node.
-        last: what each client sent last to the cluster that it is in, device -> (update, the model from which it trained).
-        scale: mean length of the updates of the first round; None before.
-        scheduled: how many splits of ``split_rounds`` are done.
-        waiting: with ``order = "recursive"``, leaves that are not at their end, the one to train last.
+    State besides ``Grouped``'s (``models`` has one for each node of the tree): ``children`` of each node, or None for a leaf;
+    ``pulls``, for each node the updates by which its clients were cut out; ``down``, newcomers on their way, device -> node;
+    ``last``, what each client sent last to its cluster; ``scale``, mean length of the first round's updates; ``scheduled``, how
+    many of ``split_rounds`` are done; ``waiting``, with ``order = "recursive"``, leaves that are not at their end, the one to
+    train last.
     """
 
     Params: ClassVar[type[CFLParams]] = CFLParams
@@ -219,7 +167,7 @@ class CFL(Grouped[CFLParams]):
     async def before_asking(self) -> None:
         for device in self.state["cohort"]:
             if self.state["group"][device] < 0 and self._is_leaf(self._node(device)):
-                self._join(device, self._node(device), "start")
+                self.move(device, self.state["down"].pop(device, 0), "start")
 
     async def aggregate(self) -> None:
         cuts = await self._cuts()
@@ -227,7 +175,7 @@ class CFL(Grouped[CFLParams]):
         if not self.params.as_published:
             await super().aggregate()
         for cut in cuts:
-            await self._split(cut)
+            await self._split(*cut)
         if self.params.as_published:
             await super().aggregate()
 
@@ -243,32 +191,36 @@ class CFL(Grouped[CFLParams]):
             return self._random_cut() if may_split and schedule is not None else []
         clusters = await self._clusters()
         if state["scale"] is None and clusters:
-            norms = [length(update) for cluster in clusters for update in cluster.updates]
+            norms = [length(update) for _, _, updates, _ in clusters for update in updates]
             state["scale"] = sum(norms) / len(norms)
-        limits = dict(zip(("eps1", "eps2"), self._thresholds, strict=True)) if schedule is None and clusters else {}
-        for cluster in clusters:
-            self.server.emit("cluster-criteria", round=number, group=cluster.group, **cluster.lengths._asdict(), **limits)
-        found = self._to_split(clusters) if may_split else []
+        limits: dict[str, float] = {}
+        if clusters:
+            eps1 = params.eps1_relative * state["scale"] if params.eps1 is None else params.eps1
+            limits = {"eps1": eps1, "eps2": params.eps2_ratio * eps1 if params.eps2 is None else params.eps2}
+        for group, _, _, found in clusters:
+            self.server.emit("cluster-criteria", round=number, group=group, **found, **(limits if schedule is None else {}))
+        able = [cluster for cluster in clusters if len(cluster[1]) >= params.min_cluster_size] if may_split else []
+        if schedule is None:
+            to_split = [cluster for cluster in able if is_incongruent(**cluster[3], **limits)]
+        else:
+            to_split = [max(able, key=lambda cluster: cluster[3]["max_norm"])] if able else []
+            state["scheduled"] += len(to_split)
         if params.order == "recursive":  # a leaf that has converged is done, and the run when all are
-            done = {one.group for one in clusters if one.lengths.mean_norm < self._thresholds[0]}
-            done -= {one.group for one in found}
+            done = {group for group, _, _, found in clusters if found["mean_norm"] < limits["eps1"]}
+            done -= {group for group, *_ in to_split}
             state["waiting"] = [leaf for leaf in state["waiting"] if leaf not in done]
             if not state["waiting"]:
                 self.server.stop("every cluster has converged")
-        state["scheduled"] += 0 if schedule is None else len(found)
-        return [self._bisect(cluster) for cluster in found]
+        return [self._bisect(*cluster) for cluster in to_split]
 
-    def _bisect(self, cluster: ClusterUpdates) -> Cut:
-        """Cut between the updates that are least alike."""
-        self.server.compute("products", len(cluster.updates), self.setting.parameters)
-        self.server.compute("linkage", len(cluster.updates))
-        cosines = cosine_matrix(np.stack(cluster.updates))
+    def _bisect(self, group: int, entries: Entries, updates: list[NDArray[np.float32]], found: dict[str, float]) -> Cut:
+        self.server.compute("products", len(updates), self.setting.parameters)
+        self.server.compute("linkage", len(updates))
+        cosines = cosine_matrix(np.stack(updates))
         first, second, cross = bipartition(cosines, self.params.split)
-        figures = cluster.lengths._asdict() | {"similarity": cross}
-        return Cut(cluster.group, cluster.entries, (first, second), figures, cosines)
+        return group, entries, (first, second), found | {"similarity": cross}, shown_pairs("similarity", cosines)
 
     async def _clusters(self) -> list[ClusterUpdates]:
-        """The clusters from which finite updates came, with these."""
         received = self.state["received"]
         self.server.compute("distances", len(received), self.setting.parameters)
         changes = await self._changes([(entry["update"], entry["start"]) for entry in received])
@@ -278,29 +230,14 @@ class CFL(Grouped[CFLParams]):
             entries = [entry for entry in self._from(group) if np.isfinite(updates[entry["task"]]).all()]
             if entries:
                 own = [updates[entry["task"]] for entry in entries]
-                clusters.append(ClusterUpdates(group, entries, own, lengths(own, self.params.aggregation.weights(entries))))
+                clusters.append((group, entries, own, lengths(own, self.params.aggregation.weights(entries))))
         return clusters
 
-    def _from(self, group: int) -> ReceivedUpdates:
-        """Updates received from a cluster, sorted by device number."""
+    def _from(self, group: int) -> Entries:
         return sorted((entry for entry in self.state["received"] if entry["group"] == group), key=lambda entry: entry["device"])
 
-    @property
-    def _thresholds(self) -> tuple[float, float]:
-        """eps1, eps2."""
-        params = self.params
-        eps1 = params.eps1_relative * self.state["scale"] if params.eps1 is None else params.eps1
-        return eps1, params.eps2_ratio * eps1 if params.eps2 is None else params.eps2
-
-    def _to_split(self, clusters: Sequence[ClusterUpdates]) -> list[ClusterUpdates]:
-        """The clusters that the criteria, or the schedule, split now."""
-        able = [cluster for cluster in clusters if len(cluster.entries) >= self.params.min_cluster_size]
-        if self.params.split_rounds is None:
-            return [cluster for cluster in able if is_incongruent(cluster.lengths, *self._thresholds)]
-        return [max(able, key=lambda cluster: cluster.lengths.max_norm)] if able else []
-
     def _random_cut(self) -> list[Cut]:
-        """With nothing to go by: one of the clusters that could be split, in two halves."""
+        """One of the clusters that could be split, in two halves."""
         least = self.params.min_cluster_size
         able = [group for group in range(len(self.state["models"])) if len(self._from(group)) >= least]
         if not able:
@@ -311,23 +248,23 @@ class CFL(Grouped[CFLParams]):
         order = generator.permutation(len(entries)).tolist()
         half = len(order) // 2
         self.state["scheduled"] += 1
-        return [Cut(group, entries, (sorted(order[:half]), sorted(order[half:])))]
+        return [(group, entries, (sorted(order[:half]), sorted(order[half:])), {}, {})]
 
-    async def _split(self, cut: Cut) -> None:
-        """Two leaves instead of one, and a place in them for all clients of the cluster."""
-        state, parent = self.state, cut.group
-        children = self._grow(parent, cut)
-        # Clients that have sent an update to the cluster go where it was cut, or else by their last one.
-        devices = [entry["device"] for entry in cut.entries]
-        side = {devices[at]: child for child, positions in zip(children, cut.sides, strict=True) for at in positions}
-        last = state["last"]
+    async def _split(
+        self, parent: int, entries: Entries, sides: Sequence[list[int]], record: dict[str, Any], shown: dict[str, Any]
+    ) -> None:
+        state, last = self.state, self.state["last"]
+        children, side = self._grow(parent, entries, sides), dict[int, int]()
+        for child, positions in zip(children, sides, strict=True):
+            side |= {entries[at]["device"]: child for at in positions}
+        devices = [entry["device"] for entry in entries]
+        groups = [side[device] for device in devices]
+        # Other clients that have sent an update to the cluster go by their last one.
         others = {device: last[device] for device in self.members(parent) if device not in side and device in last}
         side |= await self._most_like(others, children)
         members = [[device for device in self.members(parent) if side.get(device) == child] for child in children]
-        self.server.emit("cluster-split", round=state["round"], group=parent, children=children, members=members, **cut.figures)
-        shown = {} if cut.cosines is None else shown_pairs("similarity", cut.cosines)
+        self.server.emit("cluster-split", round=state["round"], group=parent, children=children, members=members, **record)
         if shown:
-            groups = [side[device] for device in devices]
             self.server.emit("clustering", measure="cosine", devices=devices, groups=groups, **shown)
         for device in self.members(parent):
             if device in side:
@@ -341,13 +278,11 @@ class CFL(Grouped[CFLParams]):
         for entry in self._from(parent):
             entry["group"] = side[entry["device"]]
 
-    def _grow(self, parent: int, cut: Cut) -> list[int]:
-        """Add two children, with the parent's model, and the updates by which they were told apart."""
+    def _grow(self, parent: int, entries: Entries, sides: Sequence[list[int]]) -> list[int]:
         state = self.state
         children = [len(state["models"]), len(state["models"]) + 1]
-        for positions in cut.sides:
-            entries = [cut.entries[position] for position in positions]
-            state["pulls"].append([(entry["update"], entry["start"]) for entry in entries])
+        for positions in sides:
+            state["pulls"].append([(entries[at]["update"], entries[at]["start"]) for at in positions])
             state["models"].append(state["models"][parent])
             state["children"].append(None)
         state["children"][parent] = children
@@ -378,10 +313,6 @@ class CFL(Grouped[CFLParams]):
         """Current node in the tree of a device without a cluster."""
         return int(self.state["down"].get(device, 0))
 
-    def _join(self, device: int, leaf: int, why: str) -> None:
-        self.state["down"].pop(device, None)
-        self.move(device, leaf, why)
-
     async def on_arrival(self, device: int) -> None:
         if not self._is_leaf(0):
             self.must_prepare(device)
@@ -393,7 +324,6 @@ class CFL(Grouped[CFLParams]):
         return {"cold-start": self.state["models"][node]}, "cold-start"
 
     def _go_on(self, device: int) -> None:
-        """A newcomer goes on down the tree until it is at a leaf; all that belongs to one selection."""
         needed = self.preparation(device)
         if needed is None:
             super()._go_on(device)
@@ -408,7 +338,7 @@ class CFL(Grouped[CFLParams]):
             child = (await self._most_like({device: pull}, children))[device]
             self.state["down"][device] = child
             if self._is_leaf(child):
-                self._join(device, child, "cold-start")
+                self.move(device, self.state["down"].pop(device), "cold-start")
 
     async def _assign(self) -> None:
         aside = [entry["device"] for entry in self.state["prepared"] if not entry["in_round"]]

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -13,6 +13,7 @@ from fedsim.language.units import PositiveSeconds
 from fedsim.strategies.asynchronous import Asynchronous
 from fedsim.strategies.base import StrategyParams
 from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
+from fedsim.toolbox.strategies.tifl import Tiered
 from fedsim.training import Training
 
 
@@ -23,8 +24,7 @@ class FedATParams(StrategyParams):
         tiers: M, of as many devices each.
         clients_per_round: clients that a tier asks in a round of its own (all that can be had, if fewer).
         local_epochs: E, passes over its own data that a client makes.
-        mu: weight of the proximal term mu/2 ||w - w_received||^2, the paper's lambda. Its default could not be
-            checked: neither paper nor code was at hand.
+        mu: weight of the proximal term mu/2 ||w - w_received||^2, the paper's lambda; its default could not be checked.
         aggregation: how a tier's updates become its model (``parts/aggregation``).
         profiling_limit: a device whose profiling takes longer (s) counts as one of so long; None: it is waited for.
         retry: a tier with nobody to ask, or from which nothing came, looks again after this time (s).
@@ -70,78 +70,45 @@ def tier_shares(counts: Sequence[int]) -> list[float]:
     return [count / sum(counts) for count in reversed(counts)]
 
 
-class FedAT(Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many work at a time follows from the tiers
+class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many work follows from the tiers
     """Federated learning with asynchronous tiers.
 
     Source: Chai et al., "FedAT: a high-performance and communication-efficient federated learning system with asynchronous
     tiers" (SC 2021), Algorithm 2 with its cross-tier weights; without its compression, which ``[messages]`` can say.
 
-    First every device that can be reached is profiled: it does the whole task of a round once (down and up d parameters), and
-    the server measures how long that takes. Tiers are then as many devices each, from the fastest to the slowest. Each goes
-    through rounds of its own, and waits for no other: clients at random receive the global model (d parameters), train, and
-    send their update (d parameters); their mean becomes the tier's model, and the global model the mean of all tiers' models
-    with the weights T_(M+1-m) / T, where T_m is how often tier m was updated. Until then a tier's model is the initial one.
-    Each update of a tier makes a version. Devices that are away at first, and newcomers, are profiled when they can be reached,
-    and join the tier whose latencies theirs is among.
-
-    State besides ``Asynchronous``'s (``draws`` has a count a tier):
-        profiling: tasks of profiling, task -> device and when it was asked.
-        latency: of each device (s), None for who has not been profiled; ``unable``: how many have no room for the training.
-        bounds: the highest latency of each tier but the last (s); None until there are tiers.
-        tier: of each device, None for who has none; ``members``: of each tier.
-        tiers: each tier's model; ``counts``: T_m.
-        received: the updates of each tier's open round; ``aggregation``: what that remembers, by tier.
+    First every device that can be reached does the whole task of a round once (down and up d parameters), and the server
+    measures how long that takes. Tiers are then as many devices each, from the fastest to the slowest. Each goes through rounds
+    of its own: clients at random receive the global model (d parameters), train, and send their update (d parameters); their
+    mean becomes the tier's model, and the global model the mean of all tiers' models with the weights T_(M+1-m) / T, where T_m
+    is how often tier m was updated. Until then a tier's model is the initial one. Each update of a tier makes a version.
+    Devices that are away at first, and newcomers, are profiled when they can be reached, and join the tier whose latencies
+    theirs is among.
     """
 
     Params = FedATParams
     Client = FedATClient
 
     async def on_start(self) -> None:
-        server, tiers = self.server, self.params.tiers
-        self.state |= {"version": 0, "model": server.models.initial(), "open": {}, "over": False, "draws": [0] * tiers}
-        self.state |= {"profiling": {}, "latency": [None] * server.devices, "unable": 0, "bounds": None}
-        self.state |= {"tier": [None] * server.devices, "members": [[] for _ in range(tiers)]}
-        self.state |= {"tiers": [self.state["model"]] * tiers, "counts": [0] * tiers, "received": [[] for _ in range(tiers)]}
-        server.begin_round(0)
-        here = set(server.clients.online())
-        for device in filter(server.clients.arrived, range(server.devices)):
-            if device in here:
-                self._profile(device)
-            else:
-                server.clients.await_return(device)
-        self._begin()
+        tiers, model = self.params.tiers, self.server.models.initial()
+        self.state |= {"version": 0, "model": model, "open": {}, "over": False, "draws": [0] * tiers, "unable": 0}
+        self.state |= {"tiers": [model] * tiers, "counts": [0] * tiers, "received": [[] for _ in range(tiers)]}
+        self.server.begin_round(0)
+        self._meet_all(tiers)
 
-    async def on_return(self, device: int) -> None:
-        self._profile(device)
-
-    async def on_arrival(self, device: int) -> None:
-        self._profile(device)
-
-    def _profile(self, device: int) -> None:
-        task = self.server.ask(device, {"profiling": self.state["model"]}, "profile")
-        self.state["profiling"][task] = (device, self.server.now)
-        if self.params.profiling_limit is not None:
-            self.server.timer(f"profiling/{task}", self.server.now + self.params.profiling_limit)
-
-    def _profiled(self, message: TaskEnd) -> None:
-        device, asked = self.state["profiling"].pop(message.task)
-        self.server.cancel_timer(f"profiling/{message.task}")
+    def met(self, device: int, message: TaskEnd, latency: float) -> None:
         if message.outcome in ("done", "late"):
-            self.state["latency"][device] = self.server.now - asked
-            if self.state["bounds"] is not None:
-                self._sort_in(device)
+            self._place(device, latency)
         elif message.outcome == "memory":  # it never can train
             self.state["unable"] += 1
             self.server.emit("tier-drop", device=device, latency=None)
         else:
-            self.server.clients.await_return(device)
-        self._begin()
+            self._await(device)
 
-    def _begin(self) -> None:
+    def tiers_of(self, devices: Sequence[int]) -> list[int]:
+        return [bisect_left(self.state["cuts"], self.state["figures"][device]) for device in devices]
+
+    def begin(self, known: list[int]) -> None:
         state, server, tiers = self.state, self.server, self.params.tiers
-        if state["bounds"] is not None or state["profiling"]:
-            return
-        known = [device for device, latency in enumerate(state["latency"]) if latency is not None]
         if len(known) < tiers:
             if server.devices - state["unable"] < tiers:
                 server.stop(f"fewer than {tiers} devices have room for the training")
@@ -149,22 +116,12 @@ class FedAT(Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many wo
                 server.look_again("begin", self.params.retry, at_least=tiers)
             return
         server.cancel_timer("begin")
-        parts = np.array_split(sorted(state["latency"][device] for device in known), tiers)
-        state["bounds"] = [float(part[-1]) for part in parts[:-1]]
-        for device in known:
-            self._sort_in(device)
-        server.emit("latency-tiers", bounds=state["bounds"], members=[len(part) for part in state["members"]])
+        parts = np.array_split(sorted(state["figures"][device] for device in known), tiers)
+        state["cuts"] = [float(part[-1]) for part in parts[:-1]]  # the highest latency of each tier but the last (s)
+        self._sort_in(known)
+        server.emit("latency-tiers", bounds=state["cuts"], members=[len(part) for part in state["members"]])
         for tier in range(tiers):
             self._open(tier)
-
-    def _sort_in(self, device: int) -> None:
-        tier = bisect_left(self.state["bounds"], self.state["latency"][device])
-        self.state["tier"][device] = tier
-        self.state["members"][tier].append(device)
-
-    def group_of(self, device: int) -> int | None:
-        tier: int | None = self.state["tier"][device]
-        return tier
 
     def _open(self, tier: int) -> None:
         state, server = self.state, self.server
@@ -180,23 +137,21 @@ class FedAT(Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many wo
         return any(begun["tier"] == tier for begun in self.state["open"].values())
 
     async def on_timer(self, name: str) -> None:
-        what, _, number = name.partition("/")
-        if what == "profiling":
-            self.server.end(int(number), "late")
-        elif what == "begin":
-            self._begin()
-        elif not self.state["over"] and not self._at_work(int(number)):
-            self._open(int(number))
+        if name == "begin":
+            self._make_tiers()
+        elif not name.startswith("tier/"):
+            await super().on_timer(name)
+        elif not self.state["over"] and not self._at_work(tier := int(name.partition("/")[2])):
+            self._open(tier)
 
     async def on_task_end(self, message: TaskEnd) -> None:
         state = self.state
-        if message.task in state["profiling"]:
-            self._profiled(message)
+        if self._ends_meeting(message):
             return
         begun = state["open"].pop(message.task)
         tier = begun["tier"]
         if message.outcome == "done":
-            more = {"start": begun["model"], "version": begun["version"], "contents": dict(message.contents)}
+            more: dict[str, Any] = {"start": begun["model"], "version": begun["version"], "contents": dict(message.contents)}
             state["received"][tier].append(self._entry(message, begun["model"]) | more)
         if state["over"] or self._at_work(tier):
             return

@@ -1,10 +1,9 @@
 """FeSEM: the server puts each client into the group whose model is nearest to the one that the client sent last."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from fedsim.language.spec import Epochs
@@ -18,13 +17,10 @@ class FeSEMParams(GroupedParams):
 
     Attributes:
         aggregation: ``mean``, as in the paper; ``weighted``, by samples; ``first``, as in the published code of FlexCFL.
-        as: ``published-code``: that of FlexCFL, see ``FeSEM``; the first rounds ask all devices in turn. ``paper``: clients are
-            clustered as points. After each round every client that has ever sent a model joins the group whose model is nearest
-            to the one that it sent last, and a group's model becomes the mean of its members' last models, of this round or not
-            (Xie et al., Algorithm 1). The first groups are made by k-means on what has come as soon as that is enough for all.
+        as: ``published-code``: that of FlexCFL, see ``FeSEM``; the first rounds ask all devices in turn. ``paper``: after each
+            round every client that has ever sent a model joins the group nearest to its last one, and a group's model becomes
+            the mean of its members' last models (Xie et al., Algorithm 1); k-means on what has come makes the first groups.
     """
-
-    instead: ClassVar[Mapping[str, str]] = {**GroupedParams.instead, "centers": "as"}
 
     kind: Literal["fesem"] = "fesem"
     clients_per_round: int = Field(default=20, ge=1)
@@ -45,40 +41,33 @@ class FeSEMParams(GroupedParams):
 class FeSEM(Grouped[FeSEMParams]):
     """Federated stochastic expectation maximisation.
 
-    Source: Xie et al., "Multi-center federated learning" (2020), as the published code of FlexCFL carries it out: distances
-    are those of the whole flattened models.
+    Source: Xie et al., "Multi-center federated learning" (2020), as the published code of FlexCFL carries it out: distances are
+    those of the whole flattened models.
 
     E-step, at the server, when clients are selected: each joins the group whose model is nearest (Euclidean) to the model that
     it sent last; one that has sent none counts as having sent the initial model, so in their first rounds all go into one
     group. It then receives its group's model (d parameters), trains, and sends its update (d parameters). M-step: a group's
-    model becomes the mean of its updates. Nothing but models is ever sent, and a device's data have no influence on its
-    group, so a shift changes nothing (FeSEM-MIG is the same). A newcomer is a client that has sent none.
-
-    State besides ``Grouped``'s: ``initial``, and ``last``, the model that each device sent last; as in the paper ``known``, who
-    has sent one, and ``begun``, whether there are centers made of them.
+    model becomes the mean of its updates. A device's data have no influence on its group, so a shift changes nothing (FeSEM-MIG
+    is the same).
     """
 
     Params: ClassVar[type[FeSEMParams]] = FeSEMParams
 
     async def on_start(self) -> None:
-        """Begin with m models, each a draw of its own, apart from the clients' common start."""
-        server, groups = self.server, self.params.groups
-        self.state["initial"] = server.models.initial()
-        self.state["models"] = [server.models.initial(1 + group) for group in range(groups)]
-        self.state["last"] = [self.state["initial"]] * server.devices
+        server, groups, initial = self.server, self.params.groups, self.server.models.initial()
+        own = [server.models.initial(1 + group) for group in range(groups)]  # apart from the clients' common start
+        self.state |= {"models": own, "last": [initial] * server.devices}
         if not self.params.as_published:
-            self.state |= {"known": [], "begun": False, "models": [self.state["initial"]] * groups}
+            self.state |= {"known": [], "begun": False, "models": [initial] * groups}
         await super().on_start()
 
     async def before_asking(self) -> None:
         cohort = self.state["cohort"]
-        if self.params.as_published:
-            for device, group in zip(cohort, await self._nearest(cohort), strict=True):
-                self.move(device, group, "e-step")
-        else:
-            for device in cohort:
-                if self.group_of(device) is None:
-                    self.move(device, 0, "e-step")
+        if not self.params.as_published:
+            cohort = [device for device in cohort if self.group_of(device) is None]
+        groups = await self._nearest(cohort) if self.params.as_published else [0] * len(cohort)
+        for device, group in zip(cohort, groups, strict=True):
+            self.move(device, group, "e-step")
 
     async def _nearest(self, devices: Sequence[int]) -> list[int]:
         server, models = self.server, self.state["models"]
@@ -87,7 +76,9 @@ class FeSEM(Grouped[FeSEMParams]):
         server.compute("distances", len(devices), server.setting.parameters, len(models))
         values = await server.models.values([*models, *(self.state["last"][device] for device in devices)])
         centers, sent = values[: len(models)], values[len(models) :]
-        return [int(np.argmin([_distance(own, center) for center in centers])) for own in sent]
+        with np.errstate(all="ignore"):
+            distances = [[np.linalg.norm(own.astype(np.float64) - center) for center in centers] for own in sent]
+        return np.argmin(np.nan_to_num(distances, nan=np.inf, posinf=np.inf), axis=1).tolist() if sent else []
 
     async def aggregate(self) -> None:
         for entry in self.state["received"]:
@@ -121,12 +112,6 @@ class FeSEM(Grouped[FeSEMParams]):
             state["models"][group] = server.models.mix(
                 [(last[device], share) for device in members], otherwise=state["models"][group]
             )
-
-
-def _distance(model: NDArray[np.float32], center: NDArray[np.float32]) -> float:
-    """The Euclidean distance of two models; infinite where one is not finite."""
-    distance = float(np.linalg.norm(model.astype(np.float64) - center))
-    return distance if np.isfinite(distance) else float("inf")
 
 
 class FeSEMMigParams(FeSEMParams):

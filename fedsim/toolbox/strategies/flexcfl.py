@@ -1,12 +1,13 @@
 """FlexCFL: groups by the direction of first updates, newcomers by cosine, migration when data shift."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from fedsim.arrays import Floats
 from fedsim.errors import ScenarioError, SimulationError
 from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, Server, TaskEnd
 from fedsim.language.registry import Registry
@@ -16,19 +17,17 @@ from fedsim.learning.refs import Ref
 from fedsim.strategies.grouped import Migrating, MigratingClient, MigratingParams, PlainDeadline
 from fedsim.strategies.parts.aggregation import Protection
 from fedsim.strategies.parts.moment import PreTraining, ShiftTest
-from fedsim.toolbox.clustering.algorithms import kmeans
-from fedsim.toolbox.clustering.clusterer import Clusterer, Hierarchical, KMeans, RandomGroups
-from fedsim.toolbox.clustering.edc import edc_features
+from fedsim.toolbox.clustering.algorithms import Clusterer, Hierarchical, KMeans, RandomGroups, kmeans
 from fedsim.toolbox.clustering.similarity import (
     MOST_SHOWN,
     cosine_matrix,
     diff_norm,
+    edc_features,
     madc,
     most_alike,
     rounded,
     shown_pairs,
 )
-from fedsim.toolbox.clustering.weights import inter_group_coefficients
 from fedsim.training import Limit, Training
 from fedsim.world.task import Computation
 
@@ -45,18 +44,6 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
         eta_g: the learning rate between groups; 0 keeps them apart.
     """
 
-    instead: ClassVar[Mapping[str, str]] = {
-        **PlainDeadline.instead,
-        **MigratingParams.instead,
-        "alpha": "moment.devices",
-        "pretrain_iterations": "moment.steps",
-        "pretrain_epochs": "moment.epochs",
-        "newcomers": "moment.newcomers",
-        "on_arrival": "moment.newcomers",
-        "cold_start": "measure",
-        "epochs_after_cold_start": "as",
-        "inter_group": "as",
-    }
     usual_shift: ClassVar[ShiftTest] = "aligned_l1"
 
     kind: Literal["flexcfl"] = "flexcfl"
@@ -82,8 +69,7 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
     @property
     def pretraining_epochs(self) -> int | None:
         """Passes over its data of a pre-training; None where it is counted in steps."""
-        by_paper = None if self.as_published or self.moment.steps else self.local_epochs
-        return self.moment.epochs or by_paper
+        return self.moment.epochs or (None if self.as_published or self.moment.steps else self.local_epochs)
 
     def unprotected(self, protection: Protection) -> str | None:
         return "groups begin with the plain mean of pre-trained models" if protection == "private" else None
@@ -114,34 +100,38 @@ class FedGroupParams(FlexCFLParams):
 
 
 def cluster_updates(
-    updates: NDArray[np.float32],
-    groups: int,
-    measure: Literal["edc", "madc"],
-    generator: np.random.Generator,
-    clusterer: Clusterer | None = None,
+    updates: NDArray[np.float32], groups: int, measure: str, generator: np.random.Generator, clusterer: Clusterer | None = None
 ) -> tuple[list[int], dict[str, Any]]:
-    """Group the updates [k, d] of the pre-trained devices by what they have in common.
-
-    Returns:
-        The group of each, and the fields of a record: the measure, EDC features [k, m], and for up to 200 devices the cosine of
-        every two [k, k].
+    """The groups of pre-trained devices by their updates [k, d], and the fields of a record: the measure, and what it
+    compared.
     """
-    record: dict[str, Any] = {"measure": measure}
     similarity = cosine_matrix(updates) if measure == "madc" or len(updates) <= MOST_SHOWN else None
+    record: dict[str, Any] = {"measure": measure}
     if measure == "madc":
         assert similarity is not None
         labels = (clusterer or Hierarchical()).labels(madc(similarity), groups, generator)
     else:
         features = edc_features(updates, groups)
+        record["features"] = rounded(features)
         if clusterer is None or isinstance(clusterer, KMeans):
             labels = kmeans(features, groups, generator)
         else:
             labels = clusterer.labels(diff_norm(features), groups, generator)
-        record["features"] = rounded(features)
     if similarity is not None:
         record |= shown_pairs("similarity", similarity)
     found: list[int] = labels.tolist()
     return found, record | {"groups": found}
+
+
+def inter_group_coefficients(norms: Floats, eta: float, *, literal: bool = False) -> Floats:
+    """Row j has the coefficients of all groups' models in group j's next model, float64 [m, m]; ``norms`` [m] are ||w_l||.
+
+    Literally it is w_j + eta sum of w_l / ||w_l|| over l != j (Algorithm 2): each round adds up to eta (m - 1) to the norm.
+    Else that is divided by 1 + sum of eta / ||w_l|| (the published code). A model of zeros has no direction to give.
+    """
+    coefficients = np.tile(np.divide(eta, norms, out=np.zeros(len(norms)), where=norms > 0), (len(norms), 1))
+    np.fill_diagonal(coefficients, 1.0)
+    return coefficients if literal else coefficients / coefficients.sum(axis=1, keepdims=True)
 
 
 _MOST_FAILURES = 100  # of the group cold start: a deadline may be shorter than any pre-training, and there is no round yet
@@ -149,10 +139,7 @@ _MOST_FAILURES = 100  # of the group cold start: a deadline may be shorter than 
 
 @pure
 def nearest_direction(models: list[NDArray[np.float32]]) -> NDArray[np.float64]:
-    """The position of the direction most like the change by training, the first of equals.
-
-    ``models`` are the initial model, the trained one, and the directions; float32 [d] each.
-    """
+    """Position of the direction most like the update; ``models`` are the initial one, the trained, and the directions."""
     initial, trained, *directions = models
     return np.array(most_alike([trained - initial], directions), dtype=np.float64)
 
@@ -164,18 +151,16 @@ class FlexCFLClient(MigratingClient[FlexCFLParams]):
     """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
-        found = {"initial": instruction.contents.get("initial-model") or instruction.contents.get("pre-training")}
-        found["directions"] = instruction.contents.get("directions")
-        device.state.update({name: value for name, value in found.items() if value is not None})
+        for name, key in (("initial", "initial-model"), ("initial", "pre-training"), ("directions", "directions")):
+            if key in instruction.contents:
+                device.state[name] = instruction[key]
         return super().work(device, instruction)
 
     def training(self, device: Device, instruction: Instruction) -> Training:
-        """A little from the initial model, for the direction that it takes; else from the group's."""
         if instruction.job == "train":
             return Training(instruction["model"], self._epochs(instruction))
-        epochs, steps = self.params.pretraining_epochs, self.params.moment.steps or 50
-        initial = device.state["initial"]
-        return Training(initial, steps=steps) if epochs is None else Training(initial, epochs)
+        epochs, initial = self.params.pretraining_epochs, device.state["initial"]
+        return Training(initial, epochs) if epochs else Training(initial, steps=self.params.moment.steps or 50)
 
     def _epochs(self, instruction: Instruction) -> int:
         """In the paper a device that has been pre-trained in the same round trains one epoch less: that was the first."""
@@ -205,25 +190,18 @@ class FlexCFL(Migrating[FlexCFLParams]):
     Source: Duan et al., "Flexible clustered federated learning for client-level data distribution shift" (2021), Algorithms 2
     and 3 and section 3.4.
 
-    Group cold start: alpha m devices receive the initial model w0 (d parameters), pre-train, and send their update dw
-    (d parameters). They are clustered by dw; a group's model is the mean of its members' trained models, its direction the
-    mean of their updates, which never changes again. With fewer than m who come back it is repeated, up to 100 times.
+    Group cold start: alpha m devices receive the initial model w0 (d parameters), pre-train, and send their update dw (d
+    parameters). They are clustered by dw; a group's model is the mean of its members' trained models, its direction the mean of
+    their updates, which never changes again. With fewer than m who come back it is repeated, up to 100 times.
 
-    Client cold start, when a device without a group is selected or arrives: it receives w0 and the m directions
-    (d + m d parameters), pre-trains, joins the group whose direction has the largest cosine with dw, and says which (4 bytes);
-    no round is lost by it. The pre-trained devices receive the directions with their first group model.
+    Client cold start, when a device without a group is selected or arrives: it receives w0 and the m directions (d + m d
+    parameters), pre-trains, joins the group whose direction has the largest cosine with dw, and says which (4 bytes); no round
+    is lost by it. The pre-trained devices receive the directions with their first group model. Migration (``Migrating``): a
+    device whose data have shifted pre-trains again from w0, and says which group it joins now.
 
     A round: the K clients receive their group's model (d parameters), train, and send their update (d parameters); a group's
-    model becomes the mean of its own, weighted by samples. With eta_g the groups' models then move towards each other
-    (Eq. 20), for which each goes from its group server to the auxiliary one (d parameters a group).
-
-    Migration (``Migrating``): a device whose data have shifted pre-trains again from w0, and says which group it joins now.
-
-    State besides ``Migrating``'s:
-        initial: w0; ``directions``: each group's.
-        pretraining: tasks of the group cold start that run, task -> device; ``pretrained``: what came back, (device, update).
-        attempts: how many group cold starts there were; ``failures``: those that brought back too few devices.
-        informed: for each device whether it has w0 and the directions.
+    model becomes the mean of its own, weighted by samples. With eta_g the groups' models then move towards each other (Eq. 20),
+    for which each goes from its group server to the auxiliary one (d parameters a group).
     """
 
     Params: ClassVar[type[FlexCFLParams]] = FlexCFLParams
@@ -232,7 +210,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
     def __init__(self, params: FlexCFLParams, server: Server) -> None:
         super().__init__(params, server)
         self.state |= {"directions": [], "pretraining": {}, "pretrained": [], "attempts": 0, "failures": 0}
-        self.state |= {"informed": [False] * server.devices}
+        self.state["informed"] = [False] * server.devices
         self.at_random = params.moment.newcomers == "random"
 
     async def on_start(self) -> None:
@@ -242,8 +220,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
     def _begin_groups(self) -> None:
         state, params, server = self.state, self.params, self.server
         devices = server.clients.sample(params.pretrained(server.devices), "pre-training", state["attempts"])
-        state["attempts"] += 1
-        state["pretrained"] = []
+        state |= {"attempts": state["attempts"] + 1, "pretrained": []}
         if len(devices) < params.groups:
             server.look_again("pre-training", params.retry, at_least=params.groups)
             return
@@ -252,26 +229,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
         for device in devices:
             state["pretraining"][server.ask(device, {"pre-training": state["initial"]}, "pre-train")] = device
 
-    async def _end_pretraining(self, message: TaskEnd) -> None:
-        state, groups = self.state, self.params.groups
-        device = state["pretraining"].pop(message.task)
-        if message.outcome == "done":
-            state["pretrained"].append((device, message["pre-training"]))
-        if state["pretraining"]:
-            return
-        self.server.cancel_timer("pre-training-deadline")
-        if len(state["pretrained"]) >= groups:
-            await self._make_groups()
-            self._open_round()
-            return
-        state["failures"] += 1
-        if state["failures"] == _MOST_FAILURES:
-            self.server.stop(f"{_MOST_FAILURES} group cold starts brought back fewer than {groups} devices each")
-        else:
-            self.server.look_again("pre-training", self.params.retry, at_least=groups)
-
     async def _make_groups(self) -> None:
-        """Cluster the updates that came back; each cluster becomes a group, with a model and a direction."""
         state, server, params = self.state, self.server, self.params
         devices, updates, labels = await self._cluster()
         state["pretrained"] = []
@@ -286,9 +244,8 @@ class FlexCFL(Migrating[FlexCFLParams]):
 
     async def _cluster(self) -> tuple[list[int], list[Ref], list[int]]:
         """The pre-trained devices whose update is finite, these updates, and the group of each."""
-        server, params = self.server, self.params
+        server, params, m = self.server, self.params, self.params.groups
         devices, updates = map(list, zip(*self.state["pretrained"], strict=True))
-        m = params.groups
         if server.models.learns:
             initial, *trained = await server.models.values([self.state["initial"], *updates])
             kept = [at for at, value in enumerate(trained) if np.isfinite(value).all()]
@@ -302,12 +259,11 @@ class FlexCFL(Migrating[FlexCFLParams]):
         if not server.models.learns or isinstance(params.clusterer, RandomGroups):
             order = generator.permutation(len(devices))
             return devices, updates, [int(place) % m for place in np.argsort(order)]
-        n, d = len(updates), server.setting.parameters
-        server.compute("products", n, d)
+        server.compute("products", len(updates), server.setting.parameters)
         if params.measure == "madc":
-            server.compute("absolute differences", n)
+            server.compute("absolute differences", len(updates))
         else:
-            server.compute("k-means", n, m, m)
+            server.compute("k-means", len(updates), m, m)
         changes = np.stack([trained[at] for at in kept]) - initial
         labels, record = cluster_updates(changes, m, params.measure, generator, params.clusterer)
         server.emit("clustering", devices=devices, **record)
@@ -317,8 +273,8 @@ class FlexCFL(Migrating[FlexCFLParams]):
         state = self.state
         if state["group"][device] >= 0 and device not in state["unprepared"]:
             return None
-        needed = {} if state["informed"][device] else {"initial-model": state["initial"], "directions": state["directions"]}
-        return needed, "find-group"
+        needed = {"initial-model": state["initial"], "directions": state["directions"]}
+        return {} if state["informed"][device] else needed, "find-group"
 
     def _ask(self, device: int) -> None:
         if self.at_random and self.state["group"][device] < 0:
@@ -330,7 +286,6 @@ class FlexCFL(Migrating[FlexCFLParams]):
         return {**self.contents(device), "pre-trained": Header(True)}
 
     def contents(self, device: int) -> Contents:
-        """The group's model; a device pre-trained for the groups receives the directions with its first one."""
         if self.state["informed"][device] or self.at_random:
             return super().contents(device)
         return {**super().contents(device), "directions": self.state["directions"]}
@@ -363,12 +318,27 @@ class FlexCFL(Migrating[FlexCFLParams]):
             state["models"][group] = server.models.mix(list(zip(models, row, strict=True)))
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        if message.task in self.state["pretraining"]:
-            await self._end_pretraining(message)
+        state, groups = self.state, self.params.groups
+        if message.task not in state["pretraining"]:
+            if "update" in message.contents and message.task in state["open"]:
+                state["informed"][message.device] |= not self.at_random
+            await super().on_task_end(message)
             return
-        if "update" in message.contents and message.task in self.state["open"]:
-            self.state["informed"][message.device] |= not self.at_random
-        await super().on_task_end(message)
+        device = state["pretraining"].pop(message.task)
+        if message.outcome == "done":
+            state["pretrained"].append((device, message["pre-training"]))
+        if state["pretraining"]:
+            return
+        self.server.cancel_timer("pre-training-deadline")
+        if len(state["pretrained"]) >= groups:
+            await self._make_groups()
+            self._open_round()
+            return
+        state["failures"] += 1
+        if state["failures"] == _MOST_FAILURES:
+            self.server.stop(f"{_MOST_FAILURES} group cold starts brought back fewer than {groups} devices each")
+        else:
+            self.server.look_again("pre-training", self.params.retry, at_least=groups)
 
     async def on_timer(self, name: str) -> None:
         if name == "pre-training":

@@ -1,6 +1,5 @@
 """FPFC: a model for each device, fused with those that are near it (Yu, Liu, Wang and Sun, 2022)."""
 
-import math
 from typing import Any, ClassVar, Literal, Self
 
 import networkx as nx
@@ -14,6 +13,7 @@ from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
 from fedsim.strategies.round_params import RoundParams, SynchronousParams
 from fedsim.strategies.synchronous import Synchronous, SynchronousClient
+from fedsim.toolbox.clustering.similarity import length
 from fedsim.training import Training
 
 
@@ -21,12 +21,12 @@ class FPFCParams(SynchronousParams):
     """Parameters of FPFC, in addition to ``SynchronousParams``.
 
     Attributes:
-        lam: lambda, the strength of the penalty, the most with which it draws; 0: local training.
+        lam: lambda, the strength of the penalty; 0: local training.
         rho: of the augmented Lagrangian, and how strongly a device is held to what it receives.
         a: of SCAD: what is farther apart than a lam is not penalised.
         xi: within so small a distance the penalty is smooth.
-        layers: distances are those of whole models (``all``), or of their last layer (``last``, an option of the
-            authors' code): then the whole difference of two models shrinks as that layer's does.
+        layers: distances are those of whole models (``all``), or of their last layer (``last``, an option of the authors'
+            code): then the whole difference of two models shrinks as that layer's does.
         nu: devices whose difference theta is no longer than this are of one group.
     """
 
@@ -64,21 +64,19 @@ class FPFC(Synchronous[FPFCParams]):
     """Fusion penalised federated clustering.
 
     Source: Yu, Liu, Wang and Sun, "Clustered federated learning based on nonconvex pairwise fusion" (2022), the algorithm FPFC
-    (rules from memory): the least of the sum of f_i(w_i) and, over all pairs of m devices, 1 / m of SCAD's penalty (smooth
-    near 0) of ||w_i - w_j||, by ADMM. For each pair there are theta_ij = -theta_ji, which stands for w_i - w_j, and its dual
-    v_ij, at first 0. A client receives z_i, the mean over j of w_j + theta_ij - v_ij / rho (d parameters), makes
-    ``local_epochs`` of SGD on f_i(w) + rho / 2 ||w - z_i||^2 from its own w_i, and sends it (d parameters). Then, for each pair
-    of which one was asked, delta = w_i - w_j + v_ij / rho, theta_ij = the proximal step of the penalty from delta, and
-    v_ij = rho (delta - theta_ij).
+    (rules from memory): the least of the sum of f_i(w_i) and, over all pairs of m devices, 1 / m of SCAD's penalty (smooth near
+    0) of ||w_i - w_j||, by ADMM. For each pair there are theta_ij = -theta_ji, which stands for w_i - w_j, and its dual v_ij,
+    at first 0. A client receives z_i, the mean over j of w_j + theta_ij - v_ij / rho (d parameters), makes ``local_epochs`` of
+    SGD on f_i(w) + rho / 2 ||w - z_i||^2 from its own w_i, and sends it (d parameters). Then, for each pair of which one was
+    asked, delta = w_i - w_j + v_ij / rho, theta_ij = the proximal step of the penalty from delta, and v_ij = rho (delta -
+    theta_ij).
 
     Devices with theta no longer than ``nu`` between them, or by way of others, are of one group, named by its first device; its
     model is the mean of theirs, weighted by samples. A device that has never answered is in no pair and no mean, and receives
-    the first model. The paper's warm-up of lambda and asynchronous form are not built. Without learning there is one group. The
-    server keeps two models for each pair of devices that have answered.
+    the first model. The paper's warm-up of lambda and asynchronous form are not built. Without learning there is one group.
 
-    State besides ``Synchronous``'s: ``first``, the first model; ``own``, device -> w_i; ``samples``, device -> what it told;
-    ``pairs``, (i, j) with i < j -> theta and v as one array [2 d]; ``apart``, (i, j) -> ||theta||; ``group``, device -> group;
-    ``models``, group -> model.
+    State besides ``Synchronous``'s: ``first``, the first model; by device ``own``, w_i, ``samples`` and ``group``; by pair (i,
+    j), i < j, ``pairs``, theta and v as one array [2 d], and ``apart``, ||theta||; ``models``, group -> model.
     """
 
     Params: ClassVar[type[RoundParams]] = FPFCParams
@@ -105,8 +103,7 @@ class FPFC(Synchronous[FPFCParams]):
         between = [pairs[min(device, other), max(device, other)] for other in others]
         signs = [1.0 if device < other else -1.0 for other in others]
         models = [own[device], *(own[other] for other in others), *between]
-        held = self.server.models.apply(held_to, models, otherwise=own[device], signs=signs, rho=self.params.rho)
-        return {"model": held}
+        return {"model": self.server.models.apply(held_to, models, otherwise=own[device], signs=signs, rho=self.params.rho)}
 
     def entry(self, message: TaskEnd) -> dict[str, Any]:
         return super().entry(message) | {"start": self.state["own"].get(message.device, message.asked["model"])}
@@ -134,7 +131,6 @@ class FPFC(Synchronous[FPFCParams]):
         self._group()
 
     def _group(self) -> None:
-        """Groups devices by chains of fused pairs, and sets the groups' models."""
         state = self.state
         fused_pairs: nx.Graph[int] = nx.Graph([pair for pair, length in state["apart"].items() if length <= self.params.nu])
         fused_pairs.add_nodes_from(state["own"])
@@ -169,8 +165,7 @@ class FPFC(Synchronous[FPFCParams]):
 def shrunk(length: float, lam: float, rho: float, a: float, xi: float) -> float:
     """The penalised length of a difference of this ``length``: the t at which g(t) + rho / 2 (t - length)^2 is least.
 
-    g is SCAD's penalty with its corner at 0 made smooth: g'(t) = lam t / xi up to xi, lam up to lam, (a lam - t) / (a - 1) up
-    to a lam, then 0.
+    g is SCAD's penalty, smooth at 0: g'(t) = lam t / xi up to xi, lam up to lam, (a lam - t) / (a - 1) up to a lam, then 0.
     """
     if length <= xi + lam / rho:
         return length * xi * rho / (lam + xi * rho)
@@ -186,8 +181,8 @@ def fused(models: list[NDArray[np.float32]], begin: int, lam: float, rho: float,
     """theta and v [2 d] of a pair of models [d], and of theirs before, if any, by the distance from ``begin`` on."""
     one, other = (model.astype(np.float64) for model in models[:2])
     delta = one - other + (models[2][len(one) :] / rho if len(models) > 2 else 0.0)
-    length = math.sqrt(float(np.square(delta[begin:]).sum()))
-    theta = delta * (shrunk(length, lam, rho, a, xi) / length) if length else delta
+    before = length(delta[begin:])
+    theta = delta * (shrunk(before, lam, rho, a, xi) / before) if before else delta
     return np.concatenate([theta, rho * (delta - theta)])
 
 
@@ -198,11 +193,10 @@ def held_to(models: list[NDArray[np.float32]], signs: list[float], rho: float) -
     total: NDArray[np.float64] = np.array(models[:count], dtype=np.float64).sum(axis=0)
     for sign, pair in zip(signs, models[count:], strict=True):
         total += sign * (pair[:size] - pair[size:].astype(np.float64) / rho)
-    total /= count
-    return total
+    return total / count
 
 
 @pure
 def apart(models: list[NDArray[np.float32]], begin: int) -> NDArray[np.floating]:
     """The length of theta of each pair, from ``begin`` on."""
-    return np.array([math.sqrt(float(np.square(pair[begin : len(pair) // 2], dtype=np.float64).sum())) for pair in models])
+    return np.array([length(pair[begin : len(pair) // 2]) for pair in models])

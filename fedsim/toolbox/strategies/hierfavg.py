@@ -23,7 +23,7 @@ class HierFAVGParams(SelectingParams, CombiningParams):
         aggregation: how the updates of an edge server's clients become its model.
         cloud_aggregation: how the models of edge servers become one; their samples are those of the last edge round.
         deadline: of a whole round; at that time edge servers send what they have.
-        selection: one that goes by what clients say with their updates is refused: they say it to their edge server.
+        selection: whom a round asks (``parts/selection``); not by what clients say with their updates.
     """
 
     at_edges: ClassVar[bool] = True
@@ -63,7 +63,7 @@ class HierFAVGParams(SelectingParams, CombiningParams):
 
 
 class HierFAVGClient(SynchronousClient[HierFAVGParams]):
-    """Trains for kappa1 steps, or ``local_epochs``."""
+    """Trains for ``kappa1`` steps, or ``local_epochs``."""
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         return Training(instruction["model"], self.params.local_epochs, steps=self.params.kappa1)
@@ -79,16 +79,12 @@ class HierFAVG(FedAvg[HierFAVGParams]):
     them goes through kappa2 edge rounds, and waits for no other: it sends its model to its clients (``model``, d); each makes
     kappa1 SGD steps and sends its model back (``update``, d); the edge server's model becomes their mean, weighted by samples.
     Then it sends that to the server (``edge-update``, d), whose model becomes the mean of theirs, weighted by samples too. With
-    kappa2 = 1 that is FedAvg, the sums taken in two steps.
+    kappa2 = 1 that is FedAvg.
 
     A client that is late or lost is out until the next round; one that cannot be reached when an edge round begins counts by
     what it has done. When an edge server is lost, so is all that its clients have done for it in the round (record
-    ``updates-lost``), and none of them is asked until it is back. The record ``round`` counts clients by their last task; its
-    training loss and discrepancies are those of last edge rounds. A device's group is its edge server.
-
-    State besides FedAvg's: ``edges``, edge server -> what it goes through in the round (``before_asking``); ``arrived``, the
-    models of edge servers that came; ``cloud``, what their aggregation remembers; ``valid``, clients whose last task was done;
-    ``over``, whether the deadline has passed.
+    ``updates-lost``), and none of them is asked until it is back. The record ``round`` counts clients by their last task. A
+    device's group is its edge server.
     """
 
     Params = HierFAVGParams
@@ -112,7 +108,6 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         self.state |= {"edges": edges, "arrived": [], "valid": 0, "over": False}
 
     def _ask(self, device: int) -> None:
-        """An edge server gets the model when its first client is to be asked."""
         edge = self.server.edges.of(device)
         if device == self.state["edges"][edge]["clients"][0]:
             self.server.edges.carry(edge, {"edge-model": self.state["model"]}, "down", round=self.state["round"])
@@ -134,7 +129,6 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             await self._leave(edge)
 
     async def on_edge_lost(self, edge: int) -> None:
-        """Transfers and tasks at the edge server end in this instant; the last one takes the edge server out of the round."""
         if edge in self.state.get("edges", {}):
             self.state["edges"][edge]["lost"] = True
 
@@ -143,8 +137,8 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         again = own["left"] < self.params.kappa2
         own["clients"] = [] if state["over"] else [device for device in own["clients"] if server.clients.idle(device)]
         for device in own["clients"]:
-            contents, about = {"model": own["model"]}, {"round": state["round"], "group": edge}
-            task = server.ask(device, contents, **about, continues=again, at_edge=True)
+            contents, number = {"model": own["model"]}, state["round"]
+            task = server.ask(device, contents, round=number, group=edge, continues=again, at_edge=True)
             state["open"][task] = device
             own["open"].append(task)
             state["valid"] -= again
@@ -189,7 +183,6 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             await self._leave(edge)
 
     async def _leave(self, edge: int) -> None:
-        """An edge server has done its part, or has none any more; the last one closes the round."""
         own = self.state["edges"].pop(edge)
         if own["tasks"]:
             self.server.emit("updates-lost", round=self.state["round"], edge=edge, tasks=own["tasks"])

@@ -24,8 +24,7 @@ class IFCAParams(MigratingParams):
         averaging: ``models``: clients train for ``local_epochs``, and their models are averaged (Algorithm 1, option II).
             ``gradients``: each makes one step on all of its data, and a group's model moves by the sum of its clients' steps,
             divided by the number of all clients of the round (option I; ``local_epochs`` and ``aggregation`` do not count).
-        starts: the m models begin at draws of their own (``different``) or all at one (``same``). Devices cannot tell equal
-            models apart and all choose the first, for ever: refused for more than one group.
+        starts: the m models begin at draws of their own (``different``) or all at one (``same``, refused for several groups).
     """
 
     kind: Literal["ifca"] = "ifca"
@@ -59,14 +58,13 @@ class IFCAClient(MigratingClient[IFCAParams]):
     """Tests all models, trains the best, and says which that was."""
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+        models = instruction["migration" if instruction.job == "choose" else "model"]
+        test = Evaluate(tuple(models), self.testing_limit(instruction))
         if instruction.job == "choose":
-            return (Evaluate(tuple(instruction["migration"]), self.testing_limit(instruction)),)
+            return (test,)
         once = self.params.averaging == "gradients"
         training = Training(BEST, full_batch=True) if once else Training(BEST, self.params.local_epochs)
-        return (
-            Evaluate(tuple(instruction["model"]), self.testing_limit(instruction)),
-            Train(training, self.limit(device, instruction)),
-        )
+        return test, Train(training, self.limit(device, instruction))
 
     def limit(self, device: Device, instruction: Instruction) -> Limit:
         once = self.params.averaging == "gradients"
@@ -90,13 +88,9 @@ class IFCA(Migrating[IFCAParams]):
 
     In each round the K clients receive the models of all m groups (m d parameters). Each computes their loss on its training
     data, trains the best one (the first of equals), and sends its update and which group that was (d parameters, 4 bytes). A
-    group's model becomes the mean of its updates; a group without any keeps the one that it has. A newcomer is a client like
-    any other: it chooses when it is selected.
-
-    With a test for shifts (IFCA-MIG, a variant in the paper of FlexCFL) a device whose data have shifted receives all models
-    (m d parameters) and chooses at once.
-
-    State besides ``Migrating``'s: ``chosen_in``, the task of each device's latest choice of its own group, -1 for none.
+    group's model becomes the mean of its updates; a group without any keeps the one that it has. A newcomer chooses when it is
+    selected. With a test for shifts (IFCA-MIG, a variant in the paper of FlexCFL) a device whose data have shifted receives all
+    models (m d parameters) and chooses at once.
     """
 
     Params: ClassVar[type[IFCAParams]] = IFCAParams
@@ -137,7 +131,6 @@ class IFCA(Migrating[IFCAParams]):
         await self.test_again(newcomers)
 
     async def combine(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: int) -> Ref:
-        """With gradients: a step along their sum, divided by the number of all clients of the round."""
         if self.params.averaging == "models":
             return await super().combine(model, entries, slot, **record)
         mix, share = self.server.models.mix, 1 / len(self.state["received"])
@@ -163,12 +156,7 @@ class IFCAMig(IFCA):
 
 
 class HypClusterParams(IFCAParams):
-    """Parameters of HypCluster; see ``IFCAParams``. Clients are drawn at random from the first round on.
-
-    Attributes:
-        aggregation: weighted by samples, as the loss of a cluster is in the paper.
-        local_epochs: the paper's few steps.
-    """
+    """Parameters of HypCluster; see ``IFCAParams``. Weighted by samples, with the paper's few steps; no turns at first."""
 
     kind: Literal["hypcluster"] = "hypcluster"  # type: ignore[assignment]
     aggregation: AggregationSpec = Weighted()
@@ -180,8 +168,8 @@ class HypCluster(IFCA):
     """Every client chooses the hypothesis of least loss on its data, and each hypothesis is trained by those who chose it.
 
     Source: Mansour et al., "Three approaches for personalization with applications to federated learning" (2020), section 4,
-    HYPCLUSTER. That is IFCA with model averaging weighted by samples, ``groups`` being its q: messages, state and newcomers are
-    IFCA's. The hypotheses begin at draws of their own, where the paper begins near one model that was trained before.
+    HYPCLUSTER. That is IFCA with model averaging weighted by samples, ``groups`` being its q. The hypotheses begin at draws of
+    their own, where the paper begins near one model that was trained before.
     """
 
     Params: ClassVar[type[IFCAParams]] = HypClusterParams

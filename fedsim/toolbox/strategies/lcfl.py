@@ -1,11 +1,11 @@
-"""LCFL: devices are clustered once, by how much worse their models do on each other's data."""
+"""Strategies that cluster devices once: LCFL, by how much worse models do on each other's data; FL+HC, by updates."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedsim.errors import ScenarioError, SimulationError
 from fedsim.evaluation.evaluator import ModelAssignment
@@ -14,11 +14,19 @@ from fedsim.language.registry import Registry
 from fedsim.language.spec import Epochs
 from fedsim.learning.refs import Ref
 from fedsim.strategies.grouped import ClusteredParams, Grouped, PlainDeadline, Preset
-from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection
+from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection, Weighted
 from fedsim.strategies.parts.moment import AfterLocalTraining, AfterRounds
 from fedsim.strategies.synchronous import SynchronousClient
-from fedsim.toolbox.clustering.algorithms import Labels, Linkage, canonical, k_medoids, members
-from fedsim.toolbox.clustering.clusterer import Clusterer, Dbscan, Hierarchical, KMedoids
+from fedsim.toolbox.clustering.algorithms import (
+    Clusterer,
+    Dbscan,
+    Hierarchical,
+    KMedoids,
+    Linkage,
+    canonical,
+    k_medoids,
+    members,
+)
 from fedsim.toolbox.clustering.similarity import Matrix, diff_norm, gradient_cosine, loss_distance, loss_gap, shown_pairs
 from fedsim.training import Training
 from fedsim.world.task import Computation, Evaluate, Train
@@ -42,31 +50,17 @@ class LCFLParams(PlainDeadline, ClusteredParams):
         participation: the share of a group's members asked in a round, in place of ``clients_per_round``; one at least.
         aggregation: ``mean`` (published) or ``weighted`` by samples; before the clustering too.
         measure: how far apart two devices are: ``lcfl`` (Eq. 2); ``loss-gap``, by what both objectives say of the same model
-            (Eq. 6), for which devices send their losses themselves; ``diff-norm``, the distance of their models;
-            ``grad-cos``, 1 minus the cosine of the gradients on all of a device's data at its own model, which it sends;
-            ``update-cos``, the same of the whole changes by the last training, which the server has anyway.
+            (Eq. 6); ``diff-norm``, the distance of their models; ``grad-cos``, 1 minus the cosine of the gradients on all of a
+            device's data at its own model; ``update-cos``, the same of the whole changes by the last training.
         clusterer: ``k-medoids``, ``hierarchical`` or ``dbscan``.
-        moment: when the devices are clustered: after rounds of FedAvg (``rounds``, as in the published experiments), or after
-            a training of each by itself (``local``, Algorithm 1).
+        moment: after rounds of FedAvg (``rounds``, as in the published experiments), or after a training of each device by
+            itself (``local``, Algorithm 1).
         clusters_start: every cluster begins at the global model (``global``, published; after a local training the initial one)
             or at the mean of the models of its members (``members``).
-        as: the first medoids of ``k-medoids`` are, with ``published-code``, the k devices nearest to all others, which may lie
-            in one cluster.
+        as: with ``published-code`` the first medoids of ``k-medoids`` are the k devices nearest to all others.
     """
 
-    instead: ClassVar[Mapping[str, str]] = {
-        **PlainDeadline.instead,
-        "clients_per_round": "participation",
-        "metric": "measure",
-        "gradient": "measure",
-        "warmup": "moment",
-        "clustering": "clusterer",
-        "local_start": "moment.start",
-        "warmup_iterations": "moment.steps",
-        **{f"warmup_{key}": f"moment.{key}" for key in ("rounds", "participation", "epochs")},
-        **{f"exchange_{key}": f"moment.{key}" for key in ("attempts", "deadline")},
-        **{key: f"clusterer.{key}" for key in ("start", "eps", "min_samples", "linkage", "threshold")},
-    }
+    instead: ClassVar[Mapping[str, str]] = {**ClusteredParams.instead, "clients_per_round": "participation"}
 
     kind: Literal["lcfl"] = "lcfl"
     clients_per_round: None = None  # type: ignore[assignment]
@@ -98,7 +92,7 @@ class LCFLParams(PlainDeadline, ClusteredParams):
         return {"lcfl": "exchange", "loss-gap": "exchange", "grad-cos": "gradient"}.get(self.measure)
 
     def cohort_size(self, devices: int) -> int:
-        return share_of(devices, self.participation)
+        return _share_of(devices, self.participation)
 
     def check(self, devices: int) -> None:
         self.aggregation.check(self.selection.fewest(self.cohort_size(devices)))
@@ -110,8 +104,7 @@ class LCFLParams(PlainDeadline, ClusteredParams):
             )
 
 
-def share_of(count: int, participation: float) -> int:
-    """The number of devices in a share of ``count``: the nearest whole number, one at least."""
+def _share_of(count: int, participation: float) -> int:
     return max(1, round(participation * count))
 
 
@@ -120,7 +113,7 @@ Found = tuple[list[int], Matrix]
 
 
 def by_losses(losses: Matrix, measure: Callable[[Matrix], Matrix] = loss_distance) -> Found:
-    """Distances by ``losses`` [n, n]: L_i(w_j), on the data of device i (row), of the model of device j (column).
+    """Distances by ``losses`` [n, n] as of ``loss_distance``.
 
     Without devices whose own objective, or whose model on another's data, is no finite number.
     """
@@ -136,9 +129,8 @@ def by_rows(rows: Sequence[NDArray[np.floating]], measure: Callable[[NDArray[np.
 
 
 class LCFLClient(SynchronousClient[LCFLParams]):
-    """Trains a model of its own at first, compares it with those of others, and then trains its cluster's.
-
-    State: ``own``, the model that it has sent last, as long as it is needed: until it has been compared.
+    """Trains a model of its own at first (``own``, until it has been compared), compares it with others, and trains its
+    cluster's.
     """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
@@ -152,23 +144,18 @@ class LCFLClient(SynchronousClient[LCFLParams]):
             case "cold-start":
                 return (Evaluate(tuple(instruction["cold-start"])),)
             case "warm-up":
-                return (Train(self._warming_up(device, instruction)),)
+                start, moment = instruction.contents.get("warm-up") or device.initial(1 + device.number), self.params.moment
+                if isinstance(moment, AfterRounds):
+                    return (Train(Training(start, self.params.local_epochs)),)
+                return (Train(Training(start, moment.epochs if moment.steps is None else 1, steps=moment.steps)),)
         return super().work(device, instruction)
-
-    def _warming_up(self, device: Device, instruction: Instruction) -> Training:
-        """From the model that was received, or a draw of its own."""
-        moment = self.params.moment
-        start = instruction.contents.get("warm-up") or device.initial(1 + device.number)
-        if isinstance(moment, AfterRounds):
-            return Training(start, self.params.local_epochs)
-        return Training(start, moment.epochs) if moment.steps is None else Training(start, steps=moment.steps)
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
         match instruction.job:
             case "exchange":
                 assert result.tested is not None
-                differences = len(instruction["exchange"])
-                return {"probe-loss": Lazy("losses", result.tested, differences + (self.params.measure == "loss-gap"))}
+                told = len(instruction["exchange"]) + (self.params.measure == "loss-gap")
+                return {"probe-loss": Lazy("losses", result.tested, told)}
             case "gradient":
                 return {"gradient": result.update}
             case "cold-start":
@@ -198,24 +185,19 @@ class LCFL(Grouped[LCFLParams]):
     Exchange: each of the M devices with a w_i receives those of the others ((M - 1) d parameters), computes the objective L_i,
     with ``training.l2``, of them and of its own on its training data, and sends |L_i(w_j) - L_i(w_i)| for each (M - 1 scalars
     of 4 bytes; for ``loss-gap`` L_i(w_j), M scalars). The distance of two devices is the sum of what both found. The other
-    measures need no exchange. For ``grad-cos`` each of these devices makes one step of length 1 on all of its data from w_i and
-    sends the model that it has then (d parameters).
+    measures need no exchange; for ``grad-cos`` each makes one step of length 1 on all of its data from w_i and sends the model
+    (d parameters).
 
-    Then the devices are clustered, once and for all, and each cluster runs FedAvg by itself (d parameters each way). Clusters
-    are made of those who came back; with fewer than ``groups`` of them the run ends. All others, those whose training has
-    diverged, and newcomers receive the clusters' models (k d parameters), test them on their training data, join the best and
-    say which (4 bytes): as soon as they can, but not before no two clusters have the same model.
+    Then the devices that came back are clustered, once and for all, and each cluster runs FedAvg by itself (d parameters each
+    way); with fewer than ``groups`` of them the run ends. All others and newcomers receive the clusters' models (k d
+    parameters), test them on their training data, join the best and say which (4 bytes): as soon as they can, but not before no
+    two clusters have the same model.
 
-    A campaign is one task each for many devices, outside of the rounds: the local warm-up, the exchange, or the gradients.
-
-    State besides ``Grouped``'s:
-        campaign: the name of the campaign that runs, or None.
-        campaign_open: its tasks that have not ended, task -> device; ``campaign_waiting``: devices whose return it waits for.
-        campaign_asked: how often it has asked each device, device -> count.
-        global: the model of the warm-up.
-        clustered: whether there are clusters; ``admitting``: whether newcomers can tell them apart.
-        own: the model w_i that each device sent last before that, or None; ``began``: the model from which it trained.
-        exchanged: devices whose models are exchanged, in order; ``tested``: what each found, device -> choice or model.
+    State besides ``Grouped``'s: ``campaign``, the name of one task each for many devices that runs, with ``campaign_open``,
+    task -> device, ``campaign_waiting``, devices whose return it waits for, and ``campaign_asked``, how often it has asked
+    each; ``global``, the model of the warm-up; ``clustered``; ``admitting``, whether the clusters differ; ``own``, the model
+    w_i that each device sent last before, and ``began``, from which it trained; ``exchanged``, devices in order; ``tested``,
+    what each found.
     """
 
     Params: ClassVar[type[LCFLParams]] = LCFLParams
@@ -223,56 +205,46 @@ class LCFL(Grouped[LCFLParams]):
 
     def __init__(self, params: LCFLParams, server: Server) -> None:
         super().__init__(params, server)
-        devices = server.devices
         self.state |= {"campaign": None, "campaign_open": {}, "campaign_waiting": [], "campaign_asked": {}}
-        self.state |= {"clustered": False, "admitting": False, "own": [None] * devices, "began": [None] * devices}
-        self.state |= {"exchanged": [], "tested": {}, "cohort": [], "open": {}}
+        self.state |= {"clustered": False, "admitting": False, "exchanged": [], "tested": {}, "cohort": [], "open": {}}
+        self.state |= {"own": [None] * server.devices, "began": [None] * server.devices}
 
     async def on_start(self) -> None:
         self.state["global"] = self.server.models.initial()
         await super().on_start()
 
-    # Rounds: FedAvg of all, then of each cluster.
-
     def _open_round(self) -> None:
         moment = self.params.moment
-        warm_up = moment.rounds if isinstance(moment, AfterRounds) else 0
-        if self.state["clustered"] or self.state["round"] < warm_up:
+        if self.state["clustered"] or self.state["round"] < (moment.rounds if isinstance(moment, AfterRounds) else 0):
             super()._open_round()
         else:
             self.state["cohort"] = []
             self.server.timer("gather", self.server.now)
 
     def select(self) -> list[int]:
-        """In the warm-up a share of all devices, drawn as FedAvg does; then a share of each cluster's members."""
         if not self.state["clustered"]:
             assert isinstance(self.params.moment, AfterRounds)
-            return self.pick(share_of(self.server.devices, self.params.moment.participation))
+            return self.pick(_share_of(self.server.devices, self.params.moment.participation))
         chosen: list[int] = []
         for group in range(len(self.state["models"])):
             among = self.members(group)
-            chosen += self.pick(share_of(len(among), self.params.participation), group, among=among)
+            chosen += self.pick(_share_of(len(among), self.params.participation), group, among=among)
         return chosen
 
     def contents(self, device: int) -> Contents:
-        """The model of the device's cluster; in the warm-up the global one, and that the update will be compared."""
         if self.state["clustered"]:
             return super().contents(device)
         return {"model": self.state["global"], "compared": Header(True)}
 
     async def aggregate(self) -> None:
-        state = self.state
+        state, received = self.state, self.state["received"]
         if state["clustered"]:
             await super().aggregate()
             return
-        received = state["received"]
         for entry in received:
-            self._keep(entry["device"], entry["update"], entry["start"])
+            state["own"][entry["device"]], state["began"][entry["device"]] = entry["update"], entry["start"]
         if received:
             state["global"] = await self.combine(state["global"], received, -1)
-
-    def _keep(self, device: int, update: Ref | None, start: Ref | None) -> None:
-        self.state["own"][device], self.state["began"][device] = update, start
 
     def center(self, entry: dict[str, Any]) -> Ref | None:
         return super().center(entry) if self.state["clustered"] else self.state["global"]
@@ -281,7 +253,6 @@ class LCFL(Grouped[LCFLParams]):
         return super().models() if self.state["clustered"] else {"global": (self.state["global"], None)}
 
     async def on_timer(self, name: str) -> None:
-        """After the rounds of the warm-up: a model of everybody. A campaign's deadline ends what is open, waits for nobody."""
         if name == "gather":
             await self._gather()
         elif name == "campaign-deadline":
@@ -302,10 +273,9 @@ class LCFL(Grouped[LCFLParams]):
             await self._begin_campaign("warm-up", without)
 
     async def _begin_campaign(self, name: str, devices: Sequence[int]) -> None:
-        """Ask devices, those that are away when they are back."""
+        """Ask devices for a task each, those that are away when they are back."""
         server, deadline = self.server, self.params.moment.deadline
-        self.state |= {"campaign": name, "campaign_open": {}, "campaign_waiting": []}
-        self.state["campaign_asked"] = dict.fromkeys(devices, 0)
+        self.state |= {"campaign": name, "campaign_asked": dict.fromkeys(devices, 0)}
         server.emit("campaign", what=name, devices=len(devices))
         if deadline is not None:
             server.timer("campaign-deadline", server.now + deadline)
@@ -314,21 +284,18 @@ class LCFL(Grouped[LCFLParams]):
         await self._look_whether_over()
 
     def _invite(self, device: int) -> None:
-        """Ask a device that is there; wait for one that is not, if it will ever be."""
-        state = self.state
-        if self.server.clients.idle(device):
-            state["campaign_asked"][device] += 1
-            task = self.server.ask(device, self._campaign_contents(device), state["campaign"])
-            state["campaign_open"][task] = device
-        elif self.server.clients.await_return(device):
-            state["campaign_waiting"].append(device)
-
-    async def _look_whether_over(self) -> None:
-        state = self.state
-        if not state["campaign_open"] and not state["campaign_waiting"]:
-            name, state["campaign"] = state["campaign"], None
-            self.server.cancel_timer("campaign-deadline")
-            await self._campaign_over(name)
+        state, moment, contents = self.state, self.params.moment, dict[str, Any]()
+        if not self.server.clients.idle(device):
+            if self.server.clients.await_return(device):
+                state["campaign_waiting"].append(device)
+            return
+        if state["campaign"] == "exchange":
+            others = [state["own"][other] for other in state["exchanged"] if other != device]
+            contents = {"exchange": others, "place": Header(state["exchanged"].index(device))}
+        elif state["campaign"] == "warm-up" and not (isinstance(moment, AfterLocalTraining) and moment.start == "own"):
+            contents = {"warm-up": state["global"]}
+        state["campaign_asked"][device] += 1
+        state["campaign_open"][self.server.ask(device, contents, state["campaign"])] = device
 
     async def on_task_end(self, message: TaskEnd) -> None:
         state = self.state
@@ -337,46 +304,38 @@ class LCFL(Grouped[LCFLParams]):
             return
         device = state["campaign_open"].pop(message.task)
         if message.outcome == "done":
-            if message.job == self.params.second_campaign:
-                state["tested"][device] = message["probe-loss" if message.job == "exchange" else "gradient"]
+            if message.job == "warm-up":
+                state["own"][device], state["began"][device] = message["warm-up"], message["start"]
             else:
-                self._keep(device, message["warm-up"], message["start"])
+                state["tested"][device] = message["probe-loss" if message.job == "exchange" else "gradient"]
         elif message.outcome in ("lost", "battery") and state["campaign_asked"][device] < self.params.moment.attempts:
             self._invite(device)
         await self._look_whether_over()
 
     async def on_return(self, device: int) -> None:
-        if device in self.state["campaign_waiting"]:
-            self.state["campaign_waiting"].remove(device)
-            self._invite(device)
-            await self._look_whether_over()
-        else:
+        if device not in self.state["campaign_waiting"]:
             await super().on_return(device)
+            return
+        self.state["campaign_waiting"].remove(device)
+        self._invite(device)
+        await self._look_whether_over()
 
-    def _campaign_contents(self, device: int) -> Contents:
-        """A model to train from; or the models of all others, and which place is the device's own."""
-        state, moment = self.state, self.params.moment
-        if state["campaign"] == "gradient":
-            return {}
-        if state["campaign"] == "exchange":
-            others = [state["own"][other] for other in state["exchanged"] if other != device]
-            return {"exchange": others, "place": Header(state["exchanged"].index(device))}
-        if isinstance(moment, AfterLocalTraining) and moment.start == "own":
-            return {}
-        return {"warm-up": state["global"]}
-
-    async def _campaign_over(self, name: str) -> None:
-        """Go on with those who came back: to the exchange, or to the clusters."""
-        state, params = self.state, self.params
+    async def _look_whether_over(self) -> None:
+        """After the last task of a campaign, go on with those who came back: to the exchange, or to the clusters."""
+        state, params, name = self.state, self.params, self.state["campaign"]
+        if state["campaign_open"] or state["campaign_waiting"]:
+            return
+        state["campaign"] = None
+        self.server.cancel_timer("campaign-deadline")
         has_model = [device for device, own in enumerate(state["own"]) if own is not None]
-        found = has_model if name == "warm-up" else list(state["tested"])
+        found = has_model if name == "warm-up" else sorted(state["tested"])
         if len(found) < params.groups:
             self.server.stop(f"{len(found)} devices came back from the {name}, too few for {params.groups} groups")
         elif name == "warm-up" and params.second_campaign is not None:
             state["exchanged"] = found
             await self._begin_campaign(params.second_campaign, found)
         else:
-            await self._make_clusters(sorted(found))
+            await self._make_clusters(found)
 
     async def _make_clusters(self, devices: list[int]) -> None:
         """Cluster devices; a cluster gets its first model, and devices in none look for one."""
@@ -391,38 +350,33 @@ class LCFL(Grouped[LCFLParams]):
         for device, group in zip(devices, labels, strict=True):
             self.move(device, group, "clustering")
         state |= {"clustered": True, "own": [], "began": [], "exchanged": [], "tested": {}}  # large, and needed no more
-        self._admit()
+        await self.after_aggregation()
         self._open_round()
 
     async def _cluster(self, devices: list[int]) -> tuple[list[int], list[int]]:
         """The comparable devices among ``devices``, and the cluster of each; random clusters where nothing is learnt."""
-        server, params = self.server, self.params
-        generator = server.rng("clustering")
+        server, params, generator = self.server, self.params, self.server.rng("clustering")
         record: dict[str, Any] = {"measure": params.measure}
-        if server.models.learns:
+        if not server.models.learns:
+            labels = canonical(generator.permutation(len(devices)) % params.groups)
+        else:
             kept, distance = await self.distances(devices)
             if params.second_campaign != "exchange":
                 server.compute("products", len(kept), server.setting.parameters)
-            cost = "medoids" if isinstance(params.clusterer, KMedoids) else "linkage"
-            server.compute(cost, len(kept), m=params.groups)
+            server.compute("medoids" if isinstance(params.clusterer, KMedoids) else "linkage", len(kept), m=params.groups)
             if len(kept) < params.groups:
                 raise SimulationError(
                     f"the warm-up of {len(devices)} devices gave {len(kept)} finite models, fewer than the {params.groups} "
                     "groups that they are to make; a smaller training.lr may help"
                 )
             devices = [devices[at] for at in kept]
-            labels = self._labels(distance, generator).tolist()
+            if params.as_published and isinstance(params.clusterer, KMedoids):
+                labels = k_medoids(distance, params.groups, "heuristic", generator)
+            else:
+                labels = params.clusterer.labels(distance, params.groups, generator)
             record |= shown_pairs("distance", distance)
-        else:
-            labels = canonical(generator.permutation(len(devices)) % params.groups).tolist()
-        server.emit("clustering", devices=devices, groups=labels, **record)
-        return devices, labels
-
-    def _labels(self, distance: Matrix, generator: np.random.Generator) -> Labels:
-        params = self.params
-        if params.as_published and isinstance(params.clusterer, KMedoids):
-            return k_medoids(distance, params.groups, "heuristic", generator)
-        return params.clusterer.labels(distance, params.groups, generator)
+        server.emit("clustering", devices=devices, groups=labels.tolist(), **record)
+        return devices, labels.tolist()
 
     async def distances(self, devices: list[int]) -> Found:
         """Pairwise distances of the devices, by positions in ``devices``."""
@@ -434,16 +388,12 @@ class LCFL(Grouped[LCFLParams]):
         models = await server.models.values([state["own"][device] for device in devices])
         if measure == "diff-norm":
             return by_rows(models, diff_norm)
-        others = await server.models.values(
-            [state["tested" if measure == "grad-cos" else "began"][device] for device in devices]
-        )
+        against = state["tested" if measure == "grad-cos" else "began"]
+        others = await server.models.values([against[device] for device in devices])
         with np.errstate(all="ignore"):  # of a device that has diverged
             return by_rows([model - other for model, other in zip(models, others, strict=True)], gradient_cosine)
 
     async def after_aggregation(self) -> None:
-        self._admit()
-
-    def _admit(self) -> None:
         """Once no two clusters have the same model, all devices without a cluster look for one, now or on their return."""
         state = self.state
         if state["admitting"] or len({model.name for model in state["models"]}) < len(state["models"]):
@@ -457,7 +407,6 @@ class LCFL(Grouped[LCFLParams]):
                     self.server.clients.await_return(device)
 
     async def on_arrival(self, device: int) -> None:
-        """A newcomer looks for its cluster as soon as it can be found; in the warm-up it is like any other device."""
         if self.state["admitting"] and self.state["group"][device] < 0:
             self.must_prepare(device)
 
@@ -467,3 +416,67 @@ class LCFL(Grouped[LCFLParams]):
     async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
         for entry, group in zip(prepared, await self.choices(prepared, "cold-start"), strict=True):
             self.move(entry["device"], group, "cold-start")
+
+
+class FLHCParams(LCFLParams):
+    """Parameters of FL+HC; see ``LCFLParams``.
+
+    Attributes:
+        measure: how far apart two updates are: the sum of absolute differences (``l1``), their distance (``l2``), or 1 minus
+            their cosine (``cosine``).
+        clusterer: ``hierarchical``; its linkage ``ward`` goes with ``l2``.
+        moment: after rounds of FedAvg.
+        groups: how many clusters to look for; with a threshold the least number of devices that must have come back.
+        aggregation: weighted by samples, as in the paper.
+    """
+
+    kind: Literal["fl-hc"] = "fl-hc"  # type: ignore[assignment]
+    measure: Literal["l1", "l2", "cosine"] = "l1"  # type: ignore[assignment]
+    clusterer: Annotated[Hierarchical, Registry.of("clusterer", Hierarchical, usual="hierarchical")] = Hierarchical()
+    moment: Annotated[AfterRounds, Registry.of("moment", AfterRounds, usual="rounds")] = AfterRounds()
+    aggregation: AggregationSpec = Weighted()
+    __annotations__["as"] = Annotated[None, Field(default=None)]
+
+    @model_validator(mode="after")
+    def _ward_is_euclidean(self) -> Self:
+        if self.clusterer.linkage == "ward" and self.measure != "l2":
+            raise ValueError(
+                f"'clusterer.linkage' is 'ward', for Euclidean distances alone; 'measure' is {self.measure!r}, allowed is 'l2'"
+            )
+        return self
+
+
+def update_distances(updates: NDArray[np.floating], measure: Literal["l1", "l2", "cosine"]) -> Matrix:
+    """Pairwise distances of ``updates`` [n, d], float64 [n, n]."""
+    if measure == "l1":
+        from scipy.spatial.distance import pdist, squareform
+
+        distance: Matrix = squareform(pdist(updates, "cityblock"))
+        return distance
+    return diff_norm(updates) if measure == "l2" else gradient_cosine(updates)
+
+
+class FLHC(LCFL):
+    """Federated learning with hierarchical clustering of local updates.
+
+    Source: Briggs, Fan and Andras, "Federated learning with hierarchical clustering of local updates to improve training on
+    non-IID data" (IJCNN 2020), Algorithm 1.
+
+    After ``moment.rounds`` rounds of FedAvg every device that is there receives the global model, trains, and sends its update
+    (d parameters each way). The differences from the global model are clustered, and each cluster goes on from it. All else is
+    as in ``LCFL``.
+    """
+
+    Params: ClassVar[type[LCFLParams]] = FLHCParams
+    params: FLHCParams
+
+    async def _gather(self) -> None:
+        """All begin at the same model: what was sent in the rounds before does not count."""
+        self.state |= {name: [None] * self.server.devices for name in ("own", "began")}
+        await super()._gather()
+
+    async def distances(self, devices: list[int]) -> Found:
+        models = await self.server.models.values([self.state["own"][device] for device in devices])
+        starts = await self.server.models.values([self.state["began"][device] for device in devices])
+        updates = [model.astype(np.float64) - start for model, start in zip(models, starts, strict=True)]
+        return by_rows(updates, lambda rows: update_distances(rows, self.params.measure))

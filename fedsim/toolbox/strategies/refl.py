@@ -10,7 +10,6 @@ from pydantic import Field, model_validator
 from fedsim.federation import TaskEnd
 from fedsim.language.spec import OnlyWith
 from fedsim.learning.functions import weighted_sum
-from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, changes
 from fedsim.strategies.parts.selection import LeastAvailable, SelectionSpec
@@ -23,8 +22,7 @@ class REFLParams(AggregatingParams):
     Attributes:
         beta: what a stale update's deviation counts beside its staleness.
         stale_weights: ``boosted``: as in the paper; ``damped``: 1 / (tau + 1) alone; ``equal``: as much as a fresh one.
-        boost_scale: what exp(-Lambda / Lambda_max) is divided by: 1 as in the paper, 10 by default in the published code, where
-            every stale update is boosted nearly alike.
+        boost_scale: what exp(-Lambda / Lambda_max) is divided by: 1 as in the paper; 10 in the published code.
         most_staleness: an update that would be staler is given up: its task is ended. None: all are waited for.
         aggregation: the plain mean, as in the paper, unless another is given; its weights are multiplied by those.
         selection: the least available first, unless another is given.
@@ -59,18 +57,12 @@ def stale_weights(
     count: int,
     scale: float = 1.0,
 ) -> list[float]:
-    """Weights of stale updates, relative to 1 for a fresh one.
+    """Weights of stale updates of ``staleness`` tau, relative to 1 for a fresh one.
 
     (1 - beta) / (tau + 1) + beta (1 - exp(-Lambda / Lambda_max) / scale), where Lambda, which is
-    ||f - (s + n f) / (n + 1)||^2 / ||f||^2, is how far a stale update s would move the mean f of n fresh ones, and Lambda_max
-    is the greatest of the round.
-
-    Args:
-        staleness: tau of each.
-        beta, scale: see above.
-        fresh: f, the mean difference of the fresh updates from the model that they began with, [d]; None: not known.
-        stale: the difference of each stale one, [d].
-        count: n.
+    ||f - (s + n f) / (n + 1)||^2 / ||f||^2, is how far a ``stale`` update s would move the mean f (``fresh``) of n fresh ones
+    (``count``), all as differences [d] from the model that they began with, and Lambda_max is the greatest of the round.
+    Without f it is 1 / (tau + 1).
     """
     damped = [1 / (tau + 1) for tau in staleness]
     norm = 0.0 if fresh is None else float(fresh @ fresh)
@@ -90,14 +82,10 @@ class REFL(FedAvg[REFLParams]):
     (section 4.2), and by default its participant selection (``least-available``); without the adaptive number of participants.
 
     Sends what FedAvg sends. A round closes when its deadline is there, or with ``over_selection`` when K updates are; who is
-    not through by then goes on, and its update goes into the round in which it arrives. A stale update moves the present model
-    by its difference from the model that it began with, and counts ``stale_weights`` where a fresh one counts 1; all weights
-    are then scaled to sum to 1. Where nothing is learnt there is nothing to compare, and it counts 1 / (tau + 1).
-
-    A round's ``valid`` are those that were in time, ``disconnected`` those that had vanished by then; how many were asked and
-    how many are late it does not say, as late ones may still come.
-
-    State besides FedAvg's: ``late``, tasks of rounds that are closed, task -> the round; ``stale``, updates that came late.
+    not through by then goes on (``late``), and its update goes into the round in which it arrives (``stale``). A stale update
+    moves the present model by its difference from the model that it began with, and counts ``stale_weights`` where a fresh one
+    counts 1; all weights are then scaled to sum to 1. Where nothing is learnt there is nothing to compare, and it counts 1 /
+    (tau + 1). A round's ``valid`` are those that were in time, ``disconnected`` those that had vanished by then.
     """
 
     Params = REFLParams
@@ -137,8 +125,13 @@ class REFL(FedAvg[REFLParams]):
             return
         staleness = [0] * len(fresh) + [state["round"] - entry["round"] for entry in stale]
         counts = await self._stale_weights(fresh, stale, staleness[len(fresh) :]) if stale else []
-        moved = [self._moved(entry) | {"counts": own} for entry, own in zip(stale, counts, strict=True)]
-        state["model"] = await self.combine(state["model"], [*fresh, *moved], staleness=staleness)
+        model, moved = state["model"], []
+        for entry, own in zip(stale, counts, strict=True):
+            # As if a late client had begun at the present model; not finite if the update is not.
+            models = [model, entry["update"], entry["start"]]
+            update = self.server.models.apply(weighted_sum, models, coefficients=[1.0, 1.0, -1.0])
+            moved.append(entry | {"update": update, "start": model, "counts": own})
+        state["model"] = await self.combine(model, [*fresh, *moved], staleness=staleness)
 
     def weights(self, entries: Sequence[dict[str, Any]]) -> list[float]:
         usual = super().weights(entries)
@@ -158,14 +151,6 @@ class REFL(FedAvg[REFLParams]):
         values = [value.astype(np.float64) for value in await self.server.models.values([mean, *moves[len(fresh) :]])]
         known = values[0] if np.isfinite(values[0]).all() else None
         return stale_weights(staleness, params.beta, known, values[1:], len(fresh), params.boost_scale)
-
-    def _moved(self, entry: dict[str, Any]) -> dict[str, Any]:
-        """As if a late client had begun at the present model, and moved it as it has moved the one that it had."""
-        model: Ref = self.state["model"]
-        models = [model, entry["update"], entry["start"]]
-        # Not finite if the update is not.
-        update = self.server.models.apply(weighted_sum, models, coefficients=[1.0, 1.0, -1.0])
-        return entry | {"update": update, "start": model}
 
     def _counts(self) -> dict[str, int]:
         return {name: count for name, count in super()._counts().items() if name in ("valid", "disconnected")}

@@ -17,14 +17,7 @@ from fedsim.strategies.round_params import RoundParams, SynchronousParams
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.clustering.algorithms import canonical, greedy_clusters, kmeans, members, threshold
 from fedsim.toolbox.clustering.similarity import Matrix, cosine_matrix, shown_pairs
-from fedsim.toolbox.clustering.weights import (
-    balance_ratio,
-    class_imbalance,
-    class_shares,
-    cluster_imbalance,
-    inverse_weights,
-    optimal_weights,
-)
+from fedsim.toolbox.clustering.weights import class_imbalance, class_shares, cluster_imbalance, optimal_weights
 from fedsim.training import Training
 from fedsim.world.task import Computation
 
@@ -35,15 +28,13 @@ class RFedAvgParams(SynchronousParams):
     Attributes:
         local_epochs: gradient steps on all of its data that a client makes; 1 in the paper.
         server: what the server makes of the reweighted mean (``parts/server``); None: it is the new model.
-        weights: p_n of the clusters: ``rfedavg``, in inverse proportion to their data imbalance; ``optimal``, those that bring
-            the mixture nearest to equal class shares (the paper's benchmark: clients disclose their class counts);
-            ``uniform-by-data``, by samples, so that clusters make no difference (its FedAvg).
-        clustering: ``ccs``, greedy clusters by cosine; ``kmeans``, K-means on the gradients as they are (the paper's
-            benchmark).
-        kmeans_clusters: N of K-means, which the paper does not say: a number, or as many as there are ``classes``, or as
-            ``ccs`` would find. Fewer if there are not so many distinct gradients.
-        imbalance: a device's I_k compares its class counts with D / M, D all samples of all devices (``global``, Eq. 17 as it
-            stands), or with D_k / M, its own (``local``).
+        weights: p_n of the clusters: ``rfedavg``, in inverse proportion to their data imbalance; ``optimal``, nearest to equal
+            class shares (the paper's benchmark); ``uniform-by-data``, by samples (its FedAvg).
+        clustering: ``ccs``, greedy clusters by cosine; ``kmeans``, K-means on the gradients as they are (a benchmark).
+        kmeans_clusters: N of K-means: a number, as many as there are ``classes``, or as ``ccs`` would find; fewer if there are
+            not so many distinct gradients.
+        imbalance: I_k compares class counts with D / M, D all samples of all devices (``global``, Eq. 17), or D_k / M
+            (``local``).
         theta: the angle (radians) between gradients that counts as alike at first (Eq. 7; not given in the paper).
         least_loss: l_*, the loss at which every acute angle does (likewise).
     """
@@ -106,26 +97,15 @@ def by_samples(clusters: Clusters, sizes: NDArray[np.int64]) -> Floats:
     return shares
 
 
-def client_weights(clusters: Clusters, weights: Floats, sizes: NDArray[np.int64]) -> list[float]:
-    """The weight of each client: its cluster's weight, times its share of the cluster's samples (Eq. 4)."""
-    each = np.zeros(len(sizes))
-    for cluster, weight in zip(clusters, weights, strict=True):
-        each[cluster] = weight * (sizes[cluster] / sizes[cluster].sum())
-    found: list[float] = each.tolist()
-    return found
-
-
 def balance(counts: NDArray[np.int64], clusters: Clusters, weights: Sequence[Floats]) -> dict[str, list[float | None]]:
     """Balance of the classes in mixtures of clusters, one entry for each vector of weights.
 
     ``beta`` is the largest class share by the smallest (Eq. 3), None where a class is missing; ``distance`` the squared
     distance of the class shares from equal ones (Theorem 1, Q1).
     """
-    shares = class_shares(counts, clusters)
-    mixtures = [shares @ each for each in weights]
-    ratios = [balance_ratio(mixture) for mixture in mixtures]
+    mixtures = [class_shares(counts, clusters) @ each for each in weights]
     return {
-        "beta": [ratio if np.isfinite(ratio) else None for ratio in ratios],
+        "beta": [float(mixture.max()) / least if (least := float(mixture.min())) > 0 else None for mixture in mixtures],
         "distance": [float(np.square(mixture - 1 / len(mixture)).sum()) for mixture in mixtures],
     }
 
@@ -173,23 +153,13 @@ class RFedAvg(FedAvg[RFedAvgParams]):
     is the sum over clusters of p_n times theirs: as the p_n sum to 1, the gradient step of Eq. 5. The threshold of CCS falls
     with the mean of the reported losses; the first is l_0.
 
-    I_k needs D, the samples of all devices: each device reports its size at the begin or when it can be reached (a scalar,
-    ``size-report``), and is not drawn before. D is the sum of the sizes last heard, and goes with the model to each client that
-    was told another before (a scalar, ``control``). ``optimal`` needs class counts (M scalars, ``class-counts``).
+    I_k needs D, the samples of all devices: each device reports its size when it can be reached (a scalar, ``size-report``),
+    and is not drawn before. D is the sum of the sizes last heard, and goes with the model to each client that was told another
+    before (a scalar, ``control``). ``optimal`` needs class counts (M scalars, ``class-counts``). An update that is not finite
+    counts for nothing. Without learning the clusters are drawn at random.
 
-    An update that is not finite counts for nothing. Without learning the clusters are drawn at random.
-
-    Records, beside ``aggregate``: ``reweighting``, each round: the clusters' numbers of clients, their weights, eps, and how
-    balanced the classes are under weights by samples and under these (``balance``: from the devices' labels, which the server
-    does not see). ``clustering``: who was clustered with whom, in rounds 0, 1, 2, 4, 8, ...
-
-    State besides FedAvg's:
-        sizes: the samples that each device has last said that it holds, or None.
-        reporting: tasks of devices that report their size, device -> task; ``begun``: whether rounds have.
-        total: D as it is told in this round; ``told``: which D each device knows, 0 for none.
-        imbalance, counts: what each device has last said: I_k, and its samples of each class.
-        first_loss, loss: l_0 and l_t, None before there is one.
-        cluster: the last round's clusters, device -> cluster.
+    The record ``reweighting`` has the clusters' sizes and weights, eps, and how balanced the classes are under weights by
+    samples and under these; ``clustering`` is made in rounds 0, 1, 2, 4, 8, ...
     """
 
     Params: ClassVar[type[RoundParams]] = RFedAvgParams
@@ -238,14 +208,13 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         return self.pick(self.params.asked_per_round, among=known)
 
     async def before_asking(self) -> None:
-        """D stays the same for a round, and the clusters of the round before are over."""
         self.state["total"] = sum(size for size in self.state["sizes"] if size is not None)
         self.state["cluster"] = {}
 
     def contents(self, device: int) -> Contents:
-        state = self.state
-        tell = self.params.uses_total and state["told"][device] != state["total"]
-        return {"model": state["model"]} | ({"control": state["total"]} if tell else {})
+        total = self.state["total"]
+        tell = self.params.uses_total and self.state["told"][device] != total
+        return {"model": self.state["model"]} | ({"control": total} if tell else {})
 
     def _samples(self, message: TaskEnd) -> int:
         return int(message["control"][0])
@@ -269,44 +238,50 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         await super().on_task_end(message)
 
     async def aggregate(self) -> None:
-        received: list[dict[str, Any]] = self.state["received"]
-        if not any(entry["samples"] for entry in received):
-            return
-        weights = await self._weights(received)
-        parts = [(entry["update"], weight) for entry, weight in zip(received, weights, strict=True)]
-        before = self.state["model"]
-        self.state["model"] = self.advance(before, self.server.models.mix(parts, otherwise=before))
-        self.record_aggregate(received, weights)
+        received, before = self.state["received"], self.state["model"]
+        if any(entry["samples"] for entry in received):
+            weights = await self._weights(received)
+            parts = [(entry["update"], weight) for entry, weight in zip(received, weights, strict=True)]
+            self.state["model"] = self.advance(before, self.server.models.mix(parts, otherwise=before))
+            self.record_aggregate(received, weights)
 
     async def _weights(self, received: list[dict[str, Any]]) -> list[float]:
-        """The weight of each update; 0 for one that is left out."""
-        weights = [0.0] * len(received)
-        held = [at for at, entry in enumerate(received) if entry["samples"]]
-        held.sort(key=lambda at: received[at]["device"])  # who came first decides nothing, not even between equals
-        gradients: NDArray[np.float32] | None = None
+        """The weight of each update: its cluster's, times its share of the cluster's samples (Eq. 4); 0 if it is left out."""
+        state, weights, gradients = self.state, np.zeros(len(received)), None
+        # Who came first decides nothing, not even between equals.
+        held = sorted((at for at, entry in enumerate(received) if entry["samples"]), key=lambda at: received[at]["device"])
         if self.server.models.learns:
-            model, *updates = await self.server.models.values([self.state["model"], *(received[at]["update"] for at in held)])
+            model, *updates = await self.server.models.values([state["model"], *(received[at]["update"] for at in held)])
             with np.errstate(over="ignore", invalid="ignore"):
                 changes = np.stack(updates) - model
             finite = np.isfinite(changes).all(axis=1)
             held, gradients = [at for at, is_finite in zip(held, finite, strict=True) if is_finite], changes[finite]
-        if held:
-            entries = [received[at] for at in held]
-            sizes = np.array([entry["samples"] for entry in entries], dtype=np.int64)
-            clusters, eps = await self._cluster(entries, gradients)
-            shares = self._shares(entries, sizes, clusters, eps)
-            for at, weight in zip(held, client_weights(clusters, shares, sizes), strict=True):
-                weights[at] = weight
-        return weights
+        if not held:
+            return [0.0] * len(received)
+        entries = [received[at] for at in held]
+        devices = [entry["device"] for entry in entries]
+        sizes = np.array([entry["samples"] for entry in entries], dtype=np.int64)
+        clusters, eps = await self._cluster(entries, devices, gradients)
+        by_data = shares = by_samples(clusters, sizes)
+        if self.params.weights == "rfedavg":
+            inverse = 1.0 / cluster_imbalance(np.array([state["imbalance"][device] for device in devices]), sizes, clusters)
+            shares = inverse / inverse.sum()
+        elif self.params.weights == "optimal":
+            shares = optimal_weights(class_shares(np.array([state["counts"][device] for device in devices]), clusters))
+        balanced = balance(np.array([entry["contents"]["labels"] for entry in entries]), clusters, [by_data, shares])
+        told = {"clusters": [len(cluster) for cluster in clusters], "weights": shares.tolist(), "eps": eps, "balance": balanced}
+        self.server.emit("reweighting", round=state["round"], **told)
+        for cluster, share in zip(clusters, shares, strict=True):
+            weights[[held[at] for at in cluster]] = share * (sizes[cluster] / sizes[cluster].sum())
+        each: list[float] = weights.tolist()
+        return each
 
     async def _cluster(
-        self, entries: list[dict[str, Any]], gradients: NDArray[np.float32] | None
+        self, entries: list[dict[str, Any]], devices: list[int], gradients: NDArray[np.float32] | None
     ) -> tuple[Clusters, float | None]:
         """The clusters, positions in ``entries``, and the threshold if there was one; at random without gradients."""
         params, server, number, classes = self.params, self.server, self.state["round"], self.setting.classes
-        devices = [entry["device"] for entry in entries]
-        generator = server.rng("clusters", number)
-        eps, shown = None, None
+        generator, eps, shown = server.rng("clusters", number), None, None
         if gradients is None:
             clusters = members(canonical(generator.integers(classes, size=len(entries))))
         else:
@@ -318,7 +293,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
             similarity = cosine_matrix(gradients)
             clusters = cluster_gradients(params, gradients, similarity, eps, classes, generator)
             shown = shown_pairs("similarity", similarity)
-        place = {at: number for number, cluster in enumerate(clusters) for at in cluster}
+        place = {at: cluster for cluster, own in enumerate(clusters) for at in own}
         groups = [place[at] for at in range(len(devices))]
         if shown is not None and number & (number - 1) == 0:
             server.emit("clustering", round=number, measure=params.clustering, devices=devices, groups=groups, **shown)
@@ -327,37 +302,14 @@ class RFedAvg(FedAvg[RFedAvgParams]):
 
     async def _threshold(self, entries: list[dict[str, Any]]) -> float:
         """The cosine that like gradients have now; a loss that is not known is taken to be the last one."""
-        state, params = self.state, self.params
+        state, theta = self.state, self.params.theta
         loss = await self.server.models.train_loss([(entry["update"], float(entry["samples"])) for entry in entries])
         if loss is not None:
             state["loss"] = loss
-            if state["first_loss"] is None:
-                state["first_loss"] = loss
+            state["first_loss"] = loss if state["first_loss"] is None else state["first_loss"]
         if state["first_loss"] is None:
-            return threshold(0.0, 0.0, 0.0, params.theta)
-        return threshold(state["loss"], state["first_loss"], params.least_loss, params.theta)
-
-    def _shares(self, entries: list[dict[str, Any]], sizes: NDArray[np.int64], clusters: Clusters, eps: float | None) -> Floats:
-        """p_n of each cluster, float64 [N], with sum 1."""
-        state, devices = self.state, [entry["device"] for entry in entries]
-        match self.params.weights:
-            case "rfedavg":
-                imbalance = np.array([state["imbalance"][device] for device in devices])
-                shares = inverse_weights(cluster_imbalance(imbalance, sizes, clusters))
-            case "optimal":
-                shares = optimal_weights(class_shares(np.array([state["counts"][device] for device in devices]), clusters))
-            case _:
-                shares = by_samples(clusters, sizes)
-        truth = np.array([entry["contents"]["labels"] for entry in entries])
-        self.server.emit(
-            "reweighting",
-            round=state["round"],
-            clusters=[len(cluster) for cluster in clusters],
-            weights=shares.tolist(),
-            eps=eps,
-            balance=balance(truth, clusters, [by_samples(clusters, sizes), shares]),
-        )
-        return shares
+            return threshold(0.0, 0.0, 0.0, theta)
+        return threshold(state["loss"], state["first_loss"], self.params.least_loss, theta)
 
     def group_of(self, device: int) -> int | None:
         cluster: int | None = self.state["cluster"].get(device)

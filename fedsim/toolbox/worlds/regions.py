@@ -21,8 +21,8 @@ from fedsim.files import read_toml, sought
 from fedsim.simulation import Simulation, on_grid
 from fedsim.world.columns import ALL
 from fedsim.world.device_kinds import Figure
-from fedsim.world.device_table import DeviceTable
-from fedsim.world.network.flow import SERVER, Direction
+from fedsim.world.distributions import DeviceTable
+from fedsim.world.network.endpoints import SERVER, Direction
 from fedsim.world.network.machine import Network
 from fedsim.world.network.protocol import Transport
 from fedsim.world.network.spec import AccessColumns, NetworkModel

@@ -1,6 +1,6 @@
 """The network: flows between any two endpoints, which share links by max-min fairness."""
 
-from fedsim.world.network.flow import SERVER, Direction, Flow, ends
+from fedsim.world.network.endpoints import SERVER, Direction, Flow, ends
 from fedsim.world.network.graph import Graph
 from fedsim.world.network.machine import Network
 from fedsim.world.network.spec import NetworkSpec, StarSpec, TreeSpec

@@ -1,10 +1,11 @@
-"""The endpoints of a network as they were built: their numbers, their own links, latencies, and the routes between them."""
+"""Endpoints, a flow between two of them, the ways between them, and what a rule that shares links must offer."""
 
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -12,17 +13,97 @@ from fedsim.arrays import Floats, Ints
 from fedsim.errors import SimulationError, nearest
 from fedsim.simulation import TICK_S, on_grid
 from fedsim.world.columns import ALL, each
-from fedsim.world.network.flow import SERVER, Direction, ends
 from fedsim.world.network.protocol import Transport
+
+Direction = Literal["down", "up"]  # down: to a device, up: from it
+
+SERVER = -1
+"""The server's number. Devices have the numbers from 0, edge servers those after all devices, hosts those after these."""
+
+
+def ends(device: int, direction: Direction, at: int = SERVER) -> tuple[int, int]:
+    """Source and destination of a message between a device and the endpoint ``at``: from there if ``"down"``, else to it."""
+    return (at, device) if direction == "down" else (device, at)
+
+
+@dataclass(slots=True, eq=False)
+class Flow:
+    """A transfer between two endpoints, running or ended.
+
+    Attributes:
+        id: the order of its start among all flows of the network.
+        size, wire: bytes to send, and what they are on the links, headers included.
+        weight: how much of a link it gets beside others.
+        ended: when the last byte came, or when it was cancelled (s); exact, not on the clock's grid; None until then.
+        sent: bytes delivered at the end; 0 until then (``Network.sent`` tells how far a running flow is).
+        done: what is called when the last byte is there.
+    """
+
+    id: int
+    source: int
+    destination: int
+    size: float
+    started: float
+    done: Callable[[], None]
+    wire: float
+    weight: float
+    ended: float | None = None
+    sent: float = 0.0
+
+
+Route = Iterable[tuple[str, float]]
+"""The links of a flow: the name, and what each carries now (bytes/s)."""
+
+
+class Sharing(Protocol):
+    """A sharing rule at work on a set of links: numbers alone, no clock, no flows but their ids. It may be deep-copied.
+
+    Its bytes are those on the wire. A snapshot keeps the attributes of the instance: plain values, lists, dicts and arrays.
+
+    Attributes:
+        next_end: when the next flow will have sent all if nothing changes (s, exact); infinity if none runs.
+        changed: whether flows have come or left, or links changed, since the last ``share``.
+    """
+
+    next_end: float
+    changed: bool
+
+    def enter(
+        self, flow_id: int, size: float, cap: float, now: float, weight: float = 1.0, sent: float = 0.0, route: Route = ()
+    ) -> None:
+        """Let a flow of ``size`` bytes in, of which ``sent`` were sent before. The next ``share`` finds its rate.
+
+        ``cap`` is the most that it can have (bytes/s), infinite only if a link of its route is not; ``weight`` is above 0.
+        """
+
+    def leave(self, flow_id: int, now: float) -> None:
+        """Take a flow out before its end. Its share is given away by the next ``share``."""
+
+    def recap(self, flow_id: int, size: float, cap: float, now: float) -> None:
+        """Give a running flow of ``size`` bytes another cap (bytes/s). Taken in by the next ``share``."""
+
+    def set_capacity(self, link: str, capacity: float, now: float) -> None:
+        """Give a link another capacity (bytes/s). One that is on no flow's route does not matter."""
+
+    def share(self, now: float) -> None:
+        """Share the links again among the flows that are there ``now`` (s)."""
+
+    def advance(self, until: float) -> list[tuple[float, int]]:
+        """Carry out all ends up to ``until`` (s), each at its exact time; returns (end, flow id) of each."""
+
+    def sent(self, flow_id: int, at: float) -> float:
+        """Bytes that a running flow has sent ``at`` a time (s) between the last change and the next end."""
+
+    def rate(self, flow_id: int) -> float:
+        """Bytes/s of a running flow."""
 
 
 class Endpoints(ABC):
     """Senders and receivers of a network, and the links between them.
 
-    Endpoints are numbers: the devices from 0, then the edge servers, then the hosts, and ``SERVER``. A device has a link of its
-    own each way, which all that it sends, or receives, takes; the others have none but those on their routes. A flow's latency
-    is the sum of both ends' own. To it come that of the edge server of either end (its own, if it is one), unless both ends
-    have the same.
+    A device has a link of its own each way, which all that it sends, or receives, takes; the others have none but those on
+    their routes. A flow's latency is the sum of both ends' own. To it come that of the edge server of either end (its own, if
+    it is one), unless both ends have the same.
 
     Args:
         links: name -> capacity of each link that endpoints share, bytes/s, infinity allowed.
@@ -100,12 +181,18 @@ class Endpoints(ABC):
         """The devices of a cell, or of the place of that number in ``attach``; ``SimulationError`` if there is none."""
         raise SimulationError(f"there is no cell {place}: the network has none")
 
+    # Latencies.
+
     def latency_s(self, source: int, destination: int) -> float:
         """Delay before a flow's first byte leaves, on the clock's grid (s)."""
         device = destination if source == SERVER else source
         if (source == SERVER or destination == SERVER) and device < self.devices:
             return self._latency.item(device)
         return on_grid(self._exact_latency_s(source, destination))
+
+    def latencies_s(self) -> Floats:
+        """``latency_s`` between the server and all devices (s), float64 [devices]."""
+        return self._latency
 
     def _exact_latency_s(self, source: int, destination: int) -> float:
         seconds = 0.0
@@ -116,33 +203,35 @@ class Endpoints(ABC):
                 end = end if self.edges is None else self.devices + self.edges.item(end)
             places.append(end)
         if places[0] != places[1]:
-            edges = len(self._edge_latency)
-            seconds += sum(self._edge_latency.item(at) for place in places if 0 <= (at := place - self.devices) < edges)
+            found = [edge for edge in map(self.edge_at, places) if edge is not None]
+            seconds += sum(self._edge_latency.item(edge) for edge in found)
         return seconds
 
     def round_trip_s(self, source: int, destination: int) -> float:
         """From a packet to its acknowledgement on empty links, on the clock's grid (s)."""
         return on_grid(2 * self.latency_s(source, destination) + self._protocol.round_trip)
 
-    def alone_s(self, source: int, destination: int, size: float) -> float:
-        """Time that a message of ``size`` bytes takes if the devices' own links are the only limit (s)."""
-        rate = min((self.access_rate(*own) for own in self._own(source, destination)), default=math.inf)
-        round_trip = self.round_trip_s(source, destination)
-        return self.latency_s(source, destination) + float(self._protocol.sending_s(size, rate, round_trip))
+    # Messages that are alone on their way.
 
     def nominal_s(self, device: int, direction: Direction, size: float, *, near: bool = False) -> float:
-        """``alone_s`` between a device and the server; ``near``: between it and its edge server."""
+        """Time of a message of ``size`` bytes between a device and the server if the device's own link is the only limit (s).
+
+        ``near``: between it and its edge server.
+        """
         at = SERVER if self.edges is None or not near else self.devices + self.edges.item(device)
-        return self.alone_s(*ends(device, direction, at), size)
+        way, rate = ends(device, direction, at), self.access_rate(device, direction)
+        return self.latency_s(*way) + float(self._protocol.sending_s(size, rate, self.round_trip_s(*way)))
 
     def all_alone_s(self, direction: Direction, size: float, *, near: bool = False, devices: slice = ALL) -> Floats:
-        """Time of a message of ``size`` bytes between each device and the server, alone on its way (s).
+        """Time of a message of ``size`` bytes between each device and the server, alone on its way (s); float64 [devices].
 
-        ``near``: between each device and its edge server, over its own link alone. Float64 [devices].
+        ``near``: between each device and its edge server, over its own link alone.
         """
         latency = each(_in_ticks, self._own_latency[devices]) if near else self.latencies_s()[devices]
         rates = self.access_rates(direction)[devices] if near else self.lone_rates(direction, devices)
         return latency + self._protocol.sending_s(size, rates, 2 * latency + self._protocol.round_trip)
+
+    # Rates, as they were built.
 
     def access_rate(self, device: int, direction: Direction) -> float:
         """The rate of a device's own link (bytes/s)."""
@@ -155,32 +244,19 @@ class Endpoints(ABC):
     def lone_rate(self, source: int, destination: int) -> float:
         """The rate of a flow that shares its way with no other (bytes/s)."""
         own = (self.access_rate(*own) for own in self._own(source, destination))
-        return min(*own, *(rate for _, rate in self.links_between(source, destination)), math.inf)
+        return min([*own, *(rate for _, rate in self.links_between(source, destination)), math.inf])
 
     def lone_rates(self, direction: Direction, devices: slice = ALL) -> Floats:
         """``lone_rate`` between the server and all devices or some (bytes/s), float64 [devices]."""
         return np.array([self.lone_rate(*ends(device, direction)) for device in range(self.devices)[devices]])
-
-    def latencies_s(self) -> Floats:
-        """``latency_s`` between the server and all devices (s), float64 [devices]."""
-        return self._latency
 
     def links_between(self, source: int, destination: int) -> list[tuple[str, float]]:
         """The shared links between two endpoints: the name and the capacity (bytes/s) of each."""
         try:
             return [(name, self.links[name]) for name in self.route(source, destination)]
         except KeyError as error:
-            name = error.args[0]
-            message = f"the route from {source} to {destination} has the unknown link {name!r}{nearest(str(name), self.links)}"
-            raise SimulationError(message) from None
-
-    def _own(self, source: int, destination: int) -> list[tuple[int, Direction]]:
-        found: list[tuple[int, Direction]] = []
-        if 0 <= source < self.devices:
-            found.append((source, "up"))
-        if 0 <= destination < self.devices:
-            found.append((destination, "down"))
-        return found
+            way, name = f"the route from {source} to {destination}", error.args[0]
+            raise SimulationError(f"{way} has the unknown link {name!r}{nearest(str(name), self.links)}") from None
 
     def built_rate(self, link: str) -> float:
         """Built capacity of a link (bytes/s), or ``SimulationError``: a shared one by its name, or ``device 7 up``."""
@@ -194,9 +270,13 @@ class Endpoints(ABC):
 
     @staticmethod
     def _owner(link: str) -> tuple[int | None, Direction]:
-        """Device and direction that own the link; None for nobody's."""
         found = re.fullmatch(r"device ([0-9]+) (down|up)", link)
         return (int(found[1]), "down" if found[2] == "down" else "up") if found else (None, "down")
+
+    def _own(self, source: int, destination: int) -> list[tuple[int, Direction]]:
+        """The devices' own links on a way."""
+        both: tuple[tuple[int, Direction], ...] = (source, "up"), (destination, "down")
+        return [own for own in both if 0 <= own[0] < self.devices]
 
     def _no_way(self, source: int, destination: int) -> SimulationError:
         if source == destination:
@@ -217,10 +297,9 @@ def _check(links: Mapping[str, float], down: Floats, up: Floats, latency: Floats
             raise SimulationError(f"the link {name!r} carries {capacity} B/s; a capacity must be above 0")
     if not len(down) == len(up) == len(latency):
         raise SimulationError(f"devices have {len(down)} rates down, {len(up)} up and {len(latency)} latencies; all as many")
-    for name, rates in (("down", down), ("up", up)):
-        wrong = np.flatnonzero(~(rates > 0))
-        if wrong.size:
-            raise SimulationError(f"device {wrong[0]} has a link {name} of {rates[wrong[0]]} B/s; a rate must be above 0")
-    wrong = np.flatnonzero(~((latency >= 0) & (latency < np.inf)))
-    if wrong.size:
-        raise SimulationError(f"device {wrong[0]} has a latency of {latency[wrong[0]]} s; it must be finite and not negative")
+    for name, column in (("link down", down), ("link up", up), ("latency", latency)):
+        is_rate = column is not latency
+        wrong = ~(column > 0) if is_rate else ~((latency >= 0) & (latency < np.inf))
+        for device in np.flatnonzero(wrong)[:1]:
+            why = "B/s; a rate must be above 0" if is_rate else "s; it must be finite and not negative"
+            raise SimulationError(f"device {device} has a {name} of {column[device]} {why}")

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from fedsim.arrays import Flags, Floats, Ints
-from fedsim.world.network.flow import Route
+from fedsim.world.network.endpoints import Route
 
 _ROUNDING = 4  # ends that differ by so many last bits of a float64 are one
 
@@ -16,14 +16,13 @@ def max_min(capacity: Floats, routes: Ints, caps: Floats, weights: Floats) -> Fl
     Each round offers every flow the least of its links' shares a unit of weight. Shares only rise as flows are settled below
     them, so a flow whose cap is within its offer keeps its cap, and where all flows of a link have that link's share as their
     offer, it is their bottleneck. Both are final, so a round settles many flows at once; the link with the least share is
-    always among them. (Bertsekas and Gallager, Data Networks, section 6.5.2, taken at all local bottlenecks at a time; a flow
-    of weight w is as w flows.)
+    always among them. (Bertsekas and Gallager, Data Networks, section 6.5.2, taken at all local bottlenecks at a time.)
 
     Args:
         capacity: bytes/s, float64 [links]; an infinite one pads routes.
         routes: numbers of the links of each flow, padded; int64 [flows, hops].
         caps: most that each flow can take, bytes/s, infinity allowed where a link is finite; float64 [flows].
-        weights: of the flows, above 0; float64 [flows].
+        weights: of the flows, above 0; float64 [flows]. A flow of weight w is as w flows.
     """
     links, hops = len(capacity), routes.shape[1]
     room = capacity.copy()
@@ -91,14 +90,13 @@ class Filling:
             self._keep(~np.isin(self._id, self._leaving))
             self._leaving.clear()
         if self._entering:
-            ids, sizes, sent, caps, weights, routes = zip(*self._entering, strict=True)
+            ids, *numbers, routes = zip(*self._entering, strict=True)
             self._id = np.append(self._id, np.array(ids, dtype=np.int64))
-            self._size, self._sent = np.append(self._size, sizes), np.append(self._sent, sent)
-            self._cap, self._weight = np.append(self._cap, caps), np.append(self._weight, weights)
+            columns = (self._size, self._sent, self._cap, self._weight)
+            self._size, self._sent, self._cap, self._weight = map(np.append, columns, numbers)
             hops = max(self._route.shape[1], *map(len, routes))
-            if hops > self._route.shape[1]:
-                self._route = np.pad(self._route, ((0, 0), (0, hops - self._route.shape[1])))
-            self._route = np.concatenate((self._route, [[*route, *[0] * (hops - len(route))] for route in routes]))
+            known = np.pad(self._route, ((0, 0), (0, hops - self._route.shape[1])))
+            self._route = np.concatenate((known, [[*route, *[0] * (hops - len(route))] for route in routes]))
             self._entering.clear()
         self._fill()
 

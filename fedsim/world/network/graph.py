@@ -2,22 +2,21 @@
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedsim.arrays import Floats, Ints
-from fedsim.errors import SimulationError, nearest
+from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation
 from fedsim.world.columns import ALL
-from fedsim.world.network.flow import SERVER, Direction, ends
+from fedsim.world.network.endpoints import SERVER, Direction, ends
 from fedsim.world.network.machine import Network
 from fedsim.world.network.protocol import PLAIN, Transport
 
 if TYPE_CHECKING:
-    import networkx
+    pass
 
 Path = Callable[[Any, Any], Sequence[str]]
 """The names of the shared links from one node to another."""
@@ -25,13 +24,12 @@ Path = Callable[[Any, Any], Sequence[str]]
 
 @dataclass(frozen=True)
 class EdgeServers:
-    """The edge servers of a network.
+    """The edge servers of a network: the ``nodes`` at which they are, and their own links.
 
     Attributes:
-        nodes: where they stand.
-        of: which is each place's, int64 [places]; None: the first on the way from there to the server.
-        receive, send: rates of their own links (bytes/s): all that comes to one takes the first, all that leaves it the other.
+        receive, send: bytes/s: all that comes to one takes the first, all that leaves it the other.
         latency: what passes before the first byte between an edge server and the server (s).
+        of: which is each place's, int64 [places]; None: the first on the way from there to the server.
     """
 
     nodes: Sequence[Hashable]
@@ -63,7 +61,7 @@ class Graph(Network):
     ) -> None:
         self._path, self._places, self._server, self._edges = path, places, server, edges
         self._others = [*(() if edges is None else edges.nodes), *hosts]
-        self._has_layout = edges is not None
+        self.has_layout = edges is not None
         kept: dict[str, Any] = {"hosts": [str(node) for node in hosts]}
         if edges is not None:
             own = {"receive": edges.receive, "send": edges.send}
@@ -73,79 +71,32 @@ class Graph(Network):
             kept["edges"] = edges.of[self._place_of(len(down), ALL)]
         super().__init__(simulation, links, down, up, latency, transport, **kept)
 
-    @classmethod
-    def between(
-        cls,
-        simulation: Simulation,
-        down: Floats,
-        up: Floats,
-        latency: Floats,
-        graph: "networkx.Graph[Any]",
-        server: Hashable,
-        attach: Sequence[Hashable],
-        transport: Transport = PLAIN,
-        edges: EdgeServers | None = None,
-        hosts: Sequence[Hashable] = (),
-    ) -> "Graph":
-        """The network of a networkx graph, each edge with a ``capacity`` in bytes/s; ``attach`` has the nodes of the places.
-
-        Routes have the fewest hops. Among equals a route to or from the server is the one through the nodes that come first by
-        name, seen from the server. Of two other nodes one may lie on the other's way to or from the server: then the route is
-        that part of the way. Otherwise it is found as if the one that comes first by name were the server. An undirected edge
-        carries its capacity each way at the same time.
-
-        ``SimulationError``: an unknown node, an edge without capacity, parallel edges, or no way between a node and the server
-        or its edge server.
-        """
-        if graph.is_multigraph():
-            raise SimulationError("the network has parallel edges; give one edge with the capacity of all")
-        for node in (server, *attach, *hosts):
-            if node not in graph:
-                raise SimulationError(f"the network has no node {node!r}{nearest(str(node), map(str, graph))}")
-        walks = _Walks(graph, server)
-        links: dict[str, float] = {}
-        for tail, head, data in walks.graph.edges(data=True):
-            if "capacity" not in data:
-                raise SimulationError(f"the edge {tail!r} - {head!r} has no 'capacity' (bytes/s)")
-            links[_link(tail, head)] = data["capacity"]
-        for node in (*attach, *hosts):
-            walks.between(server, node)
-            walks.between(node, server)
-        built = None if edges is None else replace(edges, of=_edges_of(edges.nodes, walks, server, attach))
-        network = cls(simulation, down, up, latency, links, walks.links, attach, server, transport, built, hosts)
-        network._has_layout = True
-        return network
-
     def layout(self) -> dict[str, Any] | None:
-        """Of a network that ``between`` made, or with edge servers: ``links``, name -> capacity (bytes/s, None if infinite),
+        """Of any graph, or of a tree with edge servers: ``links``, name -> capacity (bytes/s, None if infinite),
         ``routes``: for each direction the names of the links on the way of each place, over which devices are dealt in turn.
         With edge servers ``edges``: ``of``, which is each place's; ``below``, the routes between each place and its edge
         server; ``above``, those between each edge server and the server; and ``latency``.
         """
-        if not self._has_layout:
+        if not self.has_layout:
             return None
+
+        def told(pairs: Sequence[tuple[int, int]]) -> dict[str, list[list[str]]]:
+            ways: tuple[Direction, ...] = ("down", "up")
+            return {way: [self.route(*ends(near, way, far)) for near, far in pairs] for way in ways}
+
         finite = {name: None if math.isinf(capacity) else capacity for name, capacity in self.links.items()}
-        places = range(len(self._places))
-        told: dict[str, Any] = {"links": finite, "routes": self._told([(place, SERVER) for place in places])}
+        layout: dict[str, Any] = {"links": finite, "routes": told([(place, SERVER) for place in range(len(self._places))])}
         if self._edges is not None and self._edges.of is not None:
             of = self._edges.of.tolist()
-            below = self._told([(place, self.devices + of[place]) for place in places])
-            above = self._told([(self.devices + edge, SERVER) for edge in range(len(self._edges.nodes))])
-            told["edges"] = {"of": of, "latency": self._edges.latency, "below": below, "above": above}
-        return told
-
-    def _told(self, pairs: Sequence[tuple[int, int]]) -> dict[str, list[list[str]]]:
-        ways: tuple[Direction, ...] = ("down", "up")
-        return {way: [self.route(*ends(near, way, far)) for near, far in pairs] for way in ways}
+            below = told([(place, self.devices + edge) for place, edge in enumerate(of)])
+            above = told([(self.devices + edge, SERVER) for edge in range(len(self._edges.nodes))])
+            layout["edges"] = {"of": of, "latency": self._edges.latency, "below": below, "above": above}
+        return layout
 
     def route(self, source: int, destination: int) -> list[str]:
         found = list(self._path(self._node(source), self._node(destination)))
-        edges = range(self.devices, self.devices + len(self._edge_latency))
-        if source in edges:
-            found.insert(0, f"edge {source - self.devices} send")
-        if destination in edges:
-            found.append(f"edge {destination - self.devices} receive")
-        return found
+        sender, receiver = self.edge_at(source), self.edge_at(destination)
+        return [f"edge {sender} send"] * (sender is not None) + found + [f"edge {receiver} receive"] * (receiver is not None)
 
     def _node(self, endpoint: int) -> Hashable:
         if endpoint >= self.devices:
@@ -166,61 +117,3 @@ class Graph(Network):
         if not 0 <= place < len(self._places):
             raise SimulationError(f"there is no cell {place}; allowed are 0 to {len(self._places) - 1}")
         return list(range(place, self.devices, len(self._places)))
-
-
-def _edges_of(nodes: Sequence[Hashable], walks: "_Walks", server: Hashable, attach: Sequence[Hashable]) -> Ints:
-    """The edge server of each place; int64 [places]."""
-    number = {node: edge for edge, node in enumerate(nodes)}
-    of = []
-    for place in attach:
-        found = next((node for node in walks.between(place, server)[:-1] if node in number), None)
-        if found is None:
-            raise SimulationError(f"no edge server is on the way from node {place!r} to the server {server!r}")
-        if found not in walks.between(server, place):
-            way = f"what the server {server!r} sends to node {place!r}"
-            raise SimulationError(f"{way} does not come by its edge server {found!r}")
-        of.append(number[found])
-    return np.array(of, dtype=np.int64)
-
-
-class _Walks:
-    """The shortest walks of a graph, found from one of their two ends; ``server`` comes before all other nodes."""
-
-    def __init__(self, graph: "networkx.Graph[Any]", server: Hashable) -> None:
-        self.graph = graph.to_directed()
-        self._server = server
-        self._steps: dict[tuple[Hashable, bool], dict[Hashable, Hashable]] = {}
-
-    def links(self, tail: Hashable, head: Hashable) -> list[str]:
-        return [_link(*pair) for pair in pairwise(self.between(tail, head))]
-
-    def between(self, tail: Hashable, head: Hashable) -> list[Hashable]:
-        """The nodes on the way, both ends included."""
-        up, down = self._walk(self._server, tail, is_from=False), self._walk(self._server, head, is_from=True)
-        if head in up:
-            return up[: up.index(head) + 1]
-        if tail in down:
-            return down[down.index(tail) :]
-        comes_first = str(tail) <= str(head)
-        return self._walk(*((tail, head) if comes_first else (head, tail)), is_from=comes_first)
-
-    def _walk(self, root: Hashable, node: Hashable, *, is_from: bool) -> list[Hashable]:
-        """The nodes from the root of the search to a node, or from there to the root."""
-        import networkx
-
-        if (root, is_from) not in self._steps:
-            graph = self.graph if is_from else self.graph.reverse(copy=False)
-            found = networkx.bfs_predecessors(graph, root, sort_neighbors=lambda nodes: sorted(nodes, key=str))
-            self._steps[root, is_from] = dict(found)
-        steps, walk = self._steps[root, is_from], [node]
-        while node != root:
-            if node not in steps:
-                way = "from" if is_from else "to"
-                raise SimulationError(f"the network has no way {way} the server {root!r} for node {node!r}")
-            node = steps[node]
-            walk.append(node)
-        return walk[::-1] if is_from else walk
-
-
-def _link(tail: Hashable, head: Hashable) -> str:
-    return f"{tail} -> {head}"

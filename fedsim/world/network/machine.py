@@ -1,16 +1,15 @@
 """Common part of all networks: latency, starts and ends, one wake-up for all, and the order of notifications.
 
 A network is an exact fluid simulator with an inner clock of its own. Rates change only where a flow enters or ends, so between
-two such points all is linear, and the next end is known exactly as a real number. The world's clock ticks on a grid, so the
-network wakes at the first tick at or after that end; it then carries out the ends that lie before now one after another, each
-at its exact time, and tells of them. So ``Flow.ended`` is exact, and news of it comes less than a nanosecond later.
+two such points all is linear, and the next end is known exactly as a real number. The network wakes at the first tick of the
+world's clock at or after that end; it then carries out the ends that lie before now one after another, each at its exact time,
+and tells of them. All starts, ends and cancellations of one instant are one ``solve``. Reading (``sent``, ``rate``) changes
+nothing.
 
-All starts, ends and cancellations of one instant are one ``solve``. Reading (``sent``, ``rate``) changes nothing.
-
-Flows share links by weighted max-min fairness. As long as no device's own link carries two flows at once, and no flow takes two
-own links, an own link is no more than a cap of its flow's rate, which makes sharing cheap (a star's O(log n) rests on it). The
-first flow for which that is not so makes the network *general*: from that solve on own links are links like all others, and
-all flows that are under way go on under ``Filling``, with the bytes that they have sent. Both give the same rates, to rounding.
+As long as no device's own link carries two flows at once, and no flow takes two own links, an own link is no more than a cap of
+its flow's rate, which makes sharing cheap (a star's O(log n) rests on it). The first flow for which that is not so makes the
+network *general*: from that solve on own links are links like all others, and all flows that are under way go on under
+``Filling``, with the bytes that they have sent. Both give the same rates, to rounding.
 """
 
 import math
@@ -25,9 +24,8 @@ from typing import Any
 from fedsim.arrays import Floats, Ints
 from fedsim.errors import SimulationError
 from fedsim.simulation import Alarm, Simulation, on_grid, on_grid_after, tie_s
-from fedsim.world.network.endpoints import Endpoints
+from fedsim.world.network.endpoints import SERVER, Direction, Endpoints, Flow, Sharing
 from fedsim.world.network.filling import Filling
-from fedsim.world.network.flow import SERVER, Direction, Flow, Sharing
 from fedsim.world.network.protocol import PLAIN, Transport
 
 _BY_ID = attrgetter("id")
@@ -40,11 +38,7 @@ class Network(Endpoints):
     A flow's size, and what of it was sent, are bytes of payload; rates, capacities and loads are bytes on the wire. In slow
     start a flow's window is a further cap of its rate. It doubles every round trip, and goes when it did not limit the flow.
     A flow whose exact end is at or before now has ended; cancelling it has no effect, even if that comes first in the
-    instant.
-
-    Args:
-        links, down, up, latency, transport, edge_latency, edges, hosts: as ``Endpoints`` says.
-        sharing: makes the rule that shares the links.
+    instant. Arguments are those of ``Endpoints``; ``sharing`` makes the rule that shares the links.
 
     Attributes:
         limits: name -> rate of each link that carries something else now than what it was built with, bytes/s. All that is
@@ -68,8 +62,7 @@ class Network(Endpoints):
         sharing: Callable[[], Sharing] = Filling,
     ) -> None:
         super().__init__(links, down, up, latency, transport, edge_latency, edges, hosts)
-        self._simulation, self._env = simulation, simulation.env
-        self._sharing = sharing
+        self._simulation, self._env, self._sharing = simulation, simulation.env, sharing
         self._rules = [sharing()]
         self._general = False
         self._crowded = False  # whether it has to become general by the next solve
@@ -118,9 +111,7 @@ class Network(Endpoints):
 
     def _cap(self, flow: Flow) -> float:
         """The most that a flow can have now, besides what the links of the sharing rule let through (bytes/s)."""
-        if not self._windows:
-            return math.inf if self._general else self._own_rate(flow)
-        window = self._windows.get(flow.id, math.inf)
+        window = self._windows.get(flow.id, math.inf) if self._windows else math.inf
         return window if self._general else min(window, self._own_rate(flow))
 
     def _is_unlimited(self, flow: Flow) -> bool:
@@ -147,7 +138,9 @@ class Network(Endpoints):
         self._uploads[destination] += source >= 0
         if not self._general:
             self._take(source, destination)
-        latency = on_grid(self.latency_s(source, destination) - waited) if waited else self.latency_s(source, destination)
+        latency = self.latency_s(source, destination)
+        if waited:
+            latency = on_grid(latency - waited)
         if latency > 0:
             self._in_latency[flow.id] = self._env.at(("latency", flow.id), now + latency, partial(self._admit, flow))
         else:
@@ -164,15 +157,17 @@ class Network(Endpoints):
         self._sending.add(source)
         self._receiving.add(destination)
 
-    def _make_general(self, now: float) -> None:
-        """From now on own links are links like all others. What is under way goes on with what it has sent."""
-        sent = [(flow, self._rule(flow).sent(flow.id, now)) for flow in self._running.values()]
-        self._general, self._rules = True, [self._sharing()]
-        for flow, wire in sent:
-            self._enter(flow, self._cap(flow), now, _between(0.0, wire, flow.wire))
+    def _admit(self, flow: Flow) -> None:
+        del self._in_latency[flow.id]
+        self._entering[flow.id] = flow
+        self._unsettle()
+
+    def _unsettle(self) -> None:
+        if not self._unsettled:
+            self._unsettled = True
+            self._simulation.unsettle(self.solve)
 
     def _enter(self, flow: Flow, cap: float, now: float, sent: float = 0.0) -> None:
-        """Put a flow under the sharing rule. The next ``share`` finds its rate."""
         route = self._links_of(flow, own=self._general)
         self._rule(flow).enter(flow.id, flow.wire, cap, now, flow.weight, sent, route)
 
@@ -227,25 +222,26 @@ class Network(Endpoints):
         self._advance(now)
         if self._round_trips:
             self._widen(now)
-        if self._leaving:
-            for flow in self._leaving:
-                self._rule(flow).leave(flow.id, now)
-            self._leaving.clear()
+        for flow in self._leaving:
+            self._rule(flow).leave(flow.id, now)
+        self._leaving.clear()
         if self._changed:
             self._change_links(now)
         if self._crowded and not self._general:
-            self._make_general(now)
-        if self._entering:
-            for flow in self._entering.values():
-                if self._protocol.slow_start and flow.size > 0:
-                    self._open_window(flow, now)
-                cap = self._cap(flow)
-                if flow.size == 0 or (cap == math.inf and self._is_unlimited(flow)):
-                    self._arrive(flow, now)
-                else:
-                    self._running[flow.id] = flow
-                    self._enter(flow, cap, now)
-            self._entering.clear()
+            sent = [(flow, self._rule(flow).sent(flow.id, now)) for flow in self._running.values()]
+            self._general, self._rules = True, [self._sharing()]
+            for flow, wire in sent:
+                self._enter(flow, self._cap(flow), now, _between(0.0, wire, flow.wire))
+        for flow in self._entering.values():
+            if self._protocol.slow_start and flow.size > 0:
+                self._open_window(flow, now)
+            cap = self._cap(flow)
+            if flow.size == 0 or (cap == math.inf and self._is_unlimited(flow)):
+                self._arrive(flow, now)
+            else:
+                self._running[flow.id] = flow
+                self._enter(flow, cap, now)
+        self._entering.clear()
         for rule in self._rules:
             if rule.changed:
                 rule.share(now)
@@ -276,9 +272,7 @@ class Network(Endpoints):
         round_trip = 2 * self._exact_latency_s(source, destination) + self._protocol.round_trip
         weight = self._protocol.weight(self._streams, device, count, round_trip, direction)
         self._transfers[device] = count + 1
-        if self._protocol.late_weight < 1 and direction == "up":
-            weight *= self._protocol.late_weight if self._uploads[destination] else 1.0
-        return weight
+        return weight * self._protocol.late_weight if direction == "up" and self._uploads[destination] else weight
 
     # Slow start.
 
@@ -308,48 +302,32 @@ class Network(Endpoints):
         """Bytes delivered up to now, exact at any point within an instant."""
         if flow.id not in self._running:
             return flow.sent
-        rule, ended = self._as_of_now(self._rule(flow))
-        return flow.size if flow.id in ended else self._payload(flow, rule.sent(flow.id, self._simulation.now))
+        rule = self._as_of_now(flow)
+        return flow.size if rule is None else self._payload(flow, rule.sent(flow.id, self._simulation.now))
 
     def rate(self, flow: Flow) -> float:
         """Bytes/s with which a flow is sent now, as of the last solve; 0 when it is not."""
-        if flow.id not in self._running:
-            return 0.0
-        rule, ended = self._as_of_now(self._rule(flow))
-        return 0.0 if flow.id in ended else rule.rate(flow.id)
+        rule = self._as_of_now(flow) if flow.id in self._running else None
+        return 0.0 if rule is None else rule.rate(flow.id)
 
-    def _as_of_now(self, rule: Sharing) -> tuple[Sharing, set[int]]:
-        """The rule with all ends up to now carried out, and which flows these ended: on a copy if there are any."""
-        now = self._simulation.now
+    def _as_of_now(self, flow: Flow) -> Sharing | None:
+        """A running flow's rule with all ends up to now carried out, on a copy if there are any; None if the flow's is one."""
+        rule, now = self._rule(flow), self._simulation.now
         if rule.next_end > now:
-            return rule, set()
-        ahead = deepcopy(rule)
-        return ahead, {flow_id for _, flow_id in ahead.advance(now)}
+            return rule
+        rule = deepcopy(rule)
+        return None if flow.id in {flow_id for _, flow_id in rule.advance(now)} else rule
 
     # From one end to the next.
 
     def _payload(self, flow: Flow, wire: float) -> float:
-        """Bytes of payload in the first ``wire`` bytes of a flow."""
         return _between(0.0, wire / self.overhead, flow.size)
-
-    def _admit(self, flow: Flow) -> None:
-        del self._in_latency[flow.id]
-        self._entering[flow.id] = flow
-        if not self._unsettled:
-            self._unsettle()
-
-    def _unsettle(self) -> None:
-        if not self._unsettled:
-            self._unsettled = True
-            self._simulation.unsettle(self.solve)
 
     def _advance(self, now: float) -> None:
         for rule in self._rules:
             if rule.next_end <= now:
                 for end, flow_id in rule.advance(now):
-                    flow = self._running.pop(flow_id)
-                    self._arrived.append(flow)
-                    self._end(flow, end, flow.size)
+                    self._arrive(self._running.pop(flow_id), end)
 
     def _arrive(self, flow: Flow, end: float) -> None:
         self._arrived.append(flow)
@@ -383,8 +361,6 @@ class Network(Endpoints):
             self._rules = [self._sharing()]
         for rule, saved in zip(self._rules, state["rules"], strict=True):
             vars(rule).update(saved)
-        self._wakeup = None
-        self._in_latency = {}
         if not self._general:
             for flow in self._flows.values():
                 self._take(flow.source, flow.destination)
@@ -399,10 +375,10 @@ class Network(Endpoints):
     def _set_alarm(self, now: float) -> None:
         """Keep exactly one wake-up: at the next end or wider window, or in this instant if someone is still to be told."""
         when = now if self._arrived else on_grid_after(min([rule.next_end for rule in self._rules]))
+        while self._round_trips and self._round_trips[0][1] not in self._windows:
+            heappop(self._round_trips)
         if self._round_trips:
-            while self._round_trips and self._round_trips[0][1] not in self._windows:
-                heappop(self._round_trips)
-            when = min(when, self._round_trips[0][0]) if self._round_trips else when
+            when = min(when, self._round_trips[0][0])
         if self._wakeup is not None:
             if self._wakeup.when == when:
                 return

@@ -140,4 +140,3 @@ class Transport:
 
 
 PLAIN = Transport(Fluid(), Streams(0))
-"""Transport where none is stated."""

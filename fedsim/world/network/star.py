@@ -4,10 +4,8 @@ In weighted max-min fairness over one shared link every flow runs at its weight 
 one water level w. So all is reckoned *a unit of weight*: rates, caps, bytes. Flows below their cap are free and run at w; the
 others are capped. Two clocks serve all: real time for capped flows, and a virtual clock dV = w dt for free ones, on which a
 flow's end is fixed however w changes (as in weighted fair queueing). Two heaps hold the next ends, one a clock; two more hold
-the caps, and tell who changes sides when w crosses a cap.
-
-Flows with the same cap a unit of weight always run at the same rate a unit, so they form a *tier* and change sides as one:
-without tiers, n devices with equal links make each event O(n) when the server's link is just about to fill.
+the caps, and tell who changes sides when w crosses a cap. Flows with the same cap a unit of weight always run at the same rate
+a unit, so they form a *tier* and change sides as one: else n equal devices would make each event O(n) on a link about to fill.
 
 Whether w crosses a cap is decided without rounding: weights are whole numbers of 2^-40, caps whole numbers of 2^-40 bytes/s a
 unit of weight, so that sums of both are exact and no flow can hover between the sides. Of weight 1, a rate of 4 kB/s or more is
@@ -27,7 +25,7 @@ import numpy as np
 from fedsim.arrays import Floats
 from fedsim.simulation import Simulation
 from fedsim.world.columns import ALL
-from fedsim.world.network.flow import SERVER, Direction, Flow, Route, Sharing
+from fedsim.world.network.endpoints import SERVER, Direction, Flow, Route, Sharing
 from fedsim.world.network.machine import Network
 from fedsim.world.network.protocol import PLAIN, Transport
 
@@ -47,21 +45,13 @@ def _in_units(rate: float) -> Units:
     return max(1, round(rate * _UNITS)) if rate else 0  # an int: sums are exact of these alone
 
 
-def _duration(size: float, rate: float) -> float:
-    return size / rate if rate else math.inf
-
-
 @dataclass(slots=True, eq=False)
 class Tier:
     """The flows of one cap. Its clock counts the bytes that each of them has been sent, a unit of weight, since the tier began.
 
-    While free the clock reads V + ``clock``; while capped it reads ``clock`` + ``rate`` x (t - ``since``).
-
-    Attributes:
-        cap, rate: the cap in units, and in bytes/s, both a unit of weight.
-        flows: heap of (end on the tier's clock, flow id); those of flows that have left may still be in it, not at its top.
-        count, weight: of the flows that are there, weights in units.
-        end: when the first will end, on V while free, in real time while capped.
+    While free the clock reads V + ``clock``; while capped it reads ``clock`` + ``rate`` x (t - ``since``). ``flows`` is a heap
+    of (end on that clock, flow id); those of flows that have left may still be in it, not at its top. ``cap`` and ``weight``
+    are in units. The first ends at ``end``, on V while free, in real time while capped.
     """
 
     cap: Units
@@ -106,24 +96,25 @@ class StarDirection:
         self._since = 0.0
         self._tiers: dict[Units, Tier] = {}
         self._flows: dict[int, Place] = {}
-        self._free_ends: list[tuple[float, Units]] = []  # heaps; an entry whose tier says otherwise is dead
-        self._capped_ends: list[tuple[float, Units]] = []
-        self._free_caps: list[Units] = []
-        self._capped_caps: list[Units] = []  # negative: the largest first
+        # Heaps of capped tiers, and of free ones; an entry whose tier says otherwise is dead.
+        self._ends: list[list[tuple[float, Units]]] = [[], []]
+        self._caps: list[list[Units]] = [[], []]  # of capped ones negative: the largest first
 
     # Flows come and go.
 
     def enter(
         self, flow_id: int, size: float, rate: float, now: float, weight: float = 1.0, sent: float = 0.0, route: Route = ()
     ) -> None:
-        if now > self._since:
-            self._move(now)
-        self.changed = True
+        self._change(now)
         units = max(1, round(weight * _WEIGHTS))
         weight = units / _WEIGHTS
         rate /= weight
         cap = _in_units(rate)
-        tier = self._tiers.get(cap) or self._new_tier(cap, rate, units)
+        tier = self._tiers.get(cap)
+        if tier is None:  # it begins on the side where it will most likely be; ``share`` has the last word
+            free = cap * (self._free + units) > self._room
+            tier = self._tiers[cap] = Tier(cap, rate, free, -self._clock if free else 0.0, self._since)
+            heappush(self._caps[free], cap if free else -cap)
         if tier.free:
             start = self._clock + tier.clock
             self._free += units
@@ -142,9 +133,7 @@ class StarDirection:
             self._schedule(tier)
 
     def leave(self, flow_id: int, now: float) -> None:
-        if now > self._since:
-            self._move(now)
-        self.changed = True
+        self._change(now)
         tier = self._drop(flow_id)
         if tier.count:
             flows = tier.flows
@@ -159,25 +148,21 @@ class StarDirection:
         self.enter(flow_id, size, rate, now, weight, sent)
 
     def set_capacity(self, link: str, capacity: float, now: float) -> None:
-        if link != self._link:
-            return
-        if now > self._since:
-            self._move(now)
-        self.changed = True
-        taken = sum(tier.cap * tier.weight for tier in self._tiers.values() if not tier.free)
-        self._room = _in_units(capacity) * _WEIGHTS - taken
+        if link == self._link:
+            self._change(now)
+            taken = sum(tier.cap * tier.weight for tier in self._tiers.values() if not tier.free)
+            self._room = _in_units(capacity) * _WEIGHTS - taken
 
     def advance(self, until: float) -> list[tuple[float, int]]:
         ended: list[tuple[float, int]] = []
         while self.next_end <= until:
             now = self.next_end
-            heap = self._free_ends if self._next_free else self._capped_ends
-            end, cap = heap[0]
+            end, cap = self._ends[self._next_free][0]
             if self._next_free:
-                lasts = _duration(end - self._clock, self._level)
+                lasts = (end - self._clock) / self._level if self._level else math.inf
                 rounded = lasts - (now - self._since) if now > _LATE_S else 0.0
                 self._clock, self._since = end - self._level * rounded, now
-            elif now > self._since:
+            else:
                 self._move(now)
             tier = self._tiers[cap]
             flows = tier.flows
@@ -192,20 +177,8 @@ class StarDirection:
             self._find_level()
         return ended
 
-    def _new_tier(self, cap: Units, rate: float, units: int) -> Tier:
-        """A tier on the side where its first flow, of so many units, will most likely be; ``share`` has the last word."""
-        if cap * (self._free + units) > self._room:
-            tier = Tier(cap, rate, True, -self._clock, self._since)
-            heappush(self._free_caps, cap)
-        else:
-            tier = Tier(cap, rate, False, 0.0, self._since)
-            heappush(self._capped_caps, -cap)
-        self._tiers[cap] = tier
-        return tier
-
     def _is_there(self, tier: Tier, end: float, flow_id: int) -> bool:
-        """Whether an entry of a tier's flows is of one that is there still, and not back with another cap."""
-        place = self._flows.get(flow_id)
+        place = self._flows.get(flow_id)  # it may be back with another cap
         return place is not None and place.tier is tier and place.end == end
 
     def _drop(self, flow_id: int) -> Tier:
@@ -224,9 +197,14 @@ class StarDirection:
     # The two clocks.
 
     def _move(self, now: float) -> None:
-        if self._free:
-            self._clock += self._level * (now - self._since)
-        self._since = now
+        if now > self._since:
+            if self._free:
+                self._clock += self._level * (now - self._since)
+            self._since = now
+
+    def _change(self, now: float) -> None:
+        self._move(now)
+        self.changed = True
 
     def _schedule_first(self, tier: Tier) -> None:
         flows = tier.flows
@@ -237,38 +215,31 @@ class StarDirection:
     def _schedule(self, tier: Tier) -> None:
         first = tier.flows[0][0]
         if tier.free:
-            heap, end = self._free_ends, first - tier.clock
+            tier.end = first - tier.clock
         else:
-            heap, end = self._capped_ends, tier.since + ((first - tier.clock) / tier.rate if tier.rate else math.inf)
-        tier.end = end
+            tier.end = tier.since + ((first - tier.clock) / tier.rate if tier.rate else math.inf)
         self._pushes += 1
-        heappush(heap, (end, tier.cap))
+        heappush(self._ends[tier.free], (tier.end, tier.cap))
 
     # The water level.
 
     def share(self, now: float) -> None:
         self.changed = False
-        if now > self._since:
-            self._move(now)
+        self._move(now)
         self._find_level()
 
     def _find_level(self) -> None:
         """Tiers whose cap the level has crossed change sides. It only rises on the way, so this ends."""
-        if self._pushes > 2 * len(self._tiers) + _SLACK:
+        tiers = self._tiers
+        if self._pushes > 2 * len(tiers) + _SLACK:
             self._drop_dead()
-        tiers, free_caps, capped_caps = self._tiers, self._free_caps, self._capped_caps
         while True:
-            while free_caps and ((tier := tiers.get(free_caps[0])) is None or not tier.free):
-                heappop(free_caps)
-            if free_caps and free_caps[0] * self._free <= self._room:
-                self._put_on_cap(tiers[heappop(free_caps)])
-                continue
-            while capped_caps and ((tier := tiers.get(-capped_caps[0])) is None or tier.free):
-                heappop(capped_caps)
-            if capped_caps and -capped_caps[0] * self._free > self._room:
-                self._set_free(tiers[-heappop(capped_caps)])
-                continue
-            break
+            cap = self._next_cap(free=True)
+            if cap is None or cap * self._free > self._room:
+                cap = self._next_cap(free=False)
+                if cap is None or cap * self._free <= self._room:
+                    break
+            self._change_side(tiers[cap])
         if self._free:
             self._level = self._room / self._free / _UNITS
         else:
@@ -276,13 +247,42 @@ class StarDirection:
         self._changes += 1
         if self._clock > self._level * _SET_BACK_S and self._changes > len(self._flows):
             self._set_back()
-        self._find_next_end()
+        capped, free = self._first_end(free=False), self._first_end(free=True)
+        if free < math.inf:
+            free = self._since + (free - self._clock) / self._level if self._level else math.inf
+        self._next_free = bool(free < capped)
+        self.next_end = max(self._since, min(free, capped))  # rounding may put an end a last bit before now; it is now
+
+    def _next_cap(self, *, free: bool) -> Units | None:
+        tiers, heap = self._tiers, self._caps[free]
+        while heap and ((tier := tiers.get(abs(heap[0]))) is None or tier.free != free):
+            heappop(heap)
+        return abs(heap[0]) if heap else None
+
+    def _first_end(self, *, free: bool) -> float:
+        tiers, heap = self._tiers, self._ends[free]
+        while heap and ((tier := tiers.get(heap[0][1])) is None or tier.free != free or tier.end != heap[0][0]):
+            heappop(heap)
+        return heap[0][0] if heap else math.inf
+
+    def _change_side(self, tier: Tier) -> None:
+        heappop(self._caps[tier.free])
+        sign = -1 if tier.free else 1
+        self._free += sign * tier.weight
+        self._room += sign * tier.cap * tier.weight
+        if tier.free:
+            tier.clock += self._clock
+            tier.since = self._since
+        else:
+            tier.clock += tier.rate * (self._since - tier.since) - self._clock
+        tier.free = not tier.free
+        heappush(self._caps[tier.free], tier.cap if tier.free else -tier.cap)
+        self._schedule(tier)
 
     def _set_back(self) -> None:
         """Let all clocks begin again at 0: differences of their readings are all that matters."""
         self._changes = 0
-        self._free_ends.clear()
-        self._capped_ends.clear()
+        self._ends = [[], []]
         for tier in self._tiers.values():
             tier.flows.clear()
         for flow_id, place in self._flows.items():
@@ -296,45 +296,12 @@ class StarDirection:
             heapify(tier.flows)
             self._schedule(tier)
 
-    def _put_on_cap(self, tier: Tier) -> None:
-        self._free -= tier.weight
-        self._room -= tier.cap * tier.weight
-        tier.free = False
-        tier.clock += self._clock
-        tier.since = self._since
-        heappush(self._capped_caps, -tier.cap)
-        self._schedule(tier)
-
-    def _set_free(self, tier: Tier) -> None:
-        self._free += tier.weight
-        self._room += tier.cap * tier.weight
-        tier.free = True
-        tier.clock += tier.rate * (self._since - tier.since) - self._clock
-        heappush(self._free_caps, tier.cap)
-        self._schedule(tier)
-
     def _drop_dead(self) -> None:
         self._pushes = 0
-        free = [tier for tier in self._tiers.values() if tier.free]
-        capped = [tier for tier in self._tiers.values() if not tier.free]
-        self._free_caps, self._capped_caps = sorted(tier.cap for tier in free), sorted(-tier.cap for tier in capped)
-        self._free_ends = sorted((tier.end, tier.cap) for tier in free)  # sorted lists are heaps
-        self._capped_ends = sorted((tier.end, tier.cap) for tier in capped)
-
-    def _find_next_end(self) -> None:
-        tiers, heap = self._tiers, self._capped_ends
-        while heap and ((tier := tiers.get(heap[0][1])) is None or tier.free or tier.end != heap[0][0]):
-            heappop(heap)
-        capped = heap[0][0] if heap else math.inf
-        heap = self._free_ends
-        while heap and ((tier := tiers.get(heap[0][1])) is None or not tier.free or tier.end != heap[0][0]):
-            heappop(heap)
-        free = math.inf
-        if heap and self._level:
-            free = self._since + (heap[0][0] - self._clock) / self._level
-        self._next_free = free < capped
-        end = free if self._next_free else capped
-        self.next_end = end if end > self._since else self._since  # rounding may put an end a last bit before now; it is now
+        for free in (False, True):
+            tiers = [tier for tier in self._tiers.values() if tier.free == free]
+            self._caps[free] = sorted(tier.cap if free else -tier.cap for tier in tiers)  # sorted lists are heaps
+            self._ends[free] = sorted((tier.end, tier.cap) for tier in tiers)
 
     # Readings.
 

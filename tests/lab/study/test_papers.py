@@ -133,7 +133,7 @@ def test_flexcfl() -> None:
 def test_stragglers(size: str) -> None:
     study = read("stragglers", size)
     (free,) = scenarios(study, part="no-deadline", data="mnist").values()
-    assert free.strategy.model_dump()["relative_deadline"] is None
+    assert free.strategy.model_dump()["deadline"] is None
     shared = scenarios(study, part="bias", data="cifar", **{"data.partition.classes_per_device": 1})
     assert shared["fedavg"] is scenarios(study, part="clusters", data="cifar")["fedavg"]
     fair = scenarios(study, part="fairness", sizes="uniform")

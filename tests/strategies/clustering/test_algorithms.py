@@ -13,24 +13,18 @@ from hypothesis.extra.numpy import arrays
 
 from fedsim.errors import SimulationError
 from fedsim.toolbox.clustering.algorithms import (
+    Dbscan,
     agglomerative,
     bipartition,
     canonical,
-    dbscan,
     greedy_clusters,
     k_medoids,
     kmeans,
     members,
     plus_plus,
-    radius,
     threshold,
 )
 from fedsim.toolbox.clustering.similarity import cosine_matrix
-
-
-def test_groups_are_numbered_by_their_first_member() -> None:
-    assert canonical([7, -1, 7, 3, -1]).tolist() == [0, 1, 0, 2, 1]
-    assert canonical([]).tolist() == []
 
 
 @given(st.lists(st.integers(-3, 3), max_size=12))
@@ -52,8 +46,11 @@ def test_numbering_keeps_the_grouping_and_members_name_it(labels: list[int]) -> 
         (lambda: by_medoids(np.zeros((2, 2)), 3), "k-medoids into 3 groups of 2 devices"),
         (lambda: agglomerative(np.zeros((2, 3)), 1, "average"), r"distance has shape \(2, 3\)"),
         (lambda: by_medoids(np.zeros((0, 0)), 1), r"shape \(0, 0\)"),
-        (lambda: dbscan(np.array([[0, 1.0], [np.nan, 0]]), 1.0), "distance of devices 1 and 0 is nan"),
+        (lambda: by_density(np.array([[0, 1.0], [np.nan, 0]]), 1.0), "distance of devices 1 and 0 is nan"),
         (lambda: bipartition(np.eye(1)), "a cluster of 1 device cannot be split"),
+        (lambda: labels_of([[0.0], [np.nan]], 1), "row 1 of 2 is not finite"),
+        (lambda: threshold(math.nan, 1.0), "CCS needs finite losses"),
+        (lambda: threshold(1.0, math.inf), "CCS needs finite losses"),
     ],
 )
 def test_what_cannot_be_grouped_is_refused(make: Callable[[], object], says: str) -> None:
@@ -63,11 +60,6 @@ def test_what_cannot_be_grouped_is_refused(make: Callable[[], object], says: str
 
 def labels_of(rows: object, groups: int, seed: int = 0) -> list[int]:
     return kmeans(np.array(rows, dtype=np.float64), groups, np.random.default_rng(seed)).tolist()  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_separate_heaps_are_found_and_numbered_by_their_first_member(seed: int) -> None:
-    assert labels_of([[9, 0], [0, 0], [0, 1], [9, 1], [0, 50]], 3, seed) == [0, 1, 1, 0, 2]
 
 
 @given(arrays(np.int64, st.tuples(st.integers(1, 12), st.just(2)), elements=st.integers(0, 2)), st.integers(1, 5))
@@ -99,11 +91,6 @@ def test_rows_too_near_for_scikit_learn_still_fill_all_groups() -> None:
     assert sorted(set(labels_of(rows, 3))) == [0, 1, 2]
 
 
-def test_a_row_that_is_not_finite_is_named() -> None:
-    with pytest.raises(SimulationError, match="row 1 of 2 is not finite"):
-        labels_of([[0.0], [np.nan]], 1)
-
-
 def symmetric(n: int, upper: list[float], diagonal: float) -> np.ndarray:
     matrix = np.full((n, n), diagonal)
     matrix[np.triu_indices(n, 1)] = upper
@@ -124,13 +111,11 @@ def least_cross_similarity(similarity: np.ndarray) -> float:
 
 def check(similarity: np.ndarray, method: str = "single") -> float:
     """It is a split of all, and its value is what it says."""
-    split = bipartition(similarity, method)  # type: ignore[arg-type]
-    assert sorted(split.first + split.second) == list(range(len(similarity)))
-    assert split.first == sorted(split.first)
-    assert split.second == sorted(split.second)
-    assert split.first[0] == 0
-    assert split.cross == max(similarity[i, j] for i in split.first for j in split.second)
-    return split.cross
+    first, second, cross = bipartition(similarity, method)  # type: ignore[arg-type]
+    assert sorted(first + second) == list(range(len(similarity)))
+    assert (first, second, first[0]) == (sorted(first), sorted(second), 0)
+    assert cross == max(similarity[i, j] for i in first for j in second)
+    return cross
 
 
 FIVE = symmetric(5, [0.9, 0.5, 0.1, 0.0, 0.8, 0.2, 0.1, 0.7, 0.3, 0.6], 1.0)
@@ -151,13 +136,6 @@ def test_single_linkage_is_the_best_split(upper: list[float]) -> None:
 def test_differences_below_the_rounding_of_1_minus_similarity_count() -> None:
     similarity = symmetric(3, [2e-20, 1e-20, 1e-20], 1.0)
     assert bipartition(similarity) == ([0, 1], [2], 1e-20)
-
-
-@pytest.mark.parametrize("method", ["single", "complete"])
-def test_identical_and_zero_updates_split_all_the_same(method: str) -> None:
-    assert check(cosine_matrix(np.ones((4, 3))), method) == pytest.approx(1.0)
-    assert check(cosine_matrix(np.zeros((4, 3))), method) == 0.0
-    assert bipartition(np.eye(2), method) == ([0], [1], 0.0)  # type: ignore[arg-type]
 
 
 @given(
@@ -184,32 +162,22 @@ def by_medoids(distance: np.ndarray, groups: int, start: Any = "build", seed: in
     return k_medoids(distance, groups, start, np.random.default_rng(seed))
 
 
+def by_density(distance: np.ndarray, eps: float, min_samples: int = 5) -> list[list[int]]:
+    return members(Dbscan(eps=eps, min_samples=min_samples).labels(distance, 2, np.random.default_rng(0)))
+
+
 def test_radius_counts_the_diagonal() -> None:
     distance = np.array([[0.0, 1.0, 5.0], [1.0, 0.0, 3.0], [5.0, 3.0, 0.0]])  # sorted: 0 0 0 1 1 3 3 5 5
-    assert radius(distance, 2) == 5.0
-    assert radius(distance, 3) == 1.0
-    assert radius(distance, 5) == 0.0
-    with pytest.raises(SimulationError, match="radius for DBSCAN is asked for 1 groups; allowed are 2 or more"):
-        radius(distance, 1)
+    for groups, together in ((2, [0, 0, 0]), (3, [0, 0, 1]), (5, [0, 1, 2])):  # radii 5, 1, 0
+        assert Dbscan(min_samples=1).labels(distance, groups, np.random.default_rng(0)).tolist() == together
 
 
 def test_noise_is_one_cluster_of_its_own() -> None:
     distance = apart([100.0, 0.0, 0.1, 0.2, 50.0, 0.3])
-    assert members(dbscan(distance, 0.15, min_samples=3)) == [[0, 4], [1, 2, 3, 5]]
-    assert members(dbscan(distance, 0.15)) == [list(range(6))]
-    assert members(dbscan(distance, 0.15, min_samples=1)) == [[0], [1, 2, 3, 5], [4]]
-
-
-def test_a_radius_of_0_puts_twins_together() -> None:
-    assert members(dbscan(apart([1.0, 2.0, 1.0, 2.0]), 0.0, min_samples=2)) == [[0, 2], [1, 3]]
-
-
-def test_a_single_cluster_and_clusters_of_one() -> None:
-    distance = apart([4.0, 0.0, 1.0])
-    for start in STARTS:
-        assert by_medoids(distance, 1, start).tolist() == [0, 0, 0]
-        assert by_medoids(distance, 3, start).tolist() == [0, 1, 2]
-        assert by_medoids(np.zeros((1, 1)), 1, start).tolist() == [0]
+    assert by_density(distance, 0.15, 3) == [[0, 4], [1, 2, 3, 5]]
+    assert by_density(distance, 0.15) == [list(range(6))]
+    assert by_density(distance, 0.15, 1) == [[0], [1, 2, 3, 5], [4]]
+    assert by_density(apart([1.0, 2.0, 1.0, 2.0]), 0.0, 2) == [[0, 2], [1, 3]]  # twins
 
 
 @given(
@@ -249,23 +217,10 @@ def test_far_devices_are_drawn_by_the_square_of_the_distance() -> None:
 
 
 def test_the_threshold_falls_from_the_cosine_of_theta_to_0() -> None:
-    assert threshold(2.3, 2.3) == pytest.approx(math.cos(math.pi / 36), abs=1e-15)
-    assert threshold(0.0, 2.3) == 0.0
-    assert threshold(0.5, 2.5, least_loss=0.5) == 0.0
-    theta = 0.2
-    assert threshold(1.5, 2.5, 0.5, theta) == pytest.approx(math.cos(theta + (math.pi / 2 - theta) / 2), abs=1e-15)
-
-
-def test_progress_is_limited() -> None:
-    assert threshold(9.0, 2.3) == threshold(2.3, 2.3)
-    assert threshold(0.1, 2.3, least_loss=0.5) == 0.0
-    assert threshold(1.0, 0.5, least_loss=0.5) == threshold(0.0, 0.5, least_loss=0.7) == threshold(2.3, 2.3)
-
-
-@pytest.mark.parametrize("losses", [(math.nan, 1.0), (1.0, math.nan), (math.inf, 1.0)])
-def test_the_threshold_needs_losses(losses: tuple[float, float]) -> None:
-    with pytest.raises(SimulationError, match="CCS needs finite losses"):
-        threshold(*losses)
+    assert threshold(2.3, 2.3) == threshold(9.0, 2.3) == pytest.approx(math.cos(math.pi / 36), abs=1e-15)
+    assert threshold(0.0, 2.3) == threshold(0.1, 2.3, least_loss=0.5) == 0.0
+    assert threshold(1.5, 2.5, 0.5, 0.2) == pytest.approx(math.cos(0.2 + (math.pi / 2 - 0.2) / 2), abs=1e-15)
+    assert threshold(1.0, 0.5, least_loss=0.5) == threshold(2.3, 2.3)
 
 
 def test_the_largest_neighbourhood_goes_first_and_the_first_of_equals() -> None:

@@ -10,9 +10,11 @@ from hypothesis.extra.numpy import arrays
 
 from fedsim.errors import SimulationError
 from fedsim.toolbox.clustering import similarity
+from fedsim.toolbox.clustering.algorithms import kmeans
 from fedsim.toolbox.clustering.similarity import (
     cosine_matrix,
     diff_norm,
+    edc_features,
     gradient_cosine,
     gram_matrix,
     loss_distance,
@@ -91,22 +93,6 @@ def test_quadratic_losses_make_the_loss_distance_the_square_of_diff_norm(centres
     assert diff_norm(centres) == pytest.approx(np.sqrt(2 * losses), abs=1e-9)
 
 
-def test_a_shift_of_all_logits_is_seen_by_diff_norm_alone() -> None:
-    generator = np.random.default_rng(2)
-    samples, labels = generator.standard_normal((50, 4)), generator.integers(0, 3, 50)
-    weights, shift = generator.standard_normal((3, 4)), generator.standard_normal(4)
-
-    def loss(w: np.ndarray) -> float:
-        logits = samples @ w.T
-        return float(np.mean(np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(50), labels]))
-
-    models = [weights, weights + shift]
-    losses = np.array([[loss(model) for model in models]] * 2)
-    assert loss_distance(losses) == pytest.approx(np.zeros((2, 2)), abs=1e-12)
-    distance = diff_norm(np.stack([model.ravel() for model in models]))
-    assert distance[0, 1] == pytest.approx(np.sqrt(3) * np.linalg.norm(shift))
-
-
 def test_the_loss_distance_of_linear_models() -> None:
     """LCFL, Eq. 8: with the same second moments S of the inputs, L_i(w_j) - L_i(w_i) is dS' S^-1 dS."""
     generator = np.random.default_rng(4)
@@ -142,3 +128,56 @@ def test_the_gap_of_losses_compares_devices_on_the_same_model() -> None:
             expected = abs(losses[i, i] - losses[j, i]) + abs(losses[i, j] - losses[j, j])
             assert loss_gap(losses)[i, j] == expected
     assert (loss_gap(losses) != loss_distance(losses)).any()
+
+
+# EDC.
+
+
+def by_svd(updates: np.ndarray, groups: int) -> np.ndarray:
+    """Cosines with the left singular vectors of updates^T, by their definition."""
+    left, _, _ = np.linalg.svd(updates.astype(np.float64).T, full_matrices=False)
+    return updates @ left[:, :groups] / np.linalg.norm(updates, axis=1, keepdims=True)  # type: ignore[no-any-return]
+
+
+def mixture(devices: int, d: int, groups: int, noise: float) -> np.ndarray:
+    """Updates around directions of distinct lengths, which makes the singular values distinct."""
+    generator = np.random.default_rng(devices)
+    directions = generator.standard_normal((groups, d)) * (1 + np.arange(groups))[:, None]
+    return directions[np.arange(devices) % groups] + noise * generator.standard_normal((devices, d))
+
+
+@given(lengths=st.lists(st.floats(0.01, 100), min_size=3, max_size=12), axes=st.data())
+def test_two_directions_are_told_apart_at_any_length(lengths: list[float], axes: st.DataObject) -> None:
+    along = np.array([0, 1, *axes.draw(st.lists(st.integers(0, 1), min_size=len(lengths) - 2, max_size=len(lengths) - 2))])
+    updates = np.zeros((len(lengths), 5))
+    updates[np.arange(len(lengths)), along * 3] = lengths
+    found = edc_features(updates, 2)
+    assert np.linalg.norm(found, axis=1) == pytest.approx(1.0, abs=1e-7)
+    assert np.abs(found @ found.T) == pytest.approx((along[:, None] == along).astype(float), abs=1e-7)
+    labels = kmeans(found, 2, np.random.default_rng(0))
+    assert labels.tolist() == along.tolist()
+
+
+def test_they_are_the_singular_value_decomposition() -> None:
+    updates = mixture(90, 300, 4, 0.5)
+    found, expected = edc_features(updates, 4), by_svd(updates, 4)
+    signs = np.sign((found * expected).sum(axis=0))
+    assert found * signs == pytest.approx(expected, abs=1e-10)
+    assert found.dtype == np.float64
+
+
+def test_signs_do_not_depend_on_rounding() -> None:
+    updates = mixture(20, 40, 2, 0.0)
+    found = edc_features(updates, 2)
+    for factor in (1.0 + 1e-12, 3.0, 1e-4):
+        assert edc_features(updates * factor, 2) == pytest.approx(found, abs=1e-6)
+    for column in found.T:
+        assert column[np.abs(column) > np.abs(column).max() / 2][0] > 0
+
+
+def test_updates_of_zeros_and_missing_directions_give_zeros() -> None:
+    updates = np.array([[2.0, 0, 0], [0, 0, 0], [1.0, 0, 0], [-1.0, 0, 0]])
+    assert np.abs(edc_features(updates, 3)).tolist() == pytest.approx(
+        np.array([[1, 0, 0], [0, 0, 0], [1, 0, 0], [1, 0, 0]]), abs=1e-12
+    )
+    assert not edc_features(np.zeros((4, 3)), 2).any()

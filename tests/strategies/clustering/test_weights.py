@@ -10,15 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedsim.errors import SimulationError
-from fedsim.toolbox.clustering.weights import (
-    balance_ratio,
-    class_imbalance,
-    class_shares,
-    cluster_imbalance,
-    inter_group_coefficients,
-    inverse_weights,
-    optimal_weights,
-)
+from fedsim.toolbox.clustering.weights import class_imbalance, class_shares, cluster_imbalance, optimal_weights
+from fedsim.toolbox.strategies.flexcfl import inter_group_coefficients
+from fedsim.toolbox.strategies.rfedavg import balance
 
 
 def mixed(models: np.ndarray, eta: float, form: Any) -> np.ndarray:
@@ -40,33 +34,13 @@ def test_normalised_models_never_grow_and_literal_ones_add_directions(models: np
         assert new[j] * (1 + sum(eta / norms[l] for l in others)) == pytest.approx(literal, rel=1e-9, abs=1e-9)  # noqa: E741
 
 
-def test_imbalance_is_what_the_device_lacks_while_no_class_is_above_the_global_mean() -> None:
-    counts = np.array([[100, 0, 0], [20, 30, 50], [0, 0, 0]])
-    assert class_imbalance(counts, 900).tolist() == [800, 800, 900]
-    assert class_imbalance(counts, 150).tolist() == [50 + 50 + 50, 30 + 20 + 0, 150]
-
-
-def test_weights_of_three_clusters() -> None:
-    """D = 5000 and clusters of 300, 200 and 100 samples: p in proportion to 1 / (D - D_C)."""
-    counts = np.zeros((6, 10), dtype=np.int64)
-    counts[np.arange(6), np.arange(6)] = 100
-    clusters = [[0, 4, 2], [1, 3], [5]]
-    imbalance = cluster_imbalance(class_imbalance(counts, 5000), counts.sum(axis=1), clusters)
-    assert imbalance.tolist() == [4700, 4800, 4900]
-    assert inverse_weights(imbalance) == pytest.approx([0.34033, 0.33324, 0.32644], abs=5e-6)
-
-
-@given(
-    st.lists(st.lists(st.integers(0, 20), min_size=3, max_size=3), min_size=2, max_size=8),
-    st.integers(1, 4),
-)
+@given(st.lists(st.lists(st.integers(0, 20), min_size=3, max_size=3), min_size=2, max_size=8), st.integers(1, 4))
 def test_a_cluster_lacks_what_it_does_not_have(rows: list[list[int]], parts: int) -> None:
     counts = np.array(rows)
     total = 3 * max(int(counts.max()), int(counts.sum()))
     clusters = [list(range(part, len(counts), parts)) for part in range(min(parts, len(counts)))]
     found = cluster_imbalance(class_imbalance(counts, total), counts.sum(axis=1), clusters)
     assert found == pytest.approx([max(total - int(counts[cluster].sum()), 1) for cluster in clusters])
-    assert inverse_weights(found).sum() == pytest.approx(1.0)
 
 
 def test_imbalance_is_at_least_one_sample() -> None:
@@ -76,7 +50,6 @@ def test_imbalance_is_at_least_one_sample() -> None:
     everything = np.array([[5, 5], [5, 5]])
     imbalance = cluster_imbalance(class_imbalance(everything, 20), everything.sum(axis=1), [[0, 1]])
     assert imbalance.tolist() == [1.0]
-    assert inverse_weights(imbalance).tolist() == [1.0]
 
 
 def test_the_first_of_the_most_imbalanced_members_is_spared() -> None:
@@ -87,9 +60,8 @@ def test_class_shares_and_how_balanced_they_are() -> None:
     counts = np.array([[3, 1], [0, 4], [2, 0]])
     shares = class_shares(counts, [[0, 1], [2]])
     assert shares.tolist() == [[3 / 8, 1], [5 / 8, 0]]
-    assert balance_ratio(shares[:, 0]) == pytest.approx(5 / 3)
-    assert balance_ratio(shares[:, 1]) == np.inf
-    assert balance_ratio(np.full(4, 0.25)) == 1.0
+    found = balance(counts, [[0, 1], [2]], [np.array([1.0, 0.0]), np.array([0.0, 1.0]), np.array([0.8, 0.2])])
+    assert found == {"beta": [pytest.approx(5 / 3), None, pytest.approx(1.0)], "distance": pytest.approx([1 / 32, 0.5, 0.0])}
     with pytest.raises(SimulationError, match="cluster 1 of 2 has no samples"):
         class_shares(np.array([[1, 0], [0, 0]]), [[0], [1]])
 

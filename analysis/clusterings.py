@@ -1,0 +1,337 @@
+"""Clusterings by models: the similarity of devices by which the server put them into groups, and the devices as points."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.lines import Line2D
+
+from fedsim.analysis import style
+from fedsim.arrays import Floats, Ints
+from fedsim.errors import RunFolderError
+from fedsim.language.units import show_seconds
+from fedsim.records.folder import EVENTS
+from fedsim.records.history import History
+from fedsim.records.reading import RunFolder
+
+_ORDERED_WELL = 300  # of more the best of the trees' orders takes too long to find
+_MOST = 6  # clusterings in one picture
+_NAMED = 40  # with more devices, rows are too thin to be named
+_STRIP = 0.035  # the groups' colours beside the matrix, in its width
+_OVER_TIME_IN = 4.0
+_MEASURES = {
+    "edc": "EDC",
+    "madc": "MADC",
+    "lcfl": "loss of each on the other's data (LCFL, Eq. 2)",
+    "diff-norm": "norm of their models' difference",
+    "grad-cos": "1 - cosine of their gradients",
+    "update-cos": "1 - cosine of their updates",
+}
+_FEATURES = {"edc": "EDC features: cosines of each device's update with the leading singular directions of all updates"}
+_PAIRS = {
+    "alike": (style.BLUE, "in one group, data alike"),
+    "unlike": (style.ORANGE, "in one group, data unlike"),
+    "settled": (style.GREY, "in a group whose data are all alike"),
+    "within": (style.BLUE, "in one group"),
+    "across": (style.PURPLE, "in two groups"),
+}
+"""The pairs of a ``cosines`` record, in the colours of CFL's Fig. 3, which leaves the last kind out."""
+_SPLITS: dict[str, Any] = {"color": style.GREY, "linewidth": 0.9, "linestyle": (0, (4, 3)), "label": "a cluster splits"}
+_MEAN: dict[str, Any] = {"marker": "+", "color": style.BLACK, "linestyle": "", "markeredgewidth": 0.8}
+
+
+@dataclass(frozen=True)
+class Clustering:
+    """One ``clustering`` record.
+
+    Attributes:
+        title: when, how many devices, and in how many groups.
+        measure: what was compared, by the strategy's name for it; empty if it says none.
+        devices, groups: those that were clustered, and the group of each, int64 [n].
+        matrix: of every two, [n, n]; None where it was not recorded.
+        alike: whether that is a similarity, not a distance.
+        features: what was clustered, [n, m]; None where it was not recorded.
+    """
+
+    title: str
+    measure: str
+    devices: Ints
+    groups: Ints
+    matrix: Floats | None
+    alike: bool
+    features: Floats | None
+
+    def order(self) -> Ints:
+        """Positions [n] by group, and within a group like ones together (as they come where there is no matrix)."""
+        if self.matrix is None:
+            return np.argsort(self.groups, kind="stable")
+        apart = -self.matrix if self.alike else self.matrix
+        members = [np.flatnonzero(self.groups == group) for group in np.unique(self.groups)]
+        return np.concatenate([own[_side_by_side(apart[np.ix_(own, own)])] for own in members])
+
+
+def _side_by_side(apart: Floats) -> Ints:
+    """Positions [n] such that those little ``apart`` [n, n] lie together, by average linkage; NaN counts as furthest."""
+    from scipy.cluster.hierarchy import leaves_list, linkage
+    from scipy.spatial.distance import squareform
+
+    n = len(apart)
+    if n < 3:
+        return np.arange(n)
+    both = (apart + apart.T) / 2
+    off = ~np.eye(n, dtype=bool) & np.isfinite(both)
+    low, high = (both[off].min(), both[off].max()) if off.any() else (0.0, 1.0)
+    distance = np.where(np.isfinite(both), both, high) - low
+    np.fill_diagonal(distance, 0.0)
+    tree = linkage(squareform(distance, checks=False), "average", optimal_ordering=n <= _ORDERED_WELL)
+    leaves: Ints = leaves_list(tree).astype(np.int64)
+    return leaves if leaves[0] < leaves[-1] else leaves[::-1]
+
+
+def read_clusterings(history: History) -> list[Clustering]:
+    """Every clustering of a run, in order."""
+    return [_clustering(history, row) for row in history.data("clustering")]
+
+
+def _clustering(history: History, row: dict[str, Any]) -> Clustering:
+    data, number = row["data"], row["round"]
+    devices, groups = (np.array(data[key], dtype=np.int64) for key in ("devices", "groups"))
+    n, alike = len(devices), data.get("similarity") is not None
+    matrix, features = (
+        None if data.get(key) is None else np.array(data[key], dtype=np.float64)
+        for key in ("similarity" if alike else "distance", "features")
+    )
+    fits = matrix is None or matrix.shape == (n, n)
+    if len(groups) != n or not fits or (features is not None and (features.ndim != 2 or len(features) != n)):
+        where = f"{EVENTS} of {str(history.run.path)!r} is damaged"
+        raise RunFolderError(f"{where}: the clustering at {row['time']:g} s does not fit its {n} devices")
+    when = f"after {show_seconds(row['time'])}" if number is None else f"round {int(number)}"
+    title = f"{when}: {n} devices in {style.counted(len(np.unique(groups)), 'group')}"
+    return Clustering(title, str(data.get("measure", "")), devices, groups, matrix, alike, features)
+
+
+def _some_of(found: list[Clustering]) -> tuple[list[Clustering], str]:
+    """The first, the last, and some between, of more than six, and words that say so."""
+    chosen = [found[place] for place in style.evenly(len(found), _MOST)] if found else []
+    return chosen, f"{len(chosen)} of {len(found)} clusterings" if len(chosen) < len(found) else ""
+
+
+# Similarities and distances as matrices.
+
+
+@style.styled
+def draw_similarity(run: RunFolder) -> Figure:
+    """The similarities or distances of every two devices that the server saw, ordered by the groups it made of them; below
+    them, where that was recorded, how alike updates were in each round, within groups and across them.
+
+    Within a group like ones stand together. Above the matrix stands the mean within groups and across them, without the
+    diagonal. All panels have one scale. Of more than six clusterings the first, the last and some between are drawn. Cosines
+    of updates (``evaluation.cosines``) are drawn as in Fig. 3 of the CFL paper.
+    """
+    history = History(run)
+    found = [clustering for clustering in read_clusterings(history) if clustering.matrix is not None]
+    cosines = history.data("cosines")
+    if not found and not cosines:
+        raise style.NothingToDrawError(f"{str(run.path)!r} has recorded no similarity of devices, so there is none to draw")
+    chosen, part = _some_of([clustering for clustering in found if clustering.alike == found[0].alike])
+    columns = max(min(3, len(chosen)), 1)
+    width = {1: 8.6, 2: 12.0, 3: style.WIDTH_IN}[columns] if chosen else style.WIDTH_IN
+    side = (width - 1.7) / columns - 0.25  # beside the matrices there are a colour bar and labels
+    heights = [math.ceil(len(chosen) / columns) * (side + 1.0) + 0.4] * bool(chosen) + [_OVER_TIME_IN] * bool(cosines)
+    figure = Figure(figsize=(width, sum(heights)))
+    parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False).ravel()
+    if chosen:
+        _draw_matrices(parts[0], chosen, columns)
+    if cosines:
+        _draw_over_time(parts[-1], cosines, history.of("cluster-split")["round"].to_numpy(int))
+    return style.finished(figure, [run], [], part)
+
+
+def _draw_over_time(part: SubFigure, cosines: list[dict[str, Any]], splits: Ints) -> None:
+    """Cosines of the pairs of each kind: the mean as a line, in a band from the least to the largest."""
+    panel, rounds = part.subplots(), [row["round"] for row in cosines]
+    nothing = [np.nan] * 3
+    for kind, (colour, words) in _PAIRS.items():
+        low, mean, high = np.array([row["data"].get(kind, nothing) for row in cosines]).T
+        if np.isfinite(mean).any():
+            dot = "." if len(rounds) < 2 else None
+            panel.fill_between(rounds, low, high, color=colour, alpha=0.2, linewidth=0)
+            panel.plot(rounds, mean, color=colour, linewidth=1.6, marker=dot, label=words, gid=f"cosines-{kind}")
+    if len(splits):
+        style.across([panel], np.unique(splits), gid="splits", **_SPLITS)
+    panel.axhline(0, color=style.BLACK, linewidth=0.6)
+    panel.set(xlabel="round", ylabel="cosine of the updates\nof two devices\n(mean, least to largest)")
+    style.whole_ticks(panel.xaxis, 12)
+    part.legend(loc="outside lower center", ncols=3)
+
+
+def _draw_matrices(part: SubFigure, chosen: list[Clustering], columns: int) -> None:
+    """Similarities on a scale with white at 0, distances on one from 0 on; both are safe for the colour-blind."""
+    panels = np.atleast_1d(part.subplots(math.ceil(len(chosen) / columns), columns)).ravel()
+    orders = [clustering.order() for clustering in chosen]
+    matrices = [
+        np.where(np.eye(len(order), dtype=bool), np.nan, clustering.matrix[np.ix_(order, order)])  # type: ignore[index]
+        for clustering, order in zip(chosen, orders, strict=True)
+    ]
+    values = np.concatenate([matrix[np.isfinite(matrix)] for matrix in matrices])
+    alike, most = chosen[0].alike, float(np.abs(values).max(initial=0.0)) or 1.0
+    colours = matplotlib.colormaps["RdBu_r" if alike else "cividis"].with_extremes(bad="#BBBBBB")  # bad is the diagonal
+    look = {"cmap": colours, "vmin": -most if alike else 0.0, "vmax": most, "gid": "matrix"}
+    for panel, clustering, order, matrix in zip(panels, chosen, orders, matrices, strict=False):
+        image = panel.imshow(matrix, interpolation="nearest" if len(matrix) <= 400 else "antialiased", **look)
+        _finish_panel(panel, clustering.title, clustering.groups[order], matrix, clustering.devices[order])
+    for panel in panels[len(chosen) :]:
+        panel.set_axis_off()
+    bar = part.colorbar(image, ax=list(panels), shrink=0.75, aspect=30, pad=0.02)
+    bar.ax.set_ylim(float(values.min(initial=0.0)), float(values.max(initial=0.0)) or 1.0)
+    name = chosen[0].measure
+    known = _MEASURES.get(name, style.short(name, 24) if name else "")
+    if alike:
+        known = "cosine of their updates" + (f"; grouped by {known}" if name not in ("", "cosine") else "")
+    bar.set_label(f"{'similarity' if alike else 'distance'} of two devices\n{known}")
+
+
+def _finish_panel(panel: Axes, title: str, groups: Ints, matrix: Floats, devices: Ints) -> None:
+    """Borders of the groups, their colours and numbers left of the matrix and above it, names and a title."""
+    n = len(groups)
+    borders = np.flatnonzero(np.diff(groups)) + 0.5
+    panel.hlines(borders, -0.5, n - 0.5, color=style.BLACK, linewidth=0.8)
+    panel.vlines(borders, -0.5, n - 0.5, color=style.BLACK, linewidth=0.8)
+    wide = n * _STRIP
+    near, far = -0.5 - wide / 5, -0.5 - wide
+    for group in np.unique(groups):
+        own = np.flatnonzero(groups == group)
+        low, high, look = own[0] - 0.5, own[-1] + 0.5, {"facecolor": _colour(group), "clip_on": False}
+        style.rectangles(panel, far, near, low, high, **look)
+        style.rectangles(panel, low, high, far, near, **look)
+        if len(own) >= n / 30:
+            panel.text(n - 0.5 + wide / 2, own.mean(), _name(group), va="center", ha="left", fontsize=9, rotation=270)
+    panel.set(xlim=(far, n - 0.5), ylim=(n - 0.5, far))
+    same, known = groups[:, None] == groups[None], np.isfinite(matrix)
+    within, across = matrix[same & known], matrix[~same & known]
+    means = [f"{word} {values.mean():.2g}" for word, values in (("within", within), ("across", across)) if len(values)]
+    panel.set_title(f"{title}\nmean {', '.join(means)}", fontsize=11)
+    if n <= _NAMED:
+        panel.set_yticks(range(n), list(map(str, devices)), fontsize=7)
+        panel.set_xticks(range(n), list(map(str, devices)), fontsize=7, rotation=90)
+    else:
+        style.whole_ticks(panel.xaxis, 6)
+        style.whole_ticks(panel.yaxis, 6)
+    panel.set_xlabel("device" if n <= _NAMED else "devices, ordered by group")
+    panel.spines[:].set_visible(False)
+
+
+def _colour(group: int) -> str:
+    return style.group_colour(int(group)) if group >= 0 else style.GREY
+
+
+def _name(group: int) -> str:
+    return f"group {group}" if group >= 0 else "none"
+
+
+# Devices as points.
+
+
+@style.styled
+def draw_embedding(run: RunFolder) -> Figure:
+    """The clustered points, one per device, with colour and shape by the group that was found; one panel per time.
+
+    Points are features where some were recorded: FlexCFL's EDC embedding (Duan et al. 2021, Eq. 7). Of a similarity or a
+    distance of every two devices they are what classical multidimensional scaling makes (Torgerson 1952), a similarity taken
+    for the inner product of the two. Panels have the first two principal components, turned so that devices lie near where they
+    lay in the panel before.
+    """
+    found = [one for one in read_clusterings(History(run)) if len(one.devices) > 1 and _coordinates(one).size]
+    if not found:
+        raise style.NothingToDrawError(
+            f"{str(run.path)!r} has recorded neither features nor similarities of devices, so there is no embedding to draw"
+        )
+    chosen, part = _some_of(found)
+    columns = min(3, len(chosen))
+    rows = math.ceil(len(chosen) / columns)
+    side = style.WIDTH_IN / max(2, columns) - 0.2
+    figure = Figure(figsize=(max(1.15 * columns, 1.3) * side, rows * (side + 0.4) + 1.1))
+    panels = np.atleast_1d(figure.subplots(rows, columns)).ravel()
+    before, points = chosen[0], np.empty((0, 2))
+    for panel, clustering in zip(panels, chosen, strict=False):
+        last = points
+        points, share = principal_components(_coordinates(clustering))
+        if len(last):
+            _, there, here = np.intersect1d(before.devices, clustering.devices, return_indices=True)
+            points = turned(points, points[here], last[there])
+        _draw_points(panel, clustering.groups, points)
+        panel.set_title(f"{clustering.title}\n{share:.0%} of the variance", fontsize=11)
+        before = clustering
+    for panel in panels[len(chosen) :]:
+        panel.set_axis_off()
+    groups = [int(group) for group in np.unique(np.concatenate([one.groups for one in chosen]))]
+    handles: list[Artist] = [Line2D([], [], linestyle="", markersize=7, label=_name(group), **_look(group)) for group in groups]
+    handles.append(Line2D([], [], label="a group's mean", markersize=14, **_MEAN))
+    return style.finished(figure, [run], handles, "; ".join(filter(None, [_what(chosen[0]), part])))
+
+
+def _what(clustering: Clustering) -> str:
+    measure = f" ({style.short(clustering.measure, 30)})" if clustering.measure else ""
+    if clustering.features is not None:
+        return _FEATURES.get(clustering.measure, f"features{measure}")
+    kind = "similar to each other" if clustering.alike else "distant from each other"
+    return f"devices as {kind} as the server saw them{measure}"
+
+
+def _coordinates(clustering: Clustering) -> Floats:
+    """Points [n, m] whose distances are those that the server saw, or come near them; of no size where it recorded none."""
+    if clustering.features is not None:
+        return clustering.features
+    n = len(clustering.devices)
+    if clustering.matrix is None:
+        return np.empty((n, 0))
+    near = clustering.matrix if clustering.alike else -(clustering.matrix**2) / 2
+    near = np.where(np.isfinite(near), near, near.T)
+    near = np.where(np.isfinite(near), near, near[np.isfinite(near)].min(initial=0.0))  # who cannot be compared is far away
+    centre = np.eye(n) - 1 / n
+    values, vectors = np.linalg.eigh(centre @ (near + near.T) @ centre / 2)
+    points: Floats = vectors[:, ::-1] * np.sqrt(np.maximum(values[::-1], 0.0))
+    return points
+
+
+def turned(points: Floats, some: Floats, to: Floats) -> Floats:
+    """The points [n, 2] rotated or mirrored so that ``some`` [k, 2] of them come nearest ``to`` [k, 2] (Schoenemann 1966)."""
+    from scipy.linalg import orthogonal_procrustes
+
+    there: Floats = points @ orthogonal_procrustes(some, to)[0]
+    return there
+
+
+def principal_components(features: Floats) -> tuple[Floats, float]:
+    """The centred features [n, m] along their first two principal axes, [n, 2], and the share of the variance along these.
+
+    The sign of an axis is that with which its largest entry is positive.
+    """
+    centred = np.pad(features - features.mean(axis=0), ((0, 0), (0, max(0, 2 - features.shape[1]))))
+    _, values, axes = np.linalg.svd(np.vstack([centred, np.zeros((2, centred.shape[1]))]), full_matrices=False)
+    first = axes[:2]
+    first = first * np.sign(first[np.arange(2), np.abs(first).argmax(axis=1)])[:, None]
+    total = float((values**2).sum())
+    return centred @ first.T, float((values[:2] ** 2).sum()) / total if total else 0.0
+
+
+def _draw_points(panel: Axes, groups: Ints, points: Floats) -> None:
+    size = float(np.clip(2000 / len(points), 14, 60))
+    panel.axhline(0, color=style.PALE, linewidth=1.2, zorder=0)
+    panel.axvline(0, color=style.PALE, linewidth=1.2, zorder=0)
+    for group in np.unique(groups):
+        own = points[groups == group]
+        look: dict[str, Any] = {"s": size, "edgecolor": "white", "linewidth": 0.5, "alpha": 0.85} | _look(int(group))
+        panel.scatter(own[:, 0], own[:, 1], gid=f"group-{group}", **look)
+        panel.plot(*own.mean(axis=0), markersize=22, zorder=0.5, gid=f"mean-{group}", **_MEAN)
+    panel.set_aspect("equal", adjustable="datalim")
+    panel.margins(0.08)
+
+
+def _look(group: int) -> dict[str, Any]:
+    return {"marker": style.SHAPES[group % len(style.SHAPES)] if group >= 0 else ".", "color": _colour(group)}

@@ -1,0 +1,177 @@
+"""Partitions: the base of all, the ways of dealing samples that several of them share, and the registry."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fedsim.data.federated import Dataset, FederatedData, Index, Normalise, Shard
+from fedsim.errors import ScenarioError
+from fedsim.language.registry import Registry
+from fedsim.language.spec import Spec
+from fedsim.streams import Streams
+
+
+class Partition(Spec):
+    """A recipe that says which device holds which samples."""
+
+    kind: str
+    usual_normalise: ClassVar[Normalise] = "pixel"  # where the scenario names none
+    usually_augmented: ClassVar[bool] = False  # whether the recipe's source distorts training images
+    pools_test: ClassVar[bool] = False  # devices draw from training and test samples alike; each holds back a tenth of its own
+    by_label: ClassVar[bool] = False  # whether it goes by the samples' labels
+
+    @abstractmethod
+    def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
+        """The shards of ``devices`` devices, drawn from the streams ``world/data/...``; ``ScenarioError`` if it cannot be."""
+
+    def under(self, root: Path | None) -> Self:
+        """The same recipe with any file that it names sought under ``root``."""
+        return self
+
+
+def federated(
+    dataset: Dataset, train: Sequence[Index], test: Sequence[Index], truth: NDArray[np.int64] | None = None
+) -> FederatedData:
+    """Plain shards: device d trains on ``train[d]`` (one sample at least), is tested on ``test[d]``, of group ``truth[d]``."""
+    empty = next((device for device, mine in enumerate(train) if not len(mine)), None)
+    if empty is not None:
+        raise ScenarioError(
+            f"population.devices is {len(train)}; with this data.partition device {empty} gets no training samples of "
+            f"'{dataset.name}', and each device needs one at least"
+        )
+    return FederatedData(dataset.pool, [Shard(mine, tested) for mine, tested in zip(train, test, strict=True)], truth=truth)
+
+
+def require_devices(devices: int, most: int, why: str) -> None:
+    """Refuse more devices than the data can serve."""
+    if devices > most:
+        raise ScenarioError(f"population.devices is {devices}; {why}, so at most {max(most, 0)} are allowed")
+
+
+def require_classes(key: str, value: int, classes: int, name: str) -> None:
+    """Refuse to give a device more classes than there are."""
+    if value > classes:
+        raise ScenarioError(f"data.partition.{key} is {value}; '{name}' has {classes} classes, so 1 to {classes} are allowed")
+
+
+def cut(index: Index, counts: NDArray[np.int64]) -> list[Index]:
+    """``index`` cut into consecutive parts of the given lengths."""
+    return np.split(index, np.cumsum(counts)[:-1])
+
+
+def deal_evenly(index: Index, devices: int, generator: np.random.Generator) -> list[Index]:
+    """``index`` shuffled and cut into parts whose sizes differ by at most one, one a device."""
+    return np.array_split(generator.permutation(index), devices)
+
+
+def gather(owner: NDArray[np.int64], index: Index, devices: int) -> list[Index]:
+    """The entries of ``index`` that each device owns, in their order. ``owner`` is [n], of 0..devices-1."""
+    order = np.argsort(owner, kind="stable")
+    return cut(index[order], np.bincount(owner, minlength=devices))
+
+
+def hold_out_tenths(
+    dataset: Dataset, held: Sequence[Index], streams: Streams, truth: NDArray[np.int64] | None = None
+) -> FederatedData:
+    """Shards whose samples are shuffled and cut into floor(0.9 n) for training and the rest for testing (FedProx)."""
+    shuffled = [streams.generator("world/data/hold-out", device).permutation(index) for device, index in enumerate(held)]
+    parts = [np.split(index, [len(index) * 9 // 10]) for index in shuffled]
+    return federated(dataset, [train for train, _ in parts], [test for _, test in parts], truth)
+
+
+def deal_test_alike(dataset: Dataset, train: Sequence[Index], streams: Streams) -> list[Index]:
+    """The published test samples, dealt so that each device is tested on the labels that it trains on.
+
+    The test samples of a class go to the devices in proportion to how many training samples of it they hold. Each goes to
+    exactly one device, so that pooled over the devices the score is that on the published test set; only classes on which
+    nobody trains are left out. Where test samples are scarcer than devices, some devices get none.
+    """
+    devices, parts = len(train), dataset.by_class(dataset.test)
+    held = np.array([np.bincount(dataset.pool.y[index], minlength=len(parts)) for index in train])
+    given = _proportional(held, np.array([len(part) for part in parts]))
+    generator = streams.generator("world/data/test")
+    dealt = [generator.permutation(part)[: own.sum()] for own, part in zip(given.T, parts, strict=True)]
+    owner = np.concatenate([np.repeat(np.arange(devices), own) for own in given.T])
+    return gather(owner, np.concatenate(dealt), devices)
+
+
+def _proportional(held: NDArray[np.int64], available: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Whole numbers [devices, C] in proportion to ``held`` within each class, whose columns sum to ``available`` [C].
+
+    What rounding leaves over in a class goes to those who have been rounded down most so far, so that totals over the
+    classes are in proportion too, and small shares do not all vanish.
+    """
+    given = np.zeros_like(held)
+    owed = np.zeros(len(held))
+    for label in np.flatnonzero(held.sum(axis=0)):
+        expected = available[label] * held[:, label] / held[:, label].sum()
+        given[:, label] = np.floor(expected)
+        owed += expected - given[:, label]
+        left = int(available[label] - given[:, label].sum())
+        if left > 0:
+            most_owed = np.argsort(np.where(held[:, label] > 0, -owed, np.inf), kind="stable")[:left]
+            given[most_owed, label] += 1
+            owed[most_owed] -= 1.0
+    return given
+
+
+class Iid(Partition):
+    """Training and test samples are shuffled and dealt evenly: sizes differ by at most one, labels by chance only."""
+
+    kind: Literal["iid"] = "iid"
+
+    def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
+        require_devices(devices, dataset.train_size, f"'{dataset.name}' has {dataset.train_size} training samples")
+        train = deal_evenly(dataset.train, devices, streams.generator("world/data/train"))
+        return federated(dataset, train, deal_evenly(dataset.test, devices, streams.generator("world/data/test")))
+
+
+class SyntheticSizes(Partition):
+    """int(lognormal(``log_mean``, ``log_std``)) + ``least`` samples a device, of which a tenth is held back for testing.
+
+    Goes with the source ``synthetic`` only, which draws each device's samples for it (code of FedProx).
+
+    Attributes:
+        log_mean, log_std: of the logarithm of the size.
+        least: added to every size.
+    """
+
+    kind: Literal["synthetic"] = "synthetic"
+    usual_normalise: ClassVar[Normalise] = "none"
+
+    log_mean: float = Field(default=4.0, ge=0.0, le=10.0)
+    log_std: float = Field(default=2.0, ge=0.0, le=3.0)
+    least: int = Field(default=50, ge=2, le=1_000_000_000)
+
+    def sizes(self, devices: int, streams: Streams) -> NDArray[np.int64]:
+        """Samples of each device, int64 [devices]."""
+        draws = streams.generator("world/data/sizes").lognormal(self.log_mean, self.log_std, devices)
+        return draws.astype(np.int64) + self.least
+
+    def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
+        return hold_out_tenths(dataset, cut(dataset.all, self.sizes(devices, streams)), streams)
+
+
+_TOOLS = "fedsim.toolbox.partitions"
+_OTHERS = {
+    "by-label": (f"{_TOOLS}.plain:ByLabel", "each label's samples stay together: the natural partition of a column"),
+    "shards": (f"{_TOOLS}.plain:Shards", "samples sorted by class in even shards (McMahan et al. 2017, non-IID)"),
+    "dirichlet": (f"{_TOOLS}.plain:Dirichlet", "shares of each class by a Dirichlet law (Yurochkin et al. 2019)"),
+    "power-law": (f"{_TOOLS}.published:PowerLaw", "a few classes, lognormal amounts (Li et al. 2020; code of FedProx)"),
+    "femnist": (f"{_TOOLS}.published:Femnist", "three neighbouring classes, lognormal sizes (code of FedProx)"),
+    "ditto": (f"{_TOOLS}.published:DittoPartition", "five neighbouring classes, lognormal sizes (code of Ditto)"),
+    "class-bias": (f"{_TOOLS}.published:ClassBias", "a share is of a few random classes (Jeong and Kim 2022, CATA-Fed)"),
+    "class-imbalance": (f"{_TOOLS}.published:ClassImbalance", "middle classes dominate (Wang et al., CCS)"),
+    "label-groups": (f"{_TOOLS}.plain:LabelGroups", "each group of devices has its own classes"),
+    "rotations": (f"{_TOOLS}.plain:Rotations", "groups rotate all data, each its way (Ghosh et al. 2020, IFCA)"),
+    "permutations": (f"{_TOOLS}.plain:Permutations", "IID, but groups permute the labels (Sattler et al. 2020, CFL)"),
+    "file": (f"{_TOOLS}.plain:PartitionFile", "as a file describes"),
+}
+_HERE = Registry.of("partition", Iid, SyntheticSizes)
+PARTITIONS = Registry("partition", "fedsim.data.partitions:Partition", {**_HERE.known, **_OTHERS})
+PartitionSpec = Annotated[Partition, PARTITIONS]

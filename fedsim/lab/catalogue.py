@@ -1,0 +1,281 @@
+"""The language of scenarios, read off the code: all names with a title each, the keys of each table, the JSON schema."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import Any, Literal, NamedTuple
+
+from fedsim.data.partitions import PARTITIONS
+from fedsim.data.shifts import SHIFTS
+from fedsim.data.sources import SOURCES
+from fedsim.energy.spec import TITLES, preset_figures
+from fedsim.errors import ScenarioError, nearest
+from fedsim.executors.named import EXECUTORS
+from fedsim.federation.codecs import CODECS
+from fedsim.federation.malicious import ATTACKS
+from fedsim.lab.study.search import SEARCHES
+from fedsim.lab.study.spec import REFERENCES, StudySpec
+from fedsim.language.registry import specs_of
+from fedsim.language.spec import Spec, told_of
+from fedsim.learning.models import MODELS
+from fedsim.learning.spec import TRAINERS
+from fedsim.meters.spec import METERS
+from fedsim.scenario import Scenario
+from fedsim.shipped import shipped_titles
+from fedsim.strategies import STRATEGIES
+from fedsim.strategies.parts.aggregation import AGGREGATIONS
+from fedsim.strategies.parts.deadline import DEADLINES
+from fedsim.strategies.parts.moment import MOMENTS
+from fedsim.strategies.parts.selection import SELECTIONS
+from fedsim.strategies.parts.server import OPTIMISERS
+from fedsim.toolbox.clustering.algorithms import CLUSTERERS
+from fedsim.toolbox.worlds.regions import cloud_facts
+from fedsim.world.availability import AVAILABILITIES
+from fedsim.world.charging import CHARGINGS
+from fedsim.world.device_kinds import CAPACITIES, LINKS, Figure, figures
+from fedsim.world.device_kinds import catalogue as kinds_of_devices
+from fedsim.world.distributions import SPEEDS
+from fedsim.world.lifetimes import ARRIVALS, DEPARTURES
+from fedsim.world.network.protocol import PROTOCOLS
+from fedsim.world.network.spec import NETWORKS
+from fedsim.world.population import SAMPLE_COUNTS
+from fedsim.world.processes import PROCESSES
+
+TitledNames = list[tuple[str, str]]
+
+
+class Key(NamedTuple):
+    """A key of a table: its default as TOML (empty for none), type, unit and bounds in words, and its meaning."""
+
+    name: str
+    default: str
+    required: bool
+    allowed: str
+    told: str
+
+
+_REGISTRIES = {
+    "strategies": STRATEGIES,
+    "client selections": SELECTIONS,
+    "aggregations": AGGREGATIONS,
+    "server optimisers": OPTIMISERS,
+    "clusterers": CLUSTERERS,
+    "moments of clustering": MOMENTS,
+    "codecs": CODECS,
+    "attacks": ATTACKS,
+    "deadlines": DEADLINES,
+    "protocols": PROTOCOLS,
+    "processes of the world": PROCESSES,
+    "meters": METERS,
+    "data sources": SOURCES,
+    "partitions": PARTITIONS,
+    "models": MODELS,
+    "trainers": TRAINERS,
+    "networks": NETWORKS,
+    "data shifts": SHIFTS,
+    "arrivals": ARRIVALS,
+    "departures": DEPARTURES,
+    "availabilities": AVAILABILITIES,
+    "speed distributions": SPEEDS,
+    "capacities": CAPACITIES,
+    "numbers of samples": SAMPLE_COUNTS,
+    "chargings of batteries": CHARGINGS,
+    "searches of studies": SEARCHES,
+}
+_FILES: dict[str, type[Spec]] = {"scenario": Scenario, "study": StudySpec}
+_NAMES_FOR = {
+    "energy.preset": "energy presets",
+    "population.device": "kinds of devices",
+    "study.references": "references of studies",
+    "network.device": "links",
+    "network.of": "regions of clouds",
+}
+"""Keys whose values are names of a title of the catalogue, or may be copied from there."""
+_FIGURES: dict[str, Callable[[str], Mapping[str, Figure]]] = {
+    "kinds of devices": lambda kind: figures(kind, "name"),
+    "energy presets": preset_figures,
+    "links": lambda kind: figures(kind, "link", LINKS),
+    "regions of clouds": lambda region: cloud_facts().figures_of(region),
+}
+_MOST_FOUND = 30
+
+
+@cache
+def catalogue() -> dict[str, TitledNames]:
+    """Title -> (name, one line) of everything with a ``kind``."""
+    return {
+        **{title: [*registry.titles.items()] for title, registry in _REGISTRIES.items()},
+        "kinds of devices": [*kinds_of_devices().items()],
+        "energy presets": [*TITLES.items()],
+        "links": [*kinds_of_devices(LINKS).items()],
+        "regions of clouds": [(name, site.city) for name, site in cloud_facts().sites.items()],
+        "scenarios": shipped_titles(studies=False),
+        "studies": shipped_titles(studies=True),
+        "executors": [*EXECUTORS.items()],
+        "references of studies": [(name, (make.__doc__ or "").partition("\n")[0]) for name, make in REFERENCES.items()],
+    }
+
+
+def specs_titled(title: str) -> dict[str, type[Spec]]:
+    """The tables of the kinds under a title of the catalogue, by kind; empty for a title of mere names."""
+    return {kind: _REGISTRIES[title].spec(kind) for kind in _REGISTRIES.get(title, ())}
+
+
+def about(name: str) -> list[str]:
+    """Lines about a kind, a key or table of a scenario or study (``network.server``, ``study.parts``), or a title of a list.
+
+    Kinds of devices, energy presets, links and regions have their figures, with sources. Other words are searched for.
+
+    Raises:
+        ScenarioError: there is none of that name, and nothing says these words.
+    """
+    listed, paths = catalogue(), _every_path()
+    lines = entry_lines(name, listed[name]) if name in listed else []
+    for title, entries in listed.items():
+        if name in (known := dict(entries)):
+            lines += [f"{name}, one of the {title}: {known[name]}"]
+            lines += _key_lines(specs_titled(title)[name]) if name in specs_titled(title) else []
+            found = _FIGURES[title](name) if title in _FIGURES else {}
+            lines += [f"  {key} = {as_toml(figure.value)}  # {figure.source} ({figure.date})" for key, figure in found.items()]
+    tables = {file: spec for file, spec in _FILES.items() if file == name}
+    keys: dict[tuple[str, ...], list[str]] = {}
+    for path, owner, key in [way for way in paths if way[0] == name] or [way for way in paths if way[0].endswith(f".{name}")]:
+        if "" in (specs := specs_of(owner.model_fields[key])):
+            tables[path] = specs[""]
+        else:
+            kind = owner.model_fields.get("kind")
+            keys.setdefault((path, *_key_lines(owner, key)), []).append("" if kind is None else str(kind.default))
+    for path, spec in tables.items():
+        lines += [f"{path}: {told_of(spec)['']}", *_key_lines(spec)]
+    for (path, *said), kinds in keys.items():
+        lines += [f"{path} of {', '.join(kinds)}:" if any(kinds) else f"{path}:", *said]
+    for path in {**tables, **dict.fromkeys(path for path, *_ in keys)}:
+        lines += entry_lines(_NAMES_FOR[path], listed[_NAMES_FOR[path]]) if path in _NAMES_FOR else []
+    if lines or (lines := _mentioned(name.lower().split())):
+        return lines
+    names = [*_FILES, *(path for path, *_ in paths), *listed, *(kind for entries in listed.values() for kind, _ in entries)]
+    raise ScenarioError(f"there is nothing called {name!r}; 'fedsim list' lists all kinds{nearest(name, names)}")
+
+
+def _mentioned(words: list[str]) -> list[str]:
+    """Kinds and keys whose name or meaning says all of these words."""
+    told = {f"{name}, one of the {title}": line for title, entries in catalogue().items() for name, line in entries}
+    told |= {path: told_of(owner).get(key, "") for path, owner, key in _every_path() if not path.startswith("study.base")}
+    stems = [word.removesuffix("s") if len(word) > 3 else word for word in words]
+    found = [f"  {name}: {line}" for name, line in told.items() if all(stem in f"{name} {line}".lower() for stem in stems)]
+    more = [f"  and {len(found) - _MOST_FOUND} more"] if len(found) > _MOST_FOUND else []
+    return [f"what says {' '.join(words)}:", *found[:_MOST_FOUND], *more] if found else []
+
+
+def entry_lines(title: str, entries: TitledNames) -> list[str]:
+    """Names and titles, for people."""
+    width = max(len(name) for name, _ in entries)
+    return [f"{title}:", *(f"  {name:<{width}}  {line}" for name, line in entries)]
+
+
+@cache
+def _every_path() -> list[tuple[str, type[Spec], str]]:
+    return [*_paths(Scenario), *_paths(StudySpec, "study.")]
+
+
+def _paths(spec: type[Spec], above: str = "") -> Iterator[tuple[str, type[Spec], str]]:
+    """Every key under a spec: the dotted path, the owning spec, and the key there."""
+    for key in spec.model_fields:
+        if key in spec.takes():
+            yield above + key, spec, key
+            for inner in specs_of(spec.model_fields[key]).values():
+                yield from _paths(inner, f"{above}{key}.")
+
+
+@cache
+def keys_of(spec: type[Spec]) -> list[Key]:
+    """The keys that a table takes, its ``kind`` included where it has one."""
+    schema = spec.model_json_schema()
+    schema = schema["$defs"][schema["$ref"].rpartition("/")[2]] | schema if "$ref" in schema else schema
+    return [
+        Key(
+            name,
+            as_toml(said["default"]) if "default" in said else "",
+            name in schema.get("required", ()),
+            _in_words(said, schema.get("$defs", {})),
+            said.get("description", ""),
+        )
+        for name, said in schema["properties"].items()
+    ]
+
+
+def _key_lines(spec: type[Spec], only: str = "") -> list[str]:
+    """Two lines per key: default and allowed values, and the meaning."""
+    lines = []
+    for key in keys_of(spec):
+        if key.name == only or (not only and key.name != "kind"):
+            usual = f"= {key.default}" if key.default else "(required)" if key.required else "(not given)"
+            lines += [f"  {key.name} {usual}  # {key.allowed}", *([f"      {key.told}"] if key.told else [])]
+    return lines or ["  it takes no keys"]
+
+
+def _in_words(said: Mapping[str, Any], tables: Mapping[str, Any]) -> str:
+    """The allowed values of a JSON schema, in words."""
+    ways = said.get("anyOf", [said])
+    kinds = [str(name) for way in ways for name in way.get("enum", [way["const"]] if "const" in way else ())]
+    others = []
+    for way in ways:
+        way = tables[way["$ref"].rpartition("/")[2]] | way if "$ref" in way else way
+        kind = way.get("properties", {}).get("kind") or {}
+        if "const" in kind:
+            kinds.append(kind["const"])
+        elif "enum" not in way and "const" not in way and way.get("pattern") != ":" and "pattern" not in kind:
+            others.append(_one_in_words(way, tables))
+    words = [f"one of {', '.join(dict.fromkeys(kinds))}"] if kinds else []
+    words += dict.fromkeys(word for word in others if not kinds or word != "a table")
+    words += ["your own as 'package.module:Class'"] if any(way.get("pattern") == ":" for way in ways) else []
+    return ", or ".join(words)
+
+
+def _one_in_words(way: Mapping[str, Any], tables: Mapping[str, Any]) -> str:
+    if "pattern" in way:
+        return str(way.get("title"))
+    if way.get("type") == "array":
+        return f"a list: each {_in_words(way.get('items', {}), tables)}"
+    bounds = [said.format(f"{way[key]:,.10g}") for key, said in _BOUNDS.items() if key in way]
+    return ", ".join([_TYPES[way.get("type")], *bounds])
+
+
+_BOUNDS = {
+    "minimum": "{} or more",
+    "exclusiveMinimum": "more than {}",
+    "maximum": "at most {}",
+    "exclusiveMaximum": "less than {}",
+}
+_TYPES: dict[str | None, str] = {"integer": "a whole number", "number": "a number", "string": "text", None: "anything"}
+_TYPES |= {"boolean": "true or false", "object": "a table"}
+
+
+def as_toml(value: Any) -> str:
+    """A value on one line; a table with a kind alone as that name."""
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{key} = {as_toml(item)}" for key, item in value.items())
+        return as_toml(value["kind"]) if [*value] == ["kind"] else f"{{ {inner} }}" if inner else "{}"
+    return f"[{', '.join(map(as_toml, value))}]" if isinstance(value, list) else json.dumps(value)
+
+
+def schema(file: Literal["scenario", "study"]) -> dict[str, Any]:
+    """The JSON schema of a file. In a study, keys may have dots and none is required; one with ``extends`` is not checked."""
+    whole = _FILES[file].model_json_schema()
+    whole = _loosened(whole) | {"required": ["base"]} if file == "study" else whole
+    for table in (whole, whole["$defs"].get("StudyPart", whole)):
+        table["properties"]["extends"] = {"type": "string", "description": "the file that this one changes; for a part, a part"}
+    draft = "https://json-schema.org/draft/2020-12/schema"
+    return {"$schema": draft, "$defs": whole.pop("$defs"), "anyOf": [whole, {"required": ["extends"]}]}
+
+
+def _loosened(schema: Any) -> Any:
+    """A schema in which nothing is required and keys may have dots."""
+    if isinstance(schema, list):
+        return [_loosened(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {key: _loosened(item) for key, item in schema.items() if not (key == "required" and isinstance(item, list))}
+    if "kind" in kept.get("properties", ()):  # what is said for several kinds at once
+        kept["additionalProperties"] = True
+    return kept | ({"patternProperties": {r"^[^.]+\.": {}}} if kept.get("additionalProperties") is False else {})

@@ -1,0 +1,94 @@
+"""Sources that need no files of the user's: characters of a text, and a linear law."""
+
+import re
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from fedsim.data.federated import Raw
+from fedsim.data.sources import Source, every_fifth
+from fedsim.errors import DataError
+from fedsim.files import SOUGHT, regular, sought
+from fedsim.streams import Streams
+
+
+class Text(Source):
+    """Characters of a text as tokens, each sample a window of one speaker's lines; labels are the speakers.
+
+    Windows overlap in one character, the last to predict and the first to see. Every fifth one of each speaker is a test
+    sample. The embedded text has 14 speakers of scenes from *The Winter's Tale* and *Measure for Measure*: 48,966 characters.
+
+    Attributes:
+        path: a text of your own in UTF-8, as plays are written: a line ``NAME:``, what is said, an empty line. Without
+            such lines all of it is one speaker's. Relative paths start from ``data.root``, else the working directory, else
+            ``$FEDSIM_DATA``. None: the embedded one.
+        length: characters that a model sees of a window, T; samples are int64 [n, T + 1].
+    """
+
+    published: ClassVar[bool] = False
+    kind: Literal["text"] = "text"
+    path: str | None = None
+    length: int = Field(default=40, ge=1, le=100_000)
+
+    def load(self, root: Path | None) -> Raw:
+        path = Path(__file__).parent / "shakespeare.txt" if self.path is None else sought(self.path, root)
+        try:
+            text = regular(path).read_text("utf-8")
+        except FileNotFoundError:
+            raise DataError(f"data.source.path names '{path}', which does not exist; {SOUGHT}") from None
+        except (OSError, ValueError) as error:
+            raise DataError(f"'{path}' cannot be read as a text in UTF-8: {error}") from None
+        said: dict[str, list[str]] = {}
+        for block in text.split("\n\n"):
+            speaker = re.match(r"\s*([^\n:]+):\n", block)
+            said.setdefault(speaker[1] if speaker else "", []).append(block[speaker.end() :] if speaker else block)
+        characters = np.array(sorted({*text}))
+        parts = []
+        for lines in said.values():
+            tokens = np.searchsorted(characters, np.array([*"\n".join(lines)]))
+            if len(tokens) > self.length:
+                windows = np.lib.stride_tricks.sliding_window_view(tokens, self.length + 1)
+                parts.append(windows[:: self.length])
+        if not parts:
+            raise DataError(f"'{path}' has no speaker with {self.length + 1} characters (data.source.length is {self.length})")
+        x, y = np.concatenate(parts), np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+        test = every_fifth(y)
+        return Raw("text", x[~test], y[~test], x[test], y[test], len(parts), 1.0, len(characters))
+
+
+class LinearLaw(Source):
+    """A linear law with noise: y = x W + b + e, with W, b ~ N(0, 1), e ~ N(0, noise^2) and x ~ N(c, 1).
+
+    The least test error that any model can hope for is noise^2. The column ``group`` has the group of each sample, with a
+    centre c ~ N(0, spread^2) of its own. Every fifth sample is a test sample.
+
+    Attributes:
+        samples, features, targets: how many; of a sample, and of a target.
+        noise: standard deviation of e.
+        groups: how many centres there are; samples fall to them in turn.
+        spread: standard deviation of the centres.
+        seed: of all draws, whatever that of the scenario.
+    """
+
+    kind: Literal["linear"] = "linear"
+    samples: int = Field(default=2_000, ge=10, le=10_000_000)
+    features: int = Field(default=20, ge=1, le=100_000)
+    targets: int = Field(default=1, ge=1, le=100_000)
+    noise: float = Field(default=0.5, ge=0.0, le=1e6)
+    groups: int = Field(default=10, ge=1, le=1_000_000)
+    spread: float = Field(default=1.0, ge=0.0, le=1e6)
+    seed: int = Field(default=0, ge=0)
+
+    def load(self, root: Path | None) -> Raw:
+        generator = Streams(self.seed).generator("world/data/linear")
+        weights, bias = generator.standard_normal((self.features, self.targets)), generator.standard_normal(self.targets)
+        centres = generator.normal(0.0, self.spread, (self.groups, self.features))
+        group = np.arange(self.samples) % self.groups
+        x = centres[group] + generator.standard_normal((self.samples, self.features))
+        y = x @ weights + bias + generator.normal(0.0, self.noise, (self.samples, self.targets))
+        samples, targets, test = x.astype(np.float32), y.astype(np.float32), every_fifth(group)
+        groups = np.concatenate([group[~test], group[test]])
+        parts = samples[~test], targets[~test], samples[test], targets[test]
+        return Raw("linear", *parts, self.targets, 1.0, columns={"group": groups})

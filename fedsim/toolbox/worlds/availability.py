@@ -1,0 +1,362 @@
+"""Devices that come and go by day and night, as phones did that FLASH recorded, or as a table of the user's says."""
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from datetime import datetime, time
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from fedsim.arrays import Flags, Floats, Ints
+from fedsim.errors import DataError, ScenarioError
+from fedsim.files import SOUGHT, read_json, sought
+from fedsim.language.units import CLOCK_END_S, TICK_S, PositiveSeconds, Seconds
+from fedsim.language.wording import in_words
+from fedsim.simulation import on_grid
+from fedsim.streams import Streams
+from fedsim.world.availability import Availability, AvailabilityModel
+from fedsim.world.calendar import DAY_S, Calendar, seconds_of_day
+from fedsim.world.columns import each
+from fedsim.world.distributions import DeviceTable
+from fedsim.world.phases import Span
+
+
+def _time_of_day(text: str) -> str:
+    try:
+        time.fromisoformat(text)
+    except ValueError:
+        raise PydanticCustomError("time_of_day", "a time of day such as '02:00' or '22:30:15' is allowed") from None
+    return text
+
+
+TimeText = Annotated[str, AfterValidator(_time_of_day), BeforeValidator(lambda v: v.isoformat() if isinstance(v, time) else v)]
+
+
+class Diurnal(AvailabilityModel):
+    """The share of devices that are on goes up and down with the local hour, as a sinusoid; it is met at every instant.
+
+    Each device draws a number, keeps it for ``lasts``, and draws again; it is on while the share is above what it has drawn. So
+    with a long ``lasts`` a device has its habits, on at the same hours for days; with a short one it comes and goes.
+
+    Attributes:
+        most, least: the share that is on at the best and at the worst hour.
+        peak: the best hour, local time (``population.calendar`` says where the devices are, and which time of day time 0 is).
+        lasts: how long a device keeps to what it has drawn.
+    """
+
+    kind: Literal["diurnal"] = "diurnal"
+    most: float = Field(ge=0.001, le=1.0)
+    least: float = Field(ge=0.0, le=0.999)
+    peak: TimeText = "02:00"
+    lasts: PositiveSeconds = 3600.0
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Diurnal":
+        if self.least > self.most:
+            raise ValueError(f"'least' is {self.least:g}, above 'most', which is {self.most:g}")
+        return self
+
+    def build_on(self, streams: Streams, devices: int, root: Path | None, calendar: Calendar) -> "Tides":
+        peak_s = seconds_of_day(time.fromisoformat(self.peak))
+        peaks = each(lambda day_s: peak_s - day_s, calendar.day_s())
+        return Tides(streams, self.least, self.most, peaks, self.lasts)
+
+
+class Tides:
+    """The paths of ``Diurnal``; ``peak`` is a time at which the share is highest, for each device (s), float64 [devices].
+
+    Time is cut into pieces of one length, at places of each device's own. In a piece a device has one draw u, uniform from 0 to
+    1, and is on while the share s(t) is above it: P(on at t) = P(u < s(t)) = s(t), exactly. As s is a sinusoid, that is one
+    window a day around the peak. Any instant can be looked at alone.
+    """
+
+    def __init__(self, streams: Streams, least: float, most: float, peak: Floats, lasts: float) -> None:
+        self._streams = streams
+        self._middle, self._swing = (least + most) / 2, (most - least) / 2
+        self._peak = peak
+        self._lasts = on_grid(lasts)
+        self._found: dict[int, Span] = {}  # the phase that each device was last found in, as a cache
+
+    def span(self, device: int, time: float) -> Span:
+        last = self._found.get(device)
+        if last is not None and last.start <= time < last.end:
+            return last
+        follows = last is not None and time == last.end > 0
+        on, start, end = self._stretch(device, time)
+        while end < math.inf:
+            other, _, beyond = self._stretch(device, end)
+            if other != on:
+                break
+            end = beyond
+        while start > 0 and not follows:  # what follows a phase that was found begins where that ends
+            other, before, _ = self._stretch(device, start - max(TICK_S, math.ulp(start)))
+            if other != on:
+                break
+            start = before
+        start = time if follows else max(0.0, start)
+        self._found[device] = found = Span(on, start, end)
+        return found
+
+    def next_on(self, device: int, time: float) -> float:
+        span = self.span(device, time)
+        return time if span.on else span.end
+
+    def on(self, devices: Ints, time: float) -> Flags:
+        first = self._streams.uniforms("world/availability/first", devices)
+        into = np.rint(first * self._lasts / TICK_S) * TICK_S  # the first piece, at time 0
+        piece = (time + into) // self._lasts
+        draws = self._streams.uniforms("world/availability", devices, piece.astype(np.int64))
+        half = np.fromiter(map(self._half_window, draws.tolist()), dtype=np.float64, count=len(draws))
+        peak = self._peak[devices]
+        nearest = peak + (time - peak + DAY_S / 2) // DAY_S * DAY_S
+        on: Flags = (nearest - half <= time) & (time < nearest + half) | (half == DAY_S / 2)
+        return on
+
+    def _half_window(self, draw: float) -> float:
+        """For how long before and after a peak the share is above ``draw`` (s): half a day for always, 0 for never."""
+        if self._swing == 0.0:
+            return DAY_S / 2 if draw < self._middle else 0.0
+        height = (draw - self._middle) / self._swing
+        return 0.0 if height >= 1 else DAY_S / 2 if height <= -1 else on_grid(math.acos(height) * DAY_S / (2 * math.pi))
+
+    def _stretch(self, device: int, time: float) -> tuple[bool, float, float]:
+        """Whether ``device`` is on at ``time``, and from when to when (s) nothing can change: a piece, or a part of it."""
+        into = round(self._streams.uniform("world/availability/first", device) * self._lasts / TICK_S) * TICK_S
+        piece = (time + into) // self._lasts
+        start, end = piece * self._lasts - into, (piece + 1) * self._lasts - into
+        half = self._half_window(self._streams.uniform("world/availability", device, int(piece)))
+        if half in (0.0, DAY_S / 2):
+            return half > 0, start, end
+        peak = self._peak.item(device)
+        nearest = peak + (time - peak + DAY_S / 2) // DAY_S * DAY_S
+        if time < nearest - half:
+            return False, max(start, nearest - DAY_S + half), min(end, nearest - half)
+        if time >= nearest + half:
+            return False, max(start, nearest + half), min(end, nearest + DAY_S - half)
+        return True, max(start, nearest - half), min(end, nearest + half)
+
+
+_FORMS = {float: "simulated times", time: "times of day", datetime: "dates"}
+
+Trace = tuple[float, list[float]]
+"""A period (s), infinity for what never repeats, and change times in [0, period]: on at even positions, off at odd ones."""
+
+
+OnInterval = tuple[float, float, int]
+"""From when to when (s) a device is on, and the row of the table that says so."""
+
+
+def append_on(changes: list[float], begin: float, end: float) -> None:
+    """Add an interval, on from ``begin`` to ``end`` (s), after those that are there: one that touches the last joins it."""
+    if begin < end and changes and changes[-1] == begin:
+        changes[-1] = end
+    elif begin < end:
+        changes += [begin, end]
+
+
+class Traces(Availability):
+    """Recorded phases: each device follows one trace, over and over.
+
+    ``assigned`` says which, and ``ahead`` how far into it each device is at time 0 (s), both [devices]; None for not at all.
+    """
+
+    def __init__(self, traces: Sequence[Trace], assigned: Sequence[int], ahead: Sequence[float] | None = None) -> None:
+        self._traces, self._assigned = traces, assigned
+        self._ahead = [0.0] * len(assigned) if ahead is None else ahead
+
+    def span(self, device: int, time: float) -> Span:
+        period, changes = self._traces[self._assigned[device]]
+        if changes == [0.0, period]:
+            return Span(True, 0.0, math.inf)
+        offset = math.fmod(time + self._ahead[device], period)
+        lap = time - offset
+        position = bisect_right(changes, offset)
+        start = changes[position - 1] if position else 0.0
+        end = changes[position] if position < len(changes) else period
+        on = position % 2 == 1
+        if on and end == period and changes[0] == 0.0:  # the phase goes on in the next lap
+            end = period + changes[1]
+        return Span(on, max(0.0, lap + start), lap + end)
+
+    def next_on(self, device: int, time: float) -> float:
+        if not self._traces[self._assigned[device]][1]:
+            return math.inf
+        return super().next_on(device, time)
+
+
+class Flash(AvailabilityModel):
+    """Phones as FLASH recorded them: on while idle, charging and on Wi-Fi.
+
+    The file is JSON, ``{id: {start, end, ready: [[from, to], ...], ok}}`` in seconds; entries with ``ok`` false are skipped.
+    Each device follows a trace drawn at random, at the time of day at which it was recorded: at time 0 the file's own clock
+    (in days of 86,400 s) shows what that of the device shows. A trace repeats when it is through.
+    """
+
+    kind: Literal["flash"] = "flash"
+    file: str = "traces/flash_availability_1000.json"
+
+    def build_on(self, streams: Streams, devices: int, root: Path | None, calendar: Calendar) -> Traces:
+        """The population's paths. ``DataError``: the file is missing, is not such a file, or has a trace with holes."""
+        path = sought(self.file, root)
+        traces = read_flash(path)
+        drawn = streams.generator("world/availability").integers(len(traces), size=devices).tolist()
+        started = zip(calendar.day_s().tolist(), [traces[trace] for trace in drawn], strict=True)
+        ahead = [(now - start) % period for now, (start, (period, _)) in started]
+        return Traces([trace for _, trace in traces], drawn, ahead)
+
+
+RecordedTime = Annotated[float, Field(ge=-CLOCK_END_S, le=CLOCK_END_S, strict=True)]
+
+
+class _Recorded(BaseModel):
+    start: RecordedTime
+    end: RecordedTime
+    ready: list[tuple[RecordedTime, RecordedTime]]
+
+
+def read_flash(path: Path) -> list[tuple[float, Trace]]:
+    """Each usable trace of a FLASH file, and when it starts (s)."""
+    where = f"population.availability: {str(path)!r}"
+    try:
+        usable = {name: entry for name, entry in read_json(path).items() if entry["ok"]}
+    except FileNotFoundError:
+        raise DataError(f"population.availability: there is no trace file {str(path)!r}; {SOUGHT}") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{where} cannot be read as JSON: {error}") from None
+    except (AttributeError, KeyError, TypeError):
+        raise DataError(f"{where} is no table of traces by phone, each with 'ok'") from None
+    if not usable:
+        raise DataError(f"{where} holds no trace with 'ok': true")
+    return [_trace_of(f"population.availability: trace {name!r} of {str(path)!r}", entry) for name, entry in usable.items()]
+
+
+def _trace_of(where: str, entry: dict[str, object]) -> tuple[float, Trace]:
+    try:
+        recorded = _Recorded.model_validate(entry)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        raise DataError(f"{where} has holes: {'.'.join(map(str, problem['loc']))}: {in_words(problem)}") from None
+    start, end = on_grid(recorded.start), on_grid(recorded.end)
+    changes: list[float] = []
+    last = start
+    for position, pair in enumerate(recorded.ready):
+        begin, finish = map(on_grid, pair)
+        if not last <= begin <= finish <= end:
+            told = f"interval {position} [{begin:g}, {finish:g}] does not follow what is before it, or leaves [start, end]"
+            raise DataError(f"{where} has holes: {told}")
+        last = finish
+        append_on(changes, begin - start, finish - start)
+    if end <= start:
+        raise DataError(f"{where} has holes: it ends at {end:g} s, and starts at {start:g} s")
+    return start, (end - start, changes)
+
+
+class Intervals(AvailabilityModel):
+    """On from ``start`` to ``end``: a CSV or Parquet file with a row an interval, and columns ``device``, ``start``, ``end``.
+
+    A device without a row is never on. All times of a file are of one form:
+
+    - simulated times, such as ``90 s``, or bare numbers with ``unit``;
+    - times of day, such as ``22:00`` to ``06:30``, which come again every day, in the device's time zone;
+    - dates with times, such as ``2024-03-04T22:00`` (in the device's time zone) or ``2024-03-04T22:00Z``; what was before
+      time 0 is left out.
+
+    For days and dates ``population.calendar`` says which instant time 0 is, and where the devices are.
+
+    Attributes:
+        file: the file; a relative path starts from ``data.root``, else the working directory, else ``$FEDSIM_DATA``.
+        unit: of times that are bare numbers.
+        every: how long the pattern is until it comes again; None: it doesn't (times of day do, every day).
+        drawn: each device follows the intervals of one that is drawn among those of the file, which may be called anything.
+    """
+
+    kind: Literal["intervals"] = "intervals"
+    file: str
+    unit: str | None = None
+    every: PositiveSeconds | None = None
+    drawn: bool = False
+
+    def build_on(self, streams: Streams, devices: int, root: Path | None, calendar: Calendar) -> Traces:
+        """``DataError``: the file or an interval is malformed. ``ScenarioError``: dates, and nothing says which is time 0."""
+        table = DeviceTable("population.availability", sought(self.file, root), ("device", "start", "end"))
+        owners = table.values("device", Any) if self.drawn else table.devices(devices)
+        start, end, form = self._times(table)
+        if form is datetime and not calendar.stated:
+            why = "has dates; give population.calendar.starts, the date and time of simulated time 0"
+            raise ScenarioError(f"population.availability: {self.file!r} {why}")
+        if form is datetime and self.drawn:
+            raise ScenarioError("population.availability.drawn is true, but dates are of devices that are known; give false")
+        intervals: dict[Any, list[OnInterval]] = {}
+        for row, owner in enumerate(owners):
+            intervals.setdefault(owner, []).extend(self._pieces(table, row, start[row], end[row], owner, calendar))
+        if form is time and self.every not in (None, DAY_S):
+            raise ScenarioError(f"population.availability.every is {self.every:g} s, but times of day come again every day")
+        period = DAY_S if form is time else math.inf if self.every is None else on_grid(self.every)
+        traces = {owner: _trace(table, sorted(pieces), period) for owner, pieces in intervals.items()}
+        kept = [*traces.values(), (period, [])]
+        if self.drawn:
+            assigned = streams.generator("world/availability").integers(len(traces), size=devices).tolist()
+        else:
+            places = {owner: place for place, owner in enumerate(traces)}
+            assigned = [places.get(device, len(traces)) for device in range(devices)]
+        return Traces(kept, assigned, calendar.day_s().tolist() if form is time else None)
+
+    def _times(self, table: DeviceTable) -> tuple[list[Any], list[Any], Any]:
+        form = _form(table.cells("start")[0])
+        columns = []
+        for name in ("start", "end"):
+            cells = table.cells(name)
+            for row, cell in enumerate(cells):
+                if cell is not None and _form(cell) is not form:
+                    raise table.wrong(row, name, f"the first row has {_FORMS[form]}; allowed is one form of time in a file")
+            kind = Seconds if form is float else form
+            columns.append(table.values(name, kind, self.unit))
+        return columns[0], columns[1], form
+
+    def _pieces(self, table: DeviceTable, row: int, start: Any, end: Any, owner: Any, calendar: Calendar) -> list[OnInterval]:
+        """An interval in seconds, on the clock's grid; one over midnight as two."""
+        if isinstance(start, time):
+            begin, finish = seconds_of_day(start), seconds_of_day(end) or DAY_S  # which ends at 00:00 again
+            if begin == finish:
+                raise table.wrong(row, "end", "that is when it starts; allowed are other times (00:00 to 00:00 is a whole day)")
+            if begin > finish:
+                return [(0.0, finish, row), (begin, DAY_S, row)]
+            return [(begin, finish, row)]
+        if isinstance(start, datetime):
+            begin, finish = (calendar.simulated_s(instant, owner) for instant in (start, end))
+        else:
+            begin, finish = on_grid(start), on_grid(end)
+        if finish < begin:
+            raise table.wrong(row, "end", f"that is before its start, {table.cells('start')[row]}; allowed are later times")
+        if self.every is not None and finish > self.every:
+            raise table.wrong(row, "end", f"that is after the {self.every:g} s of population.availability.every")
+        return [(max(0.0, begin), min(finish, CLOCK_END_S), row)] if finish > 0 else []
+
+
+def _trace(table: DeviceTable, pieces: list[OnInterval], period: float) -> Trace:
+    changes: list[float] = []
+    last_end, last_row = -math.inf, 0
+    for start, end, row in pieces:
+        if start < last_end:
+            why = f"that is within row {last_row + 1} of the same device; intervals must not overlap"
+            raise table.wrong(row, "start", why)
+        append_on(changes, start, end)
+        last_end, last_row = end, row
+    return period, changes
+
+
+def _form(cell: Any) -> Any:
+    if isinstance(cell, datetime | time):
+        return datetime if isinstance(cell, datetime) else time
+    for form in (time, datetime):
+        try:
+            if isinstance(cell, str):
+                form.fromisoformat(cell)  # "12" is a simulated time that lacks its unit
+                return form if ":" in cell else float
+        except ValueError:
+            continue
+    return float

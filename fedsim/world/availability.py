@@ -1,0 +1,140 @@
+"""When a device can be reached: always, in random phases, by day and night, as recorded, or as a table of the user's says.
+
+A path is a pure function of (seed, device): ``span(device, time)`` answers for any time in any order, and the answer never
+depends on what was asked before. One who asks every second and one who asks once at the end see the same path.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.arrays import Flags, Floats, Ints
+from fedsim.language.registry import Registry
+from fedsim.language.spec import Spec
+from fedsim.language.units import PositiveSeconds
+from fedsim.streams import Streams
+from fedsim.world.calendar import Calendar
+from fedsim.world.phases import Phases, Span
+
+_GOLDEN = (5**0.5 - 1) / 2
+
+
+class Availability(Protocol):
+    """The paths of a whole population. Who inherits it and has ``span`` has all; the rest is there to be made faster."""
+
+    @abstractmethod
+    def span(self, device: int, time: float) -> Span:
+        """The phase that ``device`` is in at ``time`` (s): it begins then or before, and ends later."""
+
+    def next_on(self, device: int, time: float) -> float:
+        """The first time at or after ``time`` at which ``device`` is on; ``inf`` if it never comes back."""
+        while time < math.inf and not (span := self.span(device, time)).on:
+            time = span.end
+        return time
+
+    def on(self, devices: Ints, time: float) -> Flags:
+        """Vectorised ``span(device, time).on`` for ``devices``, all different, at ``time`` (s); bool, as many."""
+        return np.array([self.span(device, time).on for device in devices.tolist()], dtype=np.bool_)
+
+
+class AvailabilityModel(Spec):
+    """The base of every availability: when devices can be reached. It has ``build``, or ``build_on`` if it knows days."""
+
+    kind: str
+
+    def build(self, streams: Streams, devices: int, root: Path | None) -> Availability:
+        """The paths of so many devices; draws from streams ``world/...``, files are sought under ``root``."""
+        raise NotImplementedError
+
+    def build_on(self, streams: Streams, devices: int, root: Path | None, calendar: Calendar) -> Availability:
+        """The same, where it matters which time of day it is where each device is; this is what a run calls."""
+        return self.build(streams, devices, root)
+
+
+class AlwaysOn(AvailabilityModel):
+    """Every device can be reached at any time."""
+
+    kind: Literal["always"] = "always"
+
+    def build(self, streams: Streams, devices: int, root: Path | None) -> "AlwaysOn":
+        return self
+
+    def span(self, device: int, time: float) -> Span:
+        return Span(True, 0.0, math.inf)
+
+    def next_on(self, device: int, time: float) -> float:
+        return time
+
+    def on(self, devices: Ints, time: float) -> Flags:
+        return np.ones(len(devices), dtype=np.bool_)
+
+
+class Renewal(AvailabilityModel):
+    """On and off phases of exponential length, independent between devices."""
+
+    kind: Literal["renewal"] = "renewal"
+    mean_on: PositiveSeconds
+    mean_off: PositiveSeconds
+
+    def build(self, streams: Streams, devices: int, root: Path | None) -> Phases:
+        return Phases(streams, "world/availability", self.mean_on, self.mean_off, devices)
+
+
+_TOOLS = "fedsim.toolbox.worlds.availability"
+_OTHERS = {
+    "diurnal": (f"{_TOOLS}:Diurnal", "the share of devices that are on follows the local hour, as a sinusoid"),
+    "intervals": (f"{_TOOLS}:Intervals", "on from 'start' to 'end', by a CSV or Parquet file"),
+    "flash": (f"{_TOOLS}:Flash", "phones as FLASH recorded them: on while idle, charging and on Wi-Fi"),
+}
+_KNOWN = Registry.of("availability", AlwaysOn, Renewal).known
+AVAILABILITIES = Registry("availability", "fedsim.world.availability:AvailabilityModel", {**_KNOWN, **_OTHERS})
+AvailabilitySpec = Annotated[AvailabilityModel, AVAILABILITIES]
+
+Spans = Callable[[Ints, Floats], tuple[Flags, Floats]]
+"""``span`` of different devices, each at a time of its own (s): whether each is on, and until when (s)."""
+
+
+def spans_of(paths: Availability) -> Spans:
+    """``span`` of many devices at once, as fast as the paths can tell."""
+    return getattr(paths, "spans", None) or one_by_one(paths.span)
+
+
+def one_by_one(span: Callable[[int, float], Span]) -> Spans:
+    """``span`` of many devices, one after another."""
+
+    def spans(devices: Ints, times: Floats) -> tuple[Flags, Floats]:
+        found = [span(device, time) for device, time in zip(devices.tolist(), times.tolist(), strict=True)]
+        return np.array([on for on, _, _ in found], dtype=np.bool_), np.array([end for _, _, end in found], dtype=np.float64)
+
+    return spans
+
+
+def changes(spans: Spans, devices: Ints, end: float, most: int) -> dict[str, NDArray[Any]]:
+    """Each device's state at time 0, and every change of it up to ``end`` (s), in order of devices and times.
+
+    Of more than ``most`` rows whole devices are left out, evenly over their numbers. Returns ``device`` int64, ``time`` (s)
+    float64 and ``on`` bool, [rows] each.
+    """
+    count = len(devices)
+    devices = devices[np.argsort(np.arange(count) * _GOLDEN % 1, kind="stable")]  # any beginning of it is spread evenly
+    time, last, rows = np.zeros(count), np.full(count, -1), np.zeros(count, dtype=np.int64)
+    found = [(np.empty(0, dtype=np.int64), np.empty(0), np.empty(0, dtype=np.bool_))]
+    fitting, going = count, np.arange(count)
+    while len(going):
+        now = time[going]
+        on, until = spans(devices[going], now)
+        new = last[going] != on  # an off phase may follow another one
+        found.append((going[new], now[new], on[new]))
+        last[going], time[going] = on, until
+        rows[going] += new
+        fitting = int(np.searchsorted(np.cumsum(rows), most, side="right"))
+        going = going[(now < until) & (until <= end) & (going < fitting)]  # a path of the user's own may not move on
+    place, times, states = (np.concatenate(column) for column in zip(*found, strict=True))
+    kept = np.flatnonzero(place < fitting)
+    kept = kept[np.argsort(devices[place[kept]], kind="stable")]
+    return {"device": devices[place[kept]], "time": times[kept], "on": states[kept]}
