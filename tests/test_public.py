@@ -161,6 +161,8 @@ LAYERS = {
     "toolbox.shifts": _COMMON | {"data"},
     "toolbox.sources": _COMMON | {"data"},
     "toolbox.trainers": _COMMON | {"learning"},
+    "toolbox.models": _COMMON | {"data", "learning"},
+    "toolbox.executors": {"errors", "executors", "language"},
     "toolbox.worlds": _COMMON | {"world"},
     "toolbox.peers": _COMMON | {"evaluation", "federation", "learning", "strategies", "world"},
     "toolbox.strategies": _COMMON
@@ -184,7 +186,7 @@ LAYERS = {
     "lab.forecast": _COMMON | {"executors", "learning", "output", "records", "running", "strategies"},
     "lab.study": _COMMON
     | {"executors", "lab.compare", "loading", "output", "records", "running"}
-    | {"scenario", "shipped", "strategies", "overrides", "world"},
+    | {"scenario", "shipped", "strategies", "overrides", "toolbox.executors", "world"},
     "testing": {"fedsim", "audit", "data", "executors", "records", "running"},
     "lab.bench": {
         "errors",

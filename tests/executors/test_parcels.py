@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedsim.executors.parcels import Opener, Packer, Parcel
+from fedsim.toolbox.executors.parcels import Opener, Packer, Parcel
 
 
 class Store:

@@ -18,7 +18,7 @@ from fedsim.learning.spec import TrainingSpec
 from tests.learning.small import Dropping, federation, learning, solve_of
 
 CPU = torch.device("cpu")
-BUILT_IN: list[Any] = [kind for kind, _ in MODELS.known.values() if issubclass(kind, Layered)]
+BUILT_IN: list[Any] = [found for found in map(MODELS.find, MODELS) if issubclass(found, Layered)]
 RULE = Descent(0.03, momentum=0.5, weight_decay=0.01, l2=0.001, mu=0.3)
 
 

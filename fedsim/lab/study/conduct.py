@@ -181,8 +181,8 @@ class Conductor:
         devices = (run.scenario.training.device for run, _ in self.wanted_runs)
         other = next((device for device in devices if device != "cpu"), "cpu")
         with closing(make_executor("ray", self._workers, self._address, other)) as executor:
-            from fedsim.executors.ray import Ray
             from fedsim.lab.study.cluster import RayWorkers
+            from fedsim.toolbox.executors.ray import Ray
 
             assert isinstance(executor, Ray)
             yield lambda _: RayWorkers(executor, progress)
