@@ -23,7 +23,7 @@ from fedsim.output.terminal import Console
 from fedsim.simulation import Simulation
 
 if TYPE_CHECKING:
-    from fedsim.executors.ray import Ray
+    from fedsim.toolbox.executors.ray import Ray
     from fedsim.lab.study.cluster import RayWorkers
 
 _EXECUTORS = ("processes", "ray")
