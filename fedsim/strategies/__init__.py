@@ -60,7 +60,7 @@ STRATEGIES = _Strategies(
         "flora": (f"{_TOOLS}.sizes:FLoRA", "FLoRA: adapters of all clients are stacked, and merged into the weights"),
         "flower": ("fedsim.flower.strategy:Flower", "Flower app: a ServerApp and a ClientApp as they are, in simulated time"),
         "fpfc": (f"{_TOOLS}.fpfc:FPFC", "FPFC: a model for each device, fused with those that come near it"),
-        "gossip": (f"{_PEERS}.gossip:Gossip", "AD-PSGD: no server, two devices at a time average their models"),
+        "gossip": (f"{_PEERS}.rounds:Gossip", "AD-PSGD: no server, two devices at a time average their models"),
         "heterofl": (f"{_TOOLS}.sizes:HeteroFL", "HeteroFL: each device trains as wide a part of the model as it can"),
         "hetlora": (f"{_TOOLS}.sizes:HetLoRA", "HetLoRA: adapters whose rank differs between devices"),
         "hierfavg": (f"{_TOOLS}.hierfavg:HierFAVG", "HierFAVG: means of clients at edge servers, and now and then of these"),

@@ -106,26 +106,19 @@ def test_a_result_does_not_depend_on_where_in_memory_its_arrays_begin(way: Way) 
 def test_what_nobody_asked_for_is_not_made() -> None:
     weights = np.ones(4, np.float32)
     solve = solve_of(weights, 3, (1,), 2, seed=1)
-    away, linear = replace(solve, anchor=weights * 3), replace(solve, linear=weights * 2)
-    assert solve.constant(Descent(0.1, mu=0.5)) is None
-    assert away.constant(Descent(0.1)) is None
-    assert linear.constant(Descent(0.1, mu=0.5)) is linear.linear
-    assert np.array_equal(away.constant(Descent(0.1, mu=0.5)), -weights)
-    assert np.array_equal(replace(away, linear=linear.linear).constant(Descent(0.1, mu=0.5)), weights)
+    away, linear, rule = replace(solve, anchor=weights * 3), replace(solve, linear=weights * 2), Descent(0.1, mu=0.5)
+    assert solve.constant(rule) is away.constant(Descent(0.1)) is None
+    assert linear.constant(rule) is linear.linear
+    assert np.array_equal(replace(away, linear=linear.linear).constant(rule), weights)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_no_steps_give_the_start_back(way: Way) -> None:
     architecture = perceptron(61, 13, 7)
-    solver = Dense(architecture, way=way)
-    idle, busy = (
-        solve_of(_start(architecture, 1), 9, (61,), 7, seed=1, epochs=0),
-        solve_of(_start(architecture, 2), 9, (61,), 7, seed=2),
-    )
-    for together in ([idle], [idle, busy]):
-        solved = solver.solve(together, Descent(0.1))[0]
-        assert solved.weights.tobytes() == idle.weights.tobytes()
-        assert np.isnan(solved.train_loss)
+    idle, busy = (solve_of(_start(architecture, at), 9, (61,), 7, seed=at, epochs=2 * at) for at in (0, 1))
+    solved = Dense(architecture, way=way).solve([idle, busy], Descent(0.1))[0]
+    assert solved.weights.tobytes() == idle.weights.tobytes()
+    assert np.isnan(solved.train_loss)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -15,7 +15,7 @@ from fedsim.learning.solvers.base import Descent, compute_with_one_thread
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key, with_keyed_dropout
 from fedsim.learning.solvers.reference import Reference, flat_weights, load_weights, module_of
 from fedsim.learning.solvers.stacked import Stacked
-from tests.learning.small import PULLS, Dropping, Quadratic, plain_sgd, pulled, solve_of
+from tests.learning.small import PULLS, Dropping, plain_sgd, pulled, solve_of
 
 EVERYTHING = Descent(0.05, momentum=0.5, weight_decay=0.01, l2=0.02, mu=0.3)
 CPU = torch.device("cpu")
@@ -100,17 +100,6 @@ def test_running_statistics_are_numbers_of_the_model_that_no_gradient_moves() ->
     assert np.isfinite(solver.outputs(start, solve.x).numpy()).all()
 
 
-@pytest.mark.parametrize("kind", [Reference, Stacked])
-@pytest.mark.parametrize("pull", PULLS)
-def test_the_optimum_of_a_quadratic_with_a_proximal_and_a_linear_term(pull: str, kind: type[Reference]) -> None:
-    work = pulled(solve_of(np.array([3.0], np.float32), 10, (1,), 2, seed=1, epochs=200), pull)
-    work.x[:] = 1.25
-    (solved,) = kind(Quadratic(), CPU).solve([work], Descent(0.1, mu=0.5))
-    anchor = 3.0 if work.anchor is None else work.anchor[0]
-    linear = 0.0 if work.linear is None else work.linear[0]
-    assert solved.weights[0] == pytest.approx((1.25 + 0.5 * anchor - linear) / 1.5, abs=1e-5)
-
-
 def test_dropout_keeps_the_mean_and_the_rate() -> None:
     layer = KeyedDropout(0.3, place=2).train()
     kept = torch.zeros(400, 50)
@@ -121,7 +110,9 @@ def test_dropout_keeps_the_mean_and_the_rate() -> None:
         kept += out.ne(0)
     assert float(kept.mean() / 20) == pytest.approx(0.7, abs=0.005)
     assert float(kept.std()) == pytest.approx((20 * 0.7 * 0.3) ** 0.5, rel=0.05)  # masks of different steps are independent
-    assert torch.equal(layer.eval()(torch.ones(3)), torch.ones(3))
+    module = Dropping(6, 3)
+    weights, x = flat_weights(list(module.parameters())), torch.ones(5, 6)  # it is off when a model is applied
+    assert torch.allclose(Reference(module, CPU).outputs(weights, x), module.eval()(x), atol=1e-6)
 
 
 def test_two_layers_have_different_masks_and_channels_fall_as_a_whole() -> None:
@@ -132,14 +123,6 @@ def test_two_layers_have_different_masks_and_channels_fall_as_a_whole() -> None:
     planes = channels(torch.ones(6, 8, 3, 3)).flatten(2)
     assert torch.equal(planes.amin(2), planes.amax(2))
     assert 0 < int(planes[..., 0].count_nonzero()) < 48
-
-
-def test_dropout_is_off_when_a_model_is_applied() -> None:
-    module = Dropping(6, 3)
-    solver, x = Reference(module, CPU), torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
-    weights = flat_weights(list(module.parameters()))
-    assert torch.equal(solver.outputs(weights, x), solver.outputs(weights, x))
-    assert torch.allclose(solver.outputs(weights, x), module.eval()(x), atol=1e-6)
 
 
 def _convolutions() -> tuple[Architecture, np.ndarray]:
@@ -191,14 +174,7 @@ def test_the_penalty_may_be_on_dense_layers_alone(kind: type[Reference]) -> None
     solver = kind(module_of(architecture), CPU)
     solve = solve_of(start, 6, architecture.input, 5, seed=2, batch_size=6, epochs=1)
     (plain,), (less,) = (solver.solve([solve], rule) for rule in (Descent(0.5), Descent(0.5, l2=0.1, l2_on="dense")))
-    at, squares = 0, 0.0
-    for name, shape in architecture.tensors:
-        part = slice(at, at + int(np.prod(shape)))
-        at = part.stop
-        is_dense = name.endswith("weight") and len(shape) == 2
-        squares += float((solve.weights[part].astype(np.float64) ** 2).sum()) if is_dense else 0.0
-        expected = plain.weights[part] - 0.5 * 0.2 * solve.weights[part] * is_dense
-        assert np.abs(less.weights[part] - expected).max() <= 1e-6
-    x, y = solve.x, solve.y
-    objective = solver.objective(solve.weights, x, y, 2.0, "dense") - solver.objective(solve.weights, x, y, 0.0)
-    assert objective == pytest.approx(2 * squares, rel=1e-9)
+    is_dense = np.concatenate([np.full(np.prod(shape), len(shape) == 2) for _, shape in architecture.tensors])
+    assert np.abs(less.weights - plain.weights + 0.5 * 0.2 * solve.weights * is_dense).max() <= 1e-6
+    added = solver.objective(start, solve.x, solve.y, 2.0, "dense") - solver.objective(start, solve.x, solve.y, 0.0)
+    assert added == pytest.approx(2 * np.square(start[is_dense], dtype=np.float64).sum(), rel=1e-9)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedsim
-from fedsim.lab.compare.readings import Reading
+from fedsim.lab.compare.published import Reading
 from fedsim.records.reading import RunFolder
 from fedsim.toolbox.strategies.fedat import tier_shares
 from fedsim.toolbox.strategies.tifl import credit_probabilities, equal_width_bins, tier_numbers

@@ -35,11 +35,9 @@ class RayWorkers:
         self._interrupted = False
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
-        """Begin no further run, and let those under way save themselves. Safe in a signal's handler."""
         self._interrupted = True
 
     def run(self, orders: Sequence[RunOrder]) -> list[Ended]:
-        """Carry out the orders; returns how each run ended, in their order. Those never begun count as interrupted."""
         ended: dict[int, Ended] = {}
         places: dict[Future[News], int] = {}
         for place, order in enumerate(orders):
