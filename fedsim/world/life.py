@@ -3,10 +3,9 @@
 ``TaskRunner.life`` is the story; what the steps do is in ``steps``. A process exists while a device works; idle devices are
 rows of the population.
 
-A step ends once: it completes, or the process is interrupted, with one cause. Interruptions have the priority ``CUT``: what
-completes in the same instant has completed, and the next step is interrupted as it begins. The server acts only when the world
-stands still, so what is complete at the very instant of a deadline is in time. So is what would be complete some ticks of the
-clock later, at most ``tie_s``: no tick lies on 0.8 s or on 10 s, but a task of 0.8 + 10 + 0.8 s is in time for 11.6 s.
+A step ends once: it completes, or the process is interrupted, with one cause. What completes in the same instant has
+completed, and the next step is interrupted as it begins. What is complete at the very instant of a deadline is in time, or
+would be at most ``tie_s`` later: no tick lies on 0.8 s, but a task of 0.8 + 10 + 0.8 s is in time for 11.6 s.
 """
 
 import math

@@ -39,7 +39,6 @@ class StepRunner:
         paces: device -> factor of its own speed at which it computes now, of those for which that is not 1.
         queues: direction -> what each message of that direction holds while it is under way. They wait for it in order.
         scarce: the tasks whose batteries may not last for what they send or receive.
-        hosts: the machines that devices share, where they do.
         nominal_s: how long a message takes if the device's own link is the only limit (s); what a device can know of it.
     """
 
