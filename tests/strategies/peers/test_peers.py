@@ -13,7 +13,7 @@ import fedsim
 from fedsim.executors.inline import Inline
 from fedsim.running.runner import Job
 from fedsim.testing import ScenarioTables, assert_sound, quiet_world, run
-from fedsim.toolbox.peers.topology import Graphs, Topology, mixing_weight
+from fedsim.toolbox.peers.rounds import Graphs, Topology, mixing_weight
 from fedsim.training import Training
 
 
