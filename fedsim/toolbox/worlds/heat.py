@@ -71,9 +71,9 @@ class Heat(Process):
         hold = world.slow(device, self.factor) if state["slow"] else None
         while True:
             turn = turns[device] = world.env.event()
-            crosses = self._crosses(state)
+            target, crosses = self._course(state)
             yield turn if crosses == math.inf else turn | world.until(crosses)
-            state["heat"] = self._heat(state, world.now)
+            state["heat"] = target + (float(state["heat"]) - target) * math.exp((state["since"] - world.now) / self.warms)
             state["since"] = world.now
             if turn.triggered:
                 state["computes"] = computing[device]
@@ -85,19 +85,11 @@ class Heat(Process):
                 hold.end()
                 hold = None
 
-    def _target(self, state: dict[str, Any]) -> float:
-        if not state["computes"]:
-            return 0.0
-        return self.factor if state["slow"] else 1.0
-
-    def _heat(self, state: dict[str, Any], now: float) -> float:
-        target = self._target(state)
-        return target + (float(state["heat"]) - target) * math.exp((state["since"] - now) / self.warms)
-
-    def _crosses(self, state: dict[str, Any]) -> float:
-        """When the device will be slow, or fast again, if it goes on like this (s); infinity for never."""
-        target, bound = self._target(state), self.fast_at if state["slow"] else self.slow_at
+    def _course(self, state: dict[str, Any]) -> tuple[float, float]:
+        """The heat that a device goes towards, and when it will be slow, or fast again, if it goes on like this (s)."""
+        target = 0.0 if not state["computes"] else self.factor if state["slow"] else 1.0
+        bound = self.fast_at if state["slow"] else self.slow_at
         if state["slow"] == (target >= bound):
-            return math.inf
+            return target, math.inf
         away = (state["heat"] - target) / (bound - target)
-        return float(state["since"]) + self.warms * math.log(max(1.0, away))
+        return target, float(state["since"]) + self.warms * math.log(max(1.0, away))
