@@ -143,7 +143,7 @@ def test_nobody_to_test_and_devices_in_several_lists(model: ModelSpec) -> None:
 def test_what_workers_say_is_counted_device_by_device() -> None:
     """Devices 7 and 9 hold the images c, a and b, a; three workers have judged a, a, then b, then c."""
     said = [([1.0, 2.0], [1, 0]), ([4.0], [1]), ([8.0], [1])]
-    judged = [testsets.Judged(np.array(losses), np.array(right), np.ones(len(right)), {}) for losses, right in said]
+    judged = [{"": np.column_stack([losses, right, np.ones(len(right))])} for losses, right in said]
     owner, order = np.array([0, 0, 1, 1]), np.array([1, 3, 2, 0])
     found = testsets.counted(Classification(), [7, 9], owner, judged, order)
     assert (found.devices, found.count.tolist()) == ([7, 9], [2, 2])
