@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from fedsim.errors import ScenarioError, SimulationError
-from fedsim.learning.profile import profile
 from fedsim.model_cost import ModelCost
 from fedsim.simulation import Simulation, on_grid
 from fedsim.streams import Streams
 from fedsim.testing import StrategyContract, assert_sound, eventful_world, run
+from fedsim.toolbox.models.profile import profile
 from fedsim.training import Part, Training
 from fedsim.world.availability import AlwaysOn
 from fedsim.world.compute import Compute, HostSpec, SlowPhases
