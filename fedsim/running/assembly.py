@@ -103,8 +103,9 @@ class Run:
             devices.link_of = lambda device: names[which.item(device)]
         attack, added_up = None if malicious is None else malicious.attack, scenario.strategy.added_up
         client_side = ClientSide(simulation, self.learner, up, devices, scenario.training, added_up, attack, members)
-        parts = (simulation, self.population, self.learner, streams, self.evaluator)
-        self.dispatch = dispatch = Dispatch(*parts, scenario.server, down, up, client_side)
+        self.dispatch = dispatch = Dispatch(
+            simulation, self.population, self.learner, streams, self.evaluator, scenario.server, down, up, client_side
+        )
         self.messages = Messages(simulation, self.network, scenario.network.edge_servers, dispatch.on_edge_lost)
         compute = Compute(streams, spec.jitters(streams, root), spec.slow_phases, spec.devices)
         self.tasks = TaskRunner(
@@ -120,9 +121,8 @@ class Run:
             self.messages,
             spec.host,
         )
-        setting = self._setting(capacity)
-        strategy = strategy_class(scenario.strategy.kind)
-        self.server = Server(self.dispatch, setting)
+        setting, strategy = self._setting(capacity), strategy_class(scenario.strategy.kind)
+        self.server = Server(dispatch, setting)
         self.strategy = strategy(scenario.strategy, self.server)
         client = strategy.client_half(scenario.strategy, setting)
         self.lifetimes = Lifetimes(simulation, *lifetimes, availability, partial(self.dispatch.tell, "newcomer"))
@@ -142,11 +142,9 @@ class Run:
         self.data: FederatedData | None
         self.learner: Learner
         self._tensors: Callable[[], Sequence[Tensor]] = tuple
-        scenario = self.scenario
-        devices = scenario.population.devices
+        scenario, root, devices = self.scenario, self.scenario.data.own_folder(), self.scenario.population.devices
         if scenario.strategy.brings_learning:  # a sample costs what a sample of the reference model does
             self.data, sizes = None, scenario.population.samples is not None
-            root = scenario.data.own_folder()
             self.samples = scenario.population.sizes(streams, root) if sizes else np.zeros(devices, dtype=np.int64)
             flops = scenario.population.reference_flops or 1.0
             model = SizeOnly.model_validate({"kind": "size", "bytes": "4 B", "flops_per_sample": flops})
@@ -169,15 +167,14 @@ class Run:
             shape, classes = data.pool.shape, data.pool.outputs or data.pool.classes
         else:
             self.data = None
-            self.samples = scenario.population.sizes(streams, scenario.data.own_folder())
+            self.samples = scenario.population.sizes(streams, root)
             shape, classes = scenario.objective.sizes(*scenario.data.shape_and_classes())
         self._shape_and_classes = shape, classes
         self._tensors = cache(partial(scenario.model.tensors, shape, classes))
         if scenario.learning == "on" and learner is None:
             from fedsim.learning.engine import Learning  # loads torch
 
-            parts = scenario.model, scenario.training, data, streams, scenario.data.own_folder(), scenario.objective
-            self.learner = Learning(self.simulation, *parts)
+            self.learner = Learning(self.simulation, scenario.model, scenario.training, data, streams, root, scenario.objective)
         else:
             self.learner = (learner or Learner)(scenario.model, shape, classes)
         if scenario.training.state == "sent":
@@ -244,14 +241,6 @@ class Run:
             for tensor, values in self.learner.tensors(await self.learner.value(model)).items():
                 files.setdefault(family, {})[f"{member}/{tensor}" if member else tensor] = values
         return files
-
-    async def fine_tuned_accuracy(self, rounds: int) -> float | None:
-        """Accuracy when every device has trained its model further, after so many rounds; None if that is not wanted."""
-        return await self.evaluator.fine_tuned(self.strategy.models(), rounds, self.strategy.score)
-
-    def why_no_accuracy(self, rounds: int) -> str:
-        """Why no test has told an accuracy in so many rounds."""
-        return self.strategy.why_no_accuracy() or self.evaluator.why_no_accuracy(rounds, self.strategy.models())
 
     def device_columns(self) -> dict[str, Any]:
         """The content of ``devices.parquet``; of too many devices those that were asked."""

@@ -131,13 +131,16 @@ class Job:
 
     async def _close(self, status: str) -> EndedRun:
         self.recorder.close()
+        strategy, evaluator = self.run.strategy, self.run.evaluator
         tensors = await self.run.model_tensors() if status != "failed" else {}
         summary = self._summary(status, models_digest(tensors))
         if status != "failed" and summary["accuracy"]["final"] is None:
-            summary["no_accuracy"] = self.run.why_no_accuracy(summary["rounds"])
+            why = strategy.why_no_accuracy() or evaluator.why_no_accuracy(summary["rounds"], strategy.models())
+            summary["no_accuracy"] = why
         summary |= self._not_finite(tensors)
         if status == "done" and self.scenario.evaluation.fine_tune_epochs:
-            summary["accuracy"]["fine_tuned"] = await self.run.fine_tuned_accuracy(summary["rounds"])
+            tuned = await evaluator.fine_tuned(strategy.models(), summary["rounds"], strategy.score)
+            summary["accuracy"]["fine_tuned"] = tuned
         if self.out is not None:
             files.write_models(self.out, tensors)
             self._write_devices(self.out)
