@@ -79,7 +79,7 @@ PARAMETERS: list[Case] = [
     ({"kind": "lcfl", "clients_per_round": 5}, {}, "'clients_per_round', which it does not take; allowed is 'participation'"),
     ({"kind": "lcfl", "moment": "pre-training"}, {}, "moment.kind is 'pre-training'; allowed are rounds, local"),
     ({"kind": "fl-hc", "clusterer": {"linkage": "ward"}}, {}, "'clusterer.linkage' is 'ward'.*allowed is 'l2'"),
-    ({"kind": "flexcfl", "groups": 7, "clients_per_round": 6}, PEERS, "groups is 7, more than the 6 devices .* 1 to 6"),
+    ({"kind": "flexcfl", "groups": 7, "clients_per_round": 6}, PEERS, "groups is 7, more than the population's 6 .* 1 to 6"),
     ({"kind": "flexcfl", "measure": "madc", "clusterer": "k-means"}, {}, "'measure' is 'madc', allowed is 'edc'"),
     ({"kind": "flexcfl", "clusterer": {"kind": "hierarchical", "threshold": 0.3}}, {}, "allowed is 'groups' alone"),
     ({"kind": "ifca", "groups": 3, "starts": "same"}, {}, "starts is 'same' with 3 groups.*allowed is 'different'"),
