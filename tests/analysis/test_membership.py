@@ -93,7 +93,7 @@ def test_rows_are_in_order(grouped: RunFolder, membership: History) -> None:
 
 def test_each_stay_is_a_bar_and_each_happening_a_mark(grouped: RunFolder, membership: History, tmp_path: Path) -> None:
     figure = draw_membership(grouped)
-    rows, strip, sizes, agreement = figure.axes[:4]
+    rows, sizes, agreement = figure.axes[:3]
     stays = bars(rows, "group-")
     for group in (NO_GROUP, *membership.groups):
         own = membership.stays[membership.stays["group"] == group]
@@ -105,8 +105,6 @@ def test_each_stay_is_a_bar_and_each_happening_a_mark(grouped: RunFolder, member
     assert set(counts.index) == set(MARKS)
     for kind, own in membership.marks.groupby("kind"):
         np.testing.assert_allclose(drawn_marks[kind], np.column_stack([own["time"], own["device"].map(place)]))
-    heights = {name: sum(np.ptp(corners[:, 1]) for corners in parts) for name, parts in bars(strip, "").items()}
-    assert heights == {"moved": counts["move"], "shifted": counts["shift"]}
     assert sizes.lines[-1].get_ydata()[-1] == len(replay(grouped, membership.end))
     known = [row for row in grouped.rounds if row["ari"] is not None]
     np.testing.assert_array_equal(agreement.lines[1].get_ydata(), [row["ari"] for row in known])
@@ -206,13 +204,10 @@ def test_lines_last_as_long_as_their_clusters(divided: RunFolder) -> None:
 
 
 def test_splits_are_seen_in_the_membership_too(divided: RunFolder) -> None:
-    rows, strip = draw_membership(divided).axes[:2]
+    rows = draw_membership(divided).axes[0]
     (lines,) = [item for item in rows.collections if item.get_gid() == "splits"]
     ends = {row["round"]: row["time"] for row in divided.rounds}
     assert [path.vertices[0, 0] for path in lines.get_paths()] == pytest.approx([ends[1], ends[4]])
-    (moved,) = [item for item in strip.collections if item.get_gid() == "moved"]
-    heights = [path.vertices[:, 1].max() for path in moved.get_paths()]
-    assert heights[:6] == [0, 20, 0, 0, 20, 0]
 
 
 def test_a_cluster_that_is_split_twice_is_damage(run: RunFolder, tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ class TestFinish:
         (StarWorld([100.0] * 2, 100.0, [0.0] * 2), (SERVER, SERVER, 1.0), "endpoint -1 sends to itself"),
         (StarWorld([100.0] * 2, 100.0, [0.0] * 2), (0, 2, 1.0), "no endpoint 2; allowed are -1, the server, and 0 to 1"),
         (StarWorld([100.0] * 2, 100.0, [0.0] * 2), (-2, 1, 1.0), "no endpoint -2; "),
-        *((StarWorld([1.0], 1.0, [0.0]), (0, SERVER, size), "must be finite and not neg") for size in (-1.0, ANY, math.nan)),
+        *((StarWorld([1.0], 1.0, [0.0]), (0, SERVER, size), "be finite and not negative") for size in (-1.0, ANY, math.nan)),
         (StarWorld([1.0, 0.0], 1.0, [0.0] * 2), (), "device 1 has a link down of 0.0 B/s"),
         (StarWorld([math.nan], 1.0, [0.0]), (), "device 0 has a link down of nan B/s"),
         (StarWorld([1.0], 0.0, [0.0]), (), "0.0 B/s; a .* must be above 0"),
