@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from fedsim.calibrate import calibrate
-from fedsim.calibrate.log import LogDefaults, read_log
+from fedsim.calibrate.log import LogDefaults, read_log, took
 from tests.conftest import module_at
 
 STUDY = Path(__file__).resolve().parents[1] / "scenarios" / "validation"
@@ -49,9 +49,9 @@ def test_rounds_and_versions_are_written_down(testbed: ModuleType, tmp_path: Pat
     played(testbed, world, tmp_path / "rounds.csv")
     log = read_log(tmp_path / "rounds.csv", LogDefaults())
     assert log.synchronous
-    assert log.tasks.round.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert log.tasks.number.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert (log.rounds.end - log.rounds.start >= 0.05).all()
-    assert (log.tasks.train.took[log.tasks.client == 0] >= 0.02).all()
+    assert (took(log.tasks.train)[log.tasks.client == 0] >= 0.02).all()
     assert set(log.tasks.up.amount) == {200_000}
 
     played(testbed, world | {"buffer": 3}, tmp_path / "versions.csv")
@@ -70,12 +70,12 @@ def test_kept_logs_are_of_their_worlds(name: str) -> None:
     assert set(log.tasks.down.amount) == {world["bytes"]}
     assert len(json.loads((STUDY / "logs" / "index.json").read_text())[name]["load"]) == 2
     for number, client in enumerate(world["clients"]):
-        own = log.tasks.at(log.tasks.client == number)
+        own = log.tasks[log.tasks.client == number]
         if "train" in client:
-            assert np.median(own.train.took) == pytest.approx(client["train"], abs=0.01)
+            assert np.median(took(own.train)) == pytest.approx(client["train"], abs=0.01)
         for way, steps in (("down", own.down), ("up", own.up)):  # no link carries more than it can, but for a burst
             least = client["latency"] / 1e3 + (world["bytes"] * 1514 / 1448 - 20_000) / (client[way] * 125e3)
-            assert steps.took.min() > least
+            assert took(steps).min() > least
 
 
 @pytest.mark.parametrize("name", [name for name, world in WORLDS.items() if "buffer" not in world and name != "torch"])

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import TypeAdapter
 
-from fedsim.calibrate.files import SCENARIO, Drawn, write
+from fedsim.calibrate.files import SCENARIO, Drawn, told, write
 from fedsim.calibrate.fitting import fit, presence
 from fedsim.calibrate.log import LogDefaults, read_log
 from fedsim.calibrate.replay import HoldOut, held_out, predict
@@ -48,19 +48,18 @@ def calibrate(
     """
     log = read_log(path, said)
     held = held_out(log, hold_out)
-    mine = log.tasks.at(~np.isin(log.tasks.round, log.rounds.number[held]))
+    mine = log.tasks[~np.isin(log.tasks.number, log.rounds.number[held])]
     fitted = fit(mine, len(log.clients), latency, _protocol(path, protocol))
     there = presence(log)
     drawn = Drawn.of(fitted, log, mine, by_client)
-    alike = log.synchronous and not fitted.world.jitter and not fitted.world.links.protocol.weighs
+    alike = log.synchronous and not fitted.world.jitter and not fitted.world.protocol.weighs
     prediction = predict(log, held, [fitted.world] * (1 if alike else _DRAWS))
-    told = [*drawn.told(log, there), *prediction.told("with each client's own values")]
+    lines = [*told(drawn, log, there), *prediction.told("with each client's own values")]
     if not by_client:
-        told += predict(log, held, [drawn.world(seed) for seed in range(_DRAWS)]).told(
-            "with clients drawn as the scenario does"
-        )
+        worlds = [drawn.world(seed) for seed in range(_DRAWS)]
+        lines += predict(log, held, worlds).told("with clients drawn as the scenario does")
     write(out, path.name, log, drawn, there, prediction)
-    return [*told, *(f"note: {note}" for note in log.notes), f"written to {out}"]
+    return [*lines, *(f"note: {note}" for note in log.notes), f"written to {out}"]
 
 
 def _protocol(path: Path, name: str | None) -> Protocol:

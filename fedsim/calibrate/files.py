@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,20 +25,11 @@ from fedsim.world.network.protocol import Fluid
 
 SCENARIO, CLIENTS, ROUNDS = "scenario.toml", "clients.csv", "rounds.csv"
 _ALIKE = 1.02  # a spread that is none
-
-
-class _QuantityUnit(NamedTuple):
-    """The type of a quantity in a scenario, and a unit with its size in the base unit."""
-
-    kind: Any
-    name: str
-    size: float
-
-
-_UNITS = {
-    "speed": _QuantityUnit(SpeedDistribution, "samples/s", 1.0),
-    **dict.fromkeys(("down", "up"), _QuantityUnit(RateDistribution, "Mbit/s", 125e3)),
-    "latency": _QuantityUnit(TimeDistribution, "ms", 1e-3),
+_UNITS: dict[str, tuple[Any, str, float]] = {  # the type of a quantity, and a unit with its size in the base unit
+    "speed": (SpeedDistribution, "samples/s", 1.0),
+    "down": (RateDistribution, "Mbit/s", 125e3),
+    "up": (RateDistribution, "Mbit/s", 125e3),
+    "latency": (TimeDistribution, "ms", 1e-3),
 }
 
 
@@ -61,8 +52,9 @@ class Drawn:
     @classmethod
     def of(cls, fitted: Fitted, log: Log, tasks: Tasks, by_client: bool) -> "Drawn":
         """Say what was fitted to some tasks of a log."""
-        say = _listed if by_client else _distribution
-        said = {name: say(name, values) for name, values in fitted.world.quantities.items()}
+        quantities = fitted.world.quantities.items()
+        listed = {name: [_text(name, value) for value in values.tolist()] for name, values in quantities}
+        said = listed if by_client else {name: _distribution(name, values) for name, values in quantities}
         held = pd.Series(tasks.train.amount / tasks.epochs)
         own = held.groupby(tasks.client).median().reindex(range(len(log.clients))).fillna(held.median())
         samples = np.maximum(1.0, np.round(own.to_numpy()))
@@ -70,46 +62,42 @@ class Drawn:
 
     def world(self, seed: int) -> FittedWorld:
         """A world of as many clients, drawn."""
-        streams, links = Streams(seed), self.fitted.world.links
-        drawn = {}
+        streams, drawn = Streams(seed), {}
         for name, said in self.said.items():
-            distribution = TypeAdapter[Any](_UNITS[name].kind).validate_python(said)
+            distribution = TypeAdapter[Any](_UNITS[name][0]).validate_python(said)
             drawn[name] = distribution.draw(streams.generator(f"world/{name}"), len(self.samples))
-        speed = drawn.pop("speed")
-        return FittedWorld(speed, self.fitted.world.jitter, links._replace(**drawn))
+        return self.fitted.world._replace(**drawn)
 
-    def told(self, log: Log, there: Presence | None) -> Iterator[str]:
-        """Lines for people, one a quantity."""
-        kind = "synchronous" if log.synchronous else f"asynchronous, {log.at_work} clients at work"
-        yield f"log        {len(log.clients)} clients, {len(log.rounds.number)} rounds, {len(log.tasks.client)} tasks ({kind})"
-        fitted, links = self.fitted, self.fitted.world.links
-        yield f"protocol   {links.protocol.kind}"
-        jitter = f", an epoch's time varies by {fitted.world.jitter:.1%}" if fitted.world.jitter else ", without jitter"
-        yield f"speed      {_in_words('speed', fitted.world.speed)}{jitter}"
-        for way, rates in (("down", links.down), ("up", links.up)):
-            server = links.server[way]  # type: ignore[index]
-            limit = f"the server's link carries {_text(way, server)}" if server < math.inf else "no limit at the server is seen"
-            yield f"{way:<9}  {_in_words(way, rates)}; {limit}"
-        unknown = ": messages of one size do not tell it, so rates have it in them (--latency)"
-        yield f"latency    {_in_words('latency', links.latency)}{'' if fitted.latency_is_known else unknown}"
-        known = fitted.overhead[~np.isnan(fitted.overhead)]
-        if len(known) and np.median(known) > 0:
-            yield f"overhead   {show_seconds(float(np.median(known)))} of a training, whatever its samples; speeds contain it"
-        if len(log.aggregate_s):
-            yield f"server     {show_seconds(float(np.median(log.aggregate_s)))} for an aggregation; a scenario has none"
-        if there is None:
-            yield "available  always, as far as the log tells"
-        else:
-            yield f"available  {show_seconds(there.mean_on)} on and {show_seconds(there.mean_off)} off on the mean"
-        if log.synchronous and log.cohort == len(log.clients) and all(limit == math.inf for limit in links.server.values()):
-            yield "note: all clients are in every round, so that a limit at the server may be taken for their own links"
-        yield from (f"note: {note}" for note in fitted.notes)
-        at_once = log.cohort if log.synchronous else log.at_work
-        yield f"note: fitted to {at_once} clients at a time; links that more of them would fill are not seen"
-        sizes = _message_bytes(log.tasks)
-        if sizes[1] and abs(sizes[1] / sizes[0] - 1) > _ALIKE - 1:
-            sent, received = (show_bytes(size) for size in reversed(sizes))
-            yield f"note: uploads have {sent} and downloads {received}, which the scenario has for both"
+
+def told(drawn: Drawn, log: Log, there: Presence | None) -> Iterator[str]:
+    """Lines for people, one a quantity."""
+    fitted, world = drawn.fitted, drawn.fitted.world
+    kind = "synchronous" if log.synchronous else f"asynchronous, {log.at_once} clients at work"
+    yield f"log        {len(log.clients)} clients, {len(log.rounds)} rounds, {len(log.tasks)} tasks ({kind})"
+    yield f"protocol   {world.protocol.kind}"
+    jitter = f", an epoch's time varies by {world.jitter:.1%}" if world.jitter else ", without jitter"
+    yield f"speed      {_in_words('speed', world.speed)}{jitter}"
+    for way, limit in world.server.items():
+        words = f"the server's link carries {_text(way, limit)}" if limit < math.inf else "no limit at the server is seen"
+        yield f"{way:<9}  {_in_words(way, world.quantities[way])}; {words}"
+    unknown = ": messages of one size do not tell it, so rates have it in them (--latency)"
+    yield f"latency    {_in_words('latency', world.latency)}{'' if fitted.latency_is_known else unknown}"
+    known = fitted.overhead[~np.isnan(fitted.overhead)]
+    if len(known) and np.median(known) > 0:
+        yield f"overhead   {show_seconds(float(np.median(known)))} of a training, whatever its samples; speeds contain it"
+    if len(log.aggregate_s):
+        yield f"server     {show_seconds(float(np.median(log.aggregate_s)))} for an aggregation; a scenario has none"
+    if there is None:
+        yield "available  always, as far as the log tells"
+    else:
+        yield f"available  {show_seconds(there.mean_on)} on and {show_seconds(there.mean_off)} off on the mean"
+    if log.synchronous and log.at_once == len(log.clients) and all(limit == math.inf for limit in world.server.values()):
+        yield "note: all clients are in every round, so that a limit at the server may be taken for their own links"
+    yield from (f"note: {note}" for note in fitted.notes)
+    yield f"note: fitted to {log.at_once} clients at a time; links that more of them would fill are not seen"
+    down, up = _message_bytes(log.tasks)
+    if up and abs(up / down - 1) > _ALIKE - 1:
+        yield f"note: uploads have {show_bytes(up)} and downloads {show_bytes(down)}, which the scenario has for both"
 
 
 def write(out: Path, name: str, log: Log, drawn: Drawn, there: Presence | None, prediction: Prediction) -> None:
@@ -139,33 +127,33 @@ def write(out: Path, name: str, log: Log, drawn: Drawn, there: Presence | None, 
 
 
 def _sections(name: str, log: Log, drawn: Drawn, there: Presence | None) -> dict[str, Any]:
-    links, least, most = drawn.fitted.world.links, int(drawn.samples.min()), int(drawn.samples.max())
-    by_client = isinstance(drawn.said["speed"], list)
+    world, said, at_once = drawn.fitted.world, drawn.said, min(log.at_once, len(log.clients))
+    sizes = {"low": int(drawn.samples.min()), "high": int(drawn.samples.max())}
     population: dict[str, Any] = {
         "devices": len(log.clients),
-        "speed": drawn.said["speed"],
-        "samples": [int(one) for one in drawn.samples] if by_client else {"low": least, "high": most},
-        "jitter": round(drawn.fitted.world.jitter, 4),
-        "fitted_at_once": min(log.cohort if log.synchronous else log.at_work, len(log.clients)),
+        "speed": said["speed"],
+        "samples": [int(one) for one in drawn.samples] if isinstance(said["speed"], list) else sizes,
+        "jitter": round(world.jitter, 4),
+        "fitted_at_once": at_once,
     }
     if there is not None:
         phases = {"mean_on": f"{max(there.mean_on, 1e-3):.6g} s", "mean_off": f"{max(there.mean_off, 1e-3):.6g} s"}
         population["availability"] = {"kind": "renewal"} | phases
-    server = {way: _text(way, rate) for way, rate in links.server.items() if rate < math.inf}
-    strategy: dict[str, Any] = {"kind": "fedbuff", "concurrency": log.at_work, "buffer": log.per_version}
+    server = {way: _text(way, rate) for way, rate in world.server.items() if rate < math.inf}
+    strategy: dict[str, Any] = {"kind": "fedbuff", "concurrency": at_once, "buffer": log.per_version}
     if log.synchronous:
-        strategy = {"kind": "fedavg", "clients_per_round": min(log.cohort, len(log.clients))}
+        strategy = {"kind": "fedavg", "clients_per_round": at_once}
     network: dict[str, Any] = {"kind": "star", "server": server}
-    if links.protocol != Fluid():
-        network["protocol"] = links.protocol.model_dump(mode="json", exclude_defaults=True) | {"kind": links.protocol.kind}
+    if world.protocol != Fluid():
+        network["protocol"] = world.protocol.model_dump(mode="json", exclude_defaults=True) | {"kind": world.protocol.kind}
     return {
         "name": f"calibrated from {clean(name)}"[:200],
         "learning": "off",
         "model": {"kind": "size", "bytes": f"{_message_bytes(log.tasks)[0]:.9g} B"},
         "population": population,
-        "network": network | {"device": {name: drawn.said[name] for name in ("down", "up", "latency")}},
+        "network": network | {"device": {name: said[name] for name in ("down", "up", "latency")}},
         "strategy": strategy | {"local_epochs": drawn.epochs},
-        "stop": {"rounds": len(log.rounds.number)},
+        "stop": {"rounds": len(log.rounds)},
     }
 
 
@@ -177,11 +165,8 @@ def _message_bytes(tasks: Tasks) -> tuple[float, float]:
 
 
 def _text(name: str, value: float) -> str:
-    return f"{value / _UNITS[name].size:.6g} {_UNITS[name].name}"
-
-
-def _listed(name: str, values: Floats) -> Any:
-    return [_text(name, value) for value in values.tolist()]
+    _, unit, size = _UNITS[name]
+    return f"{value / size:.6g} {unit}"
 
 
 def _distribution(name: str, values: Floats) -> Any:

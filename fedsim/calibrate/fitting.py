@@ -1,16 +1,17 @@
 """Devices and links from a log, by estimators that a few odd rows do not move."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from scipy.stats import theilslopes
 
 from fedsim.arrays import Flags, Floats, Ints
-from fedsim.calibrate.log import Log, Steps, Tasks
-from fedsim.calibrate.replay import FittedWorld, Links, transfers
+from fedsim.calibrate.log import Log, Tasks, took
+from fedsim.calibrate.replay import FittedWorld, transfers
 from fedsim.world.network import Direction
 from fedsim.world.network.protocol import Fluid, Protocol
 
@@ -80,10 +81,9 @@ def fit(tasks: Tasks, clients: int, latency: float | None = None, protocol: Prot
         if np.isnan(rates[way]).all():
             rates[way] = rates[other]
             notes.append(f"nothing tells the links {way}: they are taken for those {other}")
-    links = Links(_usual(rates["down"]), _usual(rates["up"]), latencies, server, protocol)
+    world = FittedWorld(_usual(rates["down"]), _usual(rates["up"]), latencies, server, protocol, _usual(speed), jitter)
     overhead: Floats = _lines(tasks.train, tasks.client, clients)[0]
-    seen = np.bincount(tasks.client, minlength=clients)
-    return Fitted(FittedWorld(_usual(speed), jitter, links), overhead, found is not None, seen, tuple(notes))
+    return Fitted(world, overhead, found is not None, np.bincount(tasks.client, minlength=clients), tuple(notes))
 
 
 def presence(log: Log) -> Presence | None:
@@ -95,9 +95,9 @@ def presence(log: Log) -> Presence | None:
     if log.on:
         client, start, end = map(np.array, zip(*log.on, strict=True))
     elif log.synchronous:
-        there = np.zeros((clients, len(log.rounds.number)), dtype=np.int8)
+        there = np.zeros((clients, len(log.rounds)), dtype=np.int8)
         place = {number: at for at, number in enumerate(log.rounds.number.tolist())}
-        there[log.tasks.client, [place[number] for number in log.tasks.round.tolist()]] = 1
+        there[log.tasks.client, [place[number] for number in log.tasks.number.tolist()]] = 1
         if there.all() or there.mean() < _MOSTLY:
             return None
         edges, change = np.append(log.rounds.start, last), np.diff(there, prepend=0, append=0)
@@ -113,19 +113,10 @@ def presence(log: Log) -> Presence | None:
     return Presence(float(on.sum() / leaves), float((whole * clients - on.sum()) / comes), on / whole)
 
 
-def _own(client: Ints, clients: int) -> Iterator[tuple[int, Ints]]:
-    """Each client that has something, and where."""
-    order = np.argsort(client, kind="stable")
-    edges = np.searchsorted(client[order], np.arange(clients + 1)).tolist()
-    yield from ((one, order[edges[one] : edges[one + 1]]) for one in range(clients) if edges[one] < edges[one + 1])
-
-
 def _median(values: Floats, client: Ints, clients: int) -> Floats:
     """The median of each client's values, NaN without any, [clients]."""
-    found = np.full(clients, math.nan)
-    for one, own in _own(client, clients):
-        found[one] = np.median(values[own])
-    return found
+    medians = pd.Series(values).groupby(np.asarray(client)).median()
+    return np.asarray(medians.reindex(range(clients)), dtype=np.float64)
 
 
 def _usual(values: Floats) -> Floats:
@@ -136,9 +127,9 @@ def _usual(values: Floats) -> Floats:
 
 def _speeds(tasks: Tasks, clients: int) -> tuple[Floats, float]:
     """Samples/s, [clients], and the jitter of an epoch; times of trainings are lognormal with mean samples / speed."""
-    there = ~np.isnan(tasks.train.end) & (tasks.train.took > 0)
-    client = tasks.client[there]
-    pace = np.log(tasks.train.took[there] / tasks.train.amount[there])
+    tasks = tasks[~np.isnan(tasks.train.end) & (took(tasks.train) > 0)]
+    client = tasks.client
+    pace = np.log(took(tasks.train) / tasks.train.amount)
     rest = pace - _median(pace, client, clients)[client]
     free = max(1, len(rest) - len(np.unique(client)))
     sigma = _SIGMA * float(np.median(np.abs(rest))) * math.sqrt(len(rest) / free)
@@ -149,28 +140,24 @@ def _speeds(tasks: Tasks, clients: int) -> tuple[Floats, float]:
     if near.sum() > count.astype(bool).sum():  # what is near enough says how far it spreads, all together
         within = pace[near] - mean[client[near]]
         sigma = math.sqrt(float(np.sum(within**2)) / (near.sum() - count.astype(bool).sum()))
-    jitter = math.sqrt(math.expm1(sigma**2) * float(np.median(tasks.epochs[there])))
+    jitter = math.sqrt(math.expm1(sigma**2) * float(np.median(tasks.epochs)))
     return np.exp(-mean - sigma**2 / 2), jitter if jitter > _NO_JITTER else 0.0
 
 
-def _line(amount: Floats, took: Floats) -> tuple[float, float] | None:
-    """Intercept and slope of time over amount (Theil, 1950; Sen, 1968); None of one amount."""
-    sizes = np.unique(amount)
-    if len(sizes) < 2 or sizes[-1] < _APART * sizes[0]:
-        return None
-    sizes = sizes[np.unique(np.linspace(0, len(sizes) - 1, 64).astype(np.int64))]
-    found = theilslopes([np.median(took[amount == size]) for size in sizes], sizes, method="joint")
-    return float(found.intercept), float(found.slope)
+def _lines(steps: Any, client: Ints, clients: int) -> Floats:
+    """Intercept (at least 0) and slope of each client's line of time over amount (Theil, 1950; Sen, 1968), [2, clients].
 
-
-def _lines(steps: Steps, client: Ints, clients: int) -> Floats:
-    """Intercept (at least 0) and slope of each client's line of time over amount; NaN where there is none, [2, clients]."""
+    NaN where there is none, and of one amount.
+    """
     found = np.full((2, clients), math.nan)
-    there = np.flatnonzero(~np.isnan(steps.end))
-    for one, own in _own(client[there], clients):
-        line = _line(steps.amount[there[own]], steps.took[there[own]])
-        if line is not None:
-            found[:, one] = max(0.0, line[0]), line[1]
+    times = pd.DataFrame({"client": client, "amount": steps.amount, "took": took(steps)}).dropna(subset="took")
+    for one, own in times.groupby("client"):
+        middle = own.groupby("amount")["took"].median()
+        sizes = middle.index.to_numpy(float)
+        if len(sizes) >= 2 and sizes[-1] >= _APART * sizes[0]:
+            some = np.unique(np.linspace(0, len(sizes) - 1, 64).astype(np.int64))
+            line = theilslopes(middle.to_numpy()[some], sizes[some], method="joint")
+            found[:, int(str(one))] = max(0.0, float(line.intercept)), float(line.slope)
     return found
 
 
@@ -182,14 +169,13 @@ def _latencies(tasks: Tasks, clients: int, protocol: Protocol) -> Floats | None:
         return None
     latency = lines[0].copy()
     if protocol.slow_start:  # the intercept has round trips in it, by which large messages are late
-        took = lines[0] + lines[1] * _LARGE
-        latency = _bisected(
-            lambda tried: (
-                tried + protocol.sending_s(_LARGE, protocol.overhead / lines[1], 2 * tried + protocol.round_trip) < took
-            ),
-            np.zeros_like(took),
-            lines[0],
-        )
+        large = lines[0] + lines[1] * _LARGE
+
+        def is_low(tried: Floats) -> Flags:
+            sending = protocol.sending_s(_LARGE, protocol.overhead / lines[1], 2 * tried + protocol.round_trip)
+            return np.asarray(tried + sending < large)
+
+        latency = _bisected(is_low, np.zeros_like(large), lines[0])
     sums = np.where(known, latency, 0.0).sum(axis=0)
     with np.errstate(invalid="ignore"):
         mean: Floats = sums / known.sum(axis=0)
@@ -210,18 +196,16 @@ def _bisected(is_low: Callable[[Floats], Flags], low: Floats, high: Floats) -> F
 
 def _links(tasks: Tasks, way: Direction, latency: Floats, protocol: Protocol) -> tuple[Floats, float, list[str]]:
     """Rates of the clients' links, [clients], NaN where nothing went, the capacity of the server's (bytes/s), and notes."""
-    steps = tasks.down if way == "down" else tasks.up
-    there = ~np.isnan(steps.end) & (steps.amount > 0)
-    steps, client, clients = steps.at(there), tasks.client[there], len(latency)
-    order = np.argsort(steps.start, kind="stable")
-    if not len(client):
+    tasks, clients = tasks[~np.isnan(tasks[way].end) & (tasks[way].amount > 0)], len(latency)
+    if not len(tasks):
         return np.full(clients, math.nan), math.inf, []
-    search = _LinkSearch(way, steps.at(order), client[order], latency, protocol)
+    tasks = tasks[np.argsort(tasks[way].start, kind="stable")]
+    search = _LinkSearch(way, tasks[way], tasks.client, latency, protocol)
     capacity, notes = search.capacity(), []
-    rates = search.settled(capacity, len(client))[0]
+    rates = search.settled(capacity, len(tasks))[0]
     if np.isnan(rates).all():  # windows and round trips alone tell how long messages take
         rates = np.full(clients, _LARGE)
-    if np.median(steps.amount) <= _FIRST_WINDOW:
+    if np.median(tasks[way].amount) <= _FIRST_WINDOW:
         notes.append(f"messages {way} are so small that a round trip holds them: they tell latency, not the links' rates")
     elif capacity == math.inf and search.looks_shared(rates):
         capacity = float(np.nansum(rates))
@@ -251,10 +235,9 @@ def _rates(protocol: Protocol, sizes: Floats, sending: Floats, latency: Floats) 
     if protocol.window == math.inf:
         return low
     told = _sending_s(protocol, sizes, low * _STEEP, latency) < sending
-    low = np.exp(
-        _bisected(lambda log: _sending_s(protocol, sizes, np.exp(log), latency) > sending, *np.log((low, low * _STEEP)))
-    )
-    return np.where(told, low, math.nan)
+    ends = np.log((low, low * _STEEP))
+    found = _bisected(lambda log: _sending_s(protocol, sizes, np.exp(log), latency) > sending, *ends)
+    return np.where(told, np.exp(found), math.nan)
 
 
 class _LinkSearch:
@@ -265,7 +248,7 @@ class _LinkSearch:
     single transfers and of whole busy times, says which capacity is right; a limit that explains little more than none is none.
     """
 
-    def __init__(self, way: Direction, steps: Steps, client: Ints, latency: Floats, protocol: Protocol) -> None:
+    def __init__(self, way: Direction, steps: Any, client: Ints, latency: Floats, protocol: Protocol) -> None:
         self._way, self._steps, self._client, self._latency, self._protocol = way, steps, client, latency, protocol
         self._over = np.maximum.accumulate(steps.end)
 
@@ -295,40 +278,41 @@ class _LinkSearch:
         known = rates[~np.isnan(rates)]
         if len(known) < _MANY or np.ptp(known) > _ALIKE * np.median(known):
             return False
-        begins = self._begins(len(self._client))
-        together = [len(np.unique(part)) for part in np.split(self._client, begins[1:])]
-        return min(together) == len(known)
+        together = np.split(self._client, self._begins(len(self._client))[1:])
+        return min(len(np.unique(part)) for part in together) == len(known)
 
     def settled(self, capacity: float, most: int) -> tuple[Floats, Floats]:
         """Rates (bytes/s, [clients]) behind a server's link of this capacity, and how long the first transfers take (s)."""
-        latency = self._latency[self._client]
-        sending = np.maximum(self._steps.took - latency, 1e-9)
-        rates = _median(_rates(self._protocol, self._steps.amount, sending, latency), self._client, len(self._latency))
-        steps, client, latency, real = self._steps.at(slice(most)), self._client[:most], latency[:most], sending[:most]
+        latency, clients = self._latency[self._client], len(self._latency)
+        sending = np.maximum(took(self._steps) - latency, 1e-9)
+        rates = _median(_rates(self._protocol, self._steps.amount, sending, latency), self._client, clients)
+        steps, client, latency, real = self._steps[:most], self._client[:most], latency[:most], sending[:most]
         if capacity == math.inf:
             return rates, latency + _sending_s(self._protocol, steps.amount, rates[client], latency)
-        rates = np.minimum(rates, capacity)
-        took = real
+        rates, took_s = np.minimum(rates, capacity), real
         for _ in range(_TURNS):
             known = np.where(np.isnan(rates), capacity, rates)
-            links = Links(known, known, self._latency, dict.fromkeys(_WAYS, capacity), self._protocol)
-            took = transfers(links, self._way, steps, client)
-            apart = np.log(np.maximum(took - latency, 1e-9) / real)
+            world = FittedWorld(known, known, self._latency, dict.fromkeys(_WAYS, capacity), self._protocol)
+            took_s = transfers(world, self._way, steps, client)
+            apart = np.log(np.maximum(took_s - latency, 1e-9) / real)
             told = np.abs(apart) > _STILL  # those that the server's link holds up say nothing of their own
-            change = np.nan_to_num(_median(apart[told], client[told], len(rates)))
+            change = np.nan_to_num(_median(apart[told], client[told], clients))
             better = np.minimum(rates * np.exp(change), capacity)
             if np.nanmax(np.abs(np.log(better / rates))) < _STILL:
                 break
             rates = better
-        return rates, took
+        return rates, took_s
 
     def _error(self, capacity: float, most: int) -> float:
         """Mean log error of single transfers, plus the weighted one of the ends of busy times."""
-        steps, (_, took) = self._steps.at(slice(most)), self.settled(capacity, most)
-        alone = np.abs(np.log(np.maximum(took, 1e-9) / np.maximum(steps.took, 1e-9))).mean()
+        steps, took_s = self._steps[:most], self.settled(capacity, most)[1]
         begins = self._begins(most)
-        real, here = (np.maximum.reduceat(ends, begins) - steps.start[begins] for ends in (steps.end, steps.start + took))
-        return float(alone + _TOGETHER * np.abs(np.log(np.maximum(here, 1e-9) / np.maximum(real, 1e-9))).mean())
+        busy, here = (np.maximum.reduceat(ends, begins) - steps.start[begins] for ends in (steps.end, steps.start + took_s))
+        alone, together = (
+            np.abs(np.log(np.maximum(found, 1e-9) / np.maximum(real, 1e-9))).mean()
+            for found, real in ((took_s, took(steps)), (here, busy))
+        )
+        return float(alone + _TOGETHER * together)
 
     def _begins(self, most: int) -> Ints:
         return np.concatenate(([0], 1 + np.flatnonzero(self._steps.start[1:most] >= self._over[: most - 1])))
@@ -337,7 +321,7 @@ class _LinkSearch:
         """Lower bound of the server's link (bytes/s): the rate of whole transfers in the busiest stretches."""
         found = []
         for first, last in pairwise([*self._begins(most).tolist(), most]):
-            steps = self._steps.at(slice(first, last))
+            steps = self._steps[first:last]
             order = np.argsort(steps.end, kind="stable")
             latency = self._latency[self._client[first:last]].min()
             wire = np.cumsum(steps.amount[order]) * self._protocol.overhead

@@ -15,36 +15,22 @@ import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
 from fedsim.errors import DataError, shown
 from fedsim.records.reading import RunFolder
 
-_COLUMNS = ["place", "client", "round", "what", "start", "end", "bytes", "samples", "epochs"]
-_WORDS = {"download": "down", "train": "train", "upload": "up"}
+_COLUMNS = ["place", "client", "round", "what", "start", "end", "bytes", "epochs"]
 _SUFFIXES = (".txt", ".log")
 _NAMES = ("log.txt", "log_fl.txt")
-_DATE = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3})")
-_NEEDED = ("getTask: train", "SubmitUpdate size")
+_DATE = r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3})"
+_NVFLARE = re.compile(rf"^{_DATE}.*?(getTask: train|SubmitUpdate size)")
 _BYTES, _TIME = re.compile(r"(\d+) Bytes"), re.compile(r"time: ([0-9.eE+-]+) seconds")
+_APPFL = re.compile(rf"\[{_DATE}(?: (?:INFO|DEBUG))? ([^\]]+)\]: (.*)")
 _FLOWER = re.compile(r"\[ROUND \d+\]|configure_fit|aggregate_fit")
-_APPFL = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3})(?: (?:INFO|DEBUG))? ([^\]]+)\]: (.*)")
 _UPDATE = "Received UpdateGlobalModel request from client "
-
-
-class LoggedStep(NamedTuple):
-    """A row of a log; seconds since 1970."""
-
-    place: int
-    client: str
-    round: int
-    what: str
-    start: float
-    end: float
-    bytes: float
-    epochs: int
 
 
 def rows_of(path: Path, where: str, size: float | None, samples: int | None, epochs: int, notes: list[str]) -> Any:
@@ -58,88 +44,65 @@ def rows_of(path: Path, where: str, size: float | None, samples: int | None, epo
             f"{where} is what Flower's server says of its rounds: no client's download, training or upload is in it; write "
             "these as rows of a CSV file, or run the app by fedsim"
         )
-    logs, whose, found = _client_logs(path), "NVFlare", list[LoggedStep]()
-    if logs:
-        found = list(_rows(logs, epochs))
-        notes.append(
-            f"read as {len(logs)} logs of NVFlare: rounds are counted, and a training is the time between two messages"
-        )
-    elif path.is_dir() and (lines := [line for log in sorted(path.glob("**/*.txt")) for line in _appfl_lines(log)]):
-        whose = "APPFL"
+    whose, found = "NVFlare", list(_of_nvflare(path, epochs))
+    note = f"{len({row[1] for row in found})} logs of NVFlare: rounds are counted, a training is the time between two messages"
+    if not found and path.is_dir() and (lines := _appfl_lines(path)):
         if size is None:
             raise DataError(f"{where} is APPFL's, which logs no bytes; say how many a message has, such as --bytes 4MB")
-        found = list(_appfl_steps(lines, where, size, epochs))
-        notes.append(
-            "read as logs of APPFL: the first round is left out, since nothing tells its download; clocks are taken to agree, "
-            "and a download has in it what a client does before its training (validation)"
+        whose, found = "APPFL", list(_of_appfl(lines, where, size, epochs))
+        note = (
+            "logs of APPFL: the first round is left out, since nothing tells its download; clocks are taken to agree, and a "
+            "download has in it what a client does before its training (validation)"
         )
     if not found:
         return None
     if samples is None:
         raise DataError(f"{where} is {whose}'s, which logs no samples; say how many a training has, such as --samples 60")
-    return pd.DataFrame(found).assign(samples=float(samples))
-
-
-def _client_logs(path: Path) -> list[Path]:
-    if path.is_dir():
-        found = sorted(log for name in _NAMES for log in path.glob(f"**/{name}"))
-        return [log for log in found if any(_steps(log))]
-    return [path] if path.suffix in _SUFFIXES and path.is_file() and any(_steps(path)) else []
-
-
-def _rows(logs: list[Path], epochs: int) -> Iterator[LoggedStep]:
-    """The downloads, trainings and uploads of clients, each named by the folder of its log."""
-    for log in logs:
-        client, number, got = log.parent.name if log.name in _NAMES else log.stem, -1, 0.0
-        for place, what, end, took, size in _steps(log):
-            if what == "down":
-                number, got = number + 1, end
-            elif number >= 0:
-                yield LoggedStep(place, client, number, "train", got, max(got, end - took), 0.0, epochs)
-            if number >= 0:
-                yield LoggedStep(place, client, number, what, end - took, end, size, epochs)
+    notes.append(f"read as {note}")
+    return pd.DataFrame(found, columns=_COLUMNS).assign(samples=float(samples))
 
 
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
 
 
-def _steps(log: Path) -> Iterator[tuple[int, str, float, float, float]]:
-    """Line, direction, end and duration (s) and bytes of each transfer of a client; a task that was sent twice counts once."""
-    last = ""
-    for place, line in enumerate(_text(log).splitlines(), 1):
-        date, size, took = _DATE.match(line), _BYTES.search(line), _TIME.search(line)
-        if date is None or size is None or took is None or not any(word in line for word in _NEEDED):
-            continue
-        what = "down" if _NEEDED[0] in line else "up"
-        if what != last:
-            yield place, what, _seconds(date), float(took[1]), float(size[1])
-        last = what
+def _seconds(date: str) -> float:
+    return datetime.strptime(date, "%Y-%m-%d %H:%M:%S,%f").replace(tzinfo=UTC).timestamp()
 
 
-def _seconds(date: re.Match[str]) -> float:
-    """Of a day with its time, and milliseconds."""
-    return datetime.strptime(date[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC).timestamp() + int(date[2]) / 1000
+def _of_nvflare(path: Path, epochs: int) -> Iterator[tuple[Any, ...]]:
+    """The downloads, trainings and uploads of clients, each named by the folder of its log, or by a single log."""
+    logs = [path] if path.suffix in _SUFFIXES and path.is_file() else []
+    if path.is_dir():
+        logs = sorted(log for name in _NAMES for log in path.glob(f"**/{name}"))
+    for log in logs:
+        client, number, got, last = log.parent.name if log.name in _NAMES else log.stem, -1, 0.0, ""
+        for place, line in enumerate(_text(log).splitlines(), 1):
+            step, size, took = _NVFLARE.match(line), _BYTES.search(line), _TIME.search(line)
+            if step is None or size is None or took is None or step[2] == last:  # a task that was sent twice counts once
+                continue
+            last, end, start = step[2], _seconds(step[1]), _seconds(step[1]) - float(took[1])
+            if last.startswith("getTask"):
+                number, got = number + 1, end
+                yield place, client, number, "down", start, end, float(size[1]), epochs
+            elif number >= 0:
+                yield place, client, number, "train", got, max(got, start), 0.0, epochs
+                yield place, client, number, "up", start, end, float(size[1]), epochs
 
 
-class _AppflLine(NamedTuple):
-    place: int
-    time: float  # s since 1970
-    name: str  # ``server``, or the client's
-    text: str
+_Line = tuple[int, float, str, str]  # of a log of APPFL: its number, s since 1970, ``server`` or the client, and the text
 
 
-def _appfl_lines(log: Path) -> Iterator[_AppflLine]:
-    for place, line in enumerate(_text(log).splitlines(), 1):
-        if found := _APPFL.search(line):
-            yield _AppflLine(place, _seconds(found), found[3], found[4])
+def _appfl_lines(path: Path) -> list[_Line]:
+    lines = ((place, line) for log in sorted(path.glob("**/*.txt")) for place, line in enumerate(_text(log).splitlines(), 1))
+    return [(place, _seconds(found[1]), found[2], found[3]) for place, line in lines if (found := _APPFL.search(line))]
 
 
-def _appfl_trainings(lines: list[_AppflLine], epochs: int) -> dict[int, LoggedStep]:
-    """A client's trainings by their rounds: the rows below its titles, one an epoch or one a training."""
-    trainings: dict[int, LoggedStep] = {}
+def _appfl_trainings(lines: list[_Line], epochs: int) -> dict[int, tuple[int, float, float, int]]:
+    """A client's trainings by round: line, start, end and epochs, from the rows below titles, one an epoch or a training."""
+    trainings: dict[int, tuple[int, float, float, int]] = {}
     titles: list[str] = []
-    for place, end, name, text in lines:
+    for place, end, _, text in lines:
         cells = text.replace("Pre Val?", "Pre").split()
         if cells[:1] == ["Round"] and "Time" in cells:
             titles = cells
@@ -148,26 +111,23 @@ def _appfl_trainings(lines: list[_AppflLine], epochs: int) -> dict[int, LoggedSt
         is_time = row.get("Time", "").replace(".", "", 1).isdecimal()
         if row.get("Pre") == "Y" or not is_time or not row["Round"].isdecimal():
             continue
-        number, start = int(row["Round"]), end - float(row["Time"])
-        before = trainings.get(number)
-        if before is not None and "Epoch" in row:
-            trainings[number] = before._replace(end=end, epochs=before.epochs + 1)
+        first, start, _, passes = trainings.get(int(row["Round"]), (place, end - float(row["Time"]), end, 0))
+        if "Epoch" in row:
+            trainings[int(row["Round"])] = first, start, end, passes + 1
         else:
-            trainings[number] = LoggedStep(place, name, number, "train", start, end, 0.0, 1 if "Epoch" in row else epochs)
+            trainings[int(row["Round"])] = place, end - float(row["Time"]), end, epochs
     return trainings
 
 
-def _appfl_steps(lines: list[_AppflLine], where: str, size: float, epochs: int) -> Iterator[LoggedStep]:
+def _of_appfl(lines: list[_Line], where: str, size: float, epochs: int) -> Iterator[tuple[Any, ...]]:
     """The tasks of all clients from the second round on."""
     arrived: dict[str, list[float]] = {}
-    for line in lines:
-        if line.name == "server" and line.text.startswith(_UPDATE):
-            arrived.setdefault(line.text.removeprefix(_UPDATE).strip(), []).append(line.time)
-    trained = {
-        name: found
-        for name in dict.fromkeys(line.name for line in lines)
-        if (found := _appfl_trainings([line for line in lines if line.name == name], epochs))
-    }
+    for _, time, name, text in lines:
+        if name == "server" and text.startswith(_UPDATE):
+            arrived.setdefault(text.removeprefix(_UPDATE).strip(), []).append(time)
+    names = dict.fromkeys(line[2] for line in lines)
+    trained = {name: _appfl_trainings([line for line in lines if line[2] == name], epochs) for name in names}
+    trained = {name: found for name, found in trained.items() if found}
     if not trained or trained.keys() - arrived.keys():
         raise DataError(
             f"{where} is APPFL's, whose server has updates of {shown(', '.join(arrived) or 'nobody')}, and whose other logs "
@@ -175,31 +135,30 @@ def _appfl_steps(lines: list[_AppflLine], where: str, size: float, epochs: int) 
         )
     updates = {name: dict(zip(sorted(trained[name]), sorted(arrived[name]), strict=False)) for name in trained}
     last = {number: max(of[number] for of in updates.values() if number in of) for of in updates.values() for number in of}
-    waits = all(step.start >= last[number - 1] for of in trained.values() for number, step in of.items() if number - 1 in last)
+    waits = all(step[1] >= last[number - 1] for of in trained.values() for number, step in of.items() if number - 1 in last)
     for name, steps in trained.items():
-        for number, step in steps.items():
+        for number, (place, start, end, passes) in steps.items():
             if number - 1 not in updates[name]:
                 continue
-            begun, end = last[number - 1] if waits else updates[name][number - 1], updates[name].get(number)
-            if begun > step.start or (end is not None and end < step.end):
+            begun, sent = last[number - 1] if waits else updates[name][number - 1], updates[name].get(number)
+            if begun > start or (sent is not None and sent < end):
                 raise DataError(
-                    f"{where}: client {name!r} trains in round {number} for {step.end - step.start:.6g} s; by the server's log "
-                    f"it is asked {step.start - begun:+.6g} s before, or heard of too early: their clocks do not agree"
+                    f"{where}: client {name!r} trains in round {number} for {end - start:.6g} s; by the server's log "
+                    f"it is asked {start - begun:+.6g} s before, or heard of too early: their clocks do not agree"
                 )
-            yield step._replace(what="down", start=begun, end=step.start, bytes=size)
-            yield step
-            if end is not None:
-                yield step._replace(what="up", start=step.end, end=end, bytes=size)
+            yield place, name, number, "down", begun, start, size, passes
+            yield place, name, number, "train", start, end, 0.0, passes
+            if sent is not None:
+                yield place, name, number, "up", end, sent, size, passes
 
 
 def of_run(path: Path) -> Any:
     """The data frame of a run folder."""
-    return pd.DataFrame(_recorded(RunFolder(path)), columns=_COLUMNS)
-
-
-def _recorded(run: RunFolder) -> Iterator[tuple[Any, ...]]:
+    run = RunFolder(path)
     samples = {row["device"]: row["samples"] for row in run.devices}
+    words = {"download": "down", "train": "train", "upload": "up"}
     begun: dict[int, float] = {}
+    rows: list[tuple[Any, ...]] = []
     last = 0.0
     kinds = ("step-start", "step-end", "round-start", "round")
     columns = ("time", "kind", "device", "round", "task", "step", "outcome", "data")
@@ -209,10 +168,11 @@ def _recorded(run: RunFolder) -> Iterator[tuple[Any, ...]]:
         elif kind == "round-start":
             last = time
         elif kind == "round":
-            yield 0, "server", number, "round", last, time, 0.0, 0.0, 1
+            rows.append((0, "server", number, "round", last, time, 0.0, 1, 0.0))
             last = time
-        elif outcome == "done" and step in ("download", "train", "upload") and number is not None:
+        elif outcome == "done" and step in words and number is not None:
             facts = json.loads(data)
-            epochs = facts.get("epochs") or 1
-            held = samples.get(device, 0) * epochs
-            yield 0, str(device), number, _WORDS[step], begun[task], time, facts.get("bytes", 0.0), held, epochs
+            passes = facts.get("epochs") or 1
+            held = float(samples.get(device, 0) * passes)
+            rows.append((0, str(device), number, words[step], begun[task], time, facts.get("bytes", 0.0), passes, held))
+    return pd.DataFrame(rows, columns=[*_COLUMNS, "samples"])

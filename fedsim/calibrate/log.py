@@ -27,7 +27,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from fedsim.arrays import Flags, Floats, Ints
+from fedsim.arrays import Flags, Floats
 from fedsim.calibrate import foreign
 from fedsim.errors import DataError, nearest, shown
 from fedsim.files import regular
@@ -43,6 +43,16 @@ _NEEDS = {"down": ("round", "bytes"), "train": ("round", "samples", "epochs"), "
 _MOSTLY = 0.9
 _TOGETHER_S = 1e-3  # clocks are read one after another: an overlap of less is none
 
+Tasks: TypeAlias = Any
+"""A recarray [tasks] in order of their beginning: ``client`` (from 0 on), the ``number`` of its round, ``epochs``.
+
+Each has the steps ``down``, ``train`` and ``up``: from ``start`` to ``end`` (s, from the log's first instant), and the
+``amount``, bytes or samples; NaN where a task has none.
+"""
+_STEP = [("start", float), ("end", float), ("amount", float)]
+_TASK = [("client", int), ("number", int), ("epochs", int), ("down", _STEP), ("train", _STEP), ("up", _STEP)]
+_ROUND = [("number", int), ("start", float), ("end", float)]
+
 
 class LogDefaults(NamedTuple):
     """Values of columns that a log lacks, and whether rows that cannot be used are left out (``lenient``) or refused."""
@@ -53,69 +63,21 @@ class LogDefaults(NamedTuple):
     lenient: bool = False
 
 
-class Steps(NamedTuple):
-    """One step of every task; NaN where a task has none, [tasks] each.
-
-    Attributes:
-        start, end: s, from the log's first instant.
-        amount: bytes, or samples.
-    """
-
-    start: Floats
-    end: Floats
-    amount: Floats
-
-    @property
-    def took(self) -> Floats:
-        """Duration (s), [tasks]."""
-        return self.end - self.start
-
-    def at(self, tasks: Any) -> "Steps":
-        """The steps of some tasks."""
-        return Steps(*(column[tasks] for column in self))
+def took(steps: Any) -> Floats:
+    """Durations of steps (s), [tasks]."""
+    seconds: Floats = steps.end - steps.start
+    return seconds
 
 
-class Tasks(NamedTuple):
-    """The tasks of a log in order of their beginning, [tasks] each; clients are numbered from 0."""
-
-    client: Ints
-    round: Ints
-    epochs: Ints
-    down: Steps
-    train: Steps
-    up: Steps
-
-    @property
-    def start(self) -> Floats:
-        """Beginning of each task (s), [tasks]."""
-        return np.fmin(self.down.start, np.fmin(self.train.start, self.up.start))
-
-    @property
-    def end(self) -> Floats:
-        """End of the last known step of each task (s), [tasks]."""
-        return np.fmax(self.down.end, np.fmax(self.train.end, self.up.end))
-
-    @property
-    def whole(self) -> Flags:
-        """Whether each task came to the end of its upload, [tasks]."""
-        return ~np.isnan(self.up.end)
-
-    def at(self, tasks: Any) -> "Tasks":
-        """Some of the tasks."""
-        columns = self.client[tasks], self.round[tasks], self.epochs[tasks]
-        return Tasks(*columns, *(steps.at(tasks) for steps in (self.down, self.train, self.up)))
+def spans(tasks: Tasks) -> tuple[Floats, Floats]:
+    """Beginning of each task, and end of its last known step (s), [tasks] each."""
+    down, train, up = tasks.down, tasks.train, tasks.up
+    return np.fmin(down.start, np.fmin(train.start, up.start)), np.fmax(down.end, np.fmax(train.end, up.end))
 
 
-class LoggedRounds(NamedTuple):
-    """The rounds of a log, [rounds] each: their numbers, and when each began and ended (s)."""
-
-    number: Ints
-    start: Floats
-    end: Floats
-
-    def at(self, rounds: Any) -> "LoggedRounds":
-        """Some of the rounds."""
-        return LoggedRounds(*(column[rounds] for column in self))
+def whole(tasks: Tasks) -> Flags:
+    """Whether each task came to the end of its upload, [tasks]."""
+    return np.asarray(~np.isnan(tasks.up.end))
 
 
 @dataclass(frozen=True)
@@ -125,7 +87,7 @@ class Log:
     Attributes:
         clients: their names, [clients].
         tasks: of all clients.
-        rounds: in order of time; of an asynchronous server its versions.
+        rounds: a recarray of ``number``, ``start`` and ``end`` (s), in order of time; of an asynchronous server its versions.
         synchronous: whether a round begins only when the one before is over.
         on: client, start and end (s) of intervals in which it could be reached, if the log has any.
         aggregate_s: durations of the server's aggregations (s).
@@ -134,27 +96,24 @@ class Log:
 
     clients: tuple[str, ...]
     tasks: Tasks
-    rounds: LoggedRounds
+    rounds: Any
     synchronous: bool
     on: tuple[tuple[int, float, float], ...]
     aggregate_s: Floats
     notes: tuple[str, ...]
 
     @property
-    def at_work(self) -> int:
-        """Mean number of tasks under way at a time."""
-        start, end = self.tasks.start, self.tasks.end
+    def at_once(self) -> int:
+        """Clients in a round, the median; of an asynchronous server the mean number of tasks under way at a time."""
+        if self.synchronous:
+            return int(np.median(np.unique(self.tasks.number, return_counts=True)[1]))
+        start, end = spans(self.tasks)
         return min(len(self.clients), max(1, round(float((end - start).sum() / (end.max() - start.min())))))
-
-    @property
-    def cohort(self) -> int:
-        """Median number of tasks in a round."""
-        return int(np.median(np.unique(self.tasks.round, return_counts=True)[1]))
 
     @property
     def per_version(self) -> int:
         """Median number of updates between two versions."""
-        ends = np.sort(self.tasks.up.end[self.tasks.whole])
+        ends = np.sort(self.tasks.up.end[whole(self.tasks)])
         first, last = (np.searchsorted(ends, edges, side="right") for edges in (self.rounds.start, self.rounds.end))
         return max(1, int(np.median(last - first)))
 
@@ -174,13 +133,13 @@ def read_log(path: Path, said: LogDefaults) -> Log:
         notes.append(f"left out: {problem}")
 
     rows = foreign.rows_of(path, where, said.bytes, said.samples, said.epochs, notes)
-    is_foreign = rows is not None
+    is_run = rows is None and path.is_dir()
     if rows is None:
-        rows = foreign.of_run(path) if path.is_dir() else _of_file(path, where, said, notes)
+        rows = foreign.of_run(path) if is_run else _of_file(path, where, said, notes)
     steps = rows[rows["what"].isin(_ORDER)]
     if not {"down", "up"} & set(steps["what"]) or "train" not in set(steps["what"]):
         raise DataError(f"{where} tells of no training, or of no transfer; both are needed to fit devices and links")
-    kinds = [] if path.is_dir() and not is_foreign else [what for what in _ORDER if what in set(steps["what"])]
+    kinds = [] if is_run else [what for what in _ORDER if what in set(steps["what"])]
     by_client = dict(list(steps.groupby("client")))
     names = sorted(by_client, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
     kept = {name: own for name in names if (own := _tasks_of(name, by_client[name], kinds, refuse))}
@@ -188,16 +147,22 @@ def read_log(path: Path, said: LogDefaults) -> Log:
         raise DataError(f"{where} holds no client with two tasks")
     zero = rows["start"].min()
     tasks = _tasks([task for own in kept.values() for task in own], {name: at for at, name in enumerate(kept)}, zero)
-    if torn := len(tasks.round) - int(tasks.whole.sum()):
-        notes.append(f"{torn} of {len(tasks.round)} tasks did not come to the end of an upload; no deadline or loss is fitted")
+    if torn := len(tasks) - int(whole(tasks).sum()):
+        notes.append(f"{torn} of {len(tasks)} tasks did not come to the end of an upload; no deadline or loss is fitted")
     on = rows[(rows["what"] == "on") & rows["client"].isin(kept)].sort_values("start", kind="stable")
     places = [list(kept).index(name) for name in on["client"]]
-    server = rows[rows["what"] == "aggregate"]
+    server, told = rows[rows["what"] == "aggregate"], rows[rows["what"] == "round"].sort_values(["start", "end", "round"])
+    of_tasks = _rounds(tasks)
+    rounds = of_tasks[np.argsort(of_tasks.start, kind="stable")]  # from the first start of a round's tasks to their last end
+    if len(told):  # as the server's own rows say
+        columns = (told[name].to_numpy() - by for name, by in (("round", 0), ("start", zero), ("end", zero)))
+        rounds = np.rec.fromarrays(list(columns), dtype=_ROUND)
+    over = of_tasks.start[1:] >= of_tasks.end[:-1] - _TOGETHER_S  # when the next one begins
     return Log(
         clients=tuple(kept),
         tasks=tasks,
-        rounds=_rounds(rows[rows["what"] == "round"], tasks, zero),
-        synchronous=_is_synchronous(tasks),
+        rounds=rounds,
+        synchronous=not len(over) or bool(np.mean(over) >= _MOSTLY),
         on=tuple(zip(places, on["start"] - zero, on["end"] - zero, strict=True)),
         aggregate_s=(server["end"] - server["start"]).to_numpy(np.float64),
         notes=tuple(notes),
@@ -232,9 +197,8 @@ def _of_file(path: Path, where: str, said: LogDefaults, notes: list[str]) -> Any
     for name in (*_NEEDED[3:], "round", *_MORE):
         if name in table:
             rows[name] = _seconds(table[name], texts[name]) if name in ("start", "end") else _numbers(table[name])
-            unread = np.flatnonzero(~np.isfinite(rows[name]) & (texts[name] != ""))
-            if len(unread):
-                raise wrong(unread[0], f"{name} is {shown(texts[name][unread[0]])}, which cannot be read")
+            for row in np.flatnonzero(~np.isfinite(rows[name]) & (texts[name] != ""))[:1]:
+                raise wrong(row, f"{name} is {shown(texts[name][row])}, which cannot be read")
         elif getattr(said, name) is not None or name not in needed:
             rows[name] = np.nan if getattr(said, name) is None else float(getattr(said, name))
         else:
@@ -352,38 +316,23 @@ def _told(row: Any) -> str:
 
 
 def _tasks(tasks: list[_Task], numbers: dict[str, int], zero: float) -> Tasks:
-    tasks = sorted(tasks, key=lambda task: next(iter(task.values())).start)
-    steps = []
-    for what in _ORDER:
-        found = np.full((3, len(tasks)), math.nan)
-        for place, row in ((place, task[what]) for place, task in enumerate(tasks) if what in task):
-            found[:, place] = row.start - zero, row.end - zero, row.samples if what == "train" else row.bytes
-        steps.append(Steps(*found))
-    first = [next(iter(task.values())) for task in tasks]
-    epochs = [task["train"].epochs if "train" in task else 1 for task in tasks]
-    told = [numbers[row.client] for row in first], [row.round for row in first], epochs
-    client, number, passes = (np.array(column, dtype=np.int64) for column in told)
-    return Tasks(client, number, passes, *steps)
+    table = np.recarray(len(tasks), dtype=_TASK)
+    for place, task in enumerate(sorted(tasks, key=lambda task: next(iter(task.values())).start)):
+        first, steps = next(iter(task.values())), []
+        for what in _ORDER:
+            row = task.get(what)
+            step = (math.nan,) * 3
+            if row is not None:
+                step = row.start - zero, row.end - zero, row.samples if what == "train" else row.bytes
+            steps.append(step)
+        table[place] = (numbers[first.client], first.round, task["train"].epochs if "train" in task else 1, *steps)
+    return table
 
 
-def _rounds(rows: Any, tasks: Tasks, zero: float) -> LoggedRounds:
-    """As the server's own rows say; where there are none, from the first start of a round's tasks to their last end."""
-    if len(rows):
-        rows = rows.sort_values(["start", "end", "round"], kind="stable")
-        return LoggedRounds(*(rows[name].to_numpy() - by for name, by in (("round", 0), ("start", zero), ("end", zero))))
-    rounds = _spans(tasks)
-    return rounds.at(np.argsort(rounds.start, kind="stable"))
-
-
-def _spans(tasks: Tasks) -> LoggedRounds:
+def _rounds(tasks: Tasks) -> Any:
     """When the first task of each round begins and the last one ends, in order of the rounds' numbers."""
-    order = np.argsort(tasks.round, kind="stable")
-    numbers, first = np.unique(tasks.round[order], return_index=True)
-    return LoggedRounds(numbers, np.minimum.reduceat(tasks.start[order], first), np.maximum.reduceat(tasks.end[order], first))
-
-
-def _is_synchronous(tasks: Tasks) -> bool:
-    """Whether in nine of ten cases all tasks of a round are over when the next one begins."""
-    rounds = _spans(tasks)
-    over = rounds.start[1:] >= rounds.end[:-1] - _TOGETHER_S
-    return not len(over) or bool(np.mean(over) >= _MOSTLY)
+    order = np.argsort(tasks.number, kind="stable")
+    numbers, first = np.unique(tasks.number[order], return_index=True)
+    start, end = spans(tasks)
+    columns = numbers, np.minimum.reduceat(start[order], first), np.maximum.reduceat(end[order], first)
+    return np.rec.fromarrays(columns, dtype=_ROUND)

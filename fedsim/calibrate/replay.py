@@ -3,14 +3,14 @@
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from simpy import Event
 from simpy.events import ProcessGenerator
 
 from fedsim.arrays import Flags, Floats, Ints
-from fedsim.calibrate.log import Log, Steps, Tasks
+from fedsim.calibrate.log import Log, Tasks, whole
 from fedsim.errors import DataError
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
@@ -23,14 +23,16 @@ _LEAST_ROUNDS = 3
 _UPDATES = 200  # over so many an asynchronous server's rate is counted
 
 
-class Links(NamedTuple):
-    """The links of a star.
+class FittedWorld(NamedTuple):
+    """A world fitted to a log.
 
     Attributes:
-        down, up: of the clients, bytes/s, [clients].
+        down, up: links of the clients, bytes/s, [clients].
         latency: s, [clients].
-        server: of the server by direction, bytes/s, infinity allowed.
+        server: links of the server by direction, bytes/s, infinity allowed.
         protocol: of the messages.
+        speed: samples/s, [clients].
+        jitter: coefficient of variation of an epoch's time.
     """
 
     down: Floats
@@ -38,55 +40,60 @@ class Links(NamedTuple):
     latency: Floats
     server: dict[Direction, float]
     protocol: Protocol = Fluid()
-
-
-class FittedWorld(NamedTuple):
-    """A world fitted to a log.
-
-    Attributes:
-        speed: samples/s, [clients].
-        jitter: coefficient of variation of an epoch's time.
-        links: the network.
-    """
-
-    speed: Floats
-    jitter: float
-    links: Links
+    speed: Floats = np.zeros(0)
+    jitter: float = 0.0
 
     @property
     def quantities(self) -> dict[str, Floats]:
         """The values of the clients by name, [clients] each."""
-        return {"speed": self.speed, "down": self.links.down, "up": self.links.up, "latency": self.links.latency}
+        return {"speed": self.speed, "down": self.down, "up": self.up, "latency": self.latency}
 
 
-class _Replay:
-    """A network over which processes of SimPy send; the weights of its protocol are drawn by the seed."""
+class _Play:
+    """A fitted world in which processes of SimPy carry out tasks; what is drawn follows from the seed."""
 
-    def __init__(self, links: Links, seed: int) -> None:
-        simulation, self.streams, server = Simulation(), Streams(seed), links.server
-        transport = Transport(links.protocol, self.streams)
+    def __init__(self, world: FittedWorld, seed: int) -> None:
+        simulation, self.streams, self._world = Simulation(), Streams(seed), world
         self.env = simulation.env
-        self._network = Star(simulation, links.down, links.up, links.latency, server["down"], server["up"], transport)
+        links = world.down, world.up, world.latency, world.server["down"], world.server["up"]
+        self._network = Star(simulation, *links, Transport(world.protocol, self.streams))
+        self._sigma = math.sqrt(math.log1p(world.jitter**2))
 
     def arrival(self, client: int, way: Direction, size: float) -> Event:
         arrived = self.env.event()
         self._network.send(*ends(client, way), size, arrived.succeed)  # type: ignore[arg-type]
         return arrived
 
+    def carry_out(self, tasks: Tasks, task: int) -> ProcessGenerator:
+        client, epochs = int(tasks.client[task]), int(tasks.epochs[task])
+        down, samples, up = (float(tasks[step].amount[task]) for step in ("down", "train", "up"))
+        if not math.isnan(down):
+            yield self.arrival(client, "down", down)
+        if not math.isnan(samples):
+            pace = samples / epochs / float(self._world.speed[client])
+            yield self.env.timeout(pace * sum(self._jitter(task, epoch) for epoch in range(epochs)))
+        if not math.isnan(up):
+            yield self.arrival(client, "up", up)
 
-def transfers(links: Links, way: Direction, steps: Steps, client: Ints) -> Floats:
+    def _jitter(self, task: int, epoch: int) -> float:
+        if not self._sigma:
+            return 1.0
+        return math.exp(self._sigma * self.streams.normal("world/jitter", task, epoch) - self._sigma**2 / 2)
+
+
+def transfers(world: FittedWorld, way: Direction, steps: Any, client: Ints) -> Floats:
     """Durations of the downloads or uploads of a log if each began when it did (s), [steps].
 
     One that would begin before the one before it of the same client is over waits for that.
     """
-    replay, took = _Replay(links, 0), np.zeros(len(client))
-    env = replay.env
+    play, took = _Play(world, 0), np.zeros(len(client))
+    env = play.env
 
     def send_all(one: int) -> ProcessGenerator:
         for step in np.flatnonzero(client == one).tolist():
             yield env.timeout(max(0.0, float(steps.start[step]) - env.now))
             start = env.now
-            yield replay.arrival(one, way, float(steps.amount[step]))
+            yield play.arrival(one, way, float(steps.amount[step]))
             took[step] = env.now - start
 
     for one in np.unique(client).tolist():
@@ -95,42 +102,14 @@ def transfers(links: Links, way: Direction, steps: Steps, client: Ints) -> Float
     return took
 
 
-class _Play(_Replay):
-    """Tasks that are carried out in a fitted world."""
-
-    def __init__(self, world: FittedWorld, tasks: Tasks, seed: int) -> None:
-        super().__init__(world.links, seed)
-        self._speed, self._tasks = world.speed, tasks
-        self._sigma = math.sqrt(math.log1p(world.jitter**2))
-
-    def carry_out(self, task: int) -> ProcessGenerator:
-        tasks = self._tasks
-        client = int(tasks.client[task])
-        for way, steps in (("down", tasks.down), ("train", tasks.train), ("up", tasks.up)):
-            amount = float(steps.amount[task])
-            if math.isnan(amount):
-                continue
-            if way != "train":
-                yield self.arrival(client, way, amount)  # type: ignore[arg-type]
-                continue
-            epochs = int(tasks.epochs[task])
-            pace = amount / epochs / float(self._speed[client])
-            yield self.env.timeout(pace * sum(self._jitter(task, epoch) for epoch in range(epochs)))
-
-    def _jitter(self, task: int, epoch: int) -> float:
-        if not self._sigma:
-            return 1.0
-        return math.exp(self._sigma * self.streams.normal("world/jitter", task, epoch) - self._sigma**2 / 2)
-
-
 def rounds(world: FittedWorld, tasks: Tasks, cohorts: Sequence[Ints], seed: int = 0) -> Floats:
     """Durations of rounds in which the clients of all tasks of a cohort begin at once (s), [cohorts]."""
-    play = _Play(world, tasks, seed)
+    play = _Play(world, seed)
     env, over = play.env, [0.0]
 
     def play_all() -> ProcessGenerator:
         for cohort in cohorts:
-            yield env.all_of([env.process(play.carry_out(task)) for task in cohort.tolist()])
+            yield env.all_of([env.process(play.carry_out(tasks, task)) for task in cohort.tolist()])
             over.append(env.now)
 
     env.process(play_all())
@@ -143,13 +122,13 @@ def updates_per_s(world: FittedWorld, tasks: Tasks, at_work: int, seed: int = 0)
 
     Updates are counted when three times as many as are at work have gone by. ``tasks``: one of each client, in their order.
     """
-    play, over, draws, drawn = _Play(world, tasks, seed), list[float](), Streams(seed), itertools.count()
-    idle, before = list(range(len(tasks.client))), 3 * at_work
+    play, over, draws, drawn = _Play(world, seed), list[float](), Streams(seed), itertools.count()
+    idle, before = list(range(len(tasks))), 3 * at_work
 
     def work() -> ProcessGenerator:
         while len(over) <= before + _UPDATES:
             task = idle.pop(int(draws.uniform("world/calibrate", 0, next(drawn)) * len(idle)))
-            yield from play.carry_out(task)
+            yield from play.carry_out(tasks, task)
             over.append(play.env.now)
             idle.append(task)
 
@@ -197,7 +176,7 @@ class Prediction(NamedTuple):
 
 def held_out(log: Log, how: HoldOut) -> Flags:
     """Rounds that are held out of the fit, bool [rounds]."""
-    count = len(log.rounds.number)
+    count = len(log.rounds)
     held = np.zeros(count, dtype=bool)
     if how == "none":
         return held
@@ -212,31 +191,18 @@ def held_out(log: Log, how: HoldOut) -> Flags:
 
 def predict(log: Log, held: Flags, worlds: Sequence[FittedWorld]) -> Prediction:
     """The mean prediction of several worlds: each round with its own cohort; of an asynchronous server, updates a second."""
-    spans = log.rounds.end - log.rounds.start
+    measured, tasks, done = log.rounds.end - log.rounds.start, log.tasks, whole(log.tasks)
     if log.synchronous:
-        return Prediction(held, spans, _round_s(log, worlds), None)
-    updates = _rates(log, held, worlds)
-    return Prediction(held, spans, np.full(len(held), log.per_version / updates[1]), updates)
-
-
-def _round_s(log: Log, worlds: Sequence[FittedWorld]) -> Floats:
-    order = np.argsort(log.tasks.round, kind="stable")
-    edges = (np.searchsorted(log.tasks.round[order], log.rounds.number, side=side) for side in ("left", "right"))
-    cohorts = [order[first:last] for first, last in zip(*edges, strict=True)]
-    whole = [place for place, cohort in enumerate(cohorts) if len(cohort) and log.tasks.whole[cohort].all()]
-    predicted = np.full(len(cohorts), np.nan)
-    if whole:
-        chosen = [cohorts[place] for place in whole]
-        predicted[whole] = np.mean([rounds(world, log.tasks, chosen, seed) for seed, world in enumerate(worlds)], axis=0)
-    return predicted
-
-
-def _rates(log: Log, held: Flags, worlds: Sequence[FittedWorld]) -> tuple[float, float]:
-    tasks, scored = log.tasks, log.rounds.at(held if held.any() else ~held)
-    first, last = scored.start.min(), scored.end.max()
-    over = tasks.up.end[tasks.whole]
-    measured = float(np.sum((over > first) & (over <= last)) / (last - first))
-    whole = np.flatnonzero(tasks.whole)
-    one_each = tasks.at(whole[np.unique(tasks.client[whole], return_index=True)[1]])
-    rates = [updates_per_s(world, one_each, log.at_work, seed) for seed, world in enumerate(worlds)]
-    return measured, float(np.mean(rates))
+        cohorts = [np.flatnonzero(tasks.number == number) for number in log.rounds.number]
+        known = np.array([len(cohort) > 0 and done[cohort].all() for cohort in cohorts])
+        predicted, chosen = np.full(len(cohorts), np.nan), [cohort for cohort, can in zip(cohorts, known, strict=True) if can]
+        if chosen:
+            predicted[known] = np.mean([rounds(world, tasks, chosen, seed) for seed, world in enumerate(worlds)], axis=0)
+        return Prediction(held, measured, predicted, None)
+    scored = log.rounds[held if held.any() else ~held]
+    first, last, over = scored.start.min(), scored.end.max(), tasks.up.end[done]
+    rate = float(np.sum((over > first) & (over <= last)) / (last - first))
+    one_each = tasks[done][np.unique(tasks.client[done], return_index=True)[1]]
+    rates = [updates_per_s(world, one_each, log.at_once, seed) for seed, world in enumerate(worlds)]
+    updates = rate, float(np.mean(rates))
+    return Prediction(held, measured, np.full(len(held), log.per_version / updates[1]), updates)

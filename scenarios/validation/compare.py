@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 import fedsim
 from fedsim.analysis.style import GREY, PALE, SERIES, save, styled
-from fedsim.calibrate.log import Log, LogDefaults, read_log
+from fedsim.calibrate.log import Log, LogDefaults, read_log, took
 from fedsim.output.harmless import say
 from fedsim.output.mistakes import explained
 
@@ -65,7 +65,7 @@ class Compared(NamedTuple):
 def told(name: str, world: dict[str, Any], log: Log, protocol: str) -> dict[str, Any]:
     """The sections of the scenario that is this world."""
     clients = world["clients"]
-    trained = [float(np.median(log.tasks.train.took[log.tasks.client == one])) for one in range(len(clients))]
+    trained = [float(np.median(took(log.tasks.train)[log.tasks.client == one])) for one in range(len(clients))]
     samples = int(world.get("samples", 100))
     strategy = {"kind": "fedavg", "clients_per_round": len(clients)}
     if "buffer" in world:
@@ -110,7 +110,7 @@ def compared(name: str, world: dict[str, Any], out: Path) -> Iterator[Compared]:
 
 def _real(log: Log) -> Floats:
     own = [log.tasks.client == one for one in range(len(log.clients))]
-    return np.array([[np.mean(steps.took[one]) for one in own] for steps in (log.tasks.down, log.tasks.up)])
+    return np.array([[np.mean(took(steps)[one]) for one in own] for steps in (log.tasks.down, log.tasks.up)])
 
 
 def _simulated(folders: list[Path], clients: int) -> Floats:

@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy
 
 from fedsim.learning.profile import profile
 from fedsim.model_cost import ModelCost
-from fedsim.world.roofline import operations_s
+from fedsim.world.device_kinds import operations_s
 from tests.benchmarks.script import parser
 
 BATCH, CLASSES = 32, 10

@@ -21,10 +21,10 @@ def test_speeds_and_links_without_noise(tmp_path: Path) -> None:
     found = fitted_to(rounds(4), tmp_path)
     speed, down, up = (np.array(of) for of in zip(*DEVICES, strict=True))
     np.testing.assert_allclose(found.world.speed, speed)
-    np.testing.assert_allclose(found.world.links.down, down)
-    np.testing.assert_allclose(found.world.links.up, up)
+    np.testing.assert_allclose(found.world.down, down)
+    np.testing.assert_allclose(found.world.up, up)
     assert found.world.jitter == 0
-    assert found.world.links.server == {"down": math.inf, "up": math.inf}
+    assert found.world.server == {"down": math.inf, "up": math.inf}
     assert not found.latency_is_known
     assert np.isnan(found.overhead).all()
 
@@ -33,8 +33,8 @@ def test_sizes_that_differ_tell_latency_from_rate(tmp_path: Path) -> None:
     for latency in (None, 0.2):
         found = fitted_to(rounds(6, sizes=(1e5, 1e6, 3e6), wait=0.2), tmp_path, latency)
         assert found.latency_is_known
-        np.testing.assert_allclose(found.world.links.latency, 0.2, rtol=1e-6)
-        np.testing.assert_allclose(found.world.links.up, [device[2] for device in DEVICES], rtol=1e-6)
+        np.testing.assert_allclose(found.world.latency, 0.2, rtol=1e-6)
+        np.testing.assert_allclose(found.world.up, [device[2] for device in DEVICES], rtol=1e-6)
 
 
 def test_sizes_that_differ_tell_latency_from_slow_start(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_sizes_that_differ_tell_latency_from_slow_start(tmp_path: Path) -> None:
                 took.append(0.02 + rounds * 0.04 + (wire - 15140 * (2**rounds - 1)) / rate)
             text += task(str(name), number, begin, (speed, size / took[0], size / took[1]), size=size)
     log = read_log(written(tmp_path / "log.csv", text), LogDefaults())
-    links = fit(log.tasks, 3, None, tcp).world.links
+    links = fit(log.tasks, 3, None, tcp).world
     np.testing.assert_allclose(links.latency, 0.02, rtol=1e-6)
     np.testing.assert_allclose(links.down, [device[1] for device in DEVICES], rtol=1e-6)
     np.testing.assert_allclose(links.up, [device[2] for device in DEVICES], rtol=1e-6)
@@ -58,7 +58,7 @@ def test_a_few_odd_rows_move_nothing(tmp_path: Path) -> None:
     slow = task("phone 0", 9, 1900.0, (2.0, 1e5, 1e4))
     found = fitted_to(rounds(9) + slow, tmp_path)
     np.testing.assert_allclose(found.world.speed, [device[0] for device in DEVICES])
-    np.testing.assert_allclose(found.world.links.down, [device[1] for device in DEVICES])
+    np.testing.assert_allclose(found.world.down, [device[1] for device in DEVICES])
     assert found.world.jitter == 0
 
 
@@ -110,7 +110,7 @@ def shared(capacity: float, own: list[float], count: int) -> str:
 
 def test_a_limit_at_the_server_is_told_from_the_clients_own_links(tmp_path: Path) -> None:
     own = [1e6, 1.2e6, 1.4e6, 8e6, 3e6, 8e6]
-    found = fitted_to(shared(6e6, own, 12), tmp_path).world.links
+    found = fitted_to(shared(6e6, own, 12), tmp_path).world
     assert found.server["down"] == pytest.approx(6e6, rel=0.02)
     assert found.server["up"] == math.inf
     np.testing.assert_allclose(found.down[:3], own[:3], rtol=0.02)  # the third is held up now and then
@@ -153,8 +153,8 @@ def test_cohorts_tell_nothing_of_presence(tmp_path: Path) -> None:
 def test_many_clients_of_one_rate_share_a_link(tmp_path: Path) -> None:
     """Ten at once get 100 kB/s each: three of them alone would get a third of the whole, not a tenth."""
     found = fitted_to(rounds(4, [(20.0, 1e5, 1e5)] * 10), tmp_path)
-    assert found.world.links.server == pytest.approx({"down": 1e6, "up": 1e6})
-    assert found.world.links.down.tolist() == pytest.approx([1e6] * 10)
+    assert found.world.server == pytest.approx({"down": 1e6, "up": 1e6})
+    assert found.world.down.tolist() == pytest.approx([1e6] * 10)
     assert "taken for one link that they share, of 8 Mbit/s" in found.notes[0]
 
 
@@ -162,5 +162,5 @@ def test_tiny_messages_tell_no_rate_and_nothing_is_infinite(tmp_path: Path) -> N
     small = fitted_to(rounds(4, sizes=(1000.0,)), tmp_path)
     assert all("they tell latency, not the links' rates" in note for note in small.notes)
     only = fitted_to("".join(line for line in rounds(4).splitlines(True) if ",down," not in line), tmp_path)
-    assert only.world.links.down.tolist() == only.world.links.up.tolist()
+    assert only.world.down.tolist() == only.world.up.tolist()
     assert only.notes == ("nothing tells the links down: they are taken for those up",)

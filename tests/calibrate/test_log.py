@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from fedsim.calibrate.fitting import fit
-from fedsim.calibrate.log import LogDefaults, read_log
+from fedsim.calibrate.log import LogDefaults, read_log, spans, took
 from fedsim.errors import DataError
 from fedsim.records.reading import RunFolder
 from fedsim.testing import quiet_world, run
@@ -24,13 +24,13 @@ def test_tasks_and_rounds_are_found_whatever_the_order_of_rows(tmp_path: Path) -
         log = read_log(written(tmp_path / f"{number}.csv", "".join(order)), LogDefaults())
         assert log.clients == ("phone 0", "phone 1", "phone 2")
         assert log.synchronous
-        assert log.tasks.round.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+        assert log.tasks.number.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
         np.testing.assert_allclose(log.rounds.start, [0, 100, 200])
         np.testing.assert_allclose(log.rounds.end, [11.25, 111.25, 211.25])
-        first = log.tasks.at(log.tasks.client == 1)
-        np.testing.assert_allclose(first.down.took, SIZE / DEVICES[1][1])
-        np.testing.assert_allclose(first.train.took, 5.0)
-        assert log.cohort == 3
+        first = log.tasks[log.tasks.client == 1]
+        np.testing.assert_allclose(took(first.down), SIZE / DEVICES[1][1])
+        np.testing.assert_allclose(took(first.train), 5.0)
+        assert log.at_once == 3
 
 
 def test_parquet_dates_and_servers_rows(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_parquet_dates_and_servers_rows(tmp_path: Path) -> None:
         log = read_log(tmp_path / name, LogDefaults())
         np.testing.assert_allclose(log.rounds.end - log.rounds.start, [12, 11.5])
         np.testing.assert_allclose(log.aggregate_s, [0.5])
-        np.testing.assert_allclose(log.tasks.end.max(), 211.25)
+        np.testing.assert_allclose(spans(log.tasks)[1].max(), 211.25)
 
 
 def test_what_is_the_same_in_all_rows_can_be_said_beside_the_log(tmp_path: Path) -> None:
@@ -77,8 +77,8 @@ def test_what_a_run_asks_before_its_rounds_is_left_out(tmp_path: Path) -> None:
     often = Counter(device for device, number in asked if number is not None)
     assert len(asked) > often.total()
     log = read_log(tmp_path / "run", LogDefaults(lenient=True))
-    assert len(log.tasks.round) == sum(count for count in often.values() if count > 1)  # who was asked once is left out, too
-    assert set(log.tasks.round.tolist()) <= set(range(9))
+    assert len(log.tasks.number) == sum(count for count in often.values() if count > 1)  # who was asked once is left out, too
+    assert set(log.tasks.number.tolist()) <= set(range(9))
 
 
 WRONG = {
@@ -135,7 +135,7 @@ def test_several_transfers_of_a_client_at_once_are_read(tmp_path: Path) -> None:
     first = "a,0,down,0,2,5,\na,0,down,1,3,7,\na,0,train,3,5,,10\na,0,up,5,9,4,\n"
     text = first + "a,1,down,6,8,4,\na,1,train,9,11,,10\na,1,up,11,12,4,\n"
     tasks = read_log(written(tmp_path / "log.csv", text), LogDefaults()).tasks
-    assert tasks.round.tolist() == [0, 1]
+    assert tasks.number.tolist() == [0, 1]
     assert tasks.down.amount.tolist() == [12, 4]
     assert (tasks.down.end.tolist(), tasks.up.start.tolist()) == ([3, 8], [5, 11])
 
@@ -158,9 +158,9 @@ def test_logs_of_nvflares_clients(tmp_path: Path) -> None:
         (tmp_path / f"site-{site}" / "log.txt").write_text("\n".join(lines))
     log = read_log(tmp_path, LogDefaults(samples=100))
     assert log.clients == ("site-1", "site-2")
-    assert len(log.tasks.round) == 6
-    for steps, took in ((log.tasks.down, 2.0), (log.tasks.train, 10.0), (log.tasks.up, 4.0)):
-        assert steps.took == pytest.approx([took] * 6)
+    assert len(log.tasks.number) == 6
+    for steps, seconds in ((log.tasks.down, 2.0), (log.tasks.train, 10.0), (log.tasks.up, 4.0)):
+        assert took(steps) == pytest.approx([seconds] * 6)
     with pytest.raises(DataError, match="logs no samples"):
         read_log(tmp_path, LogDefaults())
     (tmp_path / "server.log").write_text(
@@ -199,11 +199,11 @@ def test_logs_of_appfl(asynchronous: bool, tmp_path: Path) -> None:
     log = read_log(tmp_path, LogDefaults(bytes=8e6, samples=100))
     assert log.clients == ("Client1", "Client2")
     assert log.synchronous != asynchronous
-    assert sorted(log.tasks.round) == [1, 1, 2, 2, 3, 3]
+    assert sorted(log.tasks.number) == [1, 1, 2, 2, 3, 3]
     assert set(log.tasks.epochs) == {2}
-    for steps, took in ((log.tasks.down, (1, 2)), (log.tasks.train, (8, 12)), (log.tasks.up, (3, 3))):
-        assert steps.took == pytest.approx(np.array(took)[log.tasks.client])
-    fitted = fit(log.tasks, 2).world.links
+    for steps, seconds in ((log.tasks.down, (1, 2)), (log.tasks.train, (8, 12)), (log.tasks.up, (3, 3))):
+        assert took(steps) == pytest.approx(np.array(seconds)[log.tasks.client])
+    fitted = fit(log.tasks, 2).world
     assert fitted.down == pytest.approx([8e6, 4e6])
     assert set(fitted.server.values()) == {math.inf}
     with pytest.raises(DataError, match=r"logs no bytes; .* --bytes"):

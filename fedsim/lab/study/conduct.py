@@ -23,8 +23,8 @@ from fedsim.output.terminal import Console
 from fedsim.simulation import Simulation
 
 if TYPE_CHECKING:
-    from fedsim.executors.ray import Ray
     from fedsim.lab.study.cluster import RayWorkers
+    from fedsim.toolbox.executors.ray import Ray
 
 _EXECUTORS = ("processes", "ray")
 
