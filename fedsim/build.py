@@ -17,9 +17,7 @@ from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.messages import Messages
 from fedsim.world.network import NetworkSpec, StarSpec
 from fedsim.world.population import PopulationSpec
-from fedsim.world.processes import World, WorldSpec
-from fedsim.world.processes.processes import Processes
-from fedsim.world.processes.world import ProcessContext
+from fedsim.world.processes import Processes, World, WorldSpec
 
 
 class _WorldSections(Spec):
@@ -61,7 +59,7 @@ def build_world(
     tasks = TaskRunner(simulation, devices, availability, compute, net, 1, lambda task: (), _ignore, None, messages, spec.host)
     Lifetimes(simulation, devices.arrival, devices.departure, availability, _ignore)
     parts = (capacity, devices, compute, net, tasks, messages)
-    return Processes(sections.world.processes, ProcessContext(simulation, streams, *parts, _ignore)).world
+    return Processes(sections.world.processes, simulation, streams, *parts, _ignore).world
 
 
 def _ignore(_: object) -> None:  # no server hears of it

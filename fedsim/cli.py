@@ -91,8 +91,7 @@ def run_command(scenario: str, out: Path, allow_code: bool, watch: bool, port: i
     from fedsim.output.terminal import Console
     from fedsim.records.folder import SCENARIO
     from fedsim.records.live import EVERY_S
-    from fedsim.running.interruption import end_soon
-    from fedsim.running.runner import Job
+    from fedsim.running.runner import Job, end_soon
     from fedsim.scenario import load
 
     read = load(scenario, given["changes"], given["seed"], allow_code=allow_code, tell=_tell(quiet))
@@ -186,7 +185,9 @@ def data_fetch_command(name: str, root: Path) -> None:
 @one_message
 def study_command(study: str, out: Path, changes: Any, only: Any, dry_run: bool, quiet: bool, **given: Any) -> int:
     """Run all strategies of STUDY in the same worlds, and compare them; called again, go on where it was left."""
+    from fedsim.lab.compare.lines import read_lines
     from fedsim.lab.compare.show import claims_of, compare_published, print_short, print_to
+    from fedsim.lab.compare.table import Comparison
     from fedsim.lab.study.conduct import Conductor
     from fedsim.lab.study.plan import read_study
     from fedsim.lab.study.progress import StudyProgress
@@ -203,24 +204,25 @@ def study_command(study: str, out: Path, changes: Any, only: Any, dry_run: bool,
             say("more trials follow from what these come to")
         return 0
     with closing(StudyProgress(Console(stderr=True, quiet=quiet))) as progress, interrupted_once(conductor.interrupt):
-        outcome = conductor.run(progress)
-    for failure in outcome.failed:
+        conductor.run(progress)
+    trials = conductor.trials
+    for failure in conductor.failed:
         say(f"fedsim: {failure.order.label} failed: {failure.error}", err=True)
-    if outcome.interrupted:
+    if conductor.interrupted:
         return INTERRUPTED
     if quiet:
-        if outcome.trials is not None and not outcome.complete:
-            say(*outcome.trials.lines_of_text(), err=True)
-    elif outcome.trials is not None:
-        print_to(Console(), [outcome.trials.table(5)])
-        say(*outcome.trials.lines_of_text(), f"written to {out}")
+        if trials is not None and not conductor.complete:
+            say(*trials.lines_of_text(), err=True)
+    elif trials is not None:
+        print_to(Console(), [trials.table(5)])
+        say(*trials.lines_of_text(), f"written to {out}")
     elif read.spec.published is not None:
         print_to(Console(), claims_of(compare_published(out, out / PUBLISHED)))
         say(f"written to {out}: compare.md and published.md have all figures")
     else:
-        print_short(Console(), [out])
+        print_short(Console(), Comparison(read_lines([out])))
         say(f"written to {out}: compare.md and paired.csv have all figures")
-    return 0 if outcome.complete else 1
+    return 0 if conductor.complete else 1
 
 
 @main.command("audit")
@@ -321,7 +323,7 @@ def report_command(runs: tuple[Path, ...], out: Path | None, watch: bool, port: 
 @one_message
 def tensorboard_command(runs: tuple[Path, ...], out: Path) -> None:
     """Write the rounds of RUNS (or studies) for TensorBoard: "Step" is the round, "Relative" the simulated time."""
-    from fedsim.lab.trackers.tensorboard import write_tensorboard
+    from fedsim.lab.trackers.exports import write_tensorboard
 
     say(*(f"written {path}" for path in write_tensorboard(runs, out)))
 
@@ -332,7 +334,7 @@ def tensorboard_command(runs: tuple[Path, ...], out: Path) -> None:
 @one_message
 def mlflow_command(runs: tuple[Path, ...], out: str) -> None:
     """Tell MLflow of RUNS (or studies): the step is the round, the time the simulated time; a study is an experiment."""
-    from fedsim.lab.trackers.mlflow import write_mlflow
+    from fedsim.lab.trackers.exports import write_mlflow
 
     say(*(f"written {name}" for name in write_mlflow(runs, out)))
 
@@ -344,6 +346,6 @@ def mlflow_command(runs: tuple[Path, ...], out: str) -> None:
 @one_message
 def wandb_command(runs: tuple[Path, ...], out: Path, project: str) -> None:
     """Write RUNS (or studies) for W&B, on this machine alone: the step is the round; a study is a group."""
-    from fedsim.lab.trackers.wandb import write_wandb
+    from fedsim.lab.trackers.exports import write_wandb
 
     say(*(f"written {path}" for path in write_wandb(runs, out, project)))

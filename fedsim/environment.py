@@ -10,8 +10,6 @@ Events of one instant are processed by priority, and those of one priority as th
 5. ``JOIN``: results of real work, in the order in which processes asked for them;
 6. ``SERVE``: the server handles its messages, one at a time;
 7. ``LAST``: the end of the run.
-
-An event that schedules others in the same instant goes on in that order: the server acts only when the world stands still.
 """
 
 from collections.abc import Callable, Generator, Iterator
@@ -27,19 +25,16 @@ CUT, SETTLE, JOIN, SERVE, LAST = map(EventPriority, (2, 3, 4, 5, 6))
 
 _ROOM = 1024  # entries in the schedule; when there are more, and twice as many as were alive, cancelled ones are dropped
 
-_UNNAMED = ("", 0)
-
 Name = tuple[str, int]
 """Name of an alarm in a snapshot: a kind and a number."""
 
+_UNNAMED: Name = ("", 0)
+
 
 class Alarm(Event):
-    """A named event at an absolute time, which can be cancelled and can be saved; made by ``Environment.at``.
+    """A named event at the absolute time ``when`` (s), which can be cancelled and can be saved; made by ``Environment.at``.
 
-    Attributes:
-        name: a kind and a number.
-        when: the time (s).
-        ring: called when it happens; None when it has happened or was cancelled.
+    ``ring`` is called when it happens; None when it has happened or was cancelled.
     """
 
     _ok, _value = True, None  # it has been triggered
@@ -76,8 +71,7 @@ class Join(Event):
 
     def __init__(self, env: "Environment", work: "Future[Any]") -> None:
         super().__init__(env)
-        self.work = work
-        self._environment = env
+        self.work, self._environment = work, env
 
     def __await__(self) -> Generator[Any, None, Any]:
         if not self._environment.handling:  # outside of simulated time: after a run
@@ -99,16 +93,12 @@ class Join(Event):
 class Environment(simpy.Environment):
     """SimPy's environment, with alarms. ``run``, ``step``, ``peek``, processes, conditions and resources are SimPy's.
 
-    Private names of SimPy are used here alone: the schedule and its counter, and what tells that an event has been triggered.
-    So an alarm is one entry, at its time to the bit, with any priority; a cancelled one is dropped without moving the clock,
-    and many are dropped at once. Most alarms of a run are cancelled, since devices finish before they disconnect; if they
-    stayed until they were due, hours later, the schedule would be several times as deep. By way of ``schedule`` a run takes
-    some 4 % more.
+    An alarm is one entry of the schedule, at its time to the bit, with any priority; a cancelled one is dropped without moving
+    the clock, and many are dropped at once: most are cancelled, since devices finish before they disconnect.
 
     Attributes:
         pending: real work that must be done before the next event, and what goes on then.
         handling: whether a handler of the server runs.
-        unnamed: alarms of ``call`` that have rung and can be used again.
         moved: told of the time (s) of the next event before it moves on to it, or of infinity if there is none.
     """
 
@@ -134,8 +124,7 @@ class Environment(simpy.Environment):
     def advance(self) -> float:
         """Process the events that are due now, or up to the first that joins real work, which is left ``pending``.
 
-        Returns:
-            The time of the next event (s).
+        Returns the time of the next event (s).
         """
         schedule, step, now = self._schedule, super().step, self.now
         while schedule:
@@ -158,8 +147,6 @@ class Environment(simpy.Environment):
             (work, go_on), self.pending = self.pending, None
             wait([work])
             go_on()
-
-    # Alarms.
 
     def at(self, name: Name, when: float, ring: Callable[[], object], priority: EventPriority = NORMAL) -> Alarm:
         """Call ``ring`` at the absolute time ``when`` (s, not before now)."""
@@ -197,8 +184,6 @@ class Environment(simpy.Environment):
         self._schedule.clear()
         self.at(_UNNAMED, now, lambda: None)
         self.step()
-
-    # Real work.
 
     def join(self, work: "Future[Any]") -> Join:
         """The result of ``work`` at this very instant."""

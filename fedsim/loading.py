@@ -350,7 +350,7 @@ def _to_frame(table: "ComparedTable") -> "pd.DataFrame":
     """A table of a comparison; a column without values is of floats."""
     import pandas as pd
 
-    from fedsim.lab.compare.text import in_full
+    from fedsim.lab.compare.show import in_full
 
     frame = pd.DataFrame({column.head: list(column.cells) for column in in_full(table)})
     nowhere = [head for head in frame if frame[head].isna().all()]

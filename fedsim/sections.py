@@ -3,22 +3,21 @@
 Each section is a ``Spec`` in the module of its rule.
 """
 
-from itertools import starmap
+from collections.abc import Iterator
+from itertools import chain, starmap
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedsim.checkpoint.spec import CheckpointSpec
+from fedsim.checkpoint import CheckpointSpec
 from fedsim.data.shifts import ShiftSpec
 from fedsim.data.spec import DataSpec
 from fedsim.energy.spec import EnergySpec
 from fedsim.errors import ScenarioError, nearest
 from fedsim.evaluation.evaluator import EvaluationSpec
-from fedsim.federation.codecs.lossy import Lossy
-from fedsim.federation.codecs.plain import Plain
+from fedsim.federation.codecs import MessagesSpec, Plain
 from fedsim.federation.costs import ServerSpec
 from fedsim.federation.malicious import MaliciousSpec
-from fedsim.federation.wire import MessagesSpec
 from fedsim.language.spec import Spec
 from fedsim.language.stop import StopSpec
 from fedsim.learning.metrics import EvaluationMetric, reported_metric
@@ -89,113 +88,102 @@ class Sections(Spec):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        strategy, population, network = self.strategy, self.population, self.network
-        named = f"strategy.kind is {strategy.kind!r}"
-        strategy.check(population.devices)
-        strategy.check_population(population)
-        if strategy.brings_learning:
-            for section in (name for name in OF_LEARNING if name in self.model_fields_set):
-                raise ScenarioError(
-                    f"{section} is not used by strategy.kind = {strategy.kind!r}, which brings its own; leave it out"
-                )
-        elif population.samples is not None and self.learning == "on":
-            raise ScenarioError('population.samples gives sizes without data; allowed with learning = "off" only')
-        if strategy.at_edges and not network.edge_servers:
-            raise ScenarioError(
-                f"{named}, which needs edge servers, and the network has none; allowed with network.kind "
-                '"tree" or "graph" and a table network.edge ("edge = {}")'
-            )
-        if strategy.at_edges:
-            strategy.check_edges(network.edge_servers)
-        if strategy.serverless:
-            self._check_serverless()
-        if self.malicious is not None:
-            self.malicious.check(population.devices)
-        self._check_messages()
-        self._check_objective()
-        self._check_training()
-        if self.drift is not None and population.samples is not None:
-            raise ScenarioError("population.samples gives sizes without data, so there is nothing for [drift] to change")
-        if population.capacity is not None and network.has_device_rates:
-            raise ScenarioError("population.capacity and network.device both say how fast links are; give one of them")
-        if population.host is not None and self.energy is not None and self.energy.battery is not None:
-            raise ScenarioError("population.host and energy.battery: devices that share a machine have no battery of their own")
-        if self.not_restorable and (self.checkpoint.rounds or self.checkpoint.time):
-            raise ScenarioError(f"[checkpoint] asks for a run that can be resumed, but {self.not_restorable}")
+        self.strategy.check(self.population.devices)
+        self.strategy.check_population(self.population)
+        for problem in chain(self._of_world(), self._of_messages(), self._of_objective(), self._of_training()):
+            raise ScenarioError(problem)
         return self
 
-    def _check_messages(self) -> None:
-        """Refuse codecs that cannot write what the strategy sends."""
+    def _of_world(self) -> Iterator[str]:
+        strategy, population, network, kind = self.strategy, self.population, self.network, repr(self.strategy.kind)
+        if strategy.brings_learning:
+            for section in (name for name in OF_LEARNING if name in self.model_fields_set):
+                yield f"{section} is not used by strategy.kind = {kind}, which brings its own; leave it out"
+        elif population.samples is not None and self.learning == "on":
+            yield 'population.samples gives sizes without data; allowed with learning = "off" only'
+        if strategy.at_edges and not network.edge_servers:
+            allowed = 'network.kind "tree" or "graph" and a table network.edge ("edge = {}")'
+            yield f"strategy.kind is {kind}, which needs edge servers, and the network has none; allowed with {allowed}"
+        if strategy.at_edges and network.edge_servers:
+            strategy.check_edges(network.edge_servers)
+        for key, why in self._of_servers().items() if strategy.serverless else ():
+            if why:
+                yield f"{key} is given, {why}; not for strategy.kind = {kind}, which has no server"
+        if self.malicious is not None:
+            self.malicious.check(population.devices)
+        if self.drift is not None and population.samples is not None:
+            yield "population.samples gives sizes without data, so there is nothing for [drift] to change"
+        if population.capacity is not None and network.has_device_rates:
+            yield "population.capacity and network.device both say how fast links are; give one of them"
+        if population.host is not None and self.energy is not None and self.energy.battery is not None:
+            yield "population.host and energy.battery: devices that share a machine have no battery of their own"
+        if self.not_restorable and (self.checkpoint.rounds or self.checkpoint.time):
+            yield f"[checkpoint] asks for a run that can be resumed, but {self.not_restorable}"
+
+    def _of_servers(self) -> dict[str, str | Literal[False]]:
+        """Sections that need a server, and why."""
+        up = self.messages.up
+        of_changes = "down" not in up.ways or getattr(up, "error_feedback", False)
+        codec = f"which writes changes of a model ({up.kind!r}), or keeps what it leaves out; not between devices"
+        return {
+            "messages.up": of_changes and codec,
+            "energy": self.energy is not None and "which counts what tasks alone draw",
+            "server": self.server != ServerSpec() and "which is how long a server computes and waits",
+            "messages.down": self.messages.down.kind != "plain" and "which is how a server writes models",
+            "network.edge": bool(self.network.edge_servers) and "which are servers",
+        }
+
+    def _of_messages(self) -> Iterator[str]:
+        """Codecs that cannot write what the strategy sends."""
         strategy, up, down = self.strategy, self.messages.up, self.messages.down
+        said = f"messages.up is {up.kind!r}"
         if getattr(strategy, "secure_aggregation", None) is not None and up.kind != "plain":
-            raise ScenarioError(
-                f"messages.up is {up.kind!r} and strategy.secure_aggregation is given: masked numbers are all "
-                "alike to a codec, and must be sent in full; allowed is 'plain'"
-            )
+            yield f"{said}, and strategy.secure_aggregation masks numbers, which must be sent in full; allowed is 'plain'"
         if strategy.plain_down and down.kind != "plain":
-            said = f"messages.down is {down.kind!r}, and strategy.kind {strategy.kind!r} sends no model down"
-            raise ScenarioError(f"{said}; allowed is 'plain'")
+            yield f"messages.down is {down.kind!r}, and {strategy.called} sends no model down; allowed is 'plain'"
         for key, aggregation in strategy.aggregations.items():
             if why := aggregation.why_not(up):
-                raise ScenarioError(f"messages.up is {up.kind!r} and strategy.{key} is {aggregation.kind!r}: the codec {why}")
+                yield f"{said} and strategy.{key} is {aggregation.kind!r}: the codec {why}"
         if strategy.resizes and getattr(up, "error_feedback", False):
-            raise ScenarioError(
-                f"messages.up is {up.kind!r} with error_feedback, and strategy.redraw gives a device's next update another "
-                "size; allowed is error_feedback = false"
-            )
-        usual = type(up).model_fields["error_feedback"].default if isinstance(up, Lossy) else None
-        if isinstance(up, Lossy) and "update" in strategy.added_up and up.error_feedback != usual:
-            raise ScenarioError(
-                f"messages.up has error_feedback = {str(up.error_feedback).lower()}, and with {strategy.called} that "
-                "changes nothing: its devices go by what has arrived, and what was left out is in the next update; leave it out"
-            )
+            yield f"{said} with error_feedback, and by strategy.redraw updates change their size; allowed is false"
+        usual, feedback = type(up).model_fields.get("error_feedback"), getattr(up, "error_feedback", None)
+        if usual is not None and "update" in strategy.added_up and feedback != usual.default:
+            given = f"messages.up has error_feedback = {str(feedback).lower()}, and with {strategy.called} that"
+            yield f"{given} changes nothing: what was left out is in its devices' next update; leave it out"
 
-    def _check_objective(self) -> None:
-        """Refuse what the objective has no numbers for."""
+    def _of_objective(self) -> Iterator[str]:
+        """Keys that need numbers which the objective does not have."""
         objective, known = self.objective, ["loss", *(metric.name for metric in self.figures)]
-        here = f"objective.kind = {objective.kind!r}"
+        here, allowed = f"objective.kind = {objective.kind!r}", f"allowed are {', '.join(known)}"
         for name in self.stop.metrics:
             if name not in known:
-                allowed = f"{', '.join(known)}{nearest(name, known)}"
-                raise ScenarioError(
-                    f"stop.metrics has {name!r}; with objective.metrics = {objective.metrics} allowed are {allowed}"
-                )
+                said = f"stop.metrics has {name!r}; with objective.metrics = {objective.metrics}"
+                yield f"{said} {allowed}{nearest(name, known)}"
         if not objective.has_accuracy and self.stop.accuracy is not None:
-            raise ScenarioError(
-                f"stop.accuracy is {self.stop.accuracy:g}; with {here} no answer is right or wrong: allowed is stop.metrics, "
-                f"of {', '.join(known)}"
-            )
+            said = f"stop.accuracy is {self.stop.accuracy:g}; with {here} no answer is right or wrong"
+            yield f"{said}: allowed is stop.metrics, of which {allowed}"
         if not objective.has_accuracy and (key := self.strategy.needs_accuracy):
-            raise ScenarioError(f"{key}, which goes by accuracies, and with {here} there are none")
+            yield f"{key}, which goes by accuracies, and with {here} there are none"
         smoothing = getattr(self.training, "label_smoothing", 0.0)
         if smoothing and (objective.loss is not None or not objective.of_entropy):
-            raise ScenarioError(
-                f"training.label_smoothing is {smoothing:g}, which is of the cross-entropy, and {here} has another loss here; "
-                "allowed is 0"
-            )
+            yield f"training.label_smoothing is {smoothing:g}, and the loss of {here} is no cross-entropy here; allowed is 0"
         others = objective.kind != "classification" or self.data.column is not None
         if others and self.malicious is not None and self.malicious.attack.flips_labels:
-            raise ScenarioError("malicious.attack turns labels around, and models learn other targets here")
+            yield "malicious.attack turns labels around, and models learn other targets here"
 
-    def _check_training(self) -> None:
-        """Refuse a model or a trainer that the strategy cannot use, and a state that cannot be sent."""
+    def _of_training(self) -> Iterator[str]:
+        """A model or a trainer that the strategy cannot use, and a state that cannot be sent."""
         strategy, training, messages = self.strategy, self.training, self.messages
         if self.learning == "on" and not self.model.learnable:
-            raise ScenarioError(
-                f'model.kind is {self.model.kind!r}, which has no weights to learn; allowed with learning = "off" only'
-            )
+            yield f'model.kind is {self.model.kind!r}, which has no weights to learn; allowed with learning = "off" only'
         if self.model.says_what_stays and strategy.kept_by != "scenario":
             how = "says so itself" if strategy.kept_by == "strategy" else "sends them all"
-            raise ScenarioError(
-                "model.keep or model.send says which tensors stay on the devices; not for strategy.kind = "
-                f"{strategy.kind!r}, which {how}; allowed are fedavg and fedprox"
-            )
+            said = f"not for strategy.kind = {strategy.kind!r}, which {how}; allowed are fedavg and fedprox"
+            yield f"model.keep or model.send says which tensors stay on the devices; {said}"
         if self.learning == "on" and not training.steps_along_gradient and (why := strategy.counts_steps):
-            raise ScenarioError(
-                f"training.kind is {training.kind!r}, by which a step is not one along a gradient, and not for "
-                f"{strategy.called}: {why}; allowed are 'sgd', and 'torch' with the optimiser 'SGD' and nothing that "
-                "changes its steps"
-            )
+            allowed = "'sgd', and 'torch' with the optimiser 'SGD' and nothing that changes its steps"
+            said = f"training.kind is {training.kind!r}, by which a step is not one along a gradient"
+            yield f"{said}, and not for {strategy.called}: {why}; allowed are {allowed}"
         if training.state != "sent":
             return
         aggregation, name = getattr(strategy, "aggregation", None), getattr(training, "optimiser", training.kind)
@@ -210,29 +198,10 @@ class Sections(Spec):
             "malicious is given": self.malicious is None,
             "model.keep or model.send is given": not self.model.says_what_stays,
         }
-        for said, holds in needed.items():
-            if not holds:
-                raise ScenarioError(
-                    f"training.state is 'sent' and {said}; allowed are moments (as Adam's) and 'fedavg' or 'fedprox', "
-                    "'weighted' or 'mean', without codecs, server optimiser, secure aggregation, attack and kept tensors"
-                )
-
-    def _check_serverless(self) -> None:
-        """Refuse sections that need a server."""
-        up = self.messages.up
-        of_changes = "down" not in up.ways or getattr(up, "error_feedback", False)
-        codec = f"which writes changes of a model ({up.kind!r}), or keeps what it leaves out; not between devices"
-        wrong = {
-            "messages.up": of_changes and codec,
-            "energy": self.energy is not None and "which counts what tasks alone draw",
-            "server": self.server != ServerSpec() and "which is how long a server computes and waits",
-            "messages.down": self.messages.down.kind != "plain" and "which is how a server writes models",
-            "network.edge": bool(self.network.edge_servers) and "which are servers",
-        }
-        for key, why in wrong.items():
-            if why:
-                said = f"{key} is given, {why}"
-                raise ScenarioError(f"{said}; not for strategy.kind = {self.strategy.kind!r}, which has no server")
+        allowed = "moments (as Adam's) and 'fedavg' or 'fedprox', 'weighted' or 'mean'"
+        without = "codecs, server optimiser, secure aggregation, attack and kept tensors"
+        for said in (said for said, holds in needed.items() if not holds):
+            yield f"training.state is 'sent' and {said}; allowed are {allowed}, without {without}"
 
     @property
     def figures(self) -> list[EvaluationMetric]:

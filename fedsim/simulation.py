@@ -4,9 +4,8 @@ Simulated time belongs to SimPy alone. asyncio steps the environment and lets ot
 one instant the order is that of ``fedsim.environment``. While real work is joined no event is processed, so that the work
 may take any time on any number of workers, and the run is the same to the bit.
 
-Times lie on a grid of 2^-30 s (0.93 ns). Sums of such times are exact in a float64 up to 2^23 s (97 days), so two times
-that ought to be equal are equal however they were added up; ``on_grid`` puts a duration there. Later times are as far apart as
-float64s are (60 ns after ten years), and two sums may differ by some of these steps; ``tie_s`` says how many count as none.
+Times lie on a grid of 2^-30 s (0.93 ns). Sums of such times are exact in a float64 up to 2^23 s (97 days); later times are as
+far apart as float64s are (60 ns after ten years), and two sums may differ by some of these steps.
 """
 
 import asyncio
@@ -29,6 +28,10 @@ from fedsim.executors.base import Executor
 from fedsim.executors.inline import Inline
 from fedsim.language.units import CLOCK_END_S, EXACT_S, TICK_S
 
+_WAITS = (
+    "a handler waits for something that is no value of this run, such as asyncio.sleep; to wait in simulated time set a timer "
+    "(server.timer), of what takes real time await server.value and the like"
+)
 _TICKS_PER_SECOND = 1 / TICK_S
 _BREATH_S = 0.01  # the event loop gets its turn at least this often, in real seconds
 _NOTHING_LEFT = "nothing left to happen"
@@ -77,11 +80,7 @@ _running: list[tuple[int, int, int]] = []  # of each run that goes on: the thres
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """While a run goes on, Python looks for cycles of garbage less often.
-
-    A run makes many small objects, and hardly any cycle; at the usual threshold (700) a quarter of its time goes into looking
-    at those that live. It is set for as long as any simulation of this process runs, and never lowered.
-    """
+    """While any run goes on, Python looks for cycles of garbage rarely: there are few, and it takes a quarter of the time."""
     before = _running[0] if _running else gc.get_threshold()
     _running.append(before)
     if 0 < before[0] < _OBJECTS:
@@ -108,6 +107,7 @@ class Simulation:
         working: whether real work is done in this very thread now, because the executor works there.
         end: what would happen later than this (s) never does; it need not be computed.
         ended: an event that fires when the run is over, with why; ``env.run(until=simulation.ended)``.
+        idle: asked between two instants whether nothing to come matters.
 
     Watch it with ``async for record in simulation``, or let it run with ``await simulation.run()``.
     """
@@ -130,7 +130,7 @@ class Simulation:
         self._interrupted = False
         self.settled = False
         self.working = False
-        self.idle: Callable[[], bool] | None = None  # asked between two instants: does nothing to come matter?
+        self.idle: Callable[[], bool] | None = None
         self.installed: Any = None if blueprint is None else blueprint.install(self)
 
     def _move(self, now: float) -> None:
@@ -168,10 +168,7 @@ class Simulation:
             self.env.call(lambda: self._handle(handler().__await__()), SERVE)
 
     def submit(self, function: Callable[..., Any], *args: Any, alone: bool = False) -> "Future[Any]":
-        """Start real work on the executor. When it finishes has no influence on the run; only ``join`` brings it in.
-
-        ``alone``: nothing else is done in its process meanwhile.
-        """
+        """Start real work on the executor, which only ``join`` brings in; ``alone``: with nothing else in its process."""
         self.working = True
         try:
             return (self.executor.submit_alone if alone else self.executor.submit)(function, *args)
@@ -198,10 +195,7 @@ class Simulation:
             self._watched.append(record)
 
     def listen(self, sink: Sink, *, kinds: Sequence[str] = ()) -> None:
-        """Give every record to ``sink`` as it is emitted.
-
-        ``kinds``: it is given records of these kinds alone, after those who get all: most are of steps, and cost nothing then.
-        """
+        """Give every record to ``sink`` as it is emitted; or those of some ``kinds`` alone, after those who get all."""
         for sinks in [self._sinks_of.setdefault(kind, []) for kind in kinds] or [self._sinks]:
             sinks.append(sink)
 
@@ -232,8 +226,7 @@ class Simulation:
     def alarms(self) -> list[tuple[str, int, float]]:
         """Every alarm to come: kind, number and time (s), in the order in which they will ring.
 
-        Raises:
-            SimulationError: the instant is not over, or an event waits that is no alarm, which a snapshot could not name.
+        ``SimulationError``: the instant is not over, or an event waits that is no alarm, which a snapshot could not name.
         """
         found = []
         for event in self.env.alarms():
@@ -285,8 +278,13 @@ class Simulation:
         while True:
             due = env.advance()
             if env.pending is None:
-                if self._between or self._interrupted:
-                    self._end_instant()
+                if self._between:
+                    self.settled = True
+                    while self._between:
+                        self._between.pop(0)()
+                    self.settled = False
+                if self._interrupted:
+                    self.stop("interrupted")
                 if self.stopped is not None:
                     return
                 instants += 1
@@ -311,27 +309,13 @@ class Simulation:
                     await asyncio.wrap_future(work)
                 go_on()
 
-    def _end_instant(self) -> None:
-        if self._between:
-            self.settled = True
-            while self._between:
-                self._between.pop(0)()
-            self.settled = False
-        if self._interrupted:
-            self.stop("interrupted")
-
     def _handle(self, handler: Generator[Any, None, None]) -> None:
         """Go on with a handler, to its end or its next wait."""
         self.env.handling = True
         try:
             waited = next(handler)
             while not isinstance(waited, Join):  # the error arises in the handler itself, so that it says where
-                waited = handler.throw(
-                    SimulationError(
-                        "a handler waits for something that is no value of this run, such as asyncio.sleep; to wait in "
-                        "simulated time set a timer (server.timer), of what takes real time await server.value and the like"
-                    )
-                )
+                waited = handler.throw(SimulationError(_WAITS))
         except StopIteration:
             return
         finally:
@@ -346,15 +330,4 @@ def _raise_failure(process: simpy.events.Event) -> None:
         raise error
 
 
-__all__ = [
-    "TICK_S",
-    "Alarm",
-    "Blueprint",
-    "Environment",
-    "Join",
-    "Record",
-    "Simulation",
-    "on_grid",
-    "on_grid_after",
-    "tie_s",
-]
+__all__ = ["TICK_S", "Alarm", "Blueprint", "Environment", "Join", "Record", "Simulation", "on_grid", "on_grid_after", "tie_s"]

@@ -36,11 +36,7 @@ def _root(seed: int, purpose: str) -> int:
 
 
 class Streams:
-    """All random streams of one run.
-
-    Args:
-        seed: the run's seed; any integer >= 0.
-    """
+    """All random streams of one run, of a ``seed`` of 0 or more."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -79,15 +75,11 @@ class Streams:
 class Shuffle:
     """A random permutation of 0 to n - 1, drawn number by number: Fisher and Yates's, but it stores only what it has touched.
 
-    Args:
-        generator: where it draws from.
-        remaining: n, and later how many numbers have not been drawn yet.
+    ``remaining`` is n, and later how many numbers have not been drawn yet.
     """
 
     def __init__(self, generator: np.random.Generator, remaining: int) -> None:
-        self.remaining = remaining
-        self._generator = generator
-        self._moved: dict[int, int] = {}
+        self.remaining, self._generator, self._moved = remaining, generator, dict[int, int]()
 
     def draw(self, count: int) -> list[int]:
         """The next ``count`` numbers, or all that remain."""

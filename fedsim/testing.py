@@ -9,8 +9,7 @@ With pytest, one class is enough::
         strategy = {"kind": "mypackage.mine:Mine", "clients_per_round": 5}
         sections = {"messages": {"up": "mypackage.mine:MyCodec"}}  # of the scenario, if it needs more than a strategy
 
-The worlds are small, and made of scikit-learn's digits; nothing is downloaded. A strategy whose parameters fit 24 devices fits
-all of them. Without pytest, call the methods with an empty folder each.
+The worlds are small, of 24 devices with scikit-learn's digits. Without pytest, call the methods with an empty folder each.
 """
 
 import asyncio
@@ -21,6 +20,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -74,35 +74,17 @@ def eventful_world(strategy: Mapping[str, Any], *, seed: int = 3, rounds: int = 
     return sections | {"drift": {"kind": "swap-all", "probability": 0.3}, "checkpoint": {"time": "40 s"}}
 
 
-class Delayed:
-    """An executor with random real delays. The randomness is real on purpose: a run must not depend on it."""
-
-    def __init__(self, inner: Threads) -> None:
-        self.workers = inner.workers
-        self._inner = inner
-        self._random = random.Random()
-
-    def place(self, thing: Any) -> None:
-        """Pass it on."""
-        self._inner.place(thing)
+class Delayed(Threads):
+    """Threads with random real delays. The randomness is real on purpose: a run must not depend on it."""
 
     def submit(self, function: Any, *args: Any) -> "Future[Any]":
         """Carry out ``function(*args)`` some time."""
-        delay_s = self._random.random() * 0.003
 
         def late() -> Any:
-            time.sleep(delay_s)
+            time.sleep(random.SystemRandom().random() * 0.003)
             return function(*args)
 
-        return self._inner.submit(late)
-
-    def submit_alone(self, function: Any, *args: Any) -> "Future[Any]":
-        """Pass it on."""
-        return self._inner.submit_alone(function, *args)
-
-    def close(self) -> None:
-        """End the workers."""
-        self._inner.close()
+        return super().submit(late)
 
 
 def run(sections: ScenarioTables, folder: Path | None = None, executor: Executor | None = None) -> dict[str, Any]:
@@ -113,18 +95,9 @@ def run(sections: ScenarioTables, folder: Path | None = None, executor: Executor
 
 def run_until(sections: ScenarioTables, folder: Path, records: int, *, resume: bool = False) -> str:
     """Run a scenario, or go on with it, and interrupt it after so many records; its status."""
-    job = Job(fedsim.Scenario(**sections), folder, Inline(), resume=resume)
-    seen = 0
-
-    def watch(record: object) -> None:
-        nonlocal seen
-        seen += 1
-        if seen == records:
-            job.interrupt()
-
-    job.simulation.listen(watch)
-    status: str = asyncio.run(job.execute()).summary["status"]
-    return status
+    job, seen = Job(fedsim.Scenario(**sections), folder, Inline(), resume=resume), count(1)
+    job.simulation.listen(lambda record: job.interrupt() if next(seen) == records else None)
+    return str(asyncio.run(job.execute()).summary["status"])
 
 
 def go_on(sections: ScenarioTables, folder: Path) -> dict[str, Any]:
@@ -149,23 +122,19 @@ def assert_sound(folder: Path) -> RunFolder:
 
 def assert_same_run(one: Path, other: Path) -> None:
     """Two run folders hold the same run, to the bit."""
-    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (one, other)]
+    first, second = (json.loads((folder / "summary.json").read_text()) for folder in (one, other))
     for name in FIGURES:
-        assert summaries[0][name] == summaries[1][name], f"{name}: {summaries[0][name]} and {summaries[1][name]}"
+        assert first[name] == second[name], f"{name}: {first[name]} and {second[name]}"
     for name in TABLES:
         assert (one / name).read_bytes() == (other / name).read_bytes(), f"{name} differs"
 
 
 class StrategyContract:
-    """The checks, as a class for pytest. A subclass says which ``strategy``: the table ``[strategy]`` of a scenario.
-
-    ``sections`` replaces other sections of it: a codec in ``messages``, a network, a source of data, say. ``goes_by_tests``:
-    it is meant to go by what ``ServerModels.test`` says, as TiFL's credits are.
-    """
+    """The checks, as a class for pytest. A subclass says which ``strategy``: the table ``[strategy]`` of a scenario."""
 
     strategy: Mapping[str, Any]
-    sections: Mapping[str, Any] = {}
-    goes_by_tests: bool = False
+    sections: Mapping[str, Any] = {}  # replaces others of the scenario: a codec in ``messages``, a network, a source of data
+    goes_by_tests: bool = False  # is meant to go by what ``ServerModels.test`` says, as TiFL's credits are
 
     def quiet(self, **how: Any) -> ScenarioTables:
         """``quiet_world`` with this strategy and these sections."""
@@ -178,10 +147,9 @@ class StrategyContract:
     def test_workers_executors_and_real_delays_change_nothing(self) -> None:
         """The events and the models are the same to the bit, however the learning is computed."""
         sections = self.quiet()
-        executors = (Threads(1), Delayed(Threads(4)))
         reference = run(sections)
         assert reference["status"] == "done"
-        for executor in executors:
+        for executor in (Threads(1), Delayed(4)):
             summary = run(sections, executor=executor)
             assert [summary[name] for name in FIGURES] == [reference[name] for name in FIGURES]
 
@@ -191,10 +159,10 @@ class StrategyContract:
         events = run(sections, tmp_path / "whole")["events"]
         assert_sound(tmp_path / "whole")
         draw = random.Random(str(sorted(self.strategy.items())))
-        status = run_until(sections, tmp_path / "cut", draw.randrange(1, events))
-        if status == "interrupted":
-            status = run_until(sections, tmp_path / "cut", draw.randrange(1, events), resume=True)
-        if status == "interrupted":
+        for resume in (False, True):
+            if run_until(sections, tmp_path / "cut", draw.randrange(1, events), resume=resume) == "done":
+                break
+        else:
             go_on(sections, tmp_path / "cut")
         assert_same_run(tmp_path / "whole", tmp_path / "cut")
 
@@ -219,10 +187,11 @@ class StrategyContract:
     def test_newcomers_and_leavers(self, tmp_path: Path) -> None:
         """Early newcomers take part; a device that has left fails one task at most."""
         sections = self.eventful(seed=7, rounds=15)
-        sections["population"] |= {"availability": {"kind": "always"}}
-        sections["population"]["departures"] = {"kind": "exponential", "mean_stay": "20 s", "share": 0.3}
-        early = {"kind": "schedule", "times": ["1 s", "2 s", "3 s", "4 s"], "devices": [3, 8, 13, 18]}
-        sections["population"]["arrivals"] = early
+        sections["population"] |= {
+            "availability": {"kind": "always"},
+            "departures": {"kind": "exponential", "mean_stay": "20 s", "share": 0.3},
+            "arrivals": {"kind": "schedule", "times": ["1 s", "2 s", "3 s", "4 s"], "devices": [3, 8, 13, 18]},
+        }
         run(sections, tmp_path / "run")
         folder = assert_sound(tmp_path / "run")
         asked = {event["device"] for event in folder.events if event["kind"] == "task-start"}
@@ -233,11 +202,9 @@ class StrategyContract:
 
     def test_devices_vanish_at_any_instant(self, tmp_path: Path) -> None:
         """With phases shorter than a task no run falls asleep, and no book is left out of balance."""
-        phases = [("1 s", "5 s", "10 min"), ("10 s", "30 s", "2 h")]
-        for seed, (on, off, most) in enumerate(phases):
-            sections = self.eventful(seed=seed, rounds=6)
+        for seed, (on, off, most) in enumerate([("1 s", "5 s", "10 min"), ("10 s", "30 s", "2 h")]):
+            sections = self.eventful(seed=seed, rounds=6) | {"stop": {"rounds": 6, "simulated_time": most}}
             sections["population"]["availability"] = {"kind": "renewal", "mean_on": on, "mean_off": off}
-            sections |= {"stop": {"rounds": 6, "simulated_time": most}}
             summary = run(sections, tmp_path / str(seed))
             assert_sound(tmp_path / str(seed))
         assert summary["stopped"] != "simulated time", "where devices stay for 10 s at a time, it made no 6 rounds in 2 h"
@@ -286,6 +253,5 @@ class StrategyContract:
                 assert np.isfinite(values).all(), f"{name} has values that are not finite"
 
 
-async def _the_same_for_all(model: object, devices: object) -> float:
-    """In place of ``Evaluator.test``."""
+async def _the_same_for_all(model: object, devices: object) -> float:  # in place of ``Evaluator.test``
     return 0.5

@@ -236,8 +236,8 @@ def executors() -> Iterator[Any]:
     yield Inline()
     for workers in (1, 2, 4):
         yield Threads(workers)
-        yield Delayed(Threads(workers))
-        yield Delayed(Threads(workers))
+        yield Delayed(workers)
+        yield Delayed(workers)
 
 
 def test_real_delays_and_workers_change_nothing() -> None:

@@ -7,6 +7,9 @@ from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
+import pytest
+import simpy
+
 import fedsim
 import fedsim.plugin
 
@@ -73,3 +76,57 @@ def test_what_authors_of_plugins_meet_is_explained() -> None:
         if not inspect.getdoc(getattr(cls, name))
     ]
     assert missing == []
+
+
+LIBRARIES = ("simpy", "asyncio", "json", "networkx")
+
+
+@cache
+def _private_names_of_simpy() -> set[str]:
+    env = simpy.Environment()
+    resource = simpy.Resource(env)
+    process = env.process(env.timeout(1) for _ in range(1))
+    things = (env, env.event(), process, env.timeout(1), env.all_of([]), resource, resource.request())
+    return {name for thing in things for name in dir(thing) if _is_private(name)}
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def reaches_in(tree: ast.Module) -> list[str]:
+    """The names that a file uses of the insides of the four libraries."""
+    names, found = _private_names_of_simpy(), []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and any("simpy" in base or base == "Event" for base in map(ast.unparse, node.bases)):
+            inside = {getattr(one, "attr", getattr(one, "id", "")) for one in ast.walk(node)}
+            found += [f"{node.name} uses {name}" for name in sorted(inside & names)]
+        elif isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in LIBRARIES:
+            parts = [*str(node.module).split("."), *(alias.name for alias in node.names)]
+            found += [ast.unparse(node) for part in parts if _is_private(part) or part == "encoder"]
+        elif isinstance(node, ast.Attribute) and _is_private(node.attr):
+            owner = ast.unparse(node.value)
+            if owner.split(".")[0] in LIBRARIES or (owner not in ("self", "cls") and node.attr in names):
+                found.append(f"{owner}.{node.attr}")
+    return found
+
+
+def test_only_the_environment_reaches_into_simpy() -> None:
+    paths = [*SOURCES, *(ROOT / "scenarios").rglob("*.py")]
+    found = {path.relative_to(ROOT).as_posix(): used for path in paths if (used := reaches_in(tree_of(path)))}
+    own = ["Alarm uses _ok", "Alarm uses _value", "Environment uses _eid", "Environment uses _queue"]
+    assert found == {"fedsim/environment.py": own}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "env._queue.clear()",
+        "class Alarm(Event):\n    _ok = True",
+        "import asyncio\nasyncio._get_running_loop()",
+        "from json.encoder import c_make_encoder",
+        "from networkx.utils import _private",
+    ],
+)
+def test_it_would_be_seen(source: str) -> None:
+    assert reaches_in(ast.parse(source))

@@ -88,7 +88,7 @@ def _plot(ranking: "Ranking", colours: dict[int, str]) -> Markup:
         rows.append(el("tr", *row, class_=None if whole and not one.reference else "soft"))
     axis = el("tr", el("td"), el("td"), el("td", el("span", ranking.show(low)), el("span", ranking.show(high)), class_="axis"))
     title = ranking.measure.name.capitalize()
-    more = "more is better" if ranking.measure.more_is_better else "less is better"
+    more = "more is better" if ranking.measure.best == "most" else "less is better"
     caption = el("caption", el("strong", title), el("small", f" {more}{', log scale' if is_log else ''}"))
     return el("table", caption, el("tbody", *rows), el("tfoot", axis), class_="plot")
 
@@ -157,12 +157,11 @@ def _front(found: "ParetoFront", colours: dict[int, str]) -> Markup:
     steps = [f"H{x} V{y}" for x, y in map(at, found.front)]
     parts.append(el("path", d=f"M{steps[0][1:].replace(' V', ' ')} {' '.join(steps[1:])}", class_="step"))
     for one in found.points:
-        (x, y), on_front = at(one), one.factor == 1
-        look = {"fill": colours[one.line.place], "class_": "colour" if on_front else "others", "r": 5 if on_front else 3.5}
-        parts.append(el("circle", el("title", plain(found.shown(one), 160)), cx=x, cy=y, **look))
-    named = [*found.front, *found.runners_up]
+        (x, y), look = at(one), "colour" if one.is_best else "others"
+        dot = {"fill": colours[one.line.place], "class_": look, "r": 5 if one.is_best else 3.5}
+        parts.append(el("circle", el("title", plain(found.shown(one), 160)), cx=x, cy=y, **dot))
     taken = [at(one) for one in found.points]
-    for number, one in enumerate(named, start=1):
+    for number, one in enumerate(found.front, start=1):
         x, y = at(one)
         spots = [(x + dx, y + dy) for dx, dy in _BESIDE]
         spot = max(spots, key=lambda spot: min(5.0, *(math.dist((spot[0] + 3, spot[1] - 4), other) - 6 for other in taken)))
@@ -177,8 +176,8 @@ def _front(found: "ParetoFront", colours: dict[int, str]) -> Markup:
     ):
         parts.append(el("text", text, x=x, y=y, text_anchor=anchor))
     says = el("small", " the line joins those that no other beats in both; log scales")
-    drawing = el("svg", *parts, viewBox=f"0 0 {_WIDE} {_HIGH}", role="img", aria_label=" ".join(found.words), class_="front")
-    names = (el("li", plain(found.shown(one), 160), class_=None if one.factor == 1 else "soft") for one in named)
+    drawing = el("svg", *parts, viewBox=f"0 0 {_WIDE} {_HIGH}", role="img", aria_label=found.words, class_="front")
+    names = (el("li", plain(found.shown(one), 160)) for one in found.front)
     return join(el("p", el("strong", f"{first.capitalize()} against {other}"), says), drawing, el("ol", *names, class_="names"))
 
 

@@ -18,8 +18,7 @@ from fedsim.analysis.report.gather import MOST_DRAWN, Shown, Subject
 from fedsim.analysis.report.markup import Markup, data_block, deflated, el, join, pack, plain, visible
 from fedsim.analysis.report.timeline import TimelineData, key, read_timeline, stage
 from fedsim.analysis.style import Series
-from fedsim.lab.compare.critical_path import CriticalPaths
-from fedsim.lab.compare.why import path_table, round_in_words, run_in_words
+from fedsim.lab.compare.critical_path import CriticalPaths, path_table, round_in_words, run_in_words
 from fedsim.language.units import show_bytes, show_seconds
 from fedsim.records.reading import RunFolder
 

@@ -69,7 +69,7 @@ def comparison(table: "ComparedTable", order: Sequence[int]) -> Iterator[Markup]
 
 def of_columns(columns: Sequence["ComparedColumn"], order: Sequence[int]) -> Markup:
     """Columns of a comparison as a table, its rows in an ``order``."""
-    from fedsim.lab.compare.text import shown
+    from fedsim.lab.compare.show import shown
 
     def told(column: "ComparedColumn", row: int) -> TableCell:
         cell = column.cells[row]

@@ -14,7 +14,7 @@ from fedsim.language.spec import Spec
 from fedsim.language.units import GramsPerJoule, Seconds
 from fedsim.streams import Streams
 from fedsim.world.calendar import DAY_S
-from fedsim.world.device_table import DeviceTable
+from fedsim.world.distributions import DeviceTable
 
 _INTENSITY = TypeAdapter[float](GramsPerJoule)
 

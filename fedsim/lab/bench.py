@@ -5,16 +5,15 @@ line of the board names the world by the digest of its file, so that figures of 
 what is drawn from these files, seed by seed, stand beside the board: a machine or version on which a world differs is told so.
 """
 
-import csv
 import hashlib
-import io
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from pydantic import TypeAdapter
 
 from fedsim.errors import DataError, ScenarioError
@@ -32,8 +31,8 @@ from fedsim.shipped import shipped
 from fedsim.streams import Streams
 from fedsim.version import __version__
 
-TableKey = tuple[str, int, str]
-"""A world, a seed, and the name of a table."""
+WorldDigests = dict[tuple[str, int, str], str]
+"""A digest by a world, a seed, and the name of a table."""
 
 BOARD = Path(__file__).parents[1] / "scenarios" / "worlds" / "board.csv"
 ALL = "all"
@@ -83,50 +82,36 @@ def bench(
     workers: int | None = None,
     allow_code: bool = False,
 ) -> list[BoardLine]:
-    """Run strategies in all worlds; called again with the same folder, go on where it was left.
+    """Run strategies in all worlds; called again with the same folder, go on where it was left. Raises as ``run_study``.
 
-    Args:
-        strategies: names of the board, kinds of strategies, or import paths of one's own; ``all`` for those of the board.
-        out: the study's folder.
-        changes: ``key.path=value`` texts for those that are not on the board.
-        seeds: so many, from 1 on, instead of three.
-        workers, allow_code: see ``run_study``.
-
-    Raises:
-        ScenarioError, DataError, RunFolderError, SimulationError: as ``run_study``.
+    ``strategies`` are names of the board, kinds of strategies, or import paths of one's own, and ``all`` is those of the board.
+    ``changes`` are for those that are not on the board; without ``seeds`` there are three.
     """
     tables = read_toml(shipped()[_STUDY])
     known, own = tables["variants"], {".".join(change.keys): change.value for change in map(read_change, changes)}
     names = [*known] if ALL in strategies else list(dict.fromkeys(strategies))
     if own and not set(names) - set(known):
         raise ScenarioError(f"--set {changes[0]} has no effect: {', '.join(names)} of the board are what they are")
-    tables["variants"] = {
-        _named(name): known.get(name) or ({} if name in known else {"strategy.kind": name} | own) for name in names
-    }
+    called = {name: name.rpartition(":")[2] for name in names}  # an import path by its class
+    tables["variants"] = {called[name]: known.get(name, {"strategy.kind": name} | own) for name in names}
     for part in tables["parts"].values():
-        part["variants"] = {_named(name): part["variants"].get(name, {}) for name in names}
-    tables["baseline"] = _named(names[0])
+        part["variants"] = {called[name]: part["variants"].get(name, {}) for name in names}
+    tables["baseline"] = called[names[0]]
     run_study(tables, out, seeds=seeds, workers=workers, allow_code=allow_code)
     return lines_of(out, tables["target"])
-
-
-def _named(strategy: str) -> str:
-    """The class of an import path; a kind as it is."""
-    return strategy.rpartition(":")[2]
 
 
 def lines_of(out: Path, target: float) -> list[BoardLine]:
     """The lines of a study ``bench`` that was run in ``out``."""
     lines, to, version, found = read_lines([out]), f"to target {target:g}", _version(), []
     columns = {column.head: column.cells for column in Comparison(lines, [target]).side_by_side().columns}
-    heads = f"time {to} (s)", f"traffic {to} (bytes)", f"energy {to} (J)", f"{FINAL.name} ({FINAL.unit})"
+    heads = f"time {to} (s)", f"traffic {to} (bytes)", f"energy {to} (J)", FINAL.head
     for line, *cells in zip(lines.lines, *(columns[head] for head in heads), strict=True):
-        means = [mean_of([cell]) if isinstance(cell, float | int) else cell for cell in cells]  # of one seed a number
-        time, *others = (cell if isinstance(cell, Estimate) else None for cell in means)
-        missed = [costs_until(run, target)[f"time {to}"] for run in line.runs].count(None)
-        reached, world = len(line.runs) - missed, str(dict(line.point)["part"])
-        mean, low, high = (None, None, None) if time is None else (time.mean, *time.edges)
-        moved, joules, accuracy = (None if one is None else one.mean for one in others)
+        time, *others = (mean_of([cell]) if isinstance(cell, float | int) else cell for cell in cells)  # of one seed a number
+        mean, low, high = (time.mean, *time.edges) if isinstance(time, Estimate) else (None, None, None)
+        moved, joules, accuracy = (one.mean if isinstance(one, Estimate) else None for one in others)
+        reached = len([run for run in line.runs if costs_until(run, target)[f"time {to}"] is not None])
+        world = str(dict(line.point)["part"])
         where, whence = (line.name, world, line.planned, reached), (digest_of(world), version)
         found.append(BoardLine(*where, mean, low, high, moved, joules, accuracy, *whence))
     return found
@@ -145,13 +130,13 @@ def digest_of(world: str) -> str:
     return _digest(shipped()[f"worlds/{world}"].read_bytes())
 
 
-def tables_of(out: Path) -> dict[TableKey, str]:
+def tables_of(out: Path) -> WorldDigests:
     """Digests of what the worlds of a study ``bench`` in ``out`` consist of, and of each strategy's events in them.
 
     A world's tables are its devices and links as they were drawn, availability in the first minute, and each device's data. All
     are the same on any processor: events count without figures of models, and numbers without their last digits.
     """
-    found: dict[TableKey, str] = {}
+    found: WorldDigests = {}
     for line in read_lines([out]).lines:
         world = str(dict(line.point)["part"])
         for run in line.runs:
@@ -179,73 +164,58 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:12]
 
 
-def changed_tables(found: Mapping[TableKey, str], board: Path = BOARD) -> list[str]:
+def changed_tables(found: Mapping[tuple[str, int, str], str], board: Path = BOARD) -> list[str]:
     """The tables that differ from those kept beside a board; a table of which none is kept does not."""
     kept = _kept_tables(board)
     return [f"{' seed '.join(map(str, key[:2]))}: {key[2]}" for key, own in found.items() if kept.get(key, own) != own]
 
 
-def _kept_tables(board: Path) -> dict[TableKey, str]:
+def _kept_tables(board: Path) -> WorldDigests:
     path = board.with_name(_TABLES)
-    if not path.exists():
-        return {}
-    with path.open(newline="", encoding="utf-8") as file:
-        return {(row["world"], int(row["seed"]), row["table"]): row["sha256"] for row in csv.DictReader(file)}
+    rows = pd.read_csv(path, dtype={"sha256": str}).itertuples(index=False) if path.exists() else ()
+    return {(str(world), int(seed), str(table)): str(digest) for world, seed, table, digest in rows}
 
 
 def read_board(path: Path = BOARD) -> list[BoardLine]:
-    """The lines of a board, without those of worlds that have changed since; none where there is no file yet.
-
-    Raises:
-        DataError: it is no board.
-    """
+    """The lines of a board, without those of worlds that have changed since; none without a file. ``DataError``: no board."""
     if not path.exists():
         return []
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = [{key: value or None for key, value in row.items()} for row in csv.DictReader(file)]
-        lines = TypeAdapter(list[BoardLine]).validate_python(rows)
+        rows = pd.read_csv(path, dtype=str).astype(object)
+        lines = TypeAdapter(list[BoardLine]).validate_python(rows.where(rows.notna(), None).to_dict("records"))
     except (OSError, ValueError) as error:
         raise DataError(f"{str(path)!r} is no board of fedsim bench: {str(error).splitlines()[0]}") from None
     return [line for line in lines if f"worlds/{line.world}" in shipped() and line.file == digest_of(line.world)]
 
 
-def keep(lines: Sequence[BoardLine], path: Path, tables: Mapping[TableKey, str]) -> None:
+def keep(lines: Sequence[BoardLine], path: Path, tables: Mapping[tuple[str, int, str], str]) -> None:
     """Put lines on the board in a file, in the place of those of the same strategy and world, and digests beside it.
 
-    Raises:
-        DataError: the digests of some ``tables`` are others there.
+    ``DataError``: the digests of some ``tables`` are others there.
     """
     if changed := changed_tables(tables, path):
         raise DataError(f"nothing is kept in {str(path)!r}, whose worlds are others: {'; '.join(changed[:_MOST_NAMED])}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    there = {(line.strategy, line.world): line for line in read_board(path)}
-    board = there | {(line.strategy, line.world): line for line in lines}
-    text = io.StringIO(newline="")
-    table = csv.DictWriter(text, [one.name for one in fields(BoardLine)], lineterminator="\n")
-    table.writeheader()
-    for _, line in sorted(board.items()):
-        table.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in asdict(line).items()})
-    write_text(path, text.getvalue())
+    board = {(line.strategy, line.world): line for line in (*read_board(path), *lines)}
+    rows = pd.DataFrame([asdict(line) for _, line in sorted(board.items())])
+    write_text(path, rows.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
     known = sorted((_kept_tables(path) | dict(tables)).items())
-    rows = [f"{world},{seed},{name},{digest}" for (world, seed, name), digest in known]
-    write_text(path.with_name(_TABLES), "\n".join(["world,seed,table,sha256", *rows, ""]))
+    digests = pd.DataFrame([(*key, digest) for key, digest in known], columns=["world", "seed", "table", "sha256"])
+    write_text(path.with_name(_TABLES), digests.to_csv(index=False, lineterminator="\n"))
 
 
 def places(lines: Sequence[BoardLine]) -> dict[tuple[str, str], int]:
     """The place (from 1) of each strategy in each world, by its time to the target; those that missed it have none."""
     ranked: dict[tuple[str, str], int] = {}
     for world in dict.fromkeys(line.world for line in lines):
-        own = [line for line in lines if line.world == world and line.time_s is not None]
-        own.sort(key=lambda line: line.time_s or 0.0)
-        ranked |= {(line.strategy, world): place for place, line in enumerate(own, start=1)}
+        times = {line.strategy: line.time_s for line in lines if line.world == world and line.time_s is not None}
+        ranked |= {(strategy, world): place for place, strategy in enumerate(sorted(times, key=times.__getitem__), start=1)}
     return ranked
 
 
 def table_of(lines: Sequence[BoardLine], board: Sequence[BoardLine]) -> ComparedTable:
     """The lines with their places among those of the board and their own."""
-    new = {(line.strategy, line.world) for line in lines}
-    every = [line for line in board if (line.strategy, line.world) not in new] + list(lines)
+    every = [*{(line.strategy, line.world): line for line in (*board, *lines)}.values()]
     ranked = places(every)
     rows: list[dict[str, Cell]] = []
     for line in lines:
@@ -272,9 +242,6 @@ def interval_of(line: BoardLine) -> str | None:
     """Time to the target with its interval, in words; None where some seed missed it."""
     if line.time_s is None:
         return None
-    ends = (
-        ""
-        if line.time_low is None or line.time_high is None
-        else f" ({show_seconds(line.time_low)} to {show_seconds(line.time_high)})"
-    )
-    return f"{show_seconds(line.time_s)}{ends}"
+    known = line.time_low is not None and line.time_high is not None
+    ends = f" ({show_seconds(line.time_low or 0.0)} to {show_seconds(line.time_high or 0.0)})" if known else ""
+    return show_seconds(line.time_s) + ends

@@ -13,9 +13,8 @@ from fedsim.errors import ScenarioError, nearest
 from fedsim.executors.named import EXECUTORS
 from fedsim.federation.codecs import CODECS
 from fedsim.federation.malicious import ATTACKS
-from fedsim.lab.study.references import REFERENCES
 from fedsim.lab.study.search import SEARCHES
-from fedsim.lab.study.spec import StudySpec
+from fedsim.lab.study.spec import REFERENCES, StudySpec
 from fedsim.language.registry import specs_of
 from fedsim.language.spec import Spec, told_of
 from fedsim.learning.models import MODELS
@@ -109,7 +108,7 @@ def catalogue() -> dict[str, TitledNames]:
         "kinds of devices": [*kinds_of_devices().items()],
         "energy presets": [*TITLES.items()],
         "links": [*kinds_of_devices(LINKS).items()],
-        "regions of clouds": [(name, site.city) for name, site in cloud_facts().sites.items()],
+        "regions of clouds": [(name, site[0]) for name, site in cloud_facts().sites.items()],
         "scenarios": shipped_titles(studies=False),
         "studies": shipped_titles(studies=True),
         "executors": [*EXECUTORS.items()],

@@ -61,12 +61,9 @@ class Asynchronous(Strategy[A]):
     parameters); its staleness is the number of versions that the server has made meanwhile. It is replaced after every message
     of the instant, so that clients who end together are replaced together. The run records each version as a round.
 
-    State:
-        version: the number of the version that is being waited for, from 0; ``model``, the current one.
-        open: tasks that have not ended, task -> the version and the model that it started from.
-        draws: how often clients were drawn: it names the stream, as the round does for ``Synchronous``.
-        refilling: whether replacements are to be asked at the end of this instant; ``selection``: what that remembers.
-        over: whether the last version is made; what comes later in the same instant is not used.
+    State: ``version``, the number of that which is waited for, from 0; ``model``; ``open``, task -> the version and the model
+    that it started from; ``draws``, how often clients were drawn, which names the stream; ``refilling``, whether replacements
+    are to be asked at the end of this instant; ``selection``, what that remembers; ``over``, whether the last version is made.
     """
 
     async def receive(self, message: TaskEnd, base: Ref, staleness: int) -> None:
@@ -235,11 +232,9 @@ class FedBuff(Asynchronous[FedBuffParams]):
 
     Source: Nguyen et al., "Federated learning with buffered asynchronous aggregation" (AISTATS 2022), Algorithm 1: with K
     updates in the buffer, w <- w + eta_g / K sum_i s(tau_i) (w_i - w_i^received), where s(tau) = 1/sqrt(1 + tau) (its section
-    5, "staleness scaling") and tau_i is the number of versions made since client i's download, 0 for a fresh update. The mean
-    is not weighted by samples, and its weights do not sum to 1 when updates are stale: both as in the paper. An update that is
-    not finite is left out, and the others weigh more.
-
-    State besides ``Asynchronous``'s: ``buffer``, the updates received since the last version; ``server``, what that remembers.
+    5, "staleness scaling") and tau_i is the number of versions made since client i's download. The mean is not weighted by
+    samples, and its weights do not sum to 1 when updates are stale: both as in the paper. An update that is not finite is left
+    out, and the others weigh more.
     """
 
     Params = FedBuffParams

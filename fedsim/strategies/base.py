@@ -32,10 +32,7 @@ class StrategyParams(Spec):
     needs_labels: ClassVar[bool] = False
 
     added_up: ClassVar[tuple[str, ...]] = ()
-    """Contents of answers that the device and the server each add up as they arrive.
-
-    What a lossy codec left out of such a content is in the device's next one anyway: error feedback would send it twice.
-    """
+    """Contents of answers that device and server each add up: what a lossy codec left out is in the next one anyway."""
 
     plain_down: ClassVar[bool] = False
     """Whether devices receive something else than a model that a codec could write."""
@@ -57,13 +54,14 @@ class StrategyParams(Spec):
 
     def split_of(self, setting: RunInfo) -> Split | None:
         """Ranges of a flat model that are sent, and that stay on the devices; None: all are sent. Refuses to send nothing."""
-        tensors = setting.tensors() if self.kept_by == "strategy" or (self.kept_by == "scenario" and setting.keeps) else ()
-        if not tensors and self.kept_by == "strategy":
+        by_strategy = self.kept_by == "strategy"
+        tensors = setting.tensors() if by_strategy or (self.kept_by == "scenario" and setting.keeps) else ()
+        if not tensors and by_strategy:
             raise ScenarioError(
                 f"strategy.kind is {self.kind!r}, which tells the tensors of a model apart, and model.kind is 'size', which "
                 "has none; allowed is any other model"
             )
-        key = f"strategy.kind is {self.kind!r}" if self.kept_by == "strategy" else "model.keep or model.send is given"
+        key = f"strategy.kind is {self.kind!r}" if by_strategy else "model.keep or model.send is given"
         return Split.of(tensors, self.stays(tensors), key) if tensors else None
 
     def unprotected(self, protection: Protection) -> str | None:
@@ -78,16 +76,15 @@ class StrategyParams(Spec):
 
     @property
     def counts_steps(self) -> str | None:
-        """Why steps must be those of SGD, each lr along a gradient, so that other trainers are refused; None for none."""
+        """Why steps must be those of SGD, each lr along a gradient; None: other trainers will do."""
         return self.selected_by.counts_steps if self.selected_by else None
 
     @property
     def unaccounted(self) -> str | None:
-        """Why an account (``Aggregation.accounts``) would not count all that the strategy gives away; None if it does."""
+        """Why an account (``Aggregation.accounts``) would not count all that is given away; None if it does."""
         selection = self.selected_by
-        if selection is not None and selection.looks_at_data:
-            return f"the selection {selection.kind!r} goes by what clients find in their data, which no account counts"
-        return None
+        why = "goes by what clients find in their data, which no account counts"
+        return f"the selection {selection.kind!r} {why}" if selection and selection.looks_at_data else None
 
     @property
     def aggregations(self) -> dict[str, Aggregation]:
@@ -250,6 +247,6 @@ class Strategy(Generic[P]):
         return None
 
     def groups_of(self, devices: Sequence[int]) -> list[int | None]:
-        """The same of several devices; most strategies have no groups, and a run may have millions of devices."""
-        no_groups = type(self).group_of is Strategy.group_of
+        """The groups of several devices."""
+        no_groups = type(self).group_of is Strategy.group_of  # a run may have millions of devices
         return [None] * len(devices) if no_groups else [self.group_of(device) for device in devices]

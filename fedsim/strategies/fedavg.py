@@ -29,16 +29,16 @@ class FedAvg(Synchronous[S]):
 
     Source: McMahan et al., "Communication-efficient learning of deep networks from decentralized data", Algorithm 1.
 
-    In each round the server sends the global model (d parameters) to K clients drawn uniformly without replacement; each runs
-    E epochs of mini-batch SGD and sends its model back (d parameters); the global model becomes their mean, weighted by
-    training samples over the clients whose update arrived in time. If none did, it stays as it is.
+    In each round the server sends the global model (d parameters) to K clients drawn uniformly without replacement; each runs E
+    epochs of mini-batch SGD and sends its model back (d parameters); the global model becomes their mean, weighted by training
+    samples over the clients whose update arrived in time. If none did, it stays as it is.
 
     With ``model.keep`` or ``model.send`` some tensors never leave a device, which trains them together with those that it
-    receives: the others alone are sent, down and up, and averaged. A device has the kept ones of the initial model until it has
-    answered, and is tested with its own. One whose answer is cut off goes back to those that it had.
+    receives: the others alone are sent and averaged. A device has the kept ones of the initial model until it has answered, and
+    is tested with its own. One whose answer is cut off goes back to those that it had.
 
-    State besides ``Synchronous``'s: ``model``, the global model; with kept tensors ``kept``, their numbers, and ``own``, the
-    models of devices that have ever answered, device -> ref: no server's knowledge.
+    State besides ``Synchronous``'s: ``model``; with kept tensors ``kept``, their numbers, and ``own``, the models of devices
+    that have ever answered, device -> ref: no server's knowledge.
     """
 
     Params: ClassVar[type[RoundParams]] = FedAvgParams
@@ -81,8 +81,8 @@ class FedAvg(Synchronous[S]):
     async def followed(self, mean: Ref, entries: Sequence[dict[str, Any]], changes: Sequence[Ref]) -> Ref:
         """The mean, over all N devices, of a state that each keeps, after K clients have changed theirs: mean + sum / N.
 
-        With a robust aggregation, (1 - K / N) mean + K / N times what it makes of the K states. It is not given their changes:
-        what malicious ones add to the median of changes would add up.
+        With a robust aggregation (1 - K / N) mean + K / N times what it makes of the K states, not of changes: those of
+        malicious clients would add up.
         """
         mix, how, share = self.server.models.mix, self.params.aggregation, 1.0 / self.setting.devices  # type: ignore[attr-defined]
         if how.protection != "robust":

@@ -1,4 +1,4 @@
-"""SCAFFOLD: local steps corrected by control variates (Karimireddy et al., 2020)."""
+"""SCAFFOLD: local steps corrected by control variates."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
@@ -17,9 +17,8 @@ class ScaffoldParams(AggregatingParams):
     """Parameters of SCAFFOLD; its server's learning rate is that of ``server = "sgd"``. See also ``AggregatingParams``.
 
     Attributes:
-        aggregation: the plain mean, as in the paper, unless another is given.
-        option: how a client renews c_i. ``II``: from how far its steps have led. ``I``: as its gradient over all of its data at
-            the model that it received, for which it goes through them once more.
+        option: a client renews c_i from how far its steps have led (``II``), or as its gradient over all of its data at the
+            model that it received, for which it goes through them once more (``I``).
     """
 
     added_up: ClassVar[tuple[str, ...]] = ("control-variate",)
@@ -41,10 +40,7 @@ class ScaffoldParams(AggregatingParams):
 
 
 class ScaffoldClient(SynchronousClient[ScaffoldParams]):
-    """Trains along the gradient + c - c_i, and renews its control variate c_i.
-
-    State: ``control``, c_i; absent while it is 0.
-    """
+    """Trains along the gradient + c - c_i, and renews its control variate c_i (``control``; absent while it is 0)."""
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         """The local solve; for option I a gradient first, as one step of all of its data at a learning rate of 1."""
@@ -83,11 +79,9 @@ class Scaffold(FedAvg[ScaffoldParams]):
     A round: K clients receive the model and the server's control variate c (2 d parameters). Each trains with the term c - c_i
     added to every gradient, and sends its update and by how much its own control variate changes (2 d parameters). The model
     becomes the mean of the updates, c moves by the sum of the changes over the number N of all devices. With a robust
-    aggregation the server adds up the changes of each client, and c <- (1 - K / N) c + K / N times what it makes of the c_i of
-    the round's K clients. c and all c_i begin at 0, also those of newcomers. A client whose answer is cut off keeps its c_i.
-    With option II the corrections are those of plain SGD: ``training.momentum`` makes K lr too short a measure of a step.
-
-    State besides FedAvg's: ``control``, c; ``followed``, device -> c_i, with a robust aggregation.
+    aggregation c <- (1 - K / N) c + K / N times what it makes of the c_i of the round's K clients. c and all c_i begin at 0,
+    also those of newcomers. A client whose answer is cut off keeps its c_i. With option II ``training.momentum`` makes K lr too
+    short a measure of a step.
     """
 
     Params = ScaffoldParams

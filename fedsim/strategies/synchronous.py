@@ -1,7 +1,4 @@
-"""The round loop as handlers: ask a cohort, wait until every task has ended, aggregate, and again.
-
-A round closes in one place, the end of its last open task; the deadline only ends what is open.
-"""
+"""The round loop as handlers: ask a cohort, wait until every task has ended, aggregate, and again."""
 
 import math
 from collections.abc import Sequence
@@ -56,18 +53,18 @@ class Synchronous(Strategy[S]):
     """A strategy in rounds. Most algorithms fill in ``contents``, ``aggregate`` and ``center``.
 
     State:
-        round: the number of the round that is open, from 0.
-        cohort: whom it asks; ``selected``, how many, and ``asked_at``, when (s).
-        open: tasks that have not ended, task -> device; ``slow`` and ``disconnected``, how many have ended so.
+        round: the number of the round that is open, from 0; ``cohort``: whom it asks; ``selected``: how many; ``asked_at``:
+            when (s).
+        open: tasks that have not ended, task -> device; ``slow`` and ``disconnected``: how many have ended so.
         received: the round's updates in order of arrival (``entry``).
         limit: time from ``asked_at`` to the deadline (s), or None; absent before the first round, and if it limits training.
-        candidates: where the selection asks first: those of each call of it, and how many are wanted of them.
-        questions: tasks of candidates that have not answered, task -> device; ``answers``: what the others said, by device.
+        candidates: where the selection asks first: those of each call of it, and how many are wanted of them; ``questions``:
+            tasks that have not answered, task -> device; ``answers``: what the others said, by device.
         selection, deadline, aggregation, server: what these parts remember; the last two by group.
         phase, phase_open, phase_there, graph, masked, unread, take_back: with secure aggregation (``SecurePhases``).
         drawn: in a round whose clients were all drawn uniformly, how many, and from how many; ``draws``: how many rounds were
             drawn so, or (1, 1) otherwise. Both where the aggregation ``accounts``.
-        slot: with a schedule, which of its multiples the round belongs to; absent in the first round, which is of the 0th.
+        slot: with a schedule, which of its multiples the round belongs to, from 0.
     """
 
     Client: ClassVar[type[Client[Any]]] = SynchronousClient
@@ -79,10 +76,8 @@ class Synchronous(Strategy[S]):
         self._aggregation: Aggregation | None = getattr(params, "aggregation", None)
         self._optimiser: ServerOptimiser | None = getattr(params, "server", None)
 
-    # What an algorithm fills in, or calls.
-
     def select(self) -> list[int]:
-        """The clients to ask in this round; by default those of ``selection``."""
+        """The clients to ask in this round."""
         return self.pick(self.params.asked_per_round)
 
     def pick(self, count: int, *ids: int, among: list[int] | None = None) -> list[int]:
@@ -116,17 +111,13 @@ class Synchronous(Strategy[S]):
 
     def weights(self, entries: Sequence[dict[str, Any]]) -> list[float]:
         """The weight of each update; by default from the aggregation. The weights sum to 1."""
-        how: Aggregation = self.params.aggregation  # type: ignore[attr-defined]  # who has none combines nothing
-        return how.weights(entries)
+        return self.params.aggregation.weights(entries)  # type: ignore[attr-defined, no-any-return]  # who has none never calls it
 
     async def combine(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any) -> Ref:
-        """The model that follows on ``model``: what the aggregation, and the server optimiser, make of some updates.
+        """The model that follows on ``model``: what the aggregation, and the server optimiser, make of ``entries``.
 
-        Args:
-            model: from which they were trained.
-            entries: of ``received``, at least one.
-            slot: tells models apart whose aggregations and server optimisers remember.
-            record: what the record ``aggregate`` says besides round, tasks and weights.
+        ``slot`` tells models apart whose aggregations and server optimisers remember; ``record`` goes into the record
+        ``aggregate``.
         """
         params = self.params
         most = params.cohort_size(self.server.devices)
@@ -150,10 +141,8 @@ class Synchronous(Strategy[S]):
         self.server.emit("aggregate", round=self.state["round"], tasks=tasks, weights=weights, **record)
 
     def center(self, entry: dict[str, Any]) -> Ref | None:
-        """The model that an aggregated update went into, if there is one; for the discrepancy."""
+        """The model that an aggregated update went into, if there is one."""
         raise NotImplementedError
-
-    # What the strategies of fedsim change besides.
 
     @property
     def _account(self) -> Aggregation | None:
@@ -189,15 +178,12 @@ class Synchronous(Strategy[S]):
         return "slow" if message.outcome in ("late", "memory") else "disconnected"
 
     def _counts(self) -> dict[str, int]:
-        """Counts of clients in the record of the round."""
         counts = {"selected": self.state["selected"], "valid": len(self.state["received"])}
         return counts | {name: self.state[name] for name in ("slow", "disconnected")}
 
     def _wait(self) -> None:
         """Nobody can be asked: look again later, with ``_open_round``."""
         self.server.look_again("retry", self.params.retry)
-
-    # The loop.
 
     async def on_start(self) -> None:
         self.state |= {"round": 0}
@@ -246,7 +232,7 @@ class Synchronous(Strategy[S]):
             self.server.timer("questions", self.server.now + patience)
 
     async def _answered(self, message: TaskEnd) -> None:
-        """A candidate has answered, or not; after the last one the cohort is chosen."""
+        """A candidate has answered, or not; the last one chooses the cohort."""
         state, server, selection = self.state, self.server, self._selection
         assert selection is not None
         device = state["questions"].pop(message.task)
@@ -300,20 +286,16 @@ class Synchronous(Strategy[S]):
         return task
 
     async def on_timer(self, name: str) -> None:
-        """The deadline ends what is open; a round that is due is opened; the retry looks for clients again.
-
-        ``computed`` and ``aggregated``: the server is done with what it computes before a round asks, or closes.
-        """
         match name:
             case "retry" | "round":
                 self._open_round()
-            case "ask":
+            case "ask":  # those whose data shift in this round have been told
                 await self.before_asking()
                 if self.server.computing:
                     self.server.timer("computed", self.server.now)
                 else:
                     self._begin_asking()
-            case "computed":
+            case "computed":  # the server is done with what it computes
                 self._begin_asking()
             case "aggregated":
                 await self._finish_round()
@@ -362,8 +344,8 @@ class Synchronous(Strategy[S]):
         if self._selection is not None:
             self._selection.heard(self.server, self.remembered("selection"), message)
         if self._deadline is not None and "asked_at" in self.state:
-            took_s, in_time = self.server.now - self.state["asked_at"], message.outcome == "done"
-            self._deadline.heard(self.remembered("deadline"), took_s, in_time)
+            took_s = self.server.now - self.state["asked_at"]
+            self._deadline.heard(self.remembered("deadline"), took_s, message.outcome == "done")
 
     async def _close_round(self) -> None:
         self.server.cancel_timer("deadline")
@@ -394,8 +376,7 @@ class Synchronous(Strategy[S]):
 
     def _spent(self) -> dict[str, float]:
         """Privacy spending of the aggregation, for the record of the round."""
-        account = self._account
-        if account is None:
+        if (account := self._account) is None:
             return {}
         draws, drawn = self.remembered("draws"), self.state.get("drawn", (1, 1))
         draws[drawn] = draws.get(drawn, 0) + 1

@@ -34,19 +34,24 @@ def compare_command(
     runs: tuple[Path, ...], out: Path | None, form: Any, whole: bool, published: str | None, goal: str | None, **how: Any
 ) -> None:
     """Put RUNS side by side: run folders, and folders of studies."""
-    from fedsim.lab.compare.goals import read_goal
-    from fedsim.lab.compare.show import as_text, compare, compare_published, form_of, print_short, print_to, write_file
+    from fedsim.lab.compare.lines import read_lines
+    from fedsim.lab.compare.measures import read_goal
+    from fedsim.lab.compare.show import as_text, compare_published, form_of, print_short, print_to, write_file
+    from fedsim.lab.compare.table import Comparison
     from fedsim.output.terminal import Console
 
     chosen = form if out is None else form_of(out, form)
-    asked = how["targets"], how["baseline"], how["ledger"]
     if published is None and chosen is None and not whole:
-        print_short(Console(), runs, *asked, *read_goal(goal, how["budget"]))
+        lines = read_lines(runs, how["baseline"], *read_goal(goal, how["budget"]))
+        print_short(Console(), Comparison(lines, how["targets"], how["ledger"]))
         say("All figures: --all prints them, --out FILE.md and --out FILE.csv write them.")
         return
     if published is not None and len(runs) > 1:
         raise ScenarioError(f"--published is of one study, but {len(runs)} folders are given")
-    tables = compare(runs, *asked) if published is None else compare_published(runs[0], published)
+    if published is None:
+        tables = Comparison(read_lines(runs, how["baseline"]), how["targets"], how["ledger"]).tables()
+    else:
+        tables = compare_published(runs[0], published)
     if chosen is None:
         print_to(Console(), tables)
     elif out is None:
@@ -61,9 +66,8 @@ def compare_command(
 @one_message
 def why_command(run: Path, number: int | None) -> None:
     """Explain how long the rounds of RUN took: the critical path of one, or of all where the simulated time went."""
-    from fedsim.lab.compare.critical_path import CriticalPaths
+    from fedsim.lab.compare.critical_path import CriticalPaths, path_table, round_in_words, run_in_words, totals_table
     from fedsim.lab.compare.show import print_to
-    from fedsim.lab.compare.why import path_table, round_in_words, run_in_words, totals_table
     from fedsim.output.terminal import Console
     from fedsim.records.reading import RunFolder
 
@@ -89,9 +93,10 @@ def whatif_command(run: Path, changes: tuple[str, ...], out: Path | None, worker
     Beside the folders a page has both timelines, on one axis of time.
     """
     from fedsim.analysis.report import write_report
-    from fedsim.lab.compare.critical_path import CriticalPaths
+    from fedsim.lab.compare.critical_path import CriticalPaths, totals_table
+    from fedsim.lab.compare.lines import read_lines
     from fedsim.lab.compare.show import print_short, print_to
-    from fedsim.lab.compare.why import totals_table
+    from fedsim.lab.compare.table import Comparison
     from fedsim.loading import run as run_scenario
     from fedsim.output.terminal import Console
     from fedsim.records.folder import SCENARIO
@@ -108,7 +113,7 @@ def whatif_command(run: Path, changes: tuple[str, ...], out: Path | None, worker
     both = before, RunFolder(after)
     found = [one.summary["accuracy"]["best"] for one in both]
     common = math.floor(min(found) * 20) / 20 if None not in found else 0.0  # a target that both reach
-    print_short(Console(), [run, after], [common] if common else [])
+    print_short(Console(), Comparison(read_lines([run, after]), [common] if common else []))
     print_to(Console(), [totals_table({one.path.name: CriticalPaths(one) for one in both})])
     page = write_report([run, after], after.with_name(f"{after.name}.report.html"))
     say(f"written to {after}; both timelines are in {page}")

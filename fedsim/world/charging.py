@@ -5,20 +5,12 @@ Like availability a path is a pure function of (seed, device), whatever the devi
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
-from fedsim.language.units import PositiveSeconds
-from fedsim.simulation import TICK_S, on_grid
 from fedsim.streams import Streams
-from fedsim.world.calendar import DAY_S
-from fedsim.world.distributions import Distribution, TimeDistribution
-from fedsim.world.phases import Phases, Span
+from fedsim.world.phases import Span
 
 if TYPE_CHECKING:
     from fedsim.world.availability import Availability
@@ -34,6 +26,8 @@ class Charging(Protocol):
 class ChargingModel(Spec):
     """The base of every kind."""
 
+    kind: str
+
     def build(self, streams: Streams, devices: int, starts: float, availability: "Availability", root: Path | None) -> Charging:
         """Paths of a run from ``starts``, a time of the day (s); draws from ``world/charging``. By default the spec itself."""
         return self  # type: ignore[return-value]
@@ -48,78 +42,12 @@ class Never(ChargingModel):
         return Span(False, 0.0, math.inf)
 
 
-class Always(ChargingModel):
-    """A device is plugged in all the time."""
-
-    kind: Literal["always"] = "always"
-
-    def span(self, device: int, time: float) -> Span:
-        return Span(True, 0.0, math.inf)
-
-
-class WhenReached(ChargingModel):
-    """A device is plugged in while it can be reached: phones that take part only while they charge, as FLASH recorded them."""
-
-    kind: Literal["reached"] = "reached"
-
-    def build(self, streams: Streams, devices: int, starts: float, availability: "Availability", root: Path | None) -> Charging:
-        return availability
-
-
-class RenewalCharging(ChargingModel):
-    """Plugged in and unplugged for exponential times, independent between devices."""
-
-    kind: Literal["renewal"] = "renewal"
-    mean_on: PositiveSeconds
-    mean_off: PositiveSeconds
-
-    def build(self, streams: Streams, devices: int, starts: float, availability: "Availability", root: Path | None) -> Charging:
-        return Phases(streams, "world/charging", self.mean_on, self.mean_off, devices)
-
-
-class Daily(ChargingModel):
-    """Plugged in each day at a time of its own, for as long as it has always been.
-
-    Attributes:
-        begins: the time of the day (a device's own; what is beyond 24 h is the next morning).
-        lasts: at most 24 h.
-        chance: that a device is plugged in on a day.
-    """
-
-    kind: Literal["daily"] = "daily"
-    begins: TimeDistribution
-    lasts: TimeDistribution
-    chance: float = Field(default=1.0, ge=0.0, le=1.0)
-
-    def build(self, streams: Streams, devices: int, starts: float, availability: "Availability", root: Path | None) -> Charging:
-
-        def drawn(name: str, said: Distribution) -> NDArray[Any]:
-            key = f"energy.battery.charging.{name}"
-            return said.by_device(key, streams.generator(f"world/charging/{name}"), devices, root)
-
-        begins, lasts = drawn("begins", self.begins) - starts, drawn("lasts", self.lasts)
-        ticks = np.rint(np.mod(begins, DAY_S) / TICK_S) * TICK_S, np.rint(np.clip(lasts, 0.0, DAY_S) / TICK_S) * TICK_S
-        return _Days(streams, *ticks, self.chance)
-
-
-class _Days:
-    """Each day from ``begins`` (s from the start of the run, below a day) for ``lasts`` (s); float64 [devices] each."""
-
-    def __init__(self, streams: Streams, begins: Any, lasts: Any, chance: float) -> None:
-        self._streams, self._begins, self._lasts, self._chance = streams, begins, lasts, chance
-
-    def span(self, device: int, time: float) -> Span:
-        begins, lasts = self._begins.item(device), self._lasts.item(device)
-        day = math.floor((time - begins) / DAY_S)  # the first may have begun before the run
-        if time >= begins + (day + 1) * DAY_S:  # beyond 97 days the division's rounding may be a tick short
-            day += 1
-        start, end = begins + day * DAY_S, begins + (day + 1) * DAY_S
-        if self._chance < 1 and self._streams.uniform("world/charging", device, day + 1) >= self._chance:
-            return Span(False, start, end)
-        if time < start + lasts:
-            return Span(True, start, on_grid(start + lasts))
-        return Span(False, start + lasts, end)
-
-
-CHARGINGS = Registry.of("charging", Never, Always, WhenReached, RenewalCharging, Daily)
-ChargingSpec = Annotated[Never | Always | WhenReached | RenewalCharging | Daily, CHARGINGS]
+_KINDS = "fedsim.toolbox.worlds.charging"
+_OTHERS = {
+    "always": (f"{_KINDS}:Always", "a device is plugged in all the time"),
+    "reached": (f"{_KINDS}:WhenReached", "a device is plugged in while it can be reached: phones as FLASH recorded them"),
+    "renewal": (f"{_KINDS}:RenewalCharging", "plugged in and unplugged for exponential times"),
+    "daily": (f"{_KINDS}:Daily", "plugged in each day at a time of its own, for as long as it has always been"),
+}
+CHARGINGS = Registry("charging", "", {**Registry.of("charging", Never).known, **_OTHERS})
+ChargingSpec = Annotated[ChargingModel, CHARGINGS]

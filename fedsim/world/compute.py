@@ -3,20 +3,31 @@
 Durations are models, never measurements. An epoch's jitter is named by the device and the instant at which the epoch begins,
 so it belongs to the world: whoever trains on this device at this time meets the same delay. That of other work is named by the
 device and the number of its task.
+
+Devices may share machines, whose workers take their tasks in turn. Each of k computations on a host runs at throughput(k) / k
+of the speed that one has alone (processor sharing), so each is known by how much the host has served when it is through.
 """
 
 import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from heapq import heappop, heappush
+from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Field
+import simpy
+from pydantic import Field, model_validator
 
 from fedsim.arrays import Floats
-from fedsim.language.spec import Spec
-from fedsim.language.units import PositiveSeconds
-from fedsim.simulation import on_grid
+from fedsim.environment import Alarm
+from fedsim.language.spec import OnlyWith, Spec
+from fedsim.language.units import Bytes, PositiveSeconds, Seconds
+from fedsim.simulation import TICK_S, Simulation, on_grid, on_grid_after, tie_s
 from fedsim.streams import Streams
 from fedsim.world.columns import alike, each
 from fedsim.world.phases import Phases
+from fedsim.world.task import Pause, Queue, Task, TaskStep, in_line
 
 _TICKS_PER_SECOND = 1 << 30
 _PHASES_AHEAD = 4_000  # a walk of some 10 ms
@@ -133,3 +144,218 @@ def _sigmas(jitter: Floats) -> Floats:
     """Of the lognormal factors with these coefficients of variation."""
     values, which = np.unique(jitter, return_inverse=True)
     return np.array([math.sqrt(math.log1p(value**2)) for value in values.tolist()])[which]
+
+
+CurvePoint = Annotated[list[Annotated[float, Field(gt=0.0, le=1e6)]], Field(min_length=2, max_length=2)]
+
+
+class HostSpec(Spec):
+    """``population.host``: machines on which the devices run. Device i is on host i mod ``number``.
+
+    A tree network of as many cells (``network.kind = "tree"``) has each host's own link to the server.
+
+    Attributes:
+        number: how many hosts, all alike.
+        cores: how many computations run at full speed at once; more share the cores evenly.
+        throughput: instead of ``cores``, points [computations at once, how many times the work of one they do together]. The
+            curve begins at [1, 1], is straight between points and flat after the last: two threads a core are a flatter piece.
+        workers: how many tasks run at once; further ones queue, first come, first served. None: all run.
+        memory: of a host; as many tasks run at once as fit. None: all fit.
+        task_memory: memory that a task takes from its begin to its end.
+        start_up: fixed time before a task's first step, which takes a worker and no core.
+    """
+
+    number: int = Field(default=1, ge=1)
+    cores: int | None = Field(default=None, ge=1)
+    throughput: list[CurvePoint] | None = Field(default=None, min_length=1)
+    workers: int | None = Field(default=None, ge=1)
+    memory: Bytes | None = None
+    task_memory: Annotated[Bytes | None, OnlyWith("memory")] = None
+    start_up: Seconds = 0.0
+
+    @model_validator(mode="after")
+    def _possible(self) -> "HostSpec":
+        if (self.cores is None) == (self.throughput is None):
+            raise ValueError("a host has either 'cores' or 'throughput'; give one of them")
+        busy = [1.0, *(count for count, _ in self.throughput or ())]
+        if busy != sorted(set(busy)):
+            raise ValueError(f"'throughput' has points at {busy[1:]} computations; allowed are ascending numbers above 1")
+        for count, work in self.throughput or ():
+            if work > count:
+                raise ValueError(
+                    f"'throughput' lets {count:g} computations do the work of {work:g}; allowed is up to {count:g}"
+                )
+        if (self.memory is None) != (self.task_memory is None):
+            raise ValueError("'memory' and 'task_memory' go together; give both or none")
+        if self.slots < 1:
+            raise ValueError(f"'memory' of {self.memory:g} B holds no task of {self.task_memory:g} B")
+        return self
+
+    @property
+    def slots(self) -> float:
+        """The number of tasks that run at once on a host; infinity for all."""
+        fit = self.memory // self.task_memory if self.memory is not None and self.task_memory else math.inf
+        return min(fit, math.inf if self.workers is None else self.workers)
+
+    def rate(self, busy: int) -> float:
+        """The speed of each of ``busy`` computations, as a share of what one has alone."""
+        if self.throughput is None:
+            return min(1.0, (self.cores or 1) / busy)
+        counts, work = zip([1.0, 1.0], *self.throughput, strict=True)
+        return float(np.interp(busy, counts, work)) / busy
+
+
+@dataclass(slots=True)
+class _Computing:
+    """A running computation: begin and end in seconds of full speed that its host has ``served`` each."""
+
+    task: Task
+    begun: float
+    end: float
+
+
+@dataclass(slots=True)
+class _Cores:
+    """A host's cores: ``served`` until the time ``at`` (s), to each of so many that are ``running``."""
+
+    at: float = 0.0
+    served: float = 0.0
+    running: int = 0
+    ends: list[tuple[float, int]] = field(default_factory=list)  # heap of ends and tasks; some are out of date
+    alarm: Alarm | None = None
+
+
+class Hosts:
+    """Cores and workers of all hosts; ``through`` is called for a task whose computation is through."""
+
+    def __init__(self, simulation: Simulation, spec: HostSpec, through: Callable[[Task], None]) -> None:
+        self._simulation, self._spec, self._through = simulation, spec, through
+        self._cores: dict[int, _Cores] = {}
+        self._jobs: dict[int, _Computing] = {}
+        self._used: dict[int, float] = {}  # seconds of a core that running steps have had in computations that are through
+        self._changed: dict[int, None] = {}
+        self._pools: dict[int, simpy.Resource] = {}
+
+    # Workers.
+
+    def admit(self, task: Task) -> tuple[TaskStep, ...]:
+        """Ask for a worker; returns the steps that come before the task's own: the queue for it, and its start-up."""
+        start_up = (Pause("start-up", self._spec.start_up),) if self._spec.start_up else ()
+        return start_up if self._spec.slots == math.inf or self._take_worker(task) else (Queue(), *start_up)
+
+    def _take_worker(self, task: Task) -> bool:
+        host = task.device % self._spec.number
+        if host not in self._pools:
+            self._pools[host] = simpy.Resource(self._simulation.env, int(self._spec.slots))
+        return task.request("worker", self._pools[host])
+
+    # Cores.
+
+    def compute(self, task: Task, seconds: float) -> None:
+        """Begin a computation that takes ``seconds`` at full speed."""
+        cores = self._changing(task)
+        job = self._jobs[task.id] = _Computing(task, cores.served, cores.served + seconds)
+        heappush(cores.ends, (job.end, task.id))
+        cores.running += 1
+
+    def is_due(self, task: Task) -> bool:
+        """Whether the running computation ought to be through now, but for the rounding of times."""
+        job = self._jobs.get(task.id)
+        if job is None:
+            return False
+        cores = self._advanced(task.device % self._spec.number)
+        return job.end - cores.served <= self._spec.rate(cores.running) * tie_s(self._simulation.now)
+
+    def stop(self, task: Task) -> bool:
+        """End the computation that runs, if one does; returns whether one did."""
+        job = self._jobs.pop(task.id, None)
+        if job is not None:
+            cores = self._changing(task)
+            cores.running -= 1
+            self._used[task.id] = self._used.get(task.id, 0.0) + cores.served - job.begun
+        return job is not None
+
+    def stretch(self, task: Task, factor: float) -> None:
+        """The rest of the running computation takes ``factor`` times as long."""
+        job = self._jobs.get(task.id)
+        if job is not None:
+            cores = self._changing(task)
+            job.end = cores.served + (job.end - cores.served) * factor
+            heappush(cores.ends, (job.end, task.id))
+
+    def used_s(self, task: Task) -> float:
+        """Seconds of a core that the step which ends has had."""
+        return self._used.pop(task.id, 0.0)
+
+    def _advanced(self, host: int) -> _Cores:
+        cores = self._cores.setdefault(host, _Cores(self._simulation.now))
+        if cores.running:
+            cores.served += (self._simulation.now - cores.at) * self._spec.rate(cores.running)
+        cores.at = self._simulation.now
+        return cores
+
+    def _changing(self, task: Task) -> _Cores:
+        host = task.device % self._spec.number
+        self._note_change(host)
+        return self._advanced(host)
+
+    def _note_change(self, host: int) -> None:
+        if not self._changed:
+            self._simulation.unsettle(self._solve)
+        self._changed[host] = None
+
+    def _solve(self) -> None:
+        """Set the alarms of hosts on which something has begun or ended in this instant."""
+        changed, self._changed = self._changed, {}
+        for host in changed:
+            cores = self._advanced(host)
+            while cores.ends and not self._is_current(*cores.ends[0]):
+                heappop(cores.ends)
+            if cores.alarm is not None:
+                cores.alarm.cancel()
+                cores.alarm = None
+            if cores.ends:
+                left = max(0.0, cores.ends[0][0] - cores.served) / self._spec.rate(cores.running)
+                self.rearm("host", host, on_grid_after(cores.at + left))
+            else:
+                cores.served = 0.0
+
+    def _is_current(self, end: float, task_id: int) -> bool:
+        return task_id in self._jobs and self._jobs[task_id].end == end
+
+    def _ring(self, host: int) -> None:
+        cores = self._advanced(host)
+        cores.alarm = None
+        limit, through = cores.served + self._spec.rate(cores.running) * TICK_S / 2, []
+        while cores.ends and cores.ends[0][0] <= limit:
+            entry = heappop(cores.ends)
+            if self._is_current(*entry):
+                through.append(self._jobs[entry[1]].task)
+        for task in sorted(through, key=lambda task: task.id):
+            self.stop(task)
+            self._through(task)
+        self._note_change(host)
+
+    # Snapshots, between two instants.
+
+    def snapshot(self, running: Mapping[int, Task]) -> dict[str, Any]:
+        pools = {host: in_line("worker", pool, running) for host, pool in self._pools.items()}
+        cores = {host: [cores.at, cores.served] for host, cores in self._cores.items()}
+        jobs = {task_id: [job.begun, job.end] for task_id, job in self._jobs.items()}
+        return {"cores": cores, "jobs": jobs, "used": self._used, "pools": pools}
+
+    def restore(self, state: Mapping[str, Any], running: Mapping[int, Task]) -> None:
+        """Take up what ``snapshot`` gave, when the tasks are there. Alarms follow by ``rearm``."""
+        self._used = state["used"]
+        self._cores = {host: _Cores(*saved) for host, saved in state["cores"].items()}
+        for task_id, saved in state["jobs"].items():
+            job = self._jobs[task_id] = _Computing(running[task_id], *saved)
+            cores = self._cores[job.task.device % self._spec.number]
+            heappush(cores.ends, (job.end, task_id))
+            cores.running += 1
+        for waiting in state["pools"].values():
+            for task_id in waiting:
+                self._take_worker(running[task_id])
+
+    def rearm(self, kind: str, host: int, when: float) -> None:
+        self._cores[host].alarm = self._simulation.wake((kind, host), when, partial(self._ring, host))

@@ -1,15 +1,19 @@
-"""Speeds and links of devices: by kinds with a name, or by FedScale's table of real phones.
+"""Speeds and links of devices: by kinds with a name, or by FedScale's table of real phones; and how long kinds take to train.
 
 ``device_kinds.toml`` has the catalogue, every figure with its source and date; a scenario adds kinds of its own in
 ``population.kinds``, from nothing or from one of these.
+
+A kind takes as long as a roofline says, operation by operation: as long as its arithmetic, or as long as its data take through
+memory, whichever is longer (Williams, Waterman and Patterson, "Roofline", CACM 2009). A CPU makes further passes over some
+data, before or after; a GPU does not. A batch and an epoch cost something fixed besides.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,15 +21,15 @@ from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, model_validat
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from fedsim.arrays import Floats
+from fedsim.arrays import Floats, Ints
 from fedsim.errors import ScenarioError, nearest, shown
-from fedsim.files import read_toml, sought
+from fedsim.files import read_toml
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
-from fedsim.language.units import Bytes, FlopPerSecond, JoulesPerByte, Seconds, Watts
-from fedsim.model_cost import Processor
+from fedsim.language.units import Bytes, FlopPerSecond, JoulesPerByte, Seconds, Watts, show_bytes
+from fedsim.model_cost import ModelCost, Operations, Processor
 from fedsim.streams import Streams
-from fedsim.world.device_table import DeviceTable
+from fedsim.training import CutBy, Training
 from fedsim.world.distributions import LinkRate
 
 _TABLE = Path(__file__).with_suffix(".toml")
@@ -172,8 +176,6 @@ def find_kind(name: str, own: Mapping[str, DeviceKind], key: str) -> DeviceKind:
     return DeviceKind.model_validate({field: figure.value for field, figure in figures(name, key).items()})
 
 
-_COLUMNS = ("computation_ms_per_sample", "dl_kbps", "ul_kbps")
-_TableNumber = Annotated[float, Field(ge=1e-6, le=1e12)]  # nothing overflows in its unit
 KIND_POWERS = {
     "idle_w": "idle",
     "compute_w": "compute",
@@ -185,8 +187,6 @@ KIND_POWERS = {
     "tail_s": "tail_lasts",
 }
 """Draw of a kind of device, by the names that energy is counted by."""
-
-_TRAINING_PASSES = 3  # FedScale's time model: training a sample takes three times its inference
 
 
 @dataclass(frozen=True)
@@ -237,31 +237,113 @@ class CapacityModel(Spec):
         return None
 
 
-class FedScaleCapacity(CapacityModel):
-    """Rows of FedScale's client capacity file, drawn without replacement as long as there are enough.
+_CAPACITIES = "fedsim.toolbox.worlds.capacities"
+_KNOWN: dict[str, tuple[str | type[Spec], str]] = {
+    "fedscale": (f"{_CAPACITIES}:FedScaleCapacity", "Rows of FedScale's client capacity file."),
+    "hospitals-fets": (f"{_CAPACITIES}:HospitalsCapacity", "Hospitals as slow as those of the FeTS federation were."),
+}
+CAPACITIES = Registry("capacity", "", _KNOWN, usual="fedscale")
 
-    The file is CSV with the columns ``computation_ms_per_sample``, ``dl_kbps`` and ``ul_kbps``. A sample takes 3 times its
-    inference time to train. Compute and bandwidth were joined independently there: their correlation means nothing.
+
+def operations_s(operations: Operations, samples: int, flops: float, bandwidth: float, processor: Processor = "cpu") -> float:
+    """Time of operations on a batch of ``samples`` (s), at so many FLOP/s and bytes/s; a GPU makes no further passes."""
+    work, moved, again, arm_work, arm_again = (operations[:, 0::2] + samples * operations[:, 1::2]).T
+    if processor == "arm":
+        work, again = arm_work, arm_again
+    return float((np.maximum(work / flops, moved / bandwidth) + (0 if processor == "gpu" else again / bandwidth)).sum())
+
+
+class Rooflines:
+    """Training times of each device of a population; ``which`` of the ``kinds`` each is, int [devices].
+
+    ``cost_of`` gives the cost of a smaller model (``Training.cut``).
     """
 
-    kind: Literal["fedscale"] = "fedscale"
-    file: str = "traces/fedscale_capacity_9242.csv"
+    def __init__(
+        self,
+        kinds: Sequence[DeviceKind],
+        which: NDArray[np.integer],
+        cost: ModelCost,
+        batch_size: int,
+        cost_of: Callable[[CutBy, float], ModelCost] | None = None,
+    ) -> None:
+        self.kinds, self.which, self._cost, self._batch_size = kinds, which, cost, batch_size
+        self._batch_s = cache(self._batch_s_of)
 
-    def draw(self, streams: Streams, devices: int, root: Path | None) -> Capacity:
-        """One row for each device. ``DataError``: the file is missing, lacks a column, or has a value that is not positive."""
-        table = read_capacities(sought(self.file, root))
-        generator = streams.generator("world/capacity")
-        rows = generator.choice(len(table), devices, replace=devices > len(table))
-        milliseconds, down_kbps, up_kbps = table[rows].T
-        return Capacity(1000.0 / (_TRAINING_PASSES * milliseconds), (down_kbps * 125.0, up_kbps * 125.0))
+        @cache
+        def smaller(by: CutBy, size: float) -> Rooflines:
+            assert cost_of is not None
+            return Rooflines(kinds, which, cost_of(by, size), batch_size)
 
+        self._smaller = smaller
 
-_FEDSCALE = Registry.of("capacity", FedScaleCapacity)
-_HOSPITALS = "fedsim.toolbox.worlds.hospitals:HospitalsCapacity", "Hospitals as slow as those of the FeTS federation were."
-CAPACITIES = Registry("capacity", "", {**_FEDSCALE.known, "hospitals-fets": _HOSPITALS}, usual="fedscale")
+    def training_s(self, device: int, training: Training, samples: int) -> float:
+        """Seconds of what counts as one epoch of a training on so many samples."""
+        if training.cut is not None:
+            return self._smaller(*training.cut).training_s(device, replace(training, cut=None), samples)
+        kind = int(self.which[device])
+        size = samples if training.full_batch else min(self._batch_size, samples)
+        if not samples:
+            return self.kinds[kind].epoch
+        passes, rest = (1, 0) if training.steps is None else divmod(training.steps, -(-samples // size))
+        if training.only_batch is not None:
+            passes, rest = 0, training.steps or 0
 
+        def steps_s(learns: bool) -> float:
+            return passes * self._pass_s(kind, samples, size, learns) + rest * self._batch_s(kind, size, learns)
 
-def read_capacities(path: Path) -> Floats:
-    """The three columns of a capacity file: ms a sample, down and up kbit/s; float64 [rows, 3]."""
-    table = DeviceTable("population.capacity", path, _COLUMNS)
-    return np.array([table.values(name, _TableNumber) for name in _COLUMNS]).T
+        besides_s = training.asked_besides * steps_s(False) if training.asked_besides else 0.0
+        return self.kinds[kind].epoch + steps_s(True) + besides_s
+
+    def testing_s(self, device: int, samples: int) -> float:
+        """Seconds of a forward pass over so many samples."""
+        return self._pass_s(int(self.which[device]), samples, min(self._batch_size, samples), False)
+
+    def epochs_s(self, samples: Ints) -> Floats:
+        """Seconds of an epoch of every device on so many samples each, float64 [devices]."""
+        seconds, size = np.empty(len(samples)), self._batch_size
+        for kind, figures in enumerate(self.kinds):
+            own = self.which == kind
+            counts, places = np.unique(samples[own], return_inverse=True)
+            each = [figures.epoch + self._pass_s(kind, count, min(size, count), True) for count in counts.tolist()]
+            seconds[own] = np.array(each)[places]
+        return seconds
+
+    def speeds(self) -> Floats:
+        """Samples/s of every device in full batches, float64 [devices]."""
+        size = self._batch_size
+        by_kind: Floats = np.array([size / self._batch_s(kind, size, True) for kind in range(len(self.kinds))])
+        return by_kind[self.which]  # type: ignore[no-any-return]
+
+    def needed(self, training: Training | None, samples: int) -> float:
+        """Bytes that training on so many samples, or with None testing on them, takes up."""
+        if training is None:
+            return self._cost.weights
+        batch = samples if training.full_batch else min(self._batch_size, samples)
+        return self._cost.memory + batch * self._cost.memory_a_sample + training.asked_besides * self._cost.weights
+
+    def failing_s(self, device: int, training: Training | None, samples: int) -> float | None:
+        """Seconds until the device finds that it has no room for that: in the first forward pass; None if it has."""
+        if training is not None and training.cut is not None:
+            return self._smaller(*training.cut).failing_s(device, replace(training, cut=None), samples)
+        kind = int(self.which[device])
+        if self.needed(training, samples) <= self.kinds[kind].room:
+            return None
+        return self.kinds[kind].epoch + self._batch_s(kind, max(1, min(self._batch_size, samples)), False)
+
+    def check(self, samples: int) -> None:
+        """Raise ``ScenarioError`` for a model that no device has room to train, be it on as few as so many samples."""
+        needed, room = self.needed(Training(None), samples), max(kind.room for kind in self.kinds)
+        if needed > room:
+            told = f"population.device: training the model takes {show_bytes(needed)}, and no device has room for it"
+            raise ScenarioError(f"{told}: the largest leaves {show_bytes(room)}")
+
+    def _pass_s(self, kind: int, samples: int, size: int, learns: bool) -> float:
+        full, rest = divmod(samples, size) if samples else (0, 0)
+        return full * self._batch_s(kind, size, learns) + (self._batch_s(kind, rest, learns) if rest else 0.0)
+
+    def _batch_s_of(self, kind: int, samples: int, learns: bool) -> float:
+        figures, cost = self.kinds[kind], self._cost
+        parts = (cost.forward, cost.backward, cost.update) if learns else (cost.forward,)
+        rates = figures.flops * figures.flops_share, figures.bandwidth * figures.bandwidth_share
+        return figures.batch + sum(operations_s(part, samples, *rates, figures.processor) for part in parts)

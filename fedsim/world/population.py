@@ -19,13 +19,12 @@ from fedsim.training import CutBy, Training
 from fedsim.world.availability import AlwaysOn, Availability, AvailabilitySpec
 from fedsim.world.calendar import Calendar, CalendarSpec
 from fedsim.world.columns import ALL, alike, distinct, mean
-from fedsim.world.compute import SlowPhases
-from fedsim.world.device_kinds import CAPACITIES, Capacity, CapacityModel, OwnKind, find_kind
+from fedsim.world.compute import HostSpec, SlowPhases
+from fedsim.world.device_kinds import CAPACITIES, Capacity, CapacityModel, OwnKind, Rooflines, find_kind
 from fedsim.world.distributions import (
     Choice,
     Constant,
     Count,
-    Distribution,
     Factor,
     FactorDistribution,
     FromFile,
@@ -35,9 +34,7 @@ from fedsim.world.distributions import (
     NameDistribution,
     SpeedDistribution,
 )
-from fedsim.world.hosts import HostSpec
 from fedsim.world.lifetimes import ArrivalsSpec, DeparturesSpec
-from fedsim.world.roofline import Rooflines
 from fedsim.world.task import Work
 
 _FORWARD_SHARE = 1 / 3  # a forward pass costs a third of a training step (forward, and backward at twice that)
@@ -66,7 +63,7 @@ class Population:
     cost: float
     arrival: Floats
     departure: Floats
-    slowness: Floats | float = 1.0
+    slowness: Floats = field(default_factory=lambda: np.ones(1))
     rooflines: Rooflines | None = None
     flops: Floats | None = None
     share_of: Callable[[CutBy, float], float] | None = None
@@ -74,6 +71,7 @@ class Population:
 
     def __post_init__(self) -> None:
         self.version = alike(0, len(self.speed))
+        self.slowness = np.broadcast_to(self.slowness, self.speed.shape)
 
     def shift(self, device: int, version: int, samples: int) -> None:
         """From now on the device holds another version of its data, with so many training samples."""
@@ -85,7 +83,7 @@ class Population:
     def training_s(self, device: int, training: Training, samples: int, batch_size: int) -> float:
         """Seconds of what counts as one undisturbed epoch of a training on so many samples."""
         if self.rooflines is not None:
-            return training.share * self.rooflines.training_s(device, training, samples) / self._slowness(device)
+            return training.share * self.rooflines.training_s(device, training, samples) / self.slowness.item(device)
         cost = self.cost * (1.0 + _FORWARD_SHARE * training.asked_besides)
         if training.cut is not None:
             assert self.share_of is not None
@@ -95,7 +93,7 @@ class Population:
     def testing_s(self, device: int, samples: int) -> float:
         """Seconds of an undisturbed forward pass over so many samples."""
         if self.rooflines is not None:
-            return self.rooflines.testing_s(device, samples) / self._slowness(device)
+            return self.rooflines.testing_s(device, samples) / self.slowness.item(device)
         return samples * self.cost / self.speed.item(device) * _FORWARD_SHARE
 
     def working_s(self, device: int, work: Work) -> float:
@@ -105,10 +103,8 @@ class Population:
             seconds += work.samples * self.cost / self.speed.item(device)
         if work.flops:
             if self.flops is None:
-                raise SimulationError(
-                    "work is counted in FLOPs, but nothing says how many a device does in a second; give population.device, or "
-                    "population.speed with population.reference_flops"
-                )
+                why = "work is counted in FLOPs, but nothing says how many a device does in a second"
+                raise SimulationError(f"{why}; give population.device, or population.speed with population.reference_flops")
             seconds += work.flops / self.flops.item(device)
         return seconds
 
@@ -123,17 +119,13 @@ class Population:
             return epochs[devices]
         return self.samples[devices] * self.cost / self.speed[devices]
 
-    def _slowness(self, device: int) -> float:
-        return self.slowness if isinstance(self.slowness, float) else self.slowness.item(device)
-
     def mean_epoch_s(self, over: DeadlineBase) -> float:
         """Mean over all devices of an undisturbed epoch's time (s), see ``DeadlineBase``."""
         if self.rooflines is not None:
             return float(np.mean(self.epochs_s() * (self.slowness if over == "unslowed" else 1.0)))
-        slowness = alike(self.slowness, len(self.speed)) if isinstance(self.slowness, float) else self.slowness
 
         def epochs_s(devices: slice) -> Floats:
-            speed = self.speed[devices] / slowness[devices] if over == "unslowed" else self.speed[devices]
+            speed = self.speed[devices] / self.slowness[devices] if over == "unslowed" else self.speed[devices]
             return self.samples[devices] * self.cost / speed
 
         with np.errstate(divide="ignore"):
@@ -232,15 +224,11 @@ class PopulationSpec(Spec):
         return self
 
     @model_validator(mode="after")
-    def _hosts_fit(self) -> "PopulationSpec":
+    def _parts_fit(self) -> "PopulationSpec":
         if self.host is not None and self.slow_phases is not None:
             raise ValueError("'host' shares cores by what runs on them, which 'slow_phases' of devices cannot change; give one")
         if self.host is not None and self.host.number > self.devices:
             raise ValueError(f"'host' has {self.host.number} hosts for {self.devices} devices; allowed are 1 to {self.devices}")
-        return self
-
-    @model_validator(mode="after")
-    def _lifetimes_fit(self) -> "PopulationSpec":
         for lifetimes in (self.arrivals, self.departures):
             if lifetimes is not None:
                 lifetimes.check(self.devices)
@@ -256,15 +244,12 @@ class PopulationSpec(Spec):
 
         ``DataError``: a capacity file is missing or malformed. ``ScenarioError``: a file names an unknown kind of device.
         """
-        if self.device is not None:
-            return self._of_kinds(self.device, streams, root)
         if self.capacity is not None:
             return self.capacity.draw(streams, self.devices, root)
-        speed = self.speed if self.speed is not None else Constant(value=math.inf)
-        return Capacity(speed.by_device("population.speed", streams.generator("world/speed"), self.devices, root), None)
-
-    def _of_kinds(self, device: Distribution, streams: Streams, root: Path | None) -> Capacity:
-        names = device.by_device("population.device", streams.generator("world/device"), self.devices, root)
+        if self.device is None:
+            speed = self.speed if self.speed is not None else Constant(value=math.inf)
+            return Capacity(speed.by_device("population.speed", streams.generator("world/speed"), self.devices, root), None)
+        names = self.device.by_device("population.device", streams.generator("world/device"), self.devices, root)
         known, which = distinct(names)
         kinds = [find_kind(name, self.kinds, "population.device") for name in known.tolist()]
         down, up, latency = (np.array([getattr(kind, name) for kind in kinds])[which] for name in ("down", "up", "latency"))
@@ -302,21 +287,18 @@ class PopulationSpec(Spec):
     ) -> Population:
         """The columns of a population whose devices hold ``samples`` [devices] and train a model of the given FLOPs.
 
-        ``speed`` is that of the devices before any of them is slowed (samples/s); ``rooflines``, if given, stand for it. What
-        their kinds say of ``flops`` (FLOP/s, before they are slowed) goes before the reference model's. ``ScenarioError``: a
-        device has no speed, or a departure is scheduled for a time at which it is not there.
+        ``speed`` (samples/s) and ``flops`` (FLOP/s; they go before the reference model's) are before any device is slowed;
+        ``rooflines``, if given, stand for ``speed``. ``ScenarioError``: a device has no speed, or leaves when it is not there.
         """
         if rooflines is not None:
             rooflines.check(int(samples.min()))
             speed = rooflines.speeds()
         slowest = int(np.argmin(speed))
         if not speed[slowest] > 0:
-            raise ScenarioError(
-                f"population.speed gives device {slowest} {speed[slowest]:g} samples/s, which trains nothing, ever; "
-                "allowed is more than 0"
-            )
+            told = f"population.speed gives device {slowest} {speed[slowest]:g} samples/s"
+            raise ScenarioError(f"{told}, which trains nothing, ever; allowed is more than 0")
         cost = 1.0 if self.reference_flops is None else flops_per_sample / self.reference_flops
-        slowness = 1.0 if self.stragglers is None else self.stragglers.slowness(streams, self.devices, root)
+        slowness = np.ones(1) if self.stragglers is None else self.stragglers.slowness(streams, self.devices, root)
         arrival = alike(0.0, self.devices) if self.arrivals is None else self.arrivals.draw(streams, self.devices, root)
         departure = alike(np.inf, self.devices) if self.departures is None else self.departures.draw(streams, arrival, root)
         if flops is None and self.reference_flops is not None:

@@ -22,23 +22,17 @@ def clock(env: simpy.Environment, count: int, delay: float) -> ProcessGenerator:
         yield env.timeout(delay)
 
 
-def plain_us(spread: float) -> float:
-    """Microseconds an event of ``Environment.run``."""
-    env = simpy.Environment()
-    for number in range(PROCESSES):
-        env.process(clock(env, EVENTS // PROCESSES, 1.0 + number * spread))
-    begin = time.perf_counter()
-    env.run()
-    return (time.perf_counter() - begin) / EVENTS * 1e6
-
-
-def driven_us(spread: float) -> float:
-    """Microseconds an event of ``Simulation.run``."""
+def event_us(spread: float, driven: bool) -> float:
+    """Microseconds an event of ``Simulation.run``, or of SimPy's ``Environment.run``."""
     simulation = Simulation()
+    env = simulation.env if driven else simpy.Environment()
     for number in range(PROCESSES):
-        simulation.process(clock(simulation.env, EVENTS // PROCESSES, 1.0 + number * spread))
+        (simulation if driven else env).process(clock(env, EVENTS // PROCESSES, 1.0 + number * spread))
     begin = time.perf_counter()
-    asyncio.run(simulation.run())
+    if driven:
+        asyncio.run(simulation.run())
+    else:
+        env.run()
     return (time.perf_counter() - begin) / EVENTS * 1e6
 
 
@@ -46,7 +40,7 @@ def main() -> None:
     """Measure events that share instants, and events that do not."""
     report = {}
     for name, spread in (("ten events an instant", 0.0), ("one event an instant", 1e-3)):
-        pairs = [(plain_us(spread), driven_us(spread)) for _ in range(REPEATS)]
+        pairs = [(event_us(spread, False), event_us(spread, True)) for _ in range(REPEATS)]
         plain, driven = (statistics.median(column) for column in zip(*pairs, strict=True))
         extra = statistics.median(after - before for before, after in pairs)
         report[name] = {"simpy_us": round(plain, 3), "driven_us": round(driven, 3), "extra_us": round(extra, 3)}

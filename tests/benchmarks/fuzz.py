@@ -2,11 +2,12 @@
 
     python -m tests.benchmarks.fuzz --scenarios 3000 --folders 1000 --inputs 200 --workers 2 --out /tmp/fuzz
 
-A case is drawn by its kind and number (and ``--seed``); ``--only folders:17`` tries one again and keeps its files. A case that
-fails leaves its files, the command lines and what they printed in a folder of ``--out``. What must hold of all: no traceback
-and no warning, no control character from a file, the end within 30 s (a run that was long heeds SIGTERM), 4 GB of memory, exit
-status 0, 1, 2 or 130, nothing imported that a file names; what comes to its end passes its audit; a changed folder fails it; a
-damaged checkpoint is refused or gives the same run. Prints the failures by what was wrong; exit status 1 if there is any.
+A case is drawn by its kind and number (from ``--first`` on) and ``--seed``; ``--only folders:17`` tries one again and keeps its
+files. A case that fails leaves its files, the command lines and what they printed in a folder of ``--out``. What must hold of
+all: no traceback and no warning, no control character from a file, the end within ``--patience`` (30 s; a run that was long
+heeds SIGTERM), 4 GB of memory, exit status 0, 1, 2 or 130, nothing imported that a file names; what comes to its end passes its
+audit; a changed folder fails it; a damaged checkpoint is refused or gives the same run. Prints the failures by what was wrong;
+exit status 1 if there is any.
 """
 
 import argparse
@@ -20,9 +21,10 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+from tests.benchmarks.script import parser
 from tests.fuzzing import folders, inputs, scenarios
 from tests.fuzzing.place import Place, Verb, loaded_verbs
 
@@ -35,18 +37,14 @@ _options: argparse.Namespace
 def main() -> int:
     """Try all cases, and show what failed."""
     global _options
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for kind in KINDS:
-        parser.add_argument(f"--{kind}", type=int, default=0, metavar="N")
-    parser.add_argument("--first", type=int, default=0, help="the number of each kind's first case")
-    parser.add_argument("--only", action="append", default=[], metavar="KIND:NUMBER")
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--patience", type=float, default=30.0, help="seconds that a call may take")
-    parser.add_argument("--out", type=Path, required=True)
-    _options = parser.parse_args()
+    arguments = parser(__doc__, **dict.fromkeys(KINDS, 0), first=0, workers=1, seed=1, patience=30.0)
+    arguments.add_argument("--only", action="append", default=[], metavar="KIND:NUMBER")
+    arguments.add_argument("--out", type=Path, required=True)
+    _options = arguments.parse_args()
+    counts = {kind: getattr(_options, kind) for kind in KINDS}  # cases of all kinds mixed, so that the time left can be told
+    mixed = sorted(((place + 0.5) / count, kind, place) for kind, count in counts.items() for place in range(count))
     named = [(kind, int(number)) for kind, _, number in (text.partition(":") for text in _options.only)]
-    wanted = named or list(_in_turn(_options))
+    wanted = named or [(kind, _options.first + place) for _, kind, place in mixed]
     _options.out = _options.out.resolve()
     _options.out.mkdir(parents=True, exist_ok=True)
     _verbs.update(loaded_verbs())
@@ -62,15 +60,7 @@ def main() -> int:
     return 1 if any(one.complaints for one in tried) else 0
 
 
-def _in_turn(options: argparse.Namespace) -> Iterator[tuple[str, int]]:
-    """Cases of all kinds mixed, so that the time left can be told."""
-    counts = {kind: getattr(options, kind) for kind in KINDS}
-    places = [((place + 0.5) / count, kind, place) for kind, count in counts.items() for place in range(count)]
-    return ((kind, options.first + place) for _, kind, place in sorted(places))
-
-
-@dataclass(frozen=True)
-class Tried:
+class Tried(NamedTuple):
     """A case, the statuses of its calls, what was wrong, whether a long run was interrupted, and how long it took (s)."""
 
     kind: str

@@ -9,7 +9,6 @@ import asyncio
 import json
 import sys
 import time
-from statistics import median
 
 import numpy as np
 import torch
@@ -17,13 +16,13 @@ import torch
 from fedsim.data.federated import FederatedData, Pool, Shard
 from fedsim.executors.inline import Inline
 from fedsim.learning.engine import Learning
-from fedsim.learning.models import CataCNN
 from fedsim.learning.spec import TrainingSpec
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
-from fedsim.training import Training
+from fedsim.toolbox.models.published import CataCNN
+from tests.benchmarks.script import round_s
 
-CLIENTS, SAMPLES, EPOCHS, BATCH, ROUNDS = 40, 100, 5, 20, 4
+CLIENTS, SAMPLES, EPOCHS, BATCH, ROUNDS = 40, 100, 5, 20, 3
 _SIDE, _PRODUCTS = 4096, 10
 
 
@@ -33,24 +32,8 @@ def images() -> FederatedData:
     total = CLIENTS * SAMPLES
     x = draw.integers(0, 256, (total, 3, 32, 32)).astype(np.uint8)
     index = np.arange(total, dtype=np.int32).reshape(CLIENTS, -1)
-    none = np.empty(0, dtype=np.int32)
     pool = Pool(x, draw.integers(0, 10, total), 10, scale=1 / 255, mean=0.5, std=0.25)
-    return FederatedData(pool, [Shard(row.copy(), none) for row in index])
-
-
-async def seconds_a_round(device: str) -> tuple[float, float]:
-    """Median seconds of a round, the first left out, and its FLOPs."""
-    training = TrainingSpec(lr=0.05, batch_size=BATCH, device=device)
-    core = Learning(Simulation(executor=Inline()), CataCNN(), training, images(), Streams(1))
-    model = core.initial()
-    took = []
-    for number in range(ROUNDS):
-        begin = time.perf_counter()
-        updates = [core.train(Training(model, epochs=EPOCHS), client, key=number) for client in range(CLIENTS)]
-        model = core.mix([(update, 1 / CLIENTS) for update in updates])
-        await core.value(model)
-        took.append(time.perf_counter() - begin)
-    return median(took[1:]), CLIENTS * SAMPLES * EPOCHS * core.flops_per_sample
+    return FederatedData(pool, [Shard(row.copy(), row[:1].copy()) for row in index])
 
 
 def product_rate(device: str) -> float:
@@ -66,13 +49,12 @@ def product_rate(device: str) -> float:
 
 def main(device: str = "cuda") -> None:
     """Measure and print."""
-    seconds, flops = asyncio.run(seconds_a_round(device))
-    rate = product_rate(device)
-    print(
-        json.dumps(
-            {"device": device, "round_s": seconds, "round_flops": flops, "share_of_rate": flops / seconds / rate}, indent=2
-        )
-    )
+    training = TrainingSpec(lr=0.05, batch_size=BATCH, device=device)
+    core = Learning(Simulation(executor=Inline()), CataCNN(), training, images(), Streams(1))
+    seconds, _ = asyncio.run(round_s(core, CLIENTS, EPOCHS, ROUNDS))
+    flops = CLIENTS * SAMPLES * EPOCHS * core.flops_per_sample
+    share = flops / seconds / product_rate(device)
+    print(json.dumps({"device": device, "round_s": seconds, "round_flops": flops, "share_of_rate": share}, indent=2))
 
 
 if __name__ == "__main__":

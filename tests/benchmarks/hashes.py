@@ -41,9 +41,7 @@ STRATEGIES: dict[str, dict[str, Any]] = _TOLD["strategies"]
 OF_WORLDS: dict[str, dict[str, Any]] = _TOLD["of_worlds"]
 OF_WORLDS |= {kind: {"energy": None} for kind in ("d-psgd", "epidemic", "gossip")}
 STAY = {"devices": 6, "speed": {"kind": "lognormal", "median": "60 samples/s", "spread": 2.0}, "jitter": 0.2}
-OF_WORLDS |= {
-    kind: {"energy": None, "population": STAY} for kind in ("diloco", "local-sgd")
-}  # all-reduces wait for every device
+OF_WORLDS |= {kind: {"energy": None, "population": STAY} for kind in ("diloco", "local-sgd")}  # they wait for every device
 _ANYWHERE = ("rounds", "events", "times_sha256", "bytes", "energy")
 _STATED = (*_ANYWHERE, "events_sha256", "models_sha256", "accuracy")
 

@@ -12,16 +12,12 @@ import random
 import shutil
 import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-import fedsim
-from fedsim.audit import audit
 from fedsim.checkpoint import store
 from fedsim.testing import TABLES, eventful_world
-from tests.benchmarks.script import agree, parser, start
+from tests.benchmarks.script import Result, agree, is_sound, parser, start, tried, whole_run
 from tests.test_energy import BATTERY, CHARGED, ENERGY
 from tests.test_runs import STRATEGIES
 
@@ -33,18 +29,14 @@ _SERVERLESS = ("d-psgd", "gossip", "epidemic")  # what they draw is not counted
 def main() -> int:
     """Kill, resume, compare."""
     options = parser(__doc__, runs=100, seed=1, rounds=60).parse_args()
-    results = []
-    for number in range(options.runs):
-        with tempfile.TemporaryDirectory() as folder:
-            results.append(kill_one(random.Random(f"{options.seed}/{number}"), Path(folder), options.rounds))
-        print(json.dumps(results[-1]), flush=True)
+    results = tried(options.runs, options.seed, lambda draw, folder: kill_one(draw, folder, options.rounds))
     same, kills = sum(result["same"] for result in results), sum(result["kills"] for result in results)
     hit = sum(result["kills"] > 0 for result in results)
     print(json.dumps({"runs": len(results), "same": same, "kills": kills, "hit": hit}))
     return 0 if same == len(results) else 1
 
 
-def kill_one(draw: random.Random, folder: Path, rounds: int) -> dict[str, Any]:
+def kill_one(draw: random.Random, folder: Path, rounds: int) -> Result:
     """A random run: once never stopped, and once killed now and then."""
     strategy = draw.choice(STRATEGIES)
     if strategy["kind"] in _SECURE and draw.random() < 2 / 3:
@@ -58,18 +50,15 @@ def kill_one(draw: random.Random, folder: Path, rounds: int) -> dict[str, Any]:
     return kill(sections, draw, folder)
 
 
-def kill(sections: dict[str, Any], draw: random.Random, folder: Path, *options: str) -> dict[str, Any]:
+def kill(sections: dict[str, Any], draw: random.Random, folder: Path, *options: str) -> Result:
     """One run that is never stopped, and one that is killed up to three times; with more ``options`` of ``fedsim run``."""
-    path, whole, cut = folder / "scenario.toml", folder / "whole", folder / "cut"
-    path.write_text(fedsim.Scenario(**sections).to_toml(), encoding="utf-8")
+    path, whole, length_s = whole_run(sections, folder, *options)
+    cut = folder / "cut"
 
-    def begin(out: Path, *more: str) -> "subprocess.Popen[bytes]":
-        return start("run", path, "--out", out, "--quiet", "--allow-code", *options, *more)
+    def begin(*more: str) -> "subprocess.Popen[bytes]":
+        return start("run", path, "--out", cut, "--quiet", "--allow-code", *options, *more)
 
-    began = time.perf_counter()
-    begin(whole).wait()
-    length_s = time.perf_counter() - began
-    kills, process, status = 0, begin(cut), None
+    kills, process, status = 0, begin(), None
     while status is None:
         try:
             status = process.wait(draw.uniform(0, 1.2 * length_s) if kills < _MOST_KILLS else None)
@@ -80,11 +69,11 @@ def kill(sections: dict[str, Any], draw: random.Random, folder: Path, *options: 
             if (cut / "summary.json").exists():  # it was done before it was killed
                 status = 0
             elif any((cut / store.FOLDER).glob("[0-9]*[0-9]")):
-                process = begin(cut, "--resume")
+                process = begin("--resume")
             else:
                 shutil.rmtree(cut, ignore_errors=True)
-                process = begin(cut)
-    same = status == 0 and agree(whole, cut) and not any(audit(cut).values())
+                process = begin()
+    same = status == 0 and agree(whole, cut) and is_sound(cut)
     same = same and all((whole / name).read_bytes() == (cut / name).read_bytes() for name in TABLES)
     return {"strategy": sections["strategy"]["kind"], "kills": kills, "status": status, "same": same}
 

@@ -29,13 +29,12 @@ from fedsim.executors.inline import Inline
 from fedsim.executors.threads import Threads
 from fedsim.learning.engine import Learning
 from fedsim.learning.models import CNN5, Logistic, ModelSpec, Perceptron
-from fedsim.learning.refs import Ref
 from fedsim.learning.solvers.reference import load_weights, module_of
 from fedsim.learning.spec import TrainingSpec
 from fedsim.running.runner import Job
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
-from fedsim.training import Training
+from tests.benchmarks.script import round_s
 
 CLIENTS, SAMPLES, TESTS, EPOCHS, BATCH, LR = 20, 60, 350, 10, 10, 0.03
 MODELS: dict[str, tuple[ModelSpec, int]] = {"logistic": (Logistic(), 15), "mlp": (Perceptron(), 9), "cnn5": (CNN5(), 2)}
@@ -60,26 +59,9 @@ def digits() -> FederatedData:
     return FederatedData(pool, [Shard(row[:SAMPLES].copy(), row[SAMPLES:].copy()) for row in index])
 
 
-async def ours(model: ModelSpec, data: FederatedData, executor: Executor, rounds: int) -> tuple[float, float]:
-    """Median seconds of a round and of an evaluation."""
-    core = Learning(Simulation(executor=executor), model, TrainingSpec(lr=LR, batch_size=BATCH), data, Streams(1))
-    start: Ref = core.initial()
-    training, testing = [], []
-    for number in range(rounds + 1):
-        begin = time.perf_counter()
-        updates = [core.train(Training(start, epochs=EPOCHS), device, key=number) for device in range(CLIENTS)]
-        start = core.mix([(update, 1 / CLIENTS) for update in updates])
-        await core.value(start)
-        trained = time.perf_counter()
-        await core.evaluate({"global": (start, None)})
-        training.append(trained - begin)
-        testing.append(time.perf_counter() - trained)
-    return median(training[1:]), median(testing[1:])
-
-
 def plain(model: ModelSpec, data: FederatedData, rounds: int) -> float:
     """Median seconds of a round in a plain loop over the clients."""
-    weights = asyncio.run(_start(model, data))
+    weights = asyncio.run(_start(_core(model, data, Inline())))
     seconds = []
     for _ in range(rounds + 1):
         begin = time.perf_counter()
@@ -115,8 +97,7 @@ def strategies(data: FederatedData, root: Path) -> dict[str, dict[str, float]]:
 
 def _round_s(model: str, root: Path, own: dict[str, Any]) -> float:
     """Processor time of a round: what more rounds of a run add to it."""
-    few, many = (_run_s(model, root, own, rounds) for rounds in (FEW, MANY))
-    return (many - few) / (MANY - FEW)
+    return (_run_s(model, root, own, MANY) - _run_s(model, root, own, FEW)) / (MANY - FEW)
 
 
 def _run_s(model: str, root: Path, own: dict[str, Any], rounds: int) -> float:
@@ -137,8 +118,11 @@ def _run_s(model: str, root: Path, own: dict[str, Any], rounds: int) -> float:
     return time.process_time() - begin
 
 
-async def _start(model: ModelSpec, data: FederatedData) -> np.ndarray:
-    core = Learning(Simulation(), model, TrainingSpec(), data, Streams(1))
+def _core(model: ModelSpec, data: FederatedData, executor: Executor) -> Learning:
+    return Learning(Simulation(executor=executor), model, TrainingSpec(lr=LR, batch_size=BATCH), data, Streams(1))
+
+
+async def _start(core: Learning) -> np.ndarray:
     return await core.value(core.initial())
 
 
@@ -155,7 +139,7 @@ def main(names: list[str]) -> None:
         loop = plain(model, data, max(1, rounds // 4))
         result = {"plain_round_s": loop}
         for label, executor in (("inline", Inline()), ("threads_2", Threads(2))):
-            seconds, test = asyncio.run(ours(model, data, executor, rounds))
+            seconds, test = asyncio.run(round_s(_core(model, data, executor), CLIENTS, EPOCHS, rounds))
             executor.close()
             result |= {f"{label}_round_s": seconds, f"{label}_evaluation_s": test, f"{label}_ratio": loop / seconds}
         results[name] = {key: round(value, 5) for key, value in result.items()}

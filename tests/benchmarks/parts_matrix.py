@@ -20,6 +20,7 @@ from contextlib import suppress
 from functools import lru_cache
 from math import inf
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,15 +112,15 @@ def sections(cell: Cell, attacked: bool = False) -> Sections:
     own = OWN.get(name, {} if name.endswith("-fed") else {"clients_per_round": COHORT})
     own = own | ({"groups": 1} if robust and "groups" in own else {})  # in a group of two one attacker is as many as others
     parts = {part: cell[part] for part in ("selection", "aggregation", "server", "secure_aggregation") if part in cell}
-    model: Sections = {"kind": "mlp", "hidden": [4]} if kind in ("fedper", "fedrep", "moon") else {"kind": "logistic"}
-    model = {"kind": "module", "factory": "tests.benchmarks.parts_matrix:normed"} if kind == "fedbn" else model
+    normed = {"kind": "module", "factory": "tests.benchmarks.parts_matrix:normed"}
+    models = {key: {"kind": "mlp", "hidden": [4]} for key in ("fedper", "fedrep", "moon")} | {"fedbn": normed}
     found: Sections = {
         "seed": 4,
         "data": {
             "source": {"kind": "synthetic", "features": 6, "classes": 3},
             "partition": {"kind": "synthetic", "log_mean": 2.5, "log_std": 0.7, "least": 8},
         },
-        "model": model,
+        "model": models.get(kind, {"kind": "logistic"}),
         "training": {"lr": 0.1, "batch_size": 8},
         "population": {"devices": DEVICES, "speed": {"kind": "lognormal", "median": "10 samples/s", "spread": 1.5}},
         "strategy": {"kind": kind} | own | parts,
@@ -142,21 +143,18 @@ class Played:
     """A run of a cell that is over: what its server has aggregated, and how far it moved in each aggregation."""
 
     def __init__(self, cell: Cell, attacked: bool = False) -> None:
-        moves: list[tuple[Ref, Ref]] = []
+        moves: list[Ref] = []
         original = Synchronous.advance
 
         def advance(own: Any, model: Ref, aggregated: Ref, group: int = 0) -> Ref:
-            moves.append((model, aggregated))
+            moves.extend([model, aggregated])
             return original(own, model, aggregated, group)
 
-        Synchronous.advance = advance  # type: ignore[method-assign]
-        try:
+        with patch.object(Synchronous, "advance", advance):
             self.run, records = played(sections(cell, attacked))
-        finally:
-            Synchronous.advance = original  # type: ignore[method-assign]
         self.epsilons = [record.fields.get("epsilon") for record in records if record.kind == "round"]
         self.told = [(record.kind, record.time) for record in records]
-        flat = weights(self.run, [model for pair in moves for model in pair])
+        flat = weights(self.run, moves)
         self.steps = [distance(one, other) for one, other in zip(flat[::2], flat[1::2], strict=True)]
         self.states = dict(_aggregated(self.run))
 

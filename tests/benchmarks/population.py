@@ -20,38 +20,31 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import fedsim
 from fedsim.executors.inline import Inline
+from fedsim.files import read_toml
 from fedsim.records import folder as files
 from fedsim.running.runner import Job
+from fedsim.shipped import shipped
 from fedsim.simulation import Record
 from tests.benchmarks.script import parser
 
-SCENARIOS = Path(__file__).parents[2] / "scenarios"
 DEVICES = (10_000, 100_000, 1_000_000)
 ROUNDS_A_DAY = 48
 
 
-def scenario(devices: int, rounds: int, batteries: bool) -> fedsim.Scenario:
-    """What is run."""
-    week, day = (
-        tomllib.loads((SCENARIOS / f"{name}.toml").read_text(encoding="utf-8")) for name in ("population", "batteries")
-    )
+def run_one(devices: int, rounds: int, batteries: bool, out: Path) -> dict[str, Any]:
+    """One run, in this process: CPU seconds of its rounds, and what it has left."""
+    week = read_toml(shipped()["population"])
     week["population"]["devices"] = devices
     week["stop"] = {"rounds": rounds}
     if batteries:
         week["population"]["availability"] = {"kind": "diurnal", "most": 0.4, "least": 0.05, "peak": "02:00"}
-        week["energy"] = day["energy"]
-    return fedsim.Scenario(**week)
-
-
-def run_one(devices: int, rounds: int, batteries: bool, out: Path) -> dict[str, Any]:
-    """One run, in this process: CPU seconds of its rounds, and what it has left."""
-    job = Job(scenario(devices, rounds, batteries), out, Inline())
+        week["energy"] = read_toml(shipped()["batteries"])["energy"]
+    job = Job(fedsim.Scenario(**week), out, Inline())
     began, took = 0.0, []
 
     def watch(record: Record) -> None:

@@ -10,7 +10,6 @@ Prints a line a cut, and at the end JSON with how many were as they must be.
 import json
 import random
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,14 +19,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import fedsim
-from fedsim.audit import audit
 from fedsim.checkpoint import store
 from fedsim.records.lock import LOCK
 from fedsim.testing import eventful_world
-from tests.benchmarks.script import agree, parser, start
+from tests.benchmarks.script import Result, agree, is_sound, parser, start, tried, whole_run
 from tests.test_runs import STRATEGIES
 
 _DISK_BYTES = 32 << 20
@@ -36,38 +32,22 @@ _DISK_BYTES = 32 << 20
 def main() -> int:
     """Cut, resume, compare."""
     options = parser(__doc__, cuts=20, rounds=60, seed=1).parse_args()
-    results = []
-    with tempfile.TemporaryDirectory() as folder:
-        refuse_where_nothing_can_be_mounted(Path(folder))
-        for number in range(options.cuts):
-            place = Path(folder) / str(number)
-            place.mkdir()
-            results.append(cut_one(random.Random(f"{options.seed}/{number}"), place, options.rounds))
-            shutil.rmtree(place)
-            print(json.dumps(results[-1]), flush=True)
+    try:
+        with tempfile.TemporaryDirectory() as folder, mounted(made(Path(folder, "try")), Path(folder, "there")):
+            pass
+    except (OSError, subprocess.CalledProcessError) as error:
+        sys.exit(f"powercut: no ext4 file system can be mounted here ({error}); it takes Linux, root and loop devices")
+    results = tried(options.cuts, options.seed, lambda draw, folder: cut_one(draw, folder, options.rounds))
     good = sum(result["good"] for result in results)
     print(json.dumps({"cuts": len(results), "good": good, "after a save": sum(result["saved"] > 0 for result in results)}))
     return 0 if good == len(results) else 1
 
 
-def refuse_where_nothing_can_be_mounted(folder: Path) -> None:
-    """Say so and end where this machine cannot do it."""
-    try:
-        with mounted(made(folder / "try"), folder / "there"):
-            pass
-    except (OSError, subprocess.CalledProcessError) as error:
-        sys.exit(f"powercut: no ext4 file system can be mounted here ({error}); it takes Linux, root and loop devices")
-
-
-def cut_one(draw: random.Random, folder: Path, rounds: int) -> dict[str, Any]:
+def cut_one(draw: random.Random, folder: Path, rounds: int) -> Result:
     """A run that is never stopped, and one whose machine loses power."""
     strategy = draw.choice(STRATEGIES)
     sections = eventful_world(strategy, seed=draw.randrange(1000), rounds=rounds) | {"checkpoint": {"rounds": 1}}
-    path = folder / "scenario.toml"
-    path.write_text(fedsim.Scenario(**sections).to_toml(), encoding="utf-8")
-    began = time.perf_counter()
-    _run(path, folder / "whole").communicate()
-    length_s = time.perf_counter() - began
+    path, whole, length_s = whole_run(sections, folder, "--executor", "inline")
     with mounted(made(folder / "disk"), folder / "there"):
         reports: list[int] = []
         process = _run(path, folder / "there" / "run")
@@ -79,24 +59,25 @@ def cut_one(draw: random.Random, folder: Path, rounds: int) -> dict[str, Any]:
         process.send_signal(signal.SIGSTOP)  # so that the copy is of one instant
         time.sleep(0.05)
         saved, at_work = reports[-1] if reports else 0, process.poll() is None
-        copy(folder / "disk", folder / "left")
+        before = b""
+        while before != (now := (folder / "disk").read_bytes()):  # until the system writes nothing meanwhile
+            before = now
+        (folder / "left").write_bytes(before)
         process.kill()
         reader.join()
     with mounted(folder / "left", folder / "there"):
-        result = _resumed(path, folder / "there" / "run", folder / "whole", saved)
+        result = _resumed(path, folder / "there" / "run", whole, saved)
     return {"strategy": strategy["kind"], "saved": saved, "at work": at_work} | result
 
 
-def _resumed(path: Path, out: Path, whole: Path, saved: int) -> dict[str, Any]:
+def _resumed(path: Path, out: Path, whole: Path, saved: int) -> Result:
     """Go on with what the power cut left."""
-    empty = sum(file.stat().st_size == 0 for file in out.rglob("*") if file.is_file() and file.name != LOCK)
-    if (out / "summary.json").exists():  # it was done before
-        found = saved
-    else:
+    empty, found = sum(file.stat().st_size == 0 for file in out.rglob("*") if file.is_file() and file.name != LOCK), saved
+    if not (out / "summary.json").exists():  # else it was done before
         _, tree, _ = store.read(store.latest(out))
         found = len(tree["root"]["recorder"]["rounds"])
         _run(path, out, "--resume").communicate()
-    same, sound = agree(whole, out), not any(audit(out).values())
+    same, sound = agree(whole, out), is_sound(out)
     return {"found": found, "empty files": empty, "same": same, "sound": sound, "good": same and sound and found >= saved > 0}
 
 
@@ -109,8 +90,7 @@ def _read(process: "subprocess.Popen[str]", reports: list[int]) -> None:
     """Note every report of a save: after how many rounds."""
     assert process.stderr is not None
     for line in process.stderr:
-        found = re.match(r"saved at round (\d+) ", line)
-        if found:
+        if found := re.match(r"saved at round (\d+) ", line):
             reports.append(int(found[1]))
 
 
@@ -131,14 +111,6 @@ def mounted(image: Path, place: Path) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["umount", str(place)], check=True, capture_output=True)
-
-
-def copy(image: Path, to: Path) -> None:
-    """An image as it is at one instant: until two copies in a row are alike, so that the system wrote nothing meanwhile."""
-    before = b""
-    while before != (now := image.read_bytes()):
-        before = now
-    to.write_bytes(before)
 
 
 if __name__ == "__main__":

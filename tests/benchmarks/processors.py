@@ -38,10 +38,10 @@ PROCESSORS = {
 
 def main() -> int:
     """Run the tests on each, and say what failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("processor", nargs="*", choices=[[], *PROCESSORS], help="by default all, one after the other")
     own, _, pytest = "\n".join(sys.argv[1:]).partition("\n--\n")
-    chosen = parser.parse_args(own.split()).processor or PROCESSORS
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("processor", nargs="*", choices=[[], *PROCESSORS], help="by default all, one after the other")
+    chosen = arguments.parse_args(own.split()).processor or PROCESSORS
     wrong = False
     for name in chosen:
         command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", *pytest.split()]

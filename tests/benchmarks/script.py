@@ -1,12 +1,21 @@
-"""What scripts here share: their arguments, runs in processes of their own, and two runs compared."""
+"""What scripts here share: their arguments, runs in processes of their own, drawn cases one by one, and rounds of learning."""
 
 import argparse
 import json
+import random
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+import fedsim
+from fedsim.audit import audit
+
+Result = dict[str, Any]
 _MAIN = "from fedsim.cli import main; main()"
 
 
@@ -30,3 +39,43 @@ def agree(one: Path, other: Path) -> bool:
     """Whether two run folders have the same events and models."""
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in (one, other)]
     return all(summaries[0][name] == summaries[1][name] for name in ("events_sha256", "models_sha256"))
+
+
+def is_sound(run: Path) -> bool:
+    return not any(audit(run).values())
+
+
+def whole_run(sections: dict[str, Any], folder: Path, *options: str) -> tuple[Path, Path, float]:
+    """A run that is never stopped: its scenario's file, its folder, and how long it took (s)."""
+    path, whole = folder / "scenario.toml", folder / "whole"
+    path.write_text(fedsim.Scenario(**sections).to_toml(), encoding="utf-8")
+    began = time.perf_counter()
+    start("run", path, "--out", whole, "--quiet", "--allow-code", *options).wait()
+    return path, whole, time.perf_counter() - began
+
+
+def tried(cases: int, seed: int, one: Callable[[random.Random, Path], Result]) -> list[Result]:
+    """What comes of so many cases, each with draws and a folder of its own; prints a line each."""
+    results = []
+    for number in range(cases):
+        with tempfile.TemporaryDirectory() as folder:
+            results.append(one(random.Random(f"{seed}/{number}"), Path(folder)))
+        print(json.dumps(results[-1]), flush=True)
+    return results
+
+
+async def round_s(core: Any, clients: int, epochs: int, rounds: int) -> tuple[float, float]:
+    """Median seconds of a round of federated averaging with all clients, and of a test; the first round does not count."""
+    from fedsim.training import Training
+
+    model, training, testing = core.initial(), [], []
+    for number in range(rounds + 1):
+        begin = time.perf_counter()
+        updates = [core.train(Training(model, epochs=epochs), device, key=number) for device in range(clients)]
+        model = core.mix([(update, 1 / clients) for update in updates])
+        await core.value(model)
+        trained = time.perf_counter()
+        await core.evaluate({"global": (model, None)})
+        training.append(trained - begin)
+        testing.append(time.perf_counter() - trained)
+    return median(training[1:]), median(testing[1:])

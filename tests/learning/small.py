@@ -110,34 +110,28 @@ def plain_sgd(
     """Local SGD as anyone would write it in torch; ``module`` holds the start and is trained in place."""
     named = dict(module.named_parameters())
     dtype = next(iter(named.values())).dtype
-    anchor = _by_name(named, solve.weights if solve.anchor is None else solve.anchor)
-    linear = _by_name(named, np.zeros_like(solve.weights) if solve.linear is None else solve.linear)
-    velocity = {name: torch.zeros_like(parameter) for name, parameter in named.items()}
-    total, seen = 0.0, 0
+    start = torch.from_numpy(solve.weights)
+    anchor = start if solve.anchor is None else torch.from_numpy(solve.anchor)
+    linear = torch.zeros_like(start) if solve.linear is None else torch.from_numpy(solve.linear)
+    decay = torch.cat(
+        [
+            torch.full_like(own, descent.weight_decay + 2 * descent.l2 * (name in kernels)).flatten()
+            for name, own in named.items()
+        ]
+    )
+    velocity, total, seen = torch.zeros_like(start), 0.0, 0
     for step, (rows, count) in enumerate(zip(solve.batches.rows, solve.batches.counts, strict=True)):
         batch = torch.from_numpy(rows[:count])
         loss = functional.cross_entropy(module(solve.x[batch].to(dtype)), solve.y[batch])
-        module.zero_grad()
-        torch.autograd.backward(loss)
+        gradient = nn.utils.parameters_to_vector(torch.autograd.grad(loss, list(named.values())))
         with torch.no_grad():
-            for name, parameter in named.items():
-                assert parameter.grad is not None
-                gradient = parameter.grad + descent.weight_decay * parameter
-                gradient += descent.mu * (parameter - anchor[name]) + linear[name]
-                if name in kernels:
-                    gradient += 2 * descent.l2 * parameter
-                velocity[name] = descent.momentum * velocity[name] + gradient
-                parameter.sub_(velocity[name], alpha=descent.lr)
+            flat = nn.utils.parameters_to_vector(named.values())
+            velocity = descent.momentum * velocity + gradient + decay * flat + descent.mu * (flat - anchor) + linear
+            nn.utils.vector_to_parameters(flat - descent.lr * velocity, named.values())
         if step >= solve.batches.last_epoch:
             total += float(loss.detach()) * int(count)
             seen += int(count)
-    flat = torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()])
-    return flat.numpy(), total / seen
-
-
-def _by_name(named: dict[str, nn.Parameter], flat: np.ndarray[Any, Any]) -> dict[str, Tensor]:
-    parts = torch.from_numpy(flat).split([parameter.numel() for parameter in named.values()])
-    return {name: part.view(parameter.shape) for part, (name, parameter) in zip(parts, named.items(), strict=True)}
+    return nn.utils.parameters_to_vector(named.values()).detach().numpy(), total / seen
 
 
 class Quadratic(nn.Module):

@@ -75,24 +75,6 @@ def test_a_model_a_device_and_a_model_a_group(model: ModelSpec) -> None:
     assert groups["c"].count.sum() == 0
 
 
-def test_the_current_version_is_tested() -> None:
-    data = _data()
-    core, _ = learning(data, Logistic())
-    ref = core.initial()
-    run(core.evaluate({"global": (ref, None), "some": (ref, [4, 5])}))
-    core.shift(5, 1)
-    found = run(core.evaluate({"global": (ref, None), "some": (ref, [4, 5])}))
-    expected = [_naive(core, Logistic(), data, ref, data.shard(device, int(device == 5))) for device in range(6)]
-    _check(found["global"], expected)
-    _check(found["some"], expected[4:])
-
-
-def _groups(count: int, seed: int) -> list[list[int]]:
-    """Devices dealt to three groups, some to none and some to two."""
-    draw = np.random.default_rng(seed)
-    return [np.flatnonzero(draw.random(count) < 0.4).tolist() for _ in range(3)]
-
-
 def _turned(count: int, tests: int) -> FederatedData:
     """Images in all four orientations, each held by two devices, some under other labels."""
     data = federation([5] * count, tests=tests, shape=(1, 7, 7), classes=4)
@@ -110,6 +92,7 @@ def test_groups_that_change_every_round_bit_for_bit_as_if_tested_first(
     model: ModelSpec, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = _turned(60, 13)
+    monkeypatch.setattr(testsets, "_BLOCK_NUMBERS", 7 * 7 * 50)  # so that there are many
     fresh = [learning(data, model)[0] for _ in range(4)]
     expected = []
     for number, core in enumerate(fresh):
@@ -134,41 +117,27 @@ def test_groups_that_change_every_round_bit_for_bit_as_if_tested_first(
 
 
 def _served(core: Learning, number: int) -> dict[str, tuple[Ref, list[int] | None]]:
-    groups = _groups(60, number)
+    """Devices dealt to three groups, some to none and some to two; and all."""
+    draw = np.random.default_rng(number)
+    groups = [np.flatnonzero(draw.random(60) < 0.4).tolist() for _ in range(3)]
     return {str(at): (core.initial(at), group) for at, group in enumerate(groups)} | {"all": (core.initial(), None)}
 
 
-def test_few_images_in_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = federation([5] * 30, tests=23, shape=(61,), classes=7)
-    model = Perceptron(hidden=[9])
-    monkeypatch.setattr(testsets, "_BLOCK_NUMBERS", 61 * 50)
-    used, fresh = (learning(data, model)[0] for _ in range(2))
-    for devices in ([17], [29, 3], [4, 17, 3, 8, 9], [5, 5]):
-        run(used.evaluate({"some": (used.initial(2), [*devices, 0])}))
-    one, other = (
-        run(core.evaluate({"all": (core.initial(), None), "few": (core.initial(1), [3, 9])})) for core in (used, fresh)
-    )
-    assert one.loss_sum.tobytes() == other.loss_sum.tobytes()
-    _check(one["all"], [_naive(used, model, data, used.initial(), shard) for shard in data.shards])
-
-
-def test_nobody_to_test_and_devices_in_several_lists() -> None:
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)
+def test_nobody_to_test_and_devices_in_several_lists(model: ModelSpec) -> None:
     data = _data()
-    for model in MODELS:
-        core, _ = learning(data, model)
-        refs = [core.initial(at) for at in range(2)]
-        nothing = run(core.evaluate({"a": (refs[0], []), "b": (refs[1], [])}))
-        assert (nothing.devices, nothing.count.sum(), nothing.score("pooled")) == ([], 0, (None, None))
-        assert run(core.evaluate({})).devices == []
-        assert run(core.evaluate_each([])).devices == []
-        untested = run(core.evaluate({"a": (refs[0], [4]), "b": (refs[0], [4, 4])}))
-        assert (untested.devices, untested.count.tolist()) == ([4, 4, 4], [0, 0, 0])
-        found = run(core.evaluate({"a": (refs[0], [0, 3, 5]), "b": (refs[1], [3, 0, 3]), "c": (refs[1], [])}))
-        assert found.devices == [0, 3, 5, 3, 0, 3]
-        shards = data.shards
-        _check(found["a"], [_naive(core, model, data, refs[0], shards[device]) for device in (0, 3, 5)])
-        _check(found["b"], [_naive(core, model, data, refs[1], shards[device]) for device in (3, 0, 3)])
-        assert found["c"].count.sum() == 0
+    core, _ = learning(data, model)
+    refs = [core.initial(at) for at in range(2)]
+    nothing = run(core.evaluate({"a": (refs[0], []), "b": (refs[1], [])}))
+    assert (nothing.devices, nothing.count.sum(), nothing.score("pooled")) == ([], 0, (None, None))
+    assert run(core.evaluate({})).devices == run(core.evaluate_each([])).devices == []
+    untested = run(core.evaluate({"a": (refs[0], [4]), "b": (refs[0], [4, 4])}))
+    assert (untested.devices, untested.count.tolist()) == ([4, 4, 4], [0, 0, 0])
+    found = run(core.evaluate({"a": (refs[0], [0, 3, 5]), "b": (refs[1], [3, 0, 3]), "c": (refs[1], [])}))
+    assert found.devices == [0, 3, 5, 3, 0, 3]
+    for name, ref in (("a", refs[0]), ("b", refs[1])):
+        _check(found[name], [_naive(core, model, data, ref, data.shards[device]) for device in found[name].devices])
+    assert found["c"].count.sum() == 0
 
 
 def test_what_workers_say_is_counted_device_by_device() -> None:

@@ -12,7 +12,6 @@ from fedsim.learning.functions import function_at, pure, weighted_sum
 from fedsim.learning.learner import Learner
 from fedsim.learning.models import Logistic
 from fedsim.learning.refs import Ref
-from fedsim.training import Training
 from tests.learning.small import Counting, federation, learning, run
 
 Models = list[NDArray[np.float32]]
@@ -53,6 +52,7 @@ def test_many_functions_are_carried_out_in_few_requests() -> None:
     executor = Counting()
     core, _ = learning(federation([5, 30, 12]), Logistic(), executor)
     names = [core.apply(middle, _given(core, 1.0, float(at))) for at in range(40)]
+    assert names[0].recipe is not None  # not yet computed
     assert [value[0] for value in run(core.values(names))] == [(1 + at) / 2 for at in range(40)]
     assert executor.asked == ["carry_out_all"]
 
@@ -69,30 +69,15 @@ def test_an_array_becomes_a_model_and_a_function_of_models_another() -> None:
     core = _core()
     models = _given(core, 1.0, 7.0, 2.0)
     assert (run(core.value(models[1])) == 7).all()
-    found = core.apply(middle, models)
-    assert found.recipe is not None  # not yet computed
-    value = run(core.value(found))
+    value = run(core.value(core.apply(middle, models)))
     assert (value == 2).all()
-    assert value.dtype == np.float32
-    assert not value.flags.writeable
+    assert (value.dtype, value.flags.writeable) == (np.float32, False)
     off = Learner(Logistic(), (6,), 3)
     assert off.apply(middle, [off.given(np.zeros(21))]).value is None  # without learning it is a name
-
     with pytest.raises(SimulationError, match=r"shape \(3,\) is no model; allowed is \[21\]"):
         core.given(np.zeros(3))
     with pytest.raises(SimulationError, match=r"made an array of shape \(2,\)"):
         run(core.value(core.apply(short, _given(core, 1.0))))
-
-
-def test_it_may_depend_on_trainings_and_others_on_it() -> None:
-    core = _core()
-    updates = [core.train(Training(core.initial()), device, key=0) for device in range(3)]
-    mixed = core.mix([(core.apply(middle, updates), 0.5), (updates[0], 0.5)])
-    again = core.train(Training(mixed), 1, key=1)
-    values = run(core.values([*updates, mixed]))
-    expected = 0.5 * np.median(np.stack(values[:3]), axis=0).astype(np.float32) + 0.5 * values[0]
-    assert np.allclose(values[3], expected, atol=1e-7)
-    assert np.isfinite(run(core.value(again))).all()
 
 
 def test_what_is_not_finite_is_left_out_or_replaced() -> None:
@@ -131,8 +116,3 @@ def test_only_marked_functions_are_ever_called() -> None:
     for path in ("os:system", "tests.learning.test_functions:unmarked", "tests.learning.test_functions:nothing"):
         with pytest.raises(SimulationError, match="no function that is marked"):
             function_at(path)
-
-
-@pure
-def noisy_step(models: Models, rng: np.random.Generator) -> NDArray[np.floating]:
-    return models[0] + rng.normal(scale=0.1, size=len(models[0]))

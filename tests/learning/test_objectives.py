@@ -17,10 +17,10 @@ from fedsim.data.federated import TokenShape
 from fedsim.data.sources import SOURCES
 from fedsim.errors import FedsimError
 from fedsim.learning.metrics import METRICS
-from fedsim.learning.models import CharLSTM, Transformer
 from fedsim.learning.modules import step_flops
 from fedsim.learning.objectives import MaskedToken
 from fedsim.streams import Streams
+from fedsim.toolbox.models.tokens import CharLSTM, Transformer
 
 HERE = "tests.learning.test_objectives"
 TOKENS = {"data": {"source": {"kind": "text", "length": 12}, "partition": "by-label"}, "objective": {"kind": "next-token"}}
@@ -94,7 +94,7 @@ def absolute(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 def test_a_loss_and_a_metric_of_ones_own() -> None:
     objective = {"kind": "regression", "metrics": ["mse", f"{HERE}:absolute"], "loss": f"{HERE}:absolute"}
-    last = fedsim.run(scenario(data={"source": "linear"}, objective=objective)).rows[-1]
+    last = fedsim.run(scenario(**LINEAR | {"objective": objective})).rows[-1]
     assert last["absolute"] == pytest.approx(last["loss"])
     assert last["absolute"] ** 2 < last["mse"]
 
@@ -132,11 +132,8 @@ def test_built_in_models_have_the_published_size_and_their_cost_is_counted() -> 
 
 
 class Pairs(Dataset[Any]):
-    def __init__(self, size: int = 40, labels: bool = False) -> None:
-        self.size, self.labels = size, labels
-
     def __len__(self) -> int:
-        return self.size
+        return 40
 
     def __getitem__(self, at: int) -> Any:
         x = torch.tensor([float(at % 7), 1.0])
@@ -151,11 +148,12 @@ class Endless(IterableDataset[Any]):
 def test_a_dataset_with_two_labels_and_a_column() -> None:
     data = {"source": {"kind": "dataset", "factory": f"{HERE}:Pairs"}, "column": "place", "partition": "by-label"}
     objective = {"kind": "multi-label", "metrics": ["f1", "auc"]}
-    result = fedsim.run(
-        scenario(data=data, objective=objective, population={"devices": 4}, strategy={"kind": "fedavg", "clients_per_round": 2})
-    )
-    assert set(result.summary["metrics"]) == {"f1", "auc"}
-    assert 0.0 <= result.summary["metrics"]["auc"]["final"] <= 1.0
+    strategy = {"kind": "fedavg", "clients_per_round": 2}
+    metrics = fedsim.run(scenario(data=data, objective=objective, population={"devices": 4}, strategy=strategy)).summary[
+        "metrics"
+    ]
+    assert set(metrics) == {"f1", "auc"}
+    assert 0.0 <= metrics["auc"]["final"] <= 1.0
 
 
 @pytest.mark.parametrize(
@@ -166,7 +164,7 @@ def test_a_dataset_with_two_labels_and_a_column() -> None:
         ({"objective": {"kind": "regression"}}, "objective.kind is 'regression', which needs targets that are floats"),
         ({"objective": {"kind": "next-token"}}, "which needs samples that are sequences of two tokens or more"),
         (
-            {"objective": {"kind": "regression", "metrics": ["perplexity"]}},
+            {"objective": LINEAR["objective"] | {"metrics": ["perplexity"]}},
             "allowed with objective.kind = 'regression' are mse",
         ),
         (TOKENS | {"model": {"kind": "mlp"}}, "model.kind is 'mlp', which takes numbers, and samples are tokens"),
@@ -174,14 +172,7 @@ def test_a_dataset_with_two_labels_and_a_column() -> None:
         ({"data": {"source": "linear", "partition": "dirichlet"}}, "deals by labels, and 'linear' has targets instead"),
         ({"data": {"source": "linear", "column": "place"}}, "data.column is 'place'; the columns"),
         ({"stop": {"rounds": 2, "metrics": {"perplexity": 8.0}}}, "stop.metrics has 'perplexity'"),
-        (
-            {
-                "data": {"source": "linear"},
-                "objective": {"kind": "regression"},
-                "strategy": {"kind": "tifl", "mode": "credits"},
-            },
-            "strategy.mode is 'credits', which goes by accuracies",
-        ),
+        (LINEAR | {"strategy": {"kind": "tifl", "mode": "credits"}}, "strategy.mode is 'credits', which goes by accuracies"),
         (TOKENS | {"drift": {"kind": "label-permutation"}, "model": {"kind": "char-lstm"}}, "the model learns targets instead"),
     ],
 )

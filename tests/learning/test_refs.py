@@ -26,14 +26,6 @@ def _play(wanted: list[Ref]) -> list[list[str]]:
     return cohorts
 
 
-def test_trainings_with_known_bases_are_one_cohort() -> None:
-    start = Ref("model-0", 0, Initial(0))
-    updates = [_training(start, at) for at in (1, 2, 3)]
-    mixed = Ref("model-4", 4, Mixed(tuple((update, 1 / 3) for update in updates), None, True))
-    later = [_training(mixed, 5), _training(start, 6)]
-    assert _play(later[::-1]) == [["update-1", "update-2", "update-3", "update-6"], ["update-5"]]
-
-
 def _choice(models: list[Ref], serial: int) -> Ref:
     return Ref(f"choice-{serial}", serial, Best(tuple(models), 0, 0), 0)
 
@@ -57,32 +49,23 @@ def test_choices_are_a_wave_of_their_own_before_the_trainings_that_need_them() -
     assert last.value is early[0].value is start.value
 
 
-@pytest.mark.parametrize(
-    ("losses", "choice"),
-    [
-        ([3.0, 1.0, 2.0], 1),
-        ([2.0, 1.0, 1.0], 1),
-        ([1.0, 1.0], 0),
-        ([np.nan, 7.0, np.inf], 1),
-        ([-np.inf, 5.0, 4.0], 2),
-        ([np.inf, np.nan], 0),
-        ([np.nan, np.nan], 0),
-        ([np.nan, np.finfo(np.float64).max], 1),
-    ],
-    ids=str,
-)
+NONE, MOST = np.nan, np.finfo(np.float64).max
+CHOICES = [([3.0, 1.0, 2.0], 1), ([2.0, 1.0, 1.0], 1), ([1.0, 1.0], 0), ([NONE, 7.0, np.inf], 1), ([-np.inf, 5.0, 4.0], 2)]
+CHOICES += [([np.inf, NONE], 0), ([NONE, NONE], 0), ([NONE, MOST], 1)]
+
+
+@pytest.mark.parametrize(("losses", "choice"), CHOICES, ids=str)
 def test_the_smallest_finite_loss_wins_and_the_first_of_equals(losses: list[float], choice: int) -> None:
     models = [Ref(f"model-{at}", at, None) for at in range(len(losses))]
     for at, model in enumerate(models):
         model.settle(np.full(2, at, np.float32) if at != 1 else np.full(2, np.inf, np.float32))
     ref = _choice(models, 9)
     ref.choose(np.array(losses))
-    assert ref.choice == choice
+    assert (ref.choice, ref.recipe) == (choice, None)
     assert ref.value is models[choice].value
     assert ref.finite == models[choice].finite
     assert ref.losses is not None
     assert not ref.losses.flags.writeable
-    assert ref.recipe is None
 
 
 def test_a_choice_needs_models_and_is_made_once() -> None:

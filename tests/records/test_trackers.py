@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from fedsim.errors import RunFolderError
-from fedsim.lab.trackers.exports import exports
-from fedsim.lab.trackers.tensorboard import write_tensorboard
+from fedsim.lab.trackers.exports import exports, write_tensorboard
 from fedsim.records.reading import RunFolder
 from fedsim.records.study_folder import IndexedRun, IndexedVariant, StudyIndex, write_index
 from tests.calls import call

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
-from fedsim.toolbox.clustering.similarity import cosine_matrix
 from fedsim.toolbox.strategies.cfl import is_incongruent, lengths
 from tests.strategies.clustered import Sections, file_data, groups_of, moves, of_kind, played, ran, weights, world
 from tests.strategies.curved import Centre
@@ -203,31 +202,6 @@ def test_a_schedule_splits_one_cluster_a_time_and_that_which_pulls_hardest(tmp_p
     groups = groups_of(run)
     assert [groups[device] == groups[device % 4] for device in range(12)] == [True] * 12
     assert len(set(groups)) == 4
-
-
-def test_the_cosines_of_each_round_are_those_of_the_pulls(tmp_path: Path) -> None:
-    """A step goes from the cluster's model towards the client's minimum, and so does each cluster's model on average."""
-    sections = corners(tmp_path / "data", 8, 6, split_rounds=[2, 3])
-    plain = ran(sections, tmp_path / "plain")
-    run = ran(sections | {"evaluation": {"cosines": True}}, tmp_path / "run")
-    told = {event["round"]: event["data"] for event in of_kind(run, "cosines")}
-    assert [event for event in run.events if event["kind"] != "cosines"] == plain.events
-    assert run.summary["models_sha256"] == plain.summary["models_sha256"]
-    centres, group = np.array([CORNERS[device % 4] for device in range(8)]), np.zeros(8, int)
-    model = {0: np.array([3.0, 1.0])}
-    upper = np.triu(np.ones((8, 8), bool), 1)
-    for number in range(6):
-        cosines = cosine_matrix(centres - np.array([model[own] for own in group]))
-        for split in [split for split in splits(run) if split["round"] == number]:
-            for child, members in zip(split["children"], split["members"], strict=True):
-                model[child], group[members] = model[split["group"]], child
-        model |= {own: (model[own] + centres[group == own].mean(axis=0)) / 2 for own in set(group.tolist())}
-        together = group[:, None] == group
-        kinds = {"within": cosines[upper & together], "across": cosines[upper & ~together]}
-        expected = {kind: [own.min(), own.mean(), own.max()] for kind, own in kinds.items() if len(own)}
-        assert told[number].keys() == expected.keys() == ({"within"} if number < 2 else {"within", "across"})
-        for kind, of in expected.items():
-            assert told[number][kind] == pytest.approx(of, abs=1e-5), (number, kind)
 
 
 # Label permutations: the paper's experiment, small.

@@ -77,16 +77,6 @@ def test_one_full_batch_epoch_is_one_gradient_step(tmp_path: Path) -> None:
     assert model_after(scenario) == pytest.approx(expected, abs=1e-6)
 
 
-def test_identical_clients_go_where_one_client_goes(tmp_path: Path) -> None:
-    data = write_data(tmp_path, [30] * 6, identical=True)
-    runs = [
-        model_after(sections(data, 6, 5, {"kind": "fedavg", "clients_per_round": cohort, "local_epochs": 3}))
-        for cohort in (1, 3, 6)
-    ]
-    assert runs[1] == pytest.approx(runs[0], abs=1e-5)
-    assert runs[2] == pytest.approx(runs[0], abs=1e-5)
-
-
 @pytest.mark.parametrize("mu", [0.5, 3.0])
 def test_the_proximal_optimum(mu: float, tmp_path: Path) -> None:
     """Many local steps on h (w - a)^2 / 2 with anchor w0 end in (h a + mu w0) / (h + mu)."""

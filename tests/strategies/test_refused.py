@@ -97,11 +97,7 @@ PARAMETERS: list[Case] = [
     ({"kind": "tifl", "mode": "static"}, {}, "'probabilities' belong to mode 'static'.*they are None"),
     ({"kind": "tifl", "mode": "static", "probabilities": [0.5, 0.5]}, {}, "allowed are 5, one a tier"),
     ({"kind": "tifl", "mode": "static", "probabilities": [0.0] * 5}, {}, "not all 0"),
-    (
-        {"kind": "cata-fed", "clusters": 7, "clients_per_round": 6},
-        PEERS,
-        "clusters is 7, more than the .*1 to 6",
-    ),
+    ({"kind": "cata-fed", "clusters": 7, "clients_per_round": 6}, PEERS, "clusters is 7, more than the .*1 to 6"),
     ({"kind": "cata-fed", "deadline": {"kind": "fixed", "time": "9 s", "since": "round"}}, {}, "'since' may not be 'round'"),
     # Aggregations and server optimisers.
     (
@@ -150,17 +146,9 @@ PARAMETERS: list[Case] = [
     ({"kind": "refl", "secure_aggregation": SECURE}, {}, "REFL compares late updates"),
     ({"kind": "fedbuff", "secure_aggregation": SECURE}, {}, "secure_aggregation"),
     ({"secure_aggregation": SECURE}, {"messages": {"up": "top-k"}}, r"messages\.up is 'top-k'.*allowed is 'plain'"),
-    (
-        {"secure_aggregation": SECURE, "clients_per_round": 4},
-        {},
-        "neighbours is 4.* 4 clients; allowed are at most 3",
-    ),
+    ({"secure_aggregation": SECURE, "clients_per_round": 4}, {}, "neighbours is 4.* 4 clients; allowed are at most 3"),
     ({"secure_aggregation": {"neighbours": 3}}, {}, "'neighbours' is 3; allowed are even numbers"),
-    (
-        {"secure_aggregation": {}} | chosen_by("flanp", accuracy=1.0),
-        {},
-        "'flanp' makes a gradient of single updates",
-    ),
+    ({"secure_aggregation": {}} | chosen_by("flanp", accuracy=1.0), {}, "'flanp' makes a gradient of single updates"),
     # Selections.
     ({"kind": "fedbuff"} | chosen_by("flanp", accuracy=1.0), {}, rf"strategy\.selection is 'flanp', {ASKS_FIRST}"),
     ({"kind": "fedasync"} | chosen_by("favor", target=0.9), {}, rf"strategy\.selection is 'favor', {ASKS_FIRST}"),
@@ -211,11 +199,7 @@ WHEN_IT_RUNS: list[Case] = [
         {"learning": "off", "population": {"devices": 20, "speed": "inf samples/s"}},
         "which is 0 s in this population; give 'population.speed'",
     ),
-    (
-        {"kind": "cata-fed", "smallest_part": 5000, "deadline": "9 s"},
-        {"data": DIGITS},
-        r"or strategy\.mitigation = false",
-    ),
+    ({"kind": "cata-fed", "smallest_part": 5000, "deadline": "9 s"}, {"data": DIGITS}, r"or strategy\.mitigation = false"),
     ({"kind": "cata-fed", "deadline": "9 s", "margin": "9 s"}, {"data": DIGITS}, "which leaves nothing of the deadline of 9 s"),
     (
         {"kind": "tifl", "mode": "credits"},

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from fedsim.simulation import TICK_S, Record, Simulation
 from fedsim.streams import Streams
 from fedsim.toolbox.worlds.availability import Diurnal
+from fedsim.toolbox.worlds.charging import Always, Daily, RenewalCharging, WhenReached
 from fedsim.training import Training
 from fedsim.world.availability import AlwaysOn, Availability
 from fedsim.world.batteries import Batteries, Powered
 from fedsim.world.calendar import CalendarSpec
-from fedsim.world.charging import Always, Charging, ChargingModel, Daily, Never, RenewalCharging, WhenReached
+from fedsim.world.charging import Charging, ChargingModel, Never
 from fedsim.world.compute import Compute
 from fedsim.world.life import TaskRunner
 from fedsim.world.network import Star

@@ -13,9 +13,9 @@ from fedsim.analysis.fairness import draw_fairness
 from fedsim.analysis.style import NothingToDrawError
 from fedsim.audit import audit
 from fedsim.errors import SimulationError
-from fedsim.federation import clients
-from fedsim.lab.forecast import nominal
-from fedsim.lab.forecast.nominal import nominal_lines
+from fedsim.federation import server
+from fedsim.lab import forecast
+from fedsim.lab.forecast import nominal_lines
 from fedsim.lab.trackers.link_load import link_load
 from fedsim.records.fairness import jain_index, jain_over_time
 from fedsim.records.reading import RunFolder
@@ -94,7 +94,7 @@ def test_who_looks_at_all_of_too_many_is_told_what_that_would_take(monkeypatch: 
     scenario = fedsim.Scenario(**sections() | {"strategy": {"kind": "refl", "clients_per_round": 3}})
     built = Simulation(scenario).installed
     assert len(built.server.clients.online()) > 1
-    monkeypatch.setattr(clients, "_memory_bytes", lambda: DEVICES * 200 - 1)
+    monkeypatch.setattr(server, "_memory_bytes", lambda: DEVICES * 200 - 1)
     with pytest.raises(SimulationError, match=r"all 60 devices at once, .* allowed are 59 devices, or a strategy that draws"):
         built.server.clients.online()
     assert len(built.server.clients.sample(3, "sample")) == 3
@@ -103,7 +103,7 @@ def test_who_looks_at_all_of_too_many_is_told_what_that_would_take(monkeypatch: 
 def test_a_forecast_looks_at_some_of_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     every = nominal_lines(Simulation(fedsim.Scenario(**sections())).installed)
     monkeypatch.setattr(columns, "MANY", DEVICES - 1)
-    monkeypatch.setattr(nominal, "_SHOWN", 20)
+    monkeypatch.setattr(forecast, "_SHOWN", 20)
     some = nominal_lines(Simulation(fedsim.Scenario(**sections())).installed)
     assert "of these 20 were looked at for the times below" in some
     assert some[0].split("median")[0] == every[0].split("median")[0]  # what they hold in all is still exact

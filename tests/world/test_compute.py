@@ -17,13 +17,11 @@ from fedsim.streams import Streams
 from fedsim.testing import StrategyContract, assert_sound, eventful_world, run
 from fedsim.training import Part, Training
 from fedsim.world.availability import AlwaysOn
-from fedsim.world.compute import Compute, SlowPhases
-from fedsim.world.device_kinds import DeviceKind
-from fedsim.world.hosts import HostSpec
+from fedsim.world.compute import Compute, HostSpec, SlowPhases
+from fedsim.world.device_kinds import DeviceKind, Rooflines, operations_s
 from fedsim.world.life import TaskRunner
 from fedsim.world.network import Star
 from fedsim.world.population import Population
-from fedsim.world.roofline import Rooflines, operations_s
 from fedsim.world.task import Task, Work
 from tests.benchmarks.hashes import STRATEGIES
 from tests.benchmarks.roofline import CLASSES, MODELS, batch_s, fit

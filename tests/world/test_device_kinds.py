@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 import fedsim
-from fedsim.errors import DataError, ScenarioError
+from fedsim.errors import DataError
 from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
 from fedsim.scenario import load
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
 from fedsim.testing import assert_same_run, assert_sound, go_on, run, run_until
-from fedsim.world.device_kinds import DeviceKind, FedScaleCapacity, catalogue, figures, find_kind, read_capacities
+from fedsim.toolbox.worlds.capacities import FedScaleCapacity, read_capacities
+from fedsim.world.device_kinds import DeviceKind, catalogue, figures, find_kind
 
 ZERO = {"like": "raspberry-pi-zero-2w", "memory": "1 MB"}
 
@@ -52,13 +53,6 @@ def test_every_figure_of_the_catalogue_has_a_source_and_a_date() -> None:
         assert 1e9 < found.flops * found.flops_share < 1e13
         assert 1e9 < found.bandwidth * found.bandwidth_share < 1e12
         assert found.idle < found.idle + found.compute < 1000
-
-
-def test_faster_kinds_are_faster() -> None:
-    order = ["raspberry-pi-zero-2w", "raspberry-pi-3", "raspberry-pi-4", "raspberry-pi-5", "laptop"]
-    speeds = [built(device=name).population.speed[0] for name in order]
-    assert speeds == sorted(speeds)
-    assert speeds[-1] > 10 * speeds[0]
 
 
 def test_a_mixture_has_its_shares_and_each_its_own_link() -> None:
@@ -104,39 +98,6 @@ def test_slow_ones_of_a_kind_are_slower_and_the_mean_is_known() -> None:
     assert sorted(slowed.population.speed / plain.population.speed) == [0.25] * 6 + [1.0] * 6
     assert slowed.population.mean_epoch_s("unslowed") == pytest.approx(plain.population.mean_epoch_s("all"))
     assert slowed.population.mean_epoch_s("all") == pytest.approx(slowed.population.epochs_s().mean())
-
-
-@pytest.mark.parametrize(
-    ("population", "message"),
-    [
-        (
-            {"device": "raspberry-pi-6"},
-            r"population\.device is 'raspberry-pi-6'; allowed are .*\(did you mean 'raspberry-pi-5'\?\)",
-        ),
-        ({"device": ["laptop"] * 11 + ["laptob"]}, r"population\.device is 'laptob'"),
-        ({"device": "laptop", "speed": "3 samples/s"}, "'speed' and 'device' both say how fast devices are"),
-        ({"device": "laptop", "reference_flops": 1e6}, "'reference_flops' is for 'speed'"),
-        ({"device": "laptop", "kinds": {"a": {"like": "labtop"}}}, r"like is 'labtop'; allowed are .*did you mean 'laptop'"),
-        (
-            {"device": "laptop", "kinds": {"a": {"like": "laptop", "ram": "1 GB"}}},
-            r"population\.kinds\.a has the unknown key 'ram'",
-        ),
-        ({"device": "a", "kinds": {"a": {"flops": "1 GFLOP/s"}}}, r"population\.kinds\.a\.bandwidth is missing"),
-        (
-            {"device": "a", "kinds": {"a": ZERO | {"memory": "1 kB"}}},
-            "training the model takes .* and no device has room for it",
-        ),
-    ],
-)
-def test_bad_kinds(population: dict[str, Any], message: str) -> None:
-    with pytest.raises(ScenarioError, match=message):
-        built(**population)
-
-
-def test_a_file_with_an_unknown_kind(tmp_path: Path) -> None:
-    (tmp_path / "d.csv").write_text("\n".join(["model", *["laptop"] * 11, "labtop"]))
-    with pytest.raises(ScenarioError, match=r"population\.device is 'labtop'.*did you mean 'laptop'"):
-        built(device={"file": str(tmp_path / "d.csv"), "column": "model"})
 
 
 class TestMemory:

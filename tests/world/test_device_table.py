@@ -12,7 +12,7 @@ from fedsim.errors import DataError, ScenarioError
 from fedsim.language.units import BytesPerSecond, SamplesPerSecond
 from fedsim.running.assembly import Run
 from fedsim.simulation import Simulation
-from fedsim.world.device_table import DeviceTable
+from fedsim.world.distributions import DeviceTable
 
 
 def table(folder: Path, text: str, *columns: str) -> DeviceTable:

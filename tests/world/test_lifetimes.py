@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import fedsim
 from fedsim.errors import ScenarioError
 from fedsim.simulation import Record, Simulation, on_grid
 from fedsim.streams import Streams
@@ -108,42 +107,6 @@ class TestDepartures:
         built = columns(seed, **sections)
         assert sorted(built.departure[built.departure < INF]) == sorted(leave)
         assert (built.departure > built.arrival).all()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"arrivals": {"kind": "poisson"}}, r"population.arrivals.rate is missing"),
-        ({"arrivals": {"kind": "poisson", "rate": "0 /h"}}, r"population.arrivals.rate is '0 /h': a rate .* above 0"),
-        ({"arrivals": {"kind": "poisson", "rate": "30 h"}}, r"population.arrivals.rate is '30 h': a rate .*/s, /min, /h, /day"),
-        (
-            {"arrivals": {"kind": "poisson", "rate": "1 /h", "newcomers": 5}},
-            r"population.arrivals.newcomers is 5; allowed are 1 to 4",
-        ),
-        ({"arrivals": {"kind": "poisson", "rate": "1 /h", "newcomers": 0}}, r"population.arrivals.newcomers is 0"),
-        ({"arrivals": {"kind": "poison", "rate": "1 /h"}}, r"population.arrivals.kind is 'poison'.*did you mean 'poisson'"),
-        ({"arrivals": {"kind": "schedule", "times": []}}, r"population.arrivals.times is \[\]"),
-        ({"arrivals": {"kind": "schedule", "times": ["0 s"]}}, r"population.arrivals.times.0 is '0 s': .*above 0 s"),
-        ({"arrivals": {"kind": "schedule", "times": ["1 s"] * 5}}, r"arrivals.times has 5 times; allowed are at most 4"),
-        (
-            {"departures": {"kind": "schedule", "times": ["1 s", "2 s"], "devices": [1]}},
-            r"population.departures.devices has 1 devices for 2 times",
-        ),
-        (
-            {"departures": {"kind": "schedule", "times": ["1 s"], "devices": [4]}},
-            r"population.departures.devices names device 4; allowed are 0 to 3",
-        ),
-        (
-            {"departures": {"kind": "schedule", "times": ["1 s", "2 s"], "devices": [2, 2]}},
-            r"population.departures.devices names device 2 twice",
-        ),
-        ({"departures": {"kind": "exponential", "mean_stay": "0 s"}}, r"population.departures.mean_stay is '0 s'"),
-        ({"departures": {"kind": "exponential", "mean_stay": "1 h", "share": 0.0}}, r"population.departures.share is 0.0"),
-    ],
-)
-def test_what_cannot_be_is_refused_by_name(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ScenarioError, match=message):
-        fedsim.Scenario(population={"devices": 4} | change, strategy={"kind": "fedavg", "clients_per_round": 2})
 
 
 @pytest.mark.parametrize("leave", ["20 s", "5 s"])

@@ -17,8 +17,8 @@ from fedsim.environment import LAST
 from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation, on_grid
 from fedsim.streams import Streams
-from fedsim.world.network import SERVER, Flow, Graph, Network, Star, TreeSpec
-from fedsim.world.network.graph import EdgeServers
+from fedsim.toolbox.worlds.graphs import EdgeServers, Graph, TreeSpec, between
+from fedsim.world.network import SERVER, Flow, Network, Star
 from fedsim.world.network.protocol import Fluid, Protocol, Tcp, Transport
 from fedsim.world.network.star import Place, Tier
 from tests.world.network_plays import Listed
@@ -169,7 +169,7 @@ def draw(seed: int, *, protocols: Sequence[Protocol] = PROTOCOLS) -> World:
         attach = [f"n{node}" for node in rng.integers(1, len(graph), 3)]
         edges, hosts = list(dict.fromkeys(attach)), ["n0", "n1"]
         at_edges = EdgeServers(edges, rate(), rate(), edge_latency)
-        build = lambda simulation: Graph.between(  # noqa: E731
+        build = lambda simulation: between(  # noqa: E731
             simulation, *columns, graph, "n0", attach, transport, at_edges, hosts
         )
         ways = [(a, b, data["capacity"]) for a, b, data in graph.edges(data=True)]
@@ -342,7 +342,7 @@ def test_routes_through_any_graph_are_the_shortest_and_the_same_back() -> None:
         graph = networkx.relabel_nodes(graph.subgraph(max(networkx.connected_components(graph), key=len)), str)
         networkx.set_edge_attributes(graph, 1.0, "capacity")
         nodes = sorted(graph)
-        network = Graph.between(Simulation(), *[np.ones(0)] * 3, graph, nodes[0], nodes, hosts=nodes)
+        network = between(Simulation(), *[np.ones(0)] * 3, graph, nodes[0], nodes, hosts=nodes)
         for tail, head in networkx.all_pairs_shortest_path_length(graph):
             for other, hops in head.items():
                 there, back = (network._path(*pair) for pair in ((tail, other), (other, tail)))
@@ -355,20 +355,20 @@ def test_hosts_are_endpoints_after_all_others() -> None:
     networkx.set_edge_attributes(graph, 1000.0, "capacity")
     simulation, free = Simulation(), np.full(2, math.inf)
     edges = EdgeServers(["street"], math.inf, math.inf, 0.5)
-    network = Graph.between(simulation, free, free, np.zeros(2), graph, "hub", ["street"], edges=edges, hosts=["cache"])
+    network = between(simulation, free, free, np.zeros(2), graph, "hub", ["street"], edges=edges, hosts=["cache"])
     assert (network.hosts, network.endpoints) == ({"cache": 3}, 4)
     assert network.links_between(3, 1) == [("cache -> street", 1000.0)]
     flow = network.send(3, 1, 2000.0, lambda: None)
     asyncio.run(simulation.run())
     assert flow.ended == on_grid(0.5) + 2.0
     with pytest.raises(SimulationError, match=r"no node 'cash' \(did you mean 'cache'"):
-        Graph.between(simulation, free, free, np.zeros(2), graph, "hub", ["street"], hosts=["cash"])
+        between(simulation, free, free, np.zeros(2), graph, "hub", ["street"], hosts=["cash"])
 
 
 class TestRoutes:
     def build(self, graph: "networkx.Graph[str]", attach: list[str]) -> Graph:
         free = np.full(2, np.inf)
-        return Graph.between(Simulation(), free, free, np.zeros(2), graph, "s", attach)
+        return between(Simulation(), free, free, np.zeros(2), graph, "s", attach)
 
     def test_the_fewest_hops_and_among_these_the_first_by_name(self) -> None:
         edges = [("s", "b"), ("b", "z"), ("s", "a"), ("a", "z"), ("s", "c"), ("c", "d"), ("d", "z")]

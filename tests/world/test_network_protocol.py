@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 import fedsim
-from fedsim.errors import ScenarioError
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
 from fedsim.world.network import SERVER, Network, NetworkSpec
@@ -143,21 +142,6 @@ class TestScenario:
         scenario = fedsim.Scenario(**small | {"network": {"kind": "star", "protocol": protocol}})
         assert scenario.network.protocol.weight(Streams(1), 0, 0, 0.6, "down") == 0.5
         assert 'kind = "tests.own_parts:Satellite"' in scenario.to_toml()
-
-    @pytest.mark.parametrize(
-        ("protocol", "message"),
-        [
-            ("tpc", r"network.protocol.kind is 'tpc'; allowed are fluid, tcp, .*or your own .* \(did you mean 'tcp'\?\)"),
-            ({"kind": "tcp", "slowstart": True}, "unknown key 'slowstart'.*did you mean 'slow_start'"),
-            ({"kind": "tcp", "segment": "0 B"}, "a segment must carry something"),
-            ({"kind": "tcp", "header": 66}, "a size needs its unit"),
-            ({"kind": "tcp", "initial_window": 0}, "1 or more"),
-            ({"kind": "tcp", "weight_spread": 0.5}, "1 or more"),
-        ],
-    )
-    def test_refused(self, small: dict[str, Any], protocol: Any, message: str) -> None:
-        with pytest.raises(ScenarioError, match=message):
-            fedsim.Scenario(**small | {"network": {"kind": "star", "protocol": protocol}})
 
 
 def test_who_comes_late_to_a_shared_link_gets_less() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import simpy
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +17,6 @@ import fedsim
 from fedsim.analysis.timeline import draw_timeline
 from fedsim.audit import audit
 from fedsim.audit.capacity import Rate
-from fedsim.cli import main
 from fedsim.errors import CheckpointError, ScenarioError, SimulationError
 from fedsim.lab.trackers.trace import trace_events
 from fedsim.plugin import Process, World
@@ -198,30 +196,17 @@ class TestWhatIsRefused:
     @pytest.mark.parametrize(
         ("process", "says"),
         [
-            ("link-outages", "allowed are link-outage, upload-slots.*did you mean 'link-outage'"),
-            ({"kind": "upload-slots", "slots": 0}, "world.processes.0.slots"),
-            ({"kind": "upload-slots", "slot": 1}, "unknown key 'slot'.*did you mean 'slots'"),
             (f"{HERE}:away", "begin is missing"),
             ({"kind": f"{HERE}:away", "begin": 1.0, "end": "soon"}, "world.processes.0.end is 'soon'"),
             ({"kind": f"{HERE}:away", "begin": 1.0, "end": 2.0, "ending": 3.0}, "unknown key 'ending'.*did you mean 'end'"),
             (f"{HERE}:no_generator", "must be a generator function"),
             (f"{HERE}:TestRuns", "not a subclass of fedsim.plugin.Process"),
             (f"{HERE}:awya", "no attribute 'awya'.*did you mean 'away'"),
-            (
-                {"kind": "link-outage", "link": "servr up", "every": "1 s", "lasts": "1 s"},
-                "world.processes.0.*no link 'servr up'.*did you mean 'server up'",
-            ),
         ],
     )
     def test_in_the_scenario(self, process: Any, says: str) -> None:
         with pytest.raises(ScenarioError, match=f"(?s){says}"):
             fedsim.Simulation(fedsim.Scenario(**world(process)))
-
-    def test_uploads_have_one_queue(self) -> None:
-        sections = world({"kind": "upload-slots", "slots": 1})
-        sections["world"]["processes"] *= 2
-        with pytest.raises(ScenarioError, match="processes 0 and 1 are both 'upload-slots'"):
-            fedsim.Scenario(**sections)
 
     def test_a_mistake_names_file_and_line(self) -> None:
         with pytest.raises(
@@ -245,14 +230,6 @@ class TestWhatIsRefused:
         assert not list(tmp_path.rglob("checkpoints/*"))
         with pytest.raises(CheckpointError, match=says):
             go_on(scenario, tmp_path / "cut")
-
-    def test_code_from_a_file(self, tmp_path: Path) -> None:
-        path = tmp_path / "scenario.toml"
-        path.write_text(fedsim.Scenario(**world(f"{HERE}:forever")).to_toml().replace(HERE, "elsewhere.outage"))
-        result = CliRunner().invoke(main, ["run", str(path), "--out", str(tmp_path / "out")])
-        assert result.exit_code == 2
-        assert "--allow-code" in result.output
-        assert not (tmp_path / "out").exists()
 
 
 class Rush(Process):

@@ -8,15 +8,17 @@ steps of a path lie end to end, and their times sum to the round's without a rem
 import json
 import math
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
-from typing import Any, NamedTuple
+from statistics import median
+from typing import Any
 
 from fedsim.errors import RunFolderError
-from fedsim.language.units import TICK_S
+from fedsim.lab.compare.table import Cell, ComparedTable
+from fedsim.language.units import TICK_S, show_seconds
 from fedsim.records.folder import DEVICES
 from fedsim.records.reading import RunFolder, as_rows
 
@@ -25,8 +27,8 @@ _KINDS = (
     *("round-start", "aggregate", "round", "run-end"),
 )
 _COLUMNS = ("time", "kind", "device", "round", "task", "step", "outcome", "data")
-WAIT = "wait"
 _LINK = ("link_down", "link_up", "latency")
+WAIT = "wait"
 _CATEGORIES = {
     "download": "downloads over the device's own link",
     "upload": "uploads over the device's own link",
@@ -37,16 +39,16 @@ _CATEGORIES = {
 }
 SHARED = "links that are shared, such as the server's"
 AFTER = "after the last round"
+_BAR = 40  # characters of the longest bar
+_MOST_DEVICES = 5
 
 
 @dataclass(frozen=True)
 class PathStep:
-    """A step of a path, or the part of it within the round.
+    """A step of a path, or the part of it within the round, from ``start`` to ``end`` (s).
 
     Attributes:
         step: its name; ``edge-transfer`` and ``message`` for those outside of tasks, ``wait`` where nothing was under way.
-        start, end: (s).
-        device, task: None outside of tasks.
         outcome: ``done``, or why it was cut short.
         shared: the part of a transfer (s) that its device's own link would not have needed.
         label: which edge server or endpoints, where no device.
@@ -65,7 +67,6 @@ class PathStep:
 
     @property
     def seconds(self) -> float:
-        """Its length (s)."""
         return self.end - self.start
 
 
@@ -81,19 +82,25 @@ class _WaitedFor:
     outcome: str = "stopped"
     steps: list[PathStep] = field(default_factory=list)
 
+    def rank(self, now: float) -> tuple[float, ...]:
+        """Less is what a round waited for: what was done before what was lost, and this before what was late.
+
+        Of late ones it is the one that was farthest from its end, as the round waited for all of them.
+        """
+        if self.end == now and self.outcome not in ("late", "stopped"):
+            return (0 if self.outcome == "done" else 1, self.start, self.task or 0)
+        begun = [step.start for step in self.steps if step.start < now]
+        return (2, len(begun), -max(begun, default=self.start), self.task or 0)
+
 
 @dataclass(frozen=True)
 class RoundPath:
-    """A round and its critical path.
+    """A round and its critical path, from the end of the round before (``start``, s) to its own, without gaps.
 
     Attributes:
-        number: of the round.
-        start, end: (s); ``start`` is the end of the round before.
-        steps: the path, from ``start`` to ``end`` without gaps.
         selected: how many clients were asked; 0 where the strategy has no rounds but versions.
         late: the devices whose tasks the round's end cut off.
         deadline: whether the round ended by its deadline.
-        half: when half of its tasks had ended (s); None without any.
         sooner: how much sooner all of its tasks would have ended without those that ended last (s); 0 without rounds.
     """
 
@@ -104,78 +111,64 @@ class RoundPath:
     selected: int = 0
     late: tuple[int, ...] = ()
     deadline: bool = False
-    half: float | None = None
     sooner: float = 0.0
 
     @property
     def seconds(self) -> float:
-        """Its length (s)."""
         return self.end - self.start
 
     @property
     def device(self) -> int | None:
-        """The device that most of the path is of."""
         return next(iter(_summed((one.device, one.seconds) for one in self.steps if one.device is not None)), None)
 
     @property
     def totals(self) -> dict[str, float]:
         """Seconds by category, most first; they sum to the round's length."""
-        pairs = (
-            ((_CATEGORIES.get(one.step, "computing"), one.seconds - one.shared), (SHARED, one.shared)) for one in self.steps
-        )
-        return _summed(chain.from_iterable(pairs))
-
-
-class _RoundEnd(NamedTuple):
-    """A round as it was recorded: its number, its end (s), and the tasks that were aggregated since the one before."""
-
-    number: int
-    time: float
-    used: frozenset[int]
+        own = ((_CATEGORIES.get(one.step, "computing"), one.seconds - one.shared) for one in self.steps)
+        return _summed(chain(own, ((SHARED, one.shared) for one in self.steps)))
 
 
 class CriticalPaths:
-    """The critical paths of a run.
-
-    Args:
-        run: the folder. ``RunFolderError``: it is damaged.
-
-    Attributes:
-        end: when the run ended (s).
-    """
+    """The critical paths of a run that ended at ``end`` (s). ``RunFolderError``: its folder is damaged."""
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run
         self.end: float = 0.0
-        self._tasks: dict[int, _WaitedFor] = {}
         self._ends: defaultdict[float, list[_WaitedFor]] = defaultdict(list)
         self._of_round: defaultdict[int, list[_WaitedFor]] = defaultdict(list)
-        self._ended: list[_RoundEnd] = []
+        self._ended: list[tuple[int, float, set[int]]] = []  # of each round its number, its end, and the tasks that it used
         self._begun: dict[int, Mapping[str, Any]] = {}
+        tasks: dict[int, _WaitedFor] = {}
         used: set[int] = set()
         for time, kind, device, number, task, step, outcome, data in run.events_of(_KINDS, _COLUMNS):
             self.end = max(self.end, time)
             match kind:
                 case "task-start":
-                    self._tasks[task] = _WaitedFor(time, device, task, number)
+                    tasks[task] = _WaitedFor(time, device, task, number)
                     if number is not None:
-                        self._of_round[number].append(self._tasks[task])
+                        self._of_round[number].append(tasks[task])
                 case "step-start":
-                    self._tasks[task].steps.append(PathStep(step, time, math.inf, device, task))
+                    tasks[task].steps.append(PathStep(step, time, math.inf, device, task))
                 case "step-end":
-                    steps = self._tasks[task].steps
+                    steps = tasks[task].steps
                     steps[-1] = replace(steps[-1], end=time, outcome=outcome, data=data)
                 case "task-end":
-                    self._over(self._tasks[task], time, outcome)
+                    self._over(tasks[task], time, outcome)
                 case "edge-transfer" | "message":
-                    self._over(_message(kind, time, number, outcome, json.loads(data)), time, outcome)
+                    said = json.loads(data)
+                    if kind == "message":
+                        label = f"{said['source']} to {said['destination']}"
+                    else:
+                        label = f"edge {said['edge']} {'from' if said['direction'] == 'down' else 'to'} the server"
+                    own = PathStep(kind, said["start"], time, outcome=outcome, label=label)
+                    self._over(_WaitedFor(said["start"], None, None, number, steps=[own]), time, outcome)
                 case "round-start":
                     self._begun[number] = json.loads(data)
                 case "aggregate":
                     used.update(json.loads(data)["tasks"])
                 case "round":
-                    self._ended.append(_RoundEnd(number, time, frozenset(used)))
-                    used.clear()
+                    self._ended.append((number, time, used))
+                    used = set()
 
     def _over(self, work: _WaitedFor, time: float, outcome: str) -> None:
         work.end, work.outcome = time, outcome
@@ -184,22 +177,16 @@ class CriticalPaths:
 
     @cached_property
     def rounds(self) -> list[RoundPath]:
-        """Each round of the run, in order."""
-        starts = [0.0, *(one.time for one in self._ended)]
-        return [self._round(start, one) for start, one in zip(starts, self._ended, strict=False)]
+        starts = [0.0, *(time for _, time, _ in self._ended)]
+        return [self._round(start, *one) for start, one in zip(starts, self._ended, strict=False)]
 
     def round(self, number: int) -> RoundPath:
-        """The round of a number.
-
-        Raises:
-            RunFolderError: there is none.
-        """
-        for one in self.rounds:
-            if one.number == number:
-                return one
-        numbers = [one.number for one in self.rounds]
-        known = f"allowed are {numbers[0]} to {numbers[-1]}" if numbers else "it has no rounds"
-        raise RunFolderError(f"--round is {number}, which {str(self._run.path)!r} lacks; {known}")
+        """The round of a number; ``RunFolderError`` where there is none."""
+        by_number = {one.number: one for one in self.rounds}
+        if number not in by_number:
+            known = f"allowed are {min(by_number)} to {max(by_number)}" if by_number else "it has no rounds"
+            raise RunFolderError(f"--round is {number}, which {str(self._run.path)!r} lacks; {known}")
+        return by_number[number]
 
     @cached_property
     def totals(self) -> dict[str, float]:
@@ -207,54 +194,41 @@ class CriticalPaths:
         last = self.rounds[-1].end if self.rounds else 0.0
         return _summed([*(item for one in self.rounds for item in one.totals.items()), (AFTER, self.end - last)])
 
-    def _round(self, start: float, ended: _RoundEnd) -> RoundPath:
-        steps = tuple(reversed([*self._back(start, ended)]))
-        own = [one for one in self._of_round[ended.number] if one.end > start and one.start < ended.time]
-        ends = sorted(min(one.end, ended.time) for one in own)
-        late = tuple(one.device for one in own if one.device is not None and one.outcome == "late" and one.end == ended.time)
-        half = ends[(len(ends) - 1) // 2] if ends else None
-        facts, sooner = self._begun.get(ended.number, {}), 0.0
+    def _round(self, start: float, number: int, end: float, used: set[int]) -> RoundPath:
+        steps = tuple(reversed([*self._back(start, number, end, used)]))
+        own = [one for one in self._of_round[number] if one.end > start and one.start < end]
+        late = tuple(one.device for one in own if one.device is not None and one.outcome == "late" and one.end == end)
+        facts, sooner = self._begun.get(number, {}), 0.0
         if facts and own:
+            ends = sorted(min(one.end, end) for one in own)
             begun = max(one.start for one in own if one.end >= ends[-1])
-            sooner = ends[-1] - max([begun, start, *(end for end in ends if end < ends[-1])])
-        by_deadline = bool(late) and (facts.get("deadline") or math.inf) <= ended.time
-        selected = facts.get("selected", 0)
-        return RoundPath(ended.number, start, ended.time, steps, selected, late, by_deadline, half, sooner)
+            sooner = ends[-1] - max([begun, start, *(one for one in ends if one < ends[-1])])
+        by_deadline = bool(late) and (facts.get("deadline") or math.inf) <= end
+        return RoundPath(number, start, end, steps, facts.get("selected", 0), late, by_deadline, sooner)
 
-    def _back(self, start: float, ended: _RoundEnd) -> Iterator[PathStep]:
-        """The steps of a path, the last one first."""
-        now = ended.time
+    def _back(self, start: float, number: int, end: float, used: set[int]) -> Iterator[PathStep]:
+
+        def last(now: float) -> _WaitedFor | None:
+            """The task or message of the round that ended in an instant; at the round's end also one that goes on."""
+            here = self._ends.get(now, ())
+            own = [one for one in here if one.round == number or one.task in used]
+            own = own or [one for one in here if one.round is None and one.task is not None]
+            if not own and now == end:
+                own = [one for one in self._of_round[number] if one.start < now < one.end]
+            return min(own, key=lambda one: one.rank(now), default=None)
+
+        now = end
         while now > start:
-            found = self._last(now, ended)
+            found = last(now)
             if found is None:
-                before = self._before(now, start, ended)
-                yield PathStep(WAIT, before, now)
-                now = before
+                earlier = (self._times[place] for place in range(bisect_left(self._times, now) - 1, -1, -1))
+                before = next((time for time in earlier if time <= start or last(time) is not None), start)
+                yield PathStep(WAIT, max(before, start), now)
+                now = max(before, start)
             for step in reversed(found.steps if found else []):
                 if step.start < now and start < now:
                     yield self._part(step, max(step.start, start), now)
                     now = max(step.start, start)
-
-    def _last(self, now: float, ended: _RoundEnd) -> _WaitedFor | None:
-        """The task or message of a round that ended in an instant; at the round's end also one that goes on.
-
-        One that was done comes before one that was lost, and this before a late one. Of late ones it is the one that was
-        farthest from its end, as the round waited for all of them.
-        """
-        here = self._ends.get(now, ())
-        own = [one for one in here if one.round == ended.number or one.task in ended.used]
-        own = own or [one for one in here if one.round is None and one.task is not None]
-        if not own and now == ended.time:
-            own = [one for one in self._of_round[ended.number] if one.start < now < one.end]
-        return min(own, key=lambda one: _rank(one, now), default=None)
-
-    def _before(self, now: float, start: float, ended: _RoundEnd) -> float:
-        """When a task or message of a round ended last, or the round's start."""
-        for place in range(bisect_left(self._times, now) - 1, -1, -1):
-            time = self._times[place]
-            if time <= start or self._last(time, ended) is not None:
-                return max(time, start)
-        return start
 
     @cached_property
     def _times(self) -> list[float]:
@@ -278,25 +252,86 @@ class CriticalPaths:
         return {row["device"]: row for row in rows}
 
 
-def _message(kind: str, time: float, number: int | None, outcome: str, data: Mapping[str, Any]) -> _WaitedFor:
-    if kind == "message":
-        label = f"{data['source']} to {data['destination']}"
-    else:
-        label = f"edge {data['edge']} {'from' if data['direction'] == 'down' else 'to'} the server"
-    step = PathStep(kind, data["start"], time, outcome=outcome, label=label)
-    return _WaitedFor(data["start"], None, None, number, steps=[step])
-
-
-def _rank(one: _WaitedFor, now: float) -> tuple[float, ...]:
-    if one.end == now and one.outcome not in ("late", "stopped"):
-        return (0 if one.outcome == "done" else 1, one.start, one.task or 0)
-    begun = [step.start for step in one.steps if step.start < now]
-    return (2, len(begun), -max(begun, default=one.start), one.task or 0)
-
-
 def _summed(pairs: Iterable[tuple[Any, float]]) -> dict[Any, float]:
     """Sums by key, the most first; without those of nothing."""
     found: defaultdict[Any, float] = defaultdict(float)
     for key, seconds in pairs:
         found[key] += seconds
     return dict(sorted(((key, seconds) for key, seconds in found.items() if seconds), key=lambda item: -item[1]))
+
+
+def run_in_words(paths: CriticalPaths) -> list[str]:
+    """The reasons why the rounds of a run ended when they did: deadlines, and the slowest devices."""
+    rounds = paths.rounds
+    if not rounds:
+        return ["The run has no rounds, so nothing was waited for."]
+    longest = max(rounds, key=lambda one: one.seconds)
+    words = [
+        f"{len(rounds)} rounds in {show_seconds(rounds[-1].end)}: {show_seconds(median(one.seconds for one in rounds))} in the "
+        f"median, {show_seconds(longest.seconds)} the longest (round {longest.number})."
+    ]
+    if any(one.selected for one in rounds):
+        words.append(f"The slowest alone held the rounds up for {show_seconds(sum(one.sooner for one in rounds))} in all.")
+    if ended := sum(one.deadline for one in rounds):
+        words.append(f"The deadline ended {ended} of {len(rounds)} rounds.")
+    often = Counter(one.device for one in rounds if one.device is not None).most_common(_MOST_DEVICES)
+    named = (f"device {device} ({count} round{'s' if count > 1 else ''})" for device, count in often)
+    return [*words, f"Waited for most often: {', '.join(named)}."]
+
+
+def round_in_words(paths: CriticalPaths, number: int) -> list[str]:
+    """The reasons why a round took as long as it did, and changes that would have ended it sooner."""
+    one, usual = paths.round(number), median(other.seconds for other in paths.rounds)
+    factor = f", {one.seconds / usual:.2g} times the median" if usual else ""
+    words = [
+        f"Round {number} took {show_seconds(one.seconds)}{factor}: "
+        f"from {show_seconds(one.start)} to {show_seconds(one.end)} of simulated time."
+    ]
+    devices = ", ".join(map(str, one.late[:_MOST_DEVICES])) + (" and others" if len(one.late) > _MOST_DEVICES else "")
+    if one.deadline:
+        words.append(f"Its deadline ended it: {len(one.late)} of {one.selected} clients were late (devices {devices}).")
+    elif one.late:
+        words.append(f"Enough others had answered: {len(one.late)} of {one.selected} clients were cut off.")
+    if one.steps:
+        step = max(one.steps, key=lambda step: step.seconds)
+        idle = step.label or "the server, or its timers; no device was at work"
+        whom = idle if step.device is None else f"device {step.device} ({step.step})"
+        words.append(f"It waited longest for {whom}: {show_seconds(step.seconds)}, {step.seconds / one.seconds:.0%}.")
+    if one.steps and one.sooner > 0:
+        whom = "the late clients" if one.deadline else f"device {one.device}"
+        words.append(f"Without {whom} it would have ended {show_seconds(one.sooner)} sooner.")
+    shared = one.totals.get(SHARED, 0.0) + one.totals.get("queue at the server", 0.0)
+    if shared > 0:
+        words.append(f"Shared links and queues held it up for {show_seconds(shared)}: the most that a faster server saves.")
+    return words
+
+
+def path_table(one: RoundPath) -> ComparedTable:
+    """The steps of a round's path; their times sum to the round's."""
+    rows: list[dict[str, Cell]] = [
+        {
+            "step": step.step if step.outcome == "done" else f"{step.step} ({step.outcome})",
+            "of": step.label or (None if step.device is None else f"device {step.device}"),
+            "after": show_seconds(step.start - one.start),
+            "took": show_seconds(step.seconds),
+            "share": f"{step.seconds / one.seconds:.1%}",
+            "of it shared links": show_seconds(step.shared) if step.shared else None,
+        }
+        for step in one.steps
+    ]
+    return ComparedTable.of(["step", "of", "after", "took", "share", "of it shared links"], rows)
+
+
+def totals_table(runs: Mapping[str, CriticalPaths]) -> ComparedTable:
+    """The simulated time of runs by category of their critical paths, with bars on one axis of time."""
+    names = dict.fromkeys(name for paths in runs.values() for name in paths.totals)
+    most = max((seconds for paths in runs.values() for seconds in paths.totals.values()), default=0.0)
+    rows: list[dict[str, Cell]] = []
+    for name in names:
+        for run, paths in runs.items():
+            seconds = paths.totals.get(name, 0.0)
+            share = f"{seconds / paths.end:.1%}" if paths.end else None
+            bar = "#" * round(_BAR * seconds / most)
+            rows.append({"critical path": name, "run": run, "took": show_seconds(seconds), "share": share, "": bar})
+    heads = ["critical path", *(["run"] if len(runs) > 1 else []), "took", "share", ""]
+    return ComparedTable.of(heads, rows)

@@ -7,24 +7,20 @@ from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedsim.lab.compare.answer import ANY, PLACES, VARIANT, Answer, RankedLine, Ranking
-from fedsim.lab.compare.table import Cell, ComparedTable
+from fedsim.lab.compare.table import ComparedTable
 from fedsim.output.harmless import clean
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_RUNNERS_UP, _NEAR = 3, 1.5  # so many at most, which cost at most so many times what one on the front does
 _FIGURE = "figure"
 
 
 @dataclass(frozen=True)
 class HeatMap:
-    """The goal by two keys, of several cells the best.
+    """The means of the ``goal`` by two keys, of several cells the best: a row a value of one key, a column one of the other.
 
-    Attributes:
-        goal: the ranking whose means are the figures.
-        figures: a row a value of one key, a column a value of the other; NaN where no cell was tried, and infinite where the
-            target was missed.
+    NaN is where no cell was tried, and infinite where the target was missed.
     """
 
     goal: Ranking
@@ -32,12 +28,10 @@ class HeatMap:
 
     @property
     def title(self) -> str:
-        """The goal, and the two keys."""
         name, figures = self.goal.measure.name.capitalize(), self.figures
         return f"{name} by {figures.index.name} and {figures.columns.name}; * marks the best"
 
     def text(self, value: float) -> str:
-        """A figure for people."""
         if not math.isfinite(value):
             return "-" if math.isnan(value) else "not there"
         return f"{self.goal.show(value)} *" if self.share(value) == 1 else self.goal.show(value)
@@ -51,22 +45,18 @@ class HeatMap:
         return 1.0 if worst == best else (value - worst) / (best - worst)
 
     def table(self) -> ComparedTable:
-        """The map as text."""
-        down, along = str(self.figures.index.name), str(self.figures.columns.name)
-        rows: list[dict[str, Cell]] = []
-        for level, row in self.figures.iterrows():
-            rows.append({down: clean(str(level))})
-            rows[-1] |= {f"{along} {clean(str(other))}": self.text(value) for other, value in row.items()}
-        return replace(ComparedTable.of(list(rows[0]), rows), title=self.title)
+        named = self.figures.map(self.text).rename(columns=lambda value: f"{self.figures.columns.name} {clean(str(value))}")
+        named = named.rename(index=lambda value: clean(str(value))).reset_index()
+        return replace(ComparedTable.of([str(head) for head in named], named.to_dict("records")), title=self.title)  # type: ignore[arg-type]
 
 
 class CostPoint(NamedTuple):
-    """A cell by two costs, and the factor up to which it costs more than one on the front does; 1 on the front itself."""
+    """A cell by two costs; ``is_best`` unless another is better in both."""
 
     line: RankedLine
     first: float
     other: float
-    factor: float
+    is_best: bool
 
 
 @dataclass(frozen=True)
@@ -80,31 +70,19 @@ class ParetoFront:
     @property
     def front(self) -> list[CostPoint]:
         """The cells that none is better than in both costs."""
-        return [one for one in self.points if one.factor == 1]
-
-    @property
-    def runners_up(self) -> list[CostPoint]:
-        """The cells next to the front, the nearest first."""
-        near = [one for one in self.points if 1 < one.factor <= _NEAR]
-        return sorted(near, key=lambda one: one.factor)[:_RUNNERS_UP]
+        return [one for one in self.points if one.is_best]
 
     @property
     def names(self) -> tuple[str, str]:
-        """The two costs."""
         first, other = (one.measure.name.partition(" to target")[0] for one in (self.first, self.other))
         return first, other
 
     def shown(self, point: CostPoint) -> str:
-        """A cell with both costs."""
-        near = f", at most {point.factor:.2f} times either" if point.factor > 1 else ""
-        return f"{clean(point.line.name)} ({self.first.show(point.first)}, {self.other.show(point.other)}{near})"
+        return f"{clean(point.line.name)} ({self.first.show(point.first)}, {self.other.show(point.other)})"
 
     @property
-    def words(self) -> list[str]:
-        """The front, and its runners-up."""
-        first, other = self.names
-        near = [f"Next to these: {'; '.join(map(self.shown, self.runners_up))}."] if self.runners_up else []
-        return [f"No cell is better in both {first} and {other} than: {'; '.join(map(self.shown, self.front))}.", *near]
+    def words(self) -> str:
+        return f"No cell is better in both {' and '.join(self.names)} than: {'; '.join(map(self.shown, self.front))}."
 
 
 def heat_map(answer: Answer) -> HeatMap | None:
@@ -128,28 +106,23 @@ def fronts(answer: Answer) -> list[ParetoFront]:
 
 def _front(first: Ranking, other: Ranking) -> ParetoFront:
     seconds = {one.place: one.mean.mean for one in other.whole}
-    cells = [(one, one.mean.mean, seconds[one.place]) for one in first.whole if one.place in seconds]
-    front: list[tuple[float, float]] = []
-    points = []
-    for line, x, y in cells:
-        if not front or y < front[-1][1]:
-            front.append((x, y))
-            points.append(CostPoint(line, x, y, 1.0))
-        else:
-            points.append(CostPoint(line, x, y, min((max(x / a, y / b) for a, b in front if a and b), default=math.inf)))
+    points, least = [], math.inf
+    for line in first.whole:
+        if line.place in seconds:
+            points.append(CostPoint(line, line.mean.mean, seconds[line.place], seconds[line.place] < least))
+            least = min(least, seconds[line.place])
     return ParetoFront(first, other, tuple(points))
 
 
 def in_words(answer: Answer) -> list[str]:
-    """The Pareto front of the goal and the next cost with its runners-up, and the share of each key in how the goal varies."""
-    words = [text for one in fronts(answer)[:1] for text in one.words]
-    return [*words, *shares(answer)]
+    """The Pareto front of the goal and the next cost, and the share of each key in how the goal varies."""
+    return [*(one.words for one in fronts(answer)[:1]), *shares(answer)]
 
 
 def shares(answer: Answer) -> Iterator[str]:
     """First-order Sobol indices of a full factorial design: the variance of the means of a key's values over that of all cells.
 
-    They are exact, as all combinations are there; a search, which tries some, has estimates (``trials.importances``).
+    They are exact, as all combinations are there; a search, which tries some, has estimates (``search.importances``).
 
     Source: I. M. Sobol, "Sensitivity estimates for nonlinear mathematical models", Math. Model. Comput. Exp. 1 (1993).
     """

@@ -9,17 +9,15 @@ from typing import Any
 from fedsim.errors import ScenarioError, nearest
 from fedsim.output.notebook import strategy_of
 from fedsim.records.reading import RunFolder
-from fedsim.records.study_folder import UNNAMED, IndexedVariant, is_done, is_study, read_index
+from fedsim.records.study_folder import UNNAMED, is_done, is_study, read_index
 
 
 @dataclass(frozen=True)
 class ComparedLine:
-    """One line of a comparison.
+    """One line of a comparison: a run by its folder's name, or a variant.
 
     Attributes:
-        name: of the run's folder, or of the variant.
-        runs: one, or of a variant those of its seeds that are done.
-        planned: how many runs there should be.
+        runs: one, or of a variant those of its seeds that are done, of so many ``planned``.
         point: the grid's keys and their values, of a variant in a study with a grid.
         study: the name of its folder; empty for a single run.
         reference: whether it is shown for comparison only, such as training on pooled data.
@@ -34,26 +32,23 @@ class ComparedLine:
 
     @property
     def strategy(self) -> str:
-        """The strategies of its runs."""
         return ", ".join(dict.fromkeys(strategy_of(run.summary) for run in self.runs))
 
     @property
     def statuses(self) -> str:
-        """The statuses of its runs."""
         return ", ".join(dict.fromkeys(str(run.summary.get("status")) for run in self.runs))
 
 
 @dataclass(frozen=True)
 class Lines:
-    """All lines of a comparison.
+    """All lines of a comparison, in the order of their arguments, and of the studies' variants.
 
     Attributes:
-        lines: in the order of their arguments, and of the studies' variants.
-        targets: the targets that the studies name.
+        targets: those that the studies name.
         baselines: the place of each line's baseline, or None.
         baseline: the name of the baseline; empty if there is none.
         is_first: whether the first run is the baseline since none was named.
-        goal: of the answer, one of ``fedsim.lab.compare.measures.GOALS``.
+        goal: one of ``fedsim.lab.compare.measures.GOALS``.
         budget: limits by cost, see ``fedsim.records.targets.within``.
     """
 
@@ -67,7 +62,6 @@ class Lines:
 
     @property
     def are_runs(self) -> bool:
-        """Whether all of them are single runs."""
         return not any(line.study for line in self.lines)
 
     def by_seed(self, place: int, figures: Sequence[Mapping[str, float | int | None]], name: str) -> dict[int, float]:
@@ -84,10 +78,8 @@ def read_lines(
 ) -> Lines:
     """The lines of folders of runs and of studies.
 
-    Args:
-        paths: the folders.
-        baseline: the name of a run's folder or of a variant; by default the study's, or the first of only runs.
-        goal, budget: see ``Lines``; by default those of the first study, or the least time.
+    The ``baseline`` (a run's folder or a variant), ``goal`` and ``budget`` are by default those of the first study; else the
+    first run, and the least time.
 
     Raises:
         RunFolderError: a folder is neither a run nor a study, or is damaged.
@@ -97,14 +89,16 @@ def read_lines(
     targets: list[float | str] = []
     named = baseline
     for path in map(Path, paths):
-        if is_study(path):
-            study = read_index(path)
-            lines += [_line_of(path, variant) for variant in study.variants]
-            targets += study.targets
-            named, goal, budget = named or study.baseline, goal or study.goal, budget or study.budget
-        else:
+        if not is_study(path):
             lines.append(ComparedLine(path.resolve().name, (RunFolder(path),)))
-    lines = _told_apart(lines)
+            continue
+        study, name = read_index(path), path.resolve().name
+        for one in study.variants:
+            done = tuple(RunFolder(path / run.folder) for run in one.runs if is_done(path / run.folder))
+            lines.append(ComparedLine(one.name, done, len(one.runs), tuple(one.point.items()), name, one.reference))
+        targets += study.targets
+        named, goal, budget = named or study.baseline, goal or study.goal, budget or study.budget
+    _tell_apart(lines)
     aim = goal or ("budget" if budget else "time"), budget or {}
     if named is None and not any(line.study for line in lines):
         return Lines(tuple(lines), (), (0,) * len(lines), lines[0].name, True, *aim)
@@ -121,29 +115,21 @@ def title_of(path: Path) -> str:
     return path.resolve().name if name == UNNAMED else name
 
 
-def _line_of(path: Path, variant: IndexedVariant) -> ComparedLine:
-    folders = [path / run.folder for run in variant.runs]
-    runs = tuple(RunFolder(folder) for folder in folders if is_done(folder))
-    return ComparedLine(variant.name, runs, len(folders), tuple(variant.point.items()), path.resolve().name, variant.reference)
-
-
-def _told_apart(lines: list[ComparedLine]) -> list[ComparedLine]:
-    """Lines of which no two runs have the same name: their parent's is added, then their place."""
+def _tell_apart(lines: list[ComparedLine]) -> None:
+    """To single runs of one name their parent's is added, then their place."""
     for longer in ("{folder}/{name}", "{name} ({place})"):
         count = Counter(line.name for line in lines if not line.study)
         for at, line in enumerate(lines):
             if not line.study and count[line.name] > 1:
                 folder = line.runs[0].path.resolve().parent.name
                 lines[at] = replace(line, name=longer.format(folder=folder, name=line.name, place=at + 1))
-    return lines
 
 
 def _baseline_of(line: ComparedLine, lines: Sequence[ComparedLine], name: str | None) -> int | None:
     """The place of a line's baseline: in its own study, at its own point of the grid; else where the name is."""
     places = [at for at, other in enumerate(lines) if other.name == name]
     near = [at for at in places if (lines[at].study, lines[at].point) == (line.study, line.point)]
-    same = near or [at for at in places if not lines[at].point]
-    return same[0] if same else None
+    return next(iter(near or [at for at in places if not lines[at].point]), None)
 
 
 def short_key(key: str, keys: Iterable[str]) -> str:

@@ -1,13 +1,18 @@
-"""The figures of one run, read off its folder. A figure that a run does not have is None, never 0."""
+"""The figures of one run, read off its folder, and the goals that comparisons rank by. A figure that is not there is None."""
 
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-from fedsim.errors import RunFolderError
+from pydantic import Field, ValidationError
+
+from fedsim.errors import RunFolderError, ScenarioError, nearest
+from fedsim.language.spec import Spec
 from fedsim.language.stop import MORE_IS_BETTER
+from fedsim.language.units import Bytes, Joules, PositiveSeconds
+from fedsim.language.wording import explain
 from fedsim.meters.energy import PHASES
 from fedsim.meters.energy import TABLE as ENERGY
 from fedsim.records import folder as files
@@ -16,32 +21,26 @@ from fedsim.records.ledger import LedgerPreset, total
 from fedsim.records.reading import RunFolder
 from fedsim.records.targets import Target, until, within
 
-Topic = Literal["accuracy", "cost", "to target", "wasted", "fairness and groups"]
-
 Preferred = Literal["least", "most"] | None
-
 Values = dict[str, float | int | None]
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A figure that every run may have.
+    """A figure that every run may have, by a name of its own; ``topic`` is the table in which it is shown.
 
-    Attributes:
-        name: different for each.
-        unit: empty for a plain count.
-        topic: of the table in which it is shown.
-        is_cost: whether ratios of it mean something. The least is the best.
-        more_is_better: whether the most is the best.
-        less_is_better: whether the least is, of what is no cost.
+    A plain count has no unit; ``best`` is the preferred extreme, if one is.
     """
 
     name: str
     unit: str
-    topic: Topic
-    is_cost: bool = False
-    more_is_better: bool = False
-    less_is_better: bool = False
+    topic: Literal["accuracy", "cost", "to target", "wasted", "fairness and groups"]
+    best: Preferred = None
+
+    @property
+    def is_cost(self) -> bool:
+        """Whether ratios of it mean something."""
+        return self.topic in ("cost", "to target")
 
     @property
     def most(self) -> float:
@@ -49,60 +48,90 @@ class Measure:
         return 1.0 if self.unit == "0-1" else math.inf
 
     @property
-    def best(self) -> Preferred:
-        """The preferred extreme: the least of costs and waste, the most of accuracies; None for others."""
-        least = self.is_cost or self.less_is_better or self.topic == "wasted"
-        return "most" if self.more_is_better else "least" if least else None
-
-    @property
     def head(self) -> str:
-        """The head of its column."""
         return f"{self.name} ({self.unit})" if self.unit else self.name
 
 
-FINAL = Measure("final accuracy", "0-1", "accuracy", more_is_better=True)
-BEST = Measure("best accuracy", "0-1", "accuracy", more_is_better=True)
-TIME = Measure("simulated time", "s", "cost", is_cost=True)
-TRAFFIC = Measure("traffic", "bytes", "cost", is_cost=True)
-WASTED_COMPUTE = Measure("wasted compute", "device-s", "wasted")
+FINAL = Measure("final accuracy", "0-1", "accuracy", "most")
+BEST = Measure("best accuracy", "0-1", "accuracy", "most")
+WITHIN = Measure("accuracy within the budget", "0-1", "accuracy", "most")
+TIME = Measure("simulated time", "s", "cost", "least")
+TRAFFIC = Measure("traffic", "bytes", "cost", "least")
+WASTED_COMPUTE = Measure("wasted compute", "device-s", "wasted", "least")
+_BATTERY = Measure("battery", "%", "cost", "least")
+_FLAT = Measure("flat devices", "devices", "cost", "least")
 _FIRST = (
     Measure("rounds", "", "accuracy"),
     FINAL,
     BEST,
-    Measure("worst-decile accuracy", "0-1", "accuracy", more_is_better=True),
-    Measure("fine-tuned accuracy", "0-1", "accuracy", more_is_better=True),
+    Measure("worst-decile accuracy", "0-1", "accuracy", "most"),
+    Measure("fine-tuned accuracy", "0-1", "accuracy", "most"),
     TIME,
     TRAFFIC,
-    Measure("compute", "device-s", "cost", is_cost=True),
-    Measure("energy", "J", "cost", is_cost=True),
-    Measure("carbon", "g", "cost", is_cost=True),
-    Measure("cost", "", "cost", is_cost=True),
-    Measure("battery", "%", "cost", is_cost=True),
-    Measure("flat devices", "devices", "cost", is_cost=True),
+    Measure("compute", "device-s", "cost", "least"),
+    Measure("energy", "J", "cost", "least"),
+    Measure("carbon", "g", "cost", "least"),
+    Measure("cost", "", "cost", "least"),
+    _BATTERY,
+    _FLAT,
 )
 _LAST = (
-    Measure("wasted traffic", "bytes", "wasted"),
+    Measure("wasted traffic", "bytes", "wasted", "least"),
     WASTED_COMPUTE,
-    Measure("wasted energy", "J", "wasted"),
-    Measure("dropped updates", "0-1", "wasted"),
-    Measure("Jain's index of selections", "0-1", "fairness and groups", more_is_better=True),
+    Measure("wasted energy", "J", "wasted", "least"),
+    Measure("dropped updates", "0-1", "wasted", "least"),
+    Measure("Jain's index of selections", "0-1", "fairness and groups", "most"),
     Measure("migrations", "", "fairness and groups"),
-    Measure("mean purity of groups", "0-1", "fairness and groups", more_is_better=True),
-    Measure("last purity of groups", "0-1", "fairness and groups", more_is_better=True),
+    Measure("mean purity of groups", "0-1", "fairness and groups", "most"),
+    Measure("last purity of groups", "0-1", "fairness and groups", "most"),
 )
 _TO_TARGET = {"rounds": "", "time": "s", "traffic": "bytes", "energy": "J", "carbon": "g", "cost": ""}
-WITHIN = Measure("accuracy within the budget", "0-1", "accuracy", more_is_better=True)
-_BATTERY = Measure("battery", "%", "cost", is_cost=True)
-_FLAT = Measure("flat devices", "devices", "cost", is_cost=True)
+_ALONE = {"battery": _BATTERY, "flat": _FLAT, "accuracy": FINAL, "budget": WITHIN}  # goals without a target
+GOALS = ("time", "bytes", "energy", "carbon", "money", "rounds", *_ALONE, *MORE_IS_BETTER)
+"""The goals of a study: least of a cost to the target, of a battery's charge or flat devices; the best accuracy or metric."""
+
+
+class Budget(Spec):
+    """Limits of what a run may cost until it has reached its best accuracy.
+
+    Attributes:
+        time: simulated.
+        bytes: moved, both ways.
+        joules: drawn, where energy is counted.
+        cost: in the currency of [costs].
+    """
+
+    time: PositiveSeconds | None = None
+    bytes: Bytes | None = None
+    joules: Joules | None = None
+    cost: float | None = Field(default=None, gt=0)
+
+    @property
+    def limits(self) -> dict[str, float]:
+        return {name: limit for name, limit in vars(self).items() if limit is not None}
+
+
+def read_goal(goal: str | None, limits: Sequence[str]) -> tuple[str | None, Mapping[str, float] | None]:
+    """A goal and a budget (``KEY=VALUE`` texts) as the command line says them; each None where it says nothing."""
+    if goal is not None and goal not in GOALS:
+        raise ScenarioError(f"--goal is {goal!r}; allowed are {', '.join(GOALS)}{nearest(goal, GOALS)}")
+    tables: dict[str, Any] = {}
+    for key, _, value in (text.partition("=") for text in limits):
+        tables[key.strip()] = float(value) if value.strip().replace(".", "", 1).isdigit() else value.strip()
+    if (goal == "budget") > bool(tables) or (tables and goal not in (None, "budget")):
+        raise ScenarioError(f"--goal is {goal!r}; with --budget it is 'budget', and without one another")
+    try:
+        return "budget" if tables else goal, Budget(**tables).limits or None
+    except ValidationError as error:
+        raise ScenarioError(explain(error, tables, "--budget")) from None
 
 
 def goal_of(goal: str, target: float | Target | None) -> Measure | None:
     """The measure of a goal; None for a cost to the target without one."""
     if goal in MORE_IS_BETTER:
-        return metric_measure("final", goal, most=MORE_IS_BETTER[goal])
-    alone = {"battery": _BATTERY, "flat": _FLAT, "accuracy": FINAL, "budget": WITHIN}
-    if goal in alone or target is None:
-        return alone.get(goal)
+        return _of_metric("final", goal, most=MORE_IS_BETTER[goal])
+    if goal in _ALONE or target is None:
+        return _ALONE.get(goal)
     return cost_of({"bytes": "traffic", "money": "cost"}.get(goal, goal), target)
 
 
@@ -114,17 +143,16 @@ def measures(targets: Sequence[float | Target] = ()) -> list[Measure]:
 def of_metrics(runs: Iterable[RunFolder]) -> list[Measure]:
     """The final and the best value of each metric that one of the runs has."""
     known = {name: told["best_is"] == "most" for run in runs for name, told in run.summary.get("metrics", {}).items()}
-    return [metric_measure(which, name, most=most) for name, most in known.items() for which in ("final", "best")]
+    return [_of_metric(which, name, most=most) for name, most in known.items() for which in ("final", "best")]
 
 
-def metric_measure(which: str, name: str, *, most: bool) -> Measure:
-    """The ``final`` or the ``best`` value of a metric, of which the most, or else the least, is the best."""
-    return Measure(f"{which} {name}", "", "accuracy", more_is_better=most, less_is_better=not most)
+def _of_metric(which: str, name: str, *, most: bool) -> Measure:
+    return Measure(f"{which} {name}", "", "accuracy", "most" if most else "least")
 
 
 def cost_of(what: str, target: float | Target) -> Measure:
     """The measure of the ``rounds``, ``time``, ``traffic``, ``energy`` or ``carbon`` to a target."""
-    return Measure(f"{what} to target {target:g}", _TO_TARGET[what], "to target", is_cost=True)
+    return Measure(f"{what} to target {target:g}", _TO_TARGET[what], "to target", "least")
 
 
 def measure(
@@ -133,19 +161,11 @@ def measure(
     ledger: LedgerPreset = "strict",
     budget: Mapping[str, float] | None = None,
 ) -> Values:
-    """The figures of a run, by their measures' names.
+    """The figures of a run, by their measures' names. ``RunFolderError``: the folder is damaged.
 
     A run on pooled data (the reference line of centralised training) has accuracy and rounds alone: its times and bytes are
-    those of no federation.
-
-    Args:
-        run: the folder.
-        targets: accuracies (0..1).
-        ledger: ``strict`` counts every byte that moved, ``paper`` as the papers count; the bytes until a target are strict.
-        budget: limits by cost, see ``fedsim.records.targets.within``.
-
-    Raises:
-        RunFolderError: the folder is damaged.
+    those of no federation. The ``ledger`` is ``strict``, which counts every byte that moved, or ``paper``, as papers count; the
+    bytes until a target are strict. Limits of the ``budget`` are by cost, see ``fedsim.records.targets.within``.
     """
     try:
         values = _of_run(run, ledger)
@@ -162,7 +182,7 @@ def measure(
 
 def _of_run(run: RunFolder, ledger: LedgerPreset) -> Values:
     summary, moved, energy = run.summary, run.summary["bytes"], run.summary.get("energy", {})
-    work, selected = read_work(run), sum(row["selected"] or 0 for row in run.rounds)
+    selected = sum(row["selected"] or 0 for row in run.rounds)
     accuracies = [row["accuracy"] for row in run.devices if row["accuracy"] is not None]
     purities = [row["purity"] for row in run.rounds if row["purity"] is not None]
     return {
@@ -174,17 +194,15 @@ def _of_run(run: RunFolder, ledger: LedgerPreset) -> Values:
         **{f"{which} {name}": told[which] for name, told in summary.get("metrics", {}).items() for which in ("final", "best")},
         "simulated time": summary["simulated_s"],
         "traffic": float(moved["paper"] if ledger == "paper" else total(moved)),
-        "compute": work.seconds,
         "energy": energy.get("joules"),
         "carbon": energy.get("grams"),
         "cost": summary.get("costs", {}).get("total"),
         **_batteries(run),
         "wasted traffic": moved["wasted"],
-        "wasted compute": work.wasted,
         "wasted energy": energy.get("wasted"),
         "dropped updates": 1 - sum(row["valid"] or 0 for row in run.rounds) / selected if selected else None,
         "Jain's index of selections": jain_index((row["selected"] for row in run.devices), run.population),
-        "migrations": work.moves,
+        **read_work(run),
         "mean purity of groups": math.fsum(purities) / len(purities) if purities else None,
         "last purity of groups": purities[-1] if purities else None,
     }
@@ -206,32 +224,21 @@ def costs_until(run: RunFolder, target: float | Target) -> Values:
     return dict(zip((cost_of(what, target).name for what in _TO_TARGET), found.values(), strict=True))
 
 
-class DeviceWork(NamedTuple):
-    """The computing of a run's devices.
+def read_work(run: RunFolder) -> Values:
+    """``compute`` and ``wasted compute`` of a run's devices (device-seconds), and ``migrations`` between its groups.
 
-    Attributes:
-        seconds: training and evaluation (device-seconds).
-        wasted: the part whose result was not used (device-seconds): all of a task that ended late, lost, left or with the run,
-            and of the others what came after the last epoch that counted.
-        moves: how often a device changed from one group into another; None without groups. No device moves when its group is
-            split.
+    Wasted is all of a task that ended late, lost, left or with the run, and of the others what came after the last epoch that
+    counted. No device migrates when its group is split; without groups there are None.
     """
-
-    seconds: float
-    wasted: float
-    moves: int | None
-
-
-def read_work(run: RunFolder) -> DeviceWork:
-    """Add up a run's computing, and count the moves between its groups."""
     begun: dict[int, float] = {}
     computed: dict[int, list[float]] = {}  # of each open task: seconds in all, and those that count if it is done
     seconds = wasted = 0.0
     moves: int | None = None
-    columns = ("time", "kind", "task", "group", "step", "outcome", "data")
-    for time, kind, task, group, step, outcome, data in run.events_of(
-        ("assign", "step-start", "step-end", "task-end"), columns
-    ):
+    kinds, columns = (
+        ("assign", "step-start", "step-end", "task-end"),
+        ("time", "kind", "task", "group", "step", "outcome", "data"),
+    )
+    for time, kind, task, group, step, outcome, data in run.events_of(kinds, columns):
         if kind == "assign":
             facts = json.loads(data or "{}")
             moves = (moves or 0) + (group is not None and facts["before"] is not None and facts["why"] != "split")
@@ -247,7 +254,7 @@ def read_work(run: RunFolder) -> DeviceWork:
             entry = computed.setdefault(task, [0.0, 0.0])
             entry[0] += spent
             entry[1] += _that_counts(time, spent, json.loads(data or "{}"))
-    return DeviceWork(seconds, wasted, moves)
+    return {"compute": seconds, "wasted compute": wasted, "migrations": moves}
 
 
 def _that_counts(end: float, spent: float, facts: dict[str, Any]) -> float:

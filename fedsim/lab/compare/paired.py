@@ -3,22 +3,15 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 
-ClaimVerdict = Literal["holds", "holds in part", "does not hold"]
+_LEVEL = 0.95
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds, or of paired differences, with a two-sided interval.
-
-    Attributes:
-        mean: in the unit of the figure.
-        low, high: the interval; infinite for fewer than two seeds.
-        pairs: how many.
-    """
+    """A mean over seeds, or of paired differences, with a 95 % interval; it is infinite for fewer than two ``pairs``."""
 
     mean: float
     low: float = -math.inf
@@ -37,20 +30,18 @@ class Estimate:
         return low, high
 
     @property
-    def verdict(self) -> ClaimVerdict:
+    def verdict(self) -> str:
         """On the claim that the value is above 0: the whole interval is, or only the mean, or not even that."""
         if self.low > 0:
             return "holds"
         return "holds in part" if self.mean > 0 else "does not hold"
 
 
-def paired_difference(above: Sequence[float], below: Sequence[float], level: float = 0.95) -> Estimate:
-    """The mean of ``above[i] - below[i]`` over worlds i, with Student's t interval.
+def paired_difference(above: Sequence[float], below: Sequence[float]) -> Estimate:
+    """The mean of ``above[i] - below[i]`` over worlds i, with Student's t interval: mean +- t s / sqrt(n) for n pairs.
 
-    The interval is mean +- t s / sqrt(n), for n pairs, the standard deviation s of their differences (n - 1 in its denominator)
-    and the quantile t of n - 1 degrees of freedom. It holds the true mean as often as ``level`` says if the differences are
-    normally distributed, and somewhat less often if they are skewed. A bootstrap percentile interval of three normal
-    differences holds it three times in four. It may reach beyond possible values.
+    It holds the true mean 95 times of 100 if differences are normally distributed, and somewhat less often if they are skewed
+    (a bootstrap percentile interval of three normal differences: three times in four). It may reach beyond possible values.
 
     Source: Student, "The probable error of a mean", Biometrika 6 (1908).
 
@@ -68,13 +59,13 @@ def paired_difference(above: Sequence[float], below: Sequence[float], level: flo
     if np.ptp(differences) == 0:  # a sum's last bit must not make an interval of nothing
         mean = float(differences[0])
         return Estimate(mean, mean, mean, pairs)
-    half = float(stdtrit(pairs - 1, 0.5 + level / 2)) * float(differences.std(ddof=1)) / math.sqrt(pairs)
+    half = float(stdtrit(pairs - 1, 0.5 + _LEVEL / 2)) * float(differences.std(ddof=1)) / math.sqrt(pairs)
     return Estimate(mean, mean - half, mean + half, pairs)
 
 
-def mean_of(values: Sequence[float], level: float = 0.95) -> Estimate:
+def mean_of(values: Sequence[float]) -> Estimate:
     """The mean of values over worlds, with Student's t interval; see ``paired_difference``."""
-    return paired_difference(values, [0.0] * len(values), level)
+    return paired_difference(values, [0.0] * len(values))
 
 
 def ratio_of(above: Sequence[float], below: Sequence[float]) -> Estimate | None:
@@ -84,17 +75,3 @@ def ratio_of(above: Sequence[float], below: Sequence[float]) -> Estimate | None:
     found = paired_difference(list(map(math.log, above)), list(map(math.log, below)))
     mean, low, high = (math.exp(min(edge, 700.0)) for edge in (found.mean, found.low, found.high))
     return Estimate(mean, low, high, found.pairs)
-
-
-def pairs_to_tell(mean: float, half: float, pairs: int, level: float = 0.95, most: int = 1000) -> int | None:
-    """The number of pairs whose interval excludes 0, if mean and deviation stay as they are; None for more than ``most``.
-
-    Args:
-        mean: of the differences.
-        half: half the width of their interval, from so many ``pairs``.
-    """
-    from scipy.special import stdtrit
-
-    deviation = half * math.sqrt(pairs) / float(stdtrit(pairs - 1, 0.5 + level / 2))
-    wanted = (n for n in range(pairs + 1, most + 1) if stdtrit(n - 1, 0.5 + level / 2) * deviation < abs(mean) * math.sqrt(n))
-    return next(wanted, None) if mean else None

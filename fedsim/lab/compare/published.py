@@ -4,7 +4,7 @@ about = "..."                                    # what a reader has to know
 judged = { size = "full" }                       # tolerances hold there alone; everywhere if it is not said
 [titles]
 flexcfl = "FlexCFL"                              # variants as the paper calls them
-[measures]                                       # see ``fedsim.lab.compare.readings``
+[measures]                                       # see ``Reading``
 best = { title = "best accuracy %", scale = 100, tolerance = 1.5 }
 [[tables]]
 title = "Table 3: {data}"
@@ -17,20 +17,23 @@ claims = [{ says = "{above} is better than {below}", pairs = [["fedavg", "slow"]
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from fedsim.errors import RunFolderError, ScenarioError, nearest
 from fedsim.lab.compare.lines import ComparedLine, short_key
+from fedsim.lab.compare.measures import measure, measures
 from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference
-from fedsim.lab.compare.readings import Reading
 from fedsim.lab.compare.table import Beside, Cell, ComparedColumn, ComparedTable
 from fedsim.language.spec import Spec
 from fedsim.language.wording import explain
 from fedsim.overrides import read_toml
+from fedsim.records.ledger import LedgerPreset
 from fedsim.records.reading import RunFolder
 
 CLAIMS = "Claims"  # the title of the table of them
@@ -42,6 +45,126 @@ _CLAIMS = (
     "Each claim says that a difference, seed by seed in the same worlds, is above 0. It holds if the whole 95 % interval is "
     "above 0, holds in part if only the mean is, and does not hold otherwise."
 )
+
+Take = Literal[
+    "max", "mean", "median", "variance", "variance around a line", "zeros", "last", "after",
+    "rounds to", "time to", "missed", "count", "rounds before", "before"
+]  # fmt: skip
+
+_LEAST = {"mean": 1, "median": 1, "zeros": 1, "variance": 2, "variance around a line": 3}  # values that each needs
+
+
+def _around_a_line(values: NDArray[np.float64]) -> float:
+    """The variance of the residuals of a straight line through the values, by least squares."""
+    at = np.arange(len(values))
+    left = values - np.polyval(np.polyfit(at, values, 1), at)
+    return float(left @ left / (len(values) - 2))
+
+
+_OF_VALUES: dict[str, Callable[[NDArray[np.float64]], Any]] = {
+    "max": np.max,
+    "mean": np.mean,
+    "median": np.median,
+    "variance": lambda values: values.var(ddof=1),
+    "variance around a line": _around_a_line,
+    "zeros": lambda values: (values == 0).mean(),
+    "last": lambda values: values[-1],
+}
+
+
+class Reading(Spec):
+    """A figure of a run.
+
+    Attributes:
+        title: with its unit.
+        take: of the column's measured values ``max``, ``mean``, ``median``, ``variance``, the same around a straight line
+            (``variance around a line``: of what still climbs), the share of ``zeros``, or the ``last``; the value ``after``
+            so many ``rounds``; ``rounds to`` or ``time to`` (s) a target, all of the run's where it was ``missed`` (1; else 0);
+            of an event the ``count``, whole ``rounds before`` the one of this ``number`` (all rounds where there was none),
+            or the column's last value ``before`` its first.
+        column: of ``rounds.parquet``.
+        scale: what its values are multiplied by, such as 100 for %.
+        first, last: only so many of the first or last values; at most half of all of the last.
+        rounds: from 1, for ``after``.
+        target: in the column's scaled unit.
+        below_best: the target is the best mean ``max`` of the table's rows less so much.
+        event, number: a kind of event; its number from 1.
+        figure: instead of all this one of ``fedsim.lab.compare.measures``.
+        ledger: which bytes count in it.
+        over, minus: what it is divided by or what is taken off it, seed by seed: the same where the ``variant``, or the place
+            in the grid, is another.
+        tolerance: how far from the published figure the mean may be; None: not judged.
+    """
+
+    title: str
+    take: Take = "max"
+    column: str = "accuracy"
+    scale: float = 1.0
+    first: int | None = Field(default=None, ge=1)
+    last: int | None = Field(default=None, ge=1)
+    rounds: int = Field(default=1, ge=1)
+    target: float | None = None
+    below_best: float | None = None
+    event: str | None = None
+    number: int = Field(default=1, ge=1)
+    figure: str | None = None
+    ledger: LedgerPreset = "strict"
+    over: dict[str, Any] = Field(default={})
+    minus: dict[str, Any] = Field(default={})
+    tolerance: float | None = Field(default=None, ge=0)
+
+    @model_validator(mode="after")
+    def _complete(self) -> "Reading":
+        names = [one.name for one in measures()]
+        if self.figure is not None and self.figure not in names:
+            raise ValueError(f"'figure' is {self.figure!r}; allowed are {', '.join(names)}{nearest(self.figure, names)}")
+        if self.take in ("rounds to", "time to", "missed") and self.target is None and self.below_best is None:
+            raise ValueError(f"'take' is {self.take!r}, which needs 'target' or 'below_best'")
+        if self.take in ("count", "rounds before", "before") and self.event is None:
+            raise ValueError(f"'take' is {self.take!r}, which needs 'event'")
+        return self
+
+    def of(self, run: RunFolder, best: float = 0.0) -> float:
+        """The figure of a run; NaN where its rounds, or their tests, are too few. ``best``: the mean for ``below_best``."""
+        try:
+            value = self._of(run, best - (self.below_best or 0.0))
+        except (IndexError, ValueError):
+            value = None
+        except KeyError as error:
+            raise RunFolderError(f"{str(run.path)!r} has no column {error} in its rounds, for {self.title!r}") from None
+        return math.nan if value is None else value
+
+    def _of(self, run: RunFolder, target: float) -> float | None:
+        if self.figure is not None:
+            return None if (value := measure(run, (), self.ledger)[self.figure]) is None else self.scale * float(value)
+        rows = run.rounds
+        if self.event is not None:
+            at = [number for (number,) in run.events_of((self.event,), ("round",))]
+            if self.take == "count":
+                return float(len(at))
+            before = at[self.number - 1] if self.number <= len(at) else len(rows)
+            if self.take == "rounds before":
+                return float(before)
+            return float(self._values(rows[: at[0]] if at else rows)[-1])
+        if self.take == "after":
+            return float(self._values([rows[self.rounds - 1]])[0])
+        values = self._values(rows)
+        if self.take in _OF_VALUES:
+            if self.last is not None:
+                values = values[-min(self.last, len(values) // 2) :]
+            values = values[: self.first]
+            if len(values) < _LEAST.get(self.take, 0):
+                return math.nan
+            return (self.scale if self.take == "zeros" else 1.0) * float(_OF_VALUES[self.take](values))
+        goal = target if self.target is None else self.target
+        reached = next((row for row in rows if row[self.column] is not None and self.scale * row[self.column] >= goal), None)
+        if self.take == "missed":
+            return float(reached is None)
+        row = rows[-1] if reached is None else reached
+        return float(row["time"]) if self.take == "time to" else float(row["round"] + 1)
+
+    def _values(self, rows: list[dict[str, Any]]) -> NDArray[np.float64]:
+        return self.scale * np.array([row[self.column] for row in rows if row[self.column] is not None], dtype=np.float64)
 
 
 class PublishedRow(Spec):
@@ -61,7 +184,6 @@ class PublishedRow(Spec):
 
     @property
     def where(self) -> dict[str, Any]:
-        """The values by which its line of the study is found."""
         return {"variant": self.variant or self.name, **self.at}
 
 
@@ -96,25 +218,21 @@ class PublishedFigures(Spec):
     note: str = ""
 
     def apart(self) -> "list[PublishedFigures]":
-        """A table for each of the values that ``at`` lists."""
+        """A table for each of the values that ``at`` lists; figures are said for each value, or for all of them alike."""
         key = next((key for key, values in self.at.items() if isinstance(values, list)), None)
         if key is None:
             return [self]
-        found = []
+        values, found = [*map(str, self.at[key])], []
+        said = self.published
+        if is_by_value := any(value in said for value in values) or not any(row.name in said for row in self.rows):
+            _refuse_unknown(self, f"value of {key!r}", said, values)
         for value in self.at[key]:
-            said = self.published.get(str(value), {}) if self._is_by(key) else self.published
+            own = said.get(str(value), {}) if is_by_value else said
             title = self.title.replace(f"{{{key}}}", str(value))
-            one = self.model_copy(update={"title": title, "published": said, "at": self.at | {key: value}})
-            found += one.apart()
+            found += self.model_copy(update={"title": title, "published": own, "at": self.at | {key: value}}).apart()
         return found
 
-    def _is_by(self, key: str) -> bool:
-        """Whether figures are said for each value of a key, and not for all of them alike."""
-        said = self.published
-        return any(str(value) in said for value in self.at[key]) or not any(row.name in said for row in self.rows)
-
     def figure(self, row: str, name: str) -> float | None:
-        """The published figure of a row; None where there is none."""
         said = self.published.get(row, {})
         if not isinstance(said, Mapping):
             said = dict(zip(self.measures, said if isinstance(said, list) else [said], strict=False))
@@ -139,20 +257,14 @@ class Published(Spec):
 
     @classmethod
     def read(cls, path: str | Path) -> "Published":
-        """Read a file of published figures."""
         return cls(**read_toml(path, "published figures"))
 
     @property
     def apart(self) -> list[PublishedFigures]:
-        """All tables, one for each of the values that ``at`` lists."""
         return [one for several in self.tables for one in several.apart()]
 
     @model_validator(mode="after")
     def _refuse_unknown_names(self) -> "Published":
-        for several in self.tables:
-            for key in [key for key, values in several.at.items() if isinstance(values, list)][:1]:
-                if several._is_by(key):
-                    _refuse_unknown(several, f"value of {key!r}", several.published, [*map(str, several.at[key])])
         for table in self.apart:
             rows = [row.name for row in table.rows]
             if len(set(rows)) < len(rows):
@@ -169,9 +281,8 @@ class Published(Spec):
 def _refuse_unknown(table: PublishedFigures, what: str, names: Any, allowed: Any) -> None:
     for name in names:
         if name not in allowed:
-            raise ValueError(
-                f"table {table.title!r} has no {what} {name!r}; allowed are {', '.join(allowed)}{nearest(name, allowed)}"
-            )
+            known = f"{', '.join(allowed)}{nearest(name, allowed)}"
+            raise ValueError(f"table {table.title!r} has no {what} {name!r}; allowed are {known}")
 
 
 def beside_published(lines: Sequence[ComparedLine], published: Published) -> list[ComparedTable]:
@@ -198,32 +309,28 @@ def as_printed(tables: Sequence[ComparedTable]) -> list[ComparedTable]:
     """
     missing = [table.title for table in tables if not table.columns[0].cells]
     left_out = [ComparedTable((), (f"{'; '.join(missing)}.",), "Not run")] if missing else []
-    return [_printed(table) for table in tables if table.columns[0].cells] + left_out
+    return [table if table.title == CLAIMS else _printed(table) for table in tables if table.columns[0].cells] + left_out
 
 
 def _printed(table: ComparedTable) -> ComparedTable:
-    if table.title == CLAIMS:
-        return table
-    long = list(zip(*(column.cells for column in table.columns), strict=True))
-    rows, measures = ([*dict.fromkeys(str(row[place]) for row in long)] for place in (0, 1))
-    tolerance: dict[Any, Any] = {row[:2]: row[5] for row in long}
-
-    def usual(measure: str) -> Any:
-        own = [found for row in rows if (found := tolerance[row, measure]) is not None]
-        return max(own, key=own.count, default=None)
-
-    def name(row: str) -> str:
-        others = {tolerance[row, measure] for measure in measures} - {None, *map(usual, measures)}
-        return row + "".join(f" (+-{other:g})" for other in sorted(others))
-
-    cells: dict[Any, Cell] = dict.fromkeys(tolerance)
-    for row, measure, said, ours, _, _, within in long:
-        if isinstance(ours, Estimate):
-            cells[row, measure] = Beside(ours, said, None if within is None else within == "yes")
-    columns = [ComparedColumn("row", tuple(map(name, rows)))]
-    for measure in measures:
-        head = measure if usual(measure) is None else f"{measure} (+-{usual(measure):g})"
-        columns.append(ComparedColumn(head, tuple(cells[row, measure] for row in rows)))
+    cells: dict[str, dict[str, Cell]] = {}
+    tolerances: dict[str, dict[str, Any]] = {}
+    for row, figure, said, ours, _, tolerance, within in zip(*(column.cells for column in table.columns), strict=True):
+        found = Beside(ours, said, None if within is None else within == "yes") if isinstance(ours, Estimate) else None
+        cells.setdefault(str(figure), {})[str(row)] = found
+        tolerances.setdefault(str(figure), {})[str(row)] = tolerance
+    usual = {}
+    for figure, by_row in tolerances.items():
+        own = [one for one in by_row.values() if one is not None]
+        usual[figure] = max(own, key=own.count, default=None)
+    names = []
+    for row in next(iter(cells.values())):
+        others = {by_row[row] for by_row in tolerances.values()} - {None, *usual.values()}
+        names.append(row + "".join(f" (+-{other:g})" for other in sorted(others)))
+    columns = [ComparedColumn("row", tuple(names))]
+    for figure, by_name in cells.items():
+        head = figure if usual[figure] is None else f"{figure} (+-{usual[figure]:g})"
+        columns.append(ComparedColumn(head, tuple(by_name.values())))
     return ComparedTable(tuple(columns), table.notes, table.title)
 
 
@@ -244,7 +351,8 @@ class _MeasuredTable:
         others = [{}, *((one := self._measures[name]).over or one.minus for name in table.measures)]
         wanted = [{**row.where, **other} for row in table.rows for other in others]
         self._seeds = sorted(set.intersection(*(set(self._runs(where)) for where in wanted)))
-        self._values: dict[str, dict[str, list[float]]] = {}
+        names = dict.fromkeys([*table.measures, *(claim.measure for claim in table.claims if claim.measure)])
+        self._values = {name: self._values_of(self._measures[name]) for name in names if self._seeds}
 
     def _runs(self, where: Mapping[str, Any]) -> dict[int, RunFolder]:
         where = {**self._table.at, **where}
@@ -255,14 +363,12 @@ class _MeasuredTable:
             raise ScenarioError(f"table {self._table.title!r}: the study has {count} variants with {said}; a row must be one")
         return {int(run.summary["seed"]): run for run in found[0].runs}
 
-    def values(self, name: str) -> dict[str, list[float]]:
-        if name not in self._values:
-            one, best = self._measures[name], 0.0
-            if one.below_best is not None:
-                peak = one.model_copy(update={"take": "max", "below_best": None})
-                best = max(math.fsum(self._of(peak, row.where, 0.0)) / len(self._seeds) for row in self._table.rows)
-            self._values[name] = {row.name: self._compared(one, row, best) for row in self._table.rows}
-        return self._values[name]
+    def _values_of(self, one: Reading) -> dict[str, list[float]]:
+        best = 0.0
+        if one.below_best is not None:
+            peak = one.model_copy(update={"take": "max", "below_best": None})
+            best = max(math.fsum(self._of(peak, row.where, 0.0)) / len(self._seeds) for row in self._table.rows)
+        return {row.name: self._compared(one, row, best) for row in self._table.rows}
 
     def _of(self, one: Reading, where: Mapping[str, Any], best: float) -> list[float]:
         runs = self._runs(where)
@@ -278,6 +384,7 @@ class _MeasuredTable:
         return [a / b if one.over else a - b for a, b in zip(own, other, strict=True)]
 
     def table(self) -> ComparedTable:
+        """A row a figure; none without runs."""
         heads = ("row", "measure", "published", "ours", "difference", "tolerance", "within")
         rows = [self._row(row, name) for row in self._table.rows for name in self._table.measures] if self._seeds else []
         cells = list(zip(*rows, strict=True)) or [()] * len(heads)
@@ -291,25 +398,26 @@ class _MeasuredTable:
         return ComparedTable(tuple(columns), tuple(notes), self._table.title)
 
     def _row(self, row: PublishedRow, name: str) -> tuple[Cell, ...]:
-        one, said, values = self._measures[name], self._table.figure(row.name, name), self.values(name)[row.name]
+        one, said, values = self._measures[name], self._table.figure(row.name, name), self._values[name][row.name]
         ours = mean_of(values) if all(map(math.isfinite, values)) else None
         apart = None if said is None or ours is None else ours.mean - said
-        tolerance = None if one.tolerance is None or not self._judged else self._table.tolerance.get(row.name, one.tolerance)
         start = (self._titles[row.name], one.title, said, ours, apart)
-        if apart is None or tolerance is None:
+        if apart is None or one.tolerance is None or not self._judged:
             return (*start, None, None)
+        tolerance = self._table.tolerance.get(row.name, one.tolerance)
         return (*start, tolerance, "yes" if abs(apart) <= tolerance else "no")
 
     def claims(self) -> list[tuple[Cell, ...]]:
+        """Each claim with the difference, its interval, and the verdict; none without runs."""
         rows: list[tuple[Cell, ...]] = []
         for claim in self._table.claims if self._seeds else ():
-            values = self.values(claim.measure or self._table.measures[0])
+            values = self._values[claim.measure or self._table.measures[0]]
             for above, below in claim.pairs:
                 text = claim.says.replace("{above}", self._titles[above]).replace("{below}", self._titles[below])
                 said: tuple[Cell, ...] = (None, "none", "not judged: runs without the figure")
                 if all(map(math.isfinite, (*values[above], *values[below]))):
                     found = paired_difference(values[above], [value + claim.by for value in values[below]])
-                    said = (found.mean, f"{found.low:.3g} to {found.high:.3g}", str(found.verdict))
+                    said = (found.mean, f"{found.low:.3g} to {found.high:.3g}", found.verdict)
                     if found.pairs < 2:
                         said = (found.mean, "none: one seed", "not judged: one seed")
                 rows.append((self._table.title, text, *said))

@@ -1,64 +1,40 @@
-"""A comparison from folders to text: ``fedsim compare``, and the tables beside the runs of a study."""
+"""A comparison from folders to text, for terminals, spreadsheets and Markdown, and the tables beside the runs of a study."""
 
+import csv
 import html
-from collections.abc import Mapping, Sequence
+import io
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fedsim.errors import RunFolderError, ScenarioError
 from fedsim.lab.compare import explore
 from fedsim.lab.compare.lines import read_lines
-from fedsim.lab.compare.table import ComparedTable, Comparison, in_one
-from fedsim.lab.compare.text import to_csv, to_markdown, to_terminal
-from fedsim.output.harmless import for_markdown
+from fedsim.lab.compare.paired import Estimate
+from fedsim.lab.compare.table import Beside, Cell, ComparedColumn, ComparedTable, Comparison
+from fedsim.output.harmless import clean, for_csv, for_markdown
 from fedsim.records.folder import write_text
-from fedsim.records.ledger import LedgerPreset
 from fedsim.records.study_folder import PUBLISHED, read_index
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from fedsim.output.terminal import Console
 
 Form = Literal["csv", "markdown"]
 
 _ENDINGS: dict[str, Form] = {".csv": "csv", ".md": "markdown"}
 _WIDE = 10_000  # where no terminal is, no line is folded
+_SCALES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
+_MOST_DIGITS = 6  # of a mean, however narrow its interval
 
 
-def compare(
-    paths: Sequence[str | Path],
-    targets: Sequence[float | str] = (),
-    baseline: str | None = None,
-    ledger: LedgerPreset = "strict",
-) -> list[ComparedTable]:
-    """Put folders of runs and studies side by side; for studies with a baseline, the differences from it follow.
-
-    Args:
-        paths: the folders.
-        targets: accuracies (0..1), besides those that studies name, and of other metrics as ``"perplexity=8"``.
-        baseline: see ``read_lines``.
-        ledger: ``strict`` counts every byte that moved, ``paper`` as the papers count.
-
-    Raises:
-        RunFolderError: a folder is neither a run nor a study, or is damaged.
-        ScenarioError: there is no such baseline, or a target is none.
-    """
-    return Comparison(read_lines(paths, baseline), targets, ledger).tables()
-
-
-def print_short(
-    console: "Console",
-    paths: Sequence[str | Path],
-    targets: Sequence[float | str] = (),
-    baseline: str | None = None,
-    ledger: LedgerPreset = "strict",
-    goal: str | None = None,
-    budget: Mapping[str, float] | None = None,
-) -> None:
-    """Print the answer of a comparison, in sentences and tables that fit on a screen; see ``compare`` and ``read_lines``."""
-    comparison = Comparison(read_lines(paths, baseline, goal, budget), targets, ledger)
+def print_short(console: "Console", comparison: Comparison) -> None:
+    """Print the answer of a comparison, in sentences and tables that fit on a screen."""
     for answer in comparison.answers():
-        console.print(*answer.words, sep="\n")
-        console.print(*explore.in_words(answer), sep="\n")
+        console.print(*answer.words, *explore.in_words(answer), sep="\n")
         if (cells := explore.heat_map(answer)) is not None:
             print_to(console, [cells.table()])
     print_to(console, [comparison.in_short()])
@@ -87,15 +63,24 @@ def print_to(console: "Console", tables: Sequence[ComparedTable]) -> None:
 
 
 def as_text(tables: Sequence[ComparedTable], form: Form) -> str:
-    """Tables as CSV (the first alone, but all with titles that have its columns) or Markdown, published ones as printed."""
+    """Tables as CSV (the first alone, of published ones all but the claims) or Markdown, published ones as printed."""
     titled = bool(tables and tables[0].title)
     if form == "csv":
-        return to_csv(in_one(tables) if titled else tables[0])
+        return to_csv(_in_one(tables) if titled else tables[0])
     if titled:
         from fedsim.lab.compare.published import LEGEND, as_printed
 
         return "\n".join((f"{LEGEND}\n", *map(to_markdown, as_printed(tables))))
     return "\n".join(map(to_markdown, tables))
+
+
+def _in_one(tables: Sequence[ComparedTable]) -> ComparedTable:
+    """The tables that have the columns of the first one as one table, which says first out of which each row is."""
+    heads = [column.head for column in tables[0].columns]
+    same = [table for table in tables if [column.head for column in table.columns] == heads]
+    titles = ComparedColumn("table", tuple(table.title for table in same for _ in table.columns[0].cells))
+    parts = zip(*(table.columns for table in same), strict=True)
+    return ComparedTable((titles, *(replace(one[0], cells=tuple(cell for own in one for cell in own.cells)) for one in parts)))
 
 
 def form_of(path: Path, said: Form | None) -> Form:
@@ -122,19 +107,154 @@ def write_tables(path: Path) -> None:
     They depend on its runs alone, never on when or in which order these were made.
     """
     study, comparison = read_index(path), Comparison(read_lines([path]))
-    together = comparison.side_by_side(), comparison.differences()
-    write_text(path / "compare.csv", to_csv(together[0]))
+    together, differences = comparison.side_by_side(), comparison.differences()
+    write_text(path / "compare.csv", to_csv(together))
     write_text(path / "runs.csv", to_csv(comparison.one_by_one()))
     write_text(path / "paired.csv", to_csv(comparison.paired(study.seeds)))
-    write_text(path / "compare.md", "\n".join(to_markdown(*pair) for pair in zip(together, (study.name, ""), strict=True)))
+    write_text(path / "compare.md", f"{to_markdown(together, study.name)}\n{to_markdown(differences)}")
     if (path / PUBLISHED).is_file():
         from fedsim.lab.compare.published import LEGEND, Published, as_printed, beside_published
 
         published = Published.read(path / PUBLISHED)
-        parts = (
-            f"# {for_markdown(study.name)}\n",
-            f"{html.escape(published.about.strip(), quote=False)}\n",
-            f"{LEGEND}\n",
-            *map(to_markdown, as_printed(beside_published(comparison.lines.lines, published))),
+        about = html.escape(published.about.strip(), quote=False)
+        tables = map(to_markdown, as_printed(beside_published(comparison.lines.lines, published)))
+        write_text(path / "published.md", "\n".join([f"# {for_markdown(study.name)}\n", f"{about}\n", f"{LEGEND}\n", *tables]))
+
+
+def to_csv(table: ComparedTable) -> str:
+    """One line a row, in full precision; an estimate takes three columns. No cell is a formula for a spreadsheet."""
+    columns, out = in_full(table), io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([_plain(column.head) for column in columns])
+    writer.writerows(map(_plain, row) for row in zip(*(column.cells for column in columns), strict=True))
+    return out.getvalue()
+
+
+def _plain(cell: Cell) -> str:
+    if cell is None:
+        return ""
+    if isinstance(cell, float):
+        return f"{cell:.12g}"
+    return for_csv(cell) if isinstance(cell, str) else str(cell)
+
+
+def in_full(table: ComparedTable) -> list[ComparedColumn]:
+    """All columns, those of estimates as three: mean, low, high."""
+    found = []
+    for column in table.columns:
+        whole = [(cell.mean, *cell.edges) if isinstance(cell, Estimate) else (cell, None, None) for cell in column.cells]
+        for place, ending in enumerate(("", " low", " high") if column.over_seeds else ("",)):
+            found.append(ComparedColumn(column.head + ending, tuple(cells[place] for cells in whole)))
+    return found
+
+
+def to_markdown(table: ComparedTable, title: str = "") -> str:
+    """A table for each topic, below the ``title`` of the page; columns in which no row has anything are left out."""
+    lines = [f"# {_escaped(title)}", ""] if title else []
+    lines += [f"## {_escaped(table.title)}", ""] if table.title else []
+    for topic, columns in _by_topic(table):
+        lines += [f"## {_escaped(topic.capitalize())}", ""] if topic else []
+        heads, rules = (
+            [_escaped(column.head) for column in columns],
+            ["---" if _is_text(column) else "---:" for column in columns],
         )
-        write_text(path / "published.md", "\n".join(parts))
+        rows = zip(*([_marked(cell, column) for cell in column.cells] for column in columns), strict=True)
+        lines += [*("| " + " | ".join(row) + " |" for row in (heads, rules, *rows)), ""]
+    return "\n".join([*lines, *(f"{for_markdown(note)}\n" for note in table.notes)]).rstrip("\n") + "\n"
+
+
+def _escaped(text: str) -> str:
+    return for_markdown(clean(text))
+
+
+def _marked(cell: Cell, column: ComparedColumn) -> str:
+    """A cell of Markdown; bold what differs too much from what was published, and this in italics."""
+    if not isinstance(cell, Beside):
+        return _escaped(shown(cell, column))
+    ours = _escaped(_with_half(cell.ours, column))
+    said = "" if cell.published is None else f" *({_escaped(shown(cell.published, column))})*"
+    return (f"**{ours}**" if cell.within is False else ours) + said
+
+
+def to_terminal(table: ComparedTable, width: int) -> "list[RenderableType]":
+    """Parts for rich to print: a table for each topic, or a list for each row where ``width`` is too narrow; then notes."""
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    parts: list[RenderableType] = [Text(clean(table.title), style="bold")] if table.title else []
+    for topic, columns in _by_topic(table):
+        cells = [[clean(column.head), *(shown(cell, column) for cell in column.cells)] for column in columns]
+        if sum(max(map(len, " ".join(own).split()), default=0) + 3 for own in cells) + 1 > width:
+            parts += [Text(topic, style="bold")] if topic else []
+            heads, *rows = zip(*cells, strict=True)
+            for row in rows:
+                parts.append(Text("".join(f"{head}: {cell}\n" for head, cell in zip(heads, row, strict=True) if cell)))
+            continue
+        drawn = RichTable(title=topic or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+        for (head, *_), column in zip(cells, columns, strict=True):
+            drawn.add_column(Text(head), justify="left" if _is_text(column) else "right", overflow="fold")
+        best = [column.best_cells for column in columns]
+        for number, row in enumerate(zip(*(own[1:] for own in cells), strict=True)):
+            drawn.add_row(*(Text(cell, style="bold" if number in of else "") for cell, of in zip(row, best, strict=True)))
+        parts.append(drawn)
+    return [*parts, *(Text(note) for note in table.notes)]
+
+
+def shown(cell: Cell, column: ComparedColumn) -> str:
+    """A cell of a column for people: empty where there is nothing."""
+    if cell is None:
+        return ""
+    if isinstance(cell, Estimate):
+        if not cell.half:
+            return shown(cell.mean, column)
+        mean, low, high = _as_fine_as_known((cell.mean, cell.low, cell.high), cell.half, column)
+        return f"{mean} ({low} to {high})"
+    if isinstance(cell, Beside):
+        return _with_half(cell.ours, column) + ("" if cell.published is None else f" ({shown(cell.published, column)})")
+    if isinstance(cell, str):
+        return clean(cell)
+    sign = "+" if column.signed and cell > 0 else ""
+    if isinstance(cell, int):
+        return f"{sign}{cell}"
+    if column.unit == "bytes":
+        letter, factor = _scale(abs(cell))
+        return f"{sign}{cell / factor:.4g}{letter}"
+    return sign + (f"{cell:,.0f}" if abs(cell) >= 1000 else f"{cell:.4g}")
+
+
+def _with_half(found: Estimate, column: ComparedColumn) -> str:
+    if not found.half:
+        return shown(found.mean, column)
+    return " +- ".join(_as_fine_as_known((found.mean, found.half), found.half, column))
+
+
+def _as_fine_as_known(values: Sequence[float], half: float, column: ComparedColumn) -> Iterator[str]:
+    """A mean and what belongs to it in digits that its interval supports: two of half its width, in the unit of the mean."""
+    letter, factor = _scale(max(abs(values[0]), half)) if column.unit == "bytes" else ("", 1.0)
+    finest = math.floor(math.log10(abs(values[0]) / factor or 1.0)) - _MOST_DIGITS + 1
+    digits = -max(finest, math.floor(math.log10(half / factor)) - 1)
+    for value in values:
+        rounded = round(value / factor, digits) + 0.0  # no -0
+        sign = "+" if column.signed and rounded > 0 else ""
+        yield f"{sign}{rounded:,.{max(0, digits)}f}{letter}"
+
+
+def _scale(size: float) -> tuple[str, float]:
+    return next((scale for scale in _SCALES if size >= scale[1]), _SCALES[-1])
+
+
+def _by_topic(table: ComparedTable) -> Iterator[tuple[str, list[ComparedColumn]]]:
+    """Each topic with its columns that have anything, after those that say which row it is."""
+    who = [column for column in table.columns if not column.topic]
+    topics = dict.fromkeys(column.topic for column in table.columns if column.topic)
+    if who and not topics:
+        yield "", who
+    for topic in topics:
+        there = [one for one in table.columns if one.topic == topic and any(cell is not None for cell in one.cells)]
+        if there:
+            yield topic, [*who, *there]
+
+
+def _is_text(column: ComparedColumn) -> bool:
+    return any(isinstance(cell, str) for cell in column.cells)

@@ -4,23 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedsim.errors import ScenarioError, nearest
-from fedsim.lab.compare.answer import TARGETED, Answer, answers, usual_target
+from fedsim.lab.compare import measures
+from fedsim.lab.compare.answer import TARGETED, Aim, Answer, answers, usual_target
 from fedsim.lab.compare.lines import ComparedLine, Lines, short_key, shown
-from fedsim.lab.compare.measures import (
-    FINAL,
-    TIME,
-    TRAFFIC,
-    WASTED_COMPUTE,
-    WITHIN,
-    Measure,
-    Preferred,
-    Values,
-    costs_until,
-    goal_of,
-    measure,
-    measures,
-    of_metrics,
-)
 from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference, ratio_of
 from fedsim.output.harmless import clean
 from fedsim.records.ledger import LedgerPreset
@@ -41,14 +27,12 @@ Cell = str | float | int | Estimate | Beside | None
 
 @dataclass(frozen=True)
 class ComparedColumn:
-    """A column of a table.
+    """A column of a table, one cell a row; None where there is nothing.
 
     Attributes:
         head: with its unit.
-        cells: one a row; None where there is nothing.
         topic: of the table in which it is shown; empty for what says which row it is.
         over_seeds: whether its cells may be estimates, which take three columns in a spreadsheet.
-        unit: of its numbers.
         signed: whether its numbers are differences.
         best: which of its numbers is the best, if one is.
     """
@@ -59,7 +43,7 @@ class ComparedColumn:
     over_seeds: bool = False
     unit: str = ""
     signed: bool = False
-    best: Preferred = None
+    best: measures.Preferred = None
 
     @property
     def best_cells(self) -> set[int]:
@@ -70,8 +54,7 @@ class ComparedColumn:
             return set()
         top = (max if self.best == "most" else min)(known.values())
         best = {row for row, mean in known.items() if mean == top}
-        cells = (self.cells[row] for row in best)
-        spans = [(cell.low, cell.high) for cell in cells if isinstance(cell, Estimate)]
+        spans = [(cell.low, cell.high) for row in best if isinstance(cell := self.cells[row], Estimate)]
         others = [mean for row, mean in known.items() if row not in best]
         return set() if any(low <= mean <= high for low, high in spans for mean in others) else best
 
@@ -86,53 +69,51 @@ class ComparedTable:
 
     @classmethod
     def of(cls, heads: Sequence[str], rows: Sequence[Mapping[str, Cell]]) -> "ComparedTable":
-        """A table of rows that hold their cells by head."""
         return cls(tuple(ComparedColumn(head, tuple(row.get(head) for row in rows)) for head in heads))
 
 
 _NOISE = 1e-12  # of figures: sums of floats differ by less
-_MANY = 10  # seeds from which on it matters little how a figure is distributed over them
 _KEYS = ("variant", "baseline")
 _PAIRED = ("measure", "unit", "pairs", "mean difference", "low", "high", "ratio")
 _TAKEN = (*_KEYS, *_PAIRED, "study", "strategy", "runs", "rounds", "seed")
+_MOST_NOTES = 6
 
 Pairs = dict[int, tuple[float, float]]
 """By seed: the figure of a line and that of its baseline."""
 
 
 class Comparison:
-    """Lines side by side, with the figures of their runs.
+    """Lines side by side, with the figures of their runs; for the ``ledger`` see ``measure``.
 
-    Args:
-        lines: to compare.
-        targets: accuracies (0..1), besides those that studies name, and of other metrics as ``"perplexity=8"``.
-        ledger: see ``measure``.
+    The ``targets`` are accuracies (0..1), besides those that studies name, and of other metrics as ``"perplexity=8"``.
     """
 
     def __init__(self, lines: Lines, targets: Sequence[float | str] = (), ledger: LedgerPreset = "strict") -> None:
-        said = sorted({Target.read(target) for target in (*lines.targets, *targets)})
-        self._targets = [target.value for target in said if target.metric == "accuracy"]
-        others = [target for target in said if target.metric != "accuracy"]
-        of_runs = of_metrics(run for line in lines.lines for run in line.runs)
+        of_runs = measures.of_metrics(run for line in lines.lines for run in line.runs)
         self._finals = [one for one in of_runs if one.name.startswith("final ")]
-        known = ["accuracy", "loss", *(one.name.removeprefix("final ") for one in self._finals)]
-        for target in others:
-            if target.metric not in known:
-                hint = f"{', '.join(known)}{nearest(target.metric, known)}"
+        best = {one.name.removeprefix("final "): one.best for one in self._finals} | {"accuracy": "most", "loss": "least"}
+        said = {Target.read(target) for target in (*lines.targets, *targets)}
+        for target in sorted(said):
+            if target.metric not in best:
+                hint = f"{', '.join(sorted(best))}{nearest(target.metric, best)}"
                 raise ScenarioError(f"--target is of {target.metric!r}, which no run has; they have {hint}")
-        least = {one.name.removeprefix("final ") for one in self._finals if one.less_is_better} | {"loss"}
-        others.sort(key=lambda one: (one.metric, -one.value if one.metric in least else one.value))
-        self._to_others = [goal_of(what, target) for target in others for what in TARGETED]
-        all_targets: list[float | Target] = [*self._targets, *others]
-        self.lines, self._measures = lines, [*measures(all_targets), *of_runs, *([WITHIN] if lines.budget else [])]
-        blank: Values = dict.fromkeys(one.name for one in of_runs)
-        self._figures = [[blank | measure(run, all_targets, ledger, lines.budget) for run in line.runs] for line in lines.lines]
-        self._aims: list[float | Target] = [*self._targets] or [*others]
+        order = sorted(said, key=lambda one: (one.metric, -one.value if best[one.metric] == "least" else one.value))
+        self._aims: list[Aim] = [one.value for one in order if one.metric == "accuracy"]
+        others: list[Aim] = [one for one in order if one.metric != "accuracy"]
+        self._to_others = [measures.goal_of(what, target) for target in others for what in TARGETED]
+        all_targets = [*self._aims, *others]
+        self.lines = lines
+        self._measures = [*measures.measures(all_targets), *of_runs, *([measures.WITHIN] if lines.budget else [])]
+        blank: measures.Values = dict.fromkeys(one.name for one in of_runs)
+        self._figures = [
+            [blank | measures.measure(run, all_targets, ledger, lines.budget) for run in line.runs] for line in lines.lines
+        ]
+        self._aims = self._aims or others
         if not self._aims and (usual := usual_target(lines, self._figures)) is not None:
             self._aims = [usual]
             for line, own in zip(lines.lines, self._figures, strict=True):
                 for run, values in zip(line.runs, own, strict=True):
-                    values |= costs_until(run, usual)
+                    values |= measures.costs_until(run, usual)
         keys = dict.fromkeys(key for line in lines.lines for key, _ in line.point)
         shorts = {key: short_key(key, keys) for key in keys}
         self._heads = {key: key if short in _TAKEN else short for key, short in shorts.items()}
@@ -149,26 +130,29 @@ class Comparison:
             for one in (one for one in self._measures if one.is_cost):
                 cells = tuple(self._ratio(one, place) for place in range(len(self._figures)))
                 columns.append(ComparedColumn(f"{one.name} to {to} (ratio)", cells, f"ratios to the {to}", unit="ratio"))
-        return ComparedTable(tuple(columns), tuple(_notes(self.lines)))
+        notes = [f"The baseline is {clean(self.lines.baseline)}."] if self.lines.baseline and not self.lines.is_first else []
+        if max(len(line.runs) for line in self.lines.lines) > 1:
+            notes.append("Means over seeds with 95 % intervals (Student's t); empty unless all seeds have the figure.")
+        return ComparedTable(tuple(columns), (*notes, *_not_done(self.lines)))
 
     def in_short(self, most: int = 24) -> ComparedTable:
         """The few figures that are asked for most, the best lines first, world by world, and at most about so many of them."""
-        found = self.answers()
+        found, bases = self.answers(), set(self.lines.baselines)
         each = max(3, most // max(1, len(found)))
-        bases = set(self.lines.baselines)
         rows = [place for one in found for rank, place in enumerate(one.order) if rank < each or place in bases]
         ranked = {place for one in found for place in one.order}
         rows += [place for place in range(len(self._figures)) if place not in ranked][: max(0, most - len(rows))]
         targets = [one for one in self._aims if any(one == answer.target for answer in found)]
-        goals = [goal_of(goal, target) for target in targets or (None,) for goal in (self.lines.goal, *TARGETED)]
-        wanted = [*dict.fromkeys(one for one in goals if one not in (None, FINAL))] or [TIME, TRAFFIC]
+        goals = [measures.goal_of(goal, target) for target in targets or (None,) for goal in (self.lines.goal, *TARGETED)]
+        wanted = [one for one in goals if one not in (None, measures.FINAL)] or [measures.TIME, measures.TRAFFIC]
         columns = [column for column in self._identity() if column.head != "strategy" or self.lines.are_runs]
-        shown = (FINAL, *self._finals, *wanted, *self._to_others, WASTED_COMPUTE)
-        columns += [self._column(one) for one in dict.fromkeys(shown) if one]
+        asked = dict.fromkeys([measures.FINAL, *self._finals, *wanted, *self._to_others, measures.WASTED_COMPUTE])
+        columns += [self._column(one) for one in asked if one]
         columns = [replace(column, topic="", cells=tuple(column.cells[row] for row in rows)) for column in columns]
         left_out, notes = len(self._figures) - len(rows), [*_not_done(self.lines)]
         more = [f"{left_out} more line{'s are' if left_out > 1 else ' is'} not shown here."] if left_out else []
-        more += [*notes[:6], *([f"{len(notes) - 6} more lines are not done."] if len(notes) > 6 else [])]
+        more += notes[:_MOST_NOTES]
+        more += [f"{len(notes) - _MOST_NOTES} more lines are not done."] if len(notes) > _MOST_NOTES else []
         return ComparedTable(tuple(column for column in columns if any(cell is not None for cell in column.cells)), tuple(more))
 
     def answers(self) -> list[Answer]:
@@ -176,15 +160,13 @@ class Comparison:
         return list(answers(self.lines, self._figures, self._aims))
 
     def one_by_one(self) -> ComparedTable:
-        """A row a run, of studies."""
         rows: list[dict[str, Cell]] = []
         for line, own in zip(self.lines.lines, self._figures, strict=True):
             for run, values in zip(line.runs, own, strict=True):
                 said = self._point(line) | {"strategy": line.strategy, "seed": int(run.summary["seed"])}
                 rows.append(said | {one.head: values[one.name] for one in self._measures})
-        return ComparedTable.of(
-            ["variant", *self._heads.values(), "strategy", "seed", *(one.head for one in self._measures)], rows
-        )
+        heads = ["variant", *self._heads.values(), "strategy", "seed", *(one.head for one in self._measures)]
+        return ComparedTable.of(heads, rows)
 
     def paired(self, seeds: Sequence[int]) -> ComparedTable:
         """Each line against its baseline, a row a measure: the difference in each seed's world, and their mean and interval.
@@ -213,32 +195,28 @@ class Comparison:
             cells: list[Cell] = []
             for _, place, at in compared:
                 pairs = self._pairs(place, at, one)
-                most = max(len(self._figures[place]), len(self._figures[at]))
-                cells.append(_mean_difference(pairs) if len(pairs) == most > 0 else None)
+                cells.append(_mean_difference(pairs) if self._are_all(pairs, place, at) else None)
             topic = f"{one.topic}, difference to the baseline"
             columns.append(ComparedColumn(one.head, tuple(cells), topic, over_seeds=True, unit=one.unit, signed=True))
         return ComparedTable(tuple(columns), ("Variant minus baseline, seed by seed in the same worlds.",) if compared else ())
 
     def _point(self, line: ComparedLine) -> dict[str, Cell]:
-        """A variant's name and its place in the grid, by the heads of their columns."""
         return {"variant": line.name, **{self._heads[key]: shown(value) for key, value in line.point}}
 
     def _identity(self) -> list[ComparedColumn]:
         rows: list[dict[str, Cell]] = []
         for line in self.lines.lines:
-            if self.lines.are_runs:
-                rows.append({"run": line.name, "strategy": line.strategy, "seed": int(line.runs[0].summary["seed"])})
-            else:
-                rows.append(
-                    self._point(line) | {"study": line.study or None, "strategy": line.strategy, "runs": len(line.runs)}
-                )
-        if self.lines.are_runs:
-            return [*ComparedTable.of(["run", "strategy", "seed"], rows).columns]
+            row = self._point(line) | {"study": line.study or None, "strategy": line.strategy, "runs": len(line.runs)}
+            rows.append(row | {"run": line.name} | ({"seed": int(line.runs[0].summary["seed"])} if self.lines.are_runs else {}))
         studies = ["study"] if len({line.study for line in self.lines.lines}) > 1 else []
-        return [*ComparedTable.of(["variant", *studies, *self._heads.values(), "strategy", "runs"], rows).columns]
+        heads = ["run", "strategy", "seed"]
+        return [
+            *ComparedTable.of(
+                heads if self.lines.are_runs else ["variant", *studies, *self._heads.values(), "strategy", "runs"], rows
+            ).columns
+        ]
 
-    def _column(self, one: Measure) -> ComparedColumn:
-        """A figure of all lines: means over seeds, with intervals where there are several."""
+    def _column(self, one: measures.Measure) -> ComparedColumn:
         cells = tuple(_mean([values[one.name] for values in line], one.most) for line in self._figures)
         return ComparedColumn(one.head, cells, one.topic, over_seeds=not self.lines.are_runs, unit=one.unit, best=one.best)
 
@@ -248,29 +226,22 @@ class Comparison:
             if at is not None and at != place:
                 yield self._point(self.lines.lines[place]) | {"baseline": self.lines.lines[at].name}, place, at
 
-    def _pairs(self, place: int, at: int, one: Measure) -> Pairs:
+    def _pairs(self, place: int, at: int, one: measures.Measure) -> Pairs:
         own, base = (self.lines.by_seed(line, self._figures[line], one.name) for line in (place, at))
         return {seed: (own[seed], base[seed]) for seed in own if seed in base}
 
-    def _ratio(self, one: Measure, place: int) -> float | None:
+    def _are_all(self, pairs: Pairs, place: int, at: int) -> bool:
+        """Whether pairs are there, of all runs of two lines."""
+        return len(pairs) == max(len(self._figures[place]), len(self._figures[at])) > 0
+
+    def _ratio(self, one: measures.Measure, place: int) -> float | None:
         """Cost of a line relative to its baseline's; None where some seed lacks it, or a ratio means nothing."""
         at = self.lines.baselines[place]
         pairs = {} if at is None else self._pairs(place, at, one)
-        if at is None or not one.is_cost or not pairs or not len(pairs) == len(self._figures[place]) == len(self._figures[at]):
+        if at is None or not one.is_cost or not self._are_all(pairs, place, at):
             return None
         found = ratio_of(*zip(*pairs.values(), strict=True))
         return None if found is None else found.mean
-
-
-def in_one(tables: Sequence[ComparedTable]) -> ComparedTable:
-    """The tables that have the columns of the first one as one table, which says first out of which each row is."""
-    heads = [column.head for column in tables[0].columns]
-    same = [table for table in tables if [column.head for column in table.columns] == heads]
-    titles = ComparedColumn("table", tuple(table.title for table in same for _ in table.columns[0].cells))
-    parts = zip(*(table.columns for table in same), strict=True)
-    return ComparedTable(
-        (titles, *(replace(part[0], cells=tuple(cell for one in part for cell in one.cells)) for part in parts))
-    )
 
 
 def _mean_difference(pairs: Pairs) -> Estimate:
@@ -284,24 +255,12 @@ def _mean_difference(pairs: Pairs) -> Estimate:
 def _mean(values: Sequence[float | int | None], most: float) -> Cell:
     """One value as it is; the mean of several, if all of them are there, with the possible part of its interval."""
     known = [value for value in values if value is not None]
-    if not known or len(known) < len(values):
+    if len(known) < max(1, len(values)):
         return None
     if len(known) == 1:
         return known[0]
     found = mean_of(known)
     return replace(found, low=max(found.low, 0.0), high=min(found.high, most))
-
-
-def _notes(lines: Lines) -> list[str]:
-    notes = []
-    if lines.baseline and not lines.is_first:
-        notes.append(f"The baseline is {clean(lines.baseline)}.")
-    seeds = max(len(line.runs) for line in lines.lines)
-    if seeds > 1:
-        notes.append("Means over seeds with 95 % intervals (Student's t); empty unless all seeds have the figure.")
-    if 1 < seeds < _MANY:
-        notes.append(f"Of {seeds} seeds an interval relies on a normal distribution; it ends where its figure must.")
-    return [*notes, *_not_done(lines)]
 
 
 def _not_done(lines: Lines) -> Iterator[str]:

@@ -10,12 +10,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Any
 
-from fedsim.executors.ray import Ray
 from fedsim.lab.study.folder import state_of
 from fedsim.lab.study.progress import Ended, News, RunOrder, StudyProgress
 from fedsim.lab.study.worker import Worker, failure, outcome_of
 from fedsim.records.lock import locked
 from fedsim.records.reading import RunFolder
+from fedsim.toolbox.executors.ray import Ray
 
 _LISTEN_EVERY_S = 0.25
 _LOCK_WAIT_S = 120.0  # so long a file server may keep the lock of a node that is lost
@@ -35,11 +35,9 @@ class RayWorkers:
         self._interrupted = False
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
-        """Begin no further run, and let those under way save themselves. Safe in a signal's handler."""
         self._interrupted = True
 
     def run(self, orders: Sequence[RunOrder]) -> list[Ended]:
-        """Carry out the orders; returns how each run ended, in their order. Those never begun count as interrupted."""
         ended: dict[int, Ended] = {}
         places: dict[Future[News], int] = {}
         for place, order in enumerate(orders):

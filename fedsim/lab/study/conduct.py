@@ -2,11 +2,10 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fedsim.errors import DataError, FedsimError, ScenarioError, SimulationError, nearest
 from fedsim.executors.named import make_executor
@@ -25,11 +24,9 @@ from fedsim.simulation import Simulation
 
 if TYPE_CHECKING:
     from fedsim.lab.study.cluster import RayWorkers
+    from fedsim.toolbox.executors.ray import Ray
 
-EXECUTORS = {
-    "processes": "a process a run, on this machine",
-    "ray": "a worker of Ray a run, here or on a cluster whose nodes all see the study's folder (needs the extra ray)",
-}
+_EXECUTORS = ("processes", "ray")
 
 
 def run_study(
@@ -61,57 +58,28 @@ def run_study(
     read = read_study(study, changes, size=size, seeds=seeds, allow_code=allow_code)
     conductor = Conductor(read, Path(out), workers, executor, address, only)
     with closing(StudyProgress(Console(quiet=True))) as progress:
-        outcome = conductor.run(progress)
-    if not outcome.complete:
-        first = outcome.failed[0] if outcome.failed else None
-        reason = "no trial has the metric" if first is None else f"{first.order.label}: {first.error}"
-        raise SimulationError(f"{len(outcome.failed)} runs of the study {str(out)!r} failed; {reason}")
+        conductor.run(progress)
+    if not conductor.complete:
+        failed = conductor.failed
+        reason = f"{failed[0].order.label}: {failed[0].error}" if failed else "no trial has the metric"
+        raise SimulationError(f"{len(failed)} runs of the study {str(out)!r} failed; {reason}")
     return load_study(out, allow_code=allow_code)
 
 
-@dataclass(frozen=True)
-class StudyOutcome:
-    """Endings of a study's runs that were still to be done, in the study's order; and the trials of a search."""
-
-    ended: tuple[Ended, ...]
-    trials: Trials | None = None
-
-    @property
-    def failed(self) -> list[Ended]:
-        """The runs that failed."""
-        return [run for run in self.ended if run.status == "failed"]
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether a run was left unfinished, to be resumed."""
-        return any(run.status == "interrupted" for run in self.ended)
-
-    @property
-    def complete(self) -> bool:
-        """Whether every run is there, or of a search all trials, and a best one of each variant."""
-        if self.trials is None:
-            return not self.failed
-        return self.trials.is_over and all(self.trials.best(line) is not None for line in self.trials.lines)
-
-
 class Conductor:
-    """Carries a study out. Building it writes nothing.
+    """Carries a study out; raises ``ScenarioError``, ``DataError`` or ``RunFolderError`` before it writes anything.
 
     Args:
-        study: to run; a search adds its trials.
-        out: the study's folder, new or begun before.
         workers: how many runs at a time; by default one a core.
-        executor: where they are done, out of ``EXECUTORS``; it has no influence on the results.
+        executor: ``processes`` of this machine, or a worker of ``ray`` a run, here or on a cluster whose nodes all see the
+            study's folder; it has no influence on the results.
         address: of the Ray cluster: ``HOST:PORT`` or ``auto``; by default Ray is started here.
         only: ``VARIANT`` or ``KEY=VALUE`` texts, see ``Study.only``; the others are not run.
         tried: whether a run of each variant is built first, with its data, to refuse invalid ones.
 
     Attributes:
         states: how far each of the study's runs was before.
-        trials: of a study that searches.
-
-    Raises:
-        ScenarioError, DataError, RunFolderError: a run cannot be done, or the folder not be used.
+        ended: the endings of the runs that were still to be done, in the study's order.
     """
 
     def __init__(
@@ -126,24 +94,27 @@ class Conductor:
     ) -> None:
         if workers is not None and workers < 1:
             raise ScenarioError(f"--workers is {workers}; allowed is 1 or more")
-        if executor not in EXECUTORS:
-            raise ScenarioError(f"--executor is {executor!r}; allowed are {', '.join(EXECUTORS)}{nearest(executor, EXECUTORS)}")
+        if executor not in _EXECUTORS:
+            known = f"{', '.join(_EXECUTORS)}{nearest(executor, _EXECUTORS)}"
+            raise ScenarioError(f"--executor is {executor!r}; allowed are {known}")
         if address is not None and executor != "ray":
             raise ScenarioError(f"--address is {address!r}, but --executor is {executor!r}; only 'ray' has an address")
         if study.spec.search is not None and only:
             raise ScenarioError(f"--only is {only[0]!r}, but the study searches: which trials follow depends on all its runs")
         files.refuse_unusable(out)
         self.study, self.out, self._only = study, out, only
-        self.executor, self.address, self.workers = executor, address, workers
+        self._executor, self._address, self._workers = executor, address, workers
         self.trials = None if study.spec.search is None else Trials(study, study.spec.search)
+        self.ended: list[Ended] = []
         self._look()
-        seen = set[str]()
-        for run, state in self.wanted_runs if tried else []:
-            if state != "done" and TRIAL not in dict(run.variant.point) and run.variant.label not in seen:
-                seen.add(run.variant.label)
-                try_to_build(run)
+        firsts: dict[str, PlannedRun] = {}
+        for run, state in self.wanted_runs if tried else ():
+            if state != "done" and TRIAL not in dict(run.variant.point):
+                firsts.setdefault(run.variant.label, run)
+        for run in firsts.values():
+            try_to_build(run)
         self._pool: WorkerPool | RayWorkers | None = None
-        self._interrupted: int | None = None
+        self._stopped: int | None = None
 
     @property
     def wanted_runs(self) -> list[tuple[PlannedRun, RunState]]:
@@ -151,8 +122,23 @@ class Conductor:
         runs = zip(self.study.runs, self.states, strict=True)
         return [(run, state) for run, state in runs if run.folder in self._wanted]
 
+    @property
+    def failed(self) -> list[Ended]:
+        return [run for run in self.ended if run.status == "failed"]
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a run was left unfinished, to be resumed."""
+        return any(run.status == "interrupted" for run in self.ended)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every run is there, or of a search all trials, and a best one of each variant."""
+        if self.trials is None:
+            return not self.failed
+        return self.trials.is_over and all(self.trials.best(line) is not None for line in self.trials.lines)
+
     def _look(self) -> None:
-        """See how far all runs are, and plan the trials that follow from them."""
         if self.trials is not None:
             with from_file(self.study.allow_code):
                 self.trials.grow(self.out, try_to_build)
@@ -161,49 +147,44 @@ class Conductor:
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
         """Let the runs under way save themselves, and begin no other. Safe in the handler of a signal of that number."""
-        self._interrupted = number
+        self._stopped = number
         if self._pool is not None:
             self._pool.interrupt(number)
 
-    def run(self, progress: StudyProgress) -> StudyOutcome:
+    def run(self, progress: StudyProgress) -> None:
         """Do the missing runs, then write the tables, of as many runs as there are if some failed."""
-        ended: list[Ended] = []
-        with self._opened(progress) as pool_over, files.locked(self.out) as lock, closing(pool_over(lock)) as pool:
-            self._pool = pool
-            if self._interrupted is not None:
-                pool.interrupt(self._interrupted)
+        with ExitStack() as stack:
+            cluster = stack.enter_context(closing(self._cluster())) if self._executor == "ray" else None
+            lock = stack.enter_context(files.locked(self.out))
+            if cluster is None:  # else the cluster is joined first, and left last
+                self._pool = WorkerPool(self._workers or os.cpu_count() or 1, progress, lock)
+            else:
+                from fedsim.lab.study.cluster import RayWorkers
+
+                self._pool = RayWorkers(cluster, progress)
+            pool = stack.enter_context(closing(self._pool))
+            if self._stopped is not None:
+                pool.interrupt(self._stopped)
             self._look()  # the workers of a killed study may have ended meanwhile
-            while True:
+            planned = -1
+            while planned != len(self.study.runs):
+                planned = len(self.study.runs)
                 files.write_study(self.out, self.study)
-                orders, planned = self._orders(), len(self.study.runs)
+                orders = self._orders()
                 progress.begin(orders, len(self.wanted_runs) - len(orders))
-                ended += pool.run(orders)
-                outcome = StudyOutcome(tuple(ended), self.trials)
-                if outcome.interrupted:
-                    return outcome
+                self.ended += pool.run(orders)
+                if self.interrupted:
+                    return
                 self._look()
-                if len(self.study.runs) == planned:
-                    break
             files.write_study(self.out, self.study)
             write_tables(self.out)
             if self.trials is not None:
                 self.trials.write(self.out)
-        return outcome
 
-    @contextmanager
-    def _opened(self, progress: StudyProgress) -> Iterator[Callable[[Sequence[int]], "WorkerPool | RayWorkers"]]:
-        """Makes the pool out of the descriptors that its workers inherit. A cluster is joined first, and left last."""
-        if self.executor == "processes":
-            yield lambda lock: WorkerPool(self.workers or os.cpu_count() or 1, progress, lock)
-            return
+    def _cluster(self) -> "Ray":
         devices = (run.scenario.training.device for run, _ in self.wanted_runs)
         other = next((device for device in devices if device != "cpu"), "cpu")
-        with closing(make_executor("ray", self.workers, self.address, other)) as executor:
-            from fedsim.executors.ray import Ray
-            from fedsim.lab.study.cluster import RayWorkers
-
-            assert isinstance(executor, Ray)
-            yield lambda _: RayWorkers(executor, progress)
+        return cast("Ray", make_executor("ray", self._workers, self._address, other))
 
     def _orders(self) -> list[RunOrder]:
         return [

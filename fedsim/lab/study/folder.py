@@ -39,9 +39,8 @@ def states(path: Path, study: Study) -> list[RunState]:
     planned = {path / run.folder for run in study.runs}
     for there in sorted((path / RUNS).glob("*/seed-*")):
         if there not in planned and there.name.removeprefix("seed-").isdecimal():  # pictures and traces may lie beside a run
-            raise RunFolderError(
-                f"--out {str(path)!r} holds {str(there.relative_to(path))!r}, no run of this study; give another folder"
-            )
+            strange = str(there.relative_to(path))
+            raise RunFolderError(f"--out {str(path)!r} holds {strange!r}, no run of this study; give another folder")
     return [state_of(path / run.folder, run.scenario.to_toml()) for run in study.runs]
 
 
@@ -60,9 +59,8 @@ def state_of(folder: Path, scenario: str) -> RunState:
             difference = first_difference(toml(there), toml(scenario))
         except ValueError:
             difference = f"its {files.SCENARIO} is damaged"
-        raise RunFolderError(
-            f"{str(folder)!r} holds a run of another scenario: {difference}; give another folder, or remove that run"
-        )
+        hint = "give another folder, or remove that run"
+        raise RunFolderError(f"{str(folder)!r} holds a run of another scenario: {difference}; {hint}")
     if is_done(folder):
         return "done"
     return "resume" if (folder / "checkpoint").is_dir() else "anew"
@@ -78,14 +76,18 @@ def write_study(path: Path, study: Study) -> None:
 
 def index_of(study: Study) -> StudyIndex:
     """The index of a study's runs."""
-    spec, variants = study.spec, []
-    for one in study.variants:
-        runs = (IndexedRun(seed=run.scenario.seed, folder=run.folder.as_posix()) for run in study.runs_of[one.folder])
-        point, changes = _plain(dict(one.point)), _plain(flat(spread_out(one.changes)))
-        reference = one.name in spec.references
-        variants.append(
-            IndexedVariant(name=one.name, label=one.label, point=point, changes=changes, reference=reference, runs=tuple(runs))
+    spec = study.spec
+    variants = [
+        IndexedVariant(
+            name=one.name,
+            label=one.label,
+            point=_plain(dict(one.point)),
+            changes=_plain(flat(spread_out(one.changes))),
+            reference=one.name in spec.references,
+            runs=tuple(IndexedRun(seed=run.scenario.seed, folder=run.folder.as_posix()) for run in study.runs_of[one.folder]),
         )
+        for one in study.variants
+    ]
     return StudyIndex(
         format=1,
         name=spec.name,

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -15,9 +16,8 @@ from fedsim.errors import ScenarioError, nearest
 from fedsim.files import flat
 from fedsim.lab.compare.lines import ComparedLine, short_key, shown
 from fedsim.lab.compare.published import Published, beside_published
-from fedsim.lab.study.references import REFERENCES
 from fedsim.lab.study.search import METRICS
-from fedsim.lab.study.spec import PART, SIZE, TRIAL, Size, StudyPart, StudySpec
+from fedsim.lab.study.spec import PART, REFERENCES, SIZE, TRIAL, Size, StudyPart, StudySpec
 from fedsim.language.imports import from_file, is_allowed
 from fedsim.language.stop import MORE_IS_BETTER
 from fedsim.overrides import SetChange, Tables, apply_changes, at, changed, read_toml, spread_out
@@ -34,7 +34,6 @@ class Variant:
     """One line of a comparison: a way to change the base, at one point of the grid.
 
     Attributes:
-        name: as in the study file.
         point: the size and the part, if there are any, and the grid's keys with their values; of a trial also its number, and
             the values of the keys that are searched over.
         changes: of the base, besides.
@@ -50,7 +49,6 @@ class Variant:
         return ", ".join([self.name, *(f"{short_key(key, dict(self.point))}={shown(value)}" for key, value in self.point)])
 
     def at(self, values: Mapping[str, Any]) -> "Variant":
-        """The variant with values of further keys."""
         return replace(self, point=(*self.point, *values.items()))
 
     @property
@@ -69,7 +67,6 @@ class PlannedRun:
 
     @property
     def label(self) -> str:
-        """For people."""
         return f"{self.variant.label}, seed {self.scenario.seed}"
 
 
@@ -77,7 +74,6 @@ class Study:
     """A study that can be run; runs of the same scenario are one run.
 
     Attributes:
-        spec: the content of its file.
         variants: the variants at each point of the grid, those of one point together.
         runs_of: the runs of each variant, by its folder, in the order of the seeds.
         allow_code: whether code that it names was allowed.
@@ -109,25 +105,24 @@ class Study:
             self.runs_of[variant.folder].append(self._first.setdefault(run.scenario.to_toml(), run))
 
     def to_toml(self) -> str:
-        """The study as one file that needs no other."""
         return tomli_w.dumps(self.spec.model_dump(exclude_unset=True, mode="python"))
 
     def only(self, wanted: Sequence[str]) -> "frozenset[Path]":
-        """The folders of the runs with one of the values that are ``wanted`` of each key.
+        """The folders of the runs with one of the values that are ``wanted`` of each key, as ``KEY=VALUE``, or a variant alone.
 
-        Args:
-            wanted: ``KEY=VALUE`` texts; a key is ``variant``, ``seed`` or one of ``point``, in full or its last part. A
-                ``VALUE`` alone is a variant.
-
-        Raises:
-            ScenarioError: there is no such key, or no such value of it.
+        A key is ``variant``, ``seed`` or one of ``point``, in full or its last part. ``ScenarioError`` names what is none.
         """
         asked: dict[str, list[str]] = {}
         for text in wanted:
             key, _, value = (text if "=" in text else f"variant={text}").partition("=")
             asked.setdefault(key.strip(), []).append(value.strip())
-        runs = ((variant, run) for variant in self.variants for run in self.runs_of[variant.folder])
-        facts = [(run.folder, _facts(variant, run.scenario.seed)) for variant, run in runs]
+        facts = []
+        for variant in self.variants:
+            point = {key: shown(value) for key, value in variant.point}
+            said = (
+                {"variant": variant.name, "seed": ""} | {short_key(key, point): value for key, value in point.items()} | point
+            )
+            facts += [(run.folder, said | {"seed": str(run.scenario.seed)}) for run in self.runs_of[variant.folder]]
         for key, values in asked.items():
             known = list(dict.fromkeys(said[key] for _, said in facts if key in said))
             if not known:
@@ -139,12 +134,6 @@ class Study:
         return frozenset(folder for folder, said in facts if all(said.get(key) in values for key, values in asked.items()))
 
 
-def _facts(variant: Variant, seed: int) -> dict[str, str]:
-    point = {key: shown(value) for key, value in variant.point}
-    shorts = {short_key(key, point): value for key, value in point.items()}
-    return {"variant": variant.name, "seed": str(seed)} | shorts | point
-
-
 def read_study(
     study: str | Path | Mapping[str, Any],
     changes: Sequence[str] = (),
@@ -154,27 +143,24 @@ def read_study(
     allow_code: bool = False,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Study:
-    """Read a study file, and the files that it names.
+    """Read a study file, or the tables of one, and the files that it names; for ``tell`` see ``fedsim.load``.
 
     Args:
-        study: a TOML file, or the name of one that comes with fedsim; or the tables of one, whose paths lead from here.
+        study: a TOML file, or the name of one that comes with fedsim; or tables, whose paths lead from here.
         changes: ``key.path=value`` texts that override the base, and those of sizes and parts.
-        size: instead of its own.
-        seeds: so many, from 1 on, instead of its own.
+        size, seeds: instead of its own; so many seeds, from 1 on.
         allow_code: whether code that it names by import path may be imported; see ``fedsim.language.imports``.
-        tell: see ``fedsim.load``.
 
     Raises:
         ScenarioError: a file cannot be read, or its study cannot be run; for a run the message names the variant.
     """
     if isinstance(study, Mapping):
-        tables, folder = deepcopy(dict(study)), Path()
+        tables, folder, called = deepcopy(dict(study)), Path(), "this"
     else:
         path = found(study)
-        tables, folder = read_toml(path, "study"), path.parent
+        tables, folder, called = read_toml(path, "study"), path.parent, repr(str(path))
     if not is_study(tables) and {"strategy", "stop", "data", "population", "network"} & set(tables):
-        name = "this" if isinstance(study, Mapping) else repr(str(path))
-        raise ScenarioError(f"{name} is a scenario, not a study: 'fedsim run' runs it, and a study names it as its 'base'")
+        raise ScenarioError(f"{called} is a scenario, not a study: 'fedsim run' runs it, and a study names it as its 'base'")
     if isinstance(tables.get("published"), str):
         tables["published"] = read_toml(folder / tables["published"], "published figures")
     if isinstance(tables.get("parts"), dict):
@@ -190,10 +176,8 @@ def read_study(
         if isinstance(said.get("base"), dict):
             said["base"].pop("seed", None)  # the study's seeds count
             bases.append(said["base"])
-    if size is not None:
-        tables["size"] = size
-    if seeds is not None:
-        tables["seeds"] = [*range(1, seeds + 1)]
+    tables |= {} if size is None else {"size": size}
+    tables |= {} if seeds is None else {"seeds": [*range(1, seeds + 1)]}
     with from_file(allow_code):
         typed = apply_changes(bases, changes, Scenario, tell)
         spec = StudySpec(**tables)
@@ -204,29 +188,27 @@ def read_study(
 
 def _extended(name: str, parts: Mapping[str, Any], of: Sequence[str] = ()) -> Any:
     """The tables of a part; one that extends another is merged into that one."""
-    if not isinstance(parts[name], dict) or "extends" not in parts[name]:
-        return parts[name]
-    own = dict(parts[name])
-    other = own.pop("extends")
-    allowed = [part for part in parts if part not in (*of, name)]
-    if other not in allowed:
-        known = f"{', '.join(allowed)}{nearest(str(other), allowed)}"
-        raise ScenarioError(f"parts.{name}.extends is {other!r}; allowed are {known}")
-    return changed(_spread(_extended(other, parts, [*of, name])), _spread(own))
-
-
-def _spread(part: Any) -> Any:
-    changes = part.get("changes") if isinstance(part, dict) else None
-    return part | {"changes": spread_out(changes)} if isinstance(changes, dict) else part
+    part = parts[name]
+    if not isinstance(part, dict):
+        return part
+    if isinstance(part.get("changes"), dict):
+        part = part | {"changes": spread_out(part["changes"])}
+    if "extends" not in part:
+        return part
+    allowed = [one for one in parts if one not in (*of, name)]
+    if part["extends"] not in allowed:
+        known = f"{', '.join(allowed)}{nearest(str(part['extends']), allowed)}"
+        raise ScenarioError(f"parts.{name}.extends is {part['extends']!r}; allowed are {known}")
+    own = {key: value for key, value in part.items() if key != "extends"}
+    return changed(_extended(part["extends"], parts, [*of, name]), own)
 
 
 def plan(spec: StudySpec) -> Study:
     """The runs of a study; of one that searches those of its references, see ``fedsim.lab.study.trials``."""
     variants = variants_of(spec)
     if spec.published is not None:  # a row that is none of the study's is refused here
-        beside_published(
-            [ComparedLine(variant.name, (), 0, variant.point) for variant in variants], Published(**spec.published)
-        )
+        lines = [ComparedLine(variant.name, (), 0, variant.point) for variant in variants]
+        beside_published(lines, Published(**spec.published))
     study, trials = Study(spec), [] if spec.search is None else searched(spec)
     study.add([variant for variant in variants if variant not in trials], spec.seeds)
     return study
@@ -250,32 +232,30 @@ def variants_of(spec: StudySpec) -> list[Variant]:
 
 def searched(spec: StudySpec) -> list[Variant]:
     """The variants at each point of the grid that are searched; each is refused whose runs are invalid or lack the metric."""
-    search = spec.search
-    assert search is not None
-    search.refuse_if_missing()
-    needs = METRICS[search.metric].needs
+    assert spec.search is not None
+    spec.search.refuse_if_missing()
+    metric = METRICS[spec.search.metric]
+    named = metric.measure.partition(" ")[2]
     variants = [variant for variant in variants_of(spec) if variant.name not in spec.references]
-    for one in variants:
-        for key, values in search.space_of(one.name).items():
-            for variant in (one.at({key: value}) for value in values.extremes):
-                scenario = planned(variant, spec, spec.seeds[0]).scenario
-                lacks = f"[{needs}]" if needs in ("energy", "costs") and getattr(scenario, needs) is None else ""
-                wanted = METRICS[search.metric].measure.partition(" ")[2]
-                if wanted in MORE_IS_BETTER and wanted not in scenario.objective.metrics:
-                    lacks = f"objective.metrics = [{wanted!r}]"
-                lacks = lacks or ('learning = "on"' if needs is not None and scenario.learning == "off" else "")
-                if lacks:
-                    raise ScenarioError(
-                        f"search.metric is {search.metric!r}, which needs {lacks}; variant {variant.label!r} has none"
-                    )
+    tried = (
+        one.at({key: end}) for one in variants for key, of in spec.search.space_of(one.name).items() for end in of.extremes
+    )
+    for variant in tried:
+        scenario = planned(variant, spec, spec.seeds[0]).scenario
+        lacks = f"[{metric.needs}]" if metric.needs in ("energy", "costs") and getattr(scenario, metric.needs) is None else ""
+        if named in MORE_IS_BETTER and named not in scenario.objective.metrics:
+            lacks = f"objective.metrics = [{named!r}]"
+        lacks = lacks or ('learning = "on"' if metric.needs is not None and scenario.learning == "off" else "")
+        if lacks:
+            wanted = f"search.metric is {spec.search.metric!r}, which needs {lacks}"
+            raise ScenarioError(f"{wanted}; variant {variant.label!r} has none")
     return variants
 
 
 def planned(variant: Variant, spec: StudySpec, seed: int) -> PlannedRun:
     """A run of the base, changed by the size, the part, the variant and its place in the grid, in this order.
 
-    Raises:
-        ScenarioError: it cannot be run; the message names the variant.
+    ``ScenarioError``: it cannot be run; the message names the variant.
     """
     try:
         tables = _merged(_layers(variant, spec))
@@ -318,22 +298,19 @@ def _refuse_lost(spec: StudySpec, changes: Sequence[SetChange]) -> None:
             variant = variant.at({key: one.extremes[0] for key, one in spec.search.space_of(variant.name).items()})
         layers = _layers(variant, spec)
         tables = {key: value for key, value in _merged(layers).items() if key != "seed"}
-        for change in changes:
-            said = "--set", change.text
-            counts[said] = counts.get(said, False) or change.holds_in(tables)
+        found = [(("--set", change.text), change.holds_in(tables)) for change in changes]
         for where, layer in layers.items():
             for key in flat(layer) if where != "base" else _strange(layer):
-                counts[where, key] = (
-                    counts.get((where, key), False) or key.endswith("kind") or at(tables, key.split(".")) is not None
-                )
+                found.append(((where, key), key.endswith("kind") or at(tables, key.split(".")) is not None))
+        for said, counted in found:
+            counts[said] = counts.get(said, False) or counted
     for (where, key), counted in counts.items():
         if not counted:
             *above, last = key.partition("=")[0].split(".")
             there = at(planned(variant, spec, spec.seeds[0]).scenario.model_dump(), above) or {}
-            raise ScenarioError(
-                f"{where} says {key!r}, which reaches no run: another 'kind' drops it, or the variants say something "
-                f"else{nearest(last, there)}" + ("; the study's 'seeds' count" if key.startswith("seed") else "")
-            )
+            why = "another 'kind' drops it, or the variants say something else" + nearest(last, there)
+            hint = "; the study's 'seeds' count" if key.startswith("seed") else ""
+            raise ScenarioError(f"{where} says {key!r}, which reaches no run: {why}{hint}")
 
 
 def _strange(base: Mapping[str, Any]) -> list[str]:
@@ -346,8 +323,9 @@ def _strange(base: Mapping[str, Any]) -> list[str]:
 
 def safe_name(name: str) -> str:
     """A name as a folder's: letters, digits and ``-_.=,+`` stay; one that had to be altered ends in part of its sha256."""
-    kept = "".join(c if c.isascii() and (c.isalnum() or c in "-_.=,+") else "_" for c in name.replace(", ", ","))
-    if kept == name.replace(", ", ",") and len(kept) <= _LONGEST_NAME and kept[:1].isalnum() and not kept.endswith("."):
+    plain = name.replace(", ", ",")
+    kept = re.sub(r"[^A-Za-z0-9_.=,+-]", "_", plain)
+    if kept == plain and len(kept) <= _LONGEST_NAME and kept[:1].isalnum() and not kept.endswith("."):
         return kept
     digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:8]
     return f"{kept[:_LONGEST_NAME].lstrip('-_.=,+') or 'variant'}-{digest}"

@@ -26,7 +26,6 @@ class WorkerPool:
     """Carries out orders, with the same processes each time, until it is closed.
 
     Args:
-        workers: how many runs at a time.
         progress: hears of the runs, from one thread at a time.
         keep: file descriptors that the workers inherit.
         most_bytes: of memory; a worker that has used more takes no further run.

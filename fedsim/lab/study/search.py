@@ -9,6 +9,7 @@ alone, so that trials without a figure (the target was not reached, the run fail
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -24,6 +25,8 @@ from fedsim.records.targets import Target
 from fedsim.streams import Streams
 
 Number = int | float
+TrialResult = tuple[Mapping[str, Any], int]
+"""A trial that is over: its values by key, and how many others are better."""
 
 _FEW = 8  # trials from which importances are told
 _DIGITS = 4  # of a value that is drawn: more would say nothing, and values go into names of folders
@@ -31,25 +34,17 @@ _NUMBER_AND_UNIT = re.compile(r"\s*([0-9.eE+-]+)\s*([A-Za-z/]+)\s*")
 
 
 class Metric(NamedTuple):
-    """The aim of a search.
-
-    Attributes:
-        measure: the name of a run's figure; one "to target" lacks the target, which ``aim_of`` says.
-        most: whether more of it is better.
-        needs: the key of a scenario without which runs do not have it.
-    """
+    """The aim of a search: a run's figure, whether more of it is better, and the section of a scenario that it needs."""
 
     measure: str
     most: bool = False
     needs: Literal["learning", "energy", "costs"] | None = "learning"
 
     def of(self, targets: Sequence[float | str]) -> str:
-        """The figure's name, where a study has these targets."""
         return f"{self.measure} {aim_of(targets):g}" if self.to_target else self.measure
 
     @property
     def to_target(self) -> bool:
-        """Whether it is a cost to reach the target."""
         return self.measure.endswith(" to target")
 
 
@@ -88,8 +83,7 @@ _OF_GOALS = {
     "accuracy": "final_accuracy",
     "budget": "accuracy_within_budget",
     **{name: f"final_{name}" for name in MORE_IS_BETTER},
-}
-"""Metrics by the study's goals, where the names differ and a goal is no metric."""
+}  # metrics by the study's goals, where the names differ and a goal is no metric
 
 
 def _measured(said: Number | str) -> tuple[Number, str]:
@@ -97,13 +91,10 @@ def _measured(said: Number | str) -> tuple[Number, str]:
     if not isinstance(said, str):
         return said, ""
     match = _NUMBER_AND_UNIT.fullmatch(said)
-    try:
-        number = float(match[1]) if match else math.nan
-    except ValueError:
-        number = math.nan
-    if match is None or not math.isfinite(number):
-        raise ValueError(f"{said!r} is no number with a unit, such as '90 s'")
-    return number, match[2]
+    with suppress(ValueError):
+        if match is not None and math.isfinite(number := float(match[1])):
+            return number, match[2]
+    raise ValueError(f"{said!r} is no number with a unit, such as '90 s'")
 
 
 class Range(Spec):
@@ -138,12 +129,10 @@ class Range(Spec):
 
     @property
     def ends(self) -> tuple[Number, Number]:
-        """Both as numbers."""
         return _measured(self.low)[0], _measured(self.high)[0]
 
     @property
     def whole(self) -> bool:
-        """Whether its values are whole numbers."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     @property
@@ -173,12 +162,10 @@ class Range(Spec):
         return f"{number:.12g} {_measured(self.low)[1]}" if isinstance(self.low, str) else number
 
     def number(self, value: Any) -> Number:
-        """The number of a value that a scenario says."""
         return _measured(value)[0]
 
     @property
     def distribution(self) -> Any:
-        """Optuna's, of its numbers."""
         from optuna.distributions import FloatDistribution, IntDistribution
 
         low, high = self.ends
@@ -199,24 +186,19 @@ class OneOf(RootModel[Annotated[list[Any], Field(min_length=1)]]):
 
     @property
     def extremes(self) -> list[Any]:
-        """The values that are tried before the search begins."""
         return self.root
 
     def at(self, share: float) -> int:
-        """The place of the value below which this share (0..1) of them lies."""
         return min(int(share * len(self.root)), len(self.root) - 1)
 
     def written(self, place: Number) -> Any:
-        """The value at a place."""
         return self.root[int(place)]
 
     def number(self, value: Any) -> int:
-        """The place of a value."""
         return self.root.index(value)
 
     @property
     def distribution(self) -> Any:
-        """Optuna's, of its places."""
         from optuna.distributions import CategoricalDistribution
 
         return CategoricalDistribution(range(len(self.root)))
@@ -242,13 +224,6 @@ Space = Annotated[
     BeforeValidator(_dotted, json_schema_input_type=dict[str, Any]),
 ]
 """Dotted key -> the values that it is tried with."""
-
-
-class TrialResult(NamedTuple):
-    """A trial that is over: its values by key, and how many others are better."""
-
-    values: Mapping[str, Any]
-    place: int
 
 
 class Search(Spec):
@@ -280,7 +255,6 @@ class Search(Spec):
         return metric
 
     def space_of(self, variant: str) -> Space:
-        """The keys that a variant is searched over."""
         return self.space | self.variants.get(variant, {})
 
     @property
@@ -292,13 +266,9 @@ class Search(Spec):
         """Refuse the search if a package is missing."""
 
     def ask(self, line: str, space: Space, told: Sequence[TrialResult], count: int) -> list[dict[str, Any]]:
-        """The values of the next ``count`` trials, the same whenever it is asked.
+        """The values of the next ``count`` trials of a ``line`` (a variant's label), the same whenever it is asked.
 
-        Args:
-            line: the label of the variant at its point of the grid.
-            space: its own.
-            told: its trials until now, in their order.
-            count: of trials.
+        ``space`` is its own, and ``told`` are its trials until now, in their order.
         """
         raise NotImplementedError
 
@@ -310,11 +280,11 @@ class RandomSearch(Search):
 
     @override
     def ask(self, line: str, space: Space, told: Sequence[TrialResult], count: int) -> list[dict[str, Any]]:
-        draw = Streams(self.seed).uniform
-        numbers = range(len(told), len(told) + count)
-        return [
-            {key: one.written(one.at(draw(f"search/{line}/{key}", number))) for key, one in space.items()} for number in numbers
-        ]
+        def drawn(number: int) -> dict[str, Any]:
+            draws = {key: Streams(self.seed).uniform(f"search/{line}/{key}", number) for key in space}
+            return {key: one.written(one.at(draws[key])) for key, one in space.items()}
+
+        return [drawn(number) for number in range(len(told), len(told) + count)]
 
 
 class OptunaSearch(Search):
@@ -339,10 +309,8 @@ class OptunaSearch(Search):
         try:
             import optuna  # noqa: F401
         except ImportError as error:
-            raise ScenarioError(
-                f"search.kind is 'optuna', but Optuna cannot be imported ({error}); pip install 'optuna>=4' installs it, "
-                "and search.kind = 'random' needs nothing"
-            ) from None
+            how = "pip install 'optuna>=4' installs it, and search.kind = 'random' needs nothing"
+            raise ScenarioError(f"search.kind is 'optuna', but Optuna cannot be imported ({error}); {how}") from None
 
     @override
     def ask(self, line: str, space: Space, told: Sequence[TrialResult], count: int) -> list[dict[str, Any]]:
@@ -379,9 +347,9 @@ def _in_optuna(space: Space, told: Sequence[TrialResult], sampler: Any) -> tuple
     optuna.logging.disable_default_handler()
     study = optuna.create_study(sampler=sampler)
     distributions = {key: one.distribution for key, one in space.items()}
-    for one in told:
-        params = {key: space[key].number(value) for key, value in one.values.items()}
-        study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=float(one.place)))
+    for values, place in told:
+        params = {key: space[key].number(value) for key, value in values.items()}
+        study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=float(place)))
     return study, distributions
 
 

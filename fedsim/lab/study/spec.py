@@ -1,8 +1,8 @@
-"""The grammar of a study file."""
+"""The grammar of a study file, and the reference lines that it can name."""
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -12,6 +12,7 @@ from pydantic import (
     Field,
     GetJsonSchemaHandler,
     ValidationError,
+    ValidationInfo,
     WithJsonSchema,
     field_validator,
     model_validator,
@@ -21,17 +22,69 @@ from pydantic_core import CoreSchema
 
 from fedsim.errors import ScenarioError, nearest
 from fedsim.files import flat
-from fedsim.lab.compare.goals import GOALS, Budget
-from fedsim.lab.study.references import REFERENCES
+from fedsim.lab.compare.measures import GOALS, Budget
 from fedsim.lab.study.search import METRICS, AnySearch, Search
 from fedsim.language.spec import Spec, json_schema
 from fedsim.language.stop import MORE_IS_BETTER
 from fedsim.language.wording import explain
+from fedsim.overrides import Tables, changed
 from fedsim.records.study_folder import UNNAMED
 from fedsim.records.targets import Target
 from fedsim.scenario import Scenario
+from fedsim.strategies import STRATEGIES, strategy_class
+from fedsim.world.population import PopulationSpec
 
+SIZE, PART, TRIAL = "size", "part", "trial"  # places in the grid that are no keys of a scenario
 _MOST_RUNS = 100_000  # beyond this a study is a typing error, and its plan alone would fill the memory
+_USUAL_DEVICES = PopulationSpec.model_fields["devices"].default
+_USUAL_ROUNDS = 100
+_NOT_ALONE = ("clients_per_round", "deadline")
+_CHANGES_SAMPLES = ("label-permutation", "rotation")  # shifts after which the same samples are other data
+
+
+def local(base: Mapping[str, Any]) -> Tables:
+    """Every device trains alone, as often in a round and for as many epochs as the base asks its clients; nothing is sent."""
+    kind = _table(base, "strategy").get("kind", STRATEGIES.usual)
+    if not isinstance(kind, str):
+        raise ScenarioError(f"strategy.kind is {kind!r}; it must be a name")
+    score = _table(base, "evaluation").get("score") or strategy_class(kind).score
+    return changed(base, {"strategy": {"kind": "local"}, "evaluation": {"score": score}})
+
+
+def centralised(base: Mapping[str, Any]) -> Tables:
+    """One device trains alone on the data of all devices of the base.
+
+    It makes as many passes over its data in a round as the base's clients do, and as many rounds; nothing is sent, and nothing
+    is late. Its times are those of no federation, and comparisons leave them out. Data that devices swap ([drift]) are the same
+    when pooled; data that are released bit by bit are all there from the beginning.
+
+    Raises:
+        ScenarioError: the base has no number of rounds, no learning, or a drift that makes other data of the same samples.
+    """
+    if base.get("learning") == "off":
+        raise ScenarioError("'centralised' has no meaning with learning = \"off\": it is there for its accuracy")
+    drift = _table(base, "drift").get("kind")
+    if drift in _CHANGES_SAMPLES:
+        raise ScenarioError(f"'centralised' has no meaning with drift.kind {drift!r}: there is no one set of data to pool")
+    stop = {"rounds": _USUAL_ROUNDS} if "stop" not in base else _table(base, "stop")
+    if "rounds" not in stop:
+        raise ScenarioError("'centralised' needs stop.rounds in the base: it has no simulated time of its own")
+    alone = local({key: value for key, value in base.items() if key not in ("drift", "population", "network")})
+    return alone | {
+        "strategy": {key: value for key, value in alone["strategy"].items() if key not in _NOT_ALONE},
+        "data": {**_table(base, "data"), "pooled_from": _table(base, "population").get("devices", _USUAL_DEVICES)},
+        "population": {"devices": 1},
+        "stop": {key: value for key, value in stop.items() if key != "simulated_time"},
+    }
+
+
+REFERENCES: Mapping[str, Callable[[Mapping[str, Any]], Tables]] = {"centralised": centralised, "local": local}
+
+
+def _table(base: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A section of the base; one that is no table is refused when the scenario is validated."""
+    section = base.get(name, {})
+    return section if isinstance(section, Mapping) else {}
 
 
 @dataclass(frozen=True)
@@ -51,25 +104,21 @@ Changes = Annotated[dict[str, Any], _AsInScenario()]
 Base = Annotated[dict[str, Any], _AsInScenario(or_path=True)]
 
 
-def _dotted(grid: Any) -> Any:
-    return flat(grid) if isinstance(grid, dict) else grid
-
-
 def _several(grid: dict[str, list[Any]]) -> dict[str, list[Any]]:
     if "seed" in grid:
         raise ValueError("'seed' is no key of a grid; the study's 'seeds' are what runs are repeated with")
     for key, values in grid.items():
-        shown = [repr(value) for value in values]
-        if not values or len(set(shown)) < len(shown):
+        if not values or len(set(map(repr, values))) < len(values):
             raise ValueError(f"{key!r} has the values {values}; allowed is a list of different ones, at least one")
     return grid
 
 
 Grid = Annotated[
-    dict[str, list[Any]], BeforeValidator(_dotted, json_schema_input_type=dict[str, Any]), AfterValidator(_several)
+    dict[str, list[Any]],
+    BeforeValidator(lambda grid: flat(grid) if isinstance(grid, dict) else grid, json_schema_input_type=dict[str, Any]),
+    AfterValidator(_several),
 ]
 """Dotted key -> its values."""
-
 
 Said = float | str
 """A target as a study says it: an accuracy, or ``metric=value``."""
@@ -92,9 +141,6 @@ def _read(target: list[Said]) -> list[Said]:
 
 
 Targets = Annotated[list[Said], BeforeValidator(_listed, json_schema_input_type=Said | list[Said]), AfterValidator(_read)]
-
-
-SIZE, PART, TRIAL = "size", "part", "trial"  # places in the grid that are no keys of a scenario
 
 
 class Size(Spec):
@@ -188,8 +234,16 @@ class StudySpec(Spec):
 
     @property
     def names(self) -> list[str]:
-        """The variants' names, the references last."""
         return [*self.variants, *self.references]
+
+    @property
+    def chosen_size(self) -> tuple[str, Size] | None:
+        name = self.size or next(iter(self.sizes), None)
+        return None if name is None else (name, self.sizes[name])
+
+    @property
+    def _grids(self) -> list[dict[str, list[Any]]]:
+        return [self.grid | part.grid for part in self.parts.values()] or [self.grid]
 
     @field_validator("seeds")
     @classmethod
@@ -198,31 +252,16 @@ class StudySpec(Spec):
             raise ValueError(f"{seeds} are not different whole numbers from 0 on")
         return seeds
 
-    @field_validator("variants")
+    @field_validator("variants", "parts", "sizes")
     @classmethod
-    def _named(cls, variants: dict[str, Any]) -> dict[str, Any]:
-        for name in variants:
-            _refuse_blank("a variant's name", name, 200)
-            if "seed" in variants[name]:
+    def _named(cls, named: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        what, most = ("a variant's name", 200) if info.field_name == "variants" else ("a name", 60)
+        for name, said in named.items():
+            if not name.strip() or len(name) > most:
+                raise ValueError(f"{what} has {len(name)} characters; allowed are 1 to {most}, not all of them blank")
+            if info.field_name == "variants" and "seed" in said:
                 raise ValueError(f"{name!r} has a seed of its own; all variants run with the study's 'seeds'")
-        return variants
-
-    @field_validator("parts", "sizes")
-    @classmethod
-    def _called(cls, named: dict[str, Any]) -> dict[str, Any]:
-        for name in named:
-            _refuse_blank("a name", name, 60)
         return named
-
-    @field_validator("references")
-    @classmethod
-    def _known(cls, references: list[str]) -> list[str]:
-        for name in references:
-            if name not in REFERENCES:
-                raise ValueError(f"{name!r} is none; allowed are {', '.join(REFERENCES)}{nearest(name, REFERENCES)}")
-        if len(set(references)) < len(references):
-            raise ValueError(f"{references} names one of them twice")
-        return references
 
     @model_validator(mode="after")
     def _fits_together(self) -> "StudySpec":
@@ -230,29 +269,30 @@ class StudySpec(Spec):
             raise ValueError("a study needs a variant at least, such as [variants.fedavg]")
         if self.goal is not None and (self.goal == "budget") != bool(self.budget.limits):
             raise ValueError(f"goal is {self.goal!r}; with [budget] it is 'budget', and without one another")
-        searched = [] if self.search is None else self._searched(self.search)
+        if len(set(self.references)) < len(self.references):
+            raise ValueError(f"references are {self.references}, which names one of them twice")
         for name in self.references:
             if name in self.variants:
                 raise ValueError(f"{name!r} is both a variant and one of the references; give the variant another name")
+        if self.search is not None:
+            self._refuse_unfit(self.search)
         for what, names, allowed in self._used_names():
             for name in names:
                 if name not in allowed:
-                    known = (
-                        f"allowed are {', '.join(allowed)}{nearest(str(name), allowed)}" if allowed else "the study has none"
-                    )
-                    raise ValueError(f"{what} is {name!r}; {known}")
+                    hint = f"allowed are {', '.join(allowed)}{nearest(str(name), allowed)}" if allowed else "the study has none"
+                    raise ValueError(f"{what} is {name!r}; {hint}")
         trials = 1 if self.search is None else self.search.trials
         runs = sum(math.prod(map(len, grid.values())) for grid in self._grids) * len(self.names) * len(self.seeds) * trials
         if runs > _MOST_RUNS:
             raise ValueError(f"it has {runs} runs; at most {_MOST_RUNS} are allowed")
+        searched = [] if self.search is None else [key for name in self.variants for key in self.search.space_of(name)]
         used = [*itertools.chain(*self._grids), *searched]
         for key in self.sets:
             if key not in used:
                 raise ValueError(f"sets has {key!r}, which no grid has: it would change nothing{nearest(key, used)}")
         return self
 
-    def _searched(self, search: Search) -> list[str]:
-        """The keys that are searched over; a search that does not fit the study is refused."""
+    def _refuse_unfit(self, search: Search) -> None:
         if not self.variants:
             raise ValueError("a search needs a variant at least, such as [variants.fedavg]; references are not searched")
         if search.metric == "accuracy_within_budget" and not self.budget.limits:
@@ -270,14 +310,10 @@ class StudySpec(Spec):
                 raise ValueError(f"{taken[0]!r} is both in a grid and in search.space; allowed is one of them")
             if "seed" in space:
                 raise ValueError("'seed' is no key to search over; the study's 'seeds' are what runs are repeated with")
-        return [key for name in self.variants for key in search.space_of(name)]
 
     def _used_names(self) -> Iterator[tuple[str, Iterable[Any], Collection[str]]]:
         """Names of other entries: where they stand, the names, and those that exist."""
-        if self.search is not None:
-            yield "a variant of the search", self.search.variants, self.variants
-            for key, one in (item for name in self.variants for item in self.search.space_of(name).items()):
-                yield f"a value of {key!r} in search.space", one.extremes if key in self.sets else (), self.sets.get(key, ())
+        yield "a reference", self.references, REFERENCES
         yield "'baseline'", () if self.baseline is None else (self.baseline,), self.names
         yield "size", () if self.size is None else (self.size,), self.sizes
         for name, part in self.parts.items():
@@ -285,18 +321,7 @@ class StudySpec(Spec):
             yield f"a size of the part {name!r}", part.sizes or (), self.sizes
         for key, values in (item for grid in self._grids for item in grid.items() if item[0] in self.sets):
             yield f"a value of {key!r} in a grid", values, self.sets[key]
-
-    @property
-    def _grids(self) -> list[dict[str, list[Any]]]:
-        return [self.grid | part.grid for part in self.parts.values()] or [self.grid]
-
-    @property
-    def chosen_size(self) -> tuple[str, Size] | None:
-        """The size in which it is run, with its name."""
-        name = self.size or next(iter(self.sizes), None)
-        return None if name is None else (name, self.sizes[name])
-
-
-def _refuse_blank(what: str, name: str, most: int) -> None:
-    if not name.strip() or len(name) > most:
-        raise ValueError(f"{what} has {len(name)} characters; allowed are 1 to {most}, not all of them blank")
+        if self.search is not None:
+            yield "a variant of the search", self.search.variants, self.variants
+            for key, one in (item for name in self.variants for item in self.search.space_of(name).items()):
+                yield f"a value of {key!r} in search.space", one.extremes if key in self.sets else (), self.sets.get(key, ())

@@ -13,8 +13,8 @@ from typing import Any, Literal
 from fedsim.errors import ScenarioError
 from fedsim.lab.compare.lines import short_key, shown
 from fedsim.lab.compare.measures import BEST, measure
+from fedsim.lab.compare.show import to_csv
 from fedsim.lab.compare.table import Cell, ComparedTable
-from fedsim.lab.compare.text import to_csv
 from fedsim.lab.study.plan import PlannedRun, Study, Variant, planned, searched
 from fedsim.lab.study.search import METRICS, Search, TrialResult, aim_of, importances
 from fedsim.lab.study.spec import TRIAL
@@ -24,23 +24,17 @@ from fedsim.records.reading import RunFolder
 from fedsim.records.study_folder import BEST_OF, TRIALS, is_done
 from fedsim.records.targets import Target
 
-TrialState = Literal["open", "done", "pruned", "failed", "refused"]
-Rank = tuple[float, ...]
-
 _ENDED_WELL = {"done": 0, "pruned": 1, "failed": 2, "refused": 2, "open": 2}
-_ERROR = "error"
 _FEW = 4  # so many others are needed before one is pruned
+_Build = Callable[[PlannedRun], None]
 
 
 @dataclass
 class Trial:
-    """A point of the space that is tried.
+    """A point of the space that is tried; its number is from 1 on, and ``refused`` with an error.
 
     Attributes:
-        variant: with its values.
-        number: from 1 on.
         values: of each key that is searched over.
-        state: ``refused`` with an error.
         figures: the metric of its runs, one a seed; None for one that does not have it.
         nearest: the best accuracy of each run, where the metric is to reach one.
     """
@@ -48,7 +42,7 @@ class Trial:
     variant: Variant
     number: int
     values: Mapping[str, Any]
-    state: TrialState = "open"
+    state: Literal["open", "done", "pruned", "failed", "refused"] = "open"
     figures: list[float | None] = field(default_factory=list)
     nearest: list[float] = field(default_factory=list)
     error: str = ""
@@ -59,14 +53,13 @@ class Trial:
         known = [figure for figure in self.figures if figure is not None]
         return sum(known) / len(known) if known and len(known) == len(self.figures) else None
 
-    def rank(self, most: bool, seeds: int | None = None) -> Rank:
+    def rank(self, most: bool, seeds: int | None = None) -> tuple[float, ...]:
         """Less is better: first trials that came to their end, then by how many runs lack the figure, then by the figures.
 
         ``most``: whether more of the metric is better. ``seeds``: compare so many runs; None: all of them, and the state.
         """
-        figures, missing = self.figures[:seeds], self.figures[:seeds].count(None)
-        near = -sum(self.nearest[:seeds])
-        known = sum(figure for figure in figures if figure is not None)
+        figures, near = self.figures[:seeds], -sum(self.nearest[:seeds])
+        missing, known = figures.count(None), sum(figure for figure in figures if figure is not None)
         ended = 0 if seeds is not None else _ENDED_WELL[self.state]
         return (ended, -len(figures), missing, near if missing else -known if most else known)
 
@@ -80,19 +73,10 @@ class SearchedVariant:
 
 
 class Trials:
-    """The trials of a study's search.
-
-    Args:
-        study: with its references alone; trials are added to it.
-        search: the method by which they are made.
-
-    Attributes:
-        lines: the variants that are searched.
-    """
+    """The trials of a study's ``search``, which are added to the ``study``; ``lines`` are the variants that are searched."""
 
     def __init__(self, study: Study, search: Search) -> None:
-        self.study, self.search = study, search
-        spec = study.spec
+        self.study, self.search, spec = study, search, study.spec
         self._metric = METRICS[search.metric]
         self._figure = self._metric.of(spec.target)
         self.lines = [SearchedVariant(variant) for variant in searched(spec)]
@@ -102,10 +86,9 @@ class Trials:
 
     @property
     def is_over(self) -> bool:
-        """Whether all trials are."""
         return not self._batch and all(len(line.trials) == self.search.trials for line in self.lines)
 
-    def grow(self, path: Path, try_to_build: Callable[[PlannedRun], None]) -> None:
+    def grow(self, path: Path, try_to_build: _Build) -> None:
         """Plan the trials that follow from the runs that are over in the study's folder; invalid ones are refused."""
         while not self.is_over and self._told(path):
             if not self._batch:
@@ -131,36 +114,35 @@ class Trials:
     def _told(self, path: Path) -> bool:
         """Read the figures of the runs that are planned; whether all of them are over."""
         new = ((trial, self.study.runs_of[trial.variant.folder][len(trial.figures) :]) for trial in self._open)
-        runs = [(trial, run) for trial, own in new for run in own]
-        if not all(is_done(path / run.folder) or self.gave_up(path / run.folder) for _, run in runs):
+        runs, spec = [(trial, path / run.folder) for trial, own in new for run in own], self.study.spec
+        if not all(is_done(folder) or self.gave_up(folder) for _, folder in runs):
             return False
-        for trial, run in runs:
-            if self.gave_up(path / run.folder):
+        for trial, folder in runs:
+            if self.gave_up(folder):
                 trial.state = "failed"
             elif trial.state == "open":
-                spec = self.study.spec
-                values = measure(RunFolder(path / run.folder), [*map(Target.read, spec.target)], budget=spec.budget.limits)
+                values = measure(RunFolder(folder), [*map(Target.read, spec.target)], budget=spec.budget.limits)
                 trial.figures.append(values[self._figure])
                 trial.nearest.append(values[BEST.name] or 0.0)
         return True
 
     def _results(self, line: SearchedVariant) -> list[TrialResult]:
-        """The trials of a line, each with how many others are better."""
-        ranks = [trial.rank(self._metric.most) for trial in line.trials]
+        ranks = [self._rank(trial) for trial in line.trials]
         ranked = zip(line.trials, ranks, strict=True)
-        return [TrialResult(trial.values, sum(other < rank for other in ranks)) for trial, rank in ranked]
+        return [(trial.values, sum(other < rank for other in ranks)) for trial, rank in ranked]
+
+    def _rank(self, trial: Trial) -> tuple[float, ...]:
+        return trial.rank(self._metric.most)
 
     def _propose(self) -> None:
         for line in self.lines:
-            told = self._results(line)
+            told, space = self._results(line), self.search.space_of(line.variant.name)
             count = min(self.search.batch, self.search.trials - len(told))
-            space = self.search.space_of(line.variant.name)
-            for values in self.search.ask(line.variant.label, space, told, count):
-                number = len(line.trials) + 1
+            for number, values in enumerate(self.search.ask(line.variant.label, space, told, count), len(told) + 1):
                 line.trials.append(Trial(line.variant.at({TRIAL: number} | values), number, values))
-                self._batch.append(line.trials[-1])
+            self._batch += line.trials[len(told) :]
 
-    def _plan(self, path: Path, try_to_build: Callable[[PlannedRun], None]) -> None:
+    def _plan(self, path: Path, try_to_build: _Build) -> None:
         """Plan the runs of this rung; trials that cannot be run are refused, and so is a search of only such ones."""
         for trial in self._open:
             try:
@@ -178,16 +160,15 @@ class Trials:
         """Prune the trials that are worse than the median of the trials with as many runs."""
         for line in self.lines:
             peers = [trial for trial in line.trials if len(trial.figures) >= self._rung]
-            ranks = {trial.number: trial.rank(self._metric.most, self._rung) for trial in peers}
-            middle = sorted(ranks.values())[(len(ranks) - 1) // 2] if ranks else ()
-            for trial in peers:
-                if trial.state == "open" and len(ranks) > _FEW and ranks[trial.number] > middle:
+            ranks = sorted(trial.rank(self._metric.most, self._rung) for trial in peers)
+            for trial in peers if len(ranks) > _FEW else ():
+                if trial.state == "open" and trial.rank(self._metric.most, self._rung) > ranks[(len(ranks) - 1) // 2]:
                     trial.state = "pruned"
 
     def best(self, line: SearchedVariant) -> Trial | None:
         """The first of a line's best trials, of those that came to their end and have the figure."""
         there = [trial for trial in line.trials if trial.state == "done" and trial.value is not None]
-        return min(there, key=lambda trial: trial.rank(self._metric.most), default=None)
+        return min(there, key=self._rank, default=None)
 
     def write(self, path: Path) -> None:
         """Write all trials as a table, the best first, and the scenario of the best of each line."""
@@ -199,14 +180,13 @@ class Trials:
                 files.write_text(path / name, self.study.runs_of[best.variant.folder][0].scenario.to_toml())
 
     def table(self, most: int | None = None) -> ComparedTable:
-        """The trials of each line, the best first, and so many at ``most``; errors are in the last column."""
+        """The trials of each line, the best first, and so many at ``most``; errors are in the last column, if there are any."""
         rows = [row for line in self.lines for row in [*self._rows(line)][:most]]
-        heads = sorted(dict.fromkeys(head for row in rows for head in row), key=lambda head: head == _ERROR)
-        is_wrong = any(row[_ERROR] for row in rows)
-        return ComparedTable.of([head for head in heads if head != _ERROR or is_wrong], rows)
+        heads = dict.fromkeys(head for row in rows for head in row if head != "error")
+        return ComparedTable.of([*heads, *(["error"] if any(row["error"] for row in rows) else [])], rows)
 
     def _rows(self, line: SearchedVariant) -> Iterator[dict[str, Cell]]:
-        for trial in sorted(line.trials, key=lambda trial: (trial.rank(self._metric.most), trial.number)):
+        for trial in sorted(line.trials, key=lambda trial: (self._rank(trial), trial.number)):
             yield {
                 "variant": line.variant.name,
                 **{key: _cell(value) for key, value in line.variant.point},
@@ -215,7 +195,7 @@ class Trials:
                 self.search.metric: trial.value,
                 "runs": len(trial.figures),
                 **{key: _cell(value) for key, value in trial.values.items()},
-                _ERROR: trial.error or None,
+                "error": trial.error or None,
             }
 
     def lines_of_text(self) -> list[str]:
@@ -223,26 +203,24 @@ class Trials:
         found = [(best, line) for line in self.lines if (best := self.best(line)) is not None]
         if len(found) < 2:
             return list(map(self._text_of, self.lines))
-        first = min(found, key=lambda one: one[0].rank(self._metric.most))[1]
+        first = min(found, key=lambda one: self._rank(one[0]))[1]
         to = f" that reaches {aim_of(self.study.spec.target):g}" if self._metric.to_target else ""
         return [f"the best of all{to}: {self._text_of(first)}", *map(self._text_of, self.lines)]
 
     def _text_of(self, line: SearchedVariant) -> str:
-        states = [trial.state for trial in line.trials]
-        others = [f"{states.count(state)} {state}" for state in ("pruned", "failed", "refused") if state in states]
-        counted = f"{len(states)} trials" + (f", {', '.join(others)}" if others else "")
-        best = self.best(line)
-        if best is None:
-            return f"{line.variant.label}: no trial has {self.search.metric} ({counted})"
+        states, best = [trial.state for trial in line.trials], self.best(line)
+        others = [f", {states.count(state)} {state}" for state in ("pruned", "failed", "refused") if state in states]
+        counted = f"({len(states)} trials{''.join(others)})"
+        if best is None or best.value is None:
+            return f"{line.variant.label}: no trial has {self.search.metric} {counted}"
         values = ", ".join(f"{short_key(key, best.values)} = {value}" for key, value in best.values.items())
-        assert best.value is not None
         is_time = "time" in self._figure or "compute" in self._figure
         show = show_seconds if is_time else show_bytes if "traffic" in self._figure else "{:.4g}".format
-        value = show(best.value)
         shares = importances(self.search.space_of(line.variant.name), self._results(line))
         named = ", ".join(f"{short_key(key, shares)} {share:.0%}" for key, share in shares.items())
         matters = f"; of how its trials rank each key explains: {named} (Optuna's fANOVA)" if named else ""
-        return f"{line.variant.label}: best is trial {best.number}, {self.search.metric} {value}: {values} ({counted}){matters}"
+        best_is = f"best is trial {best.number}, {self.search.metric} {show(best.value)}: {values}"
+        return f"{line.variant.label}: {best_is} {counted}{matters}"
 
 
 def _cell(value: Any) -> Cell:

@@ -25,10 +25,9 @@ from fedsim.errors import CheckpointError, FedsimError, told
 from fedsim.executors.inline import Inline
 from fedsim.output.progress import share_done
 from fedsim.records.lock import locked
-from fedsim.running.interruption import end_soon
-from fedsim.running.runner import Job
+from fedsim.running.runner import Job, end_soon
 from fedsim.scenario import Scenario
-from fedsim.simulation import Record, Simulation
+from fedsim.simulation import Record
 
 _NEWS_EVERY_S = 0.25
 _ORPHAN_LIVES_S = 10.0  # a run that cannot be interrupted within this time dies with its parent
@@ -43,13 +42,11 @@ class Worker:
         self._stopping = False
 
     def stop(self, number: int, *_: object) -> None:
-        """Interrupt the run under way, and begin no other."""
         self._stopping = True
         if self._job is not None:
             end_soon(self._job, number)
 
     def carry_out(self, order: Mapping[str, Any]) -> None:
-        """Do one run, and say how it ended."""
         folder = Path(order["folder"])
         try:
             ending = outcome_of(self._run(order["scenario"], folder, order["how"]))
@@ -57,20 +54,14 @@ class Worker:
             ending = {"status": "failed", "error": failure(error, folder)}
         self._job = None
         gc.collect()  # a run's objects point at each other
-        self._say(event="ended", run=ending, peak_bytes=peak_bytes())
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        self._say(event="ended", run=ending, peak_bytes=peak)
 
     def _run(self, text: str, folder: Path, how: str) -> Mapping[str, Any] | None:
         if self._stopping:
             return None
         scenario = Scenario(**tomllib.loads(text))  # its code, if it names any, was allowed where it was read
         job = self._prepare(scenario, folder, how)
-        self._watch(scenario, job.simulation)
-        self._job = job
-        if self._stopping:  # asked while the run was being built
-            job.interrupt()
-        return asyncio.run(job.execute()).summary
-
-    def _watch(self, scenario: Scenario, simulation: Simulation) -> None:
         stop, rounds, said = scenario.strategy.horizon(scenario.stop), 0, time.perf_counter()
 
         def take(record: Record) -> None:
@@ -82,7 +73,11 @@ class Worker:
                 said = now
                 self._say(event="progress", share=share_done(stop, rounds, record.time))
 
-        simulation.listen(take, kinds=("round", "task-end"))
+        job.simulation.listen(take, kinds=("round", "task-end"))
+        self._job = job
+        if self._stopping:  # asked while the run was being built
+            job.interrupt()
+        return asyncio.run(job.execute()).summary
 
     def _prepare(self, scenario: Scenario, folder: Path, how: str) -> Job:
         if how == "resume":
@@ -95,11 +90,6 @@ class Worker:
             with locked(folder):
                 shutil.rmtree(folder)
         return Job(scenario, folder, Inline())
-
-
-def peak_bytes() -> int:
-    """The most memory that this process has used so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def failure(error: Exception, folder: Path | None = None) -> str:

@@ -1,7 +1,14 @@
-"""Runs and studies as trackers of experiments take them: names, settings, and scalars round by round."""
+"""Runs and studies for trackers of experiments: TensorBoard, MLflow, and Weights & Biases.
+
+Each tracker's package is loaded when it is needed. An export done again takes the place of the first. ``RunFolderError`` says
+that a folder is neither a run nor a study or is damaged, the package missing, or ``out`` cannot be written.
+"""
 
 import hashlib
 import importlib
+import os
+import re
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +16,7 @@ from typing import Any
 
 from fedsim.errors import RunFolderError
 from fedsim.files import flat
+from fedsim.records.folder import writing
 from fedsim.records.ledger import total_of_round
 from fedsim.records.reading import RunFolder
 from fedsim.records.schema import OF_PEERS
@@ -21,17 +29,16 @@ _TAGS = {
     "clients": ("selected", "valid", "slow", "disconnected"),
 }
 _OF_SUMMARY = ("strategy", "seed", "status", "rounds", "simulated_s", "events_sha256", "models_sha256")
+_EVENTS = "events.out.tfevents.0.fedsim"  # TensorBoard's file
+_EXPERIMENT = "fedsim"  # MLflow's, of runs without a study
+_LONGEST = 6000  # characters of a parameter of MLflow's
+_AT_A_TIME = {"params": 100, "metrics": 1000}  # in one call of MLflow's
+_OFF = ("x_disable_stats", "x_disable_meta", "disable_git", "disable_code")  # of W&B
 
 
 @dataclass(frozen=True)
 class Export:
-    """A run to be exported.
-
-    Attributes:
-        run: its folder.
-        name: different for each run of an export.
-        study: the name of the run's study; empty for a single run.
-    """
+    """A run to be exported; its name differs from the others', and ``study`` is empty for a single run."""
 
     run: RunFolder
     name: str
@@ -45,12 +52,10 @@ class Export:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The scenario, by dotted key."""
         return flat(self.run.scenario)
 
     @property
     def figures(self) -> dict[str, Any]:
-        """The summary: numbers and names."""
         summary = self.run.summary
         parts = {"accuracy": summary["accuracy"], "energy": summary.get("energy", {})}
         parts["bytes"] = {name: summary["bytes"][name] for name in ("down", "up", "wasted")}
@@ -68,25 +73,9 @@ class Export:
             yield row["time"], row["round"], told | {"traffic/so far, bytes": moved}
 
 
-def tracker(module: str, name: str, package: str) -> Any:
-    """Import a tracker's module.
-
-    Raises:
-        RunFolderError: it is not installed.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise RunFolderError(f"{name} cannot be imported ({error}); pip install {package!r} installs it") from error
-
-
 def exports(paths: Sequence[str | Path]) -> list[Export]:
-    """The runs in folders of runs and studies, those of studies that are done.
-
-    Raises:
-        RunFolderError: a folder is neither a run nor a study, or is damaged; or a study has no run that is done.
-    """
-    single = iter(names([RunFolder(path) for path in paths if not is_study(Path(path))]))
+    """The runs in folders of runs and studies, those of studies that are done, at least one of each."""
+    single = iter(_names([path.resolve() for path in map(Path, paths) if not is_study(path)]))
     found: list[Export] = []
     for path in map(Path, paths):
         if not is_study(path):
@@ -101,11 +90,115 @@ def exports(paths: Sequence[str | Path]) -> list[Export]:
     return found
 
 
-def names(runs: Sequence[RunFolder]) -> list[str]:
-    """The runs' folders, with as many folders above as tell them apart, and their places where none do."""
-    paths = [run.path.resolve() for run in runs]
+def _names(paths: Sequence[Path]) -> list[str]:
+    """The names of folders, with as many folders above as tell them apart, or with their places where none do."""
     for depth in range(1, max((len(path.parts) for path in paths), default=0)):
         found = ["/".join(path.parts[-depth:]) for path in paths]
         if len(set(found)) == len(found):
             return found
     return [f"{place}-{path.name}" for place, path in enumerate(paths, start=1)]
+
+
+def _tracker(module: str, name: str, package: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise RunFolderError(f"{name} cannot be imported ({error}); pip install {package!r} installs it") from error
+
+
+def write_tensorboard(paths: Sequence[str | Path], out: Path) -> list[Path]:
+    """Write each run's rounds to ``out/RUN``, those of studies to ``out/STUDY``, as scalars; returns the files.
+
+    The step is the round, the time the simulated time: charts over "Relative" are over simulated time.
+    """
+    _tracker("tensorboard", "TensorBoard", "tensorboard>=2.15")
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    found = {out / one.name / _EVENTS: one for one in exports(paths)}
+    for path, one in found.items():
+        with writing(path) as beside, beside.open("wb") as file:
+            writer = RecordWriter(file)
+            writer.write(Event(wall_time=0.0, file_version="brain.Event:2").SerializeToString())
+            for time, number, values in one.scalars():
+                told = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+                writer.write(Event(wall_time=time, step=number, summary=Summary(value=told)).SerializeToString())
+    return [*found]
+
+
+def write_mlflow(paths: Sequence[str | Path], out: str | Path) -> list[str]:
+    """Write runs to an MLflow store, an experiment a study; returns their names.
+
+    ``out`` is a folder, which becomes a file store, or the URI of a store (``sqlite:///mlflow.db``, ``http://127.0.0.1:5000``).
+    The step is the round, the time the simulated time since 1970.
+    """
+    mlflow = _tracker("mlflow.tracking", "MLflow", "mlflow-skinny>=2.10")
+    from mlflow.exceptions import MlflowException
+
+    found = exports(paths)
+    uri = str(out) if "://" in str(out) else Path(out).resolve().as_uri()
+    try:
+        if uri.startswith("file:"):
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions refuse file stores unless this is said
+            Path(out).mkdir(parents=True, exist_ok=True)
+        client = mlflow.MlflowClient(uri)
+        for one in found:
+            _tell_mlflow(client, one)
+    except (MlflowException, OSError) as error:
+        raise RunFolderError(f"--out {str(out)!r} cannot be written: {str(error).splitlines()[0]}") from None
+    return [one.name for one in found]
+
+
+def _tell_mlflow(client: Any, one: Export) -> None:
+    from mlflow.entities import Metric, Param
+
+    name = one.study or _EXPERIMENT
+    known = client.get_experiment_by_name(name)
+    experiment = client.create_experiment(name) if known is None else known.experiment_id
+    for old in client.search_runs([experiment], f"tags.`fedsim.key` = '{one.key}'"):
+        client.delete_run(old.info.run_id)
+    texts = {name: value for name, value in one.figures.items() if isinstance(value, str)}
+    tags, end = {"fedsim.key": one.key, **texts}, round(one.run.summary["simulated_s"] * 1000)
+    number = client.create_run(experiment, start_time=0, run_name=one.name, tags=tags).info.run_id
+    told = [(tag, value, round(time * 1000), step) for time, step, values in one.scalars() for tag, value in values.items()]
+    told += [(f"summary/{name}", float(value), end, 0) for name, value in one.figures.items() if name not in texts]
+    entries = {
+        "params": [Param(key, str(value)[:_LONGEST]) for key, value in one.settings.items()],
+        "metrics": [Metric(re.sub(r"[^\w\-. /]", "", tag), *values) for tag, *values in told],  # MLflow allows no others
+    }
+    for kind, most in _AT_A_TIME.items():
+        for begin in range(0, len(entries[kind]), most):
+            client.log_batch(number, **{kind: entries[kind][begin : begin + most]})
+    client.set_terminated(number, "FINISHED" if one.run.summary["status"] == "done" else "FAILED", end_time=end)
+
+
+def write_wandb(paths: Sequence[str | Path], out: Path, project: str = "fedsim") -> list[Path]:
+    """Write runs as W&B's own files into ``out/wandb``, a study as a group; returns their folders.
+
+    The step is the round; ``simulated time, s`` is a metric beside the others. Nothing leaves this machine until somebody sends
+    the files by ``wandb sync``, to this ``project``.
+    """
+    wandb = _tracker("wandb", "W&B", "wandb>=0.18")
+    found = exports(paths)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        return [_write_wandb(wandb, one, out, project) for one in found]
+    except OSError as error:
+        raise RunFolderError(f"--out {str(out)!r} cannot be written: {error.strerror}") from None
+    finally:
+        wandb.teardown()  # its own process writes the files, and may still be at it when a run is finished
+
+
+def _write_wandb(wandb: Any, one: Export, out: Path, project: str) -> Path:
+    written = f"wandb/offline-run-*-{one.key}"
+    for old in out.glob(written):
+        shutil.rmtree(old)
+    quiet = wandb.Settings(silent=True, console="off", x_save_requirements=False, **dict.fromkeys(_OFF, True))
+    names = {"project": project, "name": one.name, "group": one.study or None, "id": one.key}
+    run = wandb.init(mode="offline", dir=str(out), config=one.settings, settings=quiet, **names)
+    for time, number, values in one.scalars():
+        run.log({**values, "simulated time, s": time}, step=number)
+    run.summary.update({f"summary/{name}": value for name, value in one.figures.items()})
+    run.finish(exit_code=0 if one.run.summary["status"] == "done" else 1)
+    return next(out.glob(written))

@@ -10,42 +10,30 @@ from fedsim.records.reading import RunFolder
 
 
 class Curve(NamedTuple):
-    """A quantity that changes at some instants only.
-
-    Attributes:
-        times: when it changes (s), ascending, float64 [n].
-        values: what it is from then on, float64 [n]; 0 before the first.
-    """
+    """A quantity that changes at some ``times`` only (s, ascending, float64 [n]), and its ``values`` from then on; 0 before."""
 
     times: Floats
     values: Floats
 
 
 def link_load(run: RunFolder, direction: Literal["down", "up"]) -> Curve:
-    """Bytes/s over the server's link in one direction.
+    """Bytes/s over the server's link in one direction. ``RunFolderError``: a table is missing or damaged.
 
     Each message counts with its mean rate: what of it was on the wire, from the end of its latency on (to or from an edge
     server, from its begin on). How a link was shared within one message is not recorded. What other parts of the server's side
     send each other is on no link, and what goes between devices and their edge servers is not on this one.
-
-    Raises:
-        RunFolderError: a table is missing or damaged.
     """
-    table = run.table(TRANSFERS).select(["start", "end", "device", "direction", "wire_bytes", "sender", "receiver"])
-    population = run.table(DEVICES)
-    latency = np.append(population.column("latency").to_numpy(), 0.0)
-    device = table.column("device").to_numpy(zero_copy_only=False).astype(float)
-    mine = table.column("direction").cast("string").to_numpy(zero_copy_only=False) == direction
-    named = ~(table.column("sender").is_null().to_numpy() & table.column("receiver").is_null().to_numpy())
-    mine &= np.isfinite(device) ^ named
-    start, end, size = (table.column(name).to_numpy()[mine] for name in ("start", "end", "wire_bytes"))
-    row = np.searchsorted(population.column("device").to_numpy(), device[mine])  # of NaN the last
-    begin = start + latency[row]
+    columns = ["start", "end", "device", "direction", "wire_bytes", "sender", "receiver"]
+    table = run.table(TRANSFERS).select(columns).to_pandas()
+    latency = run.table(DEVICES).select(["device", "latency"]).to_pandas().set_index("device")["latency"]
+    named = table["sender"].notna() | table["receiver"].notna()
+    table = table[(table["direction"] == direction) & (table["device"].notna() ^ named)]
+    start, end, size = (table[name].to_numpy(float) for name in ("start", "end", "wire_bytes"))
+    begin = np.minimum(start + table["device"].map(latency).fillna(0.0).to_numpy(float), end)
+    begin = np.where(begin < end, begin, start)  # a latency of the whole transfer, up to rounding: it moved at once
     moved = (size > 0) & (end > start)
-    begin, end, size = np.minimum(begin, end)[moved], end[moved], size[moved]
-    begin = np.where(begin < end, begin, start[moved])  # a latency of the whole transfer, up to rounding: it moved at once
-    rate = size / (end - begin)
-    return summed(np.concatenate([begin, end]), np.concatenate([rate, -rate]))
+    rate = size[moved] / (end - begin)[moved]
+    return summed(np.concatenate([begin[moved], end[moved]]), np.concatenate([rate, -rate]))
 
 
 def summed(times: Floats, changes: Floats) -> Curve:

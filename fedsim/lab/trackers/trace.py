@@ -29,11 +29,7 @@ TraceEvent = dict[str, Any]
 
 
 def write_trace(run: RunFolder, path: Path) -> int:
-    """Write the trace of ``run`` to ``path``; returns the number of trace events.
-
-    Raises:
-        RunFolderError: a table is missing or damaged, or the file cannot be written.
-    """
+    """Write the trace of ``run``; returns how many events it has. ``RunFolderError``: a damaged table, or no place to write."""
     count = 0
     with writing(path) as beside, beside.open("w", encoding="utf-8") as file, making_sense([run.path]):
         file.write('{"displayTimeUnit":"ms","traceEvents":[')
@@ -45,18 +41,14 @@ def write_trace(run: RunFolder, path: Path) -> int:
 
 
 def trace_events(run: RunFolder) -> Iterator[TraceEvent]:
-    """All of a trace, lane by lane.
+    """All of a trace, lane by lane. ``RunFolderError``: a table is missing or damaged.
 
     On the lanes of devices: their steps as slices, and the phases in which they could not be reached; as instants when they
     disconnect, arrive, leave for good, have shifted data, are put into a group, and what processes of the world do to them. On
     the server's lane: rounds as slices (versions of a strategy without rounds as instants), deadlines that were reached,
-    decisions about groups, and what processes do to links.
-    Messages of devices to each other are asynchronous events on the lane of the sender.
-    Edge servers, if there are any, have lanes of their own: their messages from and to the server, and when they were lost.
-    Counters: devices at work, accuracy, and the load of the server's link both ways (bytes/s).
-
-    Raises:
-        RunFolderError: a table is missing or damaged.
+    decisions about groups, and what processes do to links. Messages of devices to each other are asynchronous events on the
+    lane of the sender. Edge servers, if there are any, have lanes of their own: their messages from and to the server, and when
+    they were lost. Counters: devices at work, accuracy, and the load of the server's link both ways (bytes/s).
     """
     history = History(run)
     entries = [*_steps(history), *_instants(history), *_messages(history), *_of_edges(history)]
@@ -132,11 +124,12 @@ def _of_edges(history: History) -> Iterator[TraceEvent]:
 
 
 def _of_server(history: History) -> Iterator[TraceEvent]:
-    for time, kind in history.of(*_DECISIONS)[["time", "kind"]].itertuples(index=False):
-        yield _instant(kind, _SERVER, 0, time, {})
     starts = {row["round"]: row for row in history.data("round-start")}
-    for row in history.data("round"):
+    for row in history.data(*_DECISIONS, "round"):
         time, data, begun = row["time"], row["data"], starts.get(row["round"])
+        if row["kind"] != "round":
+            yield _instant(row["kind"], _SERVER, 0, time, {})
+            continue
         if begun is None:  # a strategy without rounds: each aggregation is a version of the model
             yield _instant(f"version {row['round']:.0f}", _SERVER, 0, time, data)
         else:
@@ -161,7 +154,7 @@ def _facts(number: float | None, data: TraceEvent) -> TraceEvent:
 
 
 def _entry(name: str, phase: str, process: int, lane: int, time: float, data: Mapping[str, Any], **more: Any) -> TraceEvent:
-    """An entry with the known facts of ``data``, but for numbers that JSON does not have."""
+    """An entry with the known facts of ``data``, but for numbers that JSON does not have; its time is in microseconds."""
     facts = {key: value for key, value in data.items() if key in _KEPT and value is not None}
     facts = {key: value for key, value in facts.items() if not isinstance(value, float) or math.isfinite(value)}
     facts |= {"round": int(facts["round"])} if "round" in facts else {}
@@ -186,5 +179,4 @@ def _named(kind: str, process: int, lane: int, name: str | int) -> TraceEvent:
 
 
 def _micro(time: float) -> float:
-    """The format's microseconds, to thousandths: as fine as the simulated clock."""
-    return round(time * 1e6, 3)
+    return round(time * 1e6, 3)  # thousandths: as fine as the simulated clock

@@ -109,8 +109,7 @@ def _best(distance: Matrix, cluster: NDArray[np.int64], medoid: np.int64) -> np.
 
 
 def _build(distance: Matrix, groups: int) -> NDArray[np.int64]:
-    medoids: list[int] = []
-    nearest = np.full(len(distance), np.inf)
+    medoids, nearest = list[int](), np.full(len(distance), np.inf)
     for _ in range(groups):
         costs = np.minimum(distance, nearest[:, None]).sum(axis=0)
         costs[medoids] = np.inf
@@ -165,23 +164,6 @@ def bipartition(similarity: Matrix, method: Literal["single", "complete"] = "sin
     _, ranks = np.unique(-similarity, return_inverse=True)
     first, second = members(agglomerative(ranks.reshape(similarity.shape).astype(np.float64), 2, method))
     return first, second, float(similarity[np.ix_(first, second)].max())
-
-
-def radius(distance: Matrix, groups: int) -> float:
-    """The percentile 100 / (groups - 1) of all entries of ``distance`` [n, n], the zeros of the diagonal included."""
-    require_square(distance, "distance")
-    if groups < 2:
-        raise SimulationError(f"the radius for DBSCAN is asked for {groups} groups; allowed are 2 or more")
-    return float(np.percentile(distance, 100 / (groups - 1)))
-
-
-def dbscan(distance: Matrix, eps: float, min_samples: int = 5) -> Labels:
-    """Clusters of devices linked by dense neighbourhoods (Ester et al., 1996), noise being one cluster of its own."""
-    require_square(distance, "distance")
-    from sklearn.cluster import DBSCAN
-
-    positive = max(eps, float(np.finfo(np.float64).tiny))  # 0, where most devices coincide, is not accepted
-    return canonical(DBSCAN(eps=positive, min_samples=min_samples, metric="precomputed").fit_predict(distance))
 
 
 def threshold(loss: float, first_loss: float, least_loss: float = 0.0, theta: float = math.pi / 36) -> float:
@@ -263,11 +245,11 @@ class Hierarchical(Clusterer):
 
 
 class Dbscan(Clusterer):
-    """DBSCAN; what it calls noise is a cluster of its own.
+    """DBSCAN (Ester et al., 1996); what it calls noise is a cluster of its own.
 
     Attributes:
-        eps: the radius; None for the one of LCFL's published code, the percentile 100 / (groups - 1) of all distances. That is
-            so wide that ``groups`` should exceed the number of clusters looked for.
+        eps: the radius; None for the one of LCFL's published code, the percentile 100 / (groups - 1) of all distances: so wide
+            that ``groups`` should exceed the number of clusters looked for.
         min_samples: so many neighbours, itself included, make a device's neighbourhood dense.
     """
 
@@ -276,7 +258,12 @@ class Dbscan(Clusterer):
     min_samples: int = Field(default=5, ge=1)
 
     def labels(self, distance: Matrix, groups: int, generator: np.random.Generator) -> Labels:
-        return dbscan(distance, radius(distance, groups) if self.eps is None else self.eps, self.min_samples)
+        require_square(distance, "distance")
+        from sklearn.cluster import DBSCAN
+
+        eps = np.percentile(distance, 100 / (groups - 1)) if self.eps is None else self.eps  # of all entries, the diagonal too
+        positive = max(float(eps), float(np.finfo(np.float64).tiny))  # 0, where most devices coincide, is not accepted
+        return canonical(DBSCAN(eps=positive, min_samples=self.min_samples, metric="precomputed").fit_predict(distance))
 
 
 class RandomGroups(Clusterer):

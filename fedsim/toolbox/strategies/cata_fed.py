@@ -90,17 +90,15 @@ class CataFedParams(CombiningParams):
 
     Attributes:
         deadline: T, how long a client may train, from the end of its own download on; by default the mean time of five epochs.
-        adaptive: a client trains as many epochs as fit (adaptive local update, ALU). If not, exactly ``local_epochs``, and who
-            cannot finish them all is a slow straggler.
+        adaptive: a client trains as many epochs as fit (ALU). If not, exactly ``local_epochs``, or it is a slow straggler.
         local_epochs: K_local, where ``adaptive`` is off.
         most_epochs: the most that an adaptive client trains in a round; only to bound the work of one that is very fast.
         margin: part of T that a client keeps back for its upload (eps_i of the paper, s).
         reserve_upload: it also keeps back the time that it expects its upload to take on its own link.
         mitigation: slow stragglers split their data (straggler mitigation, SMS).
-        cut_epoch: when T ends in the middle of an epoch, finished ones are ``kept`` (Eq. 13), or ``lost``, and the client is a
-            slow straggler (Algorithm 2, lines 45 to 49, by the letter).
-        size_reports: a straggler that has split its data reports the size of its ``largest`` part (a scalar), or of ``all`` 2^u
-            (2^u scalars; Algorithm 2, line 41, by the letter), of which the server uses the largest.
+        cut_epoch: when T ends within an epoch, finished ones are ``kept`` (Eq. 13) or ``lost`` (Algorithm 2, by the letter).
+        size_reports: after a split the size of the ``largest`` part is reported, or those of ``all`` 2^u (Algorithm 2, by the
+            letter).
         smallest_part: pi, samples; no part becomes smaller (but for rounding).
         straggler_upload: a slow straggler sends the unchanged ``model`` with its flag, as in the paper, or the ``flag`` alone.
         clusters: P.
@@ -208,22 +206,20 @@ class CataFed(FedAvg[CataFedParams]):
     Source: Jeong and Kim, "A cluster-driven adaptive training approach for federated learning", Sensors 22(18), 2022.
 
     On connection each client reports its data size (a scalar). A round goes to K clients of one cluster of like size. They
-    receive the model and T (d parameters, a scalar), train until T - eps after their download, and answer:
-
-    - valid, at least one epoch is finished: update and flag I = 1 (d, a scalar);
-    - slow straggler, none is: the unchanged model and I = 0 (d or nothing, a scalar). It halves its data, stratified by label,
-      as long as parts keep pi samples, reports the size of its largest part (a scalar), and trains on one part a time, in turn;
-    - disconnected: nothing. It is removed from the connected clients.
+    receive the model and T (d parameters, a scalar), train until T - eps after their download, and answer: *valid*, at least
+    one epoch is finished: update and flag I = 1 (d, a scalar). *Slow straggler*, none is: the unchanged model and I = 0 (d or
+    nothing, a scalar); it halves its data, stratified by label, as long as parts keep pi samples, reports the size of its
+    largest part (a scalar), and trains on one part a time, in turn. *Disconnected*: nothing; it is removed from the connected
+    clients.
 
     A newcomer connects when it arrives, and is in a cluster from the next round on. The new model is the mean of the valid
     updates, weighted by the size of the data that each was trained on (psi_i, Eqs. 15, 16); without any it stays as it is.
     Clusters are cut by the interquartile range of the reported sizes whenever a report came; the group that waits longest is
-    served first (``cluster_numbers``, ``fairest_group``).
+    served first.
 
-    State besides FedAvg's: of each client ``sizes``, reported samples, 0 for who is not connected, ``cluster``, -1 for such,
-    and ``zeroed``, the round in which its wait A_i was last 0: A_i[t] = t - zeroed_i (Eq. 21); ``reported``, whether a size was
-    since the last clustering; ``connecting``, tasks of clients that report on connection; ``away``, how many may yet connect;
-    ``waiting``: no round is open for want of connected ones.
+    State besides FedAvg's: of each client ``sizes``, 0 for who is not connected, ``cluster``, -1 for such, and ``zeroed``, the
+    round in which its wait A_i was last 0: A_i[t] = t - zeroed_i (Eq. 21); ``reported``, whether sizes are new; ``connecting``,
+    tasks of reports; ``away``, how many may yet connect; ``waiting``, for connected ones.
     """
 
     Params: ClassVar[type[RoundParams]] = CataFedParams
@@ -242,9 +238,8 @@ class CataFed(FedAvg[CataFedParams]):
 
     async def on_start(self) -> None:
         devices, server = self.server.devices, self.server
-        self.state |= {"model": server.models.initial(), "round": 0, "open": {}}
+        self.state |= {"model": server.models.initial(), "round": 0, "open": {}, "connecting": {}, "away": 0, "waiting": True}
         self.state |= {"sizes": [0] * devices, "cluster": [-1] * devices, "zeroed": [0] * devices, "reported": False}
-        self.state |= {"connecting": {}, "away": 0, "waiting": True}
         here = set(server.clients.online())
         for device in filter(server.clients.arrived, range(devices)):
             if device in here:
@@ -280,19 +275,16 @@ class CataFed(FedAvg[CataFedParams]):
             self.server.stop("no client is connected any more")
 
     def select(self) -> list[int]:
-        state, params = self.state, self.params
+        state, params, number = self.state, self.params, self.state["round"]
         if state["reported"]:
             self._cluster()
-        number, wanted, cluster = state["round"], params.clients_per_round, np.array(state["cluster"])
-        generator = self.server.rng("select", number)
-        match params.selection:
-            case "random":
-                chosen = at_random(cluster, wanted, generator)
-            case "round-robin":
-                chosen = in_turn(cluster, params.clusters, wanted, number, generator)
-            case _:
-                groups = cut_groups(cluster, wanted, generator)
-                chosen = fairest_group(groups, number - np.array(state["zeroed"]), generator)
+        wanted, cluster, generator = params.clients_per_round, np.array(state["cluster"]), self.server.rng("select", number)
+        if params.selection == "random":
+            chosen = at_random(cluster, wanted, generator)
+        elif params.selection == "round-robin":
+            chosen = in_turn(cluster, params.clusters, wanted, number, generator)
+        else:
+            chosen = fairest_group(cut_groups(cluster, wanted, generator), number - np.array(state["zeroed"]), generator)
         clients: list[int] = chosen.tolist()
         for client in clients:
             state["zeroed"][client] = number + 1
@@ -319,28 +311,22 @@ class CataFed(FedAvg[CataFedParams]):
         return "slow" if verdict == "valid" and not message["control"] else verdict
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        device, arrived = message.device, message.outcome == "done"
-        if message.task in self.state["connecting"]:
-            self._end_connecting(message)
-            return
+        state, device, arrived = self.state, message.device, message.outcome == "done"
         if not arrived:
             self._disconnect(device)
-        elif self._verdict(message) == "slow" and "size-report" in message.contents:  # it has split its data
-            number, group = self.state["round"], self.group_of(device)
+        if message.task in state["connecting"]:
+            del state["connecting"][message.task]
+            if arrived:
+                state["zeroed"][device] = state["round"] + bool(state["open"])  # A = 0 at the next selection
+                self._take_report(message)
+            if state["waiting"] and not state["connecting"]:
+                self._open_round()
+            return
+        if arrived and self._verdict(message) == "slow" and "size-report" in message.contents:  # it has split its data
+            number, group = state["round"], self.group_of(device)
             self.server.emit("split", device=device, round=number, group=group, sizes=message["parts"])
             self._take_report(message)
         await super().on_task_end(message)
-
-    def _end_connecting(self, message: TaskEnd) -> None:
-        state = self.state
-        device = state["connecting"].pop(message.task)
-        if message.outcome == "done":
-            state["zeroed"][device] = state["round"] + bool(state["open"])  # A = 0 at the next selection
-            self._take_report(message)
-        else:
-            self._disconnect(device)
-        if state["waiting"] and not state["connecting"]:
-            self._open_round()
 
     def group_of(self, device: int) -> int | None:
         cluster: int = self.state["cluster"][device]

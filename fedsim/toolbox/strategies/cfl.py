@@ -27,18 +27,16 @@ class CFLParams(GroupedParams):
         aggregation: ``weighted`` by samples, as in the paper; ``mean``, as in the published code.
         eps1: a cluster has converged when its aggregated update is shorter than this (Algorithm 1, line 8).
         eps2: its clients are congruent when all of their updates are shorter than this (Eq. 5).
-        eps1_relative: ``eps1`` where it is not given, as a share of the mean length of the first round's updates. The paper
-            splits only near a stationary point and has no numbers: at a fifth accuracy has come to a stand, at 0.4 it climbs.
-        eps2_ratio: ``eps2`` where it is not given, in units of ``eps1``; updates of clients that disagree stay longer.
-        split_rounds: in each of these rounds (from 0), or the first after it in which that is possible, split the cluster with
-            the longest update, whatever the lengths: 50 lets 50 rounds pass before the first split (Fig. 3). None: by criteria.
+        eps1_relative: ``eps1`` where it is not given, as a share of the mean length of the first round's updates.
+        eps2_ratio: ``eps2`` where it is not given, in units of ``eps1``.
+        split_rounds: the cluster with the longest update is split in each of these rounds, from 0, or when that is possible
+            (Fig. 3).
         split: ``single`` linkage, which solves Eq. 6 exactly; ``complete``, as in the published code.
-        as: in the round of a split the models move by the mean update of each new cluster (``published-code``), or by that of
-            the old one before they part (``paper``).
+        as: when a cluster is split, new ones move apart at once (``published-code``), or as one once more (``paper``).
         min_cluster_size: a cluster is split only where so many of its clients sent an update (published code: 3).
         first_split_round: no split before this round, from 0 (published code: 20).
-        order: all clusters advance in the same rounds (``together``, as in the published code), or one after the other is
-            trained until it has converged and is congruent, its parts before the next (``recursive``, as in Algorithm 2).
+        order: clusters advance ``together``, as in the published code, or each is trained to its end (``recursive``, Algorithm
+            2).
     """
 
     kind: Literal["cfl"] = "cfl"
@@ -124,27 +122,20 @@ class CFL(Grouped[CFLParams]):
     All clients begin in one cluster, the root of a tree whose leaves are the clusters. In each round all clients that can be
     had receive their cluster's model (d parameters), train, and send their update (d parameters); the model moves by the
     weighted mean of updates. When that mean has become shorter than ``eps1`` while some update is still at least ``eps2`` long,
-    the cluster is cut in two such that the largest cosine of updates across the cut is as small as possible (Eq. 6), and both
-    parts go on from its model. A client of the cluster that took no part in the round goes to the side that has the update with
-    the largest cosine with the last one that it sent to this cluster; one that has not sent any leaves it.
+    the cluster is cut in two such that the largest cosine of updates across the cut is least (Eq. 6), and both parts go on from
+    its model. A client that took no part in the round goes to the side that has the update with the largest cosine with the
+    last one that it sent to this cluster; one that has not sent any leaves it.
 
     Such a client, and a newcomer, joins the root when it is selected, as long as that is whole. Else it goes down the tree, on
     arrival or when it is selected: at each split it receives the parent's model (d parameters, purpose ``cold-start``), trains
     as in a round, sends its update (d parameters), and goes to the side that had the update with the largest cosine with it.
-    Its round's task follows at the leaf. For this the server keeps the updates of every split, d parameters a client and level.
+    For this the server keeps the updates of every split. Data that shift move nobody. With ``learning = "off"`` nothing is
+    split but by ``split_rounds``, then at random.
 
-    Data that shift move nobody. With ``learning = "off"`` nothing is split but by ``split_rounds``, then at random.
-
-    Records besides ``Grouped``'s, where ``norm`` is a length: ``cluster-criteria`` for each cluster that was looked at,
-    ``cluster-split``, and with it ``clustering``, the cosines.
-
-    State besides ``Grouped``'s (``models`` has one for each node of the tree; that of a split node stays as it was then):
-        children: for each node its two children, or None for a leaf.
-        pulls: for each node the updates by which its clients were cut out, each with the model from which it was trained.
-        down: newcomers that are on their way down the tree, device -> node.
-        last: what each client sent last to the cluster that it is in, device -> (update, the model from which it trained).
-        scale: mean length of the updates of the first round; ``scheduled``: how many of ``split_rounds`` are done.
-        waiting: with ``order = "recursive"``, leaves that are not at their end, the one to train last.
+    State besides ``Grouped``'s (``models`` has one for each node of the tree): ``children`` of each node, None for a leaf;
+    ``pulls``, the updates by which a node's clients were cut out; ``down``, newcomer -> node; ``last``, what each client sent
+    last to its cluster; ``scale``, mean length of the first updates; ``scheduled``, splits of ``split_rounds`` that are done;
+    ``waiting``, leaves that are not at their end.
     """
 
     Params: ClassVar[type[CFLParams]] = CFLParams
@@ -174,7 +165,7 @@ class CFL(Grouped[CFLParams]):
     async def before_asking(self) -> None:
         for device in self.state["cohort"]:
             if self.state["group"][device] < 0 and self._is_leaf(self._node(device)):
-                self._join(device, self._node(device), "start")
+                self.move(device, self.state["down"].pop(device, 0), "start")
 
     async def aggregate(self) -> None:
         cuts = await self._cuts()
@@ -221,7 +212,6 @@ class CFL(Grouped[CFLParams]):
         return [self._bisect(*cluster) for cluster in to_split]
 
     def _bisect(self, group: int, entries: Entries, updates: list[NDArray[np.float32]], found: dict[str, float]) -> Cut:
-        """Cut between the updates that are least alike."""
         self.server.compute("products", len(updates), self.setting.parameters)
         self.server.compute("linkage", len(updates))
         cosines = cosine_matrix(np.stack(updates))
@@ -229,7 +219,6 @@ class CFL(Grouped[CFLParams]):
         return group, entries, (first, second), found | {"similarity": cross}, shown_pairs("similarity", cosines)
 
     async def _clusters(self) -> list[ClusterUpdates]:
-        """The clusters from which finite updates came, with these."""
         received = self.state["received"]
         self.server.compute("distances", len(received), self.setting.parameters)
         changes = await self._changes([(entry["update"], entry["start"]) for entry in received])
@@ -262,7 +251,6 @@ class CFL(Grouped[CFLParams]):
     async def _split(
         self, parent: int, entries: Entries, sides: Sequence[list[int]], record: dict[str, Any], shown: dict[str, Any]
     ) -> None:
-        """Two leaves instead of one, and a place in them for all clients of the cluster."""
         state, last = self.state, self.state["last"]
         children, side = self._grow(parent, entries, sides), dict[int, int]()
         for child, positions in zip(children, sides, strict=True):
@@ -289,7 +277,6 @@ class CFL(Grouped[CFLParams]):
             entry["group"] = side[entry["device"]]
 
     def _grow(self, parent: int, entries: Entries, sides: Sequence[list[int]]) -> list[int]:
-        """Add two children, with the parent's model, and the updates by which they were told apart."""
         state = self.state
         children = [len(state["models"]), len(state["models"]) + 1]
         for positions in sides:
@@ -324,10 +311,6 @@ class CFL(Grouped[CFLParams]):
         """Current node in the tree of a device without a cluster."""
         return int(self.state["down"].get(device, 0))
 
-    def _join(self, device: int, leaf: int, why: str) -> None:
-        self.state["down"].pop(device, None)
-        self.move(device, leaf, why)
-
     async def on_arrival(self, device: int) -> None:
         if not self._is_leaf(0):
             self.must_prepare(device)
@@ -338,14 +321,6 @@ class CFL(Grouped[CFLParams]):
             return None
         return {"cold-start": self.state["models"][node]}, "cold-start"
 
-    def _go_on(self, device: int) -> None:
-        """A newcomer goes on down the tree until it is at a leaf; all that belongs to one selection."""
-        needed = self.preparation(device)
-        if needed is None:
-            super()._go_on(device)
-        else:
-            self._prepare(device, *needed, in_round=True, continues=True)
-
     async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
         for entry in prepared:
             device = entry["device"]
@@ -354,7 +329,7 @@ class CFL(Grouped[CFLParams]):
             child = (await self._most_like({device: pull}, children))[device]
             self.state["down"][device] = child
             if self._is_leaf(child):
-                self._join(device, child, "cold-start")
+                self.move(device, self.state["down"].pop(device), "cold-start")
 
     async def _assign(self) -> None:
         aside = [entry["device"] for entry in self.state["prepared"] if not entry["in_round"]]

@@ -22,10 +22,8 @@ class FedDynParams(AggregatingParams):
 
     Attributes:
         alpha: weight of the regulariser.
-        alpha_samples: None: ``alpha`` is that of every device, as in the paper. A number n: it is that of a device with n
-            samples, and another's is alpha n / (its own samples), as in the published code (where n is the mean): what is
-            minimised is then the mean of the losses weighted by samples, without it the plain mean.
-        aggregation: the plain mean, as in the paper, unless another is given.
+        alpha_samples: a device's alpha is ``alpha`` n / (its samples), as in the published code; None: ``alpha``, as in the
+            paper.
     """
 
     added_up: ClassVar[tuple[str, ...]] = ("update",)
@@ -63,15 +61,13 @@ class FedDyn(FedAvg[FedDynParams]):
 
     Source: Acar et al., "Federated learning based on dynamic regularization" (ICLR 2021), Algorithm 1. With s_k the sum of
     client k's moves theta_k - theta so far and s the mean of all s_k (the paper's h is -alpha s, its grad L_k is -alpha s_k):
-    client k minimises L_k(w) + alpha <s_k, w> + alpha / 2 ||w - theta||^2; then s <- s + (1/N) sum_k (theta_k - theta) over
-    the clients that answered, and the next model is the mean of their theta_k, plus s. With a robust aggregation the server
-    adds up the moves of each client, and s <- (1 - K / N) s + K / N times what it makes of the s_k of the round's K clients.
+    client k minimises L_k(w) + alpha <s_k, w> + alpha / 2 ||w - theta||^2; then s <- s + (1/N) sum_k (theta_k - theta) over the
+    clients that answered, and the next model is the mean of their theta_k, plus s. With a robust aggregation s <- (1 - K / N) s
+    + K / N times what it makes of the s_k of the round's K clients.
 
-    Sends what FedAvg sends: both sides add up the same moves. The local solve is ``local_epochs`` of SGD, where the paper has
-    the exact minimum. A client whose answer is cut off keeps its s_k; one whose update is not finite moves neither side; a
-    newcomer's s_k is 0.
-
-    State besides FedAvg's: ``moved``, s; ``followed``, device -> s_k, with a robust aggregation.
+    Sends what FedAvg sends: both sides add up the same moves (``moved``, ``followed``). The local solve is ``local_epochs`` of
+    SGD, where the paper has the exact minimum. A client whose answer is cut off keeps its s_k; one whose update is not finite
+    moves neither side.
     """
 
     Params = FedDynParams
@@ -96,8 +92,8 @@ class FedDRParams(SynchronousParams):
     Attributes:
         eta: of the local problem, the least f_i(x) + ||x - y_i||^2 / (2 eta).
         alpha: relaxation; 1: Douglas and Rachford's own step.
-        start: where SGD on the local problem begins: at its ``center``, y_i, or as in the published code at the device's
-            ``own`` last solution, x_i. With exact solutions that is the same.
+        start: SGD on the local problem begins at its ``center``, y_i, or as in the published code at the device's ``own`` last
+            solution, x_i.
     """
 
     added_up: ClassVar[tuple[str, ...]] = ("update",)
@@ -109,10 +105,8 @@ class FedDRParams(SynchronousParams):
 
 
 class FedDRClient(SynchronousClient[FedDRParams]):
-    """Moves its point y_i, finds the proximal point x_i around it by local SGD, and sends how far 2 x_i - y_i has moved.
-
-    State: ``x``, x_i, ``y``, y_i, and ``z``, what the server has for 2 x_i - y_i; absent until it has first answered, when all
-    three are the first model.
+    """Moves its point y_i, finds the proximal point x_i around it by local SGD, and sends how far 2 x_i - y_i has moved
+    (``z``).
     """
 
     @staticmethod
@@ -155,13 +149,12 @@ class FedDR(FedAvg[FedDRParams]):
     """Federated Douglas-Rachford.
 
     Source: Tran Dinh, Pham, Phan and Nguyen, "FedDR: randomized Douglas-Rachford splitting algorithms for nonconvex federated
-    composite optimization" (NeurIPS 2021), Algorithm 1, with g = 0: client i moves y_i <- y_i + alpha (w - x_i), finds
-    x_i = prox_(eta f_i)(y_i), and sends how far 2 x_i - y_i has moved; the model w is the mean of 2 x_i - y_i over all devices,
-    where those that were never asked count with the first model. All devices count alike, whatever their samples. The paper's
-    proximal point is exact or nearly so; here it is ``local_epochs`` of SGD. (The published code weighs devices by their
-    samples, and begins with y_i = 0.)
+    composite optimization" (NeurIPS 2021), Algorithm 1, with g = 0: client i moves y_i <- y_i + alpha (w - x_i), finds x_i =
+    prox_(eta f_i)(y_i), and sends how far 2 x_i - y_i has moved; the model w is the mean of 2 x_i - y_i over all devices, where
+    those that were never asked count with the first model. All devices count alike. The paper's proximal point is exact or
+    nearly so; here it is ``local_epochs`` of SGD.
 
-    Sends what FedAvg sends. A client whose answer is cut off keeps its x_i and y_i; a newcomer begins with the first model.
+    Sends what FedAvg sends. A client whose answer is cut off keeps its x_i and y_i.
     """
 
     Params = FedDRParams
@@ -196,11 +189,10 @@ class FedNovaParams(FedProxParams):
 
 @lru_cache(maxsize=4096)
 def reach(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:
-    """The norm ||a||_1 of what each gradient of a local solve counts in the update: how far, in units of the learning rate,
-    so many steps go along a gradient that is 1 everywhere.
+    """The distance that so many steps go along a gradient that is 1 everywhere (the paper's ||a||_1), in units of the learning
+    rate.
 
-    ``steps`` without more. With momentum the factors of the paper's section 4.1, and with ``pull`` = lr mu those of FedProx,
-    follow from the same steps: v <- momentum v + 1 - pull x; x <- x + v.
+    With ``momentum`` (its section 4.1), and with FedProx's ``pull`` = lr mu: v <- momentum v + 1 - pull x; x <- x + v.
     """
     moved = velocity = 0.0
     for _ in range(steps):
@@ -221,11 +213,10 @@ class FedNova(FedProx):
 
     Source: Wang et al., "Tackling the objective inconsistency problem in heterogeneous federated optimization" (NeurIPS 2020),
     Algorithm 1 and its update rule: w <- w + tau_eff sum_i p_i (w_i - w) / ||a_i||_1, where ||a_i||_1 is how far client i's
-    steps reach (``reach``), p_i its weight, and tau_eff = sum_i p_i ||a_i||_1 (what FedAvg moves by, its Eq. 5). Where all take
+    steps reach (``reach``), p_i its weight by ``aggregation``, and tau_eff = sum_i p_i ||a_i||_1 (its Eq. 5). Where all take
     the same steps it is FedAvg.
 
-    Sends what FedAvg sends, and the number of steps in the header of the answer: clients count by the steps that they have
-    really taken. Any ``aggregation`` gives the weights p_i and combines the normalised updates.
+    Sends what FedAvg sends, and in the answer's header the number of steps that were really taken.
     """
 
     Params: ClassVar[type[RoundParams]] = FedNovaParams

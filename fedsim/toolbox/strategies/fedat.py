@@ -24,8 +24,7 @@ class FedATParams(StrategyParams):
         tiers: M, of as many devices each.
         clients_per_round: clients that a tier asks in a round of its own (all that can be had, if fewer).
         local_epochs: E, passes over its own data that a client makes.
-        mu: weight of the proximal term mu/2 ||w - w_received||^2, the paper's lambda. Its default could not be
-            checked: neither paper nor code was at hand.
+        mu: weight of the proximal term mu/2 ||w - w_received||^2, the paper's lambda; its default could not be checked.
         aggregation: how a tier's updates become its model (``parts/aggregation``).
         profiling_limit: a device whose profiling takes longer (s) counts as one of so long; None: it is waited for.
         retry: a tier with nobody to ask, or from which nothing came, looks again after this time (s).
@@ -77,18 +76,13 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
     Source: Chai et al., "FedAT: a high-performance and communication-efficient federated learning system with asynchronous
     tiers" (SC 2021), Algorithm 2 with its cross-tier weights; without its compression, which ``[messages]`` can say.
 
-    First every device that can be reached is profiled: it does the whole task of a round once (down and up d parameters), and
-    the server measures how long that takes. Tiers are then as many devices each, from the fastest to the slowest. Each goes
-    through rounds of its own, and waits for no other: clients at random receive the global model (d parameters), train, and
-    send their update (d parameters); their mean becomes the tier's model, and the global model the mean of all tiers' models
-    with the weights T_(M+1-m) / T, where T_m is how often tier m was updated. Until then a tier's model is the initial one.
-    Each update of a tier makes a version. Devices that are away at first, and newcomers, are profiled when they can be reached,
-    and join the tier whose latencies theirs is among.
-
-    State besides ``Asynchronous``'s (``draws`` has a count a tier) and ``Tiered``'s:
-        unable: how many devices have no room for the training.
-        tiers: each tier's model; ``counts``: T_m.
-        received: the updates of each tier's open round; ``aggregation``: what that remembers, by tier.
+    First every device that can be reached does the whole task of a round once (down and up d parameters), and the server
+    measures how long that takes. Tiers are then as many devices each, from the fastest to the slowest. Each goes through rounds
+    of its own: clients at random receive the global model (d parameters), train, and send their update (d parameters); their
+    mean becomes the tier's model, and the global model the mean of all tiers' models with the weights T_(M+1-m) / T, where T_m
+    is how often tier m was updated. Until then a tier's model is the initial one. Each update of a tier makes a version.
+    Devices that are away at first, and newcomers, are profiled when they can be reached, and join the tier whose latencies
+    theirs is among.
     """
 
     Params = FedATParams

@@ -69,8 +69,7 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
     @property
     def pretraining_epochs(self) -> int | None:
         """Passes over its data of a pre-training; None where it is counted in steps."""
-        by_paper = None if self.as_published or self.moment.steps else self.local_epochs
-        return self.moment.epochs or by_paper
+        return self.moment.epochs or (None if self.as_published or self.moment.steps else self.local_epochs)
 
     def unprotected(self, protection: Protection) -> str | None:
         return "groups begin with the plain mean of pre-trained models" if protection == "private" else None
@@ -103,11 +102,8 @@ class FedGroupParams(FlexCFLParams):
 def cluster_updates(
     updates: NDArray[np.float32], groups: int, measure: str, generator: np.random.Generator, clusterer: Clusterer | None = None
 ) -> tuple[list[int], dict[str, Any]]:
-    """Group the updates [k, d] of the pre-trained devices by what they have in common.
-
-    Returns:
-        The group of each, and the fields of a record: the measure, EDC features [k, m], and for up to 200 devices the cosine of
-        every two [k, k].
+    """The groups of pre-trained devices by their updates [k, d], and the fields of a record: the measure, and what it
+    compared.
     """
     similarity = cosine_matrix(updates) if measure == "madc" or len(updates) <= MOST_SHOWN else None
     record: dict[str, Any] = {"measure": measure}
@@ -155,17 +151,16 @@ class FlexCFLClient(MigratingClient[FlexCFLParams]):
     """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
-        found = {"initial": instruction.contents.get("initial-model") or instruction.contents.get("pre-training")}
-        found["directions"] = instruction.contents.get("directions")
-        device.state.update({name: value for name, value in found.items() if value is not None})
+        for name, key in (("initial", "initial-model"), ("initial", "pre-training"), ("directions", "directions")):
+            if key in instruction.contents:
+                device.state[name] = instruction[key]
         return super().work(device, instruction)
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         if instruction.job == "train":
             return Training(instruction["model"], self._epochs(instruction))
-        epochs, steps = self.params.pretraining_epochs, self.params.moment.steps or 50
-        initial = device.state["initial"]
-        return Training(initial, steps=steps) if epochs is None else Training(initial, epochs)
+        epochs, initial = self.params.pretraining_epochs, device.state["initial"]
+        return Training(initial, epochs) if epochs else Training(initial, steps=self.params.moment.steps or 50)
 
     def _epochs(self, instruction: Instruction) -> int:
         """In the paper a device that has been pre-trained in the same round trains one epoch less: that was the first."""
@@ -195,23 +190,18 @@ class FlexCFL(Migrating[FlexCFLParams]):
     Source: Duan et al., "Flexible clustered federated learning for client-level data distribution shift" (2021), Algorithms 2
     and 3 and section 3.4.
 
-    Group cold start: alpha m devices receive the initial model w0 (d parameters), pre-train, and send their update dw
-    (d parameters). They are clustered by dw; a group's model is the mean of its members' trained models, its direction the
-    mean of their updates, which never changes again. With fewer than m who come back it is repeated, up to 100 times.
+    Group cold start: alpha m devices receive the initial model w0 (d parameters), pre-train, and send their update dw (d
+    parameters). They are clustered by dw; a group's model is the mean of its members' trained models, its direction the mean of
+    their updates, which never changes again. With fewer than m who come back it is repeated, up to 100 times.
 
-    Client cold start, when a device without a group is selected or arrives: it receives w0 and the m directions
-    (d + m d parameters), pre-trains, joins the group whose direction has the largest cosine with dw, and says which (4 bytes);
-    no round is lost by it. The pre-trained devices receive the directions with their first group model.
+    Client cold start, when a device without a group is selected or arrives: it receives w0 and the m directions (d + m d
+    parameters), pre-trains, joins the group whose direction has the largest cosine with dw, and says which (4 bytes); no round
+    is lost by it. The pre-trained devices receive the directions with their first group model. Migration (``Migrating``): a
+    device whose data have shifted pre-trains again from w0, and says which group it joins now.
 
     A round: the K clients receive their group's model (d parameters), train, and send their update (d parameters); a group's
-    model becomes the mean of its own, weighted by samples. With eta_g the groups' models then move towards each other
-    (Eq. 20), for which each goes from its group server to the auxiliary one (d parameters a group).
-
-    Migration (``Migrating``): a device whose data have shifted pre-trains again from w0, and says which group it joins now.
-
-    State besides ``Migrating``'s: ``initial``, w0; ``directions``, each group's; of the group cold start ``pretraining``, tasks
-    that run, ``pretrained``, what came back, (device, update), ``attempts``, and ``failures``, those with too few devices;
-    ``informed``, for each device whether it has w0 and the directions.
+    model becomes the mean of its own, weighted by samples. With eta_g the groups' models then move towards each other (Eq. 20),
+    for which each goes from its group server to the auxiliary one (d parameters a group).
     """
 
     Params: ClassVar[type[FlexCFLParams]] = FlexCFLParams
@@ -238,24 +228,6 @@ class FlexCFL(Migrating[FlexCFLParams]):
             server.timer("pre-training-deadline", server.now + self._round_limit)
         for device in devices:
             state["pretraining"][server.ask(device, {"pre-training": state["initial"]}, "pre-train")] = device
-
-    async def _end_pretraining(self, message: TaskEnd) -> None:
-        state, groups = self.state, self.params.groups
-        device = state["pretraining"].pop(message.task)
-        if message.outcome == "done":
-            state["pretrained"].append((device, message["pre-training"]))
-        if state["pretraining"]:
-            return
-        self.server.cancel_timer("pre-training-deadline")
-        if len(state["pretrained"]) >= groups:
-            await self._make_groups()
-            self._open_round()
-            return
-        state["failures"] += 1
-        if state["failures"] == _MOST_FAILURES:
-            self.server.stop(f"{_MOST_FAILURES} group cold starts brought back fewer than {groups} devices each")
-        else:
-            self.server.look_again("pre-training", self.params.retry, at_least=groups)
 
     async def _make_groups(self) -> None:
         state, server, params = self.state, self.server, self.params
@@ -301,14 +273,13 @@ class FlexCFL(Migrating[FlexCFLParams]):
         state = self.state
         if state["group"][device] >= 0 and device not in state["unprepared"]:
             return None
-        needed = {} if state["informed"][device] else {"initial-model": state["initial"], "directions": state["directions"]}
-        return needed, "find-group"
+        needed = {"initial-model": state["initial"], "directions": state["directions"]}
+        return {} if state["informed"][device] else needed, "find-group"
 
-    def _ask(self, device: int) -> None:
+    def _ask(self, device: int, continues: bool = False) -> None:
         if self.at_random and self.state["group"][device] < 0:
-            generator = self.server.rng("newcomer", device)
-            self.move(device, int(generator.integers(self.params.groups)), "cold-start")
-        super()._ask(device)
+            self.move(device, int(self.server.rng("newcomer", device).integers(self.params.groups)), "cold-start")
+        super()._ask(device, continues)
 
     def contents_after_preparation(self, device: int) -> Contents:
         return {**self.contents(device), "pre-trained": Header(True)}
@@ -346,12 +317,27 @@ class FlexCFL(Migrating[FlexCFLParams]):
             state["models"][group] = server.models.mix(list(zip(models, row, strict=True)))
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        if message.task in self.state["pretraining"]:
-            await self._end_pretraining(message)
+        state, groups = self.state, self.params.groups
+        if message.task not in state["pretraining"]:
+            if "update" in message.contents and message.task in state["open"]:
+                state["informed"][message.device] |= not self.at_random
+            await super().on_task_end(message)
             return
-        if "update" in message.contents and message.task in self.state["open"]:
-            self.state["informed"][message.device] |= not self.at_random
-        await super().on_task_end(message)
+        device = state["pretraining"].pop(message.task)
+        if message.outcome == "done":
+            state["pretrained"].append((device, message["pre-training"]))
+        if state["pretraining"]:
+            return
+        self.server.cancel_timer("pre-training-deadline")
+        if len(state["pretrained"]) >= groups:
+            await self._make_groups()
+            self._open_round()
+            return
+        state["failures"] += 1
+        if state["failures"] == _MOST_FAILURES:
+            self.server.stop(f"{_MOST_FAILURES} group cold starts brought back fewer than {groups} devices each")
+        else:
+            self.server.look_again("pre-training", self.params.retry, at_least=groups)
 
     async def on_timer(self, name: str) -> None:
         if name == "pre-training":

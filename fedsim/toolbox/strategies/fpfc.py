@@ -64,20 +64,19 @@ class FPFC(Synchronous[FPFCParams]):
     """Fusion penalised federated clustering.
 
     Source: Yu, Liu, Wang and Sun, "Clustered federated learning based on nonconvex pairwise fusion" (2022), the algorithm FPFC
-    (rules from memory): the least of the sum of f_i(w_i) and, over all pairs of m devices, 1 / m of SCAD's penalty (smooth
-    near 0) of ||w_i - w_j||, by ADMM. For each pair there are theta_ij = -theta_ji, which stands for w_i - w_j, and its dual
-    v_ij, at first 0. A client receives z_i, the mean over j of w_j + theta_ij - v_ij / rho (d parameters), makes
-    ``local_epochs`` of SGD on f_i(w) + rho / 2 ||w - z_i||^2 from its own w_i, and sends it (d parameters). Then, for each pair
-    of which one was asked, delta = w_i - w_j + v_ij / rho, theta_ij = the proximal step of the penalty from delta, and
-    v_ij = rho (delta - theta_ij).
+    (rules from memory): the least of the sum of f_i(w_i) and, over all pairs of m devices, 1 / m of SCAD's penalty (smooth near
+    0) of ||w_i - w_j||, by ADMM. For each pair there are theta_ij = -theta_ji, which stands for w_i - w_j, and its dual v_ij,
+    at first 0. A client receives z_i, the mean over j of w_j + theta_ij - v_ij / rho (d parameters), makes ``local_epochs`` of
+    SGD on f_i(w) + rho / 2 ||w - z_i||^2 from its own w_i, and sends it (d parameters). Then, for each pair of which one was
+    asked, delta = w_i - w_j + v_ij / rho, theta_ij = the proximal step of the penalty from delta, and v_ij = rho (delta -
+    theta_ij).
 
     Devices with theta no longer than ``nu`` between them, or by way of others, are of one group, named by its first device; its
     model is the mean of theirs, weighted by samples. A device that has never answered is in no pair and no mean, and receives
-    the first model. The paper's warm-up of lambda and asynchronous form are not built. Without learning there is one group. The
-    server keeps two models for each pair of devices that have answered.
+    the first model. The paper's warm-up of lambda and asynchronous form are not built. Without learning there is one group.
 
-    State besides ``Synchronous``'s: ``first``, the first model; by device ``own``, w_i, ``samples`` and ``group``; by pair
-    (i, j), i < j, ``pairs``, theta and v as one array [2 d], and ``apart``, ||theta||; ``models``, group -> model.
+    State besides ``Synchronous``'s: ``first``, the first model; by device ``own``, w_i, ``samples`` and ``group``; by pair (i,
+    j), i < j, ``pairs``, theta and v as one array [2 d], and ``apart``, ||theta||; ``models``, group -> model.
     """
 
     Params: ClassVar[type[RoundParams]] = FPFCParams
@@ -129,23 +128,19 @@ class FPFC(Synchronous[FPFCParams]):
             told = server.models.apply(apart, [pairs[pair] for pair in changed], size=len(changed), begin=self.begin)
             lengths = (await server.models.value(told)).tolist()
         state["apart"] |= zip(changed, lengths, strict=True)
-        self._group()
-
-    def _group(self) -> None:
-        state = self.state
         fused_pairs: nx.Graph[int] = nx.Graph([pair for pair, length in state["apart"].items() if length <= self.params.nu])
-        fused_pairs.add_nodes_from(state["own"])
+        fused_pairs.add_nodes_from(own)
         group = dict(sorted((device, min(part)) for part in nx.connected_components(fused_pairs) for device in part))
         for device, name in group.items():
             if state["group"].get(device) != name:
-                self.server.emit("assign", device=device, group=name, before=state["group"].get(device), why="fused")
+                server.emit("assign", device=device, group=name, before=state["group"].get(device), why="fused")
         state |= {"group": group, "models": {}}
         for name in sorted(set(group.values())):
             members = [device for device in group if group[device] == name]
             total = sum(state["samples"][device] for device in members)
             shares = [state["samples"][device] / total if total else 1 / len(members) for device in members]
-            parts = list(zip([state["own"][device] for device in members], shares, strict=True))
-            state["models"][name] = self.server.models.mix(parts, otherwise=state["own"][members[0]])
+            parts = list(zip([own[device] for device in members], shares, strict=True))
+            state["models"][name] = server.models.mix(parts, otherwise=own[members[0]])
 
     def group_of(self, device: int) -> int | None:
         group: int | None = self.state["group"].get(device)

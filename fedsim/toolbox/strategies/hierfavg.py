@@ -79,15 +79,12 @@ class HierFAVG(FedAvg[HierFAVGParams]):
     them goes through kappa2 edge rounds, and waits for no other: it sends its model to its clients (``model``, d); each makes
     kappa1 SGD steps and sends its model back (``update``, d); the edge server's model becomes their mean, weighted by samples.
     Then it sends that to the server (``edge-update``, d), whose model becomes the mean of theirs, weighted by samples too. With
-    kappa2 = 1 that is FedAvg, the sums taken in two steps.
+    kappa2 = 1 that is FedAvg.
 
     A client that is late or lost is out until the next round; one that cannot be reached when an edge round begins counts by
     what it has done. When an edge server is lost, so is all that its clients have done for it in the round (record
-    ``updates-lost``), and none of them is asked until it is back. The record ``round`` counts clients by their last task; its
-    training loss and discrepancies are those of last edge rounds. A device's group is its edge server.
-
-    State besides FedAvg's: ``edges``, edge server -> what it goes through in the round; ``arrived``, their models that came;
-    ``cloud``, what their aggregation remembers; ``valid``, clients whose last task was done; ``over``: after the deadline.
+    ``updates-lost``), and none of them is asked until it is back. The record ``round`` counts clients by their last task. A
+    device's group is its edge server.
     """
 
     Params = HierFAVGParams

@@ -47,12 +47,12 @@ class FedPer(FedAvg[FedPerParams]):
     """Federated learning with personalisation layers.
 
     Source: Arivazhagan et al., "Federated learning with personalization layers" (2019), Algorithm 1: each client trains the
-    base layers that it received together with its own head, in one local solve, and sends the base layers back; they become
-    the mean weighted by samples.
+    base layers that it received together with its own head, in one local solve, and sends the base layers back, which are
+    averaged.
 
-    Sends the base layers, down and up (4 bytes a number of theirs, ``model`` and ``update``). All heads begin as that of the
-    initial model, where the paper draws one for each client. A device is tested with the base layers of the server and its own
-    head; newcomers, and devices that have never answered, with the initial one.
+    Sends the base layers, down and up (4 bytes a number, ``model`` and ``update``). All heads begin as that of the initial
+    model, where the paper draws one for each client. A device is tested with its own head; one that has never answered with the
+    initial one.
     """
 
     Params = FedPerParams
@@ -62,9 +62,7 @@ class FedBNParams(AggregatingParams):
     """Parameters of FedBN, in addition to ``AggregatingParams``.
 
     Attributes:
-        keeps: ``layers``: all of the normalisation layers, those whose class is called a norm: ``BatchNorm2d``, ``GroupNorm``,
-            ``LayerNorm``, or one of the user's. ``statistics``: their running statistics alone, so that their weights are
-            averaged like all others (SiloBN, Andreux et al. 2020).
+        keeps: ``layers`` whose class is called a norm, such as ``BatchNorm2d``, or their running ``statistics`` alone (SiloBN).
     """
 
     kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "strategy"
@@ -96,9 +94,9 @@ class FedBN(FedAvg[FedBNParams]):
     Source: Li et al., "FedBN: federated learning on non-IID features via local batch normalization" (ICLR 2021), Algorithm 1:
     after local training the server averages all layers but the normalisation layers, which each client keeps.
 
-    Sends all other tensors, down and up (``model`` and ``update``). Newcomers, and devices that have never answered, are tested
-    with the normalisation layers of the initial model. Without running statistics (``track_running_stats=False``) a batch norm
-    goes by the batch, in tests too.
+    Sends all other tensors, down and up (``model`` and ``update``). Devices that have never answered are tested with the
+    initial normalisation layers. Without running statistics (``track_running_stats=False``) a batch norm goes by the batch, in
+    tests too.
     """
 
     Params = FedBNParams
@@ -109,7 +107,6 @@ class FedRepParams(HeadParams):
 
     Attributes:
         head_epochs: passes over its data for which a device trains its head; then ``local_epochs`` for the layers below.
-        aggregation: the plain mean, as in the paper, unless another is given.
     """
 
     kind: Literal["fedrep"] = "fedrep"
@@ -145,8 +142,8 @@ class FedRep(FedAvg[FedRepParams]):
     with the representation that it received a client makes many steps on its head, then with that head some on the
     representation, and sends the latter back; the server takes the mean.
 
-    Sends what FedPer sends. An epoch of either training takes as long as one of the whole model: that the gradients of what is
-    held are not needed is not taken off. Heads begin, and are tested, as in FedPer.
+    Sends what FedPer sends; heads begin, and are tested, as there. An epoch of either training takes as long as one of the
+    whole model.
     """
 
     Params = FedRepParams

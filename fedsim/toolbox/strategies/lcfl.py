@@ -49,14 +49,13 @@ class LCFLParams(PlainDeadline, ClusteredParams):
         groups: k, how many clusters to look for.
         participation: the share of a group's members asked in a round, in place of ``clients_per_round``; one at least.
         aggregation: ``mean`` (published) or ``weighted`` by samples; before the clustering too.
-        measure: how far apart two devices are: ``lcfl`` (Eq. 2); ``loss-gap``, by what both objectives say of the same model
-            (Eq. 6); ``diff-norm``, the distance of their models; ``grad-cos``, 1 minus the cosine of the gradients on all of a
-            device's data at its own model; ``update-cos``, the same of the whole changes by the last training.
+        measure: how far apart two devices are: by losses ``lcfl`` (Eq. 2) or ``loss-gap`` (Eq. 6); ``diff-norm`` of models; 1
+            minus the cosine of the gradients at their own models (``grad-cos``) or of the last changes (``update-cos``).
         clusterer: ``k-medoids``, ``hierarchical`` or ``dbscan``.
-        moment: after rounds of FedAvg (``rounds``, as in the published experiments), or after a training of each device by
-            itself (``local``, Algorithm 1).
-        clusters_start: every cluster begins at the global model (``global``, published; after a local training the initial one)
-            or at the mean of the models of its members (``members``).
+        moment: after rounds of FedAvg (``rounds``, published), or after a training of each device by itself (``local``,
+            Algorithm 1).
+        clusters_start: clusters begin at the global model (``global``, published) or at the mean of their members'
+            (``members``).
         as: with ``published-code`` the first medoids of ``k-medoids`` are the k devices nearest to all others.
     """
 
@@ -129,9 +128,8 @@ def by_rows(rows: Sequence[NDArray[np.floating]], measure: Callable[[NDArray[np.
 
 
 class LCFLClient(SynchronousClient[LCFLParams]):
-    """Trains a model of its own at first, compares it with those of others, and then trains its cluster's.
-
-    State: ``own``, the model that it has sent last, as long as it is needed: until it has been compared.
+    """Trains a model of its own at first (``own``, until it has been compared), compares it with others, and trains its
+    cluster's.
     """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
@@ -186,21 +184,18 @@ class LCFL(Grouped[LCFLParams]):
     Exchange: each of the M devices with a w_i receives those of the others ((M - 1) d parameters), computes the objective L_i,
     with ``training.l2``, of them and of its own on its training data, and sends |L_i(w_j) - L_i(w_i)| for each (M - 1 scalars
     of 4 bytes; for ``loss-gap`` L_i(w_j), M scalars). The distance of two devices is the sum of what both found. The other
-    measures need no exchange. For ``grad-cos`` each makes one step of length 1 on all of its data from w_i and sends the model
-    that it has then (d parameters).
+    measures need no exchange; for ``grad-cos`` each makes one step of length 1 on all of its data from w_i and sends the model
+    (d parameters).
 
     Then the devices that came back are clustered, once and for all, and each cluster runs FedAvg by itself (d parameters each
-    way); with fewer than ``groups`` of them the run ends. All others, those whose training has diverged, and newcomers receive
-    the clusters' models (k d parameters), test them on their training data, join the best and say which (4 bytes): as soon as
-    they can, but not before no two clusters have the same model.
+    way); with fewer than ``groups`` of them the run ends. All others and newcomers receive the clusters' models (k d
+    parameters), test them on their training data, join the best and say which (4 bytes): as soon as they can, but not before no
+    two clusters have the same model.
 
-    State besides ``Grouped``'s:
-        campaign: one task each for many devices outside of the rounds: the name of that which runs, or None.
-        campaign_open: its tasks that have not ended, task -> device; ``campaign_waiting``: devices whose return it waits for;
-            ``campaign_asked``: how often it has asked each device.
-        global: the model of the warm-up; ``clustered``: whether there are clusters; ``admitting``: whether these differ.
-        own: the model w_i that each device sent last before that, or None; ``began``: the model from which it trained.
-        exchanged: devices whose models are exchanged, in order; ``tested``: what each found, device -> choice or model.
+    State besides ``Grouped``'s: ``campaign``, one task each for many devices: its name, with ``campaign_open``,
+    ``campaign_waiting`` for returns and ``campaign_asked``, how often; ``global``, the model of the warm-up; ``own``, w_i, and
+    ``began``, from which it was trained; ``exchanged``, devices in order; ``tested``, what each found; ``admitting``, whether
+    all clusters differ.
     """
 
     Params: ClassVar[type[LCFLParams]] = LCFLParams
@@ -218,8 +213,7 @@ class LCFL(Grouped[LCFLParams]):
 
     def _open_round(self) -> None:
         moment = self.params.moment
-        warm_up = moment.rounds if isinstance(moment, AfterRounds) else 0
-        if self.state["clustered"] or self.state["round"] < warm_up:
+        if self.state["clustered"] or self.state["round"] < (moment.rounds if isinstance(moment, AfterRounds) else 0):
             super()._open_round()
         else:
             self.state["cohort"] = []
@@ -241,18 +235,14 @@ class LCFL(Grouped[LCFLParams]):
         return {"model": self.state["global"], "compared": Header(True)}
 
     async def aggregate(self) -> None:
-        state = self.state
+        state, received = self.state, self.state["received"]
         if state["clustered"]:
             await super().aggregate()
             return
-        received = state["received"]
         for entry in received:
-            self._keep(entry["device"], entry["update"], entry["start"])
+            state["own"][entry["device"]], state["began"][entry["device"]] = entry["update"], entry["start"]
         if received:
             state["global"] = await self.combine(state["global"], received, -1)
-
-    def _keep(self, device: int, update: Ref, start: Ref) -> None:
-        self.state["own"][device], self.state["began"][device] = update, start
 
     def center(self, entry: dict[str, Any]) -> Ref | None:
         return super().center(entry) if self.state["clustered"] else self.state["global"]
@@ -283,8 +273,7 @@ class LCFL(Grouped[LCFLParams]):
     async def _begin_campaign(self, name: str, devices: Sequence[int]) -> None:
         """Ask devices for a task each, those that are away when they are back."""
         server, deadline = self.server, self.params.moment.deadline
-        self.state |= {"campaign": name, "campaign_open": {}, "campaign_waiting": []}
-        self.state["campaign_asked"] = dict.fromkeys(devices, 0)
+        self.state |= {"campaign": name, "campaign_asked": dict.fromkeys(devices, 0)}
         server.emit("campaign", what=name, devices=len(devices))
         if deadline is not None:
             server.timer("campaign-deadline", server.now + deadline)
@@ -293,20 +282,18 @@ class LCFL(Grouped[LCFLParams]):
         await self._look_whether_over()
 
     def _invite(self, device: int) -> None:
-        state = self.state
-        if self.server.clients.idle(device):
-            state["campaign_asked"][device] += 1
-            task = self.server.ask(device, self._campaign_contents(device), state["campaign"])
-            state["campaign_open"][task] = device
-        elif self.server.clients.await_return(device):
-            state["campaign_waiting"].append(device)
-
-    async def _look_whether_over(self) -> None:
-        state = self.state
-        if not state["campaign_open"] and not state["campaign_waiting"]:
-            name, state["campaign"] = state["campaign"], None
-            self.server.cancel_timer("campaign-deadline")
-            await self._campaign_over(name)
+        state, moment, contents = self.state, self.params.moment, dict[str, Any]()
+        if not self.server.clients.idle(device):
+            if self.server.clients.await_return(device):
+                state["campaign_waiting"].append(device)
+            return
+        if state["campaign"] == "exchange":
+            others = [state["own"][other] for other in state["exchanged"] if other != device]
+            contents = {"exchange": others, "place": Header(state["exchanged"].index(device))}
+        elif state["campaign"] == "warm-up" and not (isinstance(moment, AfterLocalTraining) and moment.start == "own"):
+            contents = {"warm-up": state["global"]}
+        state["campaign_asked"][device] += 1
+        state["campaign_open"][self.server.ask(device, contents, state["campaign"])] = device
 
     async def on_task_end(self, message: TaskEnd) -> None:
         state = self.state
@@ -315,41 +302,38 @@ class LCFL(Grouped[LCFLParams]):
             return
         device = state["campaign_open"].pop(message.task)
         if message.outcome == "done":
-            if message.job == self.params.second_campaign:
-                state["tested"][device] = message["probe-loss" if message.job == "exchange" else "gradient"]
+            if message.job == "warm-up":
+                state["own"][device], state["began"][device] = message["warm-up"], message["start"]
             else:
-                self._keep(device, message["warm-up"], message["start"])
+                state["tested"][device] = message["probe-loss" if message.job == "exchange" else "gradient"]
         elif message.outcome in ("lost", "battery") and state["campaign_asked"][device] < self.params.moment.attempts:
             self._invite(device)
         await self._look_whether_over()
 
     async def on_return(self, device: int) -> None:
-        if device in self.state["campaign_waiting"]:
-            self.state["campaign_waiting"].remove(device)
-            self._invite(device)
-            await self._look_whether_over()
-        else:
+        if device not in self.state["campaign_waiting"]:
             await super().on_return(device)
+            return
+        self.state["campaign_waiting"].remove(device)
+        self._invite(device)
+        await self._look_whether_over()
 
-    def _campaign_contents(self, device: int) -> Contents:
-        state, moment = self.state, self.params.moment
-        if state["campaign"] == "exchange":
-            others = [state["own"][other] for other in state["exchanged"] if other != device]
-            return {"exchange": others, "place": Header(state["exchanged"].index(device))}
-        draws_its_own = isinstance(moment, AfterLocalTraining) and moment.start == "own"
-        return {} if state["campaign"] == "gradient" or draws_its_own else {"warm-up": state["global"]}
-
-    async def _campaign_over(self, name: str) -> None:
-        state, params = self.state, self.params
+    async def _look_whether_over(self) -> None:
+        """After the last task of a campaign, go on with those who came back: to the exchange, or to the clusters."""
+        state, params, name = self.state, self.params, self.state["campaign"]
+        if state["campaign_open"] or state["campaign_waiting"]:
+            return
+        state["campaign"] = None
+        self.server.cancel_timer("campaign-deadline")
         has_model = [device for device, own in enumerate(state["own"]) if own is not None]
-        found = has_model if name == "warm-up" else list(state["tested"])
+        found = has_model if name == "warm-up" else sorted(state["tested"])
         if len(found) < params.groups:
             self.server.stop(f"{len(found)} devices came back from the {name}, too few for {params.groups} groups")
         elif name == "warm-up" and params.second_campaign is not None:
             state["exchanged"] = found
             await self._begin_campaign(params.second_campaign, found)
         else:
-            await self._make_clusters(sorted(found))
+            await self._make_clusters(found)
 
     async def _make_clusters(self, devices: list[int]) -> None:
         """Cluster devices; a cluster gets its first model, and devices in none look for one."""
@@ -371,12 +355,13 @@ class LCFL(Grouped[LCFLParams]):
         """The comparable devices among ``devices``, and the cluster of each; random clusters where nothing is learnt."""
         server, params, generator = self.server, self.params, self.server.rng("clustering")
         record: dict[str, Any] = {"measure": params.measure}
-        if server.models.learns:
+        if not server.models.learns:
+            labels = canonical(generator.permutation(len(devices)) % params.groups)
+        else:
             kept, distance = await self.distances(devices)
             if params.second_campaign != "exchange":
                 server.compute("products", len(kept), server.setting.parameters)
-            cost = "medoids" if isinstance(params.clusterer, KMedoids) else "linkage"
-            server.compute(cost, len(kept), m=params.groups)
+            server.compute("medoids" if isinstance(params.clusterer, KMedoids) else "linkage", len(kept), m=params.groups)
             if len(kept) < params.groups:
                 raise SimulationError(
                     f"the warm-up of {len(devices)} devices gave {len(kept)} finite models, fewer than the {params.groups} "
@@ -384,15 +369,12 @@ class LCFL(Grouped[LCFLParams]):
                 )
             devices = [devices[at] for at in kept]
             if params.as_published and isinstance(params.clusterer, KMedoids):
-                found = k_medoids(distance, params.groups, "heuristic", generator)
+                labels = k_medoids(distance, params.groups, "heuristic", generator)
             else:
-                found = params.clusterer.labels(distance, params.groups, generator)
-            labels = found.tolist()
+                labels = params.clusterer.labels(distance, params.groups, generator)
             record |= shown_pairs("distance", distance)
-        else:
-            labels = canonical(generator.permutation(len(devices)) % params.groups).tolist()
-        server.emit("clustering", devices=devices, groups=labels, **record)
-        return devices, labels
+        server.emit("clustering", devices=devices, groups=labels.tolist(), **record)
+        return devices, labels.tolist()
 
     async def distances(self, devices: list[int]) -> Found:
         """Pairwise distances of the devices, by positions in ``devices``."""
@@ -438,8 +420,7 @@ class FLHCParams(LCFLParams):
     """Parameters of FL+HC; see ``LCFLParams``.
 
     Attributes:
-        measure: how far apart two updates are: the sum of absolute differences (``l1``), their distance (``l2``), or 1 minus
-            their cosine (``cosine``).
+        measure: how far apart two updates are: ``l1`` or ``l2``, or 1 minus their cosine (``cosine``).
         clusterer: ``hierarchical``; its linkage ``ward`` goes with ``l2``.
         moment: after rounds of FedAvg.
         groups: how many clusters to look for; with a threshold the least number of devices that must have come back.
@@ -475,12 +456,12 @@ def update_distances(updates: NDArray[np.floating], measure: Literal["l1", "l2",
 class FLHC(LCFL):
     """Federated learning with hierarchical clustering of local updates.
 
-    Source: Briggs, Fan and Andras, "Federated learning with hierarchical clustering of local updates to improve training on
-    non-IID data" (IJCNN 2020), Algorithm 1.
+    Source: Briggs, Fan and Andras, "Federated learning with hierarchical clustering of local updates" (IJCNN 2020), Algorithm
+    1.
 
     After ``moment.rounds`` rounds of FedAvg every device that is there receives the global model, trains, and sends its update
-    (d parameters each way). The differences from the global model are clustered, and each cluster goes on by FedAvg from it.
-    All else is as in ``LCFL``.
+    (d parameters each way). The differences from the global model are clustered, and each cluster goes on from it. All else is
+    as in ``LCFL``.
     """
 
     Params: ClassVar[type[LCFLParams]] = FLHCParams

@@ -52,11 +52,9 @@ class LocalClient(SynchronousClient[LocalParams]):
 class Local(Synchronous[LocalParams]):
     """Every device trains a model of its own with the same local schedule; nothing is ever sent.
 
-    All devices begin with the same initial model. A round is a pass of ``local_epochs`` on each device; its score is the mean
-    of the devices' accuracies, each with its own model on its own test samples. A device that is late or lost keeps the model
-    that it had.
-
-    State besides ``Synchronous``'s: ``own``, each device's model.
+    All devices begin with the same initial model. A round is a pass of ``local_epochs`` on each; its score is the mean of the
+    devices' accuracies, each with its own model on its own test samples. A device that is late or lost keeps the model that it
+    had.
     """
 
     Params = LocalParams
@@ -115,8 +113,6 @@ class Personal(FedAvg[S]):
     """FedAvg, whose clients' answers have ``own`` in them: a model that never leaves the device, but is seen by who evaluates.
 
     It is tested on the test samples of its device; who has none yet, a newcomer say, is served by the global model.
-
-    State besides FedAvg's: ``own``, the models of devices that have ever answered, device -> model: no server's knowledge.
     """
 
     score: Literal["pooled", "device-mean"] = "device-mean"
@@ -164,13 +160,10 @@ class Ditto(Personal[DittoParams]):
 
     Source: Li et al., "Ditto: fair and robust federated learning through personalization" (ICML 2021), Algorithm 1: the global
     model w is FedAvg's; beside it each client that is asked makes steps v_k <- v_k - lr (grad F_k(v_k) + lambda (v_k - w)) with
-    the w that it received. All v_k begin at the initial model.
+    the w that it received. All v_k begin at the initial model. (Clients drawn in proportion to their samples are ``selection =
+    { kind = "power-of-choice", candidates = 1, losses = "reported" }``.)
 
-    Clients drawn with probabilities proportional to their samples, without replacement, are ``selection = { kind =
-    "power-of-choice", candidates = 1, losses = "reported" }``.
-
-    Sends what FedAvg sends; a client computes for ``personal_epochs`` more. A client whose answer is cut off goes back to the
-    own model that it had.
+    Sends what FedAvg sends. A client whose answer is cut off goes back to the own model that it had.
     """
 
     Params = DittoParams
@@ -185,7 +178,6 @@ class PFedMeParams(AggregatingParams):
         local_rounds: R, each with a batch of its own.
         steps: K, of SGD on that batch towards the personal model, at the learning rate of ``[training]``.
         eta: learning rate of the local model.
-        aggregation: the plain mean, as in the paper, unless another is given.
     """
 
     kind: Literal["pfedme"] = "pfedme"
@@ -243,12 +235,11 @@ class PFedMe(Personal[PFedMeParams]):
     """Personalised federated learning with Moreau envelopes.
 
     Source: T Dinh, Tran and Nguyen, "Personalized federated learning with Moreau envelopes" (NeurIPS 2020), Algorithm 1: from
-    the received w a client makes R local rounds, in each of which it finds theta = argmin f(theta; batch) + lambda / 2
-    ||theta - w_r||^2 by K steps, and then w_(r+1) = w_r - eta lambda (w_r - theta). It sends w_R; the next global model is
-    (1 - beta) w + beta times the mean. Only the clients of a round compute, where in the paper all do and some are sampled.
+    the received w a client makes R local rounds, in each of which it finds theta = argmin f(theta; batch) + lambda / 2 ||theta
+    - w_r||^2 by K steps, and then w_(r+1) = w_r - eta lambda (w_r - theta). It sends w_R; the next global model is (1 - beta) w
+    + beta times the mean. Only the clients of a round compute, where in the paper all do and some are sampled.
 
-    Sends what FedAvg sends. The batches of a task are those that SGD would have, in its order. A client's last theta is its
-    personal model; it begins anew from the received model each time it is asked.
+    Sends what FedAvg sends. Batches are those of SGD, in its order. A client's last theta is its personal model.
     """
 
     Params = PFedMeParams
@@ -297,12 +288,10 @@ class MOON(FedAvg[MOONParams]):
     the loss of each sample comes mu times -log(e^(s / tau) / (e^(s / tau) + e^(t / tau))), where s is the cosine of its
     representation by the model that is trained to that by the received model, and t the same to that by the client's model of
     the last time. The representation is the input of the last dense layer (``torch.nn.Linear``), where the paper has a
-    projection head of its own; the received and the last model are asked without dropout. The reported training loss is
-    without the term, as FedProx's.
+    projection head; both other models are asked without dropout. The reported training loss is without the term.
 
-    Sends what FedAvg sends. A step takes two forward passes more, of the received and of the last model: 5/3 of FedAvg's, and
-    on devices with a memory room for the weights of both. A client whose answer is cut off keeps the last model that it had;
-    a newcomer's is the first model of all.
+    Sends what FedAvg sends. A step takes two forward passes more, 5/3 of FedAvg's, and on devices with a memory room for the
+    weights of two models. A client whose answer is cut off keeps its last model; a newcomer's is the first model of all.
     """
 
     Params = MOONParams

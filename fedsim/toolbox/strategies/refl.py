@@ -82,13 +82,10 @@ class REFL(FedAvg[REFLParams]):
     (section 4.2), and by default its participant selection (``least-available``); without the adaptive number of participants.
 
     Sends what FedAvg sends. A round closes when its deadline is there, or with ``over_selection`` when K updates are; who is
-    not through by then goes on, and its update goes into the round in which it arrives. A stale update moves the present model
-    by its difference from the model that it began with, and counts ``stale_weights`` where a fresh one counts 1; all weights
-    are then scaled to sum to 1. Where nothing is learnt there is nothing to compare, and it counts 1 / (tau + 1).
-
-    A round's ``valid`` are those that were in time, ``disconnected`` those that had vanished by then.
-
-    State besides FedAvg's: ``late``, tasks of rounds that are closed, task -> the round; ``stale``, updates that came late.
+    not through by then goes on (``late``), and its update goes into the round in which it arrives (``stale``). A stale update
+    moves the present model by its difference from the model that it began with, and counts ``stale_weights`` where a fresh one
+    counts 1; all weights are then scaled to sum to 1. Where nothing is learnt there is nothing to compare, and it counts 1 /
+    (tau + 1). A round's ``valid`` are those that were in time, ``disconnected`` those that had vanished by then.
     """
 
     Params = REFLParams

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.arrays import Floats
+from fedsim.errors import SimulationError
 from fedsim.federation import Contents, Device, Header, Instruction, Lazy, LocalResult, Server, TaskEnd
 from fedsim.language.spec import OnlyWith
 from fedsim.strategies.fedavg import FedAvg
@@ -17,7 +18,6 @@ from fedsim.strategies.round_params import RoundParams, SynchronousParams
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.clustering.algorithms import canonical, greedy_clusters, kmeans, members, threshold
 from fedsim.toolbox.clustering.similarity import Matrix, cosine_matrix, shown_pairs
-from fedsim.toolbox.clustering.weights import class_imbalance, class_shares, cluster_imbalance, optimal_weights
 from fedsim.training import Training
 from fedsim.world.task import Computation
 
@@ -28,14 +28,13 @@ class RFedAvgParams(SynchronousParams):
     Attributes:
         local_epochs: gradient steps on all of its data that a client makes; 1 in the paper.
         server: what the server makes of the reweighted mean (``parts/server``); None: it is the new model.
-        weights: p_n of the clusters: ``rfedavg``, in inverse proportion to their data imbalance; ``optimal``, nearest to equal
-            class shares (the paper's benchmark: clients disclose their class counts); ``uniform-by-data``, by samples, so that
-            clusters make no difference (its FedAvg).
+        weights: p_n of the clusters: ``rfedavg``, by inverse imbalance; ``optimal``, nearest to equal class shares;
+            ``uniform-by-data``.
         clustering: ``ccs``, greedy clusters by cosine; ``kmeans``, K-means on the gradients as they are (a benchmark).
-        kmeans_clusters: N of K-means, which the paper does not say: a number, or as many as there are ``classes``, or as
-            ``ccs`` would find. Fewer if there are not so many distinct gradients.
-        imbalance: a device's I_k compares its class counts with D / M, D all samples of all devices (``global``, Eq. 17 as it
-            stands), or with D_k / M, its own (``local``).
+        kmeans_clusters: N of K-means: a number, as many as there are ``classes``, or as ``ccs`` would find; fewer if gradients
+            coincide.
+        imbalance: I_k compares class counts with D / M, D all samples of all devices (``global``, Eq. 17), or D_k / M
+            (``local``).
         theta: the angle (radians) between gradients that counts as alike at first (Eq. 7; not given in the paper).
         least_loss: l_*, the loss at which every acute angle does (likewise).
     """
@@ -62,6 +61,69 @@ class RFedAvgParams(SynchronousParams):
     def uses_loss(self) -> bool:
         """Whether clients say how large their loss is."""
         return self.clustering == "ccs" or self.kmeans_clusters == "ccs"
+
+
+LabelCounts = NDArray[np.int64]
+
+_LEAST = 1.0  # sample: the imbalance of a cluster that has no more to gain
+_SAME = 1e-10  # relative singular value below which mixtures of clusters are taken to be the same
+_NONE = 1e-8  # weight below which a cluster is taken to have none
+_PULL = 1e-6
+
+
+def class_imbalance(counts: LabelCounts, samples: int | None = None) -> Floats:
+    """I_k = sum over the M classes of |D/M - D_k^m| (Eq. 17), float64 [n], from the ``counts`` D_k^m [n, M].
+
+    ``samples`` is D, those of all devices together, as the equation has it; None: each device's own number.
+    """
+    totals = counts.sum(axis=1, keepdims=True) if samples is None else samples
+    imbalance: Floats = np.abs(totals / counts.shape[1] - counts).sum(axis=1)
+    return imbalance
+
+
+def cluster_imbalance(imbalance: Floats, sizes: LabelCounts, clusters: Sequence[Sequence[int]]) -> Floats:
+    """I_C of each cluster: the largest I_k (``imbalance`` [n]) of its members, less the samples D_k (``sizes``) of all others.
+
+    At least 1 sample: with I_k from a device's own number of samples it could become negative.
+    """
+    values = []
+    for cluster in clusters:
+        ordered = sorted(cluster)
+        worst = ordered[int(np.argmax(imbalance[ordered]))]
+        others = sum(int(sizes[device]) for device in ordered if device != worst)
+        values.append(max(float(imbalance[worst]) - others, _LEAST))
+    return np.array(values)
+
+
+def class_shares(counts: LabelCounts, clusters: Sequence[Sequence[int]]) -> Floats:
+    """Class shares of each cluster's samples, float64 [M, N]; a cluster without samples is refused (``SimulationError``)."""
+    totals = np.stack([counts[list(cluster)].sum(axis=0) for cluster in clusters], axis=1)
+    sizes = totals.sum(axis=0)
+    if not sizes.all():
+        raise SimulationError(f"cluster {int(np.argmin(sizes))} of {len(sizes)} has no samples, so that it has no class shares")
+    shares: Floats = totals / sizes
+    return shares
+
+
+def optimal_weights(shares: Floats) -> Floats:
+    """The weights that bring the mixture of clusters nearest to equal class shares (the paper's benchmark "Optimal").
+
+    The minimiser float64 [N] of ||B p - 1/M||^2 over p >= 0 with sum 1, where B [M, N] are the clusters' class ``shares``; of
+    several, the one of least norm. With C = B - 1/M, min ||C u||^2 + (sum u - 1)^2 over u >= 0 has the same answer but for its
+    length. A slight pull towards 0 says which clusters the shortest answer has; least squares then find it among these.
+    """
+    from scipy.optimize import nnls
+
+    classes, clusters = shares.shape
+    system, target = np.vstack((shares - 1.0 / classes, np.ones(clusters))), np.zeros(classes + 1)
+    target[-1] = 1.0
+    pulled = np.vstack((system, _PULL * np.eye(clusters)))
+    u = nnls(pulled, np.append(target, np.zeros(clusters)), maxiter=100 * clusters)[0]
+    exact = np.linalg.lstsq(system[:, u > _NONE], target, rcond=_SAME)[0]
+    if exact.min() >= 0:
+        u[u > _NONE], u[u <= _NONE] = exact, 0.0
+    weights: Floats = u / u.sum()
+    return weights
 
 
 Clusters = list[list[int]]
@@ -96,15 +158,6 @@ def by_samples(clusters: Clusters, sizes: NDArray[np.int64]) -> Floats:
     totals = np.array([sizes[cluster].sum() for cluster in clusters], dtype=np.float64)
     shares: Floats = totals / totals.sum()
     return shares
-
-
-def client_weights(clusters: Clusters, weights: Floats, sizes: NDArray[np.int64]) -> list[float]:
-    """The weight of each client: its cluster's weight, times its share of the cluster's samples (Eq. 4)."""
-    each = np.zeros(len(sizes))
-    for cluster, weight in zip(clusters, weights, strict=True):
-        each[cluster] = weight * (sizes[cluster] / sizes[cluster].sum())
-    found: list[float] = each.tolist()
-    return found
 
 
 def balance(counts: NDArray[np.int64], clusters: Clusters, weights: Sequence[Floats]) -> dict[str, list[float | None]]:
@@ -163,19 +216,13 @@ class RFedAvg(FedAvg[RFedAvgParams]):
     is the sum over clusters of p_n times theirs: as the p_n sum to 1, the gradient step of Eq. 5. The threshold of CCS falls
     with the mean of the reported losses; the first is l_0.
 
-    I_k needs D, the samples of all devices: each device reports its size at the begin or when it can be reached (a scalar,
-    ``size-report``), and is not drawn before. D is the sum of the sizes last heard, and goes with the model to each client that
-    was told another before (a scalar, ``control``). ``optimal`` needs class counts (M scalars, ``class-counts``).
+    I_k needs D, the samples of all devices: each device reports its size when it can be reached (a scalar, ``size-report``),
+    and is not drawn before. D is the sum of the sizes last heard, and goes with the model to each client that was told another
+    before (a scalar, ``control``). ``optimal`` needs class counts (M scalars, ``class-counts``). An update that is not finite
+    counts for nothing. Without learning the clusters are drawn at random.
 
-    An update that is not finite counts for nothing. Without learning the clusters are drawn at random.
-
-    Records, beside ``aggregate``: ``reweighting``, each round: the clusters' numbers of clients, their weights, eps, and how
-    balanced the classes are under weights by samples and under these (``balance``: from the devices' labels, which the server
-    does not see). ``clustering``: who was clustered with whom, in rounds 0, 1, 2, 4, 8, ...
-
-    State besides FedAvg's: of each device ``sizes``, samples as it last said or None, ``imbalance``, ``counts`` of classes,
-    ``told``, which D it knows, and ``cluster`` in the last round; ``reporting``, tasks of size reports; ``begun``, whether
-    rounds have; ``total``, D as it is told in this round; ``first_loss`` and ``loss``, l_0 and l_t.
+    The record ``reweighting`` has the clusters' sizes and weights, eps, and how balanced the classes are under weights by
+    samples and under these; ``clustering`` is made in rounds 0, 1, 2, 4, 8, ...
     """
 
     Params: ClassVar[type[RoundParams]] = RFedAvgParams
@@ -228,9 +275,9 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         self.state["cluster"] = {}
 
     def contents(self, device: int) -> Contents:
-        state = self.state
-        tell = self.params.uses_total and state["told"][device] != state["total"]
-        return {"model": state["model"]} | ({"control": state["total"]} if tell else {})
+        total = self.state["total"]
+        tell = self.params.uses_total and self.state["told"][device] != total
+        return {"model": self.state["model"]} | ({"control": total} if tell else {})
 
     def _samples(self, message: TaskEnd) -> int:
         return int(message["control"][0])
@@ -254,44 +301,50 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         await super().on_task_end(message)
 
     async def aggregate(self) -> None:
-        received: list[dict[str, Any]] = self.state["received"]
-        if not any(entry["samples"] for entry in received):
-            return
-        weights = await self._weights(received)
-        parts = [(entry["update"], weight) for entry, weight in zip(received, weights, strict=True)]
-        before = self.state["model"]
-        self.state["model"] = self.advance(before, self.server.models.mix(parts, otherwise=before))
-        self.record_aggregate(received, weights)
+        received, before = self.state["received"], self.state["model"]
+        if any(entry["samples"] for entry in received):
+            weights = await self._weights(received)
+            parts = [(entry["update"], weight) for entry, weight in zip(received, weights, strict=True)]
+            self.state["model"] = self.advance(before, self.server.models.mix(parts, otherwise=before))
+            self.record_aggregate(received, weights)
 
     async def _weights(self, received: list[dict[str, Any]]) -> list[float]:
-        """The weight of each update; 0 for one that is left out."""
-        weights = [0.0] * len(received)
-        held = [at for at, entry in enumerate(received) if entry["samples"]]
-        held.sort(key=lambda at: received[at]["device"])  # who came first decides nothing, not even between equals
-        gradients: NDArray[np.float32] | None = None
+        """The weight of each update: its cluster's, times its share of the cluster's samples (Eq. 4); 0 if it is left out."""
+        state, weights, gradients = self.state, np.zeros(len(received)), None
+        # Who came first decides nothing, not even between equals.
+        held = sorted((at for at, entry in enumerate(received) if entry["samples"]), key=lambda at: received[at]["device"])
         if self.server.models.learns:
-            model, *updates = await self.server.models.values([self.state["model"], *(received[at]["update"] for at in held)])
+            model, *updates = await self.server.models.values([state["model"], *(received[at]["update"] for at in held)])
             with np.errstate(over="ignore", invalid="ignore"):
                 changes = np.stack(updates) - model
             finite = np.isfinite(changes).all(axis=1)
             held, gradients = [at for at, is_finite in zip(held, finite, strict=True) if is_finite], changes[finite]
-        if held:
-            entries = [received[at] for at in held]
-            sizes = np.array([entry["samples"] for entry in entries], dtype=np.int64)
-            clusters, eps = await self._cluster(entries, gradients)
-            shares = self._shares(entries, sizes, clusters, eps)
-            for at, weight in zip(held, client_weights(clusters, shares, sizes), strict=True):
-                weights[at] = weight
-        return weights
+        if not held:
+            return [0.0] * len(received)
+        entries = [received[at] for at in held]
+        devices = [entry["device"] for entry in entries]
+        sizes = np.array([entry["samples"] for entry in entries], dtype=np.int64)
+        clusters, eps = await self._cluster(entries, devices, gradients)
+        by_data = shares = by_samples(clusters, sizes)
+        if self.params.weights == "rfedavg":
+            inverse = 1.0 / cluster_imbalance(np.array([state["imbalance"][device] for device in devices]), sizes, clusters)
+            shares = inverse / inverse.sum()
+        elif self.params.weights == "optimal":
+            shares = optimal_weights(class_shares(np.array([state["counts"][device] for device in devices]), clusters))
+        balanced = balance(np.array([entry["contents"]["labels"] for entry in entries]), clusters, [by_data, shares])
+        told = {"clusters": [len(cluster) for cluster in clusters], "weights": shares.tolist(), "eps": eps, "balance": balanced}
+        self.server.emit("reweighting", round=state["round"], **told)
+        for cluster, share in zip(clusters, shares, strict=True):
+            weights[[held[at] for at in cluster]] = share * (sizes[cluster] / sizes[cluster].sum())
+        each: list[float] = weights.tolist()
+        return each
 
     async def _cluster(
-        self, entries: list[dict[str, Any]], gradients: NDArray[np.float32] | None
+        self, entries: list[dict[str, Any]], devices: list[int], gradients: NDArray[np.float32] | None
     ) -> tuple[Clusters, float | None]:
         """The clusters, positions in ``entries``, and the threshold if there was one; at random without gradients."""
         params, server, number, classes = self.params, self.server, self.state["round"], self.setting.classes
-        devices = [entry["device"] for entry in entries]
-        generator = server.rng("clusters", number)
-        eps, shown = None, None
+        generator, eps, shown = server.rng("clusters", number), None, None
         if gradients is None:
             clusters = members(canonical(generator.integers(classes, size=len(entries))))
         else:
@@ -303,7 +356,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
             similarity = cosine_matrix(gradients)
             clusters = cluster_gradients(params, gradients, similarity, eps, classes, generator)
             shown = shown_pairs("similarity", similarity)
-        place = {at: number for number, cluster in enumerate(clusters) for at in cluster}
+        place = {at: cluster for cluster, own in enumerate(clusters) for at in own}
         groups = [place[at] for at in range(len(devices))]
         if shown is not None and number & (number - 1) == 0:
             server.emit("clustering", round=number, measure=params.clustering, devices=devices, groups=groups, **shown)
@@ -312,38 +365,14 @@ class RFedAvg(FedAvg[RFedAvgParams]):
 
     async def _threshold(self, entries: list[dict[str, Any]]) -> float:
         """The cosine that like gradients have now; a loss that is not known is taken to be the last one."""
-        state, params = self.state, self.params
+        state, theta = self.state, self.params.theta
         loss = await self.server.models.train_loss([(entry["update"], float(entry["samples"])) for entry in entries])
         if loss is not None:
             state["loss"] = loss
-            if state["first_loss"] is None:
-                state["first_loss"] = loss
+            state["first_loss"] = loss if state["first_loss"] is None else state["first_loss"]
         if state["first_loss"] is None:
-            return threshold(0.0, 0.0, 0.0, params.theta)
-        return threshold(state["loss"], state["first_loss"], params.least_loss, params.theta)
-
-    def _shares(self, entries: list[dict[str, Any]], sizes: NDArray[np.int64], clusters: Clusters, eps: float | None) -> Floats:
-        """p_n of each cluster, float64 [N], with sum 1."""
-        state, devices = self.state, [entry["device"] for entry in entries]
-        match self.params.weights:
-            case "rfedavg":
-                imbalance = np.array([state["imbalance"][device] for device in devices])
-                inverse = 1.0 / cluster_imbalance(imbalance, sizes, clusters)
-                shares: Floats = inverse / inverse.sum()
-            case "optimal":
-                shares = optimal_weights(class_shares(np.array([state["counts"][device] for device in devices]), clusters))
-            case _:
-                shares = by_samples(clusters, sizes)
-        truth = np.array([entry["contents"]["labels"] for entry in entries])
-        self.server.emit(
-            "reweighting",
-            round=state["round"],
-            clusters=[len(cluster) for cluster in clusters],
-            weights=shares.tolist(),
-            eps=eps,
-            balance=balance(truth, clusters, [by_samples(clusters, sizes), shares]),
-        )
-        return shares
+            return threshold(0.0, 0.0, 0.0, theta)
+        return threshold(state["loss"], state["first_loss"], self.params.least_loss, theta)
 
     def group_of(self, device: int) -> int | None:
         cluster: int | None = self.state["cluster"].get(device)

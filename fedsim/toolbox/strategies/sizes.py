@@ -107,11 +107,8 @@ class CutClient(SynchronousClient[CutParams]):
 class CutModels(FedAvg[CutParams]):
     """FedAvg whose devices train smaller models within the global one, of a size of their own.
 
-    A number of the smaller model is the same number of the global one. The device trains among zeros what it has received:
-    in layers with ReLU between, and in adapters, zeros have no gradient and add nothing, so that this is training the smaller
-    model. Its time, memory and bytes are those of the smaller model.
-
-    State besides FedAvg's: ``zero``, the model that devices splice what they receive into.
+    The device trains among zeros what it has received: in layers with ReLU between, and in adapters, zeros have no gradient and
+    add nothing, so that this is training the smaller model. Its time, memory and bytes are those of the smaller model.
     """
 
     Client: ClassVar[type[SynchronousClient[Any]]] = CutClient
@@ -174,10 +171,10 @@ class HeteroFL(CutModels):
     """Federated learning of models of different widths.
 
     Source: Diao, Ding and Tarokh, "HeteroFL" (ICLR 2021, arXiv 2010.01264), Algorithm 1: a device of width r has the first r of
-    the channels of each hidden layer, and each number of the global model becomes the mean over the devices that have it
-    (Eqs. 1 to 3); one that no client has stays. Weighted by samples, unless ``aggregation`` is ``mean``. The paper's scaler,
-    static batch norm and masked loss are left out. ``redraw`` with a list is its dynamic setting; with a table it is FjORD's
-    ordered dropout (Horváth et al. 2021) with one width a round, where FjORD draws one a step and distils besides.
+    the channels of each hidden layer, and each number of the global model becomes the mean over the devices that have it (Eqs.
+    1 to 3); one that no client has stays. Weighted by samples, unless ``aggregation`` is ``mean``. The paper's scaler, static
+    batch norm and masked loss are left out. ``redraw`` with a list is its dynamic setting; with a table it is FjORD's ordered
+    dropout (Horváth et al. 2021) with one width a round.
 
     Sends the numbers of each client's width, down and up (``model`` and ``update``, 4 bytes each).
     """
@@ -299,12 +296,10 @@ class FLoRA(CutModels):
     Source: Wang et al., "FLoRA: Federated fine-tuning large language models with heterogeneous low-rank adaptations" (NeurIPS
     2024, arXiv 2409.05976), Algorithm 1: the server stacks the adapters that it receives, scaled by the clients' shares of
     samples, and sends the stack; so each device adds the mean of the products B A to its weights, without the cross terms of a
-    product of means, and begins with fresh adapters. These are drawn by a seed that all share.
+    product of means, and begins with fresh adapters, drawn by a seed that all share.
 
     Sends the adapters of a client's rank up (``update``), and down (``model``) the stacks since the device last answered, or
     the whole model if that is less; at first that (4 bytes a number).
-
-    State besides FedAvg's: ``stacks``, numbers of each stack; ``served``, how many of them a device had when it last answered.
     """
 
     Params = FLoRAParams

@@ -26,19 +26,18 @@ class TiFLParams(AggregatingParams):
     Attributes:
         tiers: P, equal-width bins of data size or of latency.
         tiers_from: ``size``, which each device reports once (as for CATA-Fed), or ``latency`` of a whole task (the original).
-        profiling_rounds: how often it does so for each device.
-        profiling_limit: Tmax (s). A task that takes longer is ended and counts as Tmax; a device that never came in below it is
-            dropped. None: whoever comes, however late, gets a tier.
-        mode: ``uniform``: every tier is equally likely. ``static``: as likely as ``probabilities`` says. ``credits``: the less
-            accurate the model is on a tier's clients, the likelier it is, and none is chosen more often than it has credits.
-        probabilities: of each tier in a static policy, from that with the least data (or the lowest latency) on, up to a common
-            factor. The paper's, of five tiers: fast 1, 0, 0, 0, 0; random .7, .1, .1, .05, .05; slow 0, 0, 0, 0, 1.
+        profiling_rounds: how often a device's latency is measured.
+        profiling_limit: Tmax (s): slower tasks are ended and count as Tmax; a device that never came in below it is dropped.
+        mode: tiers are ``uniform``, ``static``, as likely as ``probabilities`` says, or by ``credits``: the less accurate the
+            model is on a tier's clients, the likelier it is, and none is chosen more often than it has credits.
+        probabilities: of each tier, from that with the least data (or latency) on, up to a common factor. The paper's, of five
+            tiers: fast 1, 0, 0, 0, 0; random .7, .1, .1, .05, .05; slow 0, 0, 0, 0, 1.
         credits: of each tier; by default the planned rounds, divided by the tiers.
         interval: I, a test after every so many rounds, by default as many as there are tiers.
-        require_no_improvement: probabilities change only if the accuracy on the last chosen tier has not risen since the test
-            before (the paper's condition; common re-implementations lack it).
-        accuracy_from: ``clients``: each tier's test clients test the model and report a number. ``measurement``: the server
-            knows the accuracy on all of a tier's clients, at no cost.
+        require_no_improvement: probabilities change only if the accuracy on the last chosen tier has not risen since the last
+            test.
+        accuracy_from: test clients of each tier report it (``clients``), or the server knows it of all at no cost
+            (``measurement``).
         test_clients: how many clients of each tier are tested.
     """
 
@@ -82,11 +81,9 @@ class TiFLParams(AggregatingParams):
 class Tiered(Strategy[P]):
     """A server half that meets each device once, by a report or a whole task, before it puts it into a tier.
 
-    State:
-        meeting: tasks of devices that are being met, task -> device and when it was asked.
-        figures: size (samples) or latency (s) of each device, None for who has not been met.
-        cuts: the borders of tiers; None until all who could be reached are met. Then ``tier``: of each device, None for who has
-            none; ``members``: of each tier.
+    State: ``meeting``, tasks by which devices are met, task -> device and when it was asked; ``figures``, size (samples) or
+    latency (s) of each device; ``cuts``, the borders of tiers, None until all who could be reached are met; ``tier``, of each
+    device; ``members``.
     """
 
     def met(self, device: int, message: TaskEnd, latency: float) -> None:
@@ -223,21 +220,18 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
     Source: Chai et al., "TiFL: A tier-based federated learning system" (HPDC 2020), Algorithms 1 and 2; tiers by data size as
     in CATA-Fed's comparison (Jeong and Kim 2022, section 5.3).
 
-    First every device that can be reached is introduced, the others when they can be: it reports its size (a scalar), or it is
-    profiled (down and up d parameters, each time). Tiers are equal-width bins over what is then known, and stay; who comes
-    later, a newcomer when it arrives, is introduced then and sorted in. A round draws a tier, then K of its members uniformly
-    (all if fewer), and goes on as FedAvg's. A tier with no member that can be had is passed over.
+    First every device that can be reached reports its size (a scalar), or is profiled (down and up d parameters, each time);
+    the others when they can be. Tiers are equal-width bins over what is then known, and stay; who comes later is sorted in. A
+    round draws a tier, then K of its members uniformly (all if fewer), and goes on as FedAvg's. A tier with no member that can
+    be had is passed over.
 
     With credits, every I rounds the model goes to test clients of each tier (d parameters), who test it and report their
-    accuracy (a scalar). Their time is that of a forward pass over as many samples as they train on. Without learning there is
-    no accuracy, and the probabilities stay uniform. When all credits are used up, tiers are chosen uniformly.
+    accuracy (a scalar). Without learning there is none, and the probabilities stay uniform. When all credits are used up, tiers
+    are chosen uniformly.
 
-    State besides FedAvg's and ``Tiered``'s:
-        expected: how many of the devices that have arrived may still be introduced.
-        profiles: tasks of profiling that each device has behind it, and the time they took (s).
-        current: the tier drawn last; ``credits``, ``probabilities``, ``accuracies``: of each tier.
-        tested: the round before which the last test was made.
-        testing: tasks of test clients, task -> tier; ``heard``: those who have reported, by tier.
+    State besides FedAvg's and ``Tiered``'s: ``expected``, how many devices may still be introduced; ``profiles``, of each
+    device how often it was profiled, and the time (s); ``current``, the tier drawn last; ``tested``, the round of the last
+    test; ``testing``, task -> tier.
     """
 
     Params: ClassVar[type[RoundParams]] = TiFLParams
@@ -323,7 +317,12 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
 
     def select(self) -> list[int]:
         state, number = self.state, self.state["round"]
-        weights, generator = self._weights(), self.server.rng("tier", number)
+        inhabited = np.array([bool(part) for part in state["members"]], dtype=np.float64)
+        weights, generator = inhabited * state["probabilities"], self.server.rng("tier", number)
+        if self.params.mode == "credits":
+            weights *= np.array(state["credits"]) > 0
+        if not weights.any():  # nobody has credits left
+            weights = inhabited
         while weights.any():
             tier = int(generator.choice(len(weights), p=weights / weights.sum()))
             chosen = self.pick(self.params.asked_per_round, among=state["members"][tier])
@@ -334,14 +333,6 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
                 return chosen
             weights[tier] = 0.0
         return []
-
-    def _weights(self) -> NDArray[np.float64]:
-        """The relative weight of each tier in the draw; 0 for empty tiers and, while credits remain, for tiers without any."""
-        inhabited = np.array([bool(part) for part in self.state["members"]], dtype=np.float64)
-        weights: NDArray[np.float64] = inhabited * self.state["probabilities"]
-        if self.params.mode == "credits":
-            weights *= np.array(self.state["credits"]) > 0
-        return weights if weights.any() else inhabited
 
     def _open_round(self) -> None:
         state, params, number = self.state, self.params, self.state["round"]

@@ -1,7 +1,7 @@
 """``[world] processes``: what happens to the world beside its rules, each a process of SimPy."""
 
-from fedsim.world.processes.activity import Activity, DeviceFacts
+from fedsim.world.processes.activity import Activity
 from fedsim.world.processes.base import PROCESSES, Process, WorldSpec
-from fedsim.world.processes.world import Hold, World
+from fedsim.world.processes.world import DeviceFacts, Hold, Processes, World
 
-__all__ = ["PROCESSES", "Activity", "DeviceFacts", "Hold", "Process", "World", "WorldSpec"]
+__all__ = ["PROCESSES", "Activity", "DeviceFacts", "Hold", "Process", "Processes", "World", "WorldSpec"]

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import simpy
 
@@ -16,39 +16,21 @@ Call = tuple[Any, ...]
 """Call that began an activity, the method and its arguments; a restored process finds the activity by it."""
 
 
-class DeviceFacts(NamedTuple):
-    """Properties of a device.
-
-    Attributes:
-        speed, flops: training speed (samples/s), infinite if nothing says how fast it is, and FLOP/s; None if nothing says so.
-        down, up, latency: of its own link (bytes/s), and what passes before the first byte of a message to the server leaves
-        (s). samples: training samples that it holds. kind: the name of its kind; None if it has none. arrival, departure,
-        present: when it joins and leaves for good (s), and whether it has joined and not left.
-    """
-
-    speed: float
-    flops: float | None
-    down: float
-    up: float
-    latency: float
-    samples: int
-    kind: str | None
-    arrival: float
-    departure: float
-    present: bool
-
-
 class _Waiters(list[Any]):
     """The callbacks of an activity. A process that is interrupted takes its own out."""
 
-    def __init__(self, activity: "Activity") -> None:
+    def __init__(self, activity: "Activity", env: Environment) -> None:
         super().__init__()
-        self._activity = activity
+        self._activity, self._env = activity, env
 
     def remove(self, callback: Any) -> None:
         super().remove(callback)
         if isinstance(getattr(callback, "__self__", None), simpy.Process):
-            self._activity.left_alone()
+            self._env.call(self._give_up, CUT)  # unless somebody waits for it later in this instant
+
+    def _give_up(self) -> None:
+        if not self._activity.callbacks:
+            self._activity.cancel()
 
 
 class Activity(simpy.Event):
@@ -62,12 +44,11 @@ class Activity(simpy.Event):
         outcome: ``done``, ``lost``, ``cancelled`` or, as the run is over, ``stopped``; None until then.
     """
 
-    def __init__(self, env: Environment, call: Call) -> None:
+    def __init__(self, env: Environment, call: Call, on_end: Callable[[Any], object]) -> None:
         super().__init__(env)
-        self.callbacks: Any = _Waiters(self)
-        self.call = call
+        self.callbacks: Any = _Waiters(self, env)
+        self.call, self._environment, self._on_end = call, env, on_end
         self.outcome: Outcome | None = None
-        self._environment = env
 
     @property
     def left(self) -> float:
@@ -78,19 +59,12 @@ class Activity(simpy.Event):
         """End it now. Has no effect on an activity that has ended, or that ends at this instant."""
         raise NotImplementedError
 
-    def left_alone(self) -> None:
-        """A process does not wait for it any more: cancel it, unless somebody waits for it later in this instant."""
-        self._environment.call(self._give_up, CUT)
-
-    def _give_up(self) -> None:
-        if not self.callbacks:
-            self.cancel()
-
     def end(self, outcome: Outcome) -> None:
         """Note that it has ended, and fire."""
         self.outcome = outcome
         if outcome in ("done", "lost"):
             self.succeed(self)
+        self._on_end(self)
 
     def __enter__(self) -> Self:
         return self
@@ -100,18 +74,14 @@ class Activity(simpy.Event):
 
 
 class Sending(Activity):
-    """A message under way, see ``World.send``; ``on_end`` is told of its end."""
+    """A message under way, see ``World.send``."""
 
     def __init__(
         self, env: Environment, call: Call, messages: Messages, message: Message, on_end: Callable[["Sending"], object]
     ) -> None:
-        super().__init__(env, call)
-        self._messages, self.message, self._on_end = messages, message, on_end
-        message.on_end = self._told
-
-    def _told(self, _: Message, outcome: Outcome) -> None:
-        self.end(outcome)
-        self._on_end(self)
+        super().__init__(env, call, on_end)
+        self._messages, self.message = messages, message
+        message.on_end = lambda _, outcome: self.end(outcome)
 
     @property
     def left(self) -> float:
@@ -123,11 +93,7 @@ class Sending(Activity):
 
 
 class ComputeActivity(Activity):
-    """A computation of a device under way, see ``World.compute``; ``on_end`` is told of its end.
-
-    It has a ``number``, ``began`` then and will be done at ``ends`` (s); from ``until`` (s) on the device cannot be reached.
-    The device computes at ``pace``, a factor of its speed.
-    """
+    """A computation of a device under way, see ``World.compute``; from ``until`` (s) on the device cannot be reached."""
 
     def __init__(
         self,
@@ -141,21 +107,20 @@ class ComputeActivity(Activity):
         pace: float,
         on_end: Callable[["ComputeActivity"], None],
     ) -> None:
-        super().__init__(env, call)
+        super().__init__(env, call, on_end)
         self.number, self.device, self.began, self.ends, self.until = number, device, began, ends, until
-        self._pace, self._on_end = pace, on_end
+        self._pace = pace
         self._left = 0.0  # when it has ended
         self._alarm: Alarm | None = None
 
     def arm(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
-        done, now = self.ends <= self.until, self._environment.now
-        outcome: Outcome = "done" if done and self.until > now else "lost"
+        done = self.ends <= self.until > self._environment.now
         when = min(self.ends, self.until)
         if when < math.inf:
-            priority = NORMAL if outcome == "done" else CUT
-            self._alarm = self._environment.at(("compute", self.number), when, partial(self.finish, outcome), priority)
+            ring = partial(self.finish, "done" if done else "lost")
+            self._alarm = self._environment.at(("compute", self.number), when, ring, NORMAL if done else CUT)
 
     @property
     def left(self) -> float:
@@ -171,13 +136,11 @@ class ComputeActivity(Activity):
             self.finish(outcome)
 
     def finish(self, outcome: Outcome) -> None:
-        if self.outcome is not None:
-            return
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._left = 0.0 if outcome == "done" else self.left
-        self.end(outcome)
-        self._on_end(self)
+        if self.outcome is None:
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._left = 0.0 if outcome == "done" else self.left
+            self.end(outcome)
 
     def saved(self) -> tuple[Any, ...]:
         return self.call, self.number, self.device, self.began, self.ends, self.until, self._pace

@@ -1,23 +1,20 @@
 """Processes of the world: their base, those that come with fedsim, and how a scenario names one."""
 
 from collections.abc import Generator
-from contextlib import ExitStack
 from functools import cache
 from inspect import isgeneratorfunction, signature
 from types import FunctionType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
-import simpy
 from pydantic import ConfigDict, Field, create_model, model_validator
 
 from fedsim.errors import ScenarioError
 from fedsim.language.imports import named
 from fedsim.language.registry import Registry, keys_of
 from fedsim.language.spec import Spec
-from fedsim.language.units import BytesPerSecond, PositiveSeconds
 
 if TYPE_CHECKING:
-    from fedsim.world.processes.world import Hold, World
+    from fedsim.world.processes.world import World
 
 
 class Process(Spec):
@@ -78,110 +75,15 @@ class _ProcessRegistry(Registry):
         return _of_function(found, kind) if isinstance(found, FunctionType) else super().spec(kind, key)
 
 
-class Outage(Process):
-    """The base of what fails for a while, again and again.
-
-    Attributes:
-        every: from the end of an outage, or the beginning of the run, to the next one (s).
-        lasts: how long each takes (s).
-        random: whether these two are means of exponential times, or always the same.
-    """
-
-    restorable: ClassVar[bool] = True
-
-    every: PositiveSeconds
-    lasts: PositiveSeconds
-    random: bool = True
-
-    def fail(self, world: "World") -> "list[Hold]":
-        """Begin an outage; the holds last until it is over."""
-        raise NotImplementedError
-
-    def run(self, world: "World") -> Generator[Any, Any, Any]:
-        state = world.state
-        if not state:
-            state |= {"outages": 0, "failed": False, "until": self._after(world, "every", 0)}
-        while True:
-            if not state["failed"]:
-                yield world.until(state["until"])
-                state |= {"failed": True, "until": self._after(world, "lasts", state["outages"])}
-            with ExitStack() as held:
-                for hold in self.fail(world):
-                    held.enter_context(hold)
-                yield world.until(state["until"])
-            number = state["outages"] + 1
-            state |= {"outages": number, "failed": False, "until": self._after(world, "every", number)}
-
-    def _after(self, world: "World", what: Literal["every", "lasts"], number: int) -> float:
-        mean: float = getattr(self, what)
-        return world.now + (world.rng(what, number).exponential(mean) if self.random else mean)
-
-
-class LinkOutage(Outage):
-    """A link carries nothing, or less, for a while, again and again.
-
-    Attributes:
-        link: its name: ``server up``, ``cell 3 down``, ``device 7 up``, ``edge 1 receive``, or that of an edge of a graph,
-            ``a -> b``.
-        rate: what the link carries meanwhile (bytes/s).
-    """
-
-    kind: Literal["link-outage"] = "link-outage"
-    link: str
-    rate: Annotated[BytesPerSecond, Field(ge=0)] = 0.0
-
-    def check(self, world: "World") -> None:
-        world.rate(self.link)
-
-    def fail(self, world: "World") -> "list[Hold]":
-        return [world.limit(self.link, self.rate)]
-
-
-class EdgeOutage(Outage):
-    """An edge server is not there for a while, again and again.
-
-    Attributes:
-        edge: its number.
-        work: what becomes of the work of its devices. ``wasted``: the edge server crashes: what it holds is lost, and what its
-            devices do for it ends. ``waits``: it is cut off: nothing comes to it or leaves it until it is back.
-    """
-
-    kind: Literal["edge-outage"] = "edge-outage"
-    edge: int = Field(ge=0)
-    work: Literal["wasted", "waits"] = "wasted"
-
-    def check(self, world: "World") -> None:
-        world.rate(f"edge {self.edge} receive")
-
-    def fail(self, world: "World") -> "list[Hold]":
-        if self.work == "wasted":
-            return [world.lose(self.edge)]
-        return [world.limit(f"edge {self.edge} {way}", 0.0) for way in ("receive", "send")]
-
-
-class UploadSlots(Process):
-    """At most ``slots`` uploads are under way at a time; the others wait, first come, first served."""
-
-    restorable: ClassVar[bool] = True
-
-    kind: Literal["upload-slots"] = "upload-slots"
-    slots: int = Field(ge=1)
-
-    def run(self, world: "World") -> Generator[Any, Any, Any]:
-        """Uploads queue for a resource of SimPy, from the beginning of the run to its end."""
-        world.queue("up", simpy.Resource(world.env, self.slots))
-        yield world.env.event()
-
-
-_HERE = "fedsim.world.processes"
+_TOOLS = "fedsim.toolbox.worlds"
 PROCESSES = _ProcessRegistry(
     "process of the world",
-    f"{_HERE}.base:Process",
+    "fedsim.world.processes.base:Process",
     {
-        "link-outage": (f"{_HERE}.base:LinkOutage", "a link fails from time to time, or carries less"),
-        "upload-slots": (f"{_HERE}.base:UploadSlots", "the server takes so many uploads at a time, the others queue"),
-        "heat": ("fedsim.toolbox.worlds.heat:Heat", "devices get warm while they compute, and are slow until they are cool"),
-        "edge-outage": (f"{_HERE}.base:EdgeOutage", "an edge server fails from time to time, or is cut off"),
+        "link-outage": (f"{_TOOLS}.outages:LinkOutage", "a link fails from time to time, or carries less"),
+        "upload-slots": (f"{_TOOLS}.outages:UploadSlots", "the server takes so many uploads at a time, the others queue"),
+        "heat": (f"{_TOOLS}.heat:Heat", "devices get warm while they compute, and are slow until they are cool"),
+        "edge-outage": (f"{_TOOLS}.outages:EdgeOutage", "an edge server fails from time to time, or is cut off"),
     },
     usual="link-outage",
 )

@@ -1,4 +1,4 @@
-"""Interface of a process to the world.
+"""Processes of the world at work, and their interface to the world.
 
 What several processes do to one thing at a time adds up: a link carries the least that any of them leaves it, factors of a
 device's speed are multiplied, and a device is off while any of them holds it off.
@@ -6,18 +6,20 @@ device's speed are multiplied, and a device is off while any of them holds it of
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from pathlib import Path
+from traceback import extract_tb
+from typing import Any, NamedTuple
 
 import numpy as np
 import simpy
 from pydantic import TypeAdapter, ValidationError
 
 from fedsim.environment import Environment, ProcessGenerator
-from fedsim.errors import CheckpointError, SimulationError
+from fedsim.errors import CheckpointError, FedsimError, ScenarioError, SimulationError
 from fedsim.language.units import Bytes, Flops, Seconds
 from fedsim.simulation import Simulation, on_grid
 from fedsim.streams import Streams
@@ -28,10 +30,33 @@ from fedsim.world.messages import Messages
 from fedsim.world.network.endpoints import SERVER, Direction
 from fedsim.world.network.machine import Network
 from fedsim.world.population import Population
-from fedsim.world.processes.activity import Activity, Call, ComputeActivity, DeviceFacts, Sending
+from fedsim.world.processes.activity import Activity, Call, ComputeActivity, Sending
 from fedsim.world.task import Payload, Work
 
 _COLUMNS = ("kind", "device", "round", "group", "task", "step", "outcome")  # of every record; a process may say a device
+_OF_PROCESSES = {"process", "compute", "network", "latency", "cut"}  # alarms, where nobody else sends
+
+
+class DeviceFacts(NamedTuple):
+    """Properties of a device.
+
+    Attributes:
+        speed, flops: training speed (samples/s), infinite if nothing says how fast it is, and FLOP/s; None if nothing says so.
+        down, up, latency: of its own link (bytes/s), and what passes before the first byte of a message to the server leaves
+        (s). samples: training samples that it holds. kind: the name of its kind; None if it has none. arrival, departure,
+        present: when it joins and leaves for good (s), and whether it has joined and not left.
+    """
+
+    speed: float
+    flops: float | None
+    down: float
+    up: float
+    latency: float
+    samples: int
+    kind: str | None
+    arrival: float
+    departure: float
+    present: bool
 
 
 class Hold(AbstractContextManager["Hold"]):
@@ -50,35 +75,76 @@ class Hold(AbstractContextManager["Hold"]):
         self.end()
 
 
-@dataclass(eq=False)
-class ProcessContext:
-    """The parts of a world, and what all its processes hold, have begun and wait for.
+class Processes:
+    """Starts the processes of a run, and brings them back to where they were; ``ScenarioError`` if one does not fit this world.
 
     Attributes:
+        world: the face of the world for processes that are started from Python.
         held: values by what they are held of: ``link``, ``pace``, ``off`` or ``edge``, and its key.
         begun, asleep: while processes are restored: what each had begun, by its call, and until when it waits.
-        sending, computing: what is under way, and the number of the process whose it is; computations by their numbers.
-        restoring, silent: whether processes are restored, and whether nothing is recorded: then, and when the run is over.
+        silent: whether nothing is recorded: while processes are restored, and when the run is over.
     """
 
-    simulation: Simulation
-    streams: Streams
-    capacity: Capacity
-    population: Population
-    compute: Compute
-    network: Network
-    tasks: TaskRunner
-    messages: Messages
-    on_switched_on: Callable[[int], None]
-    held: dict[tuple[str, str | int], list[float]] = field(default_factory=dict)
-    begun: dict[tuple[int, Call], list[Any]] = field(default_factory=dict)
-    asleep: dict[tuple[int, float], list[simpy.Event]] = field(default_factory=dict)
-    sending: dict[Sending, int] = field(default_factory=dict)
-    computing: dict[int, tuple[ComputeActivity, int]] = field(default_factory=dict)
-    computed: int = 0
-    switched_on: dict[int, simpy.Event] = field(default_factory=dict)
-    restoring: bool = False
-    silent: bool = False
+    def __init__(
+        self,
+        specs: Sequence[Any],
+        simulation: Simulation,
+        streams: Streams,
+        capacity: Capacity,
+        population: Population,
+        compute: Compute,
+        network: Network,
+        tasks: TaskRunner,
+        messages: Messages,
+        on_switched_on: Callable[[int], None],
+    ) -> None:
+        self.simulation, self.streams, self.capacity, self.population = simulation, streams, capacity, population
+        self.compute, self.network, self.tasks, self.messages = compute, network, tasks, messages
+        self._specs, self._on_switched_on = specs, on_switched_on
+        self.held: dict[tuple[str, str | int], list[float]] = {}
+        self.begun: dict[tuple[int, Call], list[Any]] = {}
+        self.asleep: dict[tuple[int, float], list[simpy.Event]] = {}
+        self.sending: dict[Sending, int] = {}
+        self.computing: dict[int, tuple[ComputeActivity, int]] = {}
+        self.computed = 0
+        self.switched_on: dict[int, simpy.Event] = {}
+        self.restoring = self.silent = False
+        *self._worlds, self.world = [World(self, number) for number in range(len(specs) + 1)]
+        for number, (spec, world) in enumerate(zip(specs, self._worlds, strict=True)):
+            try:
+                spec.check(world)
+            except SimulationError as error:
+                raise ScenarioError(f"world.processes.{number} ({spec.kind!r}): {error}") from None
+        if specs:
+            simulation.idle = self._nothing_left
+        simulation.at_end(self._fall_silent)
+        self._start()
+
+    def _start(self) -> None:
+        for each in zip(self._specs, self._worlds, strict=True):
+            self.simulation.process(self._play(*each))
+
+    def _play(self, spec: Any, world: "World") -> Generator[Any, Any, Any]:
+        """A process whose mistakes are told by file and line."""
+        try:
+            yield from spec.run(world)
+        except CheckpointError as error:
+            raise CheckpointError(f"the process {spec.kind!r} {error}") from None
+        except FedsimError as error:
+            raise SimulationError(f"the process {spec.kind!r} failed at {world.now!r} s: {error}") from error
+        except Exception as error:
+            at = extract_tb(error.__traceback__)[-1]
+            where = f"{Path(at.filename).name}:{at.lineno}"
+            told = f"the process {spec.kind!r} failed at {world.now!r} s in {where}: {type(error).__name__}: {error}"
+            raise SimulationError(told) from error
+
+    def _nothing_left(self) -> bool:
+        """Whether nobody works, nobody is held off, and nothing is to come but what processes do: the run is over then."""
+        busy = self.tasks.running or len(self.messages.under_way) > len(self.sending)
+        return not (busy or self.tasks.off or self.messages.lost) and set(self.simulation.expected()) <= _OF_PROCESSES
+
+    def _fall_silent(self) -> None:
+        self.silent = True
 
     def emit(self, kind: str, **fields: Any) -> None:
         if not self.silent:
@@ -125,6 +191,7 @@ class ProcessContext:
         if self.silent:
             return
         wanted, device = self.held.get((what, key), []), key if isinstance(key, int) else -1
+        on_it = [computing for computing, _ in self.computing.values() if computing.device == device]
         if what == "link":
             link, rate = str(key), min(wanted, default=None)
             if self.network.limits.get(link) != rate:
@@ -135,7 +202,7 @@ class ProcessContext:
             if self.tasks.paces.get(device, 1.0) != (pace := math.prod(wanted)):
                 self.tasks.set_pace(device, pace)
                 self.emit("pace", device=device, factor=pace)
-                for computing in self._computing_on(device):
+                for computing in on_it:
                     computing.set_pace(pace)
         elif what == "edge":
             if wanted and device not in self.messages.lost:
@@ -148,17 +215,65 @@ class ProcessContext:
         elif wanted and device not in self.tasks.off:
             self.emit("switch-off", device=device)
             self.tasks.switch_off(device)
-            for computing in self._computing_on(device):
+            for computing in on_it:
                 computing.cancel("lost")
         elif not wanted:
             self.emit("switch-on", device=device)
             self.tasks.off.discard(device)
-            self.on_switched_on(device)
+            self._on_switched_on(device)
             if device in self.switched_on:
                 self.switched_on.pop(device).succeed()
 
-    def _computing_on(self, device: int) -> list[ComputeActivity]:
-        return [computing for computing, _ in self.computing.values() if computing.device == device]
+    # Snapshots, between two instants.
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "states": [world.state for world in self._worlds],
+            "sending": [(number, sending.call, sending.message.id) for sending, number in self.sending.items()],
+            "computing": [(number, computing.saved()) for computing, number in self.computing.values()],
+            "computed": self.computed,
+        }
+
+    def restore(self, state: Mapping[str, Any], alarms: Sequence[tuple[str, int, float]]) -> None:
+        """Bring each process to where it was, when all else is: what it had begun it takes up. Alarms follow by ``rearm``.
+
+        ``CheckpointError``: a process does not come to hold what was held, or to wait for what it waited for.
+        """
+        for world, saved in zip(self._worlds, state["states"], strict=True):
+            world.state = dict(saved)
+        self.computed = state["computed"]
+        for number, call, message in state["sending"]:
+            self.begun.setdefault((number, call), []).append(self.messages.under_way[message])
+        for number, saved in state["computing"]:
+            self.begun.setdefault((number, saved[0]), []).append(self.computing_of(number, *saved))
+        self.silent = self.restoring = True
+        self._start()
+        while self.simulation.env.peek() <= self.simulation.now:
+            self.simulation.env.step()  # the beginning of each process, up to its first wait
+        self.silent = self.restoring = False
+        self.begun.clear()
+        due = Counter((number, when) for kind, number, when in alarms if kind == "process")
+        for (number, when), events in self.asleep.items():
+            if len(events) > due[number, when]:
+                kind = self._specs[number].kind
+                raise CheckpointError(f"the process {kind!r} does not come to where it was: it had not waited until {when!r} s")
+        held: dict[str, dict[Any, float]] = {"link": {}, "pace": {}, "off": {}, "edge": {}}
+        for (what, key), values in self.held.items():
+            value = min(values) if what == "link" else math.prod(values)
+            if what != "pace" or value != 1.0:
+                held[what][key] = value
+        there = {"link": self.network.limits, "pace": self.tasks.paces}
+        there |= {"off": dict.fromkeys(self.tasks.off, 1.0), "edge": dict.fromkeys(self.messages.lost, 1.0)}
+        if held != there:
+            raise CheckpointError(f"the processes of the world do not come to where they were: they held {there}, now {held}")
+
+    def rearm(self, kind: str, number: int, when: float) -> None:
+        """Set an alarm that was there when the snapshot was taken: a ``process`` wakes up, or the end of a ``compute``."""
+        if kind == "compute":
+            self.computing[number][0].arm()
+        else:
+            waiting = self.asleep.get((number, when))
+            self.wake(number, when, waiting.pop(0) if waiting else self.simulation.env.event())
 
 
 class World:
@@ -173,11 +288,11 @@ class World:
         state: what a process that can be restored must remember; values that JSON has.
     """
 
-    def __init__(self, context: ProcessContext, number: int) -> None:
-        self._context, self._number = context, number
-        self.simulation = context.simulation
+    def __init__(self, processes: Processes, number: int) -> None:
+        self._processes, self._number = processes, number
+        self.simulation = processes.simulation
         self.env: Environment = self.simulation.env
-        self.devices = context.network.devices
+        self.devices = processes.network.devices
         self.state: dict[str, Any] = {}
 
     @property
@@ -195,10 +310,10 @@ class World:
         if not self.now <= when < math.inf:
             raise SimulationError(f"a process cannot wait from {self.now!r} s until {when!r} s")
         event = self.env.event()
-        if self._context.restoring:  # its alarm is set again later
-            self._context.asleep.setdefault((self._number, when), []).append(event)
-        elif not self._context.silent:
-            self._context.wake(self._number, when, event)
+        if self._processes.restoring:  # its alarm is set again later
+            self._processes.asleep.setdefault((self._number, when), []).append(event)
+        elif not self._processes.silent:
+            self._processes.wake(self._number, when, event)
         return event
 
     def send(
@@ -210,14 +325,14 @@ class World:
 
         Its value is the ``Activity``: ``outcome`` is ``lost`` if an end cannot be reached, or not until the last byte is there.
         """
-        context, parts = self._context, (Payload(purpose, quantity(size, Bytes, "a message")),)
+        here, parts = self._processes, (Payload(purpose, quantity(size, Bytes, "a message")),)
         ends = self._endpoint(source), self._endpoint(destination)
         call = ("send", *ends, parts[0].bytes, purpose)
-        message = context.taken_up(self._number, call)
+        message = here.taken_up(self._number, call)
         if message is None:
-            message = context.messages.send(*ends, parts, None, waited=waited)
-        sending = Sending(self.env, call, context.messages, message, context.sending.pop)
-        context.sending[sending] = self._number
+            message = here.messages.send(*ends, parts, None, waited=waited)
+        sending = Sending(self.env, call, here.messages, message, here.sending.pop)
+        here.sending[sending] = self._number
         return sending
 
     def compute(
@@ -228,28 +343,28 @@ class World:
         It takes what the device's speed, jitter, slow phases and ``slow`` make of it. It runs beside the device's task, if it
         has one. Its value is the ``Activity``: ``outcome`` is ``lost`` if the device cannot be reached meanwhile.
         """
-        number, context = self._device(device), self._context
+        number, here = self._device(device), self._processes
         asked = Work(samples, quantity(work, Flops, "work"), quantity(seconds, Seconds, "a time"))
         if not 0 <= samples < math.inf:
             raise SimulationError(f"a device cannot compute {samples!r} samples; allowed is a number of 0 or more")
         call = ("compute", number, asked.samples, asked.flops, asked.seconds)
-        begun: ComputeActivity | None = context.taken_up(self._number, call)
+        begun: ComputeActivity | None = here.taken_up(self._number, call)
         if begun is not None:
             return begun
-        if context.tasks.hosts is not None:
+        if here.tasks.hosts is not None:
             raise SimulationError(f"a process computes on device {number}, whose host shares its cores among tasks alone")
-        now, pace = self.now, context.tasks.paces.get(number, 1.0)
-        until, lasts = context.tasks.reachable_until(number), context.population.working_s(number, asked) / pace
+        now, pace = self.now, here.tasks.paces.get(number, 1.0)
+        until, lasts = here.tasks.reachable_until(number), here.population.working_s(number, asked) / pace
         away = until <= now
-        (ends,) = [on_grid(now + lasts)] if away else context.compute.epoch_ends(number, now, lasts, 1, math.inf, until)
-        computing = context.computing_of(self._number, call, context.computed, number, now, ends, until, pace)
-        context.computed += 1
+        (ends,) = [on_grid(now + lasts)] if away else here.compute.epoch_ends(number, now, lasts, 1, math.inf, until)
+        computing = here.computing_of(self._number, call, here.computed, number, now, ends, until, pace)
+        here.computed += 1
         computing.arm()
         return computing
 
     def device(self, device: int | str) -> DeviceFacts:
         """Properties of a device."""
-        number, population, network = self._device(device), self._context.population, self._context.network
+        number, population, network = self._device(device), self._processes.population, self._processes.network
         arrival, departure = population.arrival.item(number), population.departure.item(number)
         return DeviceFacts(
             population.speed.item(number),
@@ -258,7 +373,7 @@ class World:
             network.access_rate(number, "up"),
             network.latency_s(SERVER, number),
             population.samples.item(number),
-            self._context.capacity.name(number),
+            self._processes.capacity.name(number),
             arrival,
             departure,
             arrival <= self.now < departure,
@@ -266,17 +381,17 @@ class World:
 
     def available(self, device: int | str) -> bool:
         """Whether a device can be reached now, whether it works or not."""
-        return self._context.tasks.reachable_until(self._device(device)) > self.now
+        return self._processes.tasks.reachable_until(self._device(device)) > self.now
 
     def until_available(self, device: int | str) -> simpy.Event:
         """An event that fires when a device can be reached; at once if that is now."""
         return self.env.process(self._wait_for(self._device(device)))
 
     def _wait_for(self, device: int) -> ProcessGenerator:
-        tasks = self._context.tasks
+        tasks = self._processes.tasks
         while tasks.reachable_until(device) <= self.now:
             if device in tasks.off:
-                yield self._context.switched_on.setdefault(device, self.env.event())
+                yield self._processes.switched_on.setdefault(device, self.env.event())
             elif (when := tasks.next_on(device, self.now)) < math.inf:
                 yield self.until(when)
             else:
@@ -284,49 +399,45 @@ class World:
 
     def rng(self, purpose: str, *ids: int) -> np.random.Generator:
         """A random stream of this process's own; the same for the same purpose and ids, whatever the strategy does."""
-        return self._context.streams.generator(f"world/process/{purpose}", self._number, *ids)
+        return self._processes.streams.generator(f"world/process/{purpose}", self._number, *ids)
 
     def rate(self, link: str) -> float:
         """Built capacity of a link (bytes/s): ``server up``, ``cell 3 down``, ``device 7 up``, ``a -> b``."""
-        return self._context.network.built_rate(link)
+        return self._processes.network.built_rate(link)
 
     def cell(self, number: int) -> list[int]:
         """The devices of a cell, or of the place of that number in ``attach``."""
-        return self._context.network.devices_at(number)
+        return self._processes.network.devices_at(number)
 
     def limit(self, link: str, rate: float = 0.0) -> Hold:
         """A link carries ``rate`` meanwhile; nothing, if that is 0. What is on its way goes on at once at its new share."""
         self.rate(link)
         if not rate >= 0:
             raise SimulationError(f"a link cannot carry {rate!r} B/s; allowed is 0 or more")
-        return self._context.hold("link", [link], rate)
+        return self._processes.hold("link", [link], rate)
 
     def slow(self, devices: int | Iterable[int], factor: float) -> Hold:
         """Devices compute at a factor of their speed meanwhile, also what they compute now."""
         if not 0 < factor < math.inf:
             raise SimulationError(f"a device cannot compute at {factor!r} of its speed; allowed is a number above 0")
-        return self._context.hold("pace", self._numbers(devices), factor)
+        return self._processes.hold("pace", self._numbers(devices), factor)
 
     def off(self, devices: int | Iterable[int]) -> Hold:
         """Devices cannot be reached meanwhile, whatever their availability; what they do now is lost."""
-        return self._context.hold("off", self._numbers(devices), 1.0)
+        return self._processes.hold("off", self._numbers(devices), 1.0)
 
     def lose(self, edges: int | Iterable[int]) -> Hold:
         """Edge servers are lost meanwhile, with all that they hold, and what their devices do for them now."""
-        count = self._context.messages.edges
-        numbers = [edges] if isinstance(edges, int) else [int(edge) for edge in edges]
-        for edge in numbers:
-            if not 0 <= edge < count:
-                allowed = f"allowed are 0 to {count - 1}" if count else "the network has none (network.edge)"
-                raise SimulationError(f"there is no edge server {edge}; {allowed}")
-        return self._context.hold("edge", numbers, 1.0)
+        count = self._processes.messages.edges
+        allowed = f"allowed are 0 to {count - 1}" if count else "the network has none (network.edge)"
+        return self._processes.hold("edge", _numbers(edges, count, "edge server", allowed), 1.0)
 
     def queue(self, direction: Direction, slots: simpy.Resource) -> None:
         """From now on each upload (``up``) or download (``down``) requests a slot before it begins, and releases it after."""
         if not isinstance(slots, simpy.Resource) or isinstance(slots, simpy.PreemptiveResource):
             raise SimulationError(f"messages queue for a simpy.Resource, or a PriorityResource; {slots!r} is none")
-        self._context.tasks.queue(direction, slots)
-        self._context.emit("queue", direction=direction, slots=slots.capacity)
+        self._processes.tasks.queue(direction, slots)
+        self._processes.emit("queue", direction=direction, slots=slots.capacity)
 
     def emit(self, kind: str, **data: Any) -> None:
         """Record that something happened, as an event of the kind ``process:KIND``; ``device`` may be one of the data."""
@@ -337,20 +448,24 @@ class World:
             json.dumps(data)
         except (TypeError, ValueError) as error:
             raise SimulationError(f"what the process says at {kind!r} must be JSON: {error}") from None
-        self._context.emit(f"process:{kind}", **data)
+        self._processes.emit(f"process:{kind}", **data)
 
     def _endpoint(self, endpoint: int | str) -> int:
-        return endpoint if isinstance(endpoint, int) else self._context.network.endpoint(endpoint)
+        return endpoint if isinstance(endpoint, int) else self._processes.network.endpoint(endpoint)
 
     def _device(self, device: int | str) -> int:
         return self._numbers(self._endpoint(device))[0]
 
     def _numbers(self, devices: int | Iterable[int]) -> list[int]:
-        numbers = [devices] if isinstance(devices, int) else [int(device) for device in devices]
-        for device in numbers:
-            if not 0 <= device < self.devices:
-                raise SimulationError(f"there is no device {device}; allowed are 0 to {self.devices - 1}")
-        return numbers
+        return _numbers(devices, self.devices, "device", f"allowed are 0 to {self.devices - 1}")
+
+
+def _numbers(said: int | Iterable[int], count: int, what: str, allowed: str) -> list[int]:
+    numbers = [said] if isinstance(said, int) else [int(number) for number in said]
+    for number in numbers:
+        if not 0 <= number < count:
+            raise SimulationError(f"there is no {what} {number}; {allowed}")
+    return numbers
 
 
 def quantity(value: float | str, kind: Any, what: str) -> float:

@@ -19,8 +19,7 @@ from fedsim.learning import profile as counted
 from fedsim.learning.objectives import Classification
 from fedsim.learning.spec import TrainingSpec
 from fedsim.scenarios.outside import rows as tables
-from fedsim.world.device_kinds import find_kind
-from fedsim.world.roofline import Rooflines
+from fedsim.world.device_kinds import Rooflines, find_kind
 
 HERE = Path(__file__).resolve().parent
 BATCH, CLASSES, SHAPE = 16, 1000, (3, 224, 224)

@@ -10,8 +10,17 @@ import pytest
 
 import fedsim
 from fedsim.errors import RunFolderError
-from fedsim.lab.compare.critical_path import AFTER, SHARED, CriticalPaths
+from fedsim.lab.compare.critical_path import (
+    AFTER,
+    SHARED,
+    CriticalPaths,
+    path_table,
+    round_in_words,
+    run_in_words,
+    totals_table,
+)
 from fedsim.records.reading import RunFolder
+from tests.calls import call, done
 
 # Two devices at 10 samples/s. A download of the model (1000 B) takes 1.1 s, an upload 2.1 s, where nothing is shared.
 DEVICE = {"down": "1000 B/s", "up": "500 B/s", "latency": "100 ms"}
@@ -125,6 +134,32 @@ def test_a_path_has_no_gaps_and_sums_exactly(sections: dict[str, Any], tmp_path:
     assert found.totals.get(AFTER, 0.0) == found.end - found.rounds[-1].end
 
 
-def test_a_round_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match=r"--round is 7, .* allowed are 0 to 0"):
-        paths(tmp_path / "run", [20, 20]).round(7)
+def test_a_round_that_its_deadline_ended_in_words(tmp_path: Path) -> None:
+    found = paths(tmp_path / "run", [20, 40], 2, strategy=FEDAVG | {"deadline": "6 s"})
+    assert round_in_words(found, 1) == [
+        "Round 1 took 6 s, 1 times the median: from 6 s to 12 s of simulated time.",
+        "Its deadline ended it: 1 of 2 clients were late (devices 1).",
+        "It waited longest for device 1 (train): 4 s, 67%.",
+        "Without the late clients it would have ended 0.8 s sooner.",
+    ]
+    assert run_in_words(found)[1:] == [
+        "The slowest alone held the rounds up for 1.6 s in all.",
+        "The deadline ended 2 of 2 rounds.",
+        "Waited for most often: device 1 (2 rounds).",
+    ]
+    steps, of, after, took, *_ = (column.cells for column in path_table(found.round(1)).columns)
+    assert list(zip(steps, of, after, took, strict=True))[-1] == ("upload (late)", "device 1", "5.1 s", "0.9 s")
+    with pytest.raises(RunFolderError, match=r"--round is 7, .* allowed are 0 to 1"):
+        found.round(7)
+
+
+def test_what_if_twice_the_deadline(tmp_path: Path) -> None:
+    """The device of 40 samples, cut off after 6 s, is done after 7.2 s: 1.2 s more for its own upload."""
+    run = tmp_path / "run"
+    paths(run, [20, 40], strategy=FEDAVG | {"deadline": "6 s"})
+    told = [line.split() for line in done("whatif", run, "--set", "strategy.deadline=12 s").splitlines() if "own link" in line]
+    assert [line[6:9] for line in told[2:]] == [["run", "0.9", "s"], ["run.whatif", "2.1", "s"]]
+    assert (tmp_path / "run.whatif.report.html").is_file()
+    assert "round 0" in done("why", tmp_path / "run.whatif")
+    assert call("why", run, "--round", 4).exit_code == 2
+    assert totals_table({}).columns[0].cells == ()

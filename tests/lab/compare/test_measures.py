@@ -26,9 +26,9 @@ def test_compute_and_waste_by_another_way(runs: dict[str, Path], name: str) -> N
         for facts, begin, outcome in zip(steps["data_end"], steps["time"], steps["outcome_of_task"], strict=True)
     ]
     work = read_work(RunFolder(runs[name]))
-    assert work.seconds == pytest.approx(spent.sum())
-    assert work.wasted == pytest.approx(spent.sum() - sum(counted))
-    assert 0 < work.wasted < work.seconds
+    assert work["compute"] == pytest.approx(spent.sum())
+    assert work["wasted compute"] == pytest.approx(spent.sum() - sum(counted))
+    assert 0 < sum(counted) < spent.sum()
 
 
 def test_moves_are_those_from_group_to_group(runs: dict[str, Path]) -> None:
@@ -36,8 +36,8 @@ def test_moves_are_those_from_group_to_group(runs: dict[str, Path]) -> None:
     assigned = events[events["kind"] == "assign"]
     moves = sum(facts["why"] == "migration" for facts in assigned["data"])
     assert 0 < moves < len(assigned)
-    assert read_work(RunFolder(runs["flexcfl"])).moves == moves
-    assert read_work(RunFolder(runs["fedavg"])).moves is None
+    assert read_work(RunFolder(runs["flexcfl"]))["migrations"] == moves
+    assert read_work(RunFolder(runs["fedavg"]))["migrations"] is None
 
 
 def test_what_a_run_has(runs: dict[str, Path]) -> None:
@@ -90,3 +90,13 @@ def test_energy_and_carbon_to_a_target(tmp_path: Path) -> None:
     assert values[f"carbon to target {reached:g}"] == pytest.approx(joules * 1e-4)
     assert values["carbon"] == pytest.approx(values["energy"] * 1e-4)
     assert values["energy to target 1"] is None
+
+
+def test_batteries(tmp_path: Path) -> None:
+    """Of a run: the share that each drew on the mean, and the devices that ran flat."""
+    energy = {"compute": "5 W", "battery": {"capacity": "100 J", "initial": 0.6}}
+    tables = {"learning": "off", "population": {"devices": 2, "samples": [20, 200], "speed": "10 samples/s"}, "energy": energy}
+    tables |= {"strategy": {"kind": "fedavg", "clients_per_round": 2}, "stop": {"rounds": 1}}
+    fedsim.run(fedsim.Scenario(**tables), tmp_path / "run", executor="inline")
+    values = measure(RunFolder(tmp_path / "run"))
+    assert (values["battery"], values["flat devices"]) == (pytest.approx(35.0), 1)  # 10 J of 2 s, and all of 60 J

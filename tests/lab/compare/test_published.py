@@ -10,20 +10,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tomli_w
-from click.testing import CliRunner, Result
 
 import fedsim
-from fedsim.cli import main
 from fedsim.errors import RunFolderError, ScenarioError
 from fedsim.lab.compare.lines import read_lines
-from fedsim.lab.compare.published import Published, as_printed, beside_published
-from fedsim.lab.compare.readings import Reading
+from fedsim.lab.compare.published import Published, Reading, as_printed, beside_published
+from fedsim.lab.compare.show import to_markdown
 from fedsim.lab.compare.table import ComparedTable
-from fedsim.lab.compare.text import to_markdown
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
 from fedsim.records.schema import EVENTS, ROUNDS
 from fedsim.records.study_folder import IndexedRun, IndexedVariant, StudyIndex, write_index
+from tests.calls import call, done
 
 Column = Sequence[float | None]
 
@@ -32,8 +30,7 @@ def write_run(folder: Path, accuracy: Column, events: Sequence[tuple[str, int]] 
     """A run folder with these accuracies, and events of these kinds in these rounds."""
     folder.mkdir(parents=True)
     (folder / files.SUMMARY).write_text(json.dumps({"status": "done", "seed": seed}))
-    columns = {"round": range(len(accuracy)), "time": [10.0 * (at + 1) for at in range(len(accuracy))], "accuracy": accuracy}
-    rounds = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    rounds = [{"round": at, "time": 10.0 * (at + 1), "loss": at % 2, "accuracy": one} for at, one in enumerate(accuracy)]
     pq.write_table(pa.Table.from_pylist(rounds, ROUNDS), folder / files.ROUNDS)
     rows = [{"time": 0.0, "kind": kind, "round": number} for kind, number in events]
     pq.write_table(pa.Table.from_pylist(rows, EVENTS), folder / files.EVENTS)
@@ -132,31 +129,25 @@ def test_printed_it_has_a_column_a_measure(study: Path) -> None:
     ]
     assert "| Ours | 40 | 20 | 2 |" in to_markdown(cifar)
 
+    assert "| Ours | **90.5 +- 6.4** *(80)* |" in to_markdown(as_printed(beside(study, published={"ours": 80.0}))[0])
 
-def test_printed_what_misses_is_bold(study: Path) -> None:
-    printed = as_printed(beside(study, published={"ours": 80.0}))
-    assert "| Ours | **90.5 +- 6.4** *(80)* |" in to_markdown(printed[0])
+
+def test_figures_said_once_and_those_of_another_size(study: Path) -> None:
+    mnist, cifar, _ = beside(study, published={"ours": 90.0})
+    assert [rows_of(one)[0][2] for one in (mnist, cifar)] == [90.0, 90.0]
+    for size, verdicts in (("huge", {None}), ("full", {None, "yes"})):
+        assert {row[6] for row in rows_of(beside(study, PAPER | {"judged": {"size": size}})[0])} == verdicts
 
 
 def test_what_runs_do_not_have_is_left_empty_and_not_judged(tmp_path: Path) -> None:
-    """Runs without a measured value, as short ones are."""
+    """Runs without a measured value, as short ones are; and runs that have not been made."""
     place = write_study(tmp_path / "study", {("ours", "mnist"): ([None], [None]), ("fedavg", "mnist"): ([0.8], [0.8])})
     paper = PAPER | {"measures": {"mean": {"title": "mean", "take": "mean"}}}
     mnist, claims = beside(place, paper, measures=["mean"], published={"mnist": {"ours": 90.0}})
     assert rows_of(mnist)[0] == ("Ours", "mean", 90.0, None, None, None, None)
     assert rows_of(claims)[0][2:] == (None, "none", "not judged: runs without the figure")
-
-
-def test_figures_that_are_the_same_in_every_table_are_said_once(study: Path) -> None:
-    mnist, cifar, _ = beside(study, published={"ours": 90.0})
-    assert [rows_of(one)[0][2] for one in (mnist, cifar)] == [90.0, 90.0]
-
-
-def test_another_size_than_the_published_one_is_not_judged(study: Path) -> None:
-    (mnist, *_) = beside(study, PAPER | {"judged": {"size": "huge"}})
-    assert {row[6] for row in rows_of(mnist)} == {None}
-    judged, *_ = beside(study, PAPER | {"judged": {"size": "full"}})
-    assert {row[6] for row in rows_of(judged)} == {None, "yes"}
+    (none,) = beside(write_study(tmp_path / "none", {("ours", "mnist"): (), ("fedavg", "mnist"): ([0.5],)}))
+    assert (none.notes[0], rows_of(none)) == ("Its runs have not been made.", [])
 
 
 def test_tables_of_what_a_study_has_not_are_left_out_but_a_row_must_be_one_variant(study: Path) -> None:
@@ -177,13 +168,6 @@ def test_what_a_figure_is_compared_with_must_be_there_too(tmp_path: Path) -> Non
     nothing = write_study(tmp_path / "t", {("ours", "mnist"): ([0.5],), ("fedavg", "mnist"): ([0.0],)})
     with pytest.raises(RunFolderError, match="it would be divided by 0"):
         beside(nothing, **alone)
-
-
-def test_runs_that_have_not_been_made_are_said(tmp_path: Path) -> None:
-    study = write_study(tmp_path / "s", {("ours", "mnist"): (), ("fedavg", "mnist"): ([0.5],)})
-    (mnist,) = beside(study)
-    assert mnist.notes[0] == "Its runs have not been made."
-    assert rows_of(mnist) == []
 
 
 @pytest.mark.parametrize(
@@ -212,25 +196,19 @@ def test_what_is_wrong_is_named(change: dict[str, Any], says: str) -> None:
     assert len(str(raised.value).splitlines()) == 1
 
 
-def call(*words: str | Path) -> Result:
-    return CliRunner().invoke(main, ["compare", *map(str, words)])
-
-
 def test_the_command_line(study: Path, tmp_path: Path) -> None:
     (tmp_path / "paper.toml").write_text(tomli_w.dumps(PAPER))
-    text = call(study, "--published", tmp_path / "paper.toml", "--markdown")
-    assert text.exit_code == 0, text.output
-    assert "## Table 1: mnist" in text.output
-    assert r"| Ours \| again | 90.5" in text.output
-    assert "Table 1: cifar" in call(study, "--published", tmp_path / "paper.toml").output
-    lines = call(study, "--published", tmp_path / "paper.toml", "--csv").output.splitlines()
+    said = ("compare", study, "--published", tmp_path / "paper.toml")
+    text = done(*said, "--markdown")
+    assert "## Table 1: mnist" in text
+    assert r"| Ours \| again | 90.5" in text
+    assert "Table 1: cifar" in done(*said)
+    lines = done(*said, "--csv").splitlines()
     assert lines[0] == "table,row,measure,published,ours,ours low,ours high,difference,tolerance,within"
     assert lines[1].startswith("Table 1: mnist,Ours,best %,90,90.5,")
     assert len(lines) == 1 + 2 * 9
-    for words in ((study, study, "--published", tmp_path / "paper.toml"), (study, "--published", tmp_path / "none.toml")):
-        refused = call(*words)
-        assert refused.exit_code == 2
-        assert "Traceback" not in refused.output
+    for words in ((*said, study), ("compare", study, "--published", tmp_path / "none.toml")):
+        assert call(*words).exit_code == 2
 
 
 ACCURACY = [0.1, None, 0.3, 0.5, 0.4, 0.6]
@@ -246,6 +224,7 @@ ACCURACY = [0.1, None, 0.3, 0.5, 0.4, 0.6]
         ({"take": "median"}, 40.0),
         ({"take": "variance around a line"}, 90.0),  # 270 of squares left, by hand, over 5 - 2
         ({"take": "zeros"}, 0.0),
+        ({"take": "zeros", "column": "loss"}, 50.0),  # in the unit that is said
         ({"take": "variance"}, float(np.var([10, 30, 50, 40, 60], ddof=1))),
         ({"take": "last"}, 60.0),
         ({"take": "after", "rounds": 4}, 50.0),
@@ -266,11 +245,6 @@ ACCURACY = [0.1, None, 0.3, 0.5, 0.4, 0.6]
 def test_readings(said: dict[str, Any], value: float, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", ACCURACY, [("split", 3), ("assign", 4), ("split", 5)])
     assert Reading(title="x", scale=100, **said).of(run, best=85.0) == pytest.approx(value)
-
-
-def test_a_share_is_in_the_unit_that_is_said(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", [0.0, 0.5, 0.0, None, 0.5], [])
-    assert Reading(title="%", take="zeros", scale=100).of(run) == 50.0
 
 
 def test_what_a_run_does_not_have_is_unknown_and_a_column_that_there_is_not_an_error(tmp_path: Path) -> None:

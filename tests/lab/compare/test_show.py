@@ -10,21 +10,28 @@ import statistics
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from fedsim.cli import main
 from fedsim.lab.compare.lines import read_lines
 from fedsim.lab.compare.paired import Estimate
-from fedsim.lab.compare.show import print_short
-from fedsim.lab.compare.table import ComparedColumn, _mean_difference
-from fedsim.lab.compare.text import shown
+from fedsim.lab.compare.show import print_short, shown
+from fedsim.lab.compare.table import ComparedColumn, Comparison, _mean_difference
 from fedsim.output.harmless import clean, for_csv, for_markdown
 from fedsim.output.terminal import Console
 from fedsim.records.reading import RunFolder
+from tests.calls import call, done
+
+T2 = 4.302652729911275  # Student's t, 0.975, two degrees of freedom
 
 
-def call(*words: str | Path) -> Result:
-    return CliRunner().invoke(main, ["compare", *(str(word) for word in words)])
+def compared(*words: object) -> str:
+    return done("compare", *words)
+
+
+def refused(*words: object) -> str:
+    """What ``fedsim compare`` says when it ends with 2."""
+    result = call("compare", *words)
+    assert (result.exit_code, "Traceback" in result.output) == (2, False), result.output
+    return result.output
 
 
 def rows_of(text: str) -> list[dict[str, str]]:
@@ -32,10 +39,9 @@ def rows_of(text: str) -> list[dict[str, str]]:
 
 
 def test_runs_side_by_side(runs: dict[str, Path]) -> None:
-    result = call(*runs.values(), "--csv", "--target", "0.2", "--target", "0.4")
-    assert result.exit_code == 0, result.output
-    assert result.output.startswith("run,strategy,seed,rounds")
-    fedavg, flexcfl, pooled, off = rows_of(result.output)
+    text = compared(*runs.values(), "--csv", "--target", "0.2", "--target", "0.4")
+    assert text.startswith("run,strategy,seed,rounds")
+    fedavg, flexcfl, pooled, off = rows_of(text)
     assert [row["run"] for row in (fedavg, flexcfl, pooled, off)] == list(runs)
     summary = RunFolder(runs["flexcfl"]).summary
     assert float(flexcfl["traffic (bytes)"]) == summary["bytes"]["down"] + summary["bytes"]["up"]
@@ -44,7 +50,7 @@ def test_runs_side_by_side(runs: dict[str, Path]) -> None:
     assert float(flexcfl["traffic to first (ratio)"]) == pytest.approx(ratio)
     assert (fedavg["migrations"], pooled["simulated time (s)"], off["final accuracy (0-1)"]) == ("", "", "")
     assert {"rounds to target 0.2", "time to target 0.4 (s)"} <= set(fedavg)
-    shown = call(*runs.values(), "--target", "0.2", "--all").output
+    shown = compared(*runs.values(), "--target", "0.2", "--all")
     assert "rounds to target 0.2" in shown
     assert "\x1b" not in shown
 
@@ -52,7 +58,8 @@ def test_runs_side_by_side(runs: dict[str, Path]) -> None:
 @pytest.mark.parametrize("width", [30, 200])
 def test_a_terminal_too_narrow_for_a_table_gets_a_list_for_each_row(runs: dict[str, Path], width: int) -> None:
     screen = io.StringIO()
-    print_short(Console(file=screen, width=width, force_terminal=True, color_system=None), [*runs.values()])
+    console = Console(file=screen, width=width, force_terminal=True, color_system=None)
+    print_short(console, Comparison(read_lines([*runs.values()])))
     lines = [line.rstrip() for line in screen.getvalue().splitlines()]
     assert max(map(len, lines)) <= width
     assert ("run: fedavg" in lines) == (width == 30)
@@ -62,40 +69,30 @@ def test_a_terminal_too_narrow_for_a_table_gets_a_list_for_each_row(runs: dict[s
 
 def test_another_baseline_and_ledger(runs: dict[str, Path]) -> None:
     paths = (runs["fedavg"], runs["flexcfl"])
-    fedavg, flexcfl = rows_of(call(*paths, "--csv", "--baseline", "flexcfl").output)
+    fedavg, flexcfl = rows_of(compared(*paths, "--csv", "--baseline", "flexcfl"))
     assert float(flexcfl["compute to baseline (ratio)"]) == 1
     assert 0 < float(fedavg["compute to baseline (ratio)"]) < 1
-    paper = rows_of(call(*paths, "--csv", "--ledger", "paper").output)
+    paper = rows_of(compared(*paths, "--csv", "--ledger", "paper"))
     assert float(paper[1]["traffic (bytes)"]) == RunFolder(runs["flexcfl"]).summary["bytes"]["paper"]
-    result = call(*paths, "--baseline", "flexclf")
-    assert result.exit_code == 2
-    assert result.output == "fedsim: --baseline is 'flexclf'; allowed are fedavg, flexcfl (did you mean 'flexcfl'?)\n"
-
-
-@pytest.mark.parametrize("target", ["nan", "inf", "-0.1", "80"])
-def test_a_target_is_an_accuracy(runs: dict[str, Path], target: str) -> None:
-    result = call(*runs.values(), "--target", target)
-    assert result.exit_code == 2
-    assert "allowed is an accuracy from 0 to 1" in result.output
+    message = "fedsim: --baseline is 'flexclf'; allowed are fedavg, flexcfl (did you mean 'flexcfl'?)\n"
+    assert refused(*paths, "--baseline", "flexclf") == message
+    for target in ("nan", "inf", "-0.1", "80"):
+        assert "allowed is an accuracy from 0 to 1" in refused(*paths, "--target", target)
+    assert "which no run has; they have accuracy, loss" in refused(*paths, "--target", "mse=1")
 
 
 def test_files(runs: dict[str, Path], tmp_path: Path) -> None:
     path = runs["fedavg"]
-    assert call(path, "--out", tmp_path / "t.csv").output == ""
-    assert (tmp_path / "t.csv").read_text() == call(path, "--csv").output
-    assert call(path, "--out", tmp_path / "t.md").exit_code == 0
-    assert (tmp_path / "t.md").read_text() == call(path, "--markdown").output
-    assert call(path, "--markdown", "--out", tmp_path / "t.txt").exit_code == 0
-    assert (tmp_path / "t.txt").read_text() == call(path, "--markdown").output
-    for words in (("--out", tmp_path / "t.xls"), ("--out", tmp_path / "none" / "t.csv"), ("--out", tmp_path)):
-        result = call(path, *words)
-        assert result.exit_code == 2, result.output
-        assert "Traceback" not in result.output
-    assert "ends in .csv or .md" in call(path, "--out", tmp_path / "t.xls").output
+    for name, *form in (("t.csv",), ("t.md",), ("t.txt", "--markdown")):
+        assert compared(path, "--out", tmp_path / name, *form) == ""
+        assert (tmp_path / name).read_text() == compared(path, "--csv" if name == "t.csv" else "--markdown")
+    assert "ends in .csv or .md" in refused(path, "--out", tmp_path / "t.xls")
+    for out in (tmp_path / "none" / "t.csv", tmp_path):
+        refused(path, "--out", out)
 
 
 def test_a_study(study: Path) -> None:
-    rows = rows_of(call(study, "--csv").output)
+    rows = rows_of(compared(study, "--csv"))
     assert rows == rows_of((study / "compare.csv").read_text())
     assert [(row["variant"], row["share"], row["runs"]) for row in rows] == [
         (name, share, "3") for share in ("0.0", "0.5") for name in ("fedavg", "flexcfl", "centralised")
@@ -104,24 +101,22 @@ def test_a_study(study: Path) -> None:
     for row in rows:
         said = [float(row[f"final accuracy (0-1){end}"]) for end in (" low", "", " high")]
         own = [float(one["final accuracy (0-1)"]) for one in each if all(one[key] == row[key] for key in ("variant", "share"))]
-        mean, half = statistics.mean(own), 4.302652729911275 * statistics.stdev(own) / math.sqrt(3)  # t(0.975, 2)
+        mean, half = statistics.mean(own), T2 * statistics.stdev(own) / math.sqrt(3)
         assert said == pytest.approx([max(0.0, mean - half), mean, min(1.0, mean + half)], rel=1e-6)
     assert rows[0]["time to target 1 (s)"] == rows[0]["migrations"] == rows[2]["traffic (bytes)"] == ""
     assert rows[0]["traffic to baseline (ratio)"] == rows[3]["traffic to baseline (ratio)"] == "1"
-    shown = call(study, "--all").output
-    assert "cost, difference to the baseline" in shown
-    assert "The baseline is fedavg." in shown
-    assert "95 % intervals (Student's t)" in shown
-    assert "Of 3 seeds an interval relies on a normal distribution" in shown
+    shown = compared(study, "--all")
+    for words in ("cost, difference to the baseline", "The baseline is fedavg.", "95 % intervals (Student's t)"):
+        assert words in shown
 
 
 def test_without_more_it_is_one_screen(study: Path, runs: dict[str, Path]) -> None:
     """The answer in words, one table with the best lines first, and where the rest is."""
-    shown = call(study, "--target", "0.2").output
+    shown = compared(study, "--target", "0.2")
     assert "share 0.5: To an accuracy of 0.2 " in shown
     assert len(shown.splitlines()) < 48
     assert "--all prints them" in shown
-    single = call(*runs.values(), "--target", "0.2").output
+    single = compared(*runs.values(), "--target", "0.2")
     assert all(name in single for name in runs)
     assert "rounds to target" not in single
 
@@ -138,10 +133,8 @@ def test_intervals_end_where_figures_do_and_digits_where_intervals_do(study: Pat
     assert shown(Estimate(1234.0, 912.0, 1556.0), ComparedColumn("x", ())) == "1,230 (910 to 1,560)"
     assert shown(Estimate(0.90123, 0.90118, 0.90128), ComparedColumn("x", ())) == "0.901230 (0.901180 to 0.901280)"
     assert shown(Estimate(-0.001, -0.051, 0.049), ComparedColumn("x", (), signed=True)) == "-0.001 (-0.051 to +0.049)"
-
-
-def test_noise_of_floats_is_no_difference() -> None:
-    assert _mean_difference({1: (0.1 + 0.2, 0.3), 2: (0.3, 0.1 + 0.2), 3: (0.7, 0.7)}) == Estimate(0.0, 0.0, 0.0)
+    noise = {1: (0.1 + 0.2, 0.3), 2: (0.3, 0.1 + 0.2), 3: (0.7, 0.7)}
+    assert _mean_difference(noise) == Estimate(0.0, 0.0, 0.0)
 
 
 def test_pairs_are_of_the_same_world(study: Path) -> None:
@@ -158,16 +151,15 @@ def test_pairs_are_of_the_same_world(study: Path) -> None:
         assert [float(row[f"seed {seed}"]) for seed in (1, 2, 3) if row[f"seed {seed}"]] == pytest.approx(known)
         assert int(row["pairs"]) == len(known)
         if len(known) == 3:
-            mean = sum(known) / 3
+            mean, spread = sum(known) / 3, T2 * statistics.stdev(known) / math.sqrt(3)
             assert float(row["mean difference"]) == pytest.approx(mean)
-            spread = 4.302652729911275 * statistics.stdev(known) / math.sqrt(3)  # t(0.975, 2)
             assert [float(row["low"]), float(row["high"])] == pytest.approx([mean - spread, mean + spread], rel=1e-6)
         else:
             assert row["mean difference"] == row["low"] == row["high"] == ""
 
 
 def test_studies_and_runs_together(study: Path, runs: dict[str, Path]) -> None:
-    rows = rows_of(call(study, runs["fedavg"], "--csv", "--baseline", "flexcfl").output)
+    rows = rows_of(compared(study, runs["fedavg"], "--csv", "--baseline", "flexcfl"))
     assert [row["variant"] for row in rows][-1] == "fedavg"
     assert rows[1]["traffic to baseline (ratio)"] == rows[4]["traffic to baseline (ratio)"] == "1"
     assert rows[-1]["traffic to baseline (ratio)"] == ""  # the study's variant is of other worlds
@@ -176,9 +168,8 @@ def test_studies_and_runs_together(study: Path, runs: dict[str, Path]) -> None:
 def test_runs_of_one_name_are_told_apart(runs: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     shutil.copytree(runs["fedavg"], tmp_path / "other" / "fedavg")
-    names = [
-        line.name for line in read_lines([runs["fedavg"], tmp_path / "other" / "fedavg", runs["fedavg"], runs["off"]]).lines
-    ]
+    paths = [runs["fedavg"], tmp_path / "other" / "fedavg", runs["fedavg"], runs["off"]]
+    names = [line.name for line in read_lines(paths).lines]
     assert len(set(names)) == 4
     assert (names[1], names[3]) == ("other/fedavg", "off")
 
@@ -188,16 +179,12 @@ def test_damaged_folders_end_with_2(runs: dict[str, Path], study: Path, tmp_path
         broken = tmp_path / "broken"
         shutil.copytree(runs["fedavg"], broken)
         (broken / name).write_bytes(content)
-        result = call(broken, runs["off"])
-        assert result.exit_code == 2, (name, result.output)
-        assert name in result.output
-        assert "Traceback" not in result.output
+        assert name in refused(broken, runs["off"])
         shutil.rmtree(broken)
     (tmp_path / "study").mkdir()
     (tmp_path / "study" / "study.toml").write_text("seeds = 3")
-    assert call(tmp_path / "study").exit_code == 2
-    assert call(tmp_path).exit_code == 2
-    assert call().exit_code == 2
+    for words in ((tmp_path / "study",), (tmp_path,), ()):
+        refused(*words)
 
 
 HOSTILE = [
@@ -226,15 +213,14 @@ def test_a_hostile_name_harms_nothing(runs: dict[str, Path], tmp_path: Path, nam
     summary = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps(summary | {"strategy": name, "name": name, "status": name}))
     for words in ((), ("--csv",), ("--markdown",)):
-        result = call(run, *words)
-        assert result.exit_code == 0, result.output
-        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", result.output)
-        assert max(map(len, result.output.splitlines())) < 2000
-    rows = list(csv.reader(io.StringIO(call(run, "--csv").output)))
+        text = compared(run, *words)
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text)
+        assert max(map(len, text.splitlines())) < 2000
+    rows = list(csv.reader(io.StringIO(compared(run, "--csv"))))
     assert len(rows) == 2
     assert len(rows[0]) == len(rows[1])
     assert rows[1][1][:1] not in ("=", "+", "-", "@", "\t")
-    text = call(run, "--markdown").output
+    text = compared(run, "--markdown")
     assert "<script>" not in text
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table[:3]}) == 1

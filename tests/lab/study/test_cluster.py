@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from fedsim.cli import main
+from tests import calls
 from tests.lab.study.conftest import finish, write
 from tests.lab.study.test_run import checkpoints, ends_with_130, start, wait_for
 
@@ -18,7 +18,7 @@ needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip 
 
 
 def call(*words: object) -> Result:
-    return CliRunner().invoke(main, ["study", *map(str, words)])
+    return calls.call("study", *words)
 
 
 def content(out: Path) -> dict[str, bytes]:
@@ -89,28 +89,24 @@ def test_an_interrupted_study_goes_on(tables: dict[str, Any], tmp_path: Path) ->
     assert sorted(line.split()[0] for line in listed) == ["new", "new", "resume", "resume"]
 
 
-class TestMistakes:
+def refused(*words: object) -> str:
+    result = call(*words)
+    assert result.exit_code == 2, (result.output, result.exception)
+    return result.output
+
+
+def test_what_does_not_go_together(
+    study_file: Path, tables: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each ends with 2 and one line, and nothing is written."""
-
-    def refused(self, *words: object) -> str:
-        result = call(*words)
-        assert result.exit_code == 2, (result.output, result.exception)
-        return result.output
-
-    def test_what_does_not_go_together(self, study_file: Path, tables: dict[str, Any], tmp_path: Path) -> None:
-        out = tmp_path / "out"
-        assert "did you mean 'processes'?" in self.refused(study_file, "--out", out, "--executor", "process")
-        assert "only 'ray' has an address" in self.refused(study_file, "--out", out, "--address", "auto")
-        ray = ("--out", out, "--executor", "ray")
-        assert "its own number" in self.refused(study_file, *ray, "--address", "127.0.0.1:1", "--workers", "2")
-        tables["base"]["training"]["device"] = "cuda"
-        assert "workers use CPUs alone" in self.refused(write(study_file, tables), *ray)
-        assert not out.exists()
-
-    def test_ray_is_not_installed(self, study_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(sys.modules, "ray", None)
-        monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-        assert "pip install 'ray>=2.60' 'cloudpickle>=3'" in self.refused(
-            study_file, "--out", tmp_path / "out", "--executor", "ray"
-        )
-        assert not (tmp_path / "out").exists()
+    out = tmp_path / "out"
+    assert "did you mean 'processes'?" in refused(study_file, "--out", out, "--executor", "process")
+    assert "only 'ray' has an address" in refused(study_file, "--out", out, "--address", "auto")
+    ray = ("--out", out, "--executor", "ray")
+    assert "its own number" in refused(study_file, *ray, "--address", "127.0.0.1:1", "--workers", "2")
+    tables["base"]["training"]["device"] = "cuda"
+    assert "workers use CPUs alone" in refused(write(tmp_path / "cuda.toml", tables), *ray)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    assert "pip install 'ray>=2.60' 'cloudpickle>=3'" in refused(study_file, *ray)
+    assert not out.exists()

@@ -65,6 +65,28 @@ def test_a_base_may_be_one_that_comes_with_fedsim() -> None:
     assert study.runs[0].scenario.to_toml() == fedsim.load("quickstart", ["stop.rounds=2"]).to_toml()
 
 
+SIZED: dict[str, Any] = {
+    "variants": {"fedavg": {}, "fedprox": {"strategy": {"kind": "fedprox", "mu": 0.1}}},
+    "sets": {"links": {"slow": {"network.server.up": "1 Mbit/s"}, "usual": {}}},
+    "sizes": {
+        "small": {},
+        "full": {"changes": {"stop.rounds": 9}, "sets": {"links": {"slow": {"network.server.up": "1 kbit/s"}}}},
+    },
+    "parts": {
+        "steps": {"variants": ["fedprox"], "grid": {"training.lr": [0.1, 0.2]}},
+        "links": {
+            "changes": {"training.lr": 0.2},
+            "variants": {"fedavg": {"training.l2": 0.5}, "fedprox": {}},
+            "grid": {"links": ["usual", "slow"]},
+        },
+        "long": {"sizes": ["full"]},
+    },
+}
+
+
+OF_NOBODY = {"measures": {"best": {"title": "best"}}, "tables": [{"title": "T", "measures": ["best"], "rows": ["fedagv"]}]}
+
+
 def refused(tables: dict[str, Any], tmp_path: Path) -> str:
     with pytest.raises(ScenarioError) as raised:
         read_study(write(tmp_path / "wrong.toml", tables))
@@ -108,6 +130,27 @@ def refused(tables: dict[str, Any], tmp_path: Path) -> str:
         ({"references": ["centralised"], "base": {"drift": {"kind": "rotation"}}}, "no meaning with drift.kind 'rotation'"),
         ({"references": ["centralised"], "base": {"stop": {"simulated_time": "1 h"}}}, "needs stop.rounds"),
         ({"references": ["local"], "variants": {"local": {}}, "baseline": "local"}, "both a variant and one of the references"),
+        # Of parts and sizes:
+        (SIZED | {"size": "ful"}, "size is 'ful'; allowed are small, full (did you mean 'full'?)"),
+        (
+            SIZED | {"parts": {"a": {"variants": ["fedagv"]}}},
+            "a variant of the part 'a' is 'fedagv'; allowed are fedavg, fedprox",
+        ),
+        (SIZED | {"parts": {"a": {"sizes": ["smal"]}}}, "a size of the part 'a' is 'smal'; allowed are small, full"),
+        (
+            SIZED | {"parts": {"a": {"grid": {"links": ["fast"]}}}},
+            "a value of 'links' in a grid is 'fast'; allowed are slow, usual",
+        ),
+        (SIZED | {"parts": {"a": {"grid": {"training.lr": []}}}}, "'training.lr' has the values []"),
+        (SIZED | {"parts": {"a": {"grid": {"training.lr": [float(n) for n in range(60_000)]}}}}, "at most 100000 are allowed"),
+        (SIZED | {"parts": {"a": {"varians": []}}}, "did you mean 'variants'?"),
+        (SIZED | {"sets": {}, "parts": {"a": {"changes": {"training.lrr": 1}}}}, "training has the unknown key 'lrr'"),
+        (SIZED | {"parts": {"a": {"extends": "b"}, "bb": {}}}, "parts.a.extends is 'b'; allowed are bb (did you mean 'bb'?)"),
+        (SIZED | {"parts": {"a": {"extends": "b"}, "b": {"extends": "a"}, "c": {}}}, "parts.b.extends is 'a'; allowed are c"),
+        (SIZED | {"parts": {"a": {"base": "nowhere.toml"}}}, "nowhere.toml' does not exist"),
+        (SIZED | {"published": "nowhere.toml"}, "nowhere.toml' does not exist"),
+        (SIZED | {"published": {"measures": {}, "tables": []}}, "the published figures: tables is []"),
+        (SIZED | {"published": OF_NOBODY}, "table 'T': the study has no variants with variant=fedagv; a row must be one"),
     ],
 )
 def test_what_is_wrong_is_named(tables: dict[str, Any], tmp_path: Path, change: dict[str, Any], says: str) -> None:
@@ -189,28 +232,6 @@ def test_variants_that_would_share_a_folder_are_refused(tables: dict[str, Any], 
     assert "would share a folder" in refused(tables, tmp_path)
 
 
-SIZED: dict[str, Any] = {
-    "variants": {"fedavg": {}, "fedprox": {"strategy": {"kind": "fedprox", "mu": 0.1}}},
-    "sets": {"links": {"slow": {"network.server.up": "1 Mbit/s"}, "usual": {}}},
-    "sizes": {
-        "small": {},
-        "full": {"changes": {"stop.rounds": 9}, "sets": {"links": {"slow": {"network.server.up": "1 kbit/s"}}}},
-    },
-    "parts": {
-        "steps": {"variants": ["fedprox"], "grid": {"training.lr": [0.1, 0.2]}},
-        "links": {
-            "changes": {"training.lr": 0.2},
-            "variants": {"fedavg": {"training.l2": 0.5}, "fedprox": {}},
-            "grid": {"links": ["usual", "slow"]},
-        },
-        "long": {"sizes": ["full"]},
-    },
-}
-
-
-OF_NOBODY = {"measures": {"best": {"title": "best"}}, "tables": [{"title": "T", "measures": ["best"], "rows": ["fedagv"]}]}
-
-
 def test_parts_and_sizes(tables: dict[str, Any], tmp_path: Path) -> None:
     write(tmp_path / "other.toml", tables["base"] | {"name": "other", "seed": 9})
     tables |= deepcopy(SIZED) | {"seeds": [1]}
@@ -277,28 +298,3 @@ def test_some_of_a_study(tables: dict[str, Any], tmp_path: Path) -> None:
         with pytest.raises(ScenarioError) as raised:
             study.only([text])
         assert says in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"size": "ful"}, "size is 'ful'; allowed are small, full (did you mean 'full'?)"),
-        ({"parts": {"a": {"variants": ["fedagv"]}}}, "a variant of the part 'a' is 'fedagv'; allowed are fedavg, fedprox"),
-        ({"parts": {"a": {"sizes": ["smal"]}}}, "a size of the part 'a' is 'smal'; allowed are small, full"),
-        ({"parts": {"a": {"grid": {"links": ["fast"]}}}}, "a value of 'links' in a grid is 'fast'; allowed are slow, usual"),
-        ({"parts": {"a": {"grid": {"training.lr": []}}}}, "'training.lr' has the values []"),
-        ({"parts": {"a": {"grid": {"training.lr": [float(n) for n in range(60_000)]}}}}, "at most 100000 are allowed"),
-        ({"parts": {"a": {"varians": []}}}, "did you mean 'variants'?"),
-        ({"sets": {}, "parts": {"a": {"changes": {"training.lrr": 1}}}}, "training has the unknown key 'lrr'"),
-        ({"parts": {"a": {"extends": "b"}, "bb": {}}}, "parts.a.extends is 'b'; allowed are bb (did you mean 'bb'?)"),
-        ({"parts": {"a": {"extends": "b"}, "b": {"extends": "a"}, "c": {}}}, "parts.b.extends is 'a'; allowed are c"),
-        ({"parts": {"a": {"base": "nowhere.toml"}}}, "nowhere.toml' does not exist"),
-        ({"published": "nowhere.toml"}, "nowhere.toml' does not exist"),
-        ({"published": {"measures": {}, "tables": []}}, "the published figures: tables is []"),
-        ({"published": OF_NOBODY}, "table 'T': the study has no variants with variant=fedagv; a row must be one"),
-    ],
-)
-def test_what_is_wrong_in_parts_and_sizes_is_named(
-    tables: dict[str, Any], tmp_path: Path, change: dict[str, Any], says: str
-) -> None:
-    assert says in refused(tables | SIZED | change, tmp_path)

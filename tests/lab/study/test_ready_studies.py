@@ -8,13 +8,13 @@ from click.testing import CliRunner
 
 import fedsim
 from fedsim.analysis.__main__ import main as analysis
-from fedsim.cli import main
 from fedsim.federation.codecs import CODECS
 from fedsim.lab.study.conduct import Conductor
 from fedsim.lab.study.plan import read_study
 from fedsim.shipped import shipped_titles
 from fedsim.strategies import STRATEGIES
 from fedsim.strategies.parts.server import OPTIMISERS
+from tests.calls import done
 
 HERE = Path(__file__).resolve().parents[3] / "scenarios" / "studies"
 PEERS = {kind for kind in STRATEGIES if STRATEGIES.spec(kind).serverless}  # type: ignore[attr-defined]
@@ -80,22 +80,19 @@ def test_every_verb_takes_every_study(
     """Two rounds of each run; a warning is an error here, and anything that a worker prints."""
     monkeypatch.setenv("FEDSIM_DATA", str(data_folder))
     out = tmp_path / "out"
-    words = ["study", name, "--out", str(out), "--seeds", "1", *([SOME[name]] if name in SOME else [])]
+    words = ["study", name, "--out", out, "--seeds", "1", *([SOME[name]] if name in SOME else [])]
     words += ["--set", "stop.rounds=2"] if name != "search" else []  # which looks for what reaches its target
-    called = [words, [*words, "--quiet"], ["report", str(out)], ["compare", str(out)], ["compare", str(out), "--all"]]
-    called += [["compare", str(out), "--out", str(tmp_path / f"compared{ending}")] for ending in (".csv", ".md")]
+    called = [words, [*words, "--quiet"], ["report", out], ["compare", out], ["compare", out, "--all"]]
+    called += [["compare", out, "--out", tmp_path / f"compared{ending}"] for ending in (".csv", ".md")]
     if importlib.util.find_spec("tensorboard"):
-        called.append(["tensorboard", str(out), "--out", str(tmp_path / "board")])
+        called.append(["tensorboard", out, "--out", tmp_path / "board"])
     for said in called:
-        result = CliRunner().invoke(main, said, catch_exceptions=False)
-        assert result.exit_code == 0, result.output
-    runs = [str(path.parent) for path in sorted(out.glob("runs/*/*/summary.json"))]
+        done(*said)
+    runs = [path.parent for path in sorted(out.glob("runs/*/*/summary.json"))]
     for run in runs:
         for verb in ("audit", "trace"):
-            result = CliRunner().invoke(main, [verb, run], catch_exceptions=False)
-            assert result.exit_code == 0, result.output
-    result = CliRunner().invoke(main, [*words, "--dry-run"], catch_exceptions=False)  # what now lies beside the runs is no run
-    assert result.exit_code == 0, result.output
-    result = CliRunner().invoke(analysis, [*runs[:4], "--out", str(tmp_path / "figures")], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
+            done(verb, run)
+    done(*words, "--dry-run")  # what now lies beside the runs is no run
+    drawn = [*map(str, runs[:4]), "--out", str(tmp_path / "figures")]
+    assert CliRunner().invoke(analysis, drawn, catch_exceptions=False).exit_code == 0
     assert capfd.readouterr().err == ""

@@ -3,40 +3,36 @@
 import csv
 import io
 import json
-import shlex
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 import fedsim
 from fedsim.analysis.report.gather import gather
-from fedsim.cli import main
 from fedsim.lab.compare.show import write_tables
+from fedsim.lab.study import pool
 from fedsim.lab.study.folder import locked
+from fedsim.lab.study.progress import Ended, RunOrder, StudyProgress
+from fedsim.output.terminal import Console
 from fedsim.records.study_folder import read_index
+from fedsim.testing import quiet_world
+from tests.benchmarks import script
+from tests.calls import call
 from tests.lab.study.conftest import finish, write
 
-ROOT = Path(__file__).resolve().parents[2]
 TABLES = ("compare.csv", "compare.md", "paired.csv", "runs.csv")
 
 
-def call(*words: str | Path) -> Result:
-    return CliRunner().invoke(main, [str(word) for word in words])
-
-
 def start(*words: str | Path) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", "from fedsim.cli import main; main()", "study", *map(str, words)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    return script.start("study", *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def tables_of(out: Path) -> dict[str, bytes]:
@@ -49,6 +45,11 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 def states(study: Path, out: Path) -> list[str]:
     return [line.split()[0] for line in call("study", study, "--out", out, "--dry-run").output.splitlines()]
+
+
+def times_of(out: Path) -> dict[Path, int]:
+    """When each file of a run was written."""
+    return {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*/*")}
 
 
 def summaries(out: Path) -> dict[str, dict[str, Any]]:
@@ -83,10 +84,9 @@ def test_a_study_from_beginning_to_end(
     assert {path.name for path in out.iterdir()} == {"study.toml", "index.json", "runs", *TABLES}
     assert {summary["status"] for summary in summaries(out).values()} == {"done"}
 
-    before = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*/*")}
+    before = times_of(out)
     again = call("study", study_file, "--out", out, "--quiet")
-    assert (again.exit_code, again.output) == (0, "")
-    assert {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*/*")} == before
+    assert (again.exit_code, again.output, times_of(out)) == (0, "", before)
     assert states(study_file, out) == ["done"] * 4
 
     first = summaries(out)["runs/fedprox/seed-1"]["accuracy"]["final"]
@@ -224,43 +224,39 @@ def refused(*words: str | Path) -> str:
     return result.output
 
 
-class TestRefusals:
+def test_wrong_files_command_lines_and_folders(study_file: Path, tables: dict[str, Any], tmp_path: Path) -> None:
     """Each ends with 2 and one line, and changes nothing."""
-
-    def test_wrong_files_and_command_lines(self, study_file: Path, tables: dict[str, Any], tmp_path: Path) -> None:
-        out = tmp_path / "out"
-        refused(study_file)
-        refused(tmp_path / "none.toml", "--out", out)
-        assert "--workers is 0" in refused(study_file, "--out", out, "--workers", "0")
-        assert "variant 'fedavg': training has the unknown key" in refused(study_file, "--out", out, "--set", "training.l=1")
-        message = refused(study_file, "--out", out, "--set", "data.source=mnist", "--set", f"data.root={tmp_path}")
-        assert message.startswith("fedsim: variant 'fedavg': data.source is 'mnist', whose files are missing")
-        tables["variants"]["many"] = {"strategy.clients_per_round": 13}
+    out = tmp_path / "out"
+    refused(study_file)
+    refused(tmp_path / "none.toml", "--out", out)
+    assert "--workers is 0" in refused(study_file, "--out", out, "--workers", "0")
+    assert "variant 'fedavg': training has the unknown key" in refused(study_file, "--out", out, "--set", "training.l=1")
+    message = refused(study_file, "--out", out, "--set", "data.source=mnist", "--set", f"data.root={tmp_path}")
+    assert message.startswith("fedsim: variant 'fedavg': data.source is 'mnist', whose files are missing")
+    for many in ({"strategy.clients_per_round": 13}, {"data.partition": {"kind": "label-groups", "groups": 13}}):
+        tables["variants"]["many"] = many  # the second shows only when it is built
         assert "variant 'many'" in refused(write(study_file, tables), "--out", out)
-        tables["variants"]["many"] = {"data.partition": {"kind": "label-groups", "groups": 13}}
-        assert "variant 'many'" in refused(write(study_file, tables), "--out", out)  # shows only when it is built
-        assert not out.exists()
+    assert not out.exists()
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "precious.txt").write_text("mine")
+    assert "already holds files" in refused(study_file, "--out", tmp_path / "used")
+    assert [path.name for path in (tmp_path / "used").iterdir()] == ["precious.txt"]
+    assert "is a file" in refused(study_file, "--out", study_file)
 
-    def test_folders_that_are_none_of_a_study(self, study_file: Path, tmp_path: Path) -> None:
-        (tmp_path / "used").mkdir()
-        (tmp_path / "used" / "precious.txt").write_text("mine")
-        assert "already holds files" in refused(study_file, "--out", tmp_path / "used")
-        assert [path.name for path in (tmp_path / "used").iterdir()] == ["precious.txt"]
-        assert "is a file" in refused(study_file, "--out", study_file)
 
-    def test_runs_of_other_scenarios(self, study_file: Path, tables: dict[str, Any], finished: Path) -> None:
-        before = tables_of(finished)
-        message = refused(study_file, "--out", finished, "--set", "training.lr=0.2")
-        assert "runs/fedavg/seed-1' holds a run of another scenario: training.lr was 0.1, and is 0.2 now" in message
-        (finished / "runs" / "fedavg" / "seed-1.trace.json").touch()  # what a verb has put beside a run is none
-        fedprox = tables["variants"].pop("fedprox")
-        message = refused(write(study_file, tables), "--out", finished)
-        assert "holds 'runs/fedprox/seed-1', no run of this study" in message
-        tables["variants"]["fedprox"] = fedprox
-        write(study_file, tables)
-        (finished / "runs" / "fedavg" / "seed-1" / "scenario.toml").unlink()
-        assert "it is no run of this study" in refused(study_file, "--out", finished)
-        assert tables_of(finished) == before
+def test_runs_of_other_scenarios(study_file: Path, tables: dict[str, Any], finished: Path) -> None:
+    before = tables_of(finished)
+    message = refused(study_file, "--out", finished, "--set", "training.lr=0.2")
+    assert "runs/fedavg/seed-1' holds a run of another scenario: training.lr was 0.1, and is 0.2 now" in message
+    (finished / "runs" / "fedavg" / "seed-1.trace.json").touch()  # what a verb has put beside a run is none
+    fedprox = tables["variants"].pop("fedprox")
+    message = refused(write(study_file, tables), "--out", finished)
+    assert "holds 'runs/fedprox/seed-1', no run of this study" in message
+    tables["variants"]["fedprox"] = fedprox
+    write(study_file, tables)
+    (finished / "runs" / "fedavg" / "seed-1" / "scenario.toml").unlink()
+    assert "it is no run of this study" in refused(study_file, "--out", finished)
+    assert tables_of(finished) == before
 
 
 @pytest.mark.long
@@ -315,24 +311,8 @@ def test_what_is_left_of_a_run_that_had_hardly_begun_is_done_anew(study_file: Pa
     assert tables_of(out) == tables_of(finished)
 
 
-def test_a_folder_of_an_older_fedsim_is_brought_up_to_date_without_a_run(finished: Path) -> None:
-    index, before = (finished / "index.json").read_bytes(), tables_of(finished)
-    (finished / "index.json").unlink()
-    asked = call("compare", finished)
-    assert asked.exit_code == 2
-    words = shlex.split(asked.output.partition("; ")[2].partition(" writes it")[0])
-    assert words[:2] == ["fedsim", "study"]
-    times = {path: path.stat().st_mtime_ns for path in finished.glob("runs/*/*/*")}
-    done = call(*words[1:])
-    assert done.exit_code == 0, done.output
-    assert "0 runs to do, 4 are there" in done.stderr
-    assert (finished / "index.json").read_bytes() == index
-    assert tables_of(finished) == before
-    assert {path: path.stat().st_mtime_ns for path in finished.glob("runs/*/*/*")} == times
-
-
 def test_a_folder_whose_study_file_nobody_understands_can_be_read(finished: Path) -> None:
-    """Whatever a later grammar makes of it: what has been run can be compared and shown."""
+    """Whatever a later grammar makes of it: its runs can be compared and shown; without an index it says what to do."""
     compared, before = call("compare", finished).output, tables_of(finished)
     (finished / "study.toml").write_text("of another grammar =")
     assert call("compare", finished).output == compared
@@ -343,3 +323,52 @@ def test_a_folder_whose_study_file_nobody_understands_can_be_read(finished: Path
     loaded = fedsim.load_study(finished)
     assert (loaded.variants, len(loaded.runs)) == (["fedavg", "fedprox"], 4)
     assert "holds files" not in refused(finished / "study.toml", "--out", finished)
+    (finished / "index.json").unlink()
+    asked = call("compare", finished)
+    assert (asked.exit_code, f"fedsim study '{finished}/study.toml' --out '{finished}' writes it" in asked.output) == (2, True)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_how_far_it_is(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("fedsim.lab.study.progress.time.perf_counter", lambda: clock[0])
+    shown = io.StringIO()
+    progress = StudyProgress(Console(file=shown, force_terminal=terminal, width=200))
+    orders = [
+        RunOrder("one [red]x[/red]\x1b[31m, seed 1", "", Path("one"), "new"),
+        RunOrder("two", "", Path("two"), "resume"),
+        RunOrder("three", "", Path("three"), "new"),
+    ]
+    progress.begin(orders, 4)
+    progress.take(1, {"event": "progress", "share": 0.5})  # resumed: that tells nothing of how long the rest takes
+    clock[0] += 10
+    progress.take(1, {"event": "progress", "share": 0.75})
+    progress.take(0, {"event": "note", "text": "begins anew"})
+    progress.ended(0, Ended(orders[0], "done", accuracy=0.5, wall_s=10.0))
+    progress.ended(2, Ended(orders[2], "failed", "on purpose"))
+    progress.ended(1, Ended(orders[1], "interrupted"))
+    progress.close()
+    text = shown.getvalue()
+    assert "3 runs to do, 4 are there" in text
+    assert "begins anew" in text
+    assert "1/3, about 10 s left: one [red]x[/red]" in text  # 1.25 runs took 10 s, and 1.25 are left
+    assert "2/3, about 1.11 s left: three: failed: on purpose" in text
+    assert "two: interrupted, to be gone on with" in text
+    assert "\x1b[31m" not in text
+    assert ("\x1b" in text) is terminal
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("most_bytes", "hired"), [(1 << 40, 1), (0, 2)])
+def test_a_worker_that_has_had_much_memory_is_replaced(
+    most_bytes: int, hired: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes, begun = [], pool.start
+    monkeypatch.setattr(pool, "start", lambda *words, **how: processes.append(begun(*words, **how)) or processes[-1])
+    text = fedsim.Scenario(**quiet_world({"kind": "fedavg"}, rounds=1) | {"learning": "off"}).to_toml()
+    orders = [RunOrder(str(number), text, tmp_path / str(number), "new") for number in range(2)]
+    with closing(StudyProgress(Console(quiet=True))) as progress:
+        progress.begin(orders, 0)
+        with closing(pool.WorkerPool(1, progress, most_bytes=most_bytes)) as workers:
+            assert [run.status for run in workers.run(orders)] == ["done", "done"]
+    assert len(processes) == hired

@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 import fedsim
 from fedsim.analysis.report.gather import gather
-from fedsim.cli import main
 from fedsim.errors import ScenarioError
 from fedsim.lab.compare.show import write_tables
 from fedsim.lab.study.conduct import try_to_build
 from fedsim.lab.study.folder import write_study
 from fedsim.lab.study.plan import read_study
-from fedsim.lab.study.search import OneOf, OptunaSearch, RandomSearch, Range, Search, TrialResult, importances
+from fedsim.lab.study.search import OneOf, OptunaSearch, RandomSearch, Range, Search, importances
 from fedsim.lab.study.trials import Trials
 from fedsim.lab.study.worker import Worker
 from fedsim.records.study_folder import is_done
+from tests.calls import call
 from tests.lab.study.conftest import write
 
 needs_optuna = pytest.mark.skipif(find_spec("optuna") is None, reason="needs Optuna: pip install 'optuna>=4'")
@@ -31,8 +31,8 @@ needs_optuna = pytest.mark.skipif(find_spec("optuna") is None, reason="needs Opt
 LR = {"low": 0.001, "high": 1.0, "log": True}
 
 
-def call(*words: object) -> Result:
-    return CliRunner().invoke(main, ["study", *map(str, words)])
+def study_call(*words: object) -> Result:
+    return call("study", *words)
 
 
 # Values
@@ -66,7 +66,7 @@ def test_whole_numbers_and_choices_are_all_as_likely() -> None:
 def test_random_values_do_not_depend_on_how_many_are_asked_for_at_a_time() -> None:
     search = RandomSearch(trials=6, metric="best_accuracy", space={"training.lr": LR, "model.kind": ["mlp", "logistic"]})
     together = search.ask("fedavg", search.space, [], 6)
-    alone = [search.ask("fedavg", search.space, [TrialResult({}, 0)] * number, 1)[0] for number in range(6)]
+    alone = [search.ask("fedavg", search.space, [({}, 0)] * number, 1)[0] for number in range(6)]
     assert together == alone
     assert len({values["training.lr"] for values in together}) == 6
     assert together != search.ask("fedprox", search.space, [], 6)
@@ -77,7 +77,7 @@ def squares(search: Search) -> list[tuple[float, Mapping[str, Any]]]:
     """Search for the least value of a bowl with its bottom at 0.1, 12 and "b"."""
     made: list[tuple[float, Mapping[str, Any]]] = []
     while len(made) < search.trials:
-        told = [TrialResult(values, sum(other < value for other, _ in made)) for value, values in made]
+        told = [(values, sum(other < value for other, _ in made)) for value, values in made]
         for one in search.ask("bowl", search.space, told, min(search.batch, search.trials - len(made))):
             far = math.log10(one["lr"]) + 1, (one["whole"] - 12) / 10, 0.0 if one["name"] == "b" else 1.0
             made.append((sum(part * part for part in far), one))
@@ -101,12 +101,14 @@ def test_optuna_finds_the_bottom_of_a_bowl_and_the_same_one_again() -> None:
     assert late < drawn / 2
 
 
-def test_without_optuna_it_says_what_to_install(tables: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
+def test_without_optuna_it_says_so_and_no_search_takes_only(tables: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
     study = write(tmp_path / "s.toml", tables | {"search": {**SEARCH, "kind": "optuna"}})
-    done = call(study, "--out", tmp_path / "out")
+    done = study_call(study, "--out", tmp_path / "out")
     assert done.exit_code == 2
     assert "pip install 'optuna>=4' installs it" in done.output
+    done = study_call(write(study, tables | {"search": SEARCH}), "--out", tmp_path / "out", "--only", "fedavg")
+    assert (done.exit_code, "the study searches" in done.output) == (2, True)
     assert not (tmp_path / "out").exists()
 
 
@@ -152,12 +154,6 @@ def test_what_is_wrong_is_named(tables: dict[str, Any], tmp_path: Path, change: 
         read_study(write(tmp_path / "s.toml", tables | {"target": [], "search": SEARCH | change} | of_study))
     assert says in str(raised.value)
     assert len(str(raised.value).splitlines()) == 1
-
-
-def test_a_search_takes_no_only(tables: dict[str, Any], tmp_path: Path) -> None:
-    study = write(tmp_path / "s.toml", tables | {"search": SEARCH})
-    done = call(study, "--out", tmp_path / "out", "--only", "fedavg")
-    assert (done.exit_code, "the study searches" in done.output) == (2, True)
 
 
 # Searches that are run
@@ -223,7 +219,7 @@ def test_a_search_from_beginning_to_end(searched: dict[str, Any], tmp_path: Path
     assert len(loaded.variants) == 6
     assert list(loaded.trials["trial"]) == [int(row["trial"]) for row in rows]
     assert len(gather([out]).runs) == 12
-    assert call(out / "study.toml", "--out", out, "--dry-run").output.split()[::2] == ["done"] * 12
+    assert study_call(out / "study.toml", "--out", out, "--dry-run").output.split()[::2] == ["done"] * 12
 
 
 @needs_optuna
@@ -232,7 +228,7 @@ def test_the_share_of_each_key_in_how_trials_rank() -> None:
     space = {"a": Range(low=-1.0, high=1.0), "b": Range(low=-1.0, high=1.0)}
     points = RandomSearch(trials=60, metric="bytes", space={}).ask("line", space, [], 60)
     order = sorted(points, key=lambda one: one["a"] ** 2 + 0.1 * one["b"] ** 2)
-    told = [TrialResult(one, order.index(one)) for one in points]
+    told = [(one, order.index(one)) for one in points]
     shares = importances(space, told)
     assert [*shares] == ["a", "b"]
     assert shares["a"] > 0.8
@@ -278,7 +274,7 @@ def test_trials_that_fail_or_cannot_be_run_are_worst_and_not_tried_again(searche
     searched["search"]["space"] = {"strategy.kind": ["fedavg", fails], "strategy.clients_per_round": {"low": 1, "high": 12}}
     searched |= {"variants": {"either": {}}, "baseline": "either", "seeds": [1]}
     study, out = write(tmp_path / "s.toml", searched), tmp_path / "out"
-    done = call(study, "--out", out, "--workers", "1", "--allow-code")
+    done = study_call(study, "--out", out, "--workers", "1", "--allow-code")
     assert done.exit_code == 0, done.output
     rows = rows_of(out)
     broken = [row["strategy.kind"] == fails for row in rows]
@@ -288,7 +284,7 @@ def test_trials_that_fail_or_cannot_be_run_are_worst_and_not_tried_again(searche
     assert f"{sum(broken)} failed" in done.stdout
     assert "on purpose" in done.stderr
     before = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*/*")}
-    assert call(study, "--out", out, "--quiet", "--allow-code").exit_code == 0
+    assert study_call(study, "--out", out, "--quiet", "--allow-code").exit_code == 0
     assert {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*/*")} == before
 
 
@@ -307,6 +303,6 @@ def test_points_that_make_no_scenario_are_refused_one_by_one(searched: dict[str,
     assert {trial.state for trial in trials.lines[0].trials} == {"refused", "done"}
     searched["search"]["space"] = {"population.devices": [2, 3], "strategy.clients_per_round": [4, 12]}
     searched["base"]["population"]["devices"] = 12
-    done = call(write(tmp_path / "none.toml", searched), "--out", tmp_path / "none")
+    done = study_call(write(tmp_path / "none.toml", searched), "--out", tmp_path / "none")
     assert done.exit_code == 2
     assert "no trial of 'fedavg' can be run: variant 'fedavg, trial=5, devices=" in done.output

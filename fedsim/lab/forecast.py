@@ -1,0 +1,357 @@
+"""Forecasts of a scenario before it is run: its cost in the simulated world, and on this machine.
+
+Sizes, and times of devices that have their links for themselves, need no simulation (``nominal_lines``). What a run takes here
+is told from a trial: the beginning of a run without learning, and then a part of what it would have learnt, measured.
+"""
+
+import asyncio
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from typing_extensions import override
+
+from fedsim.arrays import Floats, Ints
+from fedsim.executors.base import Executor
+from fedsim.executors.inline import Inline
+from fedsim.language.units import show_bytes, show_seconds
+from fedsim.learning import Learner
+from fedsim.output.progress import share_done
+from fedsim.records import folder as files
+from fedsim.records import parquet
+from fedsim.records.recorder import Recorder
+from fedsim.running.assembly import Run, assemble
+from fedsim.simulation import Record, Simulation
+from fedsim.strategies.round_params import RoundParams
+from fedsim.streams import Streams
+from fedsim.training import Training
+
+if TYPE_CHECKING:
+    from fedsim.learning.engine import Learning
+    from fedsim.learning.refs import Ref
+    from fedsim.scenario import Scenario
+
+PATIENCE_S = 2.0
+_PILOT_STEPS = 3
+_CHECKED_BATCHES = range(16, 65)
+_SHOWN = 100_000  # devices whose times are reckoned, of too many for all
+
+
+def nominal_lines(run: Run) -> list[str]:
+    """Say what is known of a run that has been built and not begun."""
+    dispatch, learner, scenario = run.dispatch, run.learner, run.scenario
+    params, stop, devices, size = scenario.strategy, scenario.stop, scenario.population.devices, scenario.training.batch_size
+    step = 1 if run.tells_all_devices else devices // _SHOWN
+    looked_at, samples = range(0, devices, step), run.samples[::step]
+    epoch_s = run.population.epochs_s(slice(0, devices, step))
+    down_bytes, up_bytes = (wire.model_bytes + learner.state_bytes for wire in (dispatch.down, dispatch.up))
+
+    def nominal(direction: Literal["down", "up"], count: float) -> Floats:
+        return np.array([run.tasks.nominal_s(device, direction, count, near=params.at_edges) for device in looked_at])
+
+    down, up = nominal("down", down_bytes), nominal("up", up_bytes)
+    lines = [
+        f"{devices} devices with {int(run.samples.sum())} training samples "
+        f"({int(run.samples.min())} to {int(run.samples.max())} a device, median {int(np.median(samples))})",
+        *([f"of these {len(looked_at)} were looked at for the times below"] if step > 1 else []),
+        f"a model of {learner.parameters} parameters; {show_bytes(down_bytes)} down, {show_bytes(up_bytes)} up",
+        *([f"and {show_bytes(base)} of frozen tensors, once to each device"] if (base := learner.base_bytes) else []),
+        f"alone on its link a device downloads in {_range(down)}, uploads in {_range(up)}",
+        f"an epoch takes it {_range(epoch_s)}",
+    ]
+    if scenario.population.host is not None:
+        lines.append("these and the times below are those of a device that has its host to itself")
+    lines += [f"this {guessed}"] if (guessed := run.estimates) else []
+    if run.population.rooflines is not None and size not in _CHECKED_BATCHES:
+        lines.append(
+            f"times of batches of {size} samples are less certain: they were compared with real ones at 16 to 64 (docs/time.md)"
+        )
+    at_once = params.cohort_size(devices) if isinstance(params, RoundParams) else getattr(params, "concurrency", devices)
+    fitted, here = scenario.population.fitted_at_once, min(at_once, devices)
+    if fitted not in (None, here):  # the log that the world was fitted to had another number
+        unknown = "whether a link that they share carries so much" if here > fitted else "own links that a shared one hid"
+        lines.append(f"links were fitted to {fitted} clients at a time, and {here} work here: the log does not tell {unknown}")
+    if isinstance(params, RoundParams) and stop.rounds is not None:
+        limit, training = params.deadline_s(run.strategy.setting.mean_epoch_s), params.local_epochs * epoch_s
+        bounded = training if limit is None or not params.bounds_training else np.minimum(training, limit)
+        task_s = down + bounded + up
+        task_s = task_s if limit is None or params.bounds_training else np.minimum(task_s, limit)
+        lines += _round_lines(run, params, stop.rounds, task_s + dispatch.down.model_s + dispatch.up.model_s, samples)
+    return lines + stop.notes
+
+
+def _round_lines(run: Run, params: RoundParams, rounds: int, task_s: Floats, samples: Ints) -> list[str]:
+    """The cost of rounds if all devices are there: a round lasts as long as its slowest client or its deadline."""
+    scenario, learner, dispatch = run.scenario, run.learner, run.dispatch
+    asked = params.cohort_size(scenario.population.devices)
+    round_s, trained = expected_maximum(task_s, min(asked, len(task_s))) * params.turns, asked * params.turns
+    apart_s = round_s if params.every is None else math.ceil(round_s / params.every) * params.every
+    messages = trained + (min(asked, scenario.network.edge_servers) if params.at_edges else 0)
+    traffic = messages * (dispatch.down.model_bytes + dispatch.up.model_bytes + 2 * learner.state_bytes)
+    once = learner.base_bytes * min(scenario.population.devices, rounds * messages)
+    steps = np.ceil(samples / scenario.training.batch_size).mean() * params.local_epochs * trained
+    gigaflops = run.samples.mean() * params.local_epochs * trained * learner.flops_per_sample / 1e9
+    return [
+        f"a round asks {asked}: at most {show_bytes(traffic)}, about {show_seconds(round_s)} of simulated time, "
+        f"{steps:.0f} steps of SGD ({gigaflops:.3g} GFLOP)",
+        f"{rounds} rounds: at most {show_bytes(rounds * traffic + once)}, "
+        f"about {show_seconds(rounds * apart_s)} of simulated time",
+    ]
+
+
+def expected_maximum(values: Floats, drawn: int) -> float:
+    """The mean of the largest of ``drawn`` values, drawn uniformly without replacement out of ``values``.
+
+    All of them lie among the i smallest with probability C(i, drawn) / C(n, drawn).
+    """
+    from scipy.special import gammaln
+
+    n = len(values)
+    smallest = np.arange(drawn, n + 1)
+    log_share = gammaln(smallest + 1) - gammaln(smallest - drawn + 1) - gammaln(n + 1) + gammaln(n - drawn + 1)
+    return float(np.diff(np.exp(log_share), prepend=0.0) @ np.sort(values)[drawn - 1 :])
+
+
+def _range(seconds: Floats) -> str:
+    low, middle, high = (show_seconds(float(value)) for value in (seconds.min(), np.median(seconds), seconds.max()))
+    return f"{middle} (median; {low} to {high})"
+
+
+UsedTraining = tuple[int, Training]
+"""A device and its local training, whose result a run would have used."""
+
+
+class Tally(Learner):
+    """Learns nothing, and notes the trainings whose results were handed in, and how often models would have been tested."""
+
+    trainings: list[UsedTraining]
+    tests: int
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.trainings, self.tests = [], 0
+
+    @override
+    def train(self, training: Training, device: int, **others: Any) -> "Ref":
+        self.trainings.append((device, training))
+        return super().train(training, device, **others)
+
+    @override
+    async def evaluate(self, models: "Mapping[str, tuple[Ref, Sequence[int] | None]]") -> None:
+        self.tests += 1
+
+
+class Beginning:
+    """The beginning of a run, built with the work to be done by ``executor``, and what it cost once it has been tried.
+
+    Attributes:
+        core: where its models would be made; None without learning.
+        build_s: real seconds until it could begin.
+        real_s: real seconds that the simulation and its records took.
+        share: tried part of the run, 0..1.
+        rounds, simulated_s: how far it came.
+        events: records written.
+        growing_bytes, fixed_bytes: on disk; the part that grows with the run, and the rest.
+        stopped: why it ended.
+    """
+
+    core: "Learning | None" = None
+    real_s = share = simulated_s = 0.0
+    rounds = events = growing_bytes = fixed_bytes = 0
+    stopped = ""
+
+    def __init__(self, scenario: "Scenario", executor: Executor) -> None:
+        began = time.perf_counter()
+        self.run = assemble(scenario, Simulation(executor=Inline()), Tally)
+        if scenario.learning == "on":
+            from fedsim.learning.engine import Learning  # loads torch
+
+            assert self.run.data is not None
+            streams = Streams(scenario.seed)
+            parts = scenario.model, scenario.training, self.run.data, streams, scenario.data.own_folder(), scenario.objective
+            self.core = Learning(Simulation(executor=executor), *parts)
+        self.build_s = time.perf_counter() - began
+
+    @property
+    def tally(self) -> Tally:
+        learner = self.run.learner
+        assert isinstance(learner, Tally)
+        return learner
+
+    def go(self, patience_s: float) -> None:
+        """Run for so many real seconds, or to the end, and write a run folder that is not kept."""
+        with tempfile.TemporaryDirectory(prefix="fedsim-check-") as name:
+            path, simulation = Path(name), self.run.simulation
+            recorder = Recorder(path, self.run.meters)
+            simulation.listen(recorder.take)
+            began = time.perf_counter()
+
+            def watch(record: Record) -> None:
+                if record.kind == "round":
+                    self.rounds = record.fields["round"] + 1
+                self.simulated_s = record.time
+                if time.perf_counter() - began >= patience_s:
+                    simulation.interrupt()
+
+            simulation.listen(watch)
+            self.stopped = asyncio.run(simulation.run())
+            recorder.close()
+            self.real_s = time.perf_counter() - began
+            self.events = recorder.chain.count
+            self.growing_bytes = sum((path / name).stat().st_size for name in (files.EVENTS, files.TRANSFERS, files.ROUNDS))
+            parquet.write_devices(path, self.run.device_columns(), self.run.meters)
+            self.fixed_bytes = (path / files.DEVICES).stat().st_size
+        stopped_early = self.stopped == "interrupted"
+        self.share = share_done(self.run.scenario.stop, self.rounds, self.simulated_s) if stopped_early else 1.0
+
+    def steps_of(self, trained: UsedTraining) -> int:
+        device, training = trained
+        return training.sgd_steps(int(self.run.samples[device]), self.run.scenario.training.batch_size)
+
+    async def costs(self, core: "Learning", patience_s: float) -> tuple[float, float]:
+        """Real seconds for a step of SGD of one device, and for a test of the models.
+
+        Trains what would have been trained at once, or as much of it as fits into the patience (s), and tests twice.
+        """
+        trainings = [each for each in self._at_once() if self.steps_of(each)]
+        step_s = await self._step_s(core, trainings, patience_s) if trainings else 0.0
+        model, test_s = core.initial(), 0.0
+        for _ in range(2):  # the first time, images are made that are kept for later
+            began = time.perf_counter()
+            await core.evaluate({"all": (model, None)})
+            test_s = time.perf_counter() - began
+            if test_s > patience_s:
+                break
+        return step_s, test_s
+
+    def _at_once(self) -> list[UsedTraining]:
+        """The trainings between two tests in the middle of the trial: they would have been trained together."""
+        trainings, tests = self.tally.trainings, max(1, self.tally.tests)
+        together = max(1, round(len(trainings) / tests))
+        middle = tests // 2 * together
+        return trainings[middle : middle + together] or trainings[-together:]
+
+    async def _step_s(self, core: "Learning", trainings: list[UsedTraining], patience_s: float) -> float:
+        first = trainings[:1]
+        await _train_s(core, first, 1)  # work of the first time only is not to be counted
+        pilot = min(_PILOT_STEPS, self.steps_of(first[0]))
+        guess = await _train_s(core, first, pilot) / pilot
+        most = max(_PILOT_STEPS, int(patience_s / guess))
+        if self.steps_of(first[0]) > most:  # even one device is too much
+            return await _train_s(core, first, most) / most
+        totals = np.cumsum([self.steps_of(each) for each in trainings])
+        chosen = max(1, int(np.searchsorted(totals * guess, patience_s, side="right")))
+        return await _train_s(core, trainings[:chosen], None) / float(totals[chosen - 1])
+
+
+async def _train_s(core: "Learning", trainings: list[UsedTraining], most_steps: int | None) -> float:
+    """Real seconds that these trainings take from the initial model; each for so many steps, or all of its own."""
+    start = core.initial()
+    await core.value(start)
+    began = time.perf_counter()
+    updates = []
+    for number, (device, training) in enumerate(trainings):
+        whole = replace(training, start=start, anchor=None, linear=None)
+        part = whole if most_steps is None else replace(whole, epochs=1, steps=most_steps)
+        updates.append(core.train(part, device, key=number))
+    await core.values(updates)
+    return time.perf_counter() - began
+
+
+class Forecast(NamedTuple):
+    """The cost of a whole run on this machine: real seconds, counts, and bytes.
+
+    Attributes:
+        share: tried part of the run, 0..1; if it is 0, nothing below is known.
+        memory_bytes: peak; None where the system does not tell.
+        futile: why the run ends, if it does so within the trial and without a single round.
+    """
+
+    share: float
+    build_s: float
+    simulation_s: float
+    training_s: float
+    testing_s: float
+    events: float
+    trained_steps: float
+    tests: float
+    memory_bytes: float | None
+    disk_bytes: float
+    futile: str | None
+
+
+def forecast_lines(scenario: "Scenario", executor: Executor, patience_s: float = PATIENCE_S) -> list[str]:
+    """Build the scenario, try its beginning with ``executor``, and say what can be known.
+
+    ``patience_s`` are real seconds for each part of the trial; 0: no trial, but only what follows without one. Raises
+    ``ScenarioError`` or ``DataError`` where it cannot be run.
+    """
+    if scenario.strategy.brings_learning:
+        Simulation(scenario, executor=executor)  # refuses what cannot be run
+        about = f"what they compute, send and learn is for {scenario.strategy.called} to say"
+        return [f"{scenario.population.devices} devices; {about}", *scenario.stop.notes, *scenario.strategy.notes]
+    trial = Beginning(scenario, executor)
+    lines = nominal_lines(trial.run)
+    return [*lines, *_real_lines(scenario, forecast(trial, patience_s))] if patience_s else lines
+
+
+def forecast(trial: Beginning, patience_s: float = PATIENCE_S) -> Forecast:
+    """Try a run that has been built, and extrapolate.
+
+    The simulation is tried without learning; then a part of what it would have trained is trained, and a model tested. Other
+    computations of a strategy, such as a clustering, are not counted, nor are checkpoints.
+    """
+    trial.go(patience_s)
+    run, tally = trial.run, trial.tally
+    times = 1 / trial.share if trial.share else 0.0
+    step_s, test_s = (0.0, 0.0) if trial.core is None else asyncio.run(trial.costs(trial.core, patience_s))
+    tests, scenario = times * tally.tests, run.scenario
+    if trial.share < 1.0 and scenario.stop.rounds is not None:  # perhaps it ended before the first one
+        tests = max(tests, scenario.evaluation.tests(scenario.stop.rounds))
+    trained = times * sum(map(trial.steps_of, tally.trainings))
+    models = 0.0 if trial.core is None else len(run.strategy.models()) * run.learner.bytes
+    return Forecast(
+        share=trial.share,
+        build_s=trial.build_s,
+        simulation_s=trial.real_s * times,
+        training_s=trained * step_s,
+        testing_s=tests * test_s,
+        events=trial.events * times,
+        trained_steps=trained,
+        tests=tests,
+        memory_bytes=_peak_memory(),
+        disk_bytes=trial.growing_bytes * times + trial.fixed_bytes + models,
+        futile=trial.stopped if trial.share == 1.0 and not trial.rounds else None,
+    )
+
+
+def _real_lines(scenario: "Scenario", found: Forecast) -> list[str]:
+    if not found.share:
+        return ["what a run takes here cannot be told: not one round ended within the trial"]
+    parts = [f"{show_seconds(found.simulation_s)} to simulate {found.events:.0f} events"]
+    if scenario.learning == "on":
+        parts.append(f"{show_seconds(found.training_s)} for {found.trained_steps:.0f} steps of SGD")
+        parts.append(f"{show_seconds(found.testing_s)} for {found.tests:.0f} tests")
+    most = "at most " if scenario.stop.accuracy is not None else ""
+    real_s = found.build_s + found.simulation_s + found.training_s + found.testing_s
+    lines = [f"here a run takes {most}about {show_seconds(real_s)}: {', '.join(parts)}"]
+    memory = "" if found.memory_bytes is None else f"{show_bytes(found.memory_bytes)} of memory and "
+    lines.append(f"it needs about {memory}{show_bytes(found.disk_bytes)} on disk")
+    if found.futile is not None:
+        lines.append(f"it makes not one round ({found.futile}): devices, deadline and strategy do not go together")
+    return lines
+
+
+def _peak_memory() -> float | None:
+    try:
+        import resource
+    except ImportError:  # there is none on Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024.0

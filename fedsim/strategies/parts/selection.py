@@ -1,0 +1,222 @@
+"""Client selection: whom a round asks. Here are the base and the simplest."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.evaluation.evaluator import ModelAssignment
+from fedsim.federation import Contents, Device, Instruction, LocalResult, Server, TaskEnd
+from fedsim.language.registry import Registry
+from fedsim.language.spec import Spec
+from fedsim.learning.refs import Ref
+from fedsim.strategies.parts import PartClient
+from fedsim.world.task import Computation
+
+_HERE = "fedsim.strategies.parts.selection"
+_TOOLS = "fedsim.toolbox.selection"
+SELECTIONS = Registry(
+    "selection",
+    f"{_HERE}:Selection",
+    {
+        "random": (f"{_HERE}:Random", "clients uniformly at random"),
+        "least-asked": (f"{_HERE}:LeastAsked", "clients that were asked least often first"),
+        "power-of-choice": (f"{_TOOLS}.informed:PowerOfChoice", "of some candidates those with the highest loss"),
+        "oort": (f"{_TOOLS}.informed:Oort", "clients whose losses are high and who are fast, and some that are new"),
+        "fedcs": (f"{_TOOLS}.informed:FedCS", "as many clients as can be through by a deadline"),
+        "favor": (f"{_TOOLS}.favor:FAVOR", "clients from whom an agent has learnt to expect most (double deep Q-learning)"),
+        "flanp": (f"{_TOOLS}.informed:FLANP", "the fastest clients, and twice as many once these have learnt what they can"),
+        "least-available": (f"{_HERE}:LeastAvailable", "clients that were there least often first (REFL)"),
+    },
+    usual="random",
+)
+
+Ids = tuple[int, ...]  # they name a stream: the round (or draw) from 0, and more where one round selects several times
+Among = list[int] | None  # devices to choose from; None for all
+Answers = Mapping[int, Contents]  # by device, in the order in which they were asked
+Updates = Sequence[dict[str, Any]]  # as ``Synchronous.entry`` makes them
+
+QUESTION = "question"
+"""The job of a candidate who is asked for what a selection wants to know before it chooses."""
+
+
+def lowest(devices: Iterable[int], count: int, key: Callable[[int], float]) -> list[int]:
+    """The ``count`` devices of lowest ``key``; of equals those that come first."""
+    return sorted(devices, key=key)[:count]
+
+
+def drawn(weights: NDArray[np.float64], count: int, variates: NDArray[np.float64]) -> list[int]:
+    """``count`` places, drawn without replacement with probabilities proportional to ``weights`` [n].
+
+    They are the first of exponential ages with these rates; ``variates`` [n] are standard exponential.
+    """
+    found: list[int] = np.argsort(variates / np.maximum(weights, 1e-9), kind="stable")[:count].tolist()
+    return found
+
+
+class Selection(Spec):
+    """The base of every client selection. What it must remember is in ``state``, one dict for the whole run.
+
+    Most need ``select`` alone. One that goes by what it has seen takes that in by ``heard`` and ``learn``; clients say more for
+    it by ``report``. With a ``question`` those of ``select`` are candidates, and ``choose`` takes some who have answered.
+    """
+
+    kind: str
+
+    looks_at_each: ClassVar[str | None] = None
+    """Reason why the selection needs single updates; None if their sum, or that of an edge server, is enough."""
+
+    needs_accuracy: ClassVar[bool] = False
+    """Whether it goes by accuracies, which not every objective has."""
+
+    counts_steps: ClassVar[str | None] = None
+    """Reason why local steps must be those of SGD; see ``StrategyParams.counts_steps``."""
+
+    uniform: ClassVar[bool] = False
+    """Whether all devices that are there are as likely to be chosen, whatever happened before."""
+
+    @property
+    def looks_at_data(self) -> bool:
+        """Whether it goes by what clients compute from their data: a question that takes a computation, reports, updates."""
+        hooks = ("look", "report", "closed")
+        return any(getattr(type(self), hook) is not getattr(Selection, hook) for hook in hooks)
+
+    @property
+    def asks(self) -> bool:
+        """Whether it asks candidates before it chooses, by default if it has a question; refused where there are no rounds."""
+        return type(self).question is not Selection.question
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether the question is one about a model that the server has; refused where it has none."""
+        return False
+
+    @property
+    def talks(self) -> bool:
+        """Whether it asks, or clients report."""
+        return self.asks or type(self).report is not Selection.report
+
+    def fewest(self, count: int) -> int:
+        """The smallest cohort that it selects on purpose where a round may ask ``count`` clients."""
+        return count
+
+    def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
+        """At most ``count`` devices to ask in a round, online and idle; if it ``asks``, the candidates, however many.
+
+        Called when a round opens; again, with the same number, if there was nobody.
+        """
+        raise NotImplementedError
+
+    def asked_first(self, state: dict[str, Any], chosen: list[int]) -> list[int]:
+        """The candidates among ``select``'s devices, if it ``asks``; the others are chosen already. By default all of them."""
+        return chosen
+
+    def heard(self, server: Server, state: dict[str, Any], message: TaskEnd) -> None:
+        """A task of the round has ended, in whatever way; called before its update is used."""
+
+    async def closed(self, server: Server, state: dict[str, Any], received: Updates, models: ModelAssignment) -> None:
+        """A round has been closed, before ``learn``; the server's ``models`` are new. Not called where there are no rounds."""
+
+    async def learn(self, server: Server, state: dict[str, Any]) -> None:
+        """A round has been closed, or a version made: take in all its reports together (``ServerModels.numbers``)."""
+
+    def question(self, models: Sequence[Ref]) -> Contents:
+        """Message to a candidate; ``models``: the present one that it would get, or several of which one is its own."""
+        raise NotImplementedError
+
+    async def choose(self, server: Server, state: dict[str, Any], count: int, answers: Answers) -> list[int]:
+        """At most ``count`` of those who have answered and are still there, besides those who are chosen already."""
+        raise NotImplementedError
+
+    def look(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+        """Computations of a candidate before it answers; none by default."""
+        return ()
+
+    def answer(self, device: Device, instruction: Instruction, result: LocalResult, params: Spec) -> Contents:
+        """Answer of a candidate; ``params`` are the strategy's."""
+        raise NotImplementedError
+
+    def report(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
+        """Extra contents of a client's message beside its update; none by default."""
+        return {}
+
+
+class SelectionClient(PartClient):
+    """Answers the selection's questions, and reports with updates."""
+
+    jobs = (QUESTION,)
+    _part: Selection
+
+    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+        return self._part.look(device, instruction) if instruction.job == QUESTION else super().work(device, instruction)
+
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
+        if instruction.job == QUESTION:
+            return self._part.answer(device, instruction, result, self.params)
+        reply = super().reply(device, instruction, result)
+        return reply if reply is None or "update" not in reply else {**reply, **self._part.report(device, instruction, result)}
+
+
+SelectionSpec = Annotated[Selection, SELECTIONS]
+
+
+class Random(Selection):
+    """Clients uniformly at random (McMahan et al., 2017), without replacement, out of those that can be had."""
+
+    uniform: ClassVar[bool] = True
+
+    kind: Literal["random"] = "random"
+
+    def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
+        return server.clients.sample(count, "select", *ids, among=among)
+
+
+class LeastAsked(Selection):
+    """Clients that were asked least often, ties at random. Looks at every device that is there: O(population).
+
+    State: ``asked``, device -> how often it was asked.
+    """
+
+    kind: Literal["least-asked"] = "least-asked"
+
+    def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
+        asked = state.setdefault("asked", {})
+        there = server.clients.sample(server.devices, "select", *ids, among=among)
+        chosen = lowest(there, count, lambda device: asked.get(device, 0))
+        asked |= {device: asked.get(device, 0) + 1 for device in chosen}
+        return chosen
+
+
+class LeastAvailable(Selection):
+    """Clients that are there least often come first, ties at random: rare ones are used while they are there.
+
+    Source: Abdelmoniem et al., "REFL: resource-efficient federated learning" (EuroSys 2023), section 4.1. There a device
+    forecasts how likely it is to be there in a round's time; here the server counts in what share of the rounds since the
+    device was first there it was there, or at work. Looks at every device: O(population).
+
+    State: ``seen``, device -> the round in which it was there first and in how many since; ``at_work``, devices that were asked
+    and have not answered; ``looked``, the last round that was counted.
+    """
+
+    kind: Literal["least-available"] = "least-available"
+
+    def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
+        number, seen, at_work = ids[0], state.setdefault("seen", {}), state.setdefault("at_work", [])
+        if state.get("looked") != number:
+            state["looked"] = number
+            for device in (*server.clients.online(), *at_work):
+                first, times = seen.get(device, (number, 0))
+                seen[device] = (first, times + 1)
+
+        def share(device: int) -> float:
+            first, times = seen.get(device, (number, 1))  # if unseen, it has come back since the round was first looked at
+            return float(times / (number - first + 1))
+
+        chosen = lowest(server.clients.sample(server.devices, "select", *ids, among=among), count, share)
+        at_work += chosen
+        return chosen
+
+    def heard(self, server: Server, state: dict[str, Any], message: TaskEnd) -> None:
+        if message.device in state.get("at_work", []):
+            state["at_work"].remove(message.device)

@@ -1,0 +1,195 @@
+"""Work on Ray: processes on this machine, or on all machines of a cluster.
+
+Anybody who reaches the ports of a Ray cluster can run programs on it, because Ray's messages are pickles. So a cluster that is
+started here listens on the loopback interface alone, and asks every client for a token that only this process and its children
+have. A cluster of several machines belongs into a network of its own, with tokens.
+"""
+
+import os
+import pickle
+import secrets
+import socket
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import cache
+from importlib.metadata import version
+from itertools import count
+from typing import Any
+
+from fedsim.errors import ScenarioError, SimulationError
+from fedsim.executors.base import Executor, answer
+from fedsim.language.imports import learn, places
+from fedsim.toolbox.executors.parcels import Opener, Packer, Parcel
+
+_TRIES = 20  # times that a call's worker may be lost before the call itself is suspected
+_OLDEST = 2, 60
+_SCHEDULING = "SPREAD"  # Ray's default fills one node first, and lets calls wait there while another node is idle
+_CONNECT_S = 5.0  # how long a cluster's port may take to answer
+_MUST_AGREE = ("fedsim-des", "numba", "numpy", "torch")  # packages whose version has an influence on results
+_numbers = count()
+
+
+class Ray(Executor):
+    """Runs each call as a Ray task. A worker or a node that is lost costs time only: its calls are made again elsewhere.
+
+    The machine on which this runs holds what the others need; it must stay.
+
+    Args:
+        address: ``HOST:PORT`` of a cluster of which this machine is a node, or ``auto`` for one that was started here; None to
+            start Ray on this machine alone, for as long as this executor lives. A program that has called ``ray.init`` itself
+            keeps what it has.
+        workers: processes, where Ray is started here; by default one a core.
+
+    Raises:
+        ScenarioError: Ray is not installed, or there is no cluster at ``address``.
+    """
+
+    def __init__(self, address: str | None = None, workers: int | None = None) -> None:
+        self._ray = _load(address)
+        self._packer = Packer(self._ray.put)
+        self._open: dict[Future[Any], Any] = {}
+        self._ours = not self._ray.is_initialized()
+        if self._ours:
+            self._start(address, workers)
+        self.workers = int(self._ray.cluster_resources().get("CPU", 0))
+        if not self.workers:
+            self.close()
+            raise ScenarioError("the Ray cluster has no CPUs, so nothing could ever run; one node at least needs --num-cpus")
+        self._number, self._versions = next(_numbers), _versions()
+        self._call = self._ray.remote(_carry_out).options(num_cpus=1, max_retries=_TRIES, scheduling_strategy=_SCHEDULING)
+
+    def _start(self, address: str | None, workers: int | None) -> None:
+        # For what it takes for a client's job Ray does not put the working directory before all else that workers search.
+        config = self._ray.job_config.JobConfig(_client_job=True)
+        quiet = {"log_to_driver": False, "logging_level": "error", "job_config": config}
+        if address is None:
+            os.environ[_TOKEN] = _own_token()
+            os.environ.pop(_AUTH_MODE, None)  # Ray then asks for tokens, and says so in its settings even if it has read them
+            self._ray.init("local", num_cpus=workers or os.cpu_count(), include_dashboard=False, **quiet)
+            host = self._ray.get_runtime_context().gcs_address.rpartition(":")[0]
+            if host == "127.0.0.1":
+                return
+            self._ray.shutdown()
+            raise ScenarioError(
+                f"Ray would listen on {host}, not on the loopback interface alone, because it was imported before fedsim could "
+                f"say so; set {_LOOPBACK}=0 beforehand, or call ray.init yourself"
+            )
+        _refuse_no_server(address)
+        try:
+            self._ray.init(address, **quiet)
+        except (ConnectionError, RuntimeError, ValueError, self._ray.exceptions.RayError) as error:
+            hint = "" if os.environ.get(_AUTH_MODE) else "; one that asks for a token needs RAY_AUTH_MODE=token here too"
+            raise ScenarioError(
+                f"--address is {address!r}, where no Ray cluster could be joined: {_brief(error)}{hint}"
+            ) from error
+
+    def place(self, thing: Any) -> None:
+        self._packer.place(thing)
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
+        parcel = self._packer.pack((function, args))
+        shared, parcel.shared = parcel.shared, []
+        reference = self._call.remote(self._number, self._versions, places(), parcel, *shared)
+        future: Future[Any] = Future()
+        self._open[future] = reference
+        reference.future().add_done_callback(lambda answer: self._settle(future, answer))
+        return future
+
+    def _settle(self, future: "Future[Any]", answer: "Future[bytes]") -> None:
+        """Pass on what came back; in a thread of Ray's."""
+        self._open.pop(future, None)
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            succeeded, outcome = pickle.loads(answer.result())
+        except Exception as error:
+            succeeded, outcome = False, SimulationError(f"a call could not be carried out on the Ray cluster: {_brief(error)}")
+        if succeeded:
+            future.set_result(outcome)
+        else:
+            future.set_exception(outcome)
+
+    def close(self) -> None:
+        open_calls, self._open = self._open, {}
+        for future, reference in open_calls.items():
+            future.cancel()
+            self._ray.cancel(reference)
+        self._packer = Packer(self._ray.put)
+        if self._ours:
+            self._ours = False
+            self._ray.shutdown()
+
+
+_openers: dict[int, Opener] = {}
+
+
+def _carry_out(executor: int, versions: dict[str, str], where: dict[str, str], parcel: Parcel, *shared: Any) -> bytes:
+    """Carry out the call in ``parcel``, for an executor with that number."""
+    import ray
+
+    def work() -> Any:
+        if executor not in _openers:
+            for package, here in _versions().items():
+                if here != versions[package]:
+                    raise SimulationError(
+                        f"the worker on {socket.gethostname()!r} has {package} {here}, and this run {versions[package]}: their "
+                        "results may differ; install the same on every node"
+                    )
+            _openers.clear()
+            _openers[executor] = Opener(ray.get)
+        learn(where)
+        function, args = _openers[executor].open(parcel, shared)
+        return function(*args)
+
+    return answer(work)
+
+
+def _versions() -> dict[str, str]:
+    return {package: version(package) for package in _MUST_AGREE}
+
+
+_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""When this is 0, Ray's servers listen on 127.0.0.1 alone; on Linux it is 1 otherwise. Read when Ray is imported."""
+
+_AUTH_MODE, _TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
+
+
+@cache
+def _own_token() -> str:
+    """A token for what this process starts. It stays the same, because Ray reads it once a process."""
+    return secrets.token_hex(32)
+
+
+def _load(address: str | None) -> Any:
+    if address is None:
+        os.environ.setdefault(_LOOPBACK, "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise ScenarioError(
+            f"--executor is 'ray', but Ray cannot be imported ({error}); pip install 'ray>=2.60' 'cloudpickle>=3' installs it"
+        ) from error
+    if tuple(map(int, ray.__version__.split(".")[:2])) < _OLDEST:
+        raise ScenarioError(
+            f"--executor is 'ray', but the Ray that is installed is {ray.__version__}; 2.60 or later is needed. If "
+            "flwr[simulation] has brought it, which pins an older one, give Flower's own simulation another environment"
+        )
+    return ray
+
+
+def _refuse_no_server(address: str) -> None:
+    """Raise at once where no cluster can be, because nothing listens there: Ray itself would try for minutes."""
+    if address == "auto":
+        return
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or "://" in host:
+        raise ScenarioError(f"--address is {address!r}; it must be 'auto' or HOST:PORT")
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ScenarioError(f"--address is {address!r}, where no Ray cluster answers: {error}") from error
+
+
+def _brief(error: BaseException) -> str:
+    """The first line of what an error says."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

@@ -1,0 +1,92 @@
+"""Speeds and links of devices, one by one: rows of FedScale's table of real phones, or hospitals of the FeTS federation."""
+
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from fedsim.arrays import Floats
+from fedsim.files import read_toml, sought
+from fedsim.streams import Streams
+from fedsim.world.device_kinds import Capacity, CapacityModel
+from fedsim.world.distributions import DeviceTable
+
+_COLUMNS = ("computation_ms_per_sample", "dl_kbps", "ul_kbps")
+
+
+_TableNumber = Annotated[float, Field(ge=1e-6, le=1e12)]  # nothing overflows in its unit
+
+
+_TRAINING_PASSES = 3  # FedScale's time model: training a sample takes three times its inference
+
+
+class FedScaleCapacity(CapacityModel):
+    """Rows of FedScale's client capacity file, drawn without replacement as long as there are enough.
+
+    The file is CSV with the columns ``computation_ms_per_sample``, ``dl_kbps`` and ``ul_kbps``. A sample takes 3 times its
+    inference time to train. Compute and bandwidth were joined independently there: their correlation means nothing.
+    """
+
+    kind: Literal["fedscale"] = "fedscale"
+    file: str = "traces/fedscale_capacity_9242.csv"
+
+    def draw(self, streams: Streams, devices: int, root: Path | None) -> Capacity:
+        """One row for each device. ``DataError``: the file is missing, lacks a column, or has a value that is not positive."""
+        table = read_capacities(sought(self.file, root))
+        generator = streams.generator("world/capacity")
+        rows = generator.choice(len(table), devices, replace=devices > len(table))
+        milliseconds, down_kbps, up_kbps = table[rows].T
+        return Capacity(1000.0 / (_TRAINING_PASSES * milliseconds), (down_kbps * 125.0, up_kbps * 125.0))
+
+
+def read_capacities(path: Path) -> Floats:
+    """The three columns of a capacity file: ms a sample, down and up kbit/s; float64 [rows, 3]."""
+    table = DeviceTable("population.capacity", path, _COLUMNS)
+    return np.array([table.values(name, _TableNumber) for name in _COLUMNS]).T
+
+
+class HospitalsCapacity(CapacityModel):
+    """Each device is a hospital, and a sample a patient: its times were measured in the FeTS federation.
+
+    Source: github.com/FeTS-AI/Challenge, Task_1/fets_challenge/time_utils.py (BSD-style, 2022): 21 and 16 institutions.
+
+    Computing and transfers are drawn each on its own, with replacement, as the FeTS challenge does. An epoch's time has the
+    mean and the standard deviation of the hospital's, unless ``population.jitter`` is above 0. It is lognormal, where the
+    challenge draws a normal of 1 s at least. A transfer takes the mean of the hospital's download and upload, whatever its
+    size: a latency.
+
+    Attributes:
+        validated: patients that a hospital validates for each one that it trains on, before and after the training; their time
+            is added to an epoch's.
+    """
+
+    kind: Literal["hospitals-fets"] = "hospitals-fets"
+    validated: float = Field(default=0.0, ge=0.0, le=100.0)
+
+    def _drawn(self, streams: Streams, devices: int) -> Floats:
+        """Mean and standard deviation of a patient's training and validation (s), float64 [devices, 4]."""
+        compute: Floats = _table("compute")
+        return compute[streams.generator("world/capacity").integers(len(compute), size=devices)]
+
+    def _seconds(self, drawn: Floats) -> Floats:
+        return np.asarray(drawn[:, 0] + 2 * self.validated * drawn[:, 2])
+
+    def draw(self, streams: Streams, devices: int, root: Path | None) -> Capacity:
+        network = _table("network")
+        latency = network[streams.generator("world/capacity/network").integers(len(network), size=devices)][:, [0, 2]].mean(
+            axis=1
+        )
+        unlimited = np.full(devices, np.inf)
+        return Capacity(1.0 / self._seconds(self._drawn(streams, devices)), (unlimited, unlimited, latency))
+
+    def jitters(self, streams: Streams, devices: int) -> Floats:
+        drawn, half = self._drawn(streams, devices), 2 * self.validated
+        spread: Floats = np.hypot(drawn[:, 1], half * drawn[:, 3] / np.sqrt(2.0))  # two validations, drawn apart
+        return spread / self._seconds(drawn)
+
+
+@cache
+def _table(name: str) -> Floats:
+    return np.array(read_toml(Path(__file__).with_name("hospitals.toml"))[name])

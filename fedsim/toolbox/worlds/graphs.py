@@ -1,0 +1,361 @@
+"""Networks of shared links between nodes: a tree of cells, or any graph, on which routes have the fewest hops."""
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError
+
+from fedsim.arrays import Floats, Ints
+from fedsim.errors import ScenarioError, SimulationError, nearest, shown
+from fedsim.files import read_json, sought
+from fedsim.language.spec import Spec
+from fedsim.language.units import Seconds
+from fedsim.simulation import Simulation
+from fedsim.world.columns import ALL
+from fedsim.world.distributions import LinkRate
+from fedsim.world.network.endpoints import SERVER, Direction, ends
+from fedsim.world.network.machine import Network
+from fedsim.world.network.protocol import PLAIN, Transport
+from fedsim.world.network.spec import AccessColumns, NetworkModel, SharedLink
+
+if TYPE_CHECKING:
+    import networkx
+
+
+@dataclass(frozen=True)
+class EdgeServers:
+    """The edge servers of a network: the ``nodes`` at which they are, and their own links.
+
+    Attributes:
+        receive, send: bytes/s: all that comes to one takes the first, all that leaves it the other.
+        latency: what passes before the first byte between an edge server and the server (s).
+        of: which is each place's, int64 [places]; None: the first on the way from there to the server.
+    """
+
+    nodes: Sequence[Hashable]
+    receive: float
+    send: float
+    latency: float
+    of: Ints | None = None
+
+
+class Graph(Network):
+    """Endpoints at nodes. Device i is at place i modulo the number of places; each place is a node.
+
+    ``path`` says the shared links between two nodes; ``places``, ``server`` and ``hosts`` are nodes.
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        down: Floats,
+        up: Floats,
+        latency: Floats,
+        links: Mapping[str, float],
+        path: Callable[[Any, Any], Sequence[str]],
+        places: Sequence[Hashable],
+        server: Hashable = SERVER,
+        transport: Transport = PLAIN,
+        edges: EdgeServers | None = None,
+        hosts: Sequence[Hashable] = (),
+    ) -> None:
+        self._path, self._places, self._server, self._edges = path, places, server, edges
+        self._others = [*(() if edges is None else edges.nodes), *hosts]
+        self.has_layout = edges is not None
+        kept: dict[str, Any] = {"hosts": [str(node) for node in hosts]}
+        if edges is not None:
+            own = {"receive": edges.receive, "send": edges.send}
+            links = {**links, **{f"edge {edge} {way}": own[way] for edge in range(len(edges.nodes)) for way in own}}
+            kept["edge_latency"] = np.full(len(edges.nodes), edges.latency)
+            assert edges.of is not None
+            kept["edges"] = edges.of[self._place_of(len(down), ALL)]
+        super().__init__(simulation, links, down, up, latency, transport, **kept)
+
+    def layout(self) -> dict[str, Any] | None:
+        """Of any graph, or of a tree with edge servers: ``links``, name -> capacity (bytes/s, None if infinite),
+        ``routes``: for each direction the names of the links on the way of each place, over which devices are dealt in turn.
+        With edge servers ``edges``: ``of``, which is each place's; ``below``, the routes between each place and its edge
+        server; ``above``, those between each edge server and the server; and ``latency``.
+        """
+        if not self.has_layout:
+            return None
+
+        def told(pairs: Sequence[tuple[int, int]]) -> dict[str, list[list[str]]]:
+            ways: tuple[Direction, ...] = ("down", "up")
+            return {way: [self.route(*ends(near, way, far)) for near, far in pairs] for way in ways}
+
+        finite = {name: None if math.isinf(capacity) else capacity for name, capacity in self.links.items()}
+        layout: dict[str, Any] = {"links": finite, "routes": told([(place, SERVER) for place in range(len(self._places))])}
+        if self._edges is not None and self._edges.of is not None:
+            of = self._edges.of.tolist()
+            below = told([(place, self.devices + edge) for place, edge in enumerate(of)])
+            above = told([(self.devices + edge, SERVER) for edge in range(len(self._edges.nodes))])
+            layout["edges"] = {"of": of, "latency": self._edges.latency, "below": below, "above": above}
+        return layout
+
+    def route(self, source: int, destination: int) -> list[str]:
+        found = list(self._path(self._node(source), self._node(destination)))
+        sender, receiver = self.edge_at(source), self.edge_at(destination)
+        return [f"edge {sender} send"] * (sender is not None) + found + [f"edge {receiver} receive"] * (receiver is not None)
+
+    def _node(self, endpoint: int) -> Hashable:
+        if endpoint >= self.devices:
+            return self._others[endpoint - self.devices]
+        return self._server if endpoint == SERVER else self._places[endpoint % len(self._places)]
+
+    def lone_rates(self, direction: Direction, devices: slice = ALL) -> Floats:
+        routes = [self.route(*ends(place, direction)) for place in range(min(len(self._places), self.devices))]
+        narrowest = np.array([min((self.links[name] for name in route), default=math.inf) for route in routes])
+        narrowest_of: Floats = narrowest[self._place_of(self.devices, devices)]
+        return np.minimum(self.access_rates(direction)[devices], narrowest_of)
+
+    def _place_of(self, count: int, devices: slice) -> Ints:
+        places: Ints = np.arange(*devices.indices(count)) % len(self._places)
+        return places
+
+    def devices_at(self, place: int) -> list[int]:
+        if not 0 <= place < len(self._places):
+            raise SimulationError(f"there is no cell {place}; allowed are 0 to {len(self._places) - 1}")
+        return list(range(place, self.devices, len(self._places)))
+
+
+class EdgeLinks(Spec):
+    """Edge servers, at which what devices send can be combined: one at each cell.
+
+    Attributes:
+        receive, send: what each of them takes in and gives out, from and to its devices and the server together.
+        latency: what passes before the first byte between an edge server and the server. What a device sends to the server
+            itself, or gets from it, pays that too, besides the device's own latency.
+    """
+
+    receive: LinkRate = math.inf
+    send: LinkRate = math.inf
+    latency: Seconds = 0.0
+
+
+def between(
+    simulation: Simulation,
+    down: Floats,
+    up: Floats,
+    latency: Floats,
+    graph: "networkx.Graph[Any]",
+    server: Hashable,
+    attach: Sequence[Hashable],
+    transport: Transport = PLAIN,
+    edges: EdgeServers | None = None,
+    hosts: Sequence[Hashable] = (),
+) -> Graph:
+    """The network of a networkx graph, each edge with a ``capacity`` in bytes/s; ``attach`` has the nodes of the places.
+
+    Routes have the fewest hops. Among equals a route to or from the server is the one through the nodes that come first by
+    name, seen from the server. Of two other nodes one may lie on the other's way to or from the server: then the route is
+    that part of the way. Otherwise it is found as if the one that comes first by name were the server. An undirected edge
+    carries its capacity each way at the same time.
+
+    ``SimulationError``: an unknown node, an edge without capacity, parallel edges, or no way between a node and the server
+    or its edge server.
+    """
+    if graph.is_multigraph():
+        raise SimulationError("the network has parallel edges; give one edge with the capacity of all")
+    for node in (server, *attach, *hosts):
+        if node not in graph:
+            raise SimulationError(f"the network has no node {node!r}{nearest(str(node), map(str, graph))}")
+    walks = _Walks(graph, server)
+    links: dict[str, float] = {}
+    for tail, head, data in walks.graph.edges(data=True):
+        if "capacity" not in data:
+            raise SimulationError(f"the edge {tail!r} - {head!r} has no 'capacity' (bytes/s)")
+        links[f"{tail} -> {head}"] = data["capacity"]
+    for node in (*attach, *hosts):
+        walks.between(server, node)
+        walks.between(node, server)
+    built = None if edges is None else replace(edges, of=walks.edges_of(edges.nodes, attach))
+    network = Graph(simulation, down, up, latency, links, walks.links, attach, server, transport, built, hosts)
+    network.has_layout = True
+    return network
+
+
+class _Walks:
+    """The shortest walks of a graph, found from one of their two ends; ``server`` comes before all other nodes."""
+
+    def __init__(self, graph: "networkx.Graph[Any]", server: Hashable) -> None:
+        self.graph = graph.to_directed()
+        self._server = server
+        self._steps: dict[tuple[Hashable, bool], dict[Hashable, Hashable]] = {}
+
+    def links(self, tail: Hashable, head: Hashable) -> list[str]:
+        return [f"{one} -> {next_}" for one, next_ in pairwise(self.between(tail, head))]
+
+    def between(self, tail: Hashable, head: Hashable) -> list[Hashable]:
+        """The nodes on the way, both ends included."""
+        up, down = self._walk(self._server, tail, is_from=False), self._walk(self._server, head, is_from=True)
+        if head in up:
+            return up[: up.index(head) + 1]
+        if tail in down:
+            return down[down.index(tail) :]
+        comes_first = str(tail) <= str(head)
+        return self._walk(*((tail, head) if comes_first else (head, tail)), is_from=comes_first)
+
+    def _walk(self, root: Hashable, node: Hashable, *, is_from: bool) -> list[Hashable]:
+        """The nodes from the root of the search to a node, or from there to the root."""
+        import networkx
+
+        if (root, is_from) not in self._steps:
+            graph = self.graph if is_from else self.graph.reverse(copy=False)
+            found = networkx.bfs_predecessors(graph, root, sort_neighbors=lambda nodes: sorted(nodes, key=str))
+            self._steps[root, is_from] = dict(found)
+        steps, walk = self._steps[root, is_from], [node]
+        while node != root:
+            if node not in steps:
+                way = "from" if is_from else "to"
+                raise SimulationError(f"the network has no way {way} the server {root!r} for node {node!r}")
+            node = steps[node]
+            walk.append(node)
+        return walk[::-1] if is_from else walk
+
+    def edges_of(self, nodes: Sequence[Hashable], places: Sequence[Hashable]) -> Ints:
+        """The edge server of each place; int64 [places]."""
+        of, server = [], self._server
+        for place in places:
+            found = next((node for node in self.between(place, server)[:-1] if node in nodes), None)
+            if found is None:
+                raise SimulationError(f"no edge server is on the way from node {place!r} to the server {server!r}")
+            if found not in self.between(server, place):
+                way = f"what the server {server!r} sends to node {place!r}"
+                raise SimulationError(f"{way} does not come by its edge server {found!r}")
+            of.append(nodes.index(found))
+        return np.array(of, dtype=np.int64)
+
+
+class EdgeNodesSpec(EdgeLinks):
+    """Edge servers at nodes of a graph; that of a device is the first on the way from it to the server.
+
+    Attributes:
+        nodes: where they stand; None: at each node to which devices are attached.
+    """
+
+    nodes: list[str] | None = Field(default=None, min_length=1)
+
+
+class GraphSpec(NetworkModel):
+    """Any network, from a JSON node-link file as networkx writes it; each edge has a ``capacity`` such as "1 Gbit/s".
+
+    Routes have the fewest hops. An undirected edge carries its capacity each way at the same time.
+
+    Attributes:
+        file: the file; a relative path starts from ``data.root``, else the working directory, else ``$FEDSIM_DATA``.
+        server: the server's node.
+        attach: the nodes that devices are dealt over in turn.
+        hosts: nodes that send and receive besides, such as a cache; they are endpoints after the devices and edge servers.
+    """
+
+    kind: Literal["graph"] = "graph"
+    file: str
+    server: str
+    attach: list[str] = Field(min_length=1)
+    edge: EdgeNodesSpec | None = None
+    hosts: list[str] | None = Field(default=None, min_length=1)
+
+    @property
+    def places(self) -> int:
+        return len(set(self.attach))
+
+    @property
+    def edge_nodes(self) -> list[str]:
+        """Nodes at which edge servers are."""
+        return [] if self.edge is None else list(dict.fromkeys(self.edge.nodes or self.attach))
+
+    @property
+    def edge_servers(self) -> int:
+        return len(self.edge_nodes)
+
+    def _connect(self, simulation: Simulation, columns: AccessColumns, transport: Transport, root: Path | None) -> Network:
+        graph = read_graph(sought(self.file, root))
+        named = [("server", self.server), *((f"attach.{place}", name) for place, name in enumerate(self.attach))]
+        named += [(f"edge.nodes.{place}", name) for place, name in enumerate(self.edge_nodes)]
+        named += [(f"hosts.{place}", name) for place, name in enumerate(self.hosts or ())]
+        for key, node in named:
+            if node not in graph:
+                raise ScenarioError(f"network.{key} is {node!r}, which is no node of {self.file!r}{nearest(node, graph)}")
+        edge = self.edge
+        edges = None if edge is None else EdgeServers(self.edge_nodes, edge.receive, edge.send, edge.latency)
+        try:
+            return between(simulation, *columns, graph, self.server, self.attach, transport, edges, self.hosts or ())
+        except SimulationError as error:
+            raise ScenarioError(f"network.file {self.file!r}: {error}") from None
+
+
+def read_graph(path: Path) -> "networkx.Graph[str]":
+    """A network from a JSON node-link file; nodes are named by text, edges have their ``capacity`` in bytes/s.
+
+    ``ScenarioError``: the file is missing, is no node-link JSON, or an edge's capacity is missing, no data rate, or 0.
+    """
+    import networkx
+
+    where = f"network.file {str(path)!r}"
+    try:
+        data = read_json(path)
+        edges = data["edges"] if "edges" in data else data["links"]  # "links" is what networkx before 3.4 wrote
+        graph: networkx.Graph[str] = networkx.DiGraph() if data.get("directed", False) else networkx.Graph()
+        graph.add_nodes_from(str(node["id"]) for node in data["nodes"])
+        ends = [(str(edge["source"]), str(edge["target"]), edge.get("capacity")) for edge in edges]
+    except OSError as error:
+        raise ScenarioError(f"{where} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ScenarioError(f"{where} is not node-link JSON: 'nodes' with 'id', 'edges' with 'source' and 'target'") from None
+    for tail, head, text in ends:
+        edge = f"{where}: the edge {tail!r} - {head!r}"
+        for node in (tail, head):
+            if node not in graph:
+                raise ScenarioError(f"{edge} has the unknown node {node!r}{nearest(node, graph)}")
+        if graph.has_edge(tail, head):
+            raise ScenarioError(f"{edge} is there twice; give it once with the capacity of both")
+        graph.add_edge(tail, head, capacity=_capacity(text, edge))
+    return graph
+
+
+def _capacity(text: object, edge: str) -> float:
+    if text is None:
+        raise ScenarioError(f"{edge} has no 'capacity', such as '1 Gbit/s'")
+    try:
+        return TypeAdapter[float](LinkRate).validate_python(text)
+    except ValidationError as error:
+        message = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+        raise ScenarioError(f"{edge} has the capacity {shown(text)}: {message}") from None
+
+
+class TreeSpec(NetworkModel):
+    """Cells with a link each to the server; device i is in cell i mod ``cells``."""
+
+    kind: Literal["tree"] = "tree"
+    cells: int = Field(ge=1, le=100_000)
+    cell: SharedLink = SharedLink()
+    server: SharedLink = SharedLink()
+    edge: EdgeLinks | None = None
+
+    @property
+    def places(self) -> int:
+        return self.cells
+
+    @property
+    def edge_servers(self) -> int:
+        return 0 if self.edge is None else self.cells
+
+    def _connect(self, simulation: Simulation, columns: AccessColumns, transport: Transport, root: Path | None) -> Network:
+        cells, own = range(self.cells), self.edge
+        links = {"server down": self.server.down, "server up": self.server.up}
+        links |= {f"cell {cell} {way}": getattr(self.cell, way) for cell in cells for way in ("down", "up")}
+        edges = None if own is None else EdgeServers(cells, own.receive, own.send, own.latency, np.arange(self.cells))
+        return Graph(simulation, *columns, links, _between_cells, cells, SERVER, transport, edges)
+
+
+def _between_cells(tail: int, head: int) -> list[str]:
+    """The links between two cells, or a cell and the server. An edge server is on its own side of its cell's link."""
+    if tail == head:
+        return []
+    return ["server down" if tail == SERVER else f"cell {tail} up", "server up" if head == SERVER else f"cell {head} down"]

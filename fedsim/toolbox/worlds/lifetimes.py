@@ -1,0 +1,173 @@
+"""When devices join, and when they leave for good: at random, at given times, or as a table says."""
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
+
+from fedsim.arrays import Floats
+from fedsim.errors import ScenarioError
+from fedsim.language.units import PerSecond, PositiveSeconds, Seconds
+from fedsim.simulation import TICK_S, on_grid
+from fedsim.streams import Streams
+from fedsim.world.distributions import FileColumn
+from fedsim.world.lifetimes import Turnover
+
+
+class _Schedule(Turnover):
+    """One device at each of the given times.
+
+    Attributes:
+        times: in any order; each is for one device.
+        devices: the device of each time, none twice; None for a random choice.
+    """
+
+    kind: Literal["schedule"] = "schedule"
+    times: list[PositiveSeconds] = Field(min_length=1)
+    devices: list[int] | None = None
+
+    def ticks(self) -> Floats:
+        """The times on the clock's grid (s), in the order given."""
+        return np.array([on_grid(time) for time in self.times])
+
+    def check(self, devices: int) -> None:
+        if len(self.times) > devices:
+            raise ScenarioError(f"{self.key}.times has {len(self.times)} times; allowed are at most {devices}, one a device")
+        named = self.devices or []
+        if self.devices is not None and len(named) != len(self.times):
+            raise ScenarioError(f"{self.key}.devices has {len(named)} devices for {len(self.times)} times; give one for each")
+        for device, count in Counter(named).items():
+            if not 0 <= device < devices:
+                raise ScenarioError(f"{self.key}.devices names device {device}; allowed are 0 to {devices - 1}")
+            if count > 1:
+                raise ScenarioError(f"{self.key}.devices names device {device} twice; allowed is once")
+
+
+class _TimesFromFile(FileColumn, Turnover):
+    def times(self, devices: int, root: Path | None, empty: float) -> Floats:
+        """The times on the clock's grid (s), float64 [devices]; ``empty`` where there is none. ``DataError``: malformed."""
+        return np.array([on_grid(time) for time in self.cells(self.key, devices, root, Seconds, empty=empty).tolist()])
+
+
+def _positive(rate: float) -> float:
+    if not 0 < rate < math.inf:
+        raise PydanticCustomError("quantity", "a rate of arrivals must be above 0 /s and finite")
+    return rate
+
+
+class PoissonArrivals(Turnover):
+    """Newcomers join one after another, after exponential gaps that do not depend on each other.
+
+    They are the first of a random order of the devices, so with more newcomers in the same world the first ones are the same.
+
+    Attributes:
+        rate: how many join per unit of time on average.
+        newcomers: how many join in all; None for half of the devices, rounded down.
+    """
+
+    kind: Literal["poisson"] = "poisson"
+    rate: Annotated[PerSecond, AfterValidator(_positive)]
+    newcomers: int | None = Field(default=None, ge=1)
+
+    def check(self, devices: int) -> None:
+        if self.newcomers is not None and self.newcomers > devices:
+            raise ScenarioError(f"population.arrivals.newcomers is {self.newcomers}; allowed are 1 to {devices} (all devices)")
+
+    def draw(self, streams: Streams, devices: int, root: Path | None) -> Floats:
+        count = devices // 2 if self.newcomers is None else self.newcomers
+        gaps = streams.generator("world/arrivals/gap").exponential(1 / self.rate, count)
+        arrival = np.zeros(devices)
+        arrival[streams.generator("world/arrivals").permutation(devices)[:count]] = np.rint(np.cumsum(gaps) / TICK_S) * TICK_S
+        return arrival
+
+
+class ScheduledArrivals(_Schedule):
+    """One newcomer joins at each of the given times; which devices they are is said, or chosen at random."""
+
+    key = "population.arrivals"
+
+    def draw(self, streams: Streams, devices: int, root: Path | None) -> Floats:
+        named = self.devices
+        newcomers = streams.generator("world/arrivals").permutation(devices)[: len(self.times)] if named is None else named
+        arrival = np.zeros(devices)
+        arrival[newcomers] = self.ticks()
+        return arrival
+
+
+class ArrivalsFromFile(_TimesFromFile):
+    """When each device joins stands in a column of a table; one with 0 or an empty cell is there from the start."""
+
+    key = "population.arrivals"
+
+    def draw(self, streams: Streams, devices: int, root: Path | None) -> Floats:
+        return self.times(devices, root, 0.0)
+
+
+class ExponentialStays(Turnover):
+    """A device stays for an exponential time, counted from its arrival.
+
+    Who ever leaves is the first of a random order of the devices, so with a larger share in the same world the same ones
+    leave at the same times, and more.
+
+    Attributes:
+        mean_stay: of those that leave.
+        share: of the devices that ever leave.
+    """
+
+    kind: Literal["exponential"] = "exponential"
+    mean_stay: PositiveSeconds
+    share: float = Field(default=1.0, gt=0.0, le=1.0)
+
+    def draw(self, streams: Streams, arrival: Floats, root: Path | None) -> Floats:
+        leaving = streams.generator("world/departures").permutation(len(arrival))[: round(self.share * len(arrival))]
+        uniforms = streams.uniforms("world/departures/stay", leaving).tolist()
+        stay = np.array([-math.log(one) for one in uniforms]) * self.mean_stay  # numpy's has other last bits with AVX-512
+        departure = np.full(len(arrival), np.inf)
+        departure[leaving] = arrival[leaving] + np.maximum(1.0, np.rint(stay / TICK_S)) * TICK_S
+        return departure
+
+
+class ScheduledDepartures(_Schedule):
+    """One device leaves at each of the given times; which they are is said, or chosen at random among those that are there."""
+
+    key = "population.departures"
+
+    def draw(self, streams: Streams, arrival: Floats, root: Path | None) -> Floats:
+        """``ScenarioError``: a device would leave before it has arrived, or nobody is there who could leave."""
+        departure = np.full(len(arrival), np.inf)
+        if self.devices is not None:
+            departure[self.devices] = self.ticks()
+            return _after(arrival, departure)
+        order = streams.generator("world/departures").permutation(len(arrival))
+        # In order of time nobody who could leave now loses that later, so whoever is taken, the choice gets as far as any.
+        for time in np.sort(self.ticks()):
+            candidates = np.flatnonzero((arrival[order] < time) & (departure[order] == np.inf))
+            if not len(candidates):
+                raise ScenarioError(
+                    f"population.departures.times has a departure at {time:.12g} s, when no device is there to leave; allowed "
+                    f"are at most {int((arrival < time).sum())} by then, one for each device that has arrived"
+                )
+            departure[order[candidates[0]]] = time
+        return departure
+
+
+class DeparturesFromFile(_TimesFromFile):
+    """When each device leaves for good stands in a column of a table; one with an empty cell stays."""
+
+    key = "population.departures"
+
+    def draw(self, streams: Streams, arrival: Floats, root: Path | None) -> Floats:
+        return _after(arrival, self.times(len(arrival), root, np.inf))
+
+
+def _after(arrival: Floats, departure: Floats) -> Floats:
+    for device in np.flatnonzero(departure <= arrival).tolist():
+        raise ScenarioError(
+            f"population.departures: device {device} leaves at {departure[device]:.12g} s but arrives at "
+            f"{arrival[device]:.12g} s; allowed are times after its arrival"
+        )
+    return departure
