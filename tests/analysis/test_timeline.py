@@ -279,7 +279,7 @@ def test_lanes_are_of_devices_whose_phases_are_known(outage: RunFolder) -> None:
     pq.write_table(table.filter([device % 2 == 0 for device in table["device"].to_pylist()]), path)
     figure = draw_timeline(RunFolder(outage.path), order="number")
     assert {int(label.get_text().split()[0]) for label in figure.axes[0].get_yticklabels()} == {0, 2}
-    path.unlink()  # as in a folder of an older version
+    path.unlink()  # as of a run that goes on
     assert History(outage).away.empty
     assert "idle or disconnected" in legend(draw_timeline(outage))
     assert not any(entry["name"] == "cannot be reached" for entry in trace_events(outage))
