@@ -46,7 +46,9 @@ def test_any_endpoints_and_their_books(tmp_path: Path) -> None:
 
     They pass no server, which draws nothing for them.
     """
-    told, summary = play(world() | {"energy": {"server": {"byte": "1 J/kB"}}}, tmp_path / "run", (20, 21), (20, 22), (SERVER, 23))
+    told, summary = play(
+        world() | {"energy": {"server": {"byte": "1 J/kB"}}}, tmp_path / "run", (20, 21), (20, 22), (SERVER, 23)
+    )
     assert [(pytest.approx(when, abs=1e-6), how) for when, how in told] == [
         (30 + 0.05 + SIZE / 1e6, "done"),
         *[(30 + 0.1 + 2 * SIZE / 1e5, "done")] * 2,
