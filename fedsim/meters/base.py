@@ -197,7 +197,7 @@ class Meter:
 class Meters:
     """The meters of a run: each hears of every record, before what it counts is asked for.
 
-    ``of_sections`` have a section of the scenario, by its name; ``own`` stand in ``[[meters]]``, and no two have the same entry.
+    ``of_sections`` have a section of the scenario, by its name; ``own`` stand in ``[[meters]]``; no two have one entry.
     """
 
     def __init__(self, of_sections: Mapping[str, Meter] | None = None, own: Sequence[Meter] = ()) -> None:
