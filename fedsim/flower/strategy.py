@@ -41,19 +41,10 @@ class FlowerClient(Client[FlowerParams]):
 
         from fedsim.flower.client_side import AppJob, carry_out
 
-        job = AppJob(
-            app=self._app,
-            run=self._run,
-            device=device.number,
-            node_config=self.params.node_config_of(device.number, self.setting.devices),
-            message=instruction[instruction.job],
-            state=self._states.get(device.number, RecordDict()),
-            seeds=instruction["seeds"],
-            counts=self.params.time.kind == "flops" and instruction.job not in self._flops,
-            raises=self.params.client_errors == "stop",
-            patience_s=self.params.real_patience,
-        )
-        return Real(carry_out, (job,))
+        number, message, seeds = device.number, instruction[instruction.job], instruction["seeds"]
+        counts = self.params.time.kind == "flops" and instruction.job not in self._flops
+        state, run = self._states.get(number, RecordDict()), (self._run, number, self.setting.devices)
+        return Real(carry_out, (AppJob(self.params, self._app, *run, message, state, seeds, counts),))
 
     def work(self, device: Device, instruction: Instruction) -> list[Pause | Work]:
         from fedsim.flower.client_side import config_of
