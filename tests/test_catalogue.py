@@ -50,8 +50,6 @@ class TestAbout:
         for title, entries in listed.items():
             assert about(title)[0] == f"{title}:"
             assert all(f"{name}, one of the {title}: {line}" in lines[name] for name, line in entries)
-
-    def test_an_unknown_name_suggests_the_nearest(self) -> None:
         result = call("list", "renewl")
         assert (result.exit_code, "did you mean 'renewal'?" in result.output) == (2, True)
 

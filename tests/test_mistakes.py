@@ -62,7 +62,8 @@ def test_errors_speak_the_language_of_who_reads_them(
     assert on_command_line not in str(caught.value)  # nothing of the command line is left
 
 
-def test_what_is_no_scenario_is_refused_in_python() -> None:
+def test_what_is_no_scenario_is_refused_in_python_and_debug_shows_where() -> None:
+    assert "Traceback" in told(ZeroDivisionError("a bug"), "--debug")[1]
     with pytest.raises(FedsimError, match=r"^\{'seed': 3\} is no file's path or name; .* by fedsim.Scenario\(\*\*tables\)"):
         fedsim.load({"seed": 3})  # type: ignore[arg-type]
     with pytest.raises(FedsimError, match=r"'quikstart' does not exist.*did you mean 'quickstart'"):
@@ -83,10 +84,6 @@ def test_a_full_disk_is_named_and_the_run_goes_on_once_there_is_room(tmp_path: P
         pytest.skip("this system lets nobody mount a disk of their own")
     assert f"the disk that holds '{tmp_path}/run' is full; make room there, and --resume goes on" in done.stderr
     assert done.returncode == 0, done.stderr
-
-
-def test_debug_shows_where() -> None:
-    assert "Traceback" in told(ZeroDivisionError("a bug"), "--debug")[1]
 
 
 @pytest.mark.parametrize("inside", ["new", "new/further.html"])

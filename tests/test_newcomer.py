@@ -4,19 +4,18 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from fedsim.cli import main
 from fedsim.lab.catalogue import about
 from fedsim.lab.study.plan import read_study
 from fedsim.learning.models import Perceptron
 from fedsim.verbs.newcomer import hidden_for
+from tests.calls import call
 
 LTE = ["--devices", "200 phones", "--link", "lte", "--model", "5 MB", "--target", "0.9", "--deadline", "try"]
 
 
 def new(file: Path, *words: str, typed: str = "") -> tuple[int, str]:
-    result = CliRunner().invoke(main, ["new", str(file), *words], input=typed)
+    result = call("new", file, *words, input=typed)
     return result.exit_code, result.output
 
 
@@ -60,12 +59,8 @@ def test_a_mistake_is_named_and_nothing_is_written(tmp_path: Path, option: str, 
     code, output = new(tmp_path / "my.toml", *words)
     assert (code, says in output) == (2, True), output
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
     (tmp_path / "my.toml").write_text("mine")
-    assert new(tmp_path / "my.toml", *LTE)[0] == 2
-    assert (tmp_path / "my.toml").read_text() == "mine"
+    assert (new(tmp_path / "my.toml", *LTE)[0], (tmp_path / "my.toml").read_text()) == (2, "mine")
 
 
 def test_a_wide_model_has_two_layers() -> None:

@@ -16,10 +16,12 @@ from fedsim import loading
 def test_run_works_where_an_event_loop_runs(small: dict[str, Any], tmp_path: Path) -> None:
     scenario = fedsim.Scenario(**small)
 
-    async def cell() -> fedsim.Result:
-        return fedsim.run(scenario, tmp_path / "cell", executor="inline")
+    async def cell(executor: str) -> fedsim.Result:
+        return fedsim.run(scenario, tmp_path / "cell", executor=executor)
 
-    inside, outside = asyncio.run(cell()), fedsim.run(scenario, executor="inline")
+    with pytest.raises(fedsim.ScenarioError, match="did you mean 'inline'"):
+        asyncio.run(cell("inlin"))
+    inside, outside = asyncio.run(cell("inline")), fedsim.run(scenario, executor="inline")
     for key in ("events_sha256", "models_sha256"):
         assert inside.summary[key] == outside.summary[key]
 
@@ -39,14 +41,6 @@ def test_rounds_and_what_an_accuracy_took(small: dict[str, Any], tmp_path: Path)
     pd.testing.assert_frame_equal(rounds, loaded.rounds)
     assert rounds["round"].tolist() == [row["round"] for row in result.rows]
     assert fedsim.run(fedsim.Scenario(**small | {"stop": {"simulated_time": "1 ms"}}), executor="inline").rounds.empty
-
-
-def test_mistakes_reach_the_cell(small: dict[str, Any]) -> None:
-    async def cell() -> None:
-        fedsim.run(fedsim.Scenario(**small), executor="inlin")
-
-    with pytest.raises(fedsim.ScenarioError, match="did you mean 'inline'"):
-        asyncio.run(cell())
 
 
 def test_an_interrupted_cell_ends_the_run(small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +69,7 @@ def test_an_interrupted_cell_ends_the_run(small: dict[str, Any], tmp_path: Path,
     assert threading.active_count() == before
 
 
-def test_all_show_themselves_in_short(small: dict[str, Any], tmp_path: Path) -> None:
+def test_all_show_themselves_in_short_and_without_escapes(small: dict[str, Any], tmp_path: Path) -> None:
     scenario = fedsim.Scenario(**small | {"name": "<b>odd</b>"})
     result = fedsim.run(scenario, tmp_path / "run", executor="inline")
     for thing in (scenario, result, fedsim.load_run(tmp_path / "run")):
@@ -84,8 +78,6 @@ def test_all_show_themselves_in_short(small: dict[str, Any], tmp_path: Path) -> 
         shown = thing._repr_html_()
         assert ("<table>" in shown, "fedavg" in shown, "<b>" in shown) == (True, True, False)
 
-
-def test_what_shows_itself_holds_no_escapes(small: dict[str, Any], tmp_path: Path) -> None:
     folder = tmp_path / "a\x1b[31mb"
     result = fedsim.run(fedsim.Scenario(**small | {"learning": "off", "stop": {"rounds": 1}}), folder)
     told = (folder / "summary.json").read_text()

@@ -9,6 +9,7 @@ import fedsim
 from fedsim import ScenarioError
 from fedsim.language.spec import Spec, _modes_of
 from fedsim.language.units import CLOCK_END_S
+from fedsim.overrides import at
 from fedsim.simulation import Simulation, on_grid, on_grid_after
 from fedsim.strategies import STRATEGIES
 from fedsim.testing import eventful_world, run
@@ -21,10 +22,8 @@ LOGNORMAL = {"kind": "lognormal", "median": "60 samples/s", "spread": 2.0}
 
 def changed(sections: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     sections = copy.deepcopy(sections)
-    table = sections
     *keys, last = path.split(".")
-    for key in keys:
-        table = table.setdefault(key, {})
+    table = at(sections, keys)
     if value is None:
         del table[last]
     else:
@@ -94,7 +93,7 @@ MODES: list[tuple[dict[str, Any], str]] = [
         ("strategy.local_epochs", 10**9, "at most 100,000"),
         ("strategy", {"kind": "ifca", "groups": 10**9}, "at most 10,000"),
         ("strategy", {"kind": "flexcfl", "moment": {"steps": 10**9}}, "at most 1,000,000"),
-        ("strategy", {"kind": "flexcfl", "pretrain_iterations": 10}, "allowed is .moment.steps."),
+        ("strategy", {"kind": "flexcfl", "pretrain_iterations": 10}, "unknown key .pretrain_iterations."),
         ("strategy.over_selection", float("inf"), "a finite number"),
         ("model", {"kind": "x" * 200_000}, "allowed are logistic"),
         ("training.lr", 1e300, "at most 1,000,000"),
@@ -120,13 +119,6 @@ def test_a_deadline_shorter_than_any_download_is_refused_when_it_is_built(small:
         fedsim.run(scenario)
 
 
-def test_there_is_no_negative_zero() -> None:
-    source = {"kind": "synthetic", "alpha": -0.0, "beta": -0.0}
-    sections = eventful_world({"kind": "fedavg"}) | {"data": {"source": source, "partition": "synthetic"}}
-    sections.pop("drift")
-    Simulation(fedsim.Scenario(**sections))
-
-
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -138,13 +130,11 @@ def test_there_is_no_negative_zero() -> None:
 def test_what_fills_the_memory_only_together(changes: dict[str, Any], named: str) -> None:
     sections = eventful_world({"kind": "fedavg"}) | changes
     sections.pop("drift")
-    with pytest.raises(fedsim.ScenarioError) as error:
+    with pytest.raises(ScenarioError, match=named):
         Simulation(fedsim.Scenario(**sections))
-    assert named in str(error.value)
-
-
-def test_large_populations_are_allowed() -> None:
-    fedsim.Scenario(population={"devices": 100_000_000}, learning="off")
+    fedsim.Scenario(population={"devices": 100_000_000}, learning="off")  # none of them is allowed alone
+    source = {"kind": "synthetic", "alpha": -0.0, "beta": -0.0}  # there is no negative zero
+    Simulation(fedsim.Scenario(**sections | {"model": "logistic", "data": {"source": source, "partition": "synthetic"}}))
 
 
 @pytest.mark.filterwarnings("error")
@@ -183,7 +173,7 @@ def test_every_time_that_is_late_enough_is_on_the_grid(seconds: float) -> None:
 
 def test_defaults_that_are_written_out_are_taken() -> None:
     specs: list[type[Spec]] = [STRATEGIES.spec(kind) for kind in STRATEGIES]
-    assert sum(len(_modes_of(spec)) for spec in specs) > 50
+    assert sum(len(_modes_of(spec)) for spec in specs) > 25
     for kind, spec in zip(STRATEGIES, specs, strict=True):
         written = {name: spec.model_fields[name].get_default() for name, _ in _modes_of(spec)}
         if kind not in ("flower", "cata-fed", "hierfavg"):  # these need an app, a deadline or edge servers

@@ -18,8 +18,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from numpy.typing import NDArray
 
 from fedsim.errors import SimulationError
-from fedsim.federation.contents import Header, Opaque
-from fedsim.federation.messages import TaskEnd
+from fedsim.federation.contents import Header, Opaque, TaskEnd
 from fedsim.federation.server import Server
 from fedsim.flower.app import App, Over, Turns, place_in
 from fedsim.flower.client_side import AppReply, bytes_of, bytes_of_content

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from fedsim.errors import ScenarioError
 from fedsim.evaluation.evaluator import ModelAssignment
 from fedsim.federation.client import Client, Instruction, LocalResult, Real, RunInfo
-from fedsim.federation.contents import Contents, Opaque
+from fedsim.federation.contents import Contents, Opaque, TaskEnd
 from fedsim.federation.devices import Device
-from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
 from fedsim.flower.app import read_app
 from fedsim.flower.params import FlowerParams

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -21,10 +22,10 @@ from fedsim.running.runner import Job
 from fedsim.testing import eventful_world, run, run_until
 from tests.benchmarks.script import agree
 from tests.fuzzing import values
-from tests.fuzzing.files import as_json, as_toml, damage
 from tests.fuzzing.inputs import GRAPH
 from tests.fuzzing.place import Place, in_a_child
 from tests.fuzzing.scenarios import look
+from tests.fuzzing.values import as_json, as_toml, damage
 from tests.test_resume import TREE
 from tests.test_runs import STRATEGIES
 
@@ -33,7 +34,7 @@ _pool: Path
 
 
 def prepare(folder: Path) -> None:
-    """A place for the runs whose copies are damaged."""
+    """Sets the place of the runs whose copies are damaged."""
     global _pool
     _pool = folder
     (folder / "graph.json").write_text(json.dumps(GRAPH))
@@ -64,16 +65,8 @@ def _make(made: Path, sections: dict[str, Any]) -> None:
 
 
 def _run_and_die(sections: dict[str, Any], out: Path, records: int) -> None:
-    job = Job(fedsim.Scenario(**sections), out, Inline())
-    left = records
-
-    def watch(record: object) -> None:
-        nonlocal left
-        left -= 1
-        if not left:
-            os._exit(0)
-
-    job.simulation.listen(watch)
+    job, seen = Job(fedsim.Scenario(**sections), out, Inline()), itertools.count(1)
+    job.simulation.listen(lambda record: os._exit(0) if next(seen) == records else None)
     asyncio.run(job.execute())
 
 
@@ -100,17 +93,11 @@ def attempt(place: Place, draw: random.Random, number: int) -> None:
     told = place.call("run", "scenario.toml", "--out", "out", "--resume", "--quiet")
     if told.status == 2 and _prints(out) != changed:
         place.complain(f"run --resume: refuses a folder in which {what}, but changes it")
-    elif told.status == 0:
-        _is_the_same(place, out, made / "done", what)
-
-
-def _is_the_same(place: Place, out: Path, whole: Path, what: str) -> None:
-    """A resumed run is the run that was never stopped, and passes its audit."""
-    if not agree(out, whole):
-        place.complain(f"run --resume: another run comes of a folder in which {what}")
-    told = place.call("audit", "out", allowed=(0, 1, 2))
-    if told.status:
-        place.complain(f"run --resume: what comes of a folder in which {what} does not pass its audit")
+    elif told.status == 0:  # it is the run that was never stopped, and passes its audit
+        if not agree(out, made / "done"):
+            place.complain(f"run --resume: another run comes of a folder in which {what}")
+        if place.call("audit", "out", allowed=(0, 1, 2)).status:
+            place.complain(f"run --resume: what comes of a folder in which {what} does not pass its audit")
 
 
 def change(draw: random.Random, folder: Path) -> str:
@@ -118,7 +105,11 @@ def change(draw: random.Random, folder: Path) -> str:
     path = draw.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
     name = _kind_of(path, folder)
     if path.suffix in (".json", ".parquet", ".toml") and draw.random() < 0.4:
-        return f"{name} {_change_parquet(draw, path) if path.suffix == '.parquet' else _change_value(draw, path)}"
+        if path.suffix == ".parquet":
+            return f"{name} {_change_parquet(draw, path)}"
+        read, written = (json.loads, as_json) if path.suffix == ".json" else (tomllib.loads, as_toml)
+        path.write_text(written(values.spoil(draw, read(path.read_text()))))
+        return f"{name} had a value changed"
     others = sorted(other for other in folder.rglob("*") if other.is_file() and other != path)
     match draw.randrange(6):
         case 0:
@@ -142,12 +133,6 @@ def _kind_of(path: Path, folder: Path) -> str:
     return "/".join(
         "N" if part.isdigit() else part.partition(".part-")[0] + (".part" if ".part-" in part else "") for part in parts
     )
-
-
-def _change_value(draw: random.Random, path: Path) -> str:
-    read, written = (json.loads, as_json) if path.suffix == ".json" else (tomllib.loads, as_toml)
-    path.write_text(written(values.spoil(draw, read(path.read_text()))))
-    return "had a value changed"
 
 
 def _change_parquet(draw: random.Random, path: Path) -> str:
@@ -189,12 +174,12 @@ def _other(draw: random.Random, cell: Any) -> Any:
 
 
 def _prints(folder: Path) -> dict[str, str]:
-    """What the folder holds: each file's hash, but for locks, which hold nothing of the run."""
-    found = sorted(path for path in folder.rglob("*") if "lock" not in path.name and (path.is_symlink() or not path.is_dir()))
-    return {str(path.relative_to(folder)): _print(path) for path in found}
-
-
-def _print(path: Path) -> str:
-    if path.is_symlink():
-        return f"a link to {os.readlink(path)}"  # noqa: PTH115
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "no file"
+    """The hash of each file, but for locks, which hold nothing of the run."""
+    found: dict[str, str] = {}
+    for path in sorted(
+        path for path in folder.rglob("*") if "lock" not in path.name and (path.is_symlink() or not path.is_dir())
+    ):
+        link = f"a link to {path.readlink()}" if path.is_symlink() else "no file"
+        is_file = path.is_file() and not path.is_symlink()
+        found[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest() if is_file else link
+    return found

@@ -8,7 +8,7 @@ import random
 import shutil
 import tomllib
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 from fedsim.testing import eventful_world
 from fedsim.toolbox.sources.images import write_idx
 from tests.fuzzing import values
-from tests.fuzzing.files import as_json, as_toml, damage
 from tests.fuzzing.place import WITNESS, Place, in_a_child
 from tests.fuzzing.scenarios import look, sound
+from tests.fuzzing.values import as_json, as_toml, damage
 from tests.lab.study.conftest import finish
 
 DEVICES = 24
@@ -54,7 +54,7 @@ def attempt(place: Place, draw: random.Random, number: int) -> None:
     kinds[number % len(kinds)](place, draw)
 
 
-def _run(place: Place, sections: Mapping[str, Any], draw: random.Random) -> None:
+def _run(place: Place, draw: random.Random, **sections: Any) -> None:
     scenario = eventful_world({"kind": "fedavg", "clients_per_round": 4}, rounds=1) | {"learning": draw.choice(["on", "off"])}
     scenario["stop"]["simulated_time"] = "1 h"
     for key, value in sections.items():
@@ -64,8 +64,7 @@ def _run(place: Place, sections: Mapping[str, Any], draw: random.Random) -> None
 
 
 def _carry_out(place: Place) -> None:
-    told = place.call("run", _SCENARIO, "--out", "out")
-    if told.status == 0:
+    if place.call("run", _SCENARIO, "--out", "out").status == 0:
         sound(place)
 
 
@@ -81,9 +80,7 @@ def _arrays(draw: random.Random, arrays: dict[str, Any]) -> dict[str, Any]:
         lambda: array[None],
         lambda: np.array(3),
         lambda: array * 0 + draw.choice([1e38, 2**31 - 1, 2**15, -1, np.nan]),
-        lambda: np.where(
-            np.arange(len(array)) == 1, draw.choice([2**31 - 1, 10**9, 70_000, -5]), array.reshape(len(array), -1)[:, 0]
-        ),
+        lambda: np.r_[draw.choice([2**31 - 1, 10**9, 70_000, -5]), array.reshape(len(array), -1)[1:, 0]],
         lambda: np.array([_Pickled()], dtype=object),
         lambda: np.zeros(array.shape, dtype=[("a", "f4"), ("b", "i8")]),
         lambda: np.zeros((300_000_000,), dtype=np.uint8),
@@ -116,7 +113,7 @@ def _npz(place: Place, draw: random.Random) -> None:
         arrays = {f"{name}_{part}": array for name, array in arrays.items() for part in ("train", "test")}
     _write_npz(draw, place.folder / "own.npz", arrays)
     source = {"kind": "npz", "path": str(place.folder / "own.npz")}
-    _run(place, {"data": {"source": source, "partition": draw.choice(["iid", {"kind": "dirichlet", "alpha": 1.0}])}}, draw)
+    _run(place, draw, data={"source": source, "partition": draw.choice(["iid", {"kind": "dirichlet", "alpha": 1.0}])})
 
 
 def _partition(place: Place, draw: random.Random) -> None:
@@ -126,17 +123,16 @@ def _partition(place: Place, draw: random.Random) -> None:
         _write_json(draw, path, entries)
     else:
         _write_npz(draw, path, {f"train_{device}": np.arange(device, device + 3) for device in range(DEVICES)})
-    _run(place, {"data": {"partition": {"kind": "file", "path": str(path)}}}, draw)
+    _run(place, draw, data={"partition": {"kind": "file", "path": str(path)}})
 
 
 def _write_json(draw: random.Random, path: Path, content: Any) -> None:
     """JSON: with a value changed, or damaged."""
-    if draw.random() < 0.6:
-        for _ in range(draw.choice([1, 1, 3])):
-            content = values.spoil(draw, content)
-        path.write_text(as_json(content))
-    else:
-        path.write_text(as_json(content))
+    whole = draw.random() < 0.6
+    for _ in range(draw.choice([1, 1, 3]) if whole else 0):
+        content = values.spoil(draw, content)
+    path.write_text(as_json(content))
+    if not whole:
         damage(draw, path)
 
 
@@ -152,27 +148,28 @@ def _images(place: Place, draw: random.Random) -> None:
         for name in (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"):
             (folder / name).write_bytes(b"".join(bytes([label]) + bytes(3072) for label in range(10)) * 3)
     damage(draw, draw.choice(sorted(folder.iterdir())))
-    _run(place, {"data": {"source": source, "partition": "iid", "root": str(place.folder)}}, draw)
+    _run(place, draw, data={"source": source, "partition": "iid", "root": str(place.folder)})
 
 
 def _traces(place: Place, draw: random.Random) -> None:
     _write_json(draw, place.folder / "traces.json", _TRACES)
-    _run(place, {"population": {"availability": {"kind": "flash", "file": str(place.folder / "traces.json")}}}, draw)
+    _run(place, draw, population={"availability": {"kind": "flash", "file": str(place.folder / "traces.json")}})
 
 
 def _capacities(place: Place, draw: random.Random) -> None:
     rows = list(csv.reader(io.StringIO(_CAPACITIES)))
     row = draw.choice(rows)
-    row[draw.randrange(len(row))] = draw.choice(
-        [values.text(draw), str(draw.choice(values.NUMBERS)), "1_0", "٣", '"' + values.LONG]
-    )
+    row[draw.randrange(len(row))] = draw.choice([*_cells(draw), '"' + values.LONG])
     path = place.folder / "capacities.csv"
     path.write_text("".join(",".join(row) + "\n" for row in rows) if draw.random() < 0.7 else _CAPACITIES)
     if draw.random() < 0.4:
         damage(draw, path)
-    speed = {"capacity": {"file": str(path)}, "speed": None}
     network = {"kind": "star", "server": {"down": "2 Mbit/s"}, "device": None}
-    _run(place, {"population": speed, "network": network}, draw)
+    _run(place, draw, population={"capacity": {"file": str(path)}, "speed": None}, network=network)
+
+
+def _cells(draw: random.Random) -> list[str]:
+    return [values.text(draw), str(draw.choice(values.NUMBERS)), "1_0", "٣"]
 
 
 def _devices(place: Place, draw: random.Random) -> None:
@@ -182,24 +179,21 @@ def _devices(place: Place, draw: random.Random) -> None:
     column = {"file": str(path), "column": "speed", "unit": "samples/s"}
     population = draw.choice([{"speed": column}, {"speed": None, "device": {"file": str(path), "column": "model"}}])
     device = {"down": {"file": str(path), "column": "rate"}}
-    _run(place, {"population": population, "network": {"kind": "star", "device": device}}, draw)
+    _run(place, draw, population=population, network={"kind": "star", "device": device})
 
 
 def _intervals(place: Place, draw: random.Random) -> None:
     times = draw.choice([("0 s", "1 h"), ("22:00", "06:30"), ("2024-03-04T06:00", "2024-03-04T09:00Z")])
     path = _table(place, draw, [["device", "start", "end"], *([str(device), *times] for device in range(24))])
     availability = {"kind": "intervals", "file": str(path), "drawn": draw.random() < 0.2}
-    _run(place, {"population": {"availability": availability, "calendar": {"starts": "2024-03-04T06:00"}}}, draw)
+    _run(place, draw, population={"availability": availability, "calendar": {"starts": "2024-03-04T06:00"}})
 
 
 def _table(place: Place, draw: random.Random, rows: list[list[str]]) -> Path:
     """A CSV or Parquet file of which a cell, a row or some bytes may be odd."""
-    row, odd = (
-        draw.choice(rows),
-        [values.text(draw), str(draw.choice(values.NUMBERS)), "", "1_0", "٣", "24:00", "0001-01-01", '"'],
-    )
+    row = draw.choice(rows)
     if draw.random() < 0.7:
-        row[draw.randrange(len(row))] = draw.choice(odd)
+        row[draw.randrange(len(row))] = draw.choice([*_cells(draw), "", "24:00", "0001-01-01", '"'])
     if draw.random() < 0.2:
         rows.insert(draw.randrange(len(rows)), draw.choice(rows)[: draw.randrange(5)])
     if draw.random() < 0.3 and len({len(row) for row in rows}) == 1 and len(set(rows[0])) == len(rows[0]):
@@ -216,19 +210,22 @@ def _table(place: Place, draw: random.Random, rows: list[list[str]]) -> Path:
 def _graph(place: Place, draw: random.Random) -> None:
     _write_json(draw, place.folder / "graph.json", GRAPH)
     network = {"kind": "graph", "file": str(place.folder / "graph.json"), "server": "s", "attach": ["a", "b"]}
-    _run(place, {"network": network}, draw)
+    _run(place, draw, network=network)
+
+
+def _base() -> dict[str, Any]:
+    return eventful_world({"kind": "fedavg"}, rounds=1) | {"learning": "off"}
 
 
 def _scenario(place: Place, draw: random.Random) -> None:
     path = place.folder / _SCENARIO
-    path.write_text(as_toml(eventful_world({"kind": "fedavg"}, rounds=1) | {"learning": "off"}))
+    path.write_text(as_toml(_base()))
     damage(draw, path)
     _carry_out(place)
 
 
 def _study(place: Place, draw: random.Random) -> None:
-    base = eventful_world({"kind": "fedavg"}, rounds=1) | {"learning": "off"}
-    (place.folder / "base.toml").write_text(as_toml(base))
+    (place.folder / "base.toml").write_text(as_toml(_base()))
     (place.folder / "study.toml").write_text(as_toml({"base": "base.toml", "variants": {"one": {}, "two": {"stop.rounds": 2}}}))
     damage(draw, place.folder / draw.choice(["base.toml", "study.toml"]))
     place.call("study", "study.toml", "--out", "studied", "--dry-run")
@@ -236,9 +233,8 @@ def _study(place: Place, draw: random.Random) -> None:
 
 def _index(place: Place, draw: random.Random) -> None:
     """A study's folder whose files are changed: its index, or what else lies there."""
-    base = eventful_world({"kind": "fedavg"}, rounds=1) | {"learning": "off"}
     path, out = place.folder / "study.toml", place.folder / "studied"
-    path.write_text(as_toml({"base": base, "variants": {"one": {}, "two": {"stop.rounds": 2}}}))
+    path.write_text(as_toml({"base": _base(), "variants": {"one": {}, "two": {"stop.rounds": 2}}}))
     in_a_child(lambda: finish(path, out))
     _write_json(draw, out / "index.json", json.loads((out / "index.json").read_text()))
     if draw.random() < 0.3:

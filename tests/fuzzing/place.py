@@ -18,11 +18,10 @@ import unicodedata
 import warnings
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any, NamedTuple, NoReturn
 
 import fedsim
 import fedsim.analysis.report  # so that a child need not
@@ -31,8 +30,7 @@ from fedsim.analysis import __main__ as analysis
 from fedsim.errors import FedsimError
 from fedsim.testing import eventful_world, run
 
-MEMORY = 4 << 30
-FILE_SIZE = 1 << 29
+_LIMITS = {resource.RLIMIT_DATA: 4 << 30, resource.RLIMIT_FSIZE: 1 << 29, resource.RLIMIT_CORE: 0}
 LONGEST_MESSAGE = 20_000
 WITNESS = "imported"
 """The file that ``witness.py``, which lies beside every case's files, leaves when it is run."""
@@ -58,10 +56,7 @@ _QUIET = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, Resource
 Verb = Callable[[list[str]], Any]
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a call ended."""
-
+class Outcome(NamedTuple):
     status: int  # of one that was killed the signal, negative
     text: str  # stdout, then stderr
     stopped: bool  # it was sent SIGTERM when its patience was over
@@ -69,10 +64,7 @@ class Outcome:
 
 
 class Place:
-    """An empty folder, the calls in it with how they ended, and what was wrong: the same line wherever the same is wrong.
-
-    A call may take ``patience_s``; one that may be long is then interrupted, any other has failed.
-    """
+    """An empty folder, the calls in it with how they ended, and what was wrong: the same line wherever the same is wrong."""
 
     def __init__(self, folder: Path, verbs: dict[str, Verb], patience_s: float) -> None:
         self.folder = folder
@@ -83,13 +75,12 @@ class Place:
         (folder / "witness.py").write_text(_WITNESS_CODE)
 
     def complain(self, what: str) -> None:
-        """Something is wrong."""
         self.complaints.append(what)
 
     def call(
         self, *argv: str, allowed: Collection[int] = (0, 2), excuse: str = "", long: bool = False, terminal: bool = False
     ) -> Outcome:
-        """Carry out a command line, and look at what must hold of each.
+        """Carry out a command line, and check what must hold of each.
 
         ``allowed`` are exit statuses that are no mistake of fedsim's here; nor is 1 where it says ``excuse``. A ``long`` call
         may outlast the patience, but then it heeds SIGTERM. ``terminal``: stdout and stderr are a pseudo-terminal.
@@ -107,10 +98,7 @@ class Place:
 
     def _carry_out(self, argv: list[str], long: bool, terminal: bool) -> Outcome:
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, tempfile.TemporaryFile("w+") as where:
-            if terminal:
-                child, screen = pty.fork()
-            else:
-                child, screen = os.fork(), -1
+            child, screen = pty.fork() if terminal else (os.fork(), -1)
             if child == 0:
                 self._be_child(argv, *((None, None) if terminal else (out, err)), where)
             try:
@@ -150,7 +138,7 @@ class Place:
                 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
                 os.dup2(out.fileno(), 1)
                 os.dup2(err.fileno(), 2)
-            for limit, most in ((resource.RLIMIT_DATA, MEMORY), (resource.RLIMIT_FSIZE, FILE_SIZE), (resource.RLIMIT_CORE, 0)):
+            for limit, most in _LIMITS.items():
                 resource.setrlimit(limit, (most, most))
             os.chdir(self.folder)
             sys.path.insert(0, "")
@@ -255,12 +243,9 @@ def harmful(character: str) -> bool:
 
 
 def _read_some(screen: int, out: IO[bytes]) -> bool:
-    try:
-        part = os.read(screen, 1 << 16)
-    except OSError:  # the other end is closed
-        return False
-    out.write(part)
-    return bool(part)
+    with suppress(OSError):  # the other end is closed
+        return bool(out.write(os.read(screen, 1 << 16)))
+    return False
 
 
 def _text(file: IO[Any]) -> str:
@@ -271,10 +256,8 @@ def _text(file: IO[Any]) -> str:
 
 def _last_frame(text: str) -> str:
     """The kind of the error at the end of a traceback, and where in the repository it came from."""
-    own = [
-        found for found in re.findall(r'File "(.*?)", line \d+, in (\S+)', text) if re.search(r"/(fedsim|analysis)/", found[0])
-    ]
-    place = f"{re.sub(r'.*/(?=(fedsim|analysis)/)', '', own[-1][0])}:{own[-1][1]}" if own else "?"
+    own = re.findall(r'File ".*/((?:fedsim|analysis)/.*?)", line \d+, in (\S+)', text)
+    place = ":".join(own[-1]) if own else "?"
     return f"{_same(text.strip().rpartition(chr(10))[2])} at {place}"
 
 

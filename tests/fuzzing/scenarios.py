@@ -11,8 +11,8 @@ from fedsim.scenario import Scenario
 from fedsim.strategies import STRATEGIES as REGISTERED
 from fedsim.testing import eventful_world
 from tests.fuzzing import schema, values
-from tests.fuzzing.files import as_toml
 from tests.fuzzing.place import Place
+from tests.fuzzing.values import as_toml
 from tests.test_runs import STRATEGIES
 
 _KNOWN = {strategy["kind"]: strategy for strategy in STRATEGIES}

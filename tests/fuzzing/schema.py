@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from types import NoneType, UnionType
@@ -26,12 +27,10 @@ class Shape:
 
     @property
     def is_spec(self) -> bool:
-        """Whether it is a table with keys of its own."""
         return isinstance(self.type, type) and issubclass(self.type, BaseModel)
 
     @property
     def quantity(self) -> Quantity | None:
-        """Its units, if it has some."""
         return next((note for note in self.notes if isinstance(note, Quantity)), None)
 
 
@@ -45,17 +44,15 @@ class Leaf:
 
     @property
     def path(self) -> str:
-        """The key with the tables that lead to it, as messages name it."""
         return ".".join([*(key for key, _ in self.way), self.key])
 
     def takes(self, value: Any) -> bool:
         """Whether the key's own type allows a value, whatever the rest of the file says."""
-        try:
+        with suppress(Exception):  # whatever a validator says
             Possible = Union[tuple(Annotated[shape.type, *shape.notes] for shape in self.shapes)]  # noqa: UP007
             TypeAdapter(Possible, config=ConfigDict(strict=True)).validate_python(value)
-        except Exception:  # whatever a validator says
-            return False
-        return True
+            return True
+        return False
 
 
 def shapes_of(annotation: Any, notes: tuple[Any, ...] = ()) -> list[Shape]:
@@ -136,8 +133,8 @@ def plausible(draw: random.Random, shape: Shape, *, more: float = 0.3, odd: floa
 
 def _number(draw: random.Random, shape: Shape) -> float:
     known = [note for note in shape.notes if isinstance(note, annotated_types.BaseMetadata | annotated_types.GroupedMetadata)]
-    found = {name: getattr(note, name, None) for note in known for name in ("ge", "gt", "le", "lt") if hasattr(note, name)}
-    bounds = {name: bound for name, bound in found.items() if bound is not None}
+    found = [(name, getattr(note, name, None)) for note in known for name in ("ge", "gt", "le", "lt")]
+    bounds = {name: bound for name, bound in found if bound is not None}
     low = bounds.get("ge", bounds.get("gt", 0))
     if shape.type is int:
         return int(low) + draw.randrange(4)

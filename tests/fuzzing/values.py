@@ -1,9 +1,15 @@
-"""Odd values: what a file may hold that nobody would write."""
+"""Odd values that a file may hold though nobody would write them, tables as TOML or JSON, and files damaged."""
 
 import datetime
+import json
 import math
+import os
 import random
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import tomli_w
 
 NUMBERS = (
     *(0, 1, 2, 7, -1, -0.0, True, 5e-324, 1e-320, 1e-30, 0.1, 1.5, 1e30, 1e300, 1.7976931348623157e308),
@@ -33,8 +39,7 @@ RAW = {
 
 def text(draw: random.Random) -> str:
     """A text that is odd in some way."""
-    some = draw.choice([CONTROLS, CODE, TEXTS, (LONG,), tuple(RAW)])
-    return draw.choice(some)
+    return draw.choice(draw.choice([CONTROLS, CODE, TEXTS, (LONG,), tuple(RAW)]))
 
 
 def anything(draw: random.Random) -> Any:
@@ -76,3 +81,66 @@ def spoil(draw: random.Random, value: Any) -> Any:
     if isinstance(value, bool | str) or value is None or draw.random() < 0.3:
         return anything(draw)
     return draw.choice([*NUMBERS, *([value + 1, -value, value * 2] if isinstance(value, int | float) else [])])
+
+
+def as_toml(tables: Any) -> str:
+    """Tables as TOML: what is None is left out, and what stands for raw text becomes it."""
+    return _with_raw(tomli_w.dumps(_said(tables if isinstance(tables, dict) else {"": tables})))
+
+
+def as_json(value: Any) -> str:
+    """A value as JSON, or as what most readers take for it; what stands for raw text becomes it."""
+    return _with_raw(json.dumps(value, indent=1, default=str))
+
+
+def _with_raw(text: str) -> str:
+    for name, raw in RAW.items():
+        text = text.replace(f'"{name}"', raw)
+    return text
+
+
+def _said(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _said(item) for key, item in value.items() if item is not None}
+    return [_said(item) for item in value if item is not None] if isinstance(value, list) else value
+
+
+def damage(draw: random.Random, path: Path) -> str:
+    """Damage the bytes of a file, or put something else in its place; what was done."""
+    what = draw.choice([*_CHANGED, *_REPLACED])
+    if what in _CHANGED:
+        path.write_bytes(_CHANGED[what](draw, path.read_bytes()))
+    else:
+        path.unlink()
+        _REPLACED[what](draw, path)
+    return what
+
+
+def _flipped(draw: random.Random, content: bytes) -> bytes:
+    changed = bytearray(content)
+    for _ in range(draw.choice([1, 1, 1, 20]) if content else 0):
+        changed[draw.randrange(len(changed))] ^= 1 << draw.randrange(8)
+    return bytes(changed)
+
+
+def _inserted(draw: random.Random, content: bytes) -> bytes:
+    place = draw.choice([0, len(content), draw.randrange(len(content) + 1)])
+    more = draw.choice([b"\n", b"\x00", b"\xff", b"\xef\xbb\xbf", b"\x1b[2J", draw.randbytes(100), b"[" * 100_000])
+    return content[:place] + more + content[place:]
+
+
+_LINKS = ("/dev/zero", "/dev/null", "/etc/passwd", "nowhere", ".")
+_REPLACED: dict[str, Callable[[random.Random, Path], object]] = {
+    "deleted": lambda draw, path: None,
+    "replaced by a folder": lambda draw, path: path.mkdir(),
+    "replaced by a FIFO": lambda draw, path: os.mkfifo(path),
+    "replaced by a link": lambda draw, path: path.symlink_to(draw.choice([*_LINKS, path.name])),
+}
+_CHANGED: dict[str, Callable[[random.Random, bytes], bytes]] = {
+    "truncated": lambda draw, content: content[: draw.randrange(max(1, len(content)))],
+    "emptied": lambda draw, content: b"",
+    "bits flipped": _flipped,
+    "bytes put in": _inserted,
+    "last byte dropped": lambda draw, content: content[:-1],
+    "replaced by noise": lambda draw, content: draw.randbytes(draw.choice([1, 100, 100_000])),
+}
