@@ -53,7 +53,8 @@ def devices_as_drawn(evidence: Evidence) -> Iterator[str]:
     if not evidence.run.has_all_devices:
         return
     scenario = evidence.run.scenario
-    population, network, streams, count = _of(scenario)
+    population, network, streams = scenario["population"], scenario["network"], Streams(scenario["seed"])
+    count = population["devices"]
     columns = {"speed": _drawn(scenario, population.get("speed"), "world/speed", units.SamplesPerSecond)}
     if (slow := population.get("stragglers")) is not None:
         order = streams.generator("world/stragglers").permutation(count)
@@ -90,11 +91,6 @@ def energy_as_said(evidence: Evidence) -> Iterator[str]:
     yield from _differing(evidence.frame(TABLE, tuple(columns)), columns, "energy: ")
 
 
-def _of(scenario: TomlTable) -> tuple[TomlTable, TomlTable, Streams, int]:
-    population = scenario["population"]
-    return population, scenario["network"], Streams(scenario["seed"]), population["devices"]
-
-
 def _differing(table: pd.DataFrame, drawn: Mapping[str, Floats], where: str) -> Iterator[str]:
     text = where + "{name} of device {row} is {told!r}; by the scenario and its seed {due!r}"
     for name, values in drawn.items():
@@ -106,8 +102,8 @@ def _differing(table: pd.DataFrame, drawn: Mapping[str, Floats], where: str) -> 
 
 def _drawn(scenario: TomlTable, said: TomlTable | None, purpose: str, unit: Any) -> Floats:
     """A quantity of every device from its distribution in the scenario; NaN where the scenario does not tell it."""
-    _, _, streams, count = _of(scenario)
-    said, generator = said or {"kind": "unknown"}, streams.generator(purpose)
+    count, generator = scenario["population"]["devices"], Streams(scenario["seed"]).generator(purpose)
+    said = said or {"kind": "unknown"}
     match said["kind"]:
         case "constant":
             return np.full(count, read(unit, said["value"]), dtype=np.float64)
@@ -178,7 +174,7 @@ def epochs_agree(evidence: Evidence) -> Iterator[str]:
 def durations_agree(evidence: Evidence) -> Iterator[str]:
     """A device's last training took its samples over its speed an epoch, by the jitter of that instant."""
     scenario, events, told = evidence.run.scenario, evidence.events, evidence.trainings
-    population, _, streams, _ = _of(scenario)
+    population, streams = scenario["population"], Streams(scenario["seed"])
     strategy, jitter = scenario["strategy"]["kind"], population["jitter"]
     of_steps = strategy in _OF_STEPS or scenario["strategy"].get("local_steps")
     drawn = "device" in population or population.get("capacity", {}).get("kind", "fedscale") != "fedscale"

@@ -17,6 +17,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from fedsim.errors import SimulationError, shown
 from fedsim.flower.app import App, carried_out, place_in
+from fedsim.flower.params import FlowerParams
 from fedsim.flower.replaced import AppHalf, Sleeper, here, replace_all, where
 
 
@@ -24,16 +25,15 @@ from fedsim.flower.replaced import AppHalf, Sleeper, here, replace_all, where
 class AppJob:
     """A message to be answered by the ClientApp of a device."""
 
+    params: FlowerParams
     app: App
     run: str  # another run begins with fresh modules
     device: int
-    node_config: dict[str, Any]
+    devices: int
     message: Message
     state: RecordDict  # what the device remembers
     seeds: tuple[int, int]  # of the global generators: to load the ClientApp (one a run), and for this message
     counts: str | None  # torch's operations (``flops``), or the samples that its model is given (``samples``)
-    raises: bool  # an exception of the ClientApp ends the run; or else it is answered as Flower does
-    patience_s: float  # (s of real time)
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,14 @@ def carry_out(job: AppJob) -> AppReply:
         _loaded.clear()
         _loaded[job.run] = AppHalf(job.app, "client", job.seeds[0])
     half = _loaded[job.run]
-    return carried_out(lambda: _work(job, half, called), job.patience_s, job.app.folder, called)
+    return carried_out(lambda: _work(job, half, called), job.params.real_patience, job.app.folder, called)
 
 
 def _work(job: AppJob, half: AppHalf, called: str) -> AppReply:
     message, app, sleeper = job.message, half.loaded, Sleeper(job.app.folder)
     ids = message.metadata.run_id, message.metadata.dst_node_id
-    context = Context(*ids, dict(job.node_config), deepcopy(job.state), dict(job.app.config))
+    node_config = job.params.node_config_of(job.device, job.devices)
+    context = Context(*ids, node_config, deepcopy(job.state), dict(job.app.config))
     with ExitStack() as around:
         around.enter_context(half.in_use(job.seeds[1]))
         around.enter_context(where(now_s=message.metadata.created_at, reply=None, sleeper=sleeper))
@@ -73,7 +74,7 @@ def _work(job: AppJob, half: AppHalf, called: str) -> AppReply:
         try:
             reply = app(message, context)
         except Exception as error:
-            if job.raises:
+            if job.params.client_errors == "stop":
                 place = place_in(error, job.app.folder)
                 raise SimulationError(f"{called} raised {type(error).__name__}: {error}{place}") from error
             reason = f"{type(error)}:<'{error}'>"  # as Flower answers

@@ -41,22 +41,12 @@ class FlowerClient(Client[FlowerParams]):
 
         from fedsim.flower.client_side import AppJob, carry_out
 
-        by, first = self.params.time.kind, (device.number, instruction.job) not in self._counted
-        self._counted.add((device.number, instruction.job))
+        number, message, seeds = device.number, instruction[instruction.job], instruction["seeds"]
+        by, first = self.params.time.kind, (number, instruction.job) not in self._counted
+        self._counted.add((number, instruction.job))
         due = instruction.job not in self._flops if by == "flops" else first and by == "samples"
-        job = AppJob(
-            app=self._app,
-            run=self._run,
-            device=device.number,
-            node_config=self.params.node_config_of(device.number, self.setting.devices),
-            message=instruction[instruction.job],
-            state=self._states.get(device.number, RecordDict()),
-            seeds=instruction["seeds"],
-            counts=by if due else None,
-            raises=self.params.client_errors == "stop",
-            patience_s=self.params.real_patience,
-        )
-        return Real(carry_out, (job,))
+        state, run = self._states.get(number, RecordDict()), (self._run, number, self.setting.devices)
+        return Real(carry_out, (AppJob(self.params, self._app, *run, message, state, seeds, by if due else None),))
 
     def work(self, device: Device, instruction: Instruction) -> list[Pause | Work]:
         from fedsim.flower.client_side import config_of

@@ -56,8 +56,6 @@ class Transfer(NamedTuple):
         direction: ``up`` or ``down``.
         bytes, delivered, wire_bytes: its size, what of it moved, and that with headers.
         outcome: ``done``, or the cause for which it ended early.
-        round, task: what it belongs to, or None.
-        payloads: purpose and bytes of each part.
         sender, receiver: ends on the server's side other than the server; see ``source`` and ``destination``.
     """
 
@@ -199,9 +197,7 @@ class Meter:
 class Meters:
     """The meters of a run: each hears of every record, before what it counts is asked for.
 
-    Args:
-        of_sections: those that have a section of the scenario, by its name.
-        own: those in ``[[meters]]``; ``ScenarioError`` if two have the same entry.
+    ``of_sections`` have a section of the scenario, by its name; ``own`` stand in ``[[meters]]``; no two have one entry.
     """
 
     def __init__(self, of_sections: Mapping[str, Meter] | None = None, own: Sequence[Meter] = ()) -> None:
@@ -281,11 +277,10 @@ class Meters:
             _asked(of, time, meter.close, time)
 
     def summary(self) -> dict[str, Any]:
-        entries = {}
-        for of, meter in self._all.items():
-            entries[of] = dict(_asked(of, None, meter.summary))
+        entries = {of: dict(_asked(of, None, meter.summary)) for of, meter in self._all.items()}
+        for of, entry in entries.items():
             try:
-                json.dumps(entries[of], allow_nan=False)
+                json.dumps(entry, allow_nan=False)
             except (TypeError, ValueError) as error:
                 raise SimulationError(f"the meter {of!r}: what summary gives must be JSON: {error}") from None
         own = {of: entries.pop(of) for of in self._own}

@@ -1,7 +1,4 @@
-"""Fairness: how evenly devices were selected, and how many of their updates counted.
-
-A selection is a task of a round (or of a version, where there are no rounds); reports, profiling and tests are none.
-"""
+"""Fairness of selections: tasks of a round (or of a version, where there are none), and no reports, profiling or tests."""
 
 import json
 import math

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-import tomli_w
 
 pytest.importorskip("flwr")
 
@@ -30,13 +29,3 @@ def test_report_compare_audit_and_trace(tmp_path: Path) -> None:
     done("trace", tmp_path / "FedAvg", "--out", tmp_path / "trace.json")
     entries = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert {"compute", "download", "upload"} <= {entry["name"].split(" ")[0] for entry in entries}
-
-
-def test_a_study_of_strategies(tmp_path: Path) -> None:
-    base = eventful("numpy_app", devices=6)
-    variants = {
-        name: {"strategy": {"run_config": {"strategy": name, "num-server-rounds": 2}}} for name in ("FedAvg", "FedMedian")
-    }
-    (tmp_path / "study.toml").write_text(tomli_w.dumps({"seeds": [1], "base": base, "variants": variants}))
-    done("study", tmp_path / "study.toml", "--out", tmp_path / "study", "--allow-code", "--workers", "1", "--quiet")
-    assert (tmp_path / "study" / "compare.csv").is_file()

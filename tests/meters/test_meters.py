@@ -97,10 +97,7 @@ def metered(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"costs": {"devise": {}}}, "unknown key 'devise'; allowed are currency, device, .*did you mean 'device'"),
         ({"costs": {"device": {"per_our": 1.0}}}, "costs.device has the unknown key 'per_our'.*did you mean 'per_hour'"),
         ({"costs": {"server": {"per_task": 1.0}}}, "costs.server has the unknown key 'per_task'; allowed are per_hour"),
-        (
-            {"costs": {"device": {"per_hour": -1.0}}},
-            "costs.device.per_hour is -1.0; .*0",
-        ),
+        ({"costs": {"device": {"per_hour": -1.0}}}, "costs.device.per_hour is -1.0; .*0"),
         ({"costs": {"device": {"per_gigabyte": "1 EUR"}}}, "costs.device.per_gigabyte is '1 EUR'.*a number"),
         ({"costs": {"currency": ""}}, "costs.currency is ''"),
         ({"costs": {"edge": {"per_hour": 1.0}}}, "costs.edge is said, but network.kind has no cells"),

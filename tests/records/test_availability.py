@@ -16,7 +16,7 @@ from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
-from fedsim.testing import assert_same_run, assert_sound, eventful_world, go_on, run, run_until
+from fedsim.testing import assert_sound, eventful_world, run
 from fedsim.toolbox.worlds.availability import Traces
 from fedsim.world.availability import Renewal, changes
 from fedsim.world.lifetimes import Bounded
@@ -87,14 +87,6 @@ def test_of_many_devices_only_those_asked(world: dict[str, Any], tmp_path: Path)
     asked = {event["device"] for event in folder.events if event["kind"] == "task-start"}
     assert set(folder.table("availability.parquet")["device"].to_pylist()) == asked
     assert 6 <= len(asked) < 100
-
-
-def test_a_resumed_run_has_the_same(world: dict[str, Any], tmp_path: Path) -> None:
-    run(world, tmp_path / "whole")
-    assert run_until(world, tmp_path / "cut", 120) == "interrupted"
-    assert RunFolder(tmp_path / "cut").size("availability.parquet") > 0
-    go_on(world, tmp_path / "cut")
-    assert_same_run(tmp_path / "whole", tmp_path / "cut")
 
 
 class TestAudit:

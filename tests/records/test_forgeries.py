@@ -165,23 +165,14 @@ def wider(folder: Path) -> None:
     save_file({key: np.concatenate([one, one]) if key.startswith("1.") else one for key, one in tensors.items()}, path)
 
 
-def less_of(ends: str) -> Callable[[dict[str, Any]], Any]:
-    def change(data: dict[str, Any]) -> None:
-        match ends:
-            case "epochs":
-                data["epochs"] = 1
-            case "ends":
-                data["epoch_ends"] = data["epoch_ends"][:1]
-            case "order":
-                data["epoch_ends"] = data["epoch_ends"][::-1]
-            case "asked":
-                data["asked"] = 1
-            case "more":
-                data["epochs"] = data["asked"] = 3
-            case "sooner":
-                data["epoch_ends"][-1] -= 0.5 * (data["epoch_ends"][-1] - data["epoch_ends"][0])
-
-    return change
+OF_TRAINING: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "epochs": lambda data: data.update(epochs=1),
+    "ends": lambda data: data.update(epoch_ends=data["epoch_ends"][:1]),
+    "order": lambda data: data.update(epoch_ends=data["epoch_ends"][::-1]),
+    "asked": lambda data: data.update(asked=1),
+    "more": lambda data: data.update(epochs=3, asked=3),
+    "sooner": lambda data: data.update(epoch_ends=[data["epoch_ends"][0], sum(data["epoch_ends"]) / 2]),
+}
 
 
 SAID: dict[str, list[tuple[str, Any]]] = {
@@ -246,10 +237,7 @@ DONE: dict[str, dict[str, Forge]] = {
         "server": partial(setting, change=lambda told: told["server"].update(j_byte=0.0)),
         "no model": partial(no_model, name="global"),
         "wider": wider,
-        **{
-            what: partial(record, kind="step-end", step="train", change=less_of(what))
-            for what in ("epochs", "ends", "order", "asked", "more", "sooner")
-        },
+        **{what: partial(record, kind="step-end", step="train", change=change) for what, change in OF_TRAINING.items()},
     },
     "ditto": {"no own models": partial(no_model, name="device"), "no common model": partial(no_model, name="global")},
     "ifca": {

@@ -18,13 +18,7 @@ from fedsim.world.task import Payload
         ("task-start", {"device": 3, "round": 0, "group": None, "task": 7}, (3, 0, None, 7, None, None, None)),
         (
             "step-end",
-            {
-                "outcome": "done",
-                "task": 7,
-                "payloads": (Payload('a"b', 8), Payload("id", 4.0)),
-                "bytes": 9.0,
-                "step": "upload",
-            },
+            {"outcome": "done", "task": 7, "payloads": (Payload('a"b', 8), Payload("id", 4.0)), "bytes": 9.0, "step": "upload"},
             (None, None, None, 7, "upload", "done", '{"bytes":9.0,"payloads":[["a\\"b",8],["id",4.0]]}'),
         ),
         ("aggregate", {"tasks": [7], "group": 1}, (None, None, 1, None, None, None, '{"tasks":[7]}')),

@@ -15,6 +15,7 @@ import pytest
 from fedsim.errors import RunFolderError
 from fedsim.lab.trackers.link_load import Curve, link_load, thinned
 from fedsim.lab.trackers.trace import write_trace
+from fedsim.records.history import History
 from fedsim.records.reading import RunFolder
 from fedsim.testing import eventful_world
 from fedsim.testing import run as finish
@@ -90,21 +91,13 @@ def test_every_entry_is_what_the_format_asks_for(entries: Entries) -> None:
 
 
 def test_every_step_is_a_slice_on_its_lane(run: RunFolder, entries: Entries) -> None:
-    begun: dict[int, float] = {}
-    expected = []
-    for event in run.events:
-        if event["kind"] == "step-start":
-            begun[event["task"]] = event["time"]
-        elif event["kind"] == "step-end":
-            name = event["step"] if event["outcome"] == "done" else f"{event['step']} ({event['outcome']})"
-            expected.append((event["device"], name, event["task"], begun[event["task"]], event["time"]))
     slices = [entry for entry in of(entries, "X") if entry["pid"] == 2 and "task" in entry["args"]]
-    assert len(slices) == len(expected)
     slices.sort(key=lambda entry: (entry["args"]["task"], entry["ts"]))
-    for entry, (device, name, task, start, end) in zip(slices, sorted(expected, key=lambda one: one[2:4]), strict=True):
-        assert (entry["tid"], entry["name"], entry["args"]["task"]) == (device, name, task)
-        assert entry["ts"] == pytest.approx(start * 1e6, abs=1e-2)
-        assert entry["ts"] + entry["dur"] == pytest.approx(end * 1e6, abs=1e-2)
+    for entry, (_, step) in zip(slices, History(run).steps.sort_values(["task", "start"]).iterrows(), strict=True):
+        name = step["step"] if step["ended"] == "done" else f"{step['step']} ({step['ended']})"
+        assert (entry["tid"], entry["name"], entry["args"]["task"]) == (step["device"], name, step["task"])
+        assert entry["ts"] == pytest.approx(step["start"] * 1e6, abs=1e-2)
+        assert entry["ts"] + entry["dur"] == pytest.approx(step["end"] * 1e6, abs=1e-2)
 
 
 def test_what_happens_to_devices_are_instants_on_their_lanes(run: RunFolder, entries: Entries) -> None:
