@@ -17,10 +17,7 @@ from fedsim.output.mistakes import explained
 from fedsim.records.reading import RunFolder
 
 _LONG, _CLOSE_UP = 15, 5  # a run of more rounds than this also gets a picture of its first few
-
 KINDS = (*OF_ONE, "accuracy", "costs", "fairness", "energy")
-
-DrawFigure = Callable[[], Figure]
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -53,17 +50,12 @@ def main(
 
 def _pictures(
     runs: Sequence[RunFolder], rounds: tuple[int, int] | None, devices: int, order: str
-) -> Iterator[tuple[str, str, DrawFigure]]:
+) -> Iterator[tuple[str, str, Callable[[], Figure]]]:
     """Each picture's kind (one of ``KINDS``), its name, and what draws it."""
-    names = (
-        [""] if len(runs) == 1 else [f"-{place}-{as_file_name(name)}" for place, name in enumerate(run_names(runs), start=1)]
-    )
-    how: dict[str, dict[str, Any]] = {
-        "timeline": {"devices": devices, "order": order, "rounds": rounds},
-        "stragglers": {"rounds": rounds},
-        "membership": {"devices": devices},
-    }
-    for run, name in zip(runs, names, strict=True):
+    names = [f"-{place}-{as_file_name(name)}" for place, name in enumerate(run_names(runs), start=1)]
+    how: dict[str, dict[str, Any]] = {"stragglers": {"rounds": rounds}, "membership": {"devices": devices}}
+    how["timeline"] = {"devices": devices, "order": order, "rounds": rounds}
+    for run, name in zip(runs, names if len(runs) > 1 else [""], strict=True):
         for kind, picture in OF_ONE.items():
             draw = partial(picture.draw, run, **how.get(kind, {}))
             yield kind, f"{kind}{name}", draw

@@ -24,11 +24,9 @@ _OUTLIER: dict[str, Any] = {"marker": "v", "color": style.BLACK, "linestyle": ""
 
 @dataclass(frozen=True)
 class ReportedGrouping:
-    """A ``cluster`` or ``tiers`` record, with what each device had reported by then.
+    """A ``cluster`` or ``tiers`` record for a ``round``, with what each device had reported by then.
 
     Attributes:
-        word: ``cluster`` or ``tier``.
-        round: the round that it was made for.
         low, high: what is cut into groups of equal width, in samples: the range of sizes without outliers.
         members: devices in each group, as recorded.
         sizes: what those that were connected had reported, in samples, in order of the devices, int64 [n].

@@ -22,11 +22,10 @@ from fedsim.records.history import NO_GROUP, History
 from fedsim.records.reading import RunFolder
 
 _ROW_IN, _LEAST_IN, _MOST_IN = 0.13, 2.4, 7.4  # the rows' height: so much a device, within these limits
-_STRIP_IN, _SIZES_IN, _AGREEMENT_IN, _FRAME_IN = 0.85, 1.6, 1.3, 1.9
+_SIZES_IN, _AGREEMENT_IN, _FRAME_IN = 1.6, 1.3, 1.9
 _NAMED_ROWS = 60  # with more, rows are too thin to be named
 _GAPPED_ROWS = 150
 _MOST_NAMED = 20  # more groups are not named in the legend
-_BARS = 150  # of the strip: more are too thin
 _SPLIT: dict[str, Any] = {"color": style.BLACK, "linewidth": 1.1, "linestyle": (0, (5, 3))}
 _AGREEMENT: dict[str, dict[str, Any]] = {
     "purity": {"label": "purity", "color": style.BLACK, "linestyle": "-"},
@@ -57,7 +56,6 @@ def draw_membership(run: RunFolder, *, devices: int = MOST_LANES) -> Figure:
     unit = style.unit_for(history.end, style.TIMES)
 
     heights = {"rows": float(np.clip(len(shown) * _ROW_IN, _LEAST_IN, _MOST_IN))}
-    heights |= {"strip": _STRIP_IN} if {"move", "shift"} & set(counts.index) else {}
     heights |= {"sizes": _SIZES_IN} | ({"agreement": _AGREEMENT_IN} if len(agreement) else {})
     figure = Figure(figsize=(style.WIDTH_IN, sum(heights.values()) + _FRAME_IN))
     panels = figure.subplot_mosaic([[name] for name in heights], sharex=True, height_ratios=list(heights.values()))
@@ -68,8 +66,6 @@ def draw_membership(run: RunFolder, *, devices: int = MOST_LANES) -> Figure:
         handles.append(Line2D([], [], label="a group splits", **_SPLIT))
         style.across(panels.values(), np.unique(splits) / unit.size, zorder=2, gid="splits", **_SPLIT)
     _name_rows(rows, history, shown, heights["rows"])
-    if "strip" in panels:
-        _draw_strip(panels["strip"], history, unit.size)
     _draw_sizes(panels["sizes"], history, unit.size)
     if "agreement" in panels:
         panel = panels["agreement"]
@@ -144,26 +140,6 @@ def _name_rows(panel: Axes, history: History, shown: Ints, height: float) -> Non
         style.write_beside(panel, y, f"{_name(group)}: {totals[group]:,}", 8, fontsize=9)
 
 
-def _draw_strip(panel: Axes, history: History, unit: float) -> None:
-    """Numbers of devices that moved and that shifted, a bar a round, or a bar several rounds where there are too many."""
-    every = style.step_for(len(history.rounds), _BARS)
-    edges = np.array([0.0, *history.rounds["end"][every - 1 :: every], history.end]) / unit
-    periods = history.marks["period"] // every
-    moved, shifted = (
-        np.bincount(periods[history.marks["kind"] == kind], minlength=len(edges) - 1).astype(float)
-        for kind in ("move", "shift")
-    )
-    style.rectangles(panel, edges[:-1], edges[1:], 0.0, moved, facecolor=style.BLACK, gid="moved")
-    style.rectangles(panel, edges[:-1], edges[1:], -shifted, 0.0, facecolor=style.GREY, gid="shifted")
-    most = max(1, int(moved.max()), int(shifted.max()))
-    panel.set_ylim(-1.15 * most if shifted.any() else 0, 1.15 * most)
-    panel.axhline(0, color=style.BLACK, linewidth=0.6)
-    style.whole_ticks(panel.yaxis, 3)
-    panel.yaxis.set_major_formatter(lambda value, _: f"{abs(value):,.0f}")
-    words = [word for word, counts in (("↑ moves", moved), ("↓ shifts", shifted)) if counts.any()]
-    panel.set_ylabel("\n".join([*words, "a round" if every == 1 else f"in {every} rounds"]), fontsize=9)
-
-
 def _draw_sizes(panel: Axes, history: History, unit: float) -> None:
     """The groups' sizes, one on the other, those without a group on top."""
     sizes = {group: history.sizes(group) for group in [*history.groups, NO_GROUP]}
@@ -196,13 +172,8 @@ _ACCURACY: dict[str, Any] = {"color": style.BLACK, "linewidth": 1.4}
 class TreeCluster:
     """A cluster from its making to its split or to the run's end.
 
-    Attributes:
-        group: its number. A child may carry on its parent's number.
-        born: rounds that had ended when it was made.
-        members: how many devices it had: a child at its making, a root when it was split.
-        split_round: rounds that had ended when it was split, this one included; None for a leaf.
-        told: when it was split, and the norms that decided it where they were recorded, in words.
-        children: two, or none.
+    Rounds count those that had ended, ``split_round`` included. A child may carry on its parent's number. Its ``members`` are
+    those at its making, a root's when it was split. ``told`` says when it was split, and by which norms.
     """
 
     group: int

@@ -30,10 +30,7 @@ _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "R
 
 
 class Growing:
-    """The newest report of some folders.
-
-    Args:
-        paths: folders of runs or studies; they may not be there yet.
+    """The newest report of some folders of runs or studies, which may not be there yet.
 
     Attributes:
         page: the report as HTML; empty as long as there is nothing to report.
@@ -41,9 +38,7 @@ class Growing:
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self._paths = list(paths)
-        self._seen: tuple[Any, ...] = ()
-        self.page = ""
+        self._paths, self._seen, self.page = list(paths), list[tuple[str, int]](), ""
         self.state: dict[str, Any] = {"version": 0, "says": "nothing to show yet: the first figures come after some seconds"}
 
     def look(self) -> bool:
@@ -58,21 +53,18 @@ class Growing:
             self.state = self.state | {"says": str(error)}
             return False
         self._seen = now
-        runs = subject.runs
-        status = runs[0].summary if len(runs) == 1 else {"status": f"{len(runs)} runs"}
-        rounds = f", {status['rounds']:,} rounds" if "rounds" in status else ""
-        said = {"version": self.state["version"] + 1, "says": f"{status['status']}{rounds}"}
-        self.state = said | {"title": f"Live: {subject.title}"}
+        count, summary = len(subject.runs), subject.runs[0].summary
+        says = f"{count} runs" if count > 1 else f"{summary['status']}, {summary['rounds']:,} rounds"
+        self.state = {"version": self.state["version"] + 1, "says": says, "title": f"Live: {subject.title}"}
         return True
 
-    def _stamps(self) -> tuple[Any, ...]:
-        """When each run last wrote its summary, and what they are."""
-        patterns = (SUMMARY, f"{LIVE}/{SUMMARY}", f"runs/*/seed-*/{SUMMARY}")
-        found = []
+    def _stamps(self) -> list[tuple[str, int]]:
+        """When each run last wrote its summary."""
+        patterns, found = (SUMMARY, f"{LIVE}/{SUMMARY}", f"runs/*/seed-*/{SUMMARY}"), []
         for summary in (summary for path in self._paths for pattern in patterns for summary in sorted(path.glob(pattern))):
             with suppress(OSError):  # it was removed meanwhile
                 found.append((str(summary), summary.stat().st_mtime_ns))
-        return tuple(found)
+        return found
 
 
 def server_of(growing: Growing, port: int = 0) -> ThreadingHTTPServer:
@@ -83,21 +75,17 @@ def server_of(growing: Growing, port: int = 0) -> ThreadingHTTPServer:
 
         def do_GET(self) -> None:
             """Answer; a page of another name for this machine gets nothing (DNS rebinding)."""
-            own = {f"{name}:{made.server_port}" for name in (HOST, "localhost")}
             answers: dict[str, tuple[str, Callable[[], str]]] = {
                 "/": ("text/html; charset=utf-8", lambda: asset("watch.html")),
                 "/report": ("text/html; charset=utf-8", lambda: growing.page),
                 "/state": ("application/json", lambda: json.dumps(growing.state)),
             }
-            if self.headers.get("Host") not in own:
-                return self._answer(403, "text/plain", "only 127.0.0.1 and localhost are answered\n")
-            if self.path not in answers:
-                return self._answer(404, "text/plain", "there is nothing here\n")
-            kind, content = answers[self.path]
-            return self._answer(200, kind, content())
-
-        def _answer(self, status: int, kind: str, text: str) -> None:
-            body = text.encode()
+            status, (kind, content) = 200, answers.get(self.path, ("text/plain", lambda: "there is nothing here\n"))
+            if self.headers.get("Host") not in {f"{name}:{made.server_port}" for name in (HOST, "localhost")}:
+                status, kind, content = 403, "text/plain", lambda: "only 127.0.0.1 and localhost are answered\n"
+            elif self.path not in answers:
+                status = 404
+            body = content().encode()
             self.send_response(status)
             for name, value in (_HEADERS | {"Content-Type": kind, "Content-Length": str(len(body))}).items():
                 self.send_header(name, value)

@@ -91,8 +91,7 @@ def run_command(scenario: str, out: Path, allow_code: bool, watch: bool, port: i
     from fedsim.output.terminal import Console
     from fedsim.records.folder import SCENARIO
     from fedsim.records.live import EVERY_S
-    from fedsim.running.interruption import end_soon
-    from fedsim.running.runner import Job
+    from fedsim.running.runner import Job, end_soon
     from fedsim.scenario import load
 
     if watch:

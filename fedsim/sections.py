@@ -9,17 +9,15 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedsim.checkpoint.spec import CheckpointSpec
+from fedsim.checkpoint import CheckpointSpec
 from fedsim.data.shifts import ShiftSpec
 from fedsim.data.spec import DataSpec
 from fedsim.energy.spec import EnergySpec
 from fedsim.errors import ScenarioError, nearest
 from fedsim.evaluation.evaluator import EvaluationSpec
-from fedsim.federation.codecs.lossy import Lossy
-from fedsim.federation.codecs.plain import Plain
+from fedsim.federation.codecs import MessagesSpec, Plain
 from fedsim.federation.costs import ServerSpec
 from fedsim.federation.malicious import MaliciousSpec
-from fedsim.federation.wire import MessagesSpec
 from fedsim.language.spec import Spec
 from fedsim.language.stop import StopSpec
 from fedsim.learning.metrics import EvaluationMetric, reported_metric
@@ -148,9 +146,9 @@ class Sections(Spec):
                 yield f"{said} and strategy.{key} is {aggregation.kind!r}: the codec {why}"
         if strategy.resizes and getattr(up, "error_feedback", False):
             yield f"{said} with error_feedback, and by strategy.redraw updates change their size; allowed is false"
-        usual = type(up).model_fields["error_feedback"].default if isinstance(up, Lossy) else None
-        if isinstance(up, Lossy) and "update" in strategy.added_up and up.error_feedback != usual:
-            given = f"messages.up has error_feedback = {str(up.error_feedback).lower()}, and with {strategy.called} that"
+        usual, feedback = type(up).model_fields.get("error_feedback"), getattr(up, "error_feedback", None)
+        if usual is not None and "update" in strategy.added_up and feedback != usual.default:
+            given = f"messages.up has error_feedback = {str(feedback).lower()}, and with {strategy.called} that"
             yield f"{given} changes nothing: what was left out is in its devices' next update; leave it out"
 
     def _of_objective(self) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What a user writes in a file of their own: a selection, a codec, a source, an availability, both halves of a strategy.
+"""What a user writes in a file of their own: a selection, a codec, a source, both halves of a strategy.
 
 Written with the names of ``fedsim.plugin`` alone.
 """
@@ -13,7 +13,6 @@ from fedsim.plugin import (
     AggregatingParams,
     Asynchronous,
     AsynchronousParams,
-    AvailabilityModel,
     Codec,
     Coded,
     Contents,
@@ -100,12 +99,6 @@ class Rings(Source):
 
     def shape_and_classes(self, root: Path | None) -> tuple[tuple[int, ...], int]:
         return (4,), self.classes
-
-
-class Never(AvailabilityModel):
-    """Not used in a run: only found by its path."""
-
-    kind: str = "tests.own_parts:Never"
 
 
 class ProudParams(AggregatingParams):

@@ -75,6 +75,12 @@ PARTS = [
         {"kind": "fedavg", "clients_per_round": 5, "deadline": "60 s", "aggregation": "median"},
         {"model": {"kind": "mlp", "hidden": [9], "lora": {"rank": 4}, "train": ["*.lora_?", "3.bias"], "keep": "3.*"}},
     ),
+    (
+        {"kind": "fedavg", "clients_per_round": 6, "deadline": "30 s"}
+        | {"aggregation": {"kind": "private", "account": False, "noise": 0.5, "adaptive": {"count_noise": 0.6}}},
+        {"malicious": {"attack": "label-flip", "share": 0.3}}
+        | {"messages": {"up": {"kind": "float16", "encode_rate": "2 kB/s"}, "down": {"encode_rate": "1 kB/s"}}},
+    ),
     ({"kind": "fednova", "clients_per_round": 5, "deadline": "20 s", "selection": {"kind": "fedcs", "time": "15 s"}}, {}),
     ({"kind": "feddyn", "clients_per_round": 5, "over_selection": 1.4, "selection": "least-available"}, {}),
     ({"kind": "fedbuff", "concurrency": 5, "buffer": 3, "server": {"kind": "sgd", "momentum": 0.5}}, {}),

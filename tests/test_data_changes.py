@@ -104,17 +104,6 @@ def test_a_run_reads_its_files_once(world: tuple[dict[str, Any], Path], tmp_path
     assert_sound(tmp_path / "harmed")
 
 
-@pytest.mark.parametrize("name", FILES[1:])
-def test_what_they_are_replaced_by_would_be_another_run(world: tuple[dict[str, Any], Path], name: str) -> None:
-    """Or else the test before, and those of resuming, would say nothing."""
-    sections, files = world
-    before = run(sections)
-    for other in ("data.npz", "who.json") if name == "who.json" else (name,):
-        replaced(files / other)
-    after = run(sections)
-    assert after["events_sha256"] != before["events_sha256"]
-
-
 @pytest.fixture
 def stopped(world: tuple[dict[str, Any], Path], tmp_path: Path) -> tuple[dict[str, Any], Path, Path]:
     """The scenario, the folder of its files, and that of a run that was interrupted."""

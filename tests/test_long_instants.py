@@ -59,11 +59,11 @@ main()
 """
 LONG_TRAINING = """
 import time
-import fedsim.running.interruption
+import fedsim.running.runner
 from fedsim.simulation import Simulation
 
 submit, begun = Simulation.submit, []
-fedsim.running.interruption._TRAINING_S = 0.5
+fedsim.running.runner._TRAINING_S = 0.5
 
 def slow(self, function, *args):
     def long(*args):

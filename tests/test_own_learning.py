@@ -18,7 +18,6 @@ from fedsim.records.reading import RunFolder
 from fedsim.running.runner import Job
 from fedsim.testing import FIGURES, assert_sound, run
 from fedsim.world.device_kinds import find_kind
-from fedsim.world.population import PopulationSpec
 
 ENDED: list[str] = []
 PI = find_kind("raspberry-pi-4", {}, "device")
@@ -148,16 +147,18 @@ def test_its_jitter_does_not_depend_on_the_bytes_nor_on_workers(tmp_path: Path) 
     assert [summaries[0][name] for name in FIGURES] == [summaries[1][name] for name in FIGURES]
 
 
+class OddError(Exception):
+    """Cannot be made again from what it says."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__("odd")
+
+
 def broken(why: str) -> None:
     if why == "exit":
         os._exit(3)
     print("what it prints is no answer")
     raise OddError(1, 2)
-
-
-class OddError(Exception):
-    def __init__(self, one: int, two: int) -> None:
-        super().__init__("odd")
 
 
 def test_processes_tell_of_what_goes_wrong() -> None:
@@ -184,14 +185,3 @@ def test_processes_tell_of_what_goes_wrong() -> None:
 def test_sections_that_are_not_for_it_are_refused(section: dict[str, Any], message: str) -> None:
     with pytest.raises(ScenarioError, match=message):
         fedsim.Scenario(**sections() | section)
-
-
-def test_a_strategy_may_refuse_a_population() -> None:
-    seen: list[int] = []
-
-    class Picky(OwnParams):
-        def check_population(self, population: PopulationSpec) -> None:
-            seen.append(population.devices)
-
-    fedsim.Scenario(**{**sections(), "strategy": Picky()})
-    assert seen == [3]

@@ -50,12 +50,13 @@ TREE = {
     share=st.floats(0.0, 1.0),
     tree=st.booleans(),
     tcp=st.booleans(),
+    server=st.sampled_from([{}, {"speed": 1e-4, "patience": "4 s"}]),
 )
 def test_any_world_any_instant(
-    strategy: dict[str, Any], seed: int, share: float, tree: bool, tcp: bool, tmp_path_factory: pytest.TempPathFactory
+    strategy: dict[str, Any], seed: int, share: float, tree: bool, tcp: bool, server: dict[str, Any], tmp_path_factory: Any
 ) -> None:
     place = tmp_path_factory.mktemp("resume")
-    scenario = eventful_world(strategy, seed=seed) | ({"network": TREE} if tree else {})
+    scenario = eventful_world(strategy, seed=seed) | ({"network": TREE} if tree else {}) | {"server": server}
     scenario["network"] = scenario["network"] | ({"protocol": TCP} if tcp else {})
     events = run(scenario, place / "whole")["events"]
     if run_until(scenario, place / "cut", 1 + int(share * (events - 1))) == "interrupted":

@@ -1,24 +1,16 @@
-"""Whole runs: the same to the bit however they are computed, and sound in every world."""
+"""Whole runs: how they end, what they leave, and what ``fedsim.run`` gives back."""
 
-import asyncio
-import tempfile
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import fedsim
 from fedsim.audit import audit
-from fedsim.executors.base import Executor
-from fedsim.executors.inline import Inline
-from fedsim.executors.threads import Threads
 from fedsim.plugin import Server, Strategy, StrategyParams, TaskEnd
 from fedsim.records.reading import RunFolder
-from fedsim.running.runner import Job
 from fedsim.simulation import Simulation
-from fedsim.testing import Delayed
 
 
 class EveryArrivalParams(StrategyParams):
@@ -99,25 +91,10 @@ STRATEGIES: list[dict[str, Any]] = [
 ]
 
 
-def fingerprints(sections: dict[str, Any], executor: Executor) -> tuple[str, str]:
-    summary = asyncio.run(Job(fedsim.Scenario(**sections), None, executor).execute()).summary
-    assert summary["status"] == "done"
-    return summary["events_sha256"], summary["models_sha256"]
-
-
-@pytest.mark.parametrize("kind", ["fedavg", "fedbuff", "ifca-mig"])
-def test_workers_executors_and_real_delays_change_nothing(small: dict[str, Any], kind: str) -> None:
-    """With another model than in the contract that every strategy passes."""
-    strategy = next(strategy for strategy in STRATEGIES if strategy["kind"] == kind)
-    small |= {"strategy": strategy, "model": {"kind": "mlp", "hidden": [13]}, "stop": {"rounds": 5}}
-    reference = fingerprints(small, Inline())
-    for executor in (Threads(1), Delayed(2), Threads(4)):
-        assert fingerprints(small, executor) == reference
-
-
 def test_evaluating_less_often_changes_no_model(small: dict[str, Any]) -> None:
-    often, seldom = (fingerprints(small | {"evaluation": {"every": every}}, Inline()) for every in (1, 8))
-    assert (seldom[0] != often[0], seldom[1] == often[1]) == (True, True)
+    often, seldom = (fedsim.run(fedsim.Scenario(**small | {"evaluation": {"every": every}})).summary for every in (1, 8))
+    assert often["events_sha256"] != seldom["events_sha256"]
+    assert often["models_sha256"] == seldom["models_sha256"]
 
 
 def test_the_same_world_for_every_strategy_and_another_for_another_seed(small: dict[str, Any], tmp_path: Path) -> None:
@@ -197,69 +174,29 @@ def test_a_server_asks_only_idle_devices(small: dict[str, Any]) -> None:
     assert device not in server.clients.sample(20, "x")
 
 
-# Any world: time and bytes only, so that hundreds can be tried.
+# What a run gives back.
 
-durations = st.sampled_from(["500 ms", "3 s", "20 s", "2 min", "1 h"])
-rates = st.sampled_from(["5 kbit/s", "64 kbit/s", "1 Mbit/s", "1 Gbit/s"])
-networks = st.one_of(
-    st.fixed_dictionaries(
-        {
-            "kind": st.just("star"),
-            "server": st.fixed_dictionaries({"down": rates, "up": rates}),
-            "device": st.fixed_dictionaries({"down": rates, "up": rates, "latency": st.sampled_from(["0 s", "40 ms", "3 s"])}),
-        }
-    ),
-    st.fixed_dictionaries(
-        {
-            "kind": st.just("tree"),
-            "cells": st.integers(1, 4),
-            "cell": st.fixed_dictionaries({"down": rates, "up": rates}),
-            "server": st.fixed_dictionaries({"down": rates, "up": rates}),
-            "device": st.fixed_dictionaries({"down": rates, "up": rates}),
-        }
-    ),
-)
-availabilities = st.one_of(
-    st.just({"kind": "always"}),
-    st.fixed_dictionaries({"kind": st.just("renewal"), "mean_on": durations, "mean_off": durations}),
-)
-deadlines = st.one_of(st.none(), st.sampled_from(["10 s", "60 s", "10 min"]))
+RESULT = {
+    "learning": "off",
+    "population": {"devices": 2, "samples": [20, 40], "speed": "10 samples/s"},
+    "strategy": {"kind": "fedavg", "clients_per_round": 2},
+    "stop": {"rounds": 1},
+}
 
 
-@pytest.mark.long
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    seed=st.integers(0, 1000),
-    network=networks,
-    availability=availabilities,
-    deadline=deadlines,
-    kind=st.sampled_from(["fedavg", "fedprox", "local"]),
-    over=st.sampled_from([1.0, 1.5]),
-    jitter=st.sampled_from([0.0, 0.5]),
-    slow=st.booleans(),
-)
-def test_disconnections_in_any_phase_leave_no_trace_of_disorder(
-    seed: int, network: Any, availability: Any, deadline: Any, kind: str, over: float, jitter: float, slow: bool
-) -> None:
-    strategy = {"kind": kind, "clients_per_round": 6, "local_epochs": 3, "retry": "10 s"}
-    strategy |= {"deadline": deadline} if deadline else {}
-    strategy |= {"over_selection": over} if kind != "local" else {}
-    population = {"devices": 12, "samples": {"low": 1, "high": 300}, "speed": "10 samples/s", "jitter": jitter}
-    population |= {"availability": availability}
-    population |= {"slow_phases": {"factor": 0.1, "mean_normal": "30 s", "mean_slow": "5 s"}} if slow else {}
-    scenario = {"seed": seed, "learning": "off", "population": population, "network": network, "strategy": strategy}
-    scenario |= {"stop": {"rounds": 6, "simulated_time": "1 day"}}
-    if refused_for_its_deadline(scenario):
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        fedsim.run(fedsim.Scenario(**scenario), Path(folder) / "run", executor="inline")
-        assert not any(audit(Path(folder) / "run").values())
+def test_a_result_is_a_loaded_run(tmp_path: Path) -> None:
+    result = fedsim.run(fedsim.Scenario(**RESULT), tmp_path / "run", executor="inline")
+    loaded = fedsim.load_run(tmp_path / "run")
+    assert isinstance(result, fedsim.LoadedRun)
+    assert result.folder == result.path == tmp_path / "run"
+    pd.testing.assert_frame_equal(result.devices, loaded.devices)
+    assert len(result.events) == len(loaded.events)
+    assert result.scenario == loaded.scenario
+    assert result.figure("timeline").axes
 
 
-def refused_for_its_deadline(scenario: dict[str, Any]) -> bool:
-    """Whether the deadline is shorter than any download: that is refused before anything happens."""
-    try:
-        Simulation(fedsim.Scenario(**scenario))
-    except fedsim.ScenarioError as error:
-        return "for its download alone" in str(error)
-    return False
+def test_without_a_folder_it_has_its_rounds_alone() -> None:
+    result = fedsim.run(fedsim.Scenario(**RESULT), executor="inline")
+    assert (result.folder, len(result.rounds), result.summary["rounds"]) == (None, 1, 1)
+    with pytest.raises(fedsim.RunFolderError, match=r"kept in no folder: fedsim.run"):
+        result.devices  # noqa: B018

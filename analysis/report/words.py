@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from fedsim.analysis import style
 from fedsim.analysis.report.markup import plain
 from fedsim.strategies import strategy_name as registered_name
 
@@ -158,13 +159,9 @@ def _speed(scenario: Facts) -> str:
 def _hosts(scenario: Facts) -> str:
     if (host := scenario["population"].get("host")) is None:
         return ""
-    where = "They run on one host" if host["number"] == 1 else f"They run on {host['number']:,} hosts, each"
-    points = [f"{work:g} times the work of one at {count:g} computations" for count, work in host.get("throughput", ())]
-    cores = f"{host['cores']:,} cores" if "cores" in host else _listed(points)
-    words = f"{where} with {cores}"
-    words += f"; {host['workers']:,} tasks run at once, others queue" if "workers" in host else ""
-    words += f"; as many tasks of {host['task_memory']} run at once as fit into {host['memory']}" if "memory" in host else ""
-    return f"{words}{'' if _is_none(host['start_up']) else '; a task starts up for ' + host['start_up']}."
+    words = f"They run on {style.counted(host['number'], 'host')}"
+    words += f" with {host['cores']:,} cores" if "cores" in host else ""
+    return words + (f"; {host['workers']:,} tasks run at once, others queue." if "workers" in host else ".")
 
 
 def _availability(scenario: Facts) -> str:
@@ -173,36 +170,28 @@ def _availability(scenario: Facts) -> str:
 
 
 def _lifetimes(scenario: Facts) -> str:
-    words, population = [], scenario["population"]
-    if arrivals := population.get("arrivals"):
-        which = f"{arrivals['newcomers']:,} of them" if "newcomers" in arrivals else "Some"
-        words.append(f"{which} arrive later" + (f" ({arrivals['rate']})" if "rate" in arrivals else ""))
-    if departures := population.get("departures"):
-        share = f"{departures['share']:.0%}" if "share" in departures else "some"
-        stay = f", after {departures['mean_stay']} on average" if "mean_stay" in departures else ""
-        words.append(f"{share} leave for good{stay}")
+    arrivals, departures = (scenario["population"].get(what) for what in ("arrivals", "departures"))
+    words = ["some arrive later" + (f" ({arrivals['rate']})" if "rate" in arrivals else "")] if arrivals else []
+    words += [(f"{departures['share']:.0%}" if "share" in departures else "some") + " leave for good"] if departures else []
     return _sentence(words, " and ")
 
 
 def _network(scenario: Facts) -> str:
     network = scenario["network"]
-    device = network.get("device", {})
-    own = "" if "capacity" in scenario["population"] else _limits(device)
-    links = f"Each device's link has {own}" if own else ""
-    latency = device.get("latency")
-    if latency and not _is_none(latency.get("value", "")):
-        links += f"{', with ' if links else 'Messages have '}{_amount(latency)} of latency"
-    server = network.get("server")
-    limits = _limits(server) if isinstance(server, Mapping) else ""
-    words = [links, f"the server's link, which all share, has {limits}" if limits else ""]
+    device, server, edge = (network.get(what) for what in ("device", "server", "edge"))
+    own = _limits(device) if device and "capacity" not in scenario["population"] else ""
+    words = [f"each device's link has {own}" if own else ""]
+    if device and not _is_none(device.get("latency", {}).get("value", "0 s")):
+        words.append(f"messages have {_amount(device['latency'])} of latency")
+    if limits := _limits(server) if isinstance(server, Mapping) else "":
+        words.append(f"the server's link, which all share, has {limits}")
     if network["kind"] == "tree":
         each = _limits(network.get("cell", {}))
         words.append(f"they are in {network['cells']:,} cells" + (f" with {each} each" if each else ""))
     elif network["kind"] == "graph":
-        words[1:] = ["they reach the server through a network that is read from a file"]
-    if edge := network.get("edge"):
-        nodes = edge.get("nodes") or dict.fromkeys(network.get("attach", []))
-        where = "in each cell" if network["kind"] == "tree" else f"at {len(nodes):,} of its nodes"
+        words.append("they reach the server through a network that is read from a file")
+    if edge:
+        where = "in each cell" if network["kind"] == "tree" else "at some of its nodes"
         far = "" if _is_none(edge["latency"]) else f", with {edge['latency']} of latency from there to the server"
         words.append(f"there is an edge server {where}{far}")
     protocol = network.get("protocol", {}).get("kind", "fluid")
@@ -223,21 +212,19 @@ def _processes(scenario: Facts) -> str:
 
 
 def _process(process: Facts) -> str:
-    match process["kind"]:
-        case "upload-slots":
-            number = process["slots"]
-            return f"The server takes {number:,} upload{'' if number == 1 else 's'} at a time; the others queue."
-        case "link-outage" | "edge-outage" as kind:
-            crashes = process.get("work") == "wasted"
-            what = f"edge server {process.get('edge')} {'crashes and is gone' if crashes else 'is cut off'}"
-            if kind == "link-outage":
-                meanwhile = "nothing" if _is_none(process["rate"]) else f"{process['rate']} only"
-                what = f"the link {plain(process['link'], 60)} carries {meanwhile}"
-            return f"Every {process['every']} {what} for {process['lasts']}{', on average' if process['random'] else ''}."
-        case "heat":
-            return f"Devices that compute get warm, and then have {process['factor']} of their speed until they have cooled."
-        case own:
-            return f"The process {plain(own.rpartition(':')[2], 60)}, of the user's own, acts on the world."
+    kind = process["kind"]
+    if kind == "upload-slots":
+        return f"The server takes {style.counted(process['slots'], 'upload')} at a time; the others queue."
+    if kind == "heat":
+        return "Devices that compute get warm, and are then slower until they have cooled."
+    if kind == "link-outage":
+        meanwhile = "nothing" if _is_none(process["rate"]) else f"{process['rate']} only"
+        what = f"the link {plain(process['link'], 60)} carries {meanwhile}"
+    elif kind == "edge-outage":
+        what = f"edge server {process['edge']} {'crashes and is gone' if process['work'] == 'wasted' else 'is cut off'}"
+    else:
+        return f"The process {plain(kind.rpartition(':')[2], 60)}, of the user's own, acts on the world."
+    return f"Every {process['every']} {what} for {process['lasts']}{', on average' if process['random'] else ''}."
 
 
 def _energy(scenario: Facts) -> str:
@@ -267,29 +254,27 @@ def _drift(scenario: Facts) -> str:
 def _strategy(scenario: Facts) -> str:
     own = scenario["strategy"]
     name, asked = strategy_name(own["kind"]), own.get("clients_per_round")
-    epochs = f"{own['local_epochs']} local epoch{'' if own['local_epochs'] == 1 else 's'}"
+    epochs = style.counted(own["local_epochs"], "local epoch")
     if "concurrency" in own:
         buffer = f", and {own['buffer']} answers make a version of the model" if "buffer" in own else ""
         return f"{name} keeps {own['concurrency']:,} devices at work for {epochs} each{buffer}; it has no rounds."
     if own["kind"] == "fedat":
         return f"{name} has {own['tiers']} tiers; each asks {asked:,} of its devices for {epochs}, and waits for no other tier."
-    who = "all devices" if asked is None else f"{asked:,} device{'' if asked == 1 else 's'} a round"
+    who = f"{style.counted(asked, 'device')} a round" if asked else "all devices"
     if own.get("participation", 1) < 1 and asked is None:
         who = f"{own['participation']:.0%} of the devices a round"
     if "kappa2" in own:
         turn = f"{own['kappa1']:,} steps" if "kappa1" in own else epochs
-        epochs = f"{own['kappa2']} edge round{'' if own['kappa2'] == 1 else 's'} of {turn}"
-    deadline, within = own.get("deadline"), ", and waits for all of them"
+        epochs = f"{style.counted(own['kappa2'], 'edge round')} of {turn}"
+    deadline = own.get("deadline") or ""
     if isinstance(deadline, Mapping) and deadline.get("kind") == "relative":
         deadline = f"{deadline['times']:g} times the mean time of {deadline['epochs']} epochs"
     elif isinstance(deadline, Mapping):
         deadline = deadline.get("time", "a time that follows from what earlier rounds took")
-    if deadline:
-        within = f", within {deadline}"
-    words = f"{name} asks {who} for {epochs}{within}"
+    words = [f"{name} asks {who} for {epochs}, {f'within {deadline}' if deadline else 'and waits for all of them'}"]
     counts = {parts: own.get(parts) for parts in ("groups", "clusters", "tiers")}
-    words += "".join(f"; it forms {count} {parts}" for parts, count in counts.items() if isinstance(count, int) and count > 1)
-    return f"{words}; its proximal term weighs {own['mu']:g}." if "mu" in own else f"{words}."
+    words += [f"it forms {count} {parts}" for parts, count in counts.items() if isinstance(count, int) and count > 1]
+    return "; ".join([*words, *([f"its proximal term weighs {own['mu']:g}"] if "mu" in own else [])]) + "."
 
 
 def _end(scenario: Facts) -> str:

@@ -55,8 +55,7 @@ def audit(path: str | Path, *, allow_code: bool = False) -> dict[str, list[str]]
 
     ``allow_code``: whether the meters that its scenario names by import path are imported, to count again.
 
-    Raises:
-        RunFolderError: there is no run folder.
+    Raises ``RunFolderError``: there is no run folder.
     """
     evidence = Evidence(RunFolder(path))
     with from_file(allow_code):

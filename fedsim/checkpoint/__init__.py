@@ -1,1 +1,20 @@
-"""Runs that can be stopped at any instant and continued to the bit."""
+"""Runs that can be stopped at any instant and continued to the bit; here is ``[checkpoint]``, how often one is saved."""
+
+from pydantic import Field
+
+from fedsim.language.spec import Spec
+from fedsim.language.units import PositiveSeconds
+
+
+class CheckpointSpec(Spec):
+    """``[checkpoint]``: after how much of a run it is saved. It has no influence on the run.
+
+    Besides, a run is saved when it is interrupted (Ctrl-C, SIGTERM, SIGHUP).
+
+    Attributes:
+        rounds: after every so many rounds; None: not by rounds.
+        time: after every so much simulated time; None: not by time.
+    """
+
+    rounds: int | None = Field(default=None, ge=1)
+    time: PositiveSeconds | None = None

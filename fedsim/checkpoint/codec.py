@@ -6,7 +6,7 @@ field by field. Two places that held one object hold one object again. Floats co
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -21,12 +21,7 @@ _TAGS = ("~tuple", "~named", "~dict", "~float", "~array", "~object")
 
 
 class Encoder:
-    """Takes values in, one after the other, and gives what must be written.
-
-    Args:
-        classes: name -> class of the objects that may occur.
-        left_out: fields that are not written, ``Class.field``.
-    """
+    """Gives what must be written of values, with objects of ``classes`` without the fields ``left_out`` (``Class.field``)."""
 
     def __init__(self, classes: Mapping[str, type], left_out: tuple[str, ...] = ()) -> None:
         self._names = {cls: name for name, cls in classes.items()}
@@ -65,32 +60,22 @@ class Encoder:
                 return {key: self._plain(item) for key, item in value.items()}
             return {"~dict": [[self._plain(key), self._plain(item)] for key, item in value.items()]}
         if isinstance(value, np.ndarray):
-            return {"~array": self._array(value)}
+            if id(value) not in self._array_names:
+                self._array_names[id(value)] = name = f"{len(self.arrays):06d}"
+                self.arrays[name] = np.ascontiguousarray(value)
+                self._kept.append(value)
+            return {"~array": self._array_names[id(value)]}
         if type(value) in self._names:
-            return {"~object": self._number(value)}
+            if id(value) not in self._numbers:
+                self._numbers[id(value)] = len(self._numbers)
+                self._kept.append(value)
+                self._waiting.append(value)
+            return {"~object": self._numbers[id(value)]}
         raise CheckpointError(f"a {type(value).__name__} cannot be kept in a checkpoint: {str(value)[:80]}")
-
-    def _array(self, value: NDArray[Any]) -> str:
-        if id(value) not in self._array_names:
-            self._array_names[id(value)] = name = f"{len(self.arrays):06d}"
-            self.arrays[name] = np.ascontiguousarray(value)
-            self._kept.append(value)
-        return self._array_names[id(value)]
-
-    def _number(self, value: Any) -> int:
-        if id(value) not in self._numbers:
-            self._numbers[id(value)] = len(self._numbers)
-            self._kept.append(value)
-            self._waiting.append(value)
-        return self._numbers[id(value)]
 
 
 def decode(written: Any, arrays: Mapping[str, NDArray[Any]], classes: Mapping[str, Any], left_out: tuple[str, ...] = ()) -> Any:
-    """Values that an ``Encoder`` was given; two places that held one object or array hold one again.
-
-    Raises:
-        CheckpointError: it names an unknown class, field or array, or is not of the form that ``Encoder`` writes.
-    """
+    """Values that an ``Encoder`` was given; ``CheckpointError``: it names an unknown class, field or array, or is malformed."""
     try:
         shells = [classes[name].__new__(classes[name]) for name, _ in written["objects"]]
         for shell, (name, content) in zip(shells, written["objects"], strict=True):
@@ -107,21 +92,24 @@ def decode(written: Any, arrays: Mapping[str, NDArray[Any]], classes: Mapping[st
 
 
 def _value(written: Any, arrays: Mapping[str, NDArray[Any]], shells: list[Any], classes: Mapping[str, Any]) -> Any:
+    def back(item: Any) -> Any:
+        return _value(item, arrays, shells, classes)
+
     if isinstance(written, list):
-        return [_value(item, arrays, shells, classes) for item in written]
+        return list(map(back, written))
     if not isinstance(written, dict):
         return written
     tag = next(iter(written), None) if len(written) == 1 else None
     if tag not in _TAGS:
-        return {key: _value(item, arrays, shells, classes) for key, item in written.items()}
+        return {key: back(item) for key, item in written.items()}
     content = written[tag]
     match tag:
         case "~tuple":
-            return tuple(_value(item, arrays, shells, classes) for item in content)
+            return tuple(map(back, content))
         case "~named":
-            return classes[content[0]]._make(_value(item, arrays, shells, classes) for item in content[1:])
+            return classes[content[0]]._make(map(back, content[1:]))
         case "~dict":
-            return {_value(key, arrays, shells, classes): _value(item, arrays, shells, classes) for key, item in content}
+            return {back(key): back(item) for key, item in content}
         case "~float":
             return _ODD_FLOATS[content]
         case "~array":
@@ -133,13 +121,8 @@ def _value(written: Any, arrays: Mapping[str, NDArray[Any]], shells: list[Any], 
 
 def fields_of(value: Any) -> list[str]:
     """The names of an object's fields: its slots, its dataclass's fields, or else what it holds now."""
-    slots = list(_slots(type(value)))
+    found = [base.__dict__.get("__slots__", ()) for base in reversed(type(value).__mro__)]
+    slots = [name for names in found for name in ((names,) if isinstance(names, str) else names) if not name.startswith("__")]
     if not slots and is_dataclass(value):
         return [field.name for field in fields(value)]
     return slots or list(vars(value))
-
-
-def _slots(cls: type) -> Iterator[str]:
-    for base in reversed(cls.__mro__):
-        slots = base.__dict__.get("__slots__", ())
-        yield from (name for name in ((slots,) if isinstance(slots, str) else slots) if not name.startswith("__"))

@@ -1,21 +1,28 @@
-"""A whole run as one tree of values, and a run put back to where it was.
+"""A whole run as one tree of values, when it is saved, and a run put back to where it was.
 
 What follows from the scenario is not in it: the run is built from that, and then each part takes up what it had to
 remember. Alarms are set again in the order in which they were to ring, so that those of one instant ring as they would have.
 """
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from fedsim.checkpoint import CheckpointSpec, store
 from fedsim.checkpoint.codec import Arrays, Encoder, decode
-from fedsim.checkpoint.origins import Origins
 from fedsim.errors import CheckpointError
 from fedsim.federation.client import Instruction, PreviousResult
 from fedsim.federation.client_side import TaskContext
-from fedsim.federation.contents import Header, Lazy, Opaque, Partial
-from fedsim.federation.messages import TaskEnd
+from fedsim.federation.contents import Header, Lazy, Opaque, Partial, TaskEnd
+from fedsim.files import sought
+from fedsim.language.spec import Spec
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Ref, Trained
+from fedsim.simulation import Record
 from fedsim.training import Contrast, Limit, Part, Training
 from fedsim.world.batteries import Load
 from fedsim.world.messages import NOT_SAVED as NOT_SAVED_OF_MESSAGES
@@ -25,6 +32,7 @@ from fedsim.world.network.star import Place, Tier
 from fedsim.world.task import NOT_SAVED, Code, Download, Evaluate, Pause, Payload, Queue, Task, Train, Upload, Work
 
 if TYPE_CHECKING:
+    from fedsim.data.federated import FederatedData
     from fedsim.records.recorder import Recorder
     from fedsim.running.assembly import Run
 
@@ -42,12 +50,105 @@ _LEFT_OUT = ("Flow.done", *NOT_SAVED, *NOT_SAVED_OF_MESSAGES)
 """Attributes that cannot be written and are made again: callbacks of flows, processes, slots and alarms."""
 
 
-def take(run: "Run", recorder: "Recorder", origins: Origins) -> tuple[dict[str, Any], Arrays]:
+class Origins:
+    """Fingerprints of the data and traces that a run was built from: a resumed run reads their files again."""
+
+    def __init__(self, run: "Run") -> None:
+        self._run, scenario = run, run.scenario
+        sections: dict[str, Spec] = {"population": scenario.population, "network": scenario.network}
+        if scenario.learning == "on":
+            sections["model"] = scenario.model
+        root = scenario.data.own_folder()
+        files = {key: sought(file, root) for section, spec in sections.items() for key, file in _files(section, spec)}
+        self._of_files = {key: hashlib.sha256(path.read_bytes()).hexdigest() for key, path in files.items()}
+
+    @cached_property
+    def fingerprints(self) -> dict[str, str]:
+        """Of each section of the scenario that names files, and of the devices' first data: one that others do not have."""
+        learner, data = self._run.learner, self._run.data
+        shape = f"{learner.parameters} parameters, {learner.flops_per_sample} FLOPs"  # no samples, but their shape and classes
+        return {"data": shape if data is None else _data(data)} | self._of_files
+
+    def refuse_others(self, then: Mapping[str, str]) -> None:
+        """See whether all is as it was when a checkpoint was taken; ``CheckpointError`` names what is not."""
+        now = self.fingerprints
+        changed = [section for section in sorted(now.keys() | then.keys()) if now.get(section) != then.get(section)]
+        if changed:
+            raise CheckpointError(
+                f"what the files of [{'] and ['.join(changed)}] hold has changed since the checkpoint was taken: the run would "
+                "go on as another one; put the old files back to resume it, or run the scenario again, with another --out"
+            )
+
+
+def _data(data: "FederatedData") -> str:
+    """Of all samples, and of who held which of them, seen in which way, before any shift."""
+    digest = hashlib.sha256()
+
+    def add(array: "np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None") -> None:
+        if array is None:
+            digest.update(b"none\n")
+        else:
+            digest.update(f"{array.dtype.str} {array.shape}\n".encode())
+            digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+    for part in (data.pool.x, data.pool.y, *([] if data.pool.targets is None else [data.pool.targets])):
+        add(part)
+    for shard in data.shards:
+        for held in (shard.train, shard.test, shard.label_map):
+            add(held)
+        digest.update(f"{shard.quarter_turns} {shard.augment_seed}\n".encode())
+    return digest.hexdigest()
+
+
+def _files(key: str, spec: Spec) -> Iterator[tuple[str, str]]:
+    """Every file that a part of the scenario names, with its key."""
+    for name, value in spec:
+        if isinstance(value, Spec):
+            yield from _files(f"{key}.{name}", value)
+        elif name == "file" and value is not None:
+            yield key, value
+
+
+class Checkpointer:
+    """Watches a run's records and saves it when it is time, at the end of the instant.
+
+    ``tell`` is called when the run was saved, with its rounds and the simulated time (s): a power cut cannot take that back.
+    """
+
+    def __init__(self, spec: CheckpointSpec, folder: Path, run: "Run", recorder: "Recorder", origins: Origins) -> None:
+        self._spec, self._folder, self._run, self._recorder, self._origins = spec, folder, run, recorder, origins
+        self.tell: Callable[[int, float], None] = lambda rounds, time: None
+        self._due = False
+        self._period = self._periods(recorder.last_time)
+
+    def watch(self, record: Record) -> None:
+        """See whether it is time."""
+        rounds, time = self._spec.rounds, self._spec.time
+        if rounds is not None and record.kind == "round" and (record.fields["round"] + 1) % rounds == 0:
+            self.request()
+        elif time is not None and record.time >= (self._period + 1) * time:
+            self._period = self._periods(record.time)
+            self.request()
+
+    def _periods(self, time: float) -> int:
+        return 0 if self._spec.time is None else int(time // self._spec.time)
+
+    def request(self) -> None:
+        """Save the run when this instant is over."""
+        if not self._due:
+            self._due = True
+            self._run.simulation.between_instants(self._take)
+
+    def _take(self) -> None:
+        self._due = False
+        store.write(self._folder, self._recorder.chain.count, *_taken(self._run, self._recorder, self._origins))
+        self.tell(len(self._recorder.rounds), self._run.simulation.now)
+
+
+def _taken(run: "Run", recorder: "Recorder", origins: Origins) -> tuple[dict[str, Any], Arrays]:
     """All that a run must remember between two instants, as JSON-able tables and arrays.
 
-    Raises:
-        SimulationError: something waits that has no name.
-        CheckpointError: the strategy's state holds something that cannot be written.
+    ``SimulationError``: something waits that has no name. ``CheckpointError``: a state holds something that cannot be written.
     """
     encoder = Encoder(_CLASSES, _LEFT_OUT)
     tree = encoder.encode(
@@ -74,12 +175,13 @@ def take(run: "Run", recorder: "Recorder", origins: Origins) -> tuple[dict[str, 
     return tree, encoder.arrays
 
 
-def put_back(run: "Run", recorder: "Recorder", origins: Origins, tree: Any, arrays: Arrays) -> None:
-    """Bring a run that was just built to where it was when the snapshot was taken.
+def resume(folder: Path, run: "Run", recorder: "Recorder", origins: Origins) -> None:
+    """Bring a run that was just built to where the newest checkpoint of its folder left it.
 
     Raises:
-        CheckpointError: the snapshot is malformed, not of such a run, or of one that was built from other data.
+        CheckpointError: there is none, or it is damaged, not of this run, or of one that was built from other data.
     """
+    _, tree, arrays = store.read(store.latest(folder))
     state = decode(tree, arrays, _CLASSES, _LEFT_OUT)
     try:
         origins.refuse_others(state["origins"])
@@ -112,7 +214,6 @@ def _put_back(run: "Run", recorder: "Recorder", state: dict[str, Any]) -> None:
 
 
 def _owners(run: "Run") -> dict[str, Callable[[str, int, float], object]]:
-    """The method that sets an alarm of each kind again."""
     owners: dict[str, Callable[[str, int, float], object]] = {"stop": run.rearm}
     owners |= dict.fromkeys(("network", "latency"), run.network.rearm)
     owners |= dict.fromkeys(("step", "look-ahead", "vanish", "battery", "flat", "host"), run.tasks.rearm)

@@ -21,10 +21,7 @@ _FORMAT = 11
 def write(folder: Path, events: int, tree: Any, arrays: Arrays) -> Path:
     """Write a checkpoint taken after so many events into a run folder; then remove all but this one and the one before.
 
-    Files that it refers to must already be on the disk.
-
-    Raises:
-        OSError: the disk refuses; what was there before is untouched.
+    Files that it refers to must already be on the disk. ``OSError``: the disk refuses; what was there before is untouched.
     """
     from safetensors.numpy import save
 
@@ -54,11 +51,7 @@ def write(folder: Path, events: int, tree: Any, arrays: Arrays) -> Path:
 
 
 def latest(folder: Path) -> Path:
-    """The newest checkpoint of a run folder.
-
-    Raises:
-        CheckpointError: there is none.
-    """
+    """The newest checkpoint of a run folder; ``CheckpointError``: there is none."""
     if (folder / FOLDER).is_symlink():
         raise CheckpointError(
             f"{str(folder / FOLDER)!r} is a link, which is not followed; resume in a copy with all it leads to"
@@ -70,12 +63,11 @@ def latest(folder: Path) -> Path:
 
 
 def read(place: Path) -> tuple[int, Any, Arrays]:
-    """Number of events, tree and arrays of a checkpoint.
-
-    Raises:
-        CheckpointError: a file is missing, or does not have the fingerprint that it had when it was written.
-    """
+    """Number of events, tree and arrays of a checkpoint; ``CheckpointError``: it is of another format, or damaged."""
     from safetensors.numpy import load
+
+    def damaged(why: str) -> CheckpointError:
+        return CheckpointError(f"the checkpoint {str(place)!r} is damaged: {why}; remove it to resume from the one before")
 
     try:
         manifest = read_json(place / _MANIFEST)
@@ -87,18 +79,14 @@ def read(place: Path) -> tuple[int, Any, Arrays]:
         content = {name: regular(place / name).read_bytes() for name in (_STATE, _ARRAYS)}
         for name, part in content.items():
             if hashlib.sha256(part).hexdigest() != manifest[name]:
-                raise CheckpointError(_damaged(place, f"{name} is not what was written"))
+                raise damaged(f"{name} is not what was written")
         if manifest["events"] != int(place.name):
-            raise CheckpointError(_damaged(place, f"it was taken after {manifest['events']} events, which is not its name"))
+            raise damaged(f"it was taken after {manifest['events']} events, which is not its name")
         return manifest["events"], json.loads(content[_STATE]), load(content[_ARRAYS])
     except CheckpointError:
         raise
     except Exception as error:  # whatever a damaged file makes a reader say
-        raise CheckpointError(_damaged(place, f"{type(error).__name__}: {error}")) from None
-
-
-def _damaged(place: Path, why: str) -> str:
-    return f"the checkpoint {str(place)!r} is damaged: {why}; remove it to resume from the one before"
+        raise damaged(f"{type(error).__name__}: {error}") from None
 
 
 def _all(folder: Path) -> list[Path]:

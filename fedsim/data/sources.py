@@ -156,6 +156,7 @@ _OTHERS = {
     "cifar10": (f"{_TOOLS}.images:Cifar10", "50,000 + 10,000 colour images of 32x32 pixels, from the binary batches"),
     "emnist": (f"{_TOOLS}.images:Emnist", "digits and letters (EMNIST ByClass, Cohen et al. 2017), from IDX files"),
     "npz": (f"{_TOOLS}.own:Npz", "arrays of the user's own in one '.npz' file"),
+    "huggingface": (f"{_TOOLS}.own:HuggingFace", "a folder that the 'save_to_disk' of Hugging Face's data sets has written"),
     "dataset": (f"{_TOOLS}.own:MapDataset", "a map-style 'torch.utils.data.Dataset', read into memory"),
 }
 _HERE = Registry.of("source", Digits, Synthetic)

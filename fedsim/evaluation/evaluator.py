@@ -15,7 +15,7 @@ from fedsim.learning.refs import Ref
 from fedsim.training import Training
 
 if TYPE_CHECKING:
-    from fedsim.federation.messages import Handlers
+    from fedsim.federation.contents import Handlers
     from fedsim.learning import Evaluation, Learner
 
 ModelAssignment = Mapping[str, tuple[Ref, Sequence[int] | None]]

@@ -6,6 +6,7 @@ from fedsim.errors import ScenarioError, nearest
 from fedsim.executors.base import Executor
 from fedsim.executors.inline import Inline
 from fedsim.executors.threads import Threads
+from fedsim.language.imports import at
 
 EXECUTORS = {
     "inline": "all work in one thread",
@@ -33,7 +34,6 @@ def make_executor(name: str, workers: int | None = None, address: str | None = N
             raise ScenarioError(f"--workers is {workers}, but the cluster at --address {address!r} has its own number of them")
         if device != "cpu":
             raise ScenarioError(f"training.device is {device!r}, but --executor is 'ray', whose workers use CPUs alone")
-        from fedsim.executors.ray import Ray  # loads Ray, which takes its time
-
-        return Ray(address, workers)
+        made: Executor = at("fedsim.toolbox.executors.ray:Ray", "--executor")(address, workers)
+        return made
     raise ScenarioError(f"--executor is {name!r}; allowed are {', '.join(EXECUTORS)}{nearest(name, EXECUTORS)}")

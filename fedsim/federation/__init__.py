@@ -1,11 +1,9 @@
 """Between the strategy and the world: the faces of its two halves, what they say to each other, and who carries it."""
 
 from fedsim.federation.client import BEST, Client, Instruction, LocalResult, PreviousResult, Real, RunInfo
-from fedsim.federation.contents import Contents, Header, Lazy, Opaque, Partial, payloads
+from fedsim.federation.contents import Carried, Contents, Header, Lazy, Opaque, Partial, PeerMessage, TaskEnd, payloads
 from fedsim.federation.devices import Device
-from fedsim.federation.messages import Carried, PeerMessage, TaskEnd
-from fedsim.federation.peer import Peer
-from fedsim.federation.server import Server
+from fedsim.federation.server import Peer, Server
 
 __all__ = [
     "BEST", "Carried", "Client", "Contents", "Device", "Header", "Instruction", "Lazy", "LocalResult", "Opaque", "Partial",

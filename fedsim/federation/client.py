@@ -20,76 +20,48 @@ BEST = "best"
 
 @dataclass(frozen=True, slots=True)
 class PreviousResult:
-    """``Training.start`` or ``anchor``: a linear combination with the results of trainings before in the same task.
+    """``Training.start`` or ``anchor``: a linear combination with the results of trainings before in the same task."""
 
-    Attributes:
-        parts: models and coefficients; a number stands for the result of the training of that number, from 0.
-    """
-
-    parts: tuple[tuple[Ref | int, float], ...]
+    parts: tuple[tuple[Ref | int, float], ...]  #: models and coefficients; a number stands for that training, from 0
 
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """Facts of a run that both halves know before it begins.
-
-    Attributes:
-        devices: how many there are.
-        parameters: trained numbers of the model, d.
-        classes: its outputs, M.
-        mean_epoch_s: mean over all devices of an undisturbed epoch's time (s): a figure of the operator's, the unit of
-            relative deadlines.
-        lr_in: the learning rate of a round.
-        planned_rounds: when the run is to stop, or None.
-        momentum: of local SGD.
-        tensors: the model's tensors, in the order of a flat model; none where only its size is known.
-        keeps: whether the scenario says which of them stay on the devices.
-        cut: the tensors of a smaller model (``Model.cut``): each is the first numbers of the model's along all of its axes.
-        adapter_scale: alpha over the rank of the model's adapters.
-        kinds: names of the kinds of devices, in the order of the scenario; none where devices have no kind.
-        kind_of: the kind of a device, which it says when it joins.
-    """
+    """Facts of a run that both halves know before it begins."""
 
     devices: int
-    parameters: int
-    classes: int
-    mean_epoch_s: float
-    lr_in: Callable[[int], float]
-    planned_rounds: int | None
-    momentum: float = 0.0
-    tensors: Callable[[], Sequence[Tensor]] = tuple
-    keeps: bool = False
-    cut: Callable[[CutBy, float], Sequence[Tensor]] = lambda by, size: ()
-    adapter_scale: float = 1.0
-    kinds: Sequence[str] = ()
-    kind_of: Callable[[int], str | None] = lambda device: None
+    parameters: int  #: trained numbers of the model, d
+    classes: int  #: outputs of the model, M
+    mean_epoch_s: float  #: mean over all devices of an undisturbed epoch's time (s), the unit of relative deadlines
+    lr_in: Callable[[int], float]  #: the learning rate of a round
+    planned_rounds: int | None  #: when the run is to stop
+    momentum: float = 0.0  #: of local SGD
+    tensors: Callable[[], Sequence[Tensor]] = tuple  #: of a flat model, in order; none where only its size is known
+    keeps: bool = False  #: whether the scenario says which tensors stay on the devices
+    cut: Callable[[CutBy, float], Sequence[Tensor]] = lambda by, size: ()  #: the tensors of a smaller model (``Model.cut``)
+    adapter_scale: float = 1.0  #: alpha over the rank of the model's adapters
+    kinds: Sequence[str] = ()  #: names of the kinds of devices, in the order of the scenario; none where they have no kind
+    kind_of: Callable[[int], str | None] = lambda device: None  #: the kind of a device, which it says when it joins
 
 
 @dataclass(slots=True)
 class Instruction:
-    """Request of the server to a device.
+    """Request of the server to a device."""
 
-    Attributes:
-        job: what is to be done: ``train``, or another word that the two halves of a strategy agree on.
-        contents: what it has received, by name.
-        round: the round that it belongs to, or None.
-        value: what its real work (``Client.real``) came to, from ``Client.work`` on.
-    """
-
-    job: str
-    contents: dict[str, Any]
+    job: str  #: what is to be done: ``train``, or another word that the two halves of a strategy agree on
+    contents: dict[str, Any]  #: what it has received, by name
     round: int | None
-    value: Any = None
+    value: Any = None  #: what its real work (``Client.real``) came to, from ``Client.work`` on
 
     def __getitem__(self, name: str) -> Any:
         return self.contents[name]
 
 
 class Real(NamedTuple):
-    """Real work on which a device's answer rests: a function at the top of a module, and what it is given.
+    """Real work on which a device's answer rests: a function at the top of a module, and its arguments.
 
-    It may be carried out in another process, on copies; nothing else is carried out in that process meanwhile, so that it may
-    use what is the whole process's own, such as global generators. It leaves them as it finds them.
+    It may be carried out in another process, on copies, with nothing else meanwhile: it may use global generators, and leaves
+    them as it finds them.
     """
 
     function: Callable[..., Any]
@@ -97,38 +69,20 @@ class Real(NamedTuple):
 
 
 class LocalResult(NamedTuple):
-    """Results of a device's computations in one task.
+    """Results of a device's computations in one task."""
 
-    Attributes:
-        samples: training samples that it computed on: all that it holds, unless a part was asked for.
-        epochs: local epochs that the update is made of.
-        steps: SGD steps that these were.
-        update: the trained model; None without an epoch that counts. After several trainings that of the last.
-        start: the model from which it was trained.
-        tested: the best of the models that were tested; None without an ``Evaluate`` step.
-        earlier: the trained models of the trainings before the last, in order, of those with an epoch that counts.
-        trained: what the last training gave, whatever the device has made of its update since.
-    """
-
-    samples: int
-    epochs: int
-    steps: int
-    update: Ref | None
-    start: Ref | None
-    tested: Ref | None
-    earlier: tuple[Ref, ...] = ()
-    trained: Ref | None = None
+    samples: int  #: training samples that it computed on: all that it holds, unless a part was asked for
+    epochs: int  #: local epochs that the update is made of
+    steps: int  #: SGD steps that these were
+    update: Ref | None  #: the trained model, after several trainings that of the last; None without an epoch that counts
+    start: Ref | None  #: the model from which it was trained
+    tested: Ref | None  #: the best of the models that were tested; None without an ``Evaluate`` step
+    earlier: tuple[Ref, ...] = ()  #: the trained models of the trainings before the last, of those with an epoch that counts
+    trained: Ref | None = None  #: what the last training gave, whatever the device has made of its update since
 
 
 class Client(Generic[P]):
-    """Client half of a strategy. One object serves all devices: whatever belongs to one is in that device's ``state``.
-
-    Args:
-        params: the strategy's.
-        setting: what both halves know.
-    """
-
-    _plain, _steps = Training(None), (Train(Training(None)),)  # the last ones, which a whole cohort may share
+    """Client half of a strategy. One object serves all devices: whatever belongs to one is in that device's ``state``."""
 
     def __init__(self, params: P, setting: RunInfo) -> None:
         self.params = params
@@ -144,17 +98,11 @@ class Client(Generic[P]):
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         """Steps that the device computes when it has received the message; by default it trains."""
-        training, limit = self.training(device, instruction), self.limit(device, instruction)
-        if training is not self._steps[0].training or limit is not self._steps[0].limit:
-            self._steps = (Train(training, limit),)
-        return self._steps
+        return (Train(self.training(device, instruction), self.limit(device, instruction)),)
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         """The training, by default of ``local_epochs`` from the received model."""
-        model, epochs = instruction.contents["model"], getattr(self.params, "local_epochs", 1)
-        if model is not self._plain.start or epochs != self._plain.epochs:
-            self._plain = Training(model, epochs)
-        return self._plain
+        return Training(instruction.contents["model"], getattr(self.params, "local_epochs", 1))
 
     def limit(self, device: Device, instruction: Instruction) -> Limit:
         """Limit of the training's time."""

@@ -11,10 +11,10 @@ from typing import Any
 
 from fedsim.errors import ScenarioError
 from fedsim.federation.client import BEST, Client, Instruction, LocalResult, PreviousResult
+from fedsim.federation.codecs import Wire
 from fedsim.federation.contents import STATE, Contents, Partial, payloads, received
 from fedsim.federation.devices import Devices
 from fedsim.federation.malicious import Attack
-from fedsim.federation.wire import Wire
 from fedsim.learning import Learner
 from fedsim.learning.refs import Ref
 from fedsim.learning.spec import Trainer
@@ -25,41 +25,26 @@ from fedsim.world.task import Computation, Evaluate, Payload, Task, TaskStep, Tr
 
 @dataclass(slots=True)
 class TaskContext:
-    """The federation's part of a running task.
-
-    Attributes:
-        instruction: as sent.
-        begun: whether the client half has said what is computed.
-        computed: whether that was anything.
-        reply: what it has answered; None until then, or for nothing.
-        replied: whether it has.
-        keeping: what the device keeps of its answer if it arrives, by name.
-        real: its real work, as soon as that is begun.
-        brings_base: whether the message has the model's frozen tensors too.
-        ahead: results of its trainings, where a trainer that may stop early has told what they take.
-    """
+    """The federation's part of a running task."""
 
     instruction: Instruction
-    begun: bool = False
-    computed: bool = False
-    reply: Contents | None = None
-    replied: bool = False
-    keeping: dict[str, Any] | None = None
-    real: "Future[Any] | None" = None
-    brings_base: bool = False
-    ahead: list[Ref] = field(default_factory=list)
+    begun: bool = False  #: whether the client half has said what is computed
+    computed: bool = False  #: whether that was anything
+    reply: Contents | None = None  #: its answer; None until then, or for none
+    replied: bool = False  #: whether it has answered
+    keeping: dict[str, Any] | None = None  #: residuals that the device keeps of its answer if it arrives, by name
+    real: "Future[Any] | None" = None  #: its real work, as soon as that is begun
+    brings_base: bool = False  #: whether the message has the model's frozen tensors too
+    ahead: list[Ref] = field(default_factory=list)  #: results of trainings that may stop early: they tell how long these take
 
 
 class ClientSide:
     """Asks the client half of a strategy, and brings its answers through the codec.
 
-    Args:
-        up: how models are written on their way up.
-        trainer: of local training.
-        added_up: names of contents that both sides add up (``StrategyParams.added_up``).
-        attack: what malicious devices do to their updates; None where there are no such devices.
-        malicious: which they are.
+    ``added_up``: see ``StrategyParams``. ``attack``: what the ``malicious`` devices do to their updates.
     """
+
+    client: Client[Any]
 
     def __init__(
         self,
@@ -76,50 +61,44 @@ class ClientSide:
         self._trainer, self._added_up = trainer, added_up
         self._attack, self._malicious = attack, frozenset(malicious)
 
-    def connect(self, client: Client[Any]) -> None:
-        """Take the client half, which needs the run to be made."""
-        self.client = client
-        self._is_real = type(client).real is not Client.real
-
     def tell_attack(self) -> None:
         """Record which devices are malicious."""
         if self._attack is not None:
             self._simulation.emit("malicious", attack=self._attack.kind, devices=sorted(self._malicious))
 
-    # Begin.
-
-    def prefetch(self, device: int, context: TaskContext) -> None:
-        """Begin a task's real work as soon as the message is sent, where other workers can do it."""
-        if self._is_real and self._simulation.executor.workers > 1:
-            self._begin_real(device, context)
-
-    def _begin_real(self, device: int, context: TaskContext) -> None:
+    def begin_real(self, device: int, context: TaskContext) -> None:
+        """Begin a task's real work, if it has any that is not begun."""
+        if type(self.client).real is Client.real or context.real is not None:
+            return
         if real := self.client.real(self.devices.of(device), context.instruction):
             context.real = self._simulation.submit(real.function, *real.arguments, alone=True)
-
-    # Compute and answer.
 
     def next_steps(self, task: Task) -> tuple[TaskStep, ...]:
         """A device has carried out all steps that its task had: those that follow, none if that was all."""
         context: TaskContext = task.context
         if context.replied:
             return ()
-        device = self.devices.of(task.device)
         if not context.begun:
             context.begun = True
-            if context.brings_base:
-                self.devices.note_base(task.device)
-            if self._is_real and context.real is None:
-                self._begin_real(task.device, context)
-            if context.real is not None:  # the clock stands still until it is done
-                context.instruction.value, context.real = context.real.result(), None
-            steps = tuple(self.client.work(device, context.instruction))
-            if self._trainer.stops_early and self._learner.learns:
-                steps = tuple(self._trained_ahead(task, step) if isinstance(step, Train) else step for step in steps)
-            if steps:
+            if steps := self._work(task, context):
                 context.computed = True
-                return tuple(map(self._with_time_to_encode, steps)) if self._up.model_s else steps
+                return steps
         context.replied = True
+        return self._answer(task, context)
+
+    def _work(self, task: Task, context: TaskContext) -> tuple[TaskStep, ...]:
+        if context.brings_base:
+            self.devices.bases[task.device] = True
+        self.begin_real(task.device, context)
+        if context.real is not None:  # the clock stands still until it is done
+            context.instruction.value, context.real = context.real.result(), None
+        steps = tuple(self.client.work(self.devices.of(task.device), context.instruction))
+        if self._trainer.stops_early and self._learner.learns:
+            steps = tuple(self._trained_ahead(task, step) if isinstance(step, Train) else step for step in steps)
+        return tuple(map(self._with_time_to_encode, steps)) if self._up.model_s else steps
+
+    def _answer(self, task: Task, context: TaskContext) -> tuple[TaskStep, ...]:
+        device = self.devices.of(task.device)
         result = self.client.computed(device, context.instruction, self._result(task))
         meant = self.client.reply(device, context.instruction, result)
         if meant is None:
@@ -127,24 +106,17 @@ class ClientSide:
         if self._attack is not None and task.device in self._malicious:
             result, meant = self._attacked(task, self._attack, result, meant)
         parts, encoding = payloads(meant, self._up), self._up.work_on(meant, "encode") if self._up.model_s else ()
-        if self._learner.state_bytes and result.update is not None and context.instruction.job == "train":
+        update = result.update
+        if self._learner.state_bytes and update is not None and context.instruction.job == "train":
             parts = (*parts, Payload(STATE, self._learner.state_bytes))
-        context.reply = meant
-        if self._up.changes(meant):
-            bases = {} if result.update is None or result.start is None else {result.update: result.start}
-            kept = self.devices.kept(task.device)
-            context.reply, context.keeping = self._up.through(meant, bases, kept, self._added_up)
-        self._report(result, meant, context.reply)
+        bases = {} if update is None or result.start is None else {update: result.start}
+        kept = self.devices.residuals.get(task.device, {})
+        context.reply, context.keeping = self._up.through(meant, bases, kept, self._added_up)
+        if result.trained is not None and update is not None:  # as it arrives it reports the loss of its training
+            for name, value in meant.items():
+                if (value.model if type(value) is Partial else value) is update and context.reply[name].loss is None:
+                    context.reply[name].loss = result.trained.loss
         return (*encoding, Upload(parts)) if parts else ()
-
-    @staticmethod
-    def _report(result: LocalResult, meant: Contents, arriving: Contents) -> None:
-        """Let an update as it arrives report the loss of the training that it comes from."""
-        if result.trained is None or result.update is None:
-            return
-        for name, value in meant.items():
-            if (value.model if type(value) is Partial else value) is result.update and arriving[name].loss is None:
-                arriving[name].loss = result.trained.loss
 
     def _with_time_to_encode(self, step: Computation) -> Computation:
         """A training that must leave time for its upload leaves time for encoding it, too."""
@@ -168,12 +140,9 @@ class ClientSide:
                 known = next(ahead, None)
                 if not (finished := next(epochs)):
                     continue
-                start, training = tested if step.training.start == BEST else step.training.start, step.training
-                before = earlier if update is None else (*earlier, update)
-                if type(start) is PreviousResult or type(training.anchor) is PreviousResult:
-                    start, anchor = self._found(start, before), self._found(training.anchor, before)
-                else:
-                    anchor = training.anchor
+                training, before = step.training, earlier if update is None else (*earlier, update)
+                start = self._found(tested if training.start == BEST else training.start, before)
+                anchor = self._found(training.anchor, before)
                 if start is not training.start or anchor is not training.anchor or finished != training.epochs:
                     training = replace(training, start=start, anchor=anchor, epochs=finished)
                 known = known if finished == step.training.epochs else None  # else it was cut off
@@ -207,7 +176,7 @@ class ClientSide:
 
     def _found(self, model: Any, earlier: tuple[Ref, ...]) -> Any:
         """A model that a training starts from or is held to, where it follows from the trainings before."""
-        if not isinstance(model, PreviousResult):
+        if type(model) is not PreviousResult:
             return model
         parts = [(earlier[part] if isinstance(part, int) else part, factor) for part, factor in model.parts]
         return parts[0][0] if len(parts) == 1 and parts[0][1] == 1.0 else self.devices.of(0).mix(parts)
@@ -232,15 +201,14 @@ class ClientSide:
 
         return result._replace(update=update), {name: attacked(name, value) for name, value in reply.items()}
 
-    # End.
-
     def arrived(self, task: Task) -> Mapping[str, Any]:
         """A task is done, and its answer has arrived: what the server has of it, by name."""
         context: TaskContext = task.context
-        if context.computed:
-            self.devices.note_use(task.device, task.version)
+        if context.computed and task.version:
+            self.devices.used_versions[task.device] = task.version
         if context.reply is None:
             return {}
-        self.devices.keep(task.device, context.keeping)
+        if context.keeping:
+            self.devices.residuals[task.device] = dict(context.keeping)
         self.client.sent(self.devices.of(task.device), context.instruction, context.reply)
         return received(context.reply)

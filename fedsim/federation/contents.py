@@ -1,4 +1,4 @@
-"""Contents of messages, by name: each kind has one form on the wire, from which its bytes follow.
+"""Messages and their contents, by name: each kind has one form on the wire, from which its bytes follow.
 
 A content is one of:
 
@@ -22,17 +22,14 @@ import numpy as np
 from fedsim.errors import SimulationError
 from fedsim.learning.refs import Ref
 from fedsim.training import Places
-from fedsim.world.task import Payload
+from fedsim.world.network.endpoints import Direction
+from fedsim.world.task import Outcome, Payload
 
 Contents = Mapping[str, Any]
 """Contents of a message by name. Names are the purposes of the ledger."""
 
-BASE = "base"
-"""Purpose of a model's frozen tensors, which come with the first model that a device receives."""
-
-STATE = "optimiser"
-"""Purpose of a trainer's state, which comes with a model and goes with an update where ``training.state`` is ``sent``."""
-
+BASE = "base"  # purpose of a model's frozen tensors, which come with the first model that a device receives
+STATE = "optimiser"  # purpose of a trainer's state, which comes with a model and goes with an update where it is ``sent``
 _NUMBER_BYTES = 4.0
 
 
@@ -55,34 +52,22 @@ class Opaque:
 class Lazy:
     """Numbers that a device finds from models; they are computed when the server asks for them (``ServerModels.numbers``).
 
-    Attributes:
-        what: ``choice``, the position of the best of the models that it has tested; ``losses``, their losses; ``loss``, of its
-            last local epoch; ``numbers``, what a function of models gives (``Device.numbers``).
-        ref: what they are found from.
-        count: how many numbers are sent.
+    ``what``: ``choice``, the position of the best of the models that it has tested; ``losses``, their losses; ``loss``, of its
+    last local epoch; ``numbers``, what a function of models gives (``Device.numbers``).
     """
 
     what: str
-    ref: Ref
-    count: int = 1
-
-
-_WRAPPED = (Header, Opaque)
+    ref: Ref  #: what they are found from
+    count: int = 1  #: how many are sent
 
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Some tensors of a model. The receiver gets a whole model, whose other tensors are those that it has anyway.
+    """Some tensors of a model. The receiver gets a whole model, whose other tensors are those that it has anyway."""
 
-    Attributes:
-        model: whose tensors are sent.
-        rest: the model that the receiver takes the others from; ``model`` itself if it has them.
-        places: where those that are sent stand.
-    """
-
-    model: Ref
-    rest: Ref
-    places: Places
+    model: Ref  #: whose tensors are sent
+    rest: Ref  #: the model that the receiver takes the others from; ``model`` itself if it has them
+    places: Places  #: where those that are sent stand
 
     @property
     def count(self) -> int:
@@ -91,11 +76,14 @@ class Partial:
 
 
 class WireSizes(Protocol):
-    """Sizes of models on the wire; ``Wire`` knows them."""
+    """Sizes of models on the wire (bytes)."""
 
     @property
     def model_bytes(self) -> float: ...
     def part_bytes(self, count: int) -> float: ...
+
+
+_payload = lru_cache(maxsize=256, typed=True)(Payload)  # most messages are like those before
 
 
 def payloads(contents: Contents, sizes: WireSizes) -> tuple[Payload, ...]:
@@ -112,7 +100,25 @@ def payloads(contents: Contents, sizes: WireSizes) -> tuple[Payload, ...]:
     return tuple(parts)
 
 
-_payload = lru_cache(maxsize=256, typed=True)(Payload)  # most messages are like those before
+def _bytes(name: str, value: Any, sizes: WireSizes) -> float:
+    match value:
+        case Ref():
+            return sizes.model_bytes
+        case Partial():
+            return sizes.part_bytes(value.count)
+        case Opaque():
+            return value.bytes
+        case Lazy():
+            return value.count * _NUMBER_BYTES
+        case int() | float() | np.number():
+            return _NUMBER_BYTES
+        case np.ndarray():
+            return value.size * _NUMBER_BYTES
+        case Sequence() if not isinstance(value, str):
+            return sum([_bytes(name, item, sizes) for item in value])
+    raise SimulationError(
+        f"the content {name!r} of a message is a {type(value).__name__}; allowed are refs, Partial, numbers, Opaque and Header"
+    )
 
 
 def has_model(contents: Contents) -> bool:
@@ -123,24 +129,64 @@ def has_model(contents: Contents) -> bool:
 
 def received(contents: Contents) -> dict[str, Any]:
     """Contents as the receiver has them: the values themselves."""
-    return {name: value.value if type(value) in _WRAPPED else value for name, value in contents.items()}
+    return {name: value.value if type(value) in (Header, Opaque) else value for name, value in contents.items()}
 
 
-def _bytes(name: str, value: Any, sizes: WireSizes) -> float:
-    if isinstance(value, Ref):
-        return sizes.model_bytes
-    if isinstance(value, Partial):
-        return sizes.part_bytes(value.count)
-    if isinstance(value, Opaque):
-        return value.bytes
-    if isinstance(value, Lazy):
-        return value.count * _NUMBER_BYTES
-    if isinstance(value, int | float | np.number):
-        return _NUMBER_BYTES
-    if isinstance(value, np.ndarray):
-        return value.size * _NUMBER_BYTES
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return sum([_bytes(name, item, sizes) for item in value])
-    raise SimulationError(
-        f"the content {name!r} of a message is a {type(value).__name__}; allowed are refs, Partial, numbers, Opaque and Header"
-    )
+class _WithContents:
+    __slots__ = ()
+    contents: Contents
+
+    def __getitem__(self, name: str) -> Any:
+        return self.contents[name]
+
+
+@dataclass(slots=True)  # frozen ones take four times as long to make
+class TaskEnd(_WithContents):
+    """A task has ended. What came back, if anything did, is here; nothing else about the device is known."""
+
+    task: int
+    device: int
+    round: int | None
+    group: int | None
+    job: str
+    outcome: Outcome  #: ``done`` when every step was carried out; else why not (``late``, ``lost``, ``left``, ``battery``)
+    asked: Contents  #: what the server had sent, by name
+    contents: Contents  #: what it received, by name; empty unless the task is done
+
+
+@dataclass(slots=True)
+class Carried(_WithContents):
+    """A message between an edge server and the server has ended."""
+
+    edge: int
+    direction: Direction
+    round: int | None
+    outcome: Outcome  #: ``done`` when it has arrived, ``lost`` when the edge server was lost
+    contents: Contents  #: what was received, by name; empty unless it is done
+
+
+@dataclass(slots=True)
+class PeerMessage(_WithContents):
+    """A message from device to device has ended."""
+
+    source: int
+    destination: int
+    outcome: Outcome  #: ``done`` when it has arrived, ``lost`` when one of the two could not be reached
+    contents: Contents  #: what was received, by name; empty unless it is done
+
+
+class Handlers(Protocol):
+    """Handlers that the server calls; ``strategies.base.Strategy`` says when."""
+
+    @property
+    def score(self) -> str: ...
+    async def on_start(self) -> None: ...
+    async def on_task_end(self, message: TaskEnd) -> None: ...
+    async def on_carried(self, message: Carried) -> None: ...
+    async def on_peer_message(self, message: PeerMessage) -> None: ...
+    async def on_edge_lost(self, edge: int) -> None: ...
+    async def on_timer(self, name: str) -> None: ...
+    async def on_return(self, device: int) -> None: ...
+    async def on_arrival(self, device: int) -> None: ...
+    async def on_shift(self, device: int, contents: Contents) -> None: ...
+    def groups_of(self, devices: Sequence[int]) -> list[int | None]: ...

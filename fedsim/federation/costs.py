@@ -1,7 +1,6 @@
 """Cost of the server's own computing: ``[server]``, and each operation's time by its sizes, as measured."""
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 from pydantic import Field
 
@@ -10,7 +9,7 @@ from fedsim.language.units import Seconds
 
 
 class ServerSpec(Spec):
-    """``[server]``: what a server does not have for nothing. By default it does, as in the papers.
+    """``[server]``: server-side costs; zero by default, as in the papers.
 
     Attributes:
         speed: how fast it computes (``cost_s``), in units of the core on which that was measured; None: in no time.
@@ -22,29 +21,21 @@ class ServerSpec(Spec):
     patience: Seconds = 0.0
 
 
-class Cost(NamedTuple):
-    """Time of an operation: ``fixed_s`` (s), and ``ns`` (ns) times ``growth`` of its sizes n, d, m."""
-
-    fixed_s: float
-    ns: float
-    growth: Callable[[int, int, int], float]
-
-
-COSTS: Mapping[str, Cost] = {
-    "mix": Cost(0.0, 0.35, lambda n, d, m: n * d),
-    "products": Cost(0.0, 0.062, lambda n, d, m: n * n * d),
-    "distances": Cost(0.0, 0.83, lambda n, d, m: n * d * m),
-    "k-means": Cost(9e-3, 17.0, lambda n, d, m: n * d * m),
-    "linkage": Cost(0.25e-3, 20.0, lambda n, d, m: n * n),
-    "medoids": Cost(0.25e-3, 1.5, lambda n, d, m: n * n * m),
-    "absolute differences": Cost(0.0, 0.3, lambda n, d, m: n**3),
+_COSTS: Mapping[str, tuple[float, float, Callable[[int, int, int], float]]] = {
+    "mix": (0.0, 0.35, lambda n, d, m: n * d),
+    "products": (0.0, 0.062, lambda n, d, m: n * n * d),
+    "distances": (0.0, 0.83, lambda n, d, m: n * d * m),
+    "k-means": (9e-3, 17.0, lambda n, d, m: n * d * m),
+    "linkage": (0.25e-3, 20.0, lambda n, d, m: n * n),
+    "medoids": (0.25e-3, 1.5, lambda n, d, m: n * n * m),
+    "absolute differences": (0.0, 0.3, lambda n, d, m: n**3),
 }
-"""Of n rows of d numbers, and m groups: a linear combination; inner products of all pairs; distances from m rows; ten
-starts of k-means; agglomerative clustering; k-medoids; MADC of n x n cosines. In processor time of one core of a virtual server
-of 2026, within a factor of 2 (``tests/benchmarks/server.py`` measures them again)."""
+"""Fixed time (s), and time (ns) for each unit of growth, of n rows of d numbers and m groups: a linear combination; inner
+products of all pairs; distances from m rows; ten starts of k-means; agglomerative clustering; k-medoids; MADC of n x n cosines.
+Of one core of a virtual server of 2026, within a factor of 2 (``tests/benchmarks/server.py`` measures them again)."""
 
 
 def cost_s(what: str, n: int, d: int = 0, m: int = 1) -> float:
-    """Time that a server of speed 1 takes for an operation of ``COSTS`` (s)."""
-    fixed_s, ns, growth = COSTS[what]
+    """Time that a server of speed 1 takes for an operation (s)."""
+    fixed_s, ns, growth = _COSTS[what]
     return fixed_s + ns * growth(n, d, m) * 1e-9

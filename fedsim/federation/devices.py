@@ -124,30 +124,14 @@ class Device:
         return sum(part.bytes for part in payloads(contents, self._devices.sizes)) + state
 
 
-_REMEMBERED = (
-    "states",
-    "used_versions",
-    "initial",
-    "_kept",
-    "_bases",
-    "zero",
-)  # the last, if anybody has asked for it: it has a name
+_REMEMBERED = ("states", "used_versions", "initial", "residuals", "bases", "zero")
 
 
 class Devices:
     """Knowledge of all devices, each of itself.
 
-    Args:
-        label_counts: training samples of each class that a device holds, in a version of its data (None: the present one).
-        sizes: of models on their way up.
-
-    Attributes:
-        model_s: see ``Device``; set when there are links.
-        batteries: of all devices; None where energy is not drawn from batteries. ``link_of``: see ``Device.link``.
-        of: each device as its client half sees it.
-        states: what each device remembers.
-        used_versions: on which version of its data each last computed for a task that it finished; absent: the first.
-        initial: the initial models that devices have asked for.
+    ``label_counts``: training samples of each class that a device holds, in a version of its data (None: the present one).
+    ``sizes``: of models on their way up.
     """
 
     def __init__(
@@ -157,18 +141,15 @@ class Devices:
         label_counts: Callable[[int, int | None], NDArray[np.int64]],
         sizes: WireSizes,
     ) -> None:
-        self.population = population
-        self.learner = learner
-        self.label_counts = label_counts
-        self.sizes = sizes
-        self.model_s: Callable[[int, Direction], float]
+        self.population, self.learner, self.label_counts, self.sizes = population, learner, label_counts, sizes
+        self.model_s: Callable[[int, Direction], float]  # these three are set when they are known
         self.batteries: Batteries | None = None
         self.link_of: Callable[[int], str | None] = lambda _: None
-        self.states: dict[int, dict[str, Any]] = {}
-        self.used_versions: dict[int, int] = {}
+        self.states: dict[int, dict[str, Any]] = {}  # what each device remembers
+        self.used_versions: dict[int, int] = {}  # of its data, on which each last computed for a task; absent: the first
         self.initial: dict[int, Ref] = {}
-        self._kept: dict[int, dict[str, Ref]] = {}  # by lossy codecs, of what was not sent
-        self._bases: dict[int, bool] = {}  # devices that have the model's frozen tensors
+        self.residuals: dict[int, dict[str, Ref]] = {}  # by lossy codecs, of what was not sent, by the names of contents
+        self.bases: dict[int, bool] = {}  # devices that have the model's frozen tensors
         self.of: Callable[[int], Device] = lru_cache(maxsize=4096)(partial(Device, devices=self))
 
     @cached_property
@@ -176,36 +157,10 @@ class Devices:
         """The model whose weights are all 0."""
         return self.learner.given(np.zeros(int(self.learner.parameters), dtype=np.float32))
 
-    def note_use(self, device: int, version: int) -> None:
-        """A device has finished a task for which it computed on a version of its data."""
-        if version:
-            self.used_versions[device] = version
-
-    def has_changed(self, device: int) -> bool:
-        """Whether a device holds other data than those on which it last computed."""
-        return self.population.version.item(device) != self.used_versions.get(device, 0)
-
-    def kept(self, device: int) -> dict[str, Ref]:
-        """Residuals that a lossy codec has kept of a device's last messages, by the names of their contents."""
-        return self._kept.get(device, {})
-
-    def keep(self, device: int, kept: Mapping[str, Ref] | None) -> None:
-        """A message of a device has arrived, of which a codec has kept something."""
-        if kept:
-            self._kept[device] = dict(kept)
-
-    def has_base(self, device: int) -> bool:
-        """Whether a device has the model's frozen tensors, or there are none."""
-        return not self.learner.base_bytes or device in self._bases
-
-    def note_base(self, device: int) -> None:
-        """A device has received the frozen tensors."""
-        self._bases[device] = True
-
     # Snapshots, between two instants.
 
     def snapshot(self) -> dict[str, Any]:
-        """Memory of all devices; ``restore`` takes it back."""
+        """Memory of all devices, with ``zero`` if anybody has asked for it; ``restore`` takes it back."""
         return {name: value for name, value in vars(self).items() if name in _REMEMBERED}
 
     def restore(self, state: Mapping[str, Any]) -> None:

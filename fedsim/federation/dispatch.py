@@ -5,7 +5,7 @@ The server half asks; the world carries the message; the client half says what i
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +15,21 @@ from numpy.typing import NDArray
 from fedsim.evaluation.evaluator import Evaluator
 from fedsim.federation.client import Client, Instruction
 from fedsim.federation.client_side import ClientSide, TaskContext
-from fedsim.federation.contents import BASE, STATE, Contents, Partial, has_model, payloads, received
+from fedsim.federation.codecs import Wire
+from fedsim.federation.contents import (
+    BASE,
+    STATE,
+    Carried,
+    Contents,
+    Handlers,
+    Partial,
+    PeerMessage,
+    TaskEnd,
+    has_model,
+    payloads,
+    received,
+)
 from fedsim.federation.costs import ServerSpec, cost_s
-from fedsim.federation.messages import Carried, Handlers, PeerMessage, TaskEnd
-from fedsim.federation.wire import Wire
 from fedsim.learning.refs import Ref
 from fedsim.simulation import Alarm, Simulation, on_grid_after
 from fedsim.streams import Streams
@@ -27,7 +38,6 @@ from fedsim.world.task import Cause, Download, Outcome, Payload, Task, TaskStep
 
 if TYPE_CHECKING:
     from fedsim.learning import Learner
-    from fedsim.running.drift import Drift
     from fedsim.world.life import TaskRunner
     from fedsim.world.messages import Message, Messages
     from fedsim.world.population import Population
@@ -36,24 +46,16 @@ if TYPE_CHECKING:
 _SEEN: dict[Outcome, Outcome] = {"left": "lost", "battery": "lost"}
 """Outcome of a task as the server sees it: a device that vanishes does not say for how long, or why."""
 
-_KEPT = ("_untold", "busy_until", "unnoticed", "_sent", "_kept_at", "_bases_at")
+_KEPT = ("busy_until", "unnoticed", "_untold", "_sent", "_kept_at", "_bases_at")
 
 
 class Dispatch:
-    """Carries what the two halves of a strategy say to each other.
+    """Carries what the two halves of a strategy say to each other."""
 
-    Args:
-        streams: of the run; strategies draw only through ``Server.rng`` and ``Clients.sample``.
-        evaluator: measures aggregations and says when the run is over.
-        own: what the server's own computing takes, and how long it waits for a device that has vanished.
-        wires: ``down`` and ``up``.
-
-    Attributes:
-        devices: what each device knows of itself.
-        down, up: how models are written on their way down, and up.
-        busy_until: when the server has computed what it has begun by now (s); in the past for nothing.
-        unnoticed: tasks that are lost, which the server does not know yet, by their numbers.
-    """
+    tasks: "TaskRunner"
+    messages: "Messages"
+    strategy: Handlers
+    begin_round: Callable[[int], None] | None = None
 
     def __init__(
         self,
@@ -61,26 +63,17 @@ class Dispatch:
         population: "Population",
         learner: "Learner",
         streams: Streams,
-        *,
         evaluator: Evaluator,
         own: ServerSpec,
-        wires: tuple[Wire, Wire],
+        down: Wire,
+        up: Wire,
         client_side: ClientSide,
     ) -> None:
-        self.simulation = simulation
-        self.population = population
-        self.learner = learner
-        self.streams = streams
-        self.evaluator = evaluator
-        self.drift: Drift | None = None
-        self.tasks: TaskRunner
-        self.messages: Messages
-        self.strategy: Handlers
-        self.busy_until = 0.0
-        self.unnoticed: dict[int, TaskEnd] = {}
-        self._own = own
-        self.down, self.up = wires
+        self.simulation, self.population, self.learner, self.streams = simulation, population, learner, streams
+        self.evaluator, self._own, self.down, self.up = evaluator, own, down, up
         self._client_side, self.devices = client_side, client_side.devices
+        self.busy_until = 0.0  # when the server has computed what it has begun by now (s)
+        self.unnoticed: dict[int, TaskEnd] = {}  # lost tasks of which the server does not know yet, by their numbers
         self._timers: dict[str, Alarm] = {}
         self._timer_count = 0
         self._untold: list[tuple[str, int]] = []  # alarms about devices that are switched off: kind and device
@@ -89,17 +82,22 @@ class Dispatch:
         self._bases_at: dict[int, bool] = {}  # edge servers that have the model's frozen tensors
 
     def connect(
-        self, tasks: "TaskRunner", messages: "Messages", strategy: "Handlers", client: Client[Any], drift: "Drift | None"
+        self,
+        tasks: "TaskRunner",
+        messages: "Messages",
+        strategy: Handlers,
+        client: Client[Any],
+        begin_round: Callable[[int], None] | None,
     ) -> None:
-        """Join the sides that need this to be made."""
-        self.tasks, self.messages = tasks, messages
-        self.strategy = strategy
-        self._client_side.connect(client)
-        self.drift = drift
-        wires = {"down": self.down, "up": self.up}
-        self.devices.model_s = lambda device, way: (
-            tasks.nominal_s(device, way, wires[way].model_bytes + self.learner.state_bytes) + wires[way].model_s
-        )
+        """Join the sides that need this to be made. ``begin_round`` is told of each round; None: nobody is."""
+        self.tasks, self.messages, self.strategy, self.begin_round = tasks, messages, strategy, begin_round
+        self._client_side.client = client
+
+        def model_s(device: int, way: Direction) -> float:
+            wire = self.down if way == "down" else self.up
+            return tasks.nominal_s(device, way, wire.model_bytes + self.learner.state_bytes) + wire.model_s
+
+        self.devices.model_s = model_s
 
     # From the server half to the world.
 
@@ -115,42 +113,37 @@ class Dispatch:
         at_edge: bool = False,
     ) -> int:
         """See ``Server.ask``; ``number`` is the round's."""
-        parts = payloads(contents, self.down)
-        brings_base = not self.devices.has_base(device) and has_model(contents)
+        learner, parts = self.learner, payloads(contents, self.down)
+        brings_base = bool(learner.base_bytes) and device not in self.devices.bases and has_model(contents)
         if brings_base:
-            parts = (Payload(BASE, self.learner.base_bytes), *parts)
-        if self.learner.state_bytes and job == "train" and contents["model"].state is not None:
-            parts = (*parts, Payload(STATE, self.learner.state_bytes))
+            parts = (Payload(BASE, learner.base_bytes), *parts)
+        if learner.state_bytes and job == "train" and contents["model"].state is not None:
+            parts = (*parts, Payload(STATE, learner.state_bytes))
         steps: tuple[TaskStep, ...] = (Download(parts),) if parts else ()
         if parts and self.down.model_s:
             steps += self.down.work_on(contents, "decode")
         edge = self.messages.edge_of(device) if at_edge else None
-        if self.down.changes(contents):
-            contents, _ = self.down.through(contents, {}, {})
+        contents, _ = self.down.through(contents, {}, {})
         context = TaskContext(Instruction(job, received(contents), number), brings_base=brings_base)
         task = self.tasks.start(device, steps, number, group, continues=continues, edge=edge, context=context)
-        self._client_side.prefetch(device, context)
+        if self.simulation.executor.workers > 1:
+            self._client_side.begin_real(device, context)
         return task.id
 
-    def carry(self, edge: int, contents: Contents, direction: Direction, number: int | None, start: "Ref | None") -> None:
+    def carry(self, edge: int, contents: Contents, direction: Direction, number: int | None, start: Ref | None) -> None:
         """See ``ServerEdges.carry``; ``number`` is the round's. To write and read models takes an edge server no time."""
         wire = self.down if direction == "down" else self.up
-        keeping: dict[str, Any] = {}
         parts = payloads(contents, wire)
         if direction == "down" and edge not in self._bases_at and self.learner.base_bytes and has_model(contents):
             parts = (Payload(BASE, self.learner.base_bytes), *parts)
         message = self.messages.carry(edge, direction, parts, number, self.on_message_end)
-        if wire.changes(contents):
-            bases = {} if start is None else {value: start for value in contents.values() if type(value) is type(start)}
-            kept = self._kept_at.get(edge, {}) if direction == "up" else {}
-            contents, keeping = wire.through(contents, bases, kept)
-        self._sent[message.id] = contents, keeping
+        bases = {} if start is None else {value: start for value in contents.values() if isinstance(value, Ref)}
+        self._sent[message.id] = wire.through(contents, bases, self._kept_at.get(edge, {}) if direction == "up" else {})
 
     def send(self, source: int, destinations: Sequence[int], contents: Contents, number: int | None) -> None:
         """Send contents from a device to others, written once; ``number`` is the round's."""
         parts = payloads(contents, self.up)
-        if self.up.changes(contents):
-            contents, _ = self.up.through(contents, {}, {})
+        contents, _ = self.up.through(contents, {}, {})
         for destination in destinations:
             message = self.messages.send(source, destination, parts, number, self.on_message_end)
             self._sent[message.id] = contents, {}
@@ -159,9 +152,7 @@ class Dispatch:
         """A model, or a part of one, as it arrives from a device, and its bytes."""
         contents: Contents = {"part": value}
         size = sum(part.bytes for part in payloads(contents, self.up))
-        if self.up.changes(contents):
-            contents, _ = self.up.through(contents, {}, {})
-        return contents["part"], size
+        return self.up.through(contents, {}, {})[0]["part"], size
 
     def compute(self, what: str, n: int, d: int, m: int) -> None:
         """The server begins an operation (``costs``); it does one after the other."""
@@ -223,12 +214,10 @@ class Dispatch:
 
     def is_idle(self, device: int) -> bool:
         """Whether a device can be reached and, for all that the server knows, has nothing to do."""
-        if not self.tasks.is_idle(device):
-            return False
-        return not self.unnoticed or all(end.device != device for end in self.unnoticed.values())
+        return self.tasks.is_idle(device) and all(end.device != device for end in self.unnoticed.values())
 
     def idle(self, devices: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """The same of several, all different; bool, as many."""
+        """Vectorised ``is_idle``, of different devices; bool [len(devices)]."""
         idle = self.tasks.idle(devices)
         return idle & ~np.isin(devices, [end.device for end in self.unnoticed.values()]) if self.unnoticed else idle
 
@@ -236,12 +225,12 @@ class Dispatch:
         """The world says that a message outside of tasks has ended: of an edge server, or from device to device."""
         contents, keeping = self._sent.pop(message.id)
         arrived = received(contents) if outcome == "done" else {}
-        if (up := message.destination == SERVER) or message.source == SERVER:
-            edge = (message.source if up else message.destination) - len(self.population.speed)
-        else:
+        up = message.destination == SERVER
+        if not up and message.source != SERVER:
             ended = PeerMessage(message.source, message.destination, outcome, arrived)
             self.simulation.post(partial(self.strategy.on_peer_message, ended))
             return
+        edge = (message.source if up else message.destination) - len(self.population.speed)
         if outcome == "done" and keeping and up:
             self._kept_at[edge] = dict(keeping)
         if outcome == "done" and not up and has_model(contents):
@@ -259,24 +248,19 @@ class Dispatch:
         """The world says that a device is switched on again: what was to be said of it when it can be reached is said then."""
         for task in [task for task, end in self.unnoticed.items() if end.device == device]:
             self._notice(task)
-        told, self._untold = self._untold, []
-        for kind, number in told:
-            if number == device:
-                self.rearm(kind, device, self.tasks.next_on(device, self.simulation.now))
-            else:
-                self._untold.append((kind, number))
+        kinds = [kind for kind, number in self._untold if number == device]
+        self._untold = [told for told in self._untold if told[1] != device]
+        for kind in kinds:
+            self.rearm(kind, device, self.tasks.next_on(device, self.simulation.now))
 
     def tell(self, kind: str, device: int) -> None:
-        """Tell the strategy that a device can be reached; later, if it is switched off, or its battery flat.
-
-        ``kind``: ``return``, ``newcomer`` or ``shift``.
-        """
+        """Tell the strategy of a ``return``, ``newcomer`` or ``shift``; later, if the device is switched off, or flat."""
         if device in self.tasks.off:
             self._untold.append((kind, device))
         elif self.tasks.batteries is None or (when := self.tasks.next_on(device, self.simulation.now)) <= self.simulation.now:
             handlers = {"return": self.strategy.on_return, "newcomer": self.strategy.on_arrival, "shift": self.tell_shift}
             self.simulation.post(partial(handlers[kind], device))
-        elif when < float("inf"):
+        elif when < math.inf:
             self.rearm(kind, device, when)
 
     def on_shift(self, device: int) -> None:
@@ -284,7 +268,7 @@ class Dispatch:
         when = self.tasks.next_on(device, self.simulation.now)
         if when <= self.simulation.now:
             self.tell("shift", device)
-        elif when < float("inf"):
+        elif when < math.inf:
             self.rearm("shift", device, when)
 
     async def tell_shift(self, device: int) -> None:
@@ -303,7 +287,7 @@ class Dispatch:
     def snapshot(self) -> dict[str, Any]:
         """All that must be remembered beside the alarms; ``restore`` takes it back."""
         timers = {wakeup.name[1]: name for name, wakeup in self._timers.items()}
-        kept = {name.lstrip("_"): getattr(self, name) for name in _KEPT}
+        kept = {name: getattr(self, name) for name in _KEPT}
         return kept | {"timers": timers, "count": self._timer_count, "devices": self.devices.snapshot()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -311,7 +295,7 @@ class Dispatch:
         self._timers, self._timer_names = {}, dict[int, str](state["timers"])
         self._timer_count = state["count"]
         self.devices.restore(state["devices"])
-        vars(self).update({name: state[name.lstrip("_")] for name in _KEPT})
+        vars(self).update({name: state[name] for name in _KEPT})
         for number in self._sent:
             self.messages.under_way[number].on_end = self.on_message_end
 

@@ -4,21 +4,26 @@ It sees messages, and nothing of the world behind them: no device's data, speed 
 instant; they may await values (real work), never simulated time.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedsim.errors import SimulationError
+from fedsim.errors import SimulationError, home_of, shown
 from fedsim.evaluation.evaluator import NOT_MEASURED, Measured, ModelAssignment
 from fedsim.federation.client import RunInfo
-from fedsim.federation.clients import Clients
-from fedsim.federation.contents import Contents, payloads
-from fedsim.federation.models import ServerModels
-from fedsim.federation.peer import Peer
+from fedsim.federation.contents import Contents, Header, Lazy, Partial, payloads
+from fedsim.federation.devices import Device
+from fedsim.learning.functions import Function
 from fedsim.learning.refs import Ref
 from fedsim.simulation import on_grid
+from fedsim.streams import Shuffle
 from fedsim.world.network.endpoints import Direction
 from fedsim.world.task import Cause
 
@@ -26,6 +31,276 @@ if TYPE_CHECKING:
     from fedsim.federation.dispatch import Dispatch
 
 T = TypeVar("T")
+
+_BYTES_TO_LOOK_AT = 200  # a device, where its phase and its number are kept for it
+_LEAST_ASKED = 16  # to ask of one device or of so many whether they can be had takes about the same time
+
+
+def _memory_bytes() -> int:
+    """Memory of this machine; where nobody says so, as much as may be."""
+    names = getattr(os, "sysconf_names", {})
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if "SC_PHYS_PAGES" in names else sys.maxsize
+
+
+class Clients:
+    """The clients as the server sees them: which of all ``count`` devices can be asked."""
+
+    def __init__(self, dispatch: "Dispatch", count: int) -> None:
+        self._dispatch = dispatch
+        self.count = count
+
+    @property
+    def _now(self) -> float:
+        return self._dispatch.simulation.now
+
+    def online(self) -> list[int]:
+        """The devices that are checked in and idle, in order of their numbers. Looks at every device: O(population)."""
+        online: list[int] = np.flatnonzero(self._dispatch.idle(self._everybody())).tolist()
+        return online
+
+    def reachable(self) -> list[int]:
+        """The devices that can be reached, whether they work or not, in order of their numbers. Looks at every device."""
+        found: list[int] = np.flatnonzero(self._dispatch.tasks.reachable(self._everybody())).tolist()
+        return found
+
+    def _everybody(self) -> NDArray[np.int64]:
+        """All devices, to be looked at together; ``SimulationError``: this machine has no room for so many."""
+        needed, there = self.count * _BYTES_TO_LOOK_AT, _memory_bytes()
+        if needed > there:
+            raise SimulationError(
+                f"the strategy looks at all {self.count:,} devices at once, which takes some {needed / 1e9:.0f} GB, and this "
+                f"machine has {there / 1e9:.0f}; allowed are {there // _BYTES_TO_LOOK_AT:,} devices, or a strategy that draws "
+                "its clients at random (fedavg), which looks at those alone"
+            )
+        return np.arange(self.count)
+
+    def sample(self, count: int, purpose: str, *ids: int, among: Sequence[int] | None = None) -> list[int]:
+        """``count`` devices, uniformly without replacement out of those checked in and idle; fewer if there are not so many.
+
+        Takes the first that can be had along a random permutation of all, or of those ``among`` which to choose (the stream
+        ``strategy/purpose``, ids): the cost does not grow with the population, and who is away changes no other's place.
+        """
+        generator = self._dispatch.streams.generator(f"strategy/{purpose}", *ids)
+        shuffle = Shuffle(generator, self.count if among is None else len(among))
+        chosen: list[int] = []
+        while shuffle.remaining and len(chosen) < count:
+            places = shuffle.draw(max(count - len(chosen), _LEAST_ASKED))
+            devices = np.array(places if among is None else [among[place] for place in places], dtype=np.int64)
+            chosen += devices[self._dispatch.idle(devices)].tolist()
+        return chosen[:count]
+
+    def anyone_ever(self, at_least: int = 1) -> bool:
+        """Whether ``at_least`` so many devices are there now or will be some time."""
+        if at_least == 1:
+            return self._dispatch.tasks.anyone_ever()
+        ever = (device for device in range(self.count) if self._dispatch.tasks.next_on(device, self._now) < math.inf)
+        return len(list(islice(ever, at_least))) == at_least
+
+    def expects_newcomers(self) -> bool:
+        """Whether some device will still join that can ever be reached: then it makes sense to wait."""
+        coming = np.flatnonzero(self._dispatch.population.arrival > self._now).tolist()
+        return any(self._dispatch.tasks.next_on(device, self._now) < math.inf for device in coming)
+
+    def idle(self, device: int) -> bool:
+        """Whether a device is checked in and has nothing to do."""
+        return self._dispatch.is_idle(device)
+
+    def arrived(self, device: int) -> bool:
+        """Whether a device has joined the population, be it here or away by now; ``on_arrival`` announces the others."""
+        return bool(self._dispatch.population.arrival[device] <= self._now)
+
+    def await_return(self, device: int, delay: float = 0.0) -> bool:
+        """Call ``on_return(device)`` when it can be reached, ``delay`` (s) from now at the earliest; False: that is never."""
+        when = self._dispatch.tasks.next_on(device, on_grid(self._now + delay))
+        if when == math.inf:
+            return False
+        self._dispatch.rearm("return", device, when)
+        return True
+
+    async def look_for_shift(self, device: int) -> None:
+        """Let a device that could not tell before see whether its data have changed; then ``on_shift`` follows at once."""
+        devices = self._dispatch.devices
+        if devices.population.version.item(device) != devices.used_versions.get(device, 0):
+            await self._dispatch.tell_shift(device)
+
+    def exists(self, device: Any) -> bool:
+        """Whether this is the number of a device."""
+        return isinstance(device, int | np.integer) and 0 <= int(device) < self.count
+
+    def chosen(self, devices: Sequence[int], by: Callable[..., Any], *, idle: bool = True) -> list[int]:
+        """The devices that the function ``by`` has chosen; ``SimulationError``: one is not there or, with ``idle``, busy."""
+        if not isinstance(devices, list | tuple | range | np.ndarray):
+            raise SimulationError(f"{by.__qualname__}{home_of(by)} returns {shown(devices)}; allowed is a list of devices")
+        known = np.array(sorted({int(device) for device in devices if self.exists(device)}), dtype=np.int64)
+        free = set((known[self._dispatch.idle(known)] if idle else known).tolist())
+        seen: set[int] = set()
+        for device in devices:
+            if not self.exists(device) or device in seen or device not in free:
+                why = "" if not self.exists(device) else " twice" if device in seen else ", which is not there or is busy"
+                wanted = " that are there and idle (Clients.sample, Clients.online)" if idle else ""
+                raise SimulationError(
+                    f"{by.__qualname__}{home_of(by)} has chosen device {device!r}{why}; allowed are devices of 0 to "
+                    f"{self.count - 1}{wanted}, each once"
+                )
+            seen.add(device)
+        return list(devices)
+
+
+class Peer(Device):
+    """A device in a strategy without a server: it trains, sends to other devices, and has a timer."""
+
+    __slots__ = ("_dispatch",)
+
+    def __init__(self, number: int, dispatch: "Dispatch") -> None:
+        super().__init__(number, dispatch.devices)
+        self._dispatch = dispatch
+
+    @property
+    def now(self) -> float:
+        """The simulated time (s)."""
+        return self._dispatch.simulation.now
+
+    @property
+    def online(self) -> bool:
+        """Whether it can be reached; its half acts only while it can."""
+        return self._dispatch.tasks.reachable_until(self.number) > self.now
+
+    def train(self, model: Ref, number: int) -> None:
+        """Train from ``model`` in the round ``number``, as a task that moves no bytes; ``on_trained`` tells its end."""
+        self._dispatch.ask(self.number, {"model": Header(model)}, "train", number, None, continues=False)
+
+    def send(self, devices: Sequence[int], contents: Contents, number: int) -> None:
+        """Send contents to other devices, all at once on its link up; models in the form that ``messages.up`` says.
+
+        ``on_message`` of each of them follows, or ``on_lost`` here and there.
+        """
+        self._dispatch.send(self.number, devices, contents, number)
+
+    def written(self, value: Ref | Partial) -> tuple[Ref, float]:
+        """A model, or a part of one, as others read it in the form that ``messages.up`` says, and its bytes."""
+        return self._dispatch.written(value)
+
+    def timer(self, seconds: float) -> None:
+        """Call ``on_timer`` so many seconds from now; a new timer replaces the one before."""
+        self._dispatch.set_timer(f"device/{self.number}", on_grid(self.now + seconds))
+
+    def cancel_timer(self) -> None:
+        """Forget the timer."""
+        self._dispatch.cancel_timer(f"device/{self.number}")
+
+    def rng(self, purpose: str, *ids: int) -> np.random.Generator:
+        """A generator named by a purpose and counts. Devices that ask for the same have the same: a seed that all know."""
+        return self._dispatch.streams.generator(f"strategy/{purpose}", *ids)
+
+
+class ServerModels:
+    """Arithmetic with models, and their values. What is named is computed when a value is asked for."""
+
+    def __init__(self, dispatch: "Dispatch", parameters: int) -> None:
+        self._dispatch = dispatch
+        self._learner = dispatch.learner
+        self._parameters = parameters
+
+    def initial(self, count: int = 0) -> Ref:
+        """A freshly initialised model; another ``count`` is another draw. The same for every strategy with the same seed."""
+        return self._learner.initial(count)
+
+    def mix(self, parts: Sequence[tuple[Ref, float]], otherwise: Ref | None = None, *, rescale: bool = True) -> Ref:
+        """The linear combination sum of coefficient x model, in the order given; not computed until it is needed.
+
+        Updates that are not finite are left out, the other coefficients rescaled to the same sum (``rescale = False``: left
+        as they are, right for a sum of differences). ``otherwise`` stands in when nothing is left, or when what is left sums
+        to 0; without it the mix is then itself not finite.
+        """
+        self._dispatch.compute("mix", len(parts), self._parameters, 1)
+        return self._learner.mix(parts, otherwise, rescale=rescale)
+
+    def given(self, weights: NDArray[np.floating]) -> Ref:
+        """The model that has these weights, an array [d]."""
+        return self._learner.given(weights)
+
+    def zero(self) -> Ref:
+        """The model whose weights are all 0."""
+        return self.given(np.zeros(self._parameters, dtype=np.float32))
+
+    def apply(
+        self,
+        function: Function,
+        models: Sequence[Ref],
+        *,
+        stream: tuple[Any, ...] | None = None,
+        otherwise: Ref | None = None,
+        leave_out: bool = False,
+        size: int | None = None,
+        **constants: Any,
+    ) -> Ref:
+        """The result of a pure function of models; not computed until it is needed.
+
+        Args:
+            function: ``function(models, **constants)`` of a list of arrays, float32 [d] each, gives an array [d]. It stands at
+                the top of a module, is marked by ``@pure``, changes nothing that it is given, and may run in any process.
+            stream: a purpose, and numbers: the function is given ``rng`` too, the generator of the strategy's so named.
+            otherwise: stands in where one of ``models`` is not finite; without it the result is then itself not finite.
+            leave_out: a model that is not finite is left out instead, as in ``mix``; ``otherwise`` stands in for none at all.
+            size: how many numbers the function gives; None for a model. With a number it is given all models, finite or not.
+            constants: what else the function is given; JSON-able.
+        """
+        self._dispatch.compute("mix", len(models), self._parameters, 1)
+        named = None if stream is None else (f"strategy/{stream[0]}", *stream[1:])
+        how: dict[str, Any] = {"stream": named, "otherwise": otherwise, "leave_out": leave_out, "size": size}
+        return self._learner.apply(function, models, **how, **constants)
+
+    @property
+    def learns(self) -> bool:
+        """Whether models have weights; not with ``learning = "off"``, where who decides by values must decide otherwise."""
+        return self._learner.learns
+
+    async def value(self, model: Ref) -> NDArray[np.float32]:
+        """The weights, flat, float32 [d]. Forces them to be computed."""
+        return await self._learner.value(model)
+
+    async def values(self, models: Sequence[Ref]) -> list[NDArray[np.float32]]:
+        """The weights of several models, computed together."""
+        return await self._learner.values(models)
+
+    async def numbers(self, sent: Sequence[Lazy]) -> list[NDArray[np.float64]]:
+        """Numbers that devices have sent, an array each; all of one kind. ``SimulationError``: without learning."""
+        learner, refs = self._learner, [content.ref for content in sent]
+        if not sent:
+            return []
+        if not learner.learns:
+            raise SimulationError(
+                f'the strategy looks at {sent[0].what} that devices sent, but learning = "off" has none; set learning = "on"'
+            )
+        match sent[0].what:
+            case "loss":
+                await learner.values(refs)  # as one cohort
+                losses = [await learner.train_loss([(ref, 1.0)]) for ref in refs]
+                return [np.array([math.nan if loss is None else loss]) for loss in losses]
+            case "losses":
+                return await learner.losses(refs) or []
+            case "choice":
+                return [np.array([choice]) for choice in await learner.choices(refs) or []]
+        return [value.astype(np.float64) for value in await learner.values(refs)]
+
+    async def choices(self, sent: Sequence[Lazy]) -> list[int]:
+        """The one whole number that each device has sent: which model it chose, say."""
+        return [int(numbers[0]) for numbers in await self.numbers(sent)]
+
+    async def train_loss(self, updates: Sequence[tuple[Ref, float]]) -> float | None:
+        """The weighted mean of what devices report as their training loss; None where there is none."""
+        return await self._learner.train_loss(updates)
+
+    async def test(self, model: Ref, devices: Sequence[int] | None = None) -> float | None:
+        """Accuracy of a model on the pooled test samples of devices (None: all); None where nothing is measured.
+
+        Moves no bytes and takes no time, other than a message by which devices report their accuracies.
+        """
+        return await self._dispatch.evaluator.test(model, devices)
+
+    async def agreement(self, number: int, models: Sequence[Ref]) -> dict[str, float]:
+        """See ``Evaluator.agreement``."""
+        return await self._dispatch.evaluator.agreement(number, models)
 
 
 class ServerEdges:
@@ -65,15 +340,7 @@ class ServerEdges:
 
 
 class Server:
-    """All that the server half of a strategy can see and do.
-
-    Attributes:
-        setting: facts that both halves know.
-        devices: number of devices.
-        clients: the devices: which of them can be asked.
-        models: arithmetic with models, and their values.
-        edges: edge servers, where the network has them.
-    """
+    """All that the server half of a strategy can see and do; ``devices`` is their number."""
 
     def __init__(self, dispatch: "Dispatch", setting: RunInfo) -> None:
         self._dispatch = dispatch
@@ -104,10 +371,7 @@ class Server:
         return self._dispatch.busy_until > self.now
 
     def compute(self, what: str, n: int, d: int = 0, m: int = 1) -> None:
-        """Say that the server computes something: ``what`` of ``costs``, with its sizes. Timers wait until it is done.
-
-        ``models.mix`` and ``models.apply`` say so themselves.
-        """
+        """Say that the server computes something (``costs``); timers wait for it. ``models.mix`` and ``apply`` say so too."""
         self._dispatch.compute(what, n, d, m)
 
     def cancel_timer(self, name: str) -> None:
@@ -149,8 +413,6 @@ class Server:
         """End a task that still runs; harmless on one that has just ended."""
         self._dispatch.end(task, cause)
 
-    # Devices without a server: each has a half of its own.
-
     def peer(self, device: int) -> Peer:
         """A device as its half sees it, in a strategy without a server."""
         return Peer(device, self._dispatch)
@@ -176,12 +438,9 @@ class Server:
             self.emit("server-transfer", purpose=part.purpose, bytes=float(part.bytes), sender=sender, receiver=receiver)
 
     def begin_round(self, number: int) -> None:
-        """A round is about to begin: what is to happen to data in it happens now, once.
-
-        Who then waits for a timer at ``now`` asks devices that know of their shift (``Strategy.on_shift``).
-        """
-        if self._dispatch.drift is not None:
-            self._dispatch.drift.begin_round(number)
+        """A round is about to begin: its data shift now, once. After a timer at ``now`` devices know of it (``on_shift``)."""
+        if self._dispatch.begin_round is not None:
+            self._dispatch.begin_round(number)
 
     def stop(self, reason: str) -> None:
         """End the run after this instant."""
@@ -192,7 +451,7 @@ class Server:
     ) -> bool:
         """Record an aggregation: measure it when it is due, and end the run when a stop condition is met.
 
-        Measuring takes no simulated time and moves no bytes.
+        Measuring takes no simulated time and moves no bytes. Returns whether the run goes on.
 
         Args:
             number: the round that has just been aggregated, from 0.
@@ -200,9 +459,6 @@ class Server:
             updates: what was aggregated: for the training loss and the discrepancy.
             counts: ``selected``, ``valid``, ``slow``, ``disconnected``; ``epsilon`` where privacy is spent. The table of rounds
                 has its own columns (``records.schema.ROUNDS``) alone; other names stand in the record ``round``.
-
-        Returns:
-            Whether the run goes on.
         """
         evaluator, strategy = self._dispatch.evaluator, self._dispatch.strategy
         row = await evaluator.measure(number, models, updates, strategy)
@@ -211,16 +467,7 @@ class Server:
         return self.note_round(number, row, **counts)
 
     def note_round(self, number: int, figures: Mapping[str, float | None], **counts: float) -> bool:
-        """Record an aggregation whose figures were measured elsewhere, and end the run when a stop condition is met.
-
-        Args:
-            number: the round that has just been aggregated, from 0.
-            figures: ``accuracy``, ``loss``, ``train_loss`` and other columns of the rounds' table; None where not measured.
-            counts: see ``finish_round``.
-
-        Returns:
-            Whether the run goes on.
-        """
+        """As ``finish_round``, with ``figures`` that were measured elsewhere: columns of the rounds' table, None where not."""
         self.emit("round", round=number, **{**NOT_MEASURED, **figures}, **counts)
         reason = self._dispatch.evaluator.reason_to_stop(number, figures)
         if reason is not None:

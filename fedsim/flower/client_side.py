@@ -6,19 +6,15 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
-from torch.nn import Module
-from torch.nn.modules.module import register_module_forward_pre_hook
+from flwr.common.serde_utils import error_to_proto, metadata_to_proto
+from flwr.proto.message_pb2 import Message as MessageProto
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from fedsim.errors import SimulationError, shown
-from fedsim.flower.app import App
-from fedsim.flower.half import AppHalf
-from fedsim.flower.messages import bytes_of
-from fedsim.flower.params import CountedBy
-from fedsim.flower.replaced import Sleeper, here, replace_all, where
-from fedsim.flower.turns import carried_out, place_in
+from fedsim.flower.app import App, carried_out, place_in
+from fedsim.flower.replaced import AppHalf, Sleeper, here, replace_all, where
 
 
 @dataclass(frozen=True)
@@ -32,7 +28,7 @@ class AppJob:
     message: Message
     state: RecordDict  # what the device remembers
     seeds: tuple[int, int]  # of the global generators: to load the ClientApp (one a run), and for this message
-    counts: CountedBy | None
+    counts: bool  # torch's operations
     raises: bool  # an exception of the ClientApp ends the run; or else it is answered as Flower does
     patience_s: float  # (s of real time)
 
@@ -45,8 +41,8 @@ class AppReply:
     bytes: int  # of the reply
     state: RecordDict
     examples: float | None  # that the reply tells of
-    counted: float | None
-    slept_s: float = 0.0
+    flops: float | None
+    slept_s: float
 
 
 _loaded: dict[str, AppHalf] = {}  # of this process, by the run; one at a time
@@ -67,10 +63,14 @@ def _work(job: AppJob, half: AppHalf, called: str) -> AppReply:
     message, app, sleeper = job.message, half.loaded, Sleeper(job.app.folder)
     ids = message.metadata.run_id, message.metadata.dst_node_id
     context = Context(*ids, dict(job.node_config), deepcopy(job.state), dict(job.app.config))
+    count: Callable[[], int | None] = lambda: None  # noqa: E731
     with ExitStack() as around:
         around.enter_context(half.in_use(job.seeds[1]))
         around.enter_context(where(now_s=message.metadata.created_at, reply=None, sleeper=sleeper))
-        counted = _counter(job, around)
+        if job.counts:
+            from torch.utils.flop_counter import FlopCounterMode
+
+            count = around.enter_context(FlopCounterMode(display=False)).get_total_flops
         try:
             reply = app(message, context)
         except Exception as error:
@@ -90,32 +90,7 @@ def _work(job: AppJob, half: AppHalf, called: str) -> AppReply:
     told = own if isinstance(own, Message) and own.has_content() else reply
     examples = None if told.has_error() else figure(told.content, "num-examples", "num_examples")
     examples = examples if examples is not None and examples >= 0 else None
-    return AppReply(deepcopy(reply), bytes_of(reply), context.state, examples, counted(), sleeper.slept_s)
-
-
-def _counter(job: AppJob, around: ExitStack) -> Callable[[], float | None]:
-    """Count until ``around`` is left; returns a function that tells the count."""
-    if job.counts is None:
-        return lambda: None
-    if job.counts == "flops":
-        from torch.utils.flop_counter import FlopCounterMode
-
-        mode = around.enter_context(FlopCounterMode(display=False))
-        return lambda: float(mode.get_total_flops())
-    first: list[Module] = []  # the module that is called first: not those that it calls
-    given = [0]
-    trains = job.message.metadata.message_type.partition(".")[0] == "train"
-
-    def count(module: Module, inputs: tuple[Any, ...]) -> None:
-        batch = next((one for one in inputs if isinstance(one, torch.Tensor)), None)
-        if batch is not None and (torch.is_grad_enabled() or not trains):  # a test of what is trained is no training
-            if not first:
-                first.append(module)
-            if module is first[0]:
-                given[0] += len(batch) if batch.dim() > 1 else 1
-
-    around.callback(register_module_forward_pre_hook(count).remove)
-    return lambda: float(given[0])
+    return AppReply(deepcopy(reply), bytes_of(reply), context.state, examples, count(), sleeper.slept_s)
 
 
 def _place_of(app: Any, message: Message) -> str:
@@ -143,3 +118,20 @@ def figure(content: Mapping[str, Any], *names: str) -> float | None:
                 if isinstance(value, int | float) and not isinstance(value, bool):
                     return float(value)
     return None
+
+
+def bytes_of(message: Message, of_content: int | None = None) -> int:
+    """The bytes of a message as Flower sends it, every different object once with its head; ``of_content`` if known."""
+    proto = metadata_to_proto(message.metadata)
+    proto.message_id = ""
+    error = error_to_proto(message.error) if message.has_error() else None
+    body = len(MessageProto(metadata=proto, content=None, error=error).SerializeToString(deterministic=True))
+    head = len("Message ") + len(f" {body} ") + (0 if error is not None else 64)  # of its content the id
+    if error is None and of_content is None:
+        of_content = bytes_of_content(message.content)
+    return head + body + (of_content or 0)
+
+
+def bytes_of_content(content: RecordDict) -> int:
+    """The bytes of a content; of a copy (which shares them), as arrays keep the pieces in which they are written."""
+    return sum(len(each.deflate()) for each in get_all_nested_objects(deepcopy(content)).values())

@@ -1,4 +1,4 @@
-"""Replacements of what an app finds under Flower: the clock, and the few places where Flower waits in threads of its own.
+"""Replacements of what an app finds under Flower: the clock, waiting, modules, generators and threads.
 
 Each replacement does what it stands for unless it is called in the thread of a simulated ServerApp. In that of a ClientApp
 ``time.sleep`` returns at once, and is counted.
@@ -7,7 +7,10 @@ for what is real (a process, a socket, a thread), so they get real time.
 """
 
 import datetime
+import logging
 import math
+import os
+import random
 import sys
 import threading
 import time
@@ -19,6 +22,8 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import flwr.compat.common.recorddict_compat as compat
+import numpy as np
+import torch  # its generator is seeded before an app imports it, perhaps only within a function
 from flwr.app import Message
 from flwr.app.message import message as of_messages
 from flwr.app.message_type import MessageType
@@ -32,9 +37,78 @@ from flwr.server.workflow import default_workflows
 from flwr.server.workflow.constant import MAIN_PARAMS_RECORD
 from flwr.serverapp.strategy import Strategy, strategy_utils
 
-from fedsim.flower.turns import is_within
+from fedsim.flower.app import App, is_within
 
 EPOCH_S = 1_577_836_800.0  # of simulated time 0 on the app's clock: 2020-01-01
+
+
+class AppHalf:
+    """The ServerApp or the ClientApp (``name``: ``server`` or ``client``), ``loaded`` with the generators at ``seed``.
+
+    While it is in use, the imported modules, global generators and torch threads are its own.
+    """
+
+    def __init__(self, app: App, name: str, seed: int) -> None:
+        self._folder = app.folder
+        self._modules: dict[str, ModuleType] = {}
+        for known in [known for known, module in sys.modules.items() if self._has(module)]:
+            del sys.modules[known]  # of another run: they may remember things
+        with self.in_use(seed):
+            self.loaded = app.load(name)
+            self._generators = _generators()
+
+    @contextmanager
+    def in_use(self, seed: int | None = None) -> Iterator[None]:
+        """Within it modules, generators and threads are this half's.
+
+        Without a ``seed`` for this once, generators continue from their last use without one.
+        """
+        outside, threads, log = _generators(), torch.get_num_threads(), logging.getLogger("flwr")
+        place, level = str(self._folder), log.level
+        if seed is None:
+            _set_generators(self._generators)
+        else:
+            random.seed(seed)
+            np.random.seed(seed % (1 << 32))  # noqa: NPY002
+            torch.default_generator.manual_seed(seed)
+        torch.set_num_threads(1)  # sums of several threads have other last bits
+        if "FLWR_LOG_LEVEL" not in os.environ:
+            log.setLevel(logging.WARNING)
+        sys.path.insert(0, place)
+        sys.modules.update(self._modules)
+        count = len(sys.modules)
+        try:
+            yield
+        finally:
+            if len(sys.modules) != count:
+                self._modules |= {name: module for name, module in sys.modules.items() if self._has(module)}
+            for name in self._modules:
+                sys.modules.pop(name, None)
+            if place in sys.path:
+                sys.path.remove(place)
+            log.setLevel(level)
+            torch.set_num_threads(threads)
+            if seed is None:
+                self._generators = _generators()
+            _set_generators(outside)
+
+    def _has(self, module: ModuleType) -> bool:
+        """Whether a module lies in the app's folder; a package without a file has places alone."""
+        try:
+            file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), "")
+        except Exception:  # a module may do anything when asked
+            return False
+        return is_within(self._folder, str(file))
+
+
+def _generators() -> tuple[Any, Any, Any]:
+    return random.getstate(), np.random.get_state(legacy=False), torch.default_generator.get_state()  # noqa: NPY002
+
+
+def _set_generators(states: tuple[Any, Any, Any]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])  # noqa: NPY002
+    torch.default_generator.set_state(states[2])
 
 
 class Sleeper:
@@ -65,6 +139,9 @@ def where(**state: Any) -> Iterator[None]:
             vars(here).pop(name, None)
 
 
+_knows_flower = {"flwr": True}  # by top package
+
+
 def _side_of_caller() -> Any:
     """The simulated ServerApp, or the ClientApp, where the caller of the caller knows Flower."""
     side = here.side or here.sleeper
@@ -78,9 +155,6 @@ def _side_of_caller() -> Any:
         modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == package]
         _knows_flower[package] = any(map(_has_of_flower, modules))
     return side if _knows_flower[package] else None
-
-
-_knows_flower = {"flwr": True}  # by top package
 
 
 def _has_of_flower(module: ModuleType) -> bool:
@@ -100,62 +174,55 @@ def replace_all() -> None:
     """Put the replacements into their places, once a process."""
     global _done
     with _lock:
-        if not _done:
-            _replace_clock()
-            _replace_in_flower()
-            _done = True
+        if _done:
+            return
+        _done = True
+        for name, begin_s in (("time", EPOCH_S), ("monotonic", 0.0), ("perf_counter", 0.0)):
+            _replace_clock(name, 1.0, begin_s)
+            _replace_clock(f"{name}_ns", 1e9, begin_s)
+        real_sleep = time.sleep
 
-
-def _replace_clock() -> None:
-    def simulated(name: str, scale: float, begin_s: float, whole: bool = False) -> None:
-        real: Callable[[], Any] = getattr(time, name)
-
-        @wraps(real)
-        def told() -> Any:
+        @wraps(real_sleep)
+        def sleep(seconds: float) -> None:
             side = _side_of_caller()
-            if side is None:
-                return real()
-            if isinstance(side, Sleeper):
-                return real() + type(real())(side.slept_s * scale)
-            seconds = (begin_s + side.clock()) * scale
-            return round(seconds) if whole else seconds
+            if side is None or not 0 <= seconds < math.inf:
+                real_sleep(seconds)  # which raises an error where there is a side
+            elif isinstance(side, Sleeper):
+                side.slept_s += seconds
+            else:
+                side.sleep(seconds)
 
-        setattr(time, name, told)
+        time.sleep = strategy_utils.sleep = sleep  # type: ignore[assignment]
+        of_messages.now = _now
+        make = client_app.make_ffn
+        client_app.make_ffn = lambda function, mods: make(_noted(function), mods)
+        _instead(Strategy, "start", _start)
+        for place in (app, default_workflows, app_utils):
+            _instead(place, "start_update_client_manager_thread", _follow_nodes)
+        _instead(SimpleClientManager, "wait_for", _wait_for)
+        _instead(server, "fit_clients", _fit_clients)
+        _instead(server, "evaluate_clients", _evaluate_clients)
+        _instead(server, "reconnect_clients", lambda *_, **__: ([], []))
+        _instead(app, "run_fl", _run_fl)
+        _instead(default_workflows, "default_centralized_evaluation_workflow", _note_state)
+        for name in ("add_loss_centralized", "add_metrics_centralized"):
+            _instead(history.History, name, _note_history)
 
-    for name, begin_s in (("time", EPOCH_S), ("monotonic", 0.0), ("perf_counter", 0.0)):
-        simulated(name, 1.0, begin_s)
-        simulated(f"{name}_ns", 1e9, begin_s, whole=True)
-    real_sleep = time.sleep
 
-    @wraps(real_sleep)
-    def sleep(seconds: float) -> None:
+def _replace_clock(name: str, scale: float, begin_s: float) -> None:
+    real: Callable[[], Any] = getattr(time, name)
+
+    @wraps(real)
+    def told() -> Any:
         side = _side_of_caller()
-        if side is None or not 0 <= seconds < math.inf:
-            real_sleep(seconds)  # which raises an error where there is a side
-        elif isinstance(side, Sleeper):
-            side.slept_s += seconds
-        else:
-            side.sleep(seconds)
+        if side is None:
+            return real()
+        if isinstance(side, Sleeper):
+            return real() + type(real())(side.slept_s * scale)
+        seconds = (begin_s + side.clock()) * scale
+        return seconds if scale == 1.0 else round(seconds)
 
-    time.sleep = sleep  # type: ignore[assignment]
-
-
-def _replace_in_flower() -> None:
-    strategy_utils.sleep = time.sleep  # taken from its module before it was replaced there
-    of_messages.now = _now
-    make = client_app.make_ffn
-    client_app.make_ffn = lambda function, mods: make(_noted(function), mods)
-    _instead(Strategy, "start", _start)
-    for place in (app, default_workflows, app_utils):
-        _instead(place, "start_update_client_manager_thread", _follow_nodes)
-    _instead(SimpleClientManager, "wait_for", _wait_for)
-    _instead(server, "fit_clients", _fit_clients)
-    _instead(server, "evaluate_clients", _evaluate_clients)
-    _instead(server, "reconnect_clients", lambda *_, **__: ([], []))
-    _instead(app, "run_fl", _run_fl)
-    _instead(default_workflows, "default_centralized_evaluation_workflow", _note_state)
-    for name in ("add_loss_centralized", "add_metrics_centralized"):
-        _instead(history.History, name, _note_history)
+    setattr(time, name, told)
 
 
 def _instead(place: Any, name: str, other: Callable[..., Any]) -> None:

@@ -5,6 +5,7 @@ by ``group_id``, or by a config ``server-round``. Without a number a round begin
 time, or a device is asked the same again where there are no arrays.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from fedsim.flower.client_side import figure
 
 _NUMBERS = ("server-round", "server_round", "current-round", "current_round", "round")
+_COUNTED = {"done": "valid", "late": "slow", "memory": "slow"} | dict.fromkeys(("lost", "left", "battery"), "disconnected")
 
 
 @dataclass(eq=False)
@@ -25,16 +27,20 @@ class Round:
     # Tasks by how they ended; a device that went on with another message counts once.
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("selected", "valid", "slow", "disconnected"), 0))
     used: list[tuple[int, float]] = field(default_factory=list)  # tasks whose replies the ServerApp has, and their examples
-    weighted: dict[str, tuple[float, float]] = field(default_factory=dict)  # sums of value x examples, and of examples
+    sums: Counter[str] = field(default_factory=Counter)  # of each column value x examples
+    weights: Counter[str] = field(default_factory=Counter)  # and examples
     own: dict[str, float] = field(default_factory=dict)  # measured by the ServerApp itself
 
     def figures(self) -> dict[str, float | None]:
         """Columns of the rounds' table; measurements of the ServerApp go before those of its clients."""
-        means = {column: total / weight for column, (total, weight) in self.weighted.items() if weight}
+        means = {column: self.sums[column] / weight for column, weight in self.weights.items() if weight}
         return {**means, **self.own}
 
-
-_COUNTED = {"done": "valid", "late": "slow", "memory": "slow"} | dict.fromkeys(("lost", "left", "battery"), "disconnected")
+    def count(self, outcome: str, by: int = 1) -> None:
+        """A task of the round has ended."""
+        if outcome in _COUNTED:
+            self.counts["selected"] += by
+            self.counts[_COUNTED[outcome]] += by
 
 
 class AppRounds:
@@ -47,7 +53,7 @@ class AppRounds:
         self._sent: ArrayRecord | None = None
         self._asked: set[tuple[str, int]] = set()
         self._trains = False
-        self._early: dict[int, dict[str, float]] = {}
+        self._early: dict[int, dict[str, float]] = defaultdict(dict)
         self.seen: set[str] = set()
 
     def of(self, message: Message) -> Round | None:
@@ -82,27 +88,19 @@ class AppRounds:
         if over is not None:
             self._close(over)
 
-    def count(self, one: Round, outcome: str, by: int = 1) -> None:
-        """A task of a round has ended."""
-        if outcome in _COUNTED:
-            one.counts["selected"] += by
-            one.counts[_COUNTED[outcome]] += by
-
     def note_reply(self, task: int, reply: Message, examples: float | None) -> None:
         """The ServerApp gets a reply."""
         one = self._open  # what comes late counts when it comes
         if one is None or reply.has_error():
             return
         content, weight = reply.content, 1.0 if examples is None else examples
-        for record in content.values():
-            if not isinstance(record, ArrayRecord):
-                self.seen |= set(record)
+        self.seen |= {name for record in content.values() if not isinstance(record, ArrayRecord) for name in record}
         if self.leads(reply):
             one.used.append((task, weight))
         for column in ("train_loss",) if _trains(reply) else ("accuracy", "loss"):
             if (value := figure(content, self._names[column])) is not None:
-                total, weights = one.weighted.get(column, (0.0, 0.0))
-                one.weighted[column] = total + value * weight, weights + weight
+                one.sums[column] += value * weight  # type: ignore[assignment]
+                one.weights[column] += weight  # type: ignore[assignment]
 
     def note_figures(self, told: int, figures: dict[str, Any]) -> None:
         """The ServerApp has measured something in the round that it calls so."""
@@ -111,7 +109,7 @@ class AppRounds:
         if self._open is not None and self._open.told in (told, None):
             self._open.own |= found
         elif told > 0:
-            self._early.setdefault(told, {}).update(found)
+            self._early[told] |= found
 
 
 def _trains(message: Message) -> bool:
@@ -119,15 +117,10 @@ def _trains(message: Message) -> bool:
 
 
 def _told(message: Message) -> int | None:
-    group = message.metadata.group_id
-    if group.isdecimal():
+    if (group := message.metadata.group_id).isdecimal():
         return int(group)
-    for record in message.content.values():
-        if isinstance(record, ConfigRecord):
-            for name in _NUMBERS:
-                if type(value := record.get(name)) is int:
-                    return value
-    return None
+    configs = [record for record in message.content.values() if isinstance(record, ConfigRecord)]
+    return next((record[name] for record in configs for name in _NUMBERS if type(record.get(name)) is int), None)
 
 
 def _alike(one: ArrayRecord | None, other: ArrayRecord | None) -> bool:

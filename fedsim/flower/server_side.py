@@ -1,7 +1,7 @@
 """The ServerApp at work: its Grid, whose messages go to simulated devices, and whose waiting is simulated time."""
 
 import threading
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy, deepcopy
@@ -18,17 +18,13 @@ from flwr.supercore.task_identity import TaskIdentity
 from numpy.typing import NDArray
 
 from fedsim.errors import SimulationError
-from fedsim.federation.contents import Header, Opaque
-from fedsim.federation.messages import TaskEnd
+from fedsim.federation.contents import Header, Opaque, TaskEnd
 from fedsim.federation.server import Server
-from fedsim.flower.app import App
-from fedsim.flower.client_side import AppReply, config_of
-from fedsim.flower.half import AppHalf
-from fedsim.flower.messages import bytes_of, bytes_of_content
-from fedsim.flower.params import FlowerParams, SamplesTaken, SamplesTime
-from fedsim.flower.replaced import EPOCH_S, replace_all, where
+from fedsim.flower.app import App, Over, Turns, place_in
+from fedsim.flower.client_side import AppReply, bytes_of, bytes_of_content
+from fedsim.flower.params import FlowerParams, SamplesTime
+from fedsim.flower.replaced import EPOCH_S, AppHalf, replace_all, where
 from fedsim.flower.rounds import AppRounds, Round
-from fedsim.flower.turns import Over, Turns, place_in
 
 _POLL_S = 0.01  # what asking again for replies that are not there costs, of simulated time
 _MOST_IDLE = 200_000  # times that a ServerApp may wait in a row with nothing under way
@@ -56,9 +52,9 @@ class Sent:
 
 
 class Session(Grid):  # type: ignore[misc]
-    """Flower's Grid, and the ServerApp that uses it. Its thread and the simulation take turns, so nothing needs a lock.
+    """Flower's Grid, and the ServerApp that uses it; ``nodes`` are the devices' ids in Flower.
 
-    ``nodes`` are the devices' ids in Flower.
+    Its thread and the simulation take turns, so nothing needs a lock.
     """
 
     def __init__(self, params: FlowerParams, server: Server, app: App, nodes: list[int], run_id: int) -> None:
@@ -73,15 +69,14 @@ class Session(Grid):  # type: ignore[misc]
         self.rounds = AppRounds(names, self._close_round)
         self.note_figures = self.rounds.note_figures
         self.model: ArrayRecord | None = None  # that the ServerApp sent last, or its strategy returned in the end
-        self._taken = SamplesTaken(params.time) if isinstance(params.time, SamplesTime) else None
         self._algorithm: str | None = None
+        self._warnings: dict[str, str] = {}  # by kind of message
         self._sent: dict[str, Sent] = {}
         self._by_task: dict[int, Sent] = {}
-        self._queues: dict[int, deque[Sent]] = {}
-        self._busy: set[int] = set()
-        self._awaited: set[int] = set()
+        self._queues: dict[int, deque[Sent]] = defaultdict(deque)
+        self._busy, self._awaited = set[int](), set[int]()
         self._open = 0  # messages that nobody has answered yet
-        self._counts: dict[int, int] = {}
+        self._counts = Counter[int]()
         self._continued: list[Round] = []  # of tasks that begin when the turn is over: they are no selections of their own
         self._last: dict[int, tuple[Round | None, bool]] = {}  # of each device's last task: its round, whether it was done
         self._waits = False  # whether the ServerApp does:
@@ -92,18 +87,15 @@ class Session(Grid):  # type: ignore[misc]
         self._half = AppHalf(app, "server", int(server.rng("server-app").integers(1 << 32)))
         self._client_seed = int(server.rng("client-app-loading").integers(1 << 32))
 
-    # Turns.
-
     async def go_on(self) -> None:
         """Give the ServerApp its turn while it has nothing to wait for; ``SimulationError`` if it raises or never ends."""
         while not self.turns.over and self._is_due():
             await self.turns.give()
         if not self.turns.over:
             return
-        error = self.turns.error
-        if isinstance(error, SimulationError):
-            raise error
-        if error is not None:
+        if (error := self.turns.error) is not None:
+            if isinstance(error, SimulationError):
+                raise error
             place = place_in(error, self.folder)
             raise SimulationError(f"the ServerApp raised {type(error).__name__}: {error}{place}") from error
         self._server.stop("the ServerApp has ended")
@@ -150,11 +142,9 @@ class Session(Grid):  # type: ignore[misc]
         self._half.loaded(grid=self, context=context)
         self.rounds.end()
 
-    # As ``replaced`` calls it in the ServerApp's thread.
-
     def clock(self) -> float:
         """The simulated time (s)."""
-        return self._server.now
+        return float(self._server.now)
 
     def sleep(self, seconds: float) -> None:
         """Let simulated time pass."""
@@ -171,7 +161,7 @@ class Session(Grid):  # type: ignore[misc]
 
     def facts(self) -> dict[str, Any]:
         """Entries for the summary."""
-        facts = {"algorithm": self._algorithm} | ({} if self._taken is None else self._taken.facts())
+        facts = {"algorithm": self._algorithm, "warnings": [*self._warnings.values()]}
         return {name: value for name, value in facts.items() if value}
 
     def _close_round(self, one: Round) -> None:
@@ -181,20 +171,16 @@ class Session(Grid):  # type: ignore[misc]
         if not self._server.note_round(one.number, one.figures(), **one.counts):
             raise Over
 
-    # As ``Grid``.
-
     def set_run(self, run: Run) -> None:
         """There is one run, which is set."""
 
     @property
     def run(self) -> Run:
-        """Facts of the run."""
         return self._facts_of_run
 
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
-        """A message; new apps call ``Message`` itself."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> list[int]:
@@ -227,7 +213,7 @@ class Session(Grid):  # type: ignore[misc]
         size = bytes_of(copy, sizes[content])
         sent = self._sent[name] = Sent(copy, number, device, size, one, leads)
         self._server.timer(f"expire {number}", self._server.now + metadata.ttl)
-        self._queues.setdefault(device, deque()).append(sent)
+        self._queues[device].append(sent)
         self._idle, self._open = 0, self._open + 1
         if not self._server.clients.idle(device):
             self._doubt(sent)
@@ -236,20 +222,19 @@ class Session(Grid):  # type: ignore[misc]
 
     def _serve(self, device: int) -> None:
         """Give a device its next message, as soon as it can take one."""
-        queue = self._queues.get(device)
+        queue = self._queues[device]
         while queue and queue[0].reply is not None:
             queue.popleft()
         if not queue:
             return
         if self._server.clients.idle(device):
             sent = queue.popleft()
-            kind = sent.message.metadata.message_type
-            one = sent.round if sent.leads else None
+            kind, one = sent.message.metadata.message_type, sent.round if sent.leads else None
             continues = one is not None and self._last.get(device) == (one, True)
             if continues and one is not None:
                 self._continued.append(one)
-            count = self._counts[device] = self._counts.get(device, -1) + 1
-            seed = int(self._server.rng("client-app", device, count).integers(1 << 32))
+            seed = int(self._server.rng("client-app", device, self._counts[device]).integers(1 << 32))
+            self._counts[device] += 1
             contents = {kind: Opaque(sent.message, float(sent.bytes)), "seeds": Header((self._client_seed, seed))}
             number = None if one is None else one.number
             sent.task = self._server.ask(device, contents, kind, round=number, continues=continues)
@@ -317,7 +302,7 @@ class Session(Grid):  # type: ignore[misc]
 
     def _settle(self) -> None:
         while self._continued:
-            self.rounds.count(self._continued.pop(), "done", -1)
+            self._continued.pop().count("done", -1)
 
     def on_task_end(self, end: TaskEnd) -> None:
         """A device has answered, or it will not."""
@@ -327,12 +312,13 @@ class Session(Grid):  # type: ignore[misc]
         done = end.outcome == "done"
         self._last[end.device] = sent.round if sent.leads else None, done
         if sent.round is not None and sent.leads:
-            self.rounds.count(sent.round, end.outcome)
+            sent.round.count(end.outcome)
         if done:
             outcome: AppReply = end[f"{end.job}-reply"]
             sent.examples = outcome.examples
-            if self._taken is not None and not outcome.reply.has_error():
-                self._taken.note(end.job, config_of(sent.message, self._app.config), outcome.examples, outcome.counted)
+            if isinstance(self._params.time, SamplesTime) and outcome.examples is None and not outcome.reply.has_error():
+                message = f"replies to {end.job!r} messages give no num-examples: such a message takes a device no time"
+                self._warnings[end.job] = f"{message}, or that of population.samples; strategy.time can state another"
             self._answer(sent, outcome.reply)
         elif sent.reply is None:
             self._doubt(sent)

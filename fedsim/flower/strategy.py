@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from fedsim.errors import ScenarioError
 from fedsim.evaluation.evaluator import ModelAssignment
 from fedsim.federation.client import Client, Instruction, LocalResult, Real, RunInfo
-from fedsim.federation.contents import Contents, Opaque
+from fedsim.federation.contents import Contents, Opaque, TaskEnd
 from fedsim.federation.devices import Device
-from fedsim.federation.messages import TaskEnd
 from fedsim.federation.server import Server
 from fedsim.flower.app import read_app
 from fedsim.flower.params import FlowerParams
@@ -35,16 +34,12 @@ class FlowerClient(Client[FlowerParams]):
         self._run = f"{os.getpid()}-{next(_runs)}"
         self._states: dict[int, Any] = {}
         self._flops: dict[str, float] = {}  # of an example, by the kind of message
-        self._counted: set[tuple[int, str]] = set()  # devices and kinds of messages
 
     def real(self, device: Device, instruction: Instruction) -> Real:
         from flwr.app import RecordDict
 
         from fedsim.flower.client_side import AppJob, carry_out
 
-        counts, first = self.params.time.counts, (device.number, instruction.job) not in self._counted
-        self._counted.add((device.number, instruction.job))
-        due = instruction.job not in self._flops if counts == "flops" else first
         job = AppJob(
             app=self._app,
             run=self._run,
@@ -53,7 +48,7 @@ class FlowerClient(Client[FlowerParams]):
             message=instruction[instruction.job],
             state=self._states.get(device.number, RecordDict()),
             seeds=instruction["seeds"],
-            counts=counts if due else None,
+            counts=self.params.time.kind == "flops" and instruction.job not in self._flops,
             raises=self.params.client_errors == "stop",
             patience_s=self.params.real_patience,
         )
@@ -65,8 +60,8 @@ class FlowerClient(Client[FlowerParams]):
         outcome, config = instruction.value, config_of(instruction[instruction.job], self._app.config)
         self._states[device.number] = outcome.state
         examples = float(device.samples) if outcome.examples is None else outcome.examples
-        if self.params.time.counts == "flops" and instruction.job not in self._flops and outcome.counted:
-            self._flops[instruction.job] = outcome.counted / max(examples, 1.0)
+        if outcome.flops and instruction.job not in self._flops:
+            self._flops[instruction.job] = outcome.flops / max(examples, 1.0)
         work = self.params.time.work(instruction.job, examples, self._flops.get(instruction.job), config)
         slept: list[Pause | Work] = [Pause("sleep", outcome.slept_s)] if outcome.slept_s else []
         return [*slept, work] if work else slept

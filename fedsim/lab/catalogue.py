@@ -108,7 +108,7 @@ def catalogue() -> dict[str, TitledNames]:
         "kinds of devices": [*kinds_of_devices().items()],
         "energy presets": [*TITLES.items()],
         "links": [*kinds_of_devices(LINKS).items()],
-        "regions of clouds": [(name, site.city) for name, site in cloud_facts().sites.items()],
+        "regions of clouds": [(name, site[0]) for name, site in cloud_facts().sites.items()],
         "scenarios": shipped_titles(studies=False),
         "studies": shipped_titles(studies=True),
         "executors": [*EXECUTORS.items()],

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -147,9 +147,8 @@ class Tally(Learner):
         self.tests += 1
 
 
-@dataclass
 class Beginning:
-    """The beginning of a run, and its cost.
+    """The beginning of a run, built with the work to be done by ``executor``, and what it cost once it has been tried.
 
     Attributes:
         core: where its models would be made; None without learning.
@@ -162,37 +161,28 @@ class Beginning:
         stopped: why it ended.
     """
 
-    run: Run
-    core: "Learning | None"
-    build_s: float
-    real_s: float = 0.0
-    share: float = 0.0
-    rounds: int = 0
-    simulated_s: float = 0.0
-    events: int = 0
-    growing_bytes: int = 0
-    fixed_bytes: int = 0
-    stopped: str = ""
+    core: "Learning | None" = None
+    real_s = share = simulated_s = 0.0
+    rounds = events = growing_bytes = fixed_bytes = 0
+    stopped = ""
+
+    def __init__(self, scenario: "Scenario", executor: Executor) -> None:
+        began = time.perf_counter()
+        self.run = assemble(scenario, Simulation(executor=Inline()), Tally)
+        if scenario.learning == "on":
+            from fedsim.learning.engine import Learning  # loads torch
+
+            assert self.run.data is not None
+            streams = Streams(scenario.seed)
+            parts = scenario.model, scenario.training, self.run.data, streams, scenario.data.own_folder(), scenario.objective
+            self.core = Learning(Simulation(executor=executor), *parts)
+        self.build_s = time.perf_counter() - began
 
     @property
     def tally(self) -> Tally:
         learner = self.run.learner
         assert isinstance(learner, Tally)
         return learner
-
-    @classmethod
-    def built(cls, scenario: "Scenario", executor: Executor) -> "Beginning":
-        """Build the run, with the work to be done by ``executor``, and do not begin."""
-        began, core = time.perf_counter(), None
-        run = assemble(scenario, Simulation(executor=Inline()), Tally)
-        if scenario.learning == "on":
-            from fedsim.learning.engine import Learning  # loads torch
-
-            assert run.data is not None
-            streams = Streams(scenario.seed)
-            parts = scenario.model, scenario.training, run.data, streams, scenario.data.own_folder(), scenario.objective
-            core = Learning(Simulation(executor=executor), *parts)
-        return cls(run, core, time.perf_counter() - began)
 
     def go(self, patience_s: float) -> None:
         """Run for so many real seconds, or to the end, and write a run folder that is not kept."""
@@ -306,7 +296,7 @@ def forecast_lines(scenario: "Scenario", executor: Executor, patience_s: float =
         Simulation(scenario, executor=executor)  # refuses what cannot be run
         about = f"what they compute, send and learn is for {scenario.strategy.called} to say"
         return [f"{scenario.population.devices} devices; {about}", *scenario.stop.notes, *scenario.strategy.notes]
-    trial = Beginning.built(scenario, executor)
+    trial = Beginning(scenario, executor)
     lines = nominal_lines(trial.run)
     return [*lines, *_real_lines(scenario, forecast(trial, patience_s))] if patience_s else lines
 

@@ -24,8 +24,6 @@ from fedsim.learning.solvers.base import (
 from fedsim.learning.spec import Trainer
 from fedsim.streams import Streams
 
-_MOST_UNEQUAL = 8  # devices in one stack differ at most by this factor in their number of steps
-_MOST_ROWS = 1 << 12  # samples in one step of a stack, unless one device alone has more: bounds the working memory
 _SAMPLES_AT_ONCE = 512  # training samples in one request for choices, unless one device alone has more
 
 
@@ -76,39 +74,29 @@ class LocalWork:
         return TrainingJob(recipe, shard, samples, lr, WHOLE if training.full_batch else self._training.batch_size)
 
     def split(self, jobs: Sequence[TrainingJob]) -> list[list[int]]:
-        """Positions of the jobs that are done together; those with the most steps in all come first, so that none is left last.
-
-        Together are jobs with one learning rate and one proximal term, the same tensors held and one width of batches, all or
-        none with a contrastive term, of like length and one kind of hint from the solver, and no more rows than ``_MOST_ROWS``.
-        """
+        """Positions of the jobs of each request, those with the most steps in all first, so that none is left last."""
         sizes = [job.size for job in jobs]
-        hints = [self._solver.batch_hint(*size) for size in sizes]
-        steps = [step for _, _, step in sizes]
-        keys = []
-        for job, (_, width, _), (kind, _) in zip(jobs, sizes, hints, strict=True):
-            local = job.recipe.training
-            keys.append((job.lr, local.mu, width, kind, local.held, local.contrast is None))
-        order = sorted(range(len(jobs)), key=lambda at: (keys[at], -steps[at], at))
+        steps, at_once = [step for _, _, step in sizes], [self._solver.a_request(*size) for size in sizes]
+        order = sorted(range(len(jobs)), key=lambda at: (at_once[at], -steps[at], at))
         chunks: list[list[int]] = []
-        for (_, _, width, *_), group in groupby(order, keys.__getitem__):
-            rest = list(group)
-            while rest:
-                long = [at for at in rest if steps[at] * _MOST_UNEQUAL >= steps[rest[0]]]
-                most = max(1, min(_MOST_ROWS // width, *(hints[at][1] for at in long)))
-                count = -(-len(long) // most)  # chunks of nearly equal length
-                ends = [len(long) * at // count for at in range(count + 1)]
-                chunks += [long[begin:end] for begin, end in pairwise(ends)]
-                rest = rest[len(long) :]
+        for most, group in groupby(order, at_once.__getitem__):
+            alike = list(group)
+            count = -(-len(alike) // most)  # chunks of nearly equal length
+            ends = [len(alike) * at // count for at in range(count + 1)]
+            chunks += [alike[begin:end] for begin, end in pairwise(ends)]
         return sorted(chunks, key=lambda chunk: (-sum(steps[at] for at in chunk), chunk[0]))
 
     def train(self, jobs: Sequence[TrainingJob]) -> list[Solved]:
-        """Carry out jobs that ``split`` put together; the results in the order given."""
+        """Carry out jobs; the results in the order given."""
         compute_with_one_thread()
-        rule, local = self._training.sgd, jobs[0].recipe.training
-        mixed = (local.mu, rule.l2_on, local.held, rule.clip)
-        descent = Descent(jobs[0].lr, rule.momentum, rule.weight_decay, rule.l2, *mixed)
-        solver = self._solver if local.contrast is None and rule.clip is None else self._solver.plain
-        return solver.solve([self._local_solve(job) for job in jobs], descent)
+        rule, found = self._training.sgd, []
+        for job in jobs:
+            local = job.recipe.training
+            mixed = (local.mu, rule.l2_on, local.held, rule.clip)
+            descent = Descent(job.lr, rule.momentum, rule.weight_decay, rule.l2, *mixed)
+            solver = self._solver if local.contrast is None and rule.clip is None else self._solver.plain
+            found.append(solver.solve(self._local_solve(job), descent))
+        return found
 
     def _local_solve(self, job: TrainingJob) -> LocalSolve:
         recipe, training = job.recipe, job.recipe.training

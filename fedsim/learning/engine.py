@@ -32,8 +32,7 @@ from fedsim.learning.objectives import Classification, Objective
 from fedsim.learning.refs import Applied, Best, Initial, Mixed, Recipe, Ref, Trained, Weights, waves
 from fedsim.learning.solvers.base import Solver
 from fedsim.learning.solvers.by_trainer import ByTrainer
-from fedsim.learning.solvers.reference import Reference, batch_norms, flat_weights, load_weights, module_of
-from fedsim.learning.solvers.stacked import Stacked
+from fedsim.learning.solvers.reference import Reference, flat_weights, load_weights, module_of
 from fedsim.learning.spec import Trainer, TrainingSpec
 from fedsim.learning.testsets import TestSets, counted, judge, judge_each
 from fedsim.simulation import Simulation
@@ -336,12 +335,7 @@ def pick(
 
         return Dense(model)
     module = module_of(model) if isinstance(model, Architecture) else model
-    if other is not None:
-        return ByTrainer(module, device, other, losses=losses)
-    recurrent = any(isinstance(part, nn.RNNBase) for part in module.modules())  # whose kernels cannot be stacked
-    if choice == "reference" or device.type == "cpu" or batch_norms(module) or recurrent:  # padding is no sample
-        return Reference(module, device, losses=losses)
-    return Stacked(module, device, losses=losses)
+    return Reference(module, device, losses=losses) if other is None else ByTrainer(module, device, other, losses=losses)
 
 
 def _known(ref: Ref) -> Weights:

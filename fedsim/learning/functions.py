@@ -57,10 +57,9 @@ def function_at(path: str) -> Function:
 
 
 class FunctionCall(NamedTuple):
-    """A function to be carried out, with its arguments: models, float32 [d] each, read-only, and constants.
+    """A function of models, float32 [d] each, read-only, and constants, that gives a model or ``size`` numbers.
 
-    ``stream`` has the run's streams, and the name of the one that it draws from as ``rng``. ``size`` is how many numbers it
-    gives; None for a model.
+    ``stream`` has the run's streams, and the name of the one that it draws from as ``rng``.
     """
 
     function: Function

@@ -23,14 +23,9 @@ Patterns = Annotated[list[str], Field(min_length=1)] | str
 
 
 def matching(names: Sequence[str], patterns: Patterns, key: str, what: str = "tensor") -> set[str]:
-    """The names that match one of the patterns, as ``fnmatch`` has them.
+    """The names (of a model's tensors or layers) that match one of the patterns, as ``fnmatch`` has them.
 
-    Args:
-        names: of tensors or layers of a model.
-        key: of the scenario, for messages; ``what`` the names are of.
-
-    Raises:
-        ScenarioError: a pattern matches nothing.
+    A pattern of the scenario's ``key`` that matches nothing raises ``ScenarioError``.
     """
     chosen: set[str] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:

@@ -1,14 +1,10 @@
-"""``[model]``: the models of the literature, any ``nn.Module`` by import path, or a bare size.
-
-The published parameter counts are tests. Convolutions pad symmetrically; where Keras would pad one row more at the end than
-at the start (even inputs, stride 2), shapes and counts are the same and the values are shifted by a pixel.
-"""
+"""``[model]``: layers of ours, any ``nn.Module`` by import path, or a bare size; more are in ``fedsim.toolbox.models``."""
 
 import math
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from fedsim.data.federated import TokenShape
 from fedsim.errors import ScenarioError
@@ -17,7 +13,6 @@ from fedsim.language.registry import Registry
 from fedsim.language.units import Bytes
 from fedsim.learning.architecture import (
     Architecture,
-    Dropout,
     Flatten,
     Layer,
     Linear,
@@ -27,7 +22,6 @@ from fedsim.learning.architecture import (
     convolution,
     dense,
 )
-from fedsim.learning.card import ModelCard
 from fedsim.learning.model import Model, PartedModel
 from fedsim.model_cost import ModelCost
 from fedsim.training import CutBy
@@ -162,159 +156,21 @@ class Perceptron(Layered):
         return dense(*self.hidden)
 
 
-class FemnistPerceptron(Layered):
-    """FlexCFL's FEMNIST-MLP: 784-512-10, 407,050 parameters."""
-
-    kind: Literal["femnist-mlp"] = "femnist-mlp"
-    layers: ClassVar[tuple[Layer, ...]] = dense(512)
-
-
-def _pooled(channels: int, kernel: int, *, same: bool = True) -> tuple[Layer, ...]:
+def pooled(channels: int, kernel: int, *, same: bool = True) -> tuple[Layer, ...]:
+    """A convolution with its ReLU, pooled."""
     return (*convolution(channels, kernel, same=same), MaxPool2d(2))
 
 
-def _two(first: int, second: int, kernel: int, *widths: int, same: bool = True) -> tuple[Layer, ...]:
+def two_convolutions(first: int, second: int, kernel: int, *widths: int, same: bool = True) -> tuple[Layer, ...]:
     """Two convolutions of so many channels, each pooled, and dense layers: McMahan et al.'s shape."""
-    return (*_pooled(first, kernel, same=same), *_pooled(second, kernel, same=same), Flatten(), *dense(*widths))
-
-
-def _block(channels: int) -> tuple[Layer, ...]:
-    return (*convolution(channels, 3, same=False) * 2, *convolution(channels, 5, 2), Dropout(0.4))
-
-
-def _pair(channels: int) -> tuple[Layer, ...]:
-    return (*convolution(channels, 3) * 2, MaxPool2d(2), Dropout(0.2))
-
-
-class MnistCNN(Layered):
-    """FlexCFL's MNIST-CNN: 3x3x32, pool, 3x3x64, pool, dropout 0.5, dense; 50,186 parameters."""
-
-    kind: Literal["mnist-cnn"] = "mnist-cnn"
-    layers: ClassVar[tuple[Layer, ...]] = (*_two(32, 64, 3), Dropout(0.5))
-
-
-class FemnistCNN(Layered):
-    """FlexCFL's FEMNIST-CNN: six convolutions, two of them with stride 2, and dense 128; 325,578 parameters."""
-
-    kind: Literal["femnist-cnn"] = "femnist-cnn"
-    layers: ClassVar[tuple[Layer, ...]] = (*_block(32), *_block(64), Flatten(), *dense(128), Dropout(0.4))
-
-
-class FashionCNN(Layered):
-    """FlexCFL's FashionMNIST-CNN: 5x5x32, pool, 5x5x64, pool, dense 1024; 3,274,634 parameters."""
-
-    kind: Literal["fashion-cnn"] = "fashion-cnn"
-    layers: ClassVar[tuple[Layer, ...]] = _two(32, 64, 5, 1024)
-
-
-class LcflCNN(Layered):
-    """LCFL's CNN for MNIST and FEMNIST: 5x5x16, pool, 5x5x32, pool, dense 256; 417,482 parameters."""
-
-    kind: Literal["lcfl-cnn"] = "lcfl-cnn"
-    layers: ClassVar[tuple[Layer, ...]] = _two(16, 32, 5, 256)
-
-
-class LcflCifarCNN(Layered):
-    """LCFL's CNN for CIFAR-10: 5x5x32 and 5x5x84 without padding, pooled, dense 256; 610,142 parameters."""
-
-    kind: Literal["lcfl-cifar-cnn"] = "lcfl-cifar-cnn"
-    layers: ClassVar[tuple[Layer, ...]] = _two(32, 84, 5, 256, same=False)
-
-
-class CflCNN(Layered):
-    """As many layers as CFL's CNN has: 3x3x32, 3x3x64 and 3x3x64, each pooled, dense 128; 188,810 parameters on CIFAR-10.
-
-    The paper says no more of it than that there are five; their widths are our choice.
-    """
-
-    kind: Literal["cfl-cnn"] = "cfl-cnn"
-    layers: ClassVar[tuple[Layer, ...]] = (*_pooled(32, 3), *_pooled(64, 3) * 2, Flatten(), *dense(128))
-
-
-class CataCNN(Layered):
-    """CATA-Fed's CNN: three pairs of 3x3 convolutions (32, 64, 128), each pooled with dropout 0.2, dense 1024, 512, 256.
-
-    3,043,882 parameters on CIFAR-10, 2,125,802 on MNIST. Padding and places of pooling are our reading of the paper.
-    """
-
-    kind: Literal["cata-cnn"] = "cata-cnn"
-    layers: ClassVar[tuple[Layer, ...]] = (*_pair(32), *_pair(64), *_pair(128), Flatten(), *dense(1024, 512, 256))
+    return (*pooled(first, kernel, same=same), *pooled(second, kernel, same=same), Flatten(), *dense(*widths))
 
 
 class CNN5(Layered):
     """McMahan et al.'s shape with a smaller head: 5x5x32, pool, 5x5x64, pool, dense 128; 454,922 parameters on MNIST."""
 
     kind: Literal["cnn5"] = "cnn5"
-    layers: ClassVar[tuple[Layer, ...]] = _two(32, 64, 5, 128)
-
-
-class _OfTokens(TorchModel):
-    """A built-in model of tokens."""
-
-    def plain_module(self, shape: Shape, classes: int, seed: int = 0) -> "nn.Module":
-        from fedsim.learning.modules import seeded
-
-        if not isinstance(shape, TokenShape) or len(shape) != 1:
-            raise ScenarioError(
-                f"model.kind is {self.kind!r}, which takes sequences of tokens, and samples are of shape {tuple(shape)}"
-                f"{' tokens' if isinstance(shape, TokenShape) else ' numbers'}"
-            )
-        return seeded(lambda: self.made(shape, classes), seed)
-
-    @abstractmethod
-    def made(self, shape: TokenShape, outputs: int) -> "nn.Module":
-        """The module with freshly drawn weights."""
-
-
-class CharLSTM(_OfTokens):
-    """An LSTM over embedded tokens, with a dense layer at each; 23,397 parameters by default on 61 characters.
-
-    With ``hidden = 256`` and ``layers = 2`` that of TensorFlow Federated's Shakespeare (820,522 parameters on 90 characters),
-    with the second vector of biases that torch's LSTM has: 2,048 more.
-
-    Attributes:
-        embedding: numbers of an embedded token.
-        hidden: units of each layer.
-        layers: one above the other.
-    """
-
-    kind: Literal["char-lstm"] = "char-lstm"
-    embedding: int = Field(default=8, ge=1, le=100_000)
-    hidden: int = Field(default=64, ge=1, le=100_000)
-    layers: int = Field(default=1, ge=1, le=100)
-
-    def made(self, shape: TokenShape, outputs: int) -> "nn.Module":
-        from fedsim.learning.sequences import LSTMModule
-
-        return LSTMModule(shape, outputs, self.embedding, self.hidden, self.layers)
-
-
-class Transformer(_OfTokens):
-    """A transformer with learned places and norms before each block, without dropout (Radford et al. 2019, small).
-
-    For the next token attention sees earlier ones alone.
-
-    Attributes:
-        hidden: numbers of a token; four times as many within a block.
-        heads: of attention; divides ``hidden``.
-        layers: blocks.
-    """
-
-    kind: Literal["transformer"] = "transformer"
-    hidden: int = Field(default=32, ge=1, le=100_000)
-    heads: int = Field(default=4, ge=1, le=1_000)
-    layers: int = Field(default=2, ge=1, le=1_000)
-
-    @model_validator(mode="after")
-    def _heads_divide(self) -> Self:
-        if self.hidden % self.heads:
-            raise ValueError(f"'hidden' is {self.hidden} and 'heads' {self.heads}; heads must divide it")
-        return self
-
-    def made(self, shape: TokenShape, outputs: int) -> "nn.Module":
-        from fedsim.learning.sequences import TransformerModule
-
-        return TransformerModule(shape, outputs, self.hidden, self.heads, self.layers)
+    layers: ClassVar[tuple[Layer, ...]] = two_convolutions(32, 64, 5, 128)
 
 
 class ModuleModel(TorchModel):
@@ -341,14 +197,10 @@ class ModuleModel(TorchModel):
         refuse_unless_allowed(factory, "model.factory")
         return factory
 
-    def module(self, seed: int = 0) -> "nn.Module":
-        """The module, initialised under ``seed``; ``ScenarioError`` if there is none, or none that can be used."""
+    def plain_module(self, shape: Shape, classes: int, seed: int = 0) -> "nn.Module":
         from fedsim.learning.modules import build  # loads torch
 
         return build(self.factory, self.args, seed)
-
-    def plain_module(self, shape: Shape, classes: int, seed: int = 0) -> "nn.Module":
-        return self.module(seed)
 
 
 class SizeOnly(Model):
@@ -377,23 +229,26 @@ class SizeOnly(Model):
         return ModelCost.of_size(self.bytes, self.flops_per_sample, momentum=training.sgd.momentum > 0)
 
 
-MODELS = Registry.of(
+_MORE = "fedsim.toolbox.models"
+MODELS = Registry(
     "model",
-    Logistic,
-    Perceptron,
-    MnistCNN,
-    FemnistPerceptron,
-    FemnistCNN,
-    FashionCNN,
-    LcflCNN,
-    LcflCifarCNN,
-    CflCNN,
-    CataCNN,
-    CNN5,
-    CharLSTM,
-    Transformer,
-    ModuleModel,
-    ModelCard,
-    SizeOnly,
+    "",
+    {
+        **Registry.of("model", Logistic, Perceptron).known,
+        "mnist-cnn": (f"{_MORE}.published:MnistCNN", "FlexCFL's MNIST-CNN: 3x3x32, pool, 3x3x64, pool, dropout 0.5, dense"),
+        "femnist-mlp": (f"{_MORE}.published:FemnistPerceptron", "FlexCFL's FEMNIST-MLP: 784-512-10"),
+        "femnist-cnn": (f"{_MORE}.published:FemnistCNN", "FlexCFL's FEMNIST-CNN: six convolutions, dense 128"),
+        "fashion-cnn": (f"{_MORE}.published:FashionCNN", "FlexCFL's FashionMNIST-CNN: two convolutions, dense 1024"),
+        "lcfl-cnn": (f"{_MORE}.published:LcflCNN", "LCFL's CNN for MNIST and FEMNIST: two convolutions, dense 256"),
+        "lcfl-cifar-cnn": (f"{_MORE}.published:LcflCifarCNN", "LCFL's CNN for CIFAR-10: two convolutions, dense 256"),
+        "cfl-cnn": (f"{_MORE}.published:CflCNN", "as many layers as CFL's CNN has: three convolutions, dense 128"),
+        "cata-cnn": (f"{_MORE}.published:CataCNN", "CATA-Fed's CNN: six convolutions, four dense layers"),
+        **Registry.of("model", CNN5).known,
+        "char-lstm": (f"{_MORE}.tokens:CharLSTM", "an LSTM over embedded tokens, with a dense layer at each"),
+        "transformer": (f"{_MORE}.tokens:Transformer", "a transformer with learned places, without dropout"),
+        **Registry.of("model", ModuleModel).known,
+        "card": (f"{_MORE}.card:ModelCard", 'a transformer by its card, without weights; for learning = "off"'),
+        **Registry.of("model", SizeOnly).known,
+    },
 )
 ModelSpec = Annotated[Model, MODELS]

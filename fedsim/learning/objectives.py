@@ -70,7 +70,7 @@ class Objective(Spec):
     @property
     def is_plain(self) -> bool:
         """Whether it is classification by cross-entropy, which all solvers know."""
-        return False
+        return self.kind == "classification" and self.loss is None
 
     @property
     def figures(self) -> list[EvaluationMetric]:
@@ -78,19 +78,11 @@ class Objective(Spec):
         return [own_metric(name) if ":" in name else METRICS[name] for name in self.metrics]
 
     def sizes(self, shape: Shape, outputs: int) -> tuple[Shape, int]:
-        """The shape of a model's samples and its numbers an answer, for a source's samples and classes (or targets).
-
-        Raises:
-            ScenarioError: samples of that shape do not fit.
-        """
+        """The shape of a model's samples and its numbers an answer, for a source's samples, if they fit, and classes."""
         return shape, outputs
 
     def fitted(self, pool: Pool, streams: Streams) -> Pool:
-        """The pool with the targets of this objective.
-
-        Raises:
-            ScenarioError: it has no such targets.
-        """
+        """The pool with the targets of this objective; ``ScenarioError`` where it has none."""
         raise NotImplementedError
 
     def misfit(self, found: str) -> ScenarioError:
@@ -121,15 +113,17 @@ def _told(targets: NDArray[Any]) -> str:
     return f"targets {targets.dtype} of shape {targets.shape}"
 
 
+def _cross_entropy(outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
+    from torch.nn.functional import cross_entropy
+
+    return cross_entropy(outputs, targets, reduction="none", **options)
+
+
 class Classification(Objective):
     """One class a sample, by softmax cross-entropy."""
 
     kind: Literal["classification"] = "classification"
     needs: ClassVar[str] = "labels, one a sample"
-
-    @property
-    def is_plain(self) -> bool:
-        return self.loss is None
 
     def fitted(self, pool: Pool, streams: Streams) -> Pool:
         if pool.targets is not None and (pool.targets.ndim > 1 or pool.targets.dtype != np.int64):
@@ -137,9 +131,7 @@ class Classification(Objective):
         return pool
 
     def losses(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
-        from torch.nn.functional import cross_entropy
-
-        return super().losses(outputs, targets) if self.loss else cross_entropy(outputs, targets, reduction="none", **options)
+        return super().losses(outputs, targets) if self.loss else _cross_entropy(outputs, targets, **options)
 
 
 class NextToken(Objective):
@@ -162,9 +154,7 @@ class NextToken(Objective):
         return replace(pool, x=pool.x[:, :-1], targets=pool.x[:, 1:], outputs=outputs, answers="next")
 
     def each(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
-        from torch.nn.functional import cross_entropy
-
-        return cross_entropy(outputs.transpose(1, 2), targets, reduction="none", ignore_index=UNASKED, **options)
+        return _cross_entropy(outputs.transpose(1, 2), targets, ignore_index=UNASKED, **options)
 
     def asked(self, targets: "Tensor") -> "Tensor":
         return targets != UNASKED

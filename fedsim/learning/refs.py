@@ -28,8 +28,8 @@ class Initial:
 class Trained:
     """Local training of one device on a version of its data.
 
-    With the device, ``key`` names the stream of shuffles and dropout masks; ``round`` decays the learning rate. ``before`` is
-    the device's training before this one, whose trainer has left a state; None: it begins with none.
+    With the device, ``key`` names the stream of shuffles and dropout masks; ``round`` decays a learning rate that ``training``
+    does not say. ``before`` is the device's training before, whose trainer has left a state; None: it begins with none.
     """
 
     training: Training
@@ -109,7 +109,7 @@ def parents(recipe: Recipe) -> list["Ref"]:
 
 
 class Loss:
-    """Reported training loss: the mean mini-batch loss over the last local epoch, weighted by samples; NaN until then.
+    """Reported training loss: the mean over the samples of the last local epoch; NaN until then.
 
     ``numbers`` are those that the trainer reports besides, by name.
     """
@@ -122,18 +122,16 @@ class Loss:
 
 
 class Ref:
-    """The name of a model. Strategies pass it on; only ``Learning`` looks inside.
+    """The name of a model, unique within a run: ``model-3``, ``update-17``. Only ``Learning`` looks inside.
 
     Attributes:
-        name: unique within a run, ``model-3`` or ``update-17``.
         serial: how many refs were made before.
         device: who trained or chose it, or None.
         recipe: how to compute it; None once that is done.
         value: the weights, float32 [d], read-only; None until then.
         finite: whether all weights are finite numbers; False until they are known.
         loss: of a training, and of all that its device and the wire make of it, what it reports; None elsewhere.
-        losses: of a choice, the objective of each model, float64 [models], read-only; None until then.
-        choice: of a choice, the position of the chosen model; None until then.
+        losses, choice: of a choice, the objective of each model, float64 [models], and the position of the chosen one.
         state: of a training, what its trainer keeps on the device, by name; None until then, and elsewhere. Where it is sent,
             of mixes of trainings too, and empty until then.
     """

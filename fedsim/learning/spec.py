@@ -86,11 +86,10 @@ class Trainer(Spec):
 
     def torch_optimiser(self, parameters: "Mapping[str, nn.Parameter]", lr: float) -> "torch.optim.Optimizer":
         """An optimiser that costs what a step of this trainer costs; by default SGD."""
-        import torch
+        from torch.optim import SGD
 
         rule = self.sgd
-        decay = rule.weight_decay
-        return torch.optim.SGD(parameters.values(), lr, momentum=rule.momentum, weight_decay=decay, foreach=False)
+        return SGD(parameters.values(), lr, momentum=rule.momentum, weight_decay=rule.weight_decay, foreach=False)
 
     def state_numbers(self, shapes: "Mapping[str, Sequence[int]]") -> int:
         """Numbers of the state that ``sent`` sends for tensors of these shapes, by name; 0, none or unknown, is refused."""
@@ -160,14 +159,7 @@ class TrainingSpec(Trainer):
         return self
 
 
-_TOOLS = "fedsim.toolbox.trainers"
-TRAINERS = Registry(
-    "trainer",
-    f"{__name__}:Trainer",
-    {
-        "sgd": (TrainingSpec, "local SGD, by the fastest solver that the model has"),
-        "torch": (f"{_TOOLS}.torch_trainer:TorchTrainer", "any optimiser of torch.optim, with schedule and clipping"),
-    },
-    usual="sgd",
-)
+_TORCH = "fedsim.toolbox.trainers.torch_trainer:TorchTrainer", "any optimiser of torch.optim, with schedule and clipping"
+_SGD = TrainingSpec, "local SGD, by the fastest solver that the model has"
+TRAINERS = Registry("trainer", f"{__name__}:Trainer", {"sgd": _SGD, "torch": _TORCH}, usual="sgd")
 TrainerSpec = Annotated[Trainer, TRAINERS]

@@ -69,7 +69,6 @@ class TestSamples(NamedTuple):
     """The test samples of some devices, which stand device by device.
 
     Attributes:
-        devices: whose.
         owner: position of each sample's device in ``devices``, int64 [samples].
         order: the samples by image, int64 [samples].
         blocks: the distinct images, each with the samples of it in that order: which image within it, and the target.

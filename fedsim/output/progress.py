@@ -33,13 +33,9 @@ class RunProgress:
     """
 
     def __init__(self, stop: "StopSpec", console: Console, facts: Callable[[], Mapping[str, Any]] = dict) -> None:
-        self._stop, self._facts, self._warned = stop, facts, 0
-        self._console = console
-        self._began = time.perf_counter()
-        self._shown = 0.0
-        self._round = 0
-        self._accuracy: float | None = None
-        self._saved, self._said_saved = "", 0.0
+        self._stop, self._console, self._facts, self._warned = stop, console, facts, 0
+        self._began, self._shown, self._said_saved = time.perf_counter(), 0.0, 0.0
+        self._round, self._accuracy, self._saved = 0, "", ""
         self._live: Progress | None = None
         if console.is_terminal:
             left = (TextColumn("left", markup=False), TimeRemainingColumn())
@@ -51,13 +47,13 @@ class RunProgress:
         """Note a record; show it if it is time to."""
         if record.kind == "round":
             self._round = record.fields["round"] + 1
-            self._accuracy = record.fields["accuracy"] if record.fields["accuracy"] is not None else self._accuracy
+            if record.fields["accuracy"] is not None:
+                self._accuracy = f", accuracy {record.fields['accuracy']:.4f}"
             self._warn()
         real = time.perf_counter()
-        if real - self._shown < (_LIVE_EVERY_S if self._live else _PLAIN_EVERY_S):
-            return
-        self._shown = real
-        self._show(record.time, real - self._began)
+        if real - self._shown >= (_LIVE_EVERY_S if self._live else _PLAIN_EVERY_S):
+            self._shown = real
+            self._show(record.time, real - self._began)
 
     def saved(self, rounds: int, simulated_s: float) -> None:
         """Say that the run can be resumed from here, whatever happens; on lines of their own not more than once a second."""
@@ -81,9 +77,9 @@ class RunProgress:
 
     def _show(self, simulated_s: float, real_s: float) -> None:
         done = share_done(self._stop, self._round, simulated_s)
-        accuracy = "" if self._accuracy is None else f", accuracy {self._accuracy:.4f}"
         now, number = show_seconds(simulated_s), f"round {self._round}"
-        text = f"{number}, {now}{accuracy}" if is_narrow(self._console) else f"simulated {now}, {number}{accuracy}"
+        text = f"{number}, {now}" if self._console.width < _NARROW else f"simulated {now}, {number}"
+        text += self._accuracy
         if self._live is not None:
             text += f", {self._saved}" if self._saved else ""
             self._live.update(self._bar, completed=done * _TOTAL, description=text)
@@ -92,44 +88,36 @@ class RunProgress:
             self._console.print(f"{text}{left}", soft_wrap=True)
 
 
-def is_narrow(console: Console) -> bool:
-    """Whether a terminal has room for a short text alone."""
-    return console.width < _NARROW
-
-
 def bar(console: Console, *more: ProgressColumn) -> tuple[ProgressColumn, ...]:
     """The columns of a live line; ``more`` and the bar itself only where there is room."""
-    if is_narrow(console):
+    if console.width < _NARROW:  # room for a short text alone
         return (TextColumn("{task.percentage:.0f}% {task.description}", markup=False),)
     return (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}", markup=False), *more)
 
 
 def share_done(stop: "StopSpec", rounds: int, simulated_s: float) -> float:
     """The share (0..1) of a run that is done after so many rounds and so much simulated time."""
-    shares = [0.0]
-    if stop.rounds is not None:
-        shares.append(rounds / stop.rounds)
-    if stop.simulated_time is not None:
-        shares.append(simulated_s / stop.simulated_time)
-    return min(1.0, max(shares))
+    rounds_done = rounds / stop.rounds if stop.rounds is not None else 0.0
+    time_done = simulated_s / stop.simulated_time if stop.simulated_time is not None else 0.0
+    return min(1.0, max(rounds_done, time_done))
 
 
 def summary_lines(summary: dict[str, Any]) -> list[str]:
     """The main results of a run, as lines for people."""
     moved, accuracy = summary["bytes"], summary["accuracy"]
     between = f", {show_bytes(moved['peer'])} between devices" if "peer" in moved else ""
+    best = f"no accuracy: {summary.get('no_accuracy')}"
+    if accuracy["final"] is not None:
+        best = f"accuracy {accuracy['final']:.4f} at the end, {accuracy['best']:.4f} at best"
+    found = {name: told for name, told in summary.get("metrics", {}).items() if told["final"] is not None}
     lines = [
         f"{strategy_of(summary)}, seed {summary['seed']}: {summary['rounds']} rounds in {show_seconds(summary['simulated_s'])} "
         f"of simulated time, {summary['wall_s']:.1f} s of real time ({summary['stopped']})",
+        best,
+        *(f"{name} {told['final']:.4g} at the end, {told['best']:.4g} at best" for name, told in found.items()),
         f"moved {show_bytes(total(moved))} ({show_bytes(moved['down'])} down, {show_bytes(moved['up'])} up{between}), "
         f"of which {show_bytes(moved['wasted'])} wasted",
     ]
-    if accuracy["final"] is None:
-        lines.insert(1, f"no accuracy: {summary['no_accuracy']}")
-    else:
-        lines.insert(1, f"accuracy {accuracy['final']:.4f} at the end, {accuracy['best']:.4f} at best")
-    found = {name: told for name, told in summary.get("metrics", {}).items() if told["final"] is not None}
-    lines[2:2] = [f"{name} {told['final']:.4g} at the end, {told['best']:.4g} at best" for name, told in found.items()]
     lines += summary.get("notes", [])
     if "not_finite" in summary:
         lines.append(f"the strategy has made models whose weights are not all finite: {summary['not_finite']}")

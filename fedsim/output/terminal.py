@@ -9,11 +9,7 @@ from rich.segment import Segment
 
 
 class Console(rich.console.Console):
-    """rich's console, which takes no text for markup, and lets none through that a terminal would obey.
-
-    Args:
-        options: what rich's takes.
-    """
+    """rich's console, which takes no text for markup, and lets none through that a terminal would obey."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, **options)

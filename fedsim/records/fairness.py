@@ -38,8 +38,7 @@ def worst_decile(values: Iterable[float]) -> float:
 def jain_over_time(run: RunFolder) -> tuple[Floats, Floats]:
     """The end of each round (s), and Jain's index of all selections until then, over all devices of the population.
 
-    Raises:
-        RunFolderError: a table is missing or damaged.
+    Raises ``RunFolderError``: a table is missing or damaged.
     """
     import pandas as pd
 
@@ -59,8 +58,7 @@ def selections(run: RunFolder) -> "pd.DataFrame":
     Columns: ``device``, ``group`` (cluster or tier of the device then; NaN where it was in none), and ``valid``, whether the
     update counted: it was not late or lost, and an epoch was finished.
 
-    Raises:
-        RunFolderError: a table is missing or damaged.
+    Raises ``RunFolderError``: a table is missing or damaged.
     """
     import pandas as pd
 

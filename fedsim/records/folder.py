@@ -27,8 +27,7 @@ SEAL = "summary_sha256"  # of the summary itself, among its entries
 def refuse_unusable(path: Path) -> None:
     """See whether a new run folder can be made at ``path``, and change nothing.
 
-    Raises:
-        RunFolderError: it holds files already, is no folder, cannot be written, or has a name in bytes that are no text.
+    Raises ``RunFolderError``: it holds files already, is no folder, cannot be written, or has a name in bytes that are no text.
     """
     try:
         str(path).encode()
@@ -62,8 +61,7 @@ def holds_nothing(path: Path) -> bool:
 def refuse_other_run(path: Path, scenario: str) -> None:
     """See whether ``path`` holds an unfinished run of ``scenario`` (as written TOML), and change nothing.
 
-    Raises:
-        RunFolderError: it holds none, one of another scenario, or one that is done.
+    Raises ``RunFolderError``: it holds none, one of another scenario, or one that is done.
     """
     try:
         there = regular(path / SCENARIO).read_bytes()
@@ -116,8 +114,7 @@ def write_text(path: Path, text: str) -> None:
 def writing(path: Path) -> Iterator[Path]:
     """Path to write the content of a user's file ``path`` to, as ``replacing`` has it; its folder is made.
 
-    Raises:
-        RunFolderError: the system refuses.
+    Raises ``RunFolderError``: the system refuses.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

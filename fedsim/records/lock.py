@@ -26,8 +26,7 @@ def locked(folder: Path, patience_s: float = 0.0) -> Iterator[list[int]]:
         folder: it is there.
         patience_s: how long to wait for a holder to end.
 
-    Raises:
-        RunFolderError: the system refuses, or another process works there.
+    Raises ``RunFolderError``: the system refuses, or another process works there.
     """
     path, end = folder / LOCK, time.monotonic() + patience_s
     try:

@@ -59,8 +59,7 @@ def making_sense(paths: Iterable[Path]) -> Iterator[None]:
 
     What a reader makes of a file depends on so much in it that not all can be looked at beforehand.
 
-    Raises:
-        RunFolderError: there was an error that nobody had foreseen, and a file is not as the run left it.
+    Raises ``RunFolderError``: there was an error that nobody had foreseen, and a file is not as the run left it.
     """
     try:
         yield
@@ -78,8 +77,7 @@ def making_sense(paths: Iterable[Path]) -> Iterator[None]:
 class RunFolder:
     """A run folder that was written before, or, of a run that goes on, what it has written by now.
 
-    Raises:
-        RunFolderError: there is no run here, or, when it is read, a file is missing or damaged.
+    Raises ``RunFolderError``: there is no run here, or, when it is read, a file is missing or damaged.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -124,7 +122,8 @@ class RunFolder:
             for wanted in _SCHEMAS.get(name, ()):
                 found = there.get(wanted.name)
                 if found is None:
-                    raise KeyError(f"it has no column {wanted.name} (what fedsim 0.1 wrote is read with fedsim 0.1)")
+                    wrote = f"fedsim {self.summary.get('fedsim')} wrote this folder, and can open it"
+                    raise KeyError(f"it has no column {wanted.name}; {wrote}")
                 # Whole numbers of any width are whole numbers: others that write such tables may have had other ones.
                 alike = any(kind(found) and kind(wanted.type) for kind in (pa.types.is_integer, pa.types.is_floating))
                 if not (alike or found == wanted.type or pa.types.is_null(found)):

@@ -115,8 +115,7 @@ OF_METERS = {name: typed(columns) for meter in OF_SECTIONS for name, columns in 
 def with_columns(schema: pa.Schema, columns: "Iterable[Column]") -> pa.Schema:
     """A table with columns of meters besides; each has its unit and what it is as metadata.
 
-    Raises:
-        ScenarioError: the table has a column of that name.
+    Raises ``ScenarioError``: the table has a column of that name.
     """
     for one in columns:
         if one.name in schema.names:
@@ -128,8 +127,7 @@ def with_columns(schema: pa.Schema, columns: "Iterable[Column]") -> pa.Schema:
 def column(values: "Sequence[Any] | NDArray[Any]", kind: pa.DataType) -> pa.Array:
     """Strings or numbers as a column, None as an empty cell: what ``pyarrow.array`` gives, which would load pandas first.
 
-    Raises:
-        pyarrow.ArrowInvalid: a number is none of that kind.
+    Raises ``pyarrow.ArrowInvalid``: a number is none of that kind.
     """
     if pa.types.is_string(kind):
         strings = pa.lib.StringBuilder()

@@ -82,8 +82,7 @@ def is_study(path: Path) -> bool:
 def read_index(path: Path) -> StudyIndex:
     """The index of the study at ``path``.
 
-    Raises:
-        RunFolderError: there is none, or it is damaged, or of a format that is not known here.
+    Raises ``RunFolderError``: there is none, or it is damaged, or of a format that is not known here.
     """
     try:
         return StudyIndex.model_validate_json(regular(path / INDEX).read_bytes())

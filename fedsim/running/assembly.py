@@ -1,20 +1,21 @@
 """Puts a scenario into a simulation: the one place where world, learning and strategy meet."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.data.shifts import ShiftSpec
 from fedsim.errors import ScenarioError
 from fedsim.evaluation.evaluator import Evaluator, WorldView
 from fedsim.federation.client import RunInfo
 from fedsim.federation.client_side import ClientSide
+from fedsim.federation.codecs import Wire
 from fedsim.federation.devices import Devices
 from fedsim.federation.dispatch import Dispatch
 from fedsim.federation.server import Server
-from fedsim.federation.wire import Wire
 from fedsim.learning import Learner
 from fedsim.learning.architecture import STATISTICS, Tensor
 from fedsim.learning.model import LoRA
@@ -22,8 +23,7 @@ from fedsim.learning.models import SizeOnly
 from fedsim.meters.base import Column, MeterContext
 from fedsim.model_cost import ModelCost
 from fedsim.records.schema import DEVICES, ROUNDS, with_columns
-from fedsim.running.drift import Drift
-from fedsim.simulation import Simulation
+from fedsim.simulation import Simulation, on_grid
 from fedsim.strategies import strategy_class
 from fedsim.streams import Streams
 from fedsim.training import CutBy
@@ -48,20 +48,9 @@ _MOST_CHANGES = 200_000  # a second or two to walk through, and more than pictur
 
 
 class Run:
-    """Everything that one run consists of.
+    """Everything that one run consists of: ``scenario``, put on the clock ``simulation``, which is still empty.
 
-    Args:
-        scenario: what runs.
-        simulation: the clock that it is put on, still empty.
-        learner: what there is instead of learning, whatever the scenario says of it; None: what the scenario says.
-
-    Attributes:
-        scenario, simulation: what runs, and its clock.
-        population, network, messages, tasks, processes: the world.
-        meters: what is counted besides bytes.
-        learner: the training core.
-        server, strategy: the algorithm's server half, and what it holds in its hands.
-        dispatch: what carries the messages of the two halves.
+    With ``learner`` that is there instead of learning, whatever the scenario says of it.
     """
 
     def __init__(self, scenario: "Sections", simulation: Simulation, learner: type[Learner] | None = None) -> None:
@@ -104,7 +93,7 @@ class Run:
             availability = powered = Powered(availability, batteries)
             self._past = one_by_one(powered.past)
         self.metrics = metrics if self.learner.learns else []
-        view = WorldView(self.present, self.truth, self.versions)
+        view = WorldView(self.present, self.truth, lambda: self.population.version)
         self.evaluator = Evaluator(self.learner, scenario.stop, scenario.evaluation, view, self.metrics)
         down, up = (Wire(codec, self.learner) for codec in (scenario.messages.down, scenario.messages.up))
         devices = Devices(self.population, self.learner, self._label_counts, up)
@@ -112,18 +101,10 @@ class Run:
         if scenario.energy is not None and scenario.energy.preset is not None:
             names, which = scenario.energy.preset, scenario.energy.preset_places(streams, spec.devices)
             devices.link_of = lambda device: names[which.item(device)]
-        attack, batch_size = None if malicious is None else malicious.attack, scenario.training.batch_size
-        added_up = scenario.strategy.added_up
+        attack, added_up = None if malicious is None else malicious.attack, scenario.strategy.added_up
         client_side = ClientSide(simulation, self.learner, up, devices, scenario.training, added_up, attack, members)
         self.dispatch = dispatch = Dispatch(
-            simulation,
-            self.population,
-            self.learner,
-            streams,
-            evaluator=self.evaluator,
-            own=scenario.server,
-            wires=(down, up),
-            client_side=client_side,
+            simulation, self.population, self.learner, streams, self.evaluator, scenario.server, down, up, client_side
         )
         self.messages = Messages(simulation, self.network, scenario.network.edge_servers, dispatch.on_edge_lost)
         compute = Compute(streams, spec.jitters(streams, root), spec.slow_phases, spec.devices)
@@ -133,23 +114,27 @@ class Run:
             availability,
             compute,
             self.network,
-            batch_size,
+            scenario.training.batch_size,
             client_side.next_steps,
             dispatch.on_task_end,
             batteries,
             self.messages,
             spec.host,
         )
-        setting = self._setting(capacity)
-        strategy = strategy_class(scenario.strategy.kind)
-        self.server = Server(self.dispatch, setting)
+        setting, strategy = self._setting(capacity), strategy_class(scenario.strategy.kind)
+        self.server = Server(dispatch, setting)
         self.strategy = strategy(scenario.strategy, self.server)
         client = strategy.client_half(scenario.strategy, setting)
         self.lifetimes = Lifetimes(simulation, *lifetimes, availability, partial(self.dispatch.tell, "newcomer"))
-        self.drift = self._build_drift(streams)
-        self.capacity, parts = capacity, (capacity, self.population, compute, self.network, self.tasks, self.messages)
-        self.processes = Processes(scenario.world.processes, simulation, streams, *parts, dispatch.on_switched_on)
-        self.dispatch.connect(self.tasks, self.messages, self.strategy, client, self.drift)
+        self.drift: Drift | None = None
+        if scenario.drift is not None and self.data is not None:
+            scenario.drift.check(self.data)
+            self.drift = Drift(scenario.drift, self.data, self, streams)
+        self.capacity = capacity
+        world = (capacity, self.population, compute, self.network, self.tasks, self.messages)
+        self.processes = Processes(scenario.world.processes, simulation, streams, *world, dispatch.on_switched_on)
+        begin_round = None if self.drift is None else self.drift.begin_round
+        dispatch.connect(self.tasks, self.messages, self.strategy, client, begin_round)
         scenario.strategy.check_samples(int(self.samples.max()))
         scenario.strategy.check_deadline(self._fastest_download_s())
 
@@ -157,11 +142,9 @@ class Run:
         self.data: FederatedData | None
         self.learner: Learner
         self._tensors: Callable[[], Sequence[Tensor]] = tuple
-        scenario = self.scenario
-        devices = scenario.population.devices
+        scenario, root, devices = self.scenario, self.scenario.data.own_folder(), self.scenario.population.devices
         if scenario.strategy.brings_learning:  # a sample costs what a sample of the reference model does
             self.data, sizes = None, scenario.population.samples is not None
-            root = scenario.data.own_folder()
             self.samples = scenario.population.sizes(streams, root) if sizes else np.zeros(devices, dtype=np.int64)
             flops = scenario.population.reference_flops or 1.0
             model = SizeOnly.model_validate({"kind": "size", "bytes": "4 B", "flops_per_sample": flops})
@@ -184,15 +167,14 @@ class Run:
             shape, classes = data.pool.shape, data.pool.outputs or data.pool.classes
         else:
             self.data = None
-            self.samples = scenario.population.sizes(streams, scenario.data.own_folder())
+            self.samples = scenario.population.sizes(streams, root)
             shape, classes = scenario.objective.sizes(*scenario.data.shape_and_classes())
         self._shape_and_classes = shape, classes
         self._tensors = cache(partial(scenario.model.tensors, shape, classes))
         if scenario.learning == "on" and learner is None:
             from fedsim.learning.engine import Learning  # loads torch
 
-            parts = scenario.model, scenario.training, data, streams, scenario.data.own_folder(), scenario.objective
-            self.learner = Learning(self.simulation, *parts)
+            self.learner = Learning(self.simulation, scenario.model, scenario.training, data, streams, root, scenario.objective)
         else:
             self.learner = (learner or Learner)(scenario.model, shape, classes)
         if scenario.training.state == "sent":
@@ -243,26 +225,6 @@ class Run:
         """The true group of the data that each device holds now, int64 [devices], where the generator knows it."""
         return None if self.data is None else self.data.truth
 
-    def versions(self) -> NDArray[np.int64]:
-        """Version of the data that each device holds now, int64 [devices]."""
-        return self.population.version
-
-    def _build_drift(self, streams: Streams) -> Drift | None:
-        if self.scenario.drift is None or self.data is None:
-            return None
-        self.scenario.drift.check(self.data)
-        return Drift(
-            self.scenario.drift,
-            self.data,
-            self.simulation,
-            streams,
-            population=self.population,
-            learner=self.learner,
-            tasks=self.tasks,
-            present=self.present,
-            on_shift=self.dispatch.on_shift,
-        )
-
     def _label_counts(self, device: int, version: int | None) -> NDArray[np.int64]:
         if self.data is None:  # sizes without data: all samples are as if of one class
             return self.population.samples[device : device + 1]
@@ -280,16 +242,8 @@ class Run:
                 files.setdefault(family, {})[f"{member}/{tensor}" if member else tensor] = values
         return files
 
-    async def fine_tuned_accuracy(self, rounds: int) -> float | None:
-        """Accuracy when every device has trained its model further, after so many rounds; None if that is not wanted."""
-        return await self.evaluator.fine_tuned(self.strategy.models(), rounds, self.strategy.score)
-
-    def why_no_accuracy(self, rounds: int) -> str:
-        """Why no test has told an accuracy in so many rounds."""
-        return self.strategy.why_no_accuracy() or self.evaluator.why_no_accuracy(rounds, self.strategy.models())
-
     def device_columns(self) -> dict[str, Any]:
-        """The content of ``devices.parquet``: one entry in each column for a device; of too many for those that were asked."""
+        """The content of ``devices.parquet``; of too many devices those that were asked."""
         population, network = self.population, self.network
         devices = self._devices_with(columns.MANY)
         numbers = devices.tolist()
@@ -338,6 +292,70 @@ class Run:
         return min(float(self.network.all_alone_s("down", size, near=near, devices=piece).min()) for piece in pieces)
 
 
+class Drift:
+    """Carries out a shift rule on the run's data; the draws come from ``world/drift``: every strategy meets the same shifts."""
+
+    def __init__(self, spec: ShiftSpec, data: "FederatedData", run: Run, streams: Streams) -> None:
+        self._spec, self._data, self._run, self._streams = spec, data, run, streams
+        self._candidates_before: list[NDArray[np.int64]] = []
+        self._begun = -1
+        self._arm(0)
+
+    def begin_round(self, number: int) -> None:
+        """Round ``number`` begins; a second call for the same round does nothing."""
+        if number > self._begun:
+            self._begun = number
+            if self._spec.at.has_round(number):
+                self._shift()
+
+    def _arm(self, index: int) -> None:
+        when = self._spec.at.time(index)
+        if when is not None:
+            self.rearm("drift", index, on_grid(when))
+
+    def rearm(self, kind: str, number: int, when: float) -> None:
+        """Set the alarm of an occasion."""
+        self._run.simulation.wake((kind, number), when, partial(self._ring, number))
+
+    def _ring(self, index: int) -> None:
+        self._shift()
+        self._arm(index + 1)
+
+    def _shift(self) -> None:
+        run, occasion, candidates = self._run, len(self._candidates_before), self._candidates()
+        self._candidates_before.append(candidates)
+        changed = self._spec.apply(self._data, occasion, candidates, self._streams)
+        for change in changed:
+            shard = self._data.shard(change.device, change.version)
+            run.population.shift(change.device, change.version, len(shard.train))
+            run.learner.shift(change.device, change.version)
+            partner = {} if change.partner is None else {"partner": change.partner}
+            run.simulation.emit("shift", device=change.device, what=self._spec.kind, occasion=occasion, **partner)
+        for change in changed:
+            run.dispatch.on_shift(change.device)
+
+    def _candidates(self) -> NDArray[np.int64]:
+        """Devices that may shift: all that are there, or those of them that have been selected before."""
+        present = self._run.present()
+        may = np.ones(len(self._run.population.speed), dtype=np.bool_) if present is None else present.copy()
+        if self._spec.among == "selected":
+            selected = np.zeros_like(may)
+            selected[list(self._run.tasks.times_selected)] = True
+            may &= selected
+        return np.flatnonzero(may)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Devices that might shift on each occasion so far: all else follows from these and the seed."""
+        return {"begun": self._begun, "candidates": self._candidates_before}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Let the same happen to the data again, unheard. Alarms follow by ``rearm``."""
+        self._begun, self._candidates_before = state["begun"], state["candidates"]
+        for occasion, candidates in enumerate(self._candidates_before):
+            for change in self._spec.apply(self._data, occasion, candidates, self._streams):
+                self._run.learner.shift(change.device, change.version)
+
+
 def assemble(scenario: "Sections", simulation: Simulation, learner: type[Learner] | None = None) -> Run:
     """Build ``scenario`` into ``simulation`` so that it only needs to be run; see ``Run``.
 
@@ -345,8 +363,7 @@ def assemble(scenario: "Sections", simulation: Simulation, learner: type[Learner
         ScenarioError, DataError: what the scenario asks for cannot be had.
     """
     run = Run(scenario, simulation, learner)
-    stop_at = scenario.stop.simulated_time
-    if stop_at is not None:
+    if (stop_at := scenario.stop.simulated_time) is not None:
         simulation.end = stop_at
         run.rearm("stop", 0, stop_at)
     simulation.at_end(lambda: run.tasks.end_all("stopped"))

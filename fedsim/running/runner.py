@@ -1,25 +1,27 @@
 """From a scenario to a result: build, run, and keep the books, whatever happens on the way."""
 
+import asyncio
+import signal
+import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedsim.checkpoint.checkpointer import Checkpointer
-from fedsim.checkpoint.checkpointer import resume as resume_run
-from fedsim.checkpoint.origins import Origins
+from fedsim.checkpoint import snapshot
 from fedsim.errors import CheckpointError, home_of
 from fedsim.executors.base import Executor
 from fedsim.meters.base import Column
+from fedsim.output.harmless import say
 from fedsim.records import folder as files
 from fedsim.records import live, parquet
 from fedsim.records.live import EVERY_S, RUNNING, Live
 from fedsim.records.lock import locked
 from fedsim.records.recorder import Recorder
 from fedsim.records.schema import ASKED, models_digest
+from fedsim.signals import end_at_once
 from fedsim.simulation import Simulation
 from fedsim.version import __version__
 
@@ -31,15 +33,13 @@ if TYPE_CHECKING:
     from fedsim.scenario import Scenario
 
 
-@dataclass(frozen=True)
-class EndedRun:
-    """A run that is over.
+_PATIENCE_S = 1.5  # with what this thread computes itself, in the world or in a handler
+_TRAINING_S = 10.0  # with an instant that waits for training, after SIGTERM; after Ctrl-C that is for the user to say
+_LOOK_S = 0.1
 
-    Attributes:
-        summary: the content of ``summary.json``.
-        rows: one dict an aggregation, as in ``rounds.parquet``.
-        folder: the run folder, or None.
-    """
+
+class EndedRun(NamedTuple):
+    """A run that is over: ``summary.json``, one dict an aggregation as in ``rounds.parquet``, and its folder."""
 
     summary: dict[str, Any]
     rows: list[dict[str, Any]]
@@ -47,19 +47,15 @@ class EndedRun:
 
 
 class Job:
-    """One run from its building to its books.
+    """One run from its building to its books; ``over``: it has ended, however it did, and these are closed.
 
     Building it refuses whatever can be refused, and only then makes the folder. No other process works there until it is over.
 
     Args:
-        scenario: what to run.
         out: the run folder to make, or None to keep nothing on disk.
         executor: where real work runs; the job closes it.
         resume: go on with the run in ``out`` where its newest checkpoint left it.
         live_every_s: how often what there is of the run becomes readable while it goes on (s of real time).
-
-    Attributes:
-        over: whether it has ended, however it did, and its books are closed.
 
     Raises:
         ScenarioError, DataError, RunFolderError: nothing was written.
@@ -67,13 +63,7 @@ class Job:
     """
 
     def __init__(
-        self,
-        scenario: "Scenario",
-        out: Path | None,
-        executor: Executor,
-        *,
-        resume: bool = False,
-        live_every_s: float = EVERY_S,
+        self, scenario: "Scenario", out: Path | None, executor: Executor, *, resume: bool = False, live_every_s: float = EVERY_S
     ) -> None:
         self._started = time.perf_counter()
         self.over = False
@@ -97,15 +87,15 @@ class Job:
                 files.write_text(out / files.SCENARIO, scenario.to_toml())
             columns = [Column(metric.name, "", "a metric") for metric in self.run.metrics]
             self.recorder = Recorder(out, self.run.meters, columns)
-            self.checkpointer: Checkpointer | None = None
+            self.checkpointer: snapshot.Checkpointer | None = None
             if out is not None:
-                origins = Origins(self.run)
+                origins = snapshot.Origins(self.run)
                 if resume:
-                    resume_run(out, self.run, self.recorder, origins)
+                    snapshot.resume(out, self.run, self.recorder, origins)
                     files.reopen(out, self.recorder.parts, [name for name, *_ in self.run.meters.files()])
                 files.write_network(out, self.run.network.layout())
                 if lost is None:
-                    self.checkpointer = Checkpointer(scenario.checkpoint, out, self.run, self.recorder, origins)
+                    self.checkpointer = snapshot.Checkpointer(scenario.checkpoint, out, self.run, self.recorder, origins)
             self.simulation.listen(self.recorder.take)
             if self.checkpointer is not None:
                 self.simulation.listen(self.checkpointer.watch, kinds=("round",) if scenario.checkpoint.time is None else ())
@@ -141,13 +131,16 @@ class Job:
 
     async def _close(self, status: str) -> EndedRun:
         self.recorder.close()
+        strategy, evaluator = self.run.strategy, self.run.evaluator
         tensors = await self.run.model_tensors() if status != "failed" else {}
         summary = self._summary(status, models_digest(tensors))
         if status != "failed" and summary["accuracy"]["final"] is None:
-            summary["no_accuracy"] = self.run.why_no_accuracy(summary["rounds"])
+            why = strategy.why_no_accuracy() or evaluator.why_no_accuracy(summary["rounds"], strategy.models())
+            summary["no_accuracy"] = why
         summary |= self._not_finite(tensors)
         if status == "done" and self.scenario.evaluation.fine_tune_epochs:
-            summary["accuracy"]["fine_tuned"] = await self.run.fine_tuned_accuracy(summary["rounds"])
+            tuned = await evaluator.fine_tuned(strategy.models(), summary["rounds"], strategy.score)
+            summary["accuracy"]["fine_tuned"] = tuned
         if self.out is not None:
             files.write_models(self.out, tensors)
             self._write_devices(self.out)
@@ -160,7 +153,7 @@ class Job:
         return EndedRun(summary, self.recorder.rounds, self.out)
 
     def _metrics(self) -> dict[str, Any]:
-        """The last and the best value of each metric, and which extreme is the best; nothing for a run without metrics."""
+        """The last and the best value of each metric, and which extreme is the best."""
         found: dict[str, Any] = {}
         for metric in self.run.metrics:
             values = [row[metric.name] for row in self.recorder.rounds if row[metric.name] is not None]
@@ -197,10 +190,7 @@ class Job:
             "rounds": len(recorder.rounds),
             **({} if self.run.tells_all_devices else {"device_rows": ASKED}),
             "simulated_s": recorder.last_time,
-            "accuracy": {
-                "final": accuracies[-1] if accuracies else None,
-                "best": max(accuracies) if accuracies else None,
-            },
+            "accuracy": {"final": accuracies[-1] if accuracies else None, "best": max(accuracies) if accuracies else None},
             **self._metrics(),
             "bytes": recorder.ledger.summary(),
             **recorder.meters.summary(),
@@ -211,3 +201,37 @@ class Job:
             "models_sha256": models_sha256,
             "wall_s": time.perf_counter() - self._started,
         }
+
+
+def end_soon(job: Job, number: int) -> None:
+    """End and save a run after its current instant; if that instant does not end, end the process. For signal handlers.
+
+    Nothing is half-written, since files get their names when they are complete; the last checkpoint remains.
+    """
+    job.interrupt()
+    with suppress(RuntimeError):  # none runs: nothing is to be waited for
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=_watch, args=(job, loop, number), daemon=True).start()
+
+
+def _watch(job: Job, loop: asyncio.AbstractEventLoop, number: int) -> None:
+    """End the process when the event loop does not get its turn for long, or, unless it was Ctrl-C, training takes too long."""
+    turn = threading.Event()
+    turn.set()
+    begun = alive = time.monotonic()
+    simulation = job.simulation
+    while not job.over:
+        now = time.monotonic()
+        if turn.is_set() or simulation.working:
+            alive = now
+            turn.clear()
+            with suppress(RuntimeError):  # it was closed in this moment
+                loop.call_soon_threadsafe(turn.set)
+        stuck = now - alive > _PATIENCE_S
+        is_late = number != signal.SIGINT and now - begun > _TRAINING_S
+        # To be saved and to write what there is may take its time; to train for that, when the run is over, may not.
+        writes = simulation.settled and (stuck or simulation.stopped is None)
+        if (stuck or is_late) and not writes:
+            say("fedsim: this instant takes too long; ended within it, the last checkpoint is what remains", err=True)
+            end_at_once()
+        time.sleep(_LOOK_S)

@@ -127,8 +127,7 @@ class Grouped(Synchronous[G]):
         return {f"group/{group}": (model, served[group]) for group, model in enumerate(self.state["models"])}
 
     def select(self) -> list[int]:
-        number, wanted = self.state["round"], self.params.asked_per_round
-        chosen: list[int] = []
+        number, wanted, chosen = self.state["round"], self.params.asked_per_round, list[int]()
         if self.params.sweeps and number * wanted < self.server.devices:
             chosen = [device for device in self.server.clients.online() if not self.state["asked"][device]][:wanted]
         if len(chosen) < wanted:
@@ -138,16 +137,14 @@ class Grouped(Synchronous[G]):
             self.state["asked"][device] = True
         return chosen
 
-    def _ask(self, device: int) -> None:
-        needed = self.preparation(device)
-        if needed is None:
-            super()._ask(device)
+    def _ask(self, device: int, continues: bool = False) -> None:
+        """Ask a device for what it must do next in the round; ``continues``: it has been prepared in the round."""
+        if (needed := self.preparation(device)) is not None:
+            self._prepare(device, *needed, in_round=True, continues=continues)
+        elif continues:
+            self._start(device, self.contents_after_preparation(device), continues=True)
         else:
-            self._prepare(device, *needed, in_round=True)
-
-    def _go_on(self, device: int) -> None:
-        """Start the round's task of a device that has been prepared in the round."""
-        self._start(device, self.contents_after_preparation(device), continues=True)
+            super()._ask(device)
 
     def contents(self, device: int) -> Contents:
         return {"model": self.state["models"][self.state["group"][device]]}
@@ -176,12 +173,12 @@ class Grouped(Synchronous[G]):
         if device not in state["unprepared"] or self.is_preparing(device):
             return
         about_to_be_asked = device in state["cohort"] and not state["open"]
-        if not about_to_be_asked and self.server.clients.idle(device):
-            needed = self.preparation(device)
-            if needed is None:
-                state["unprepared"].remove(device)
-            else:
-                self._prepare(device, *needed, in_round=False)
+        if about_to_be_asked or not self.server.clients.idle(device):
+            return
+        if (needed := self.preparation(device)) is not None:
+            self._prepare(device, *needed, in_round=False)
+        else:
+            state["unprepared"].remove(device)
 
     def _prepare(self, device: int, contents: Contents, job: str, *, in_round: bool, continues: bool = False) -> None:
         if in_round:
@@ -242,7 +239,7 @@ class Grouped(Synchronous[G]):
                 self.state["unprepared"].remove(entry["device"])
             if entry["in_round"]:
                 del self.state["open"][entry["task"]]
-                self._go_on(entry["device"])
+                self._ask(entry["device"], continues=True)
         if len(self.state["received"]) >= self.params.enough:
             self.server.timer("deadline", self.server.now)  # enough have come: nobody who goes on only now is needed
 

@@ -159,30 +159,26 @@ class Batteries:
         """Whether the device is on a charger now; true for a device without a battery."""
         return not self.has(device) or self._charging.span(device, self._simulation.now).on
 
-    # What a device does.
+    # What a device does that has a battery.
 
     def start(self, device: int) -> None:
-        if self.has(device):
-            if (alarm := self._alarms.pop(device, None)) is not None:
-                alarm.cancel()
-            self._paths.setdefault(device, array("d"))
-            self._report(device)
-            self._loads[device] = Load()
+        if (alarm := self._alarms.pop(device, None)) is not None:
+            alarm.cancel()
+        self._paths.setdefault(device, array("d"))
+        self._report(device)
+        self._loads[device] = Load()
 
     def begin(self, device: int, step: TaskStep) -> None:
-        if self.has(device):
-            self._settle(device)
-            phase = _DRAWS.get(type(step))
-            watts = 0.0 if phase is None else self._draws(device, f"{phase}_w")
-            load = self._loads[device] = Load(watts, type(step) in _MOVING)
-            if load.moves:
-                load.byte = self._draws(device, f"{phase}_j_byte")
-                self._tails.pop(device, None)
+        self.settle(device)
+        phase = _DRAWS.get(type(step))
+        watts = 0.0 if phase is None else self._draws(device, f"{phase}_w")
+        load = self._loads[device] = Load(watts, type(step) in _MOVING)
+        if load.moves:
+            load.byte = self._draws(device, f"{phase}_j_byte")
+            self._tails.pop(device, None)
 
     def dry(self, device: int, until: float) -> float:
         """When the device runs flat by what it does now (s), if that is not after ``until``; else infinity."""
-        if not self.has(device):
-            return math.inf
         point = self._point(device)
         self._go(device, point, min(until, self._simulation.end), self._loads[device].total, to_flat=True)
         return point.at if point.flat else math.inf
@@ -193,8 +189,6 @@ class Batteries:
         A time (s) before which the device does not run flat, whether it does so then, and whether its battery may hold less
         than these bytes take: then that is so only while the rate stays as it is.
         """
-        if not self.has(device):
-            return math.inf, False, False
         point, load = self._point(device), self._loads[device]
         reserve = load.byte * left
         load.scarce = reserve >= point.level
@@ -203,15 +197,9 @@ class Batteries:
         self._go(device, point, until, load.total, to_flat=True, reserve=reserve)
         return point.at if point.flat else until, point.flat and not reserve, load.scarce
 
-    def note(self, device: int, moved: float) -> None:
-        if self.has(device):
-            self._settle(device, moved)
-
     def end(self, device: int, moved: float, *, dry: bool) -> None:
         """The running step has ended, after so many bytes of its message; because the battery is ``dry``, or otherwise."""
-        if not self.has(device):
-            return
-        self._settle(device, moved)
+        self.settle(device, moved)
         moves = self._loads[device].moves
         self._loads[device] = Load()
         if dry:
@@ -222,8 +210,6 @@ class Batteries:
             self._tails[device] = self._simulation.now + self._draws(device, "tail_s")
 
     def stop(self, device: int) -> None:
-        if not self.has(device):
-            return
         del self._loads[device]
         self._report(device)
         point = self._point(device)
@@ -327,7 +313,7 @@ class Batteries:
         if time > point.at:
             self._follow(point, line, time)
 
-    def _settle(self, device: int, moved: float = 0.0) -> None:
+    def settle(self, device: int, moved: float = 0.0) -> None:
         """Take what was drawn until now off the battery; the bytes that have moved since the last time evenly."""
         point, load = self._point(device), self._loads.get(device, Load())
         owed, seconds = load.byte * (moved - load.moved), self._simulation.now - point.at
@@ -346,7 +332,7 @@ class Batteries:
         self._keep(device, point)
 
     def _report(self, device: int) -> None:
-        self._settle(device)
+        self.settle(device)
         path, self._paths[device] = np.array(self._paths[device]).reshape(-1, 2).tolist(), array("d")
         point = self._point(device)
         books = {"charged": point.charged, "idle": point.idled, "drawn": point.drawn}

@@ -4,10 +4,8 @@ Durations are models, never measurements. An epoch's jitter is named by the devi
 so it belongs to the world: whoever trains on this device at this time meets the same delay. That of other work is named by the
 device and the number of its task.
 
-Devices may share machines, whose workers take their tasks in turn. A host shares its cores evenly (processor sharing): each of
-k computations runs at throughput(k) / k of the speed that one has alone. Between two changes all of them get the same, so each
-is known by how much the host has served when it is through, and a host has one alarm, at the next such end. What begins and
-ends in one instant is taken in at its end, all at once.
+Devices may share machines, whose workers take their tasks in turn. Each of k computations on a host runs at throughput(k) / k
+of the speed that one has alone (processor sharing), so each is known by how much the host has served when it is through.
 """
 
 import math

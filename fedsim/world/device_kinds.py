@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,14 +23,14 @@ from pydantic_core import CoreSchema
 
 from fedsim.arrays import Floats, Ints
 from fedsim.errors import ScenarioError, nearest, shown
-from fedsim.files import read_toml, sought
+from fedsim.files import read_toml
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.language.units import Bytes, FlopPerSecond, JoulesPerByte, Seconds, Watts, show_bytes
 from fedsim.model_cost import ModelCost, Operations, Processor
 from fedsim.streams import Streams
 from fedsim.training import CutBy, Training
-from fedsim.world.distributions import DeviceTable, LinkRate
+from fedsim.world.distributions import LinkRate
 
 _TABLE = Path(__file__).with_suffix(".toml")
 LINKS = _TABLE.with_name("links.toml")
@@ -176,8 +176,6 @@ def find_kind(name: str, own: Mapping[str, DeviceKind], key: str) -> DeviceKind:
     return DeviceKind.model_validate({field: figure.value for field, figure in figures(name, key).items()})
 
 
-_COLUMNS = ("computation_ms_per_sample", "dl_kbps", "ul_kbps")
-_TableNumber = Annotated[float, Field(ge=1e-6, le=1e12)]  # nothing overflows in its unit
 KIND_POWERS = {
     "idle_w": "idle",
     "compute_w": "compute",
@@ -189,8 +187,6 @@ KIND_POWERS = {
     "tail_s": "tail_lasts",
 }
 """Draw of a kind of device, by the names that energy is counted by."""
-
-_TRAINING_PASSES = 3  # FedScale's time model: training a sample takes three times its inference
 
 
 @dataclass(frozen=True)
@@ -241,34 +237,12 @@ class CapacityModel(Spec):
         return None
 
 
-class FedScaleCapacity(CapacityModel):
-    """Rows of FedScale's client capacity file, drawn without replacement as long as there are enough.
-
-    The file is CSV with the columns ``computation_ms_per_sample``, ``dl_kbps`` and ``ul_kbps``. A sample takes 3 times its
-    inference time to train. Compute and bandwidth were joined independently there: their correlation means nothing.
-    """
-
-    kind: Literal["fedscale"] = "fedscale"
-    file: str = "traces/fedscale_capacity_9242.csv"
-
-    def draw(self, streams: Streams, devices: int, root: Path | None) -> Capacity:
-        """One row for each device. ``DataError``: the file is missing, lacks a column, or has a value that is not positive."""
-        table = read_capacities(sought(self.file, root))
-        generator = streams.generator("world/capacity")
-        rows = generator.choice(len(table), devices, replace=devices > len(table))
-        milliseconds, down_kbps, up_kbps = table[rows].T
-        return Capacity(1000.0 / (_TRAINING_PASSES * milliseconds), (down_kbps * 125.0, up_kbps * 125.0))
-
-
-_FEDSCALE = Registry.of("capacity", FedScaleCapacity)
-_HOSPITALS = "fedsim.toolbox.worlds.hospitals:HospitalsCapacity", "Hospitals as slow as those of the FeTS federation were."
-CAPACITIES = Registry("capacity", "", {**_FEDSCALE.known, "hospitals-fets": _HOSPITALS}, usual="fedscale")
-
-
-def read_capacities(path: Path) -> Floats:
-    """The three columns of a capacity file: ms a sample, down and up kbit/s; float64 [rows, 3]."""
-    table = DeviceTable("population.capacity", path, _COLUMNS)
-    return np.array([table.values(name, _TableNumber) for name in _COLUMNS]).T
+_CAPACITIES = "fedsim.toolbox.worlds.capacities"
+_KNOWN: dict[str, tuple[str | type[Spec], str]] = {
+    "fedscale": (f"{_CAPACITIES}:FedScaleCapacity", "Rows of FedScale's client capacity file."),
+    "hospitals-fets": (f"{_CAPACITIES}:HospitalsCapacity", "Hospitals as slow as those of the FeTS federation were."),
+}
+CAPACITIES = Registry("capacity", "", _KNOWN, usual="fedscale")
 
 
 def operations_s(operations: Operations, samples: int, flops: float, bandwidth: float, processor: Processor = "cpu") -> float:
@@ -293,18 +267,20 @@ class Rooflines:
         batch_size: int,
         cost_of: Callable[[CutBy, float], ModelCost] | None = None,
     ) -> None:
-        self.kinds = kinds
-        self.which = which
-        self._cost = cost
-        self._batch_size = batch_size
+        self.kinds, self.which, self._cost, self._batch_size = kinds, which, cost, batch_size
         self._batch_s = cache(self._batch_s_of)
-        self._cost_of = cost_of
-        self._cuts: dict[tuple[CutBy, float], Rooflines] = {}
+
+        @cache
+        def smaller(by: CutBy, size: float) -> Rooflines:
+            assert cost_of is not None
+            return Rooflines(kinds, which, cost_of(by, size), batch_size)
+
+        self._smaller = smaller
 
     def training_s(self, device: int, training: Training, samples: int) -> float:
         """Seconds of what counts as one epoch of a training on so many samples."""
         if training.cut is not None:
-            return self._cut(training.cut).training_s(device, replace(training, cut=None), samples)
+            return self._smaller(*training.cut).training_s(device, replace(training, cut=None), samples)
         kind = int(self.which[device])
         size = samples if training.full_batch else min(self._batch_size, samples)
         if not samples:
@@ -325,11 +301,10 @@ class Rooflines:
 
     def epochs_s(self, samples: Ints) -> Floats:
         """Seconds of an epoch of every device on so many samples each, float64 [devices]."""
-        seconds = np.empty(len(samples))
+        seconds, size = np.empty(len(samples)), self._batch_size
         for kind, figures in enumerate(self.kinds):
             own = self.which == kind
             counts, places = np.unique(samples[own], return_inverse=True)
-            size = self._batch_size
             each = [figures.epoch + self._pass_s(kind, count, min(size, count), True) for count in counts.tolist()]
             seconds[own] = np.array(each)[places]
         return seconds
@@ -350,7 +325,7 @@ class Rooflines:
     def failing_s(self, device: int, training: Training | None, samples: int) -> float | None:
         """Seconds until the device finds that it has no room for that: in the first forward pass; None if it has."""
         if training is not None and training.cut is not None:
-            return self._cut(training.cut).failing_s(device, replace(training, cut=None), samples)
+            return self._smaller(*training.cut).failing_s(device, replace(training, cut=None), samples)
         kind = int(self.which[device])
         if self.needed(training, samples) <= self.kinds[kind].room:
             return None
@@ -360,22 +335,11 @@ class Rooflines:
         """Raise ``ScenarioError`` for a model that no device has room to train, be it on as few as so many samples."""
         needed, room = self.needed(Training(None), samples), max(kind.room for kind in self.kinds)
         if needed > room:
-            raise ScenarioError(
-                f"population.device: training the model takes {show_bytes(needed)}, and no device has room for it: the largest "
-                f"leaves {show_bytes(room)}"
-            )
-
-    def _cut(self, cut: tuple[CutBy, float]) -> "Rooflines":
-        """The times of a smaller model."""
-        if cut not in self._cuts:
-            assert self._cost_of is not None
-            self._cuts[cut] = Rooflines(self.kinds, self.which, self._cost_of(*cut), self._batch_size)
-        return self._cuts[cut]
+            told = f"population.device: training the model takes {show_bytes(needed)}, and no device has room for it"
+            raise ScenarioError(f"{told}: the largest leaves {show_bytes(room)}")
 
     def _pass_s(self, kind: int, samples: int, size: int, learns: bool) -> float:
-        if not samples:
-            return 0.0
-        full, rest = divmod(samples, size)
+        full, rest = divmod(samples, size) if samples else (0, 0)
         return full * self._batch_s(kind, size, learns) + (self._batch_s(kind, rest, learns) if rest else 0.0)
 
     def _batch_s_of(self, kind: int, samples: int, learns: bool) -> float:

@@ -3,10 +3,9 @@
 ``TaskRunner.life`` is the story; what the steps do is in ``steps``. A process exists while a device works; idle devices are
 rows of the population.
 
-A step ends once: it completes, or the process is interrupted, with one cause. Interruptions have the priority ``CUT``: what
-completes in the same instant has completed, and the next step is interrupted as it begins. The server acts only when the world
-stands still, so what is complete at the very instant of a deadline is in time. So is what would be complete some ticks of the
-clock later, at most ``tie_s``: no tick lies on 0.8 s or on 10 s, but a task of 0.8 + 10 + 0.8 s is in time for 11.6 s.
+A step ends once: it completes, or the process is interrupted, with one cause. What completes in the same instant has
+completed, and the next step is interrupted as it begins. What is complete at the very instant of a deadline is in time, or
+would be at most ``tie_s`` later: no tick lies on 0.8 s, but a task of 0.8 + 10 + 0.8 s is in time for 11.6 s.
 """
 
 import math
@@ -91,8 +90,8 @@ class TaskRunner(StepRunner):
 
     def _begin(self, task: Task) -> None:
         self._simulation.record("task-start", task.fields | ({"continues": True} if task.continues else {}))
-        if self.batteries is not None:
-            self.batteries.start(task.device)
+        if (battery := self._battery_of(task)) is not None:
+            battery.start(task.device)
         if not task.steps and not self._asks_for_more(task):
             raise SimulationError(f"a task for device {task.device} has no steps")
         if self.hosts is not None:
@@ -111,8 +110,8 @@ class TaskRunner(StepRunner):
         task.begun, task.step_start = True, self._simulation.now
         task.done = simpy.Event(self._env)
         self._simulation.record("step-start", {**task.fields, "step": step.name})
-        if self.batteries is not None:
-            self.batteries.begin(task.device, step)
+        if (battery := self._battery_of(task)) is not None:
+            battery.begin(task.device, step)
         self._ways[type(step)][0](task, step)
 
     def _end_step(self, task: Task, cause: Cause | None) -> Cause | None:
@@ -124,13 +123,13 @@ class TaskRunner(StepRunner):
         cause, facts = self._ways[type(step)][1](task, step, cause)
         self._simulation.record("step-end", {**task.fields, "step": step.name, "outcome": cause or "done", **facts})
         task.begun, task.done = False, None
-        if self.batteries is not None:
+        if (battery := self._battery_of(task)) is not None:
             if task.battery is not None:
                 task.battery.cancel()
                 task.battery = None
             self.scarce.pop(task.id, None)
             task.dry = math.inf
-            self.batteries.end(task.device, 0.0 if flow is None else flow.sent, dry=cause == "battery")
+            battery.end(task.device, 0.0 if flow is None else flow.sent, dry=cause == "battery")
         if cause is None:
             task.position += 1
             if was_cut:
@@ -145,8 +144,8 @@ class TaskRunner(StepRunner):
         self._busy[task.device] = False
         task.outcome = cause or "done"
         self._simulation.record("task-end", {**task.fields, "outcome": task.outcome})
-        if self.batteries is not None:
-            self.batteries.stop(task.device)
+        if (battery := self._battery_of(task)) is not None:
+            battery.stop(task.device)
         self._on_end(task)
 
     # Who can be asked.

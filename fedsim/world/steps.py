@@ -39,7 +39,6 @@ class StepRunner:
         paces: device -> factor of its own speed at which it computes now, of those for which that is not 1.
         queues: direction -> what each message of that direction holds while it is under way. They wait for it in order.
         scarce: the tasks whose batteries may not last for what they send or receive.
-        hosts: the machines that devices share, where they do.
         nominal_s: how long a message takes if the device's own link is the only limit (s); what a device can know of it.
     """
 
@@ -53,18 +52,18 @@ class StepRunner:
         batteries: "Batteries | None",
         host: HostSpec | None,
     ) -> None:
-        self._simulation, self._env, self._batch_size = simulation, simulation.env, batch_size
+        self._simulation, self._env, self._batch_size, self.batteries = simulation, simulation.env, batch_size, batteries
         self._population, self._compute, self._network = population, compute, network
-        self.batteries = batteries
         self.hosts = None if host is None else Hosts(simulation, host, self._end_epoch)
         self.nominal_s = network.nominal_s
-        sending, learning, pausing = (self._send, self._sent), self._learn, (self._pause, self._paused)
+        sending = self._send, self._sent
+        pausing: tuple[Any, Any] = self._pause, lambda task, step, cause: (cause, {})
         self._ways: dict[type[TaskStep], tuple[Callable[[Task, Any], None], Callable[[Task, Any, Cause | None], Ending]]] = {
             Download: sending,
             Upload: sending,
-            Queue: (self._stand, self._stood),
-            Train: (learning, self._trained),
-            Evaluate: (learning, self._tested),
+            Queue: (lambda task, _: self._look_at_charge(task), self._stood),
+            Train: (self._learn, self._trained),
+            Evaluate: (self._learn, self._tested),
             Work: (self._work, self._worked),
             Code: pausing,
             Pause: pausing,
@@ -79,6 +78,10 @@ class StepRunner:
             network.on_shared = self._look_at_scarce
         self.queues: dict[Direction, simpy.Resource] = {}
         self._queued: dict[Direction, list[int]] = {}  # as a snapshot said: tasks with a slot, and then those that wait
+
+    def _battery_of(self, task: Task) -> "Batteries | None":
+        """The batteries, if the task's device has one that can be flat."""
+        return self.batteries if self.batteries is not None and self.batteries.has(task.device) else None
 
     def _note_data(self, task: Task) -> None:
         """Data may change while a device works: what counts is what it holds when it begins to compute."""
@@ -198,9 +201,8 @@ class StepRunner:
             task.alarm = self._env.at(("step", task.id), end, task.carried_out)
 
     def _runs_dry(self, task: Task, until: float) -> bool:
-        if self.batteries is None:
-            return False
-        task.dry = self.batteries.dry(task.device, until)
+        if (battery := self._battery_of(task)) is not None:
+            task.dry = battery.dry(task.device, until)
         return task.dry < math.inf
 
     # Computations on hosts: one epoch after another, and an alarm at the limit.
@@ -279,9 +281,6 @@ class StepRunner:
     def _worked(self, task: Task, step: Work, cause: Cause | None) -> Ending:
         return cause, step.facts | self._leave(task, cause)
 
-    def _paused(self, task: Task, step: Code | Pause, cause: Cause | None) -> Ending:
-        return cause, {}
-
     # What processes of the world do.
 
     def set_pace(self, device: int, pace: float) -> None:
@@ -338,19 +337,16 @@ class StepRunner:
         task.flow = self._network.send(*ends(task.device, step.direction, at), size, task.carried_out)
         self._look_at_charge(task)
 
-    def _stand(self, task: Task, step: Queue) -> None:
-        self._look_at_charge(task)
-
     # The battery while a message moves or waits.
 
     def _look_at_charge(self, task: Task) -> None:
         """Set the alarm for when the battery is flat, or until when it surely lasts, whatever becomes of the message's rate."""
-        if self.batteries is None:
+        battery, flow = self._battery_of(task), task.flow
+        if battery is None:
             return
-        flow = task.flow
         left, rate = (0.0, 0.0) if flow is None else (flow.size - self._network.sent(flow), self._network.rate(flow))
         rate /= self._network.overhead  # batteries count bytes of payload, as ``left`` is
-        when, is_dry, is_scarce = self.batteries.look(task.device, left, rate)
+        when, is_dry, is_scarce = battery.look(task.device, left, rate)
         task.dry = when if is_dry else math.inf
         if is_scarce:
             self.scarce[task.id] = task
@@ -372,7 +368,7 @@ class StepRunner:
 
     def _look_again(self, task: Task) -> None:
         assert self.batteries is not None
-        self.batteries.note(task.device, 0.0 if task.flow is None else self._network.sent(task.flow))
+        self.batteries.settle(task.device, 0.0 if task.flow is None else self._network.sent(task.flow))
         if task.battery is not None:
             task.battery.cancel()
         self._look_at_charge(task)

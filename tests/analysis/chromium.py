@@ -126,12 +126,11 @@ class Page:
         return message
 
     def _note(self, event: str, said: dict[str, Any]) -> None:
-        if event == "Runtime.exceptionThrown":
-            self.errors.append(str(said["exceptionDetails"].get("exception", {}).get("description", said)))
-        elif event == "Log.entryAdded" and said["entry"]["level"] == "error":
-            self.errors.append(str(said["entry"]["text"]))
-        elif event == "Runtime.consoleAPICalled" and said["type"] in ("error", "assert"):
-            self.errors.append(str(said["args"]))
+        entry = said.get("entry", {})
+        if event == "Runtime.exceptionThrown" or (event == "Runtime.consoleAPICalled" and said["type"] in ("error", "assert")):
+            self.errors.append(str(said.get("exceptionDetails", said)))
+        elif event == "Log.entryAdded" and entry["level"] == "error":
+            self.errors.append(str(entry["text"]))
         elif event == "Network.requestWillBeSent" and not said["request"]["url"].startswith("data:"):
             self.requests.append(str(said["request"]["url"]))
 
@@ -160,13 +159,8 @@ def browser(profile: Path) -> Iterator[Page]:
     page = Page(ours_in, ours_out)
     try:
         yield page
-        page._session = None
-        page.call("Browser.close")
     finally:
-        try:
-            process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-            process.wait()
+        os.killpg(process.pid, 9)
+        process.wait()
         for end in (ours_in, ours_out, theirs_in, theirs_out):
             os.close(end)

@@ -64,6 +64,13 @@ def told(page: Page) -> str:
     return str(page.ask("document.querySelector('.told').textContent"))
 
 
+def choose(page: Page, name: str, value: str) -> None:
+    """Set a field, or the box of one, and say so."""
+    to = f"checked = {value}" if value in ("true", "false") else f"value = '{value}'"
+    field = f"document.querySelector('[name={name}]')"
+    page.ask(f"(() => {{ {field}.{to}; {field}.dispatchEvent(new Event('change')); }})()")
+
+
 def drawn(page: Page) -> dict[str, int]:
     """How many pixels of the lanes have which colour, after the next frame."""
     counts = page.ask(
@@ -84,6 +91,10 @@ def test_it_loads_nothing_and_nothing_goes_wrong(page: Page) -> None:
     assert page.ask("window.hacked") is None
     assert page.ask("document.querySelectorAll('.stage').length") == 3
     assert page.ask(_READY) == 2
+    assert all(drawn(page).get(colour, 0) > 20 for colour in ("#56b4e9", "#009e73", "#0072b2"))  # download, training, upload
+    page.resize(390, 800)
+    page.wait_for("document.querySelector('canvas.lanes').clientWidth < 360")
+    assert drawn(page).get("#009e73", 0) > 20
 
 
 def test_policy_forbids_what_is_not_in_the_file(page: Page) -> None:
@@ -98,15 +109,6 @@ def test_policy_forbids_what_is_not_in_the_file(page: Page) -> None:
     assert any("Content Security Policy" in error for error in page.errors)
     page.errors.clear()
     page.requests.clear()
-
-
-def test_steps_are_drawn_in_their_colours(page: Page, grouped: RunFolder) -> None:
-    colours = drawn(page)
-    steps = {event["step"] for event in grouped.events if event["kind"] == "step-start"}
-    for step, colour in (("download", "#56b4e9"), ("train", "#009e73"), ("upload", "#0072b2")):
-        assert step in steps
-        assert colours.get(colour, 0) > 20, step
-    assert sum(colours.values()) > 100_000
 
 
 def test_the_wheel_zooms_around_the_pointer_and_out_again(page: Page, grouped: RunFolder) -> None:
@@ -125,7 +127,7 @@ def test_the_wheel_zooms_around_the_pointer_and_out_again(page: Page, grouped: R
     page.wait_for(f"{_STAGE}.dataset.to - {_STAGE}.dataset.from > {0.99 * whole[1]}")
 
 
-def test_keys_move_and_zoom(page: Page) -> None:
+def test_keys_and_dragging_move_and_zoom(page: Page) -> None:
     page.ask(f"{_STAGE}.focus()")
     whole = view(page)
     page.key("+")
@@ -141,9 +143,6 @@ def test_keys_move_and_zoom(page: Page) -> None:
     assert view(page)[2] > whole[2]
     page.key("0")
     assert view(page) == whole
-
-
-def test_dragging_moves_what_is_seen(page: Page) -> None:
     page.click(".timeline [data-do=in]")
     x, y = page.middle(".stage")
     before = view(page)
@@ -151,9 +150,8 @@ def test_dragging_moves_what_is_seen(page: Page) -> None:
     for by in (10, 60, 120):
         page.mouse("mouseMoved", x - by, y, pressed=True)
     page.mouse("mouseReleased", x - 120, y)
-    after = view(page)
-    assert after[0] > before[0]
-    assert after[1] - after[0] == pytest.approx(before[1] - before[0])
+    assert view(page)[0] > before[0]
+    assert view(page)[1] - view(page)[0] == pytest.approx(before[1] - before[0])
 
 
 def find(page: Page, what: str, text: str) -> str:
@@ -211,9 +209,10 @@ def test_devices_are_sorted_and_shown(page: Page) -> None:
     page.ask("document.querySelectorAll('details').forEach(details => { details.open = true; })")
     table = "[...document.querySelectorAll('table.sortable')].find(one => one.tHead.textContent.includes('share wasted'))"
     column = "[...table.rows].slice(1).map(row => Number(row.cells[3].dataset.v))"
-    tasks = page.ask(f"(() => {{ const table = {table}; return {column}; }})()")
-    once = page.ask(f"(() => {{ const table = {table}; table.tHead.rows[0].cells[3].click(); return {column}; }})()")
-    again = page.ask(f"(() => {{ const table = {table}; table.tHead.rows[0].cells[3].click(); return {column}; }})()")
+    click = "table.tHead.rows[0].cells[3].click();"
+    tasks, once, again = (
+        page.ask(f"(() => {{ const table = {table}; {does} return {column}; }})()") for does in ("", click, click)
+    )
     assert once == sorted(tasks, reverse=True) != sorted(tasks)
     assert again == sorted(tasks)
     device = page.ask(f"{table}.tBodies[0].rows[0].querySelector('button').dataset.device")
@@ -224,17 +223,13 @@ def test_devices_are_sorted_and_shown(page: Page) -> None:
 def test_another_run_is_chosen(page: Page) -> None:
     """What is seen of a run, its timeline and its details, comes and goes with it."""
     seen = "[...document.querySelectorAll('[data-run]:not([hidden])')].map(part => part.dataset.run)"
-    choose = (
-        "(() => {{ const field = document.querySelector('[name=second-run]'); field.value = '{}';"
-        " field.dispatchEvent(new Event('change')); }})()"
-    )
     assert page.ask(seen) == ["0", "1", "0", "1"]
-    page.ask(choose.format("2"))
+    choose(page, "second-run", "2")
     page.wait_for(f"{_READY} === 2")
     assert page.ask(seen) == ["0", "2", "0", "2"]
-    page.ask(choose.format(""))
+    choose(page, "second-run", "")
     assert page.ask(seen) == ["0", "0"]
-    page.ask(choose.format("1"))
+    choose(page, "second-run", "1")
     assert page.ask(seen) == ["0", "1", "0", "1"]
     assert page.errors == []
 
@@ -268,17 +263,10 @@ def test_what_the_pointer_is_on_is_told(page: Page, grouped: RunFolder) -> None:
 
 def test_orders_and_tints_change_the_picture(page: Page) -> None:
     before = drawn(page)
-    page.ask(
-        "(() => { const tint = document.querySelector('[name=tint]'); tint.checked = false;"
-        " tint.dispatchEvent(new Event('change')); })()"
-    )
-    bare = drawn(page)
-    assert bare.get("#efefef", 0) > before.get("#efefef", 0) + 1000
-    page.ask(
-        "(() => { const tint = document.querySelector('[name=tint]'); tint.checked = true;"
-        " tint.dispatchEvent(new Event('change')); const order = document.querySelector('[name=order]');"
-        " order.value = 'group'; order.dispatchEvent(new Event('change')); })()"
-    )
+    choose(page, "tint", "false")
+    assert drawn(page).get("#efefef", 0) > before.get("#efefef", 0) + 1000
+    choose(page, "tint", "true")
+    choose(page, "order", "group")
     assert drawn(page).keys() >= {"#009e73"}
     over = "document.querySelector('canvas.over').toDataURL()"
     with_path = page.ask(over)
@@ -286,15 +274,6 @@ def test_orders_and_tints_change_the_picture(page: Page) -> None:
     drawn(page)
     assert page.ask(over) != with_path
     page.click(".timeline [name=path]")
-
-
-def test_a_narrow_window(page: Page) -> None:
-    page.resize(390, 800)
-    page.wait_for(f"{_STAGE}.clientWidth < 390")
-    assert page.ask("document.documentElement.scrollWidth") <= 390
-    page.wait_for("document.querySelector('canvas.lanes').clientWidth < 360")
-    assert drawn(page).get("#009e73", 0) > 20
-    assert page.errors == []
 
 
 def test_lines_of_the_chart_are_hidden_shown_and_told(page: Page) -> None:

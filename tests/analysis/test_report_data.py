@@ -3,7 +3,6 @@
 import base64
 import json
 import zlib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from fedsim.analysis.report.markup import pack
 from fedsim.analysis.report.timeline import OUTCOMES, STEPS, key, read_timeline
 from fedsim.records.history import MARKS
 from fedsim.records.reading import RunFolder
+from tests.analysis.conftest import Ran
 
 KINDS = [np.uint8, np.uint16, np.uint32, np.int16, np.int32, np.float32]
 
@@ -65,27 +65,21 @@ def test_every_step_is_there(name: str, request: pytest.FixtureRequest) -> None:
     data = read_timeline(run, 1000, 100_000)
     tick = data.header["tick"]
     outcomes = {event["task"]: event["outcome"] for event in run.events if event["kind"] == "task-end"}
-    last = run.events[-1]["time"]
-    expected, begun = [], {}
+    wanted, open_steps, last = [], {}, run.events[-1]["time"]
+
+    def add(start: dict[str, Any], end: float) -> None:
+        numbers = (-1 if start[name] is None else start[name] for name in ("round", "group"))
+        said = start["step"], outcomes.get(start["task"], "stopped"), round(start["time"] / tick), round(end / tick)
+        wanted.append((start["device"], start["task"], *numbers, *said))
+
     for event in run.events:
         if event["kind"] == "step-start":
-            begun[event["task"]] = event
+            open_steps[event["task"]] = event
         elif event["kind"] == "step-end":
-            expected.append((begun.pop(event["task"]), event["time"]))
-    expected += [(start, last) for start in begun.values()]
-    wanted = sorted(
-        (
-            start["device"],
-            start["task"],
-            -1 if start["round"] is None else start["round"],
-            -1 if start["group"] is None else start["group"],
-            start["step"],
-            outcomes.get(start["task"], "stopped"),
-            round(start["time"] / tick),
-            round(end / tick),
-        )
-        for start, end in expected
-    )
+            add(open_steps.pop(event["task"]), event["time"])
+    for start in open_steps.values():
+        add(start, last)
+    wanted.sort()
     assert sorted(steps_of(unpack(pack(data.columns)), tick)) == wanted
     assert tick <= 1e-4
 
@@ -137,14 +131,9 @@ def test_of_too_many_devices_some_of_those_that_worked_are_shown(run: RunFolder)
     assert len(half.columns["kind"]) < 0.8 * half.steps
 
 
-def test_a_run_in_which_nothing_happened(small: dict[str, Any], tmp_path: Path) -> None:
+def test_a_run_in_which_nothing_happened(small: dict[str, Any], ran: Ran) -> None:
     """Devices that can never be reached: no step, no round, no bytes."""
-    import fedsim
-
     small["population"]["availability"] = {"kind": "renewal", "mean_on": "1 ms", "mean_off": "100 day"}
-    fedsim.run(
-        fedsim.Scenario(**small | {"learning": "off", "stop": {"simulated_time": "1 min"}}), tmp_path / "r", executor="inline"
-    )
-    data = read_timeline(RunFolder(tmp_path / "r"), 100, 100)
+    data = read_timeline(ran("r", learning="off", stop={"simulated_time": "1 min"}), 100, 100)
     assert data.steps == len(data.columns["kind"]) == 0
     assert len(data.columns["device"]) == 20

@@ -15,11 +15,7 @@ _FILES = sorted((Path(fedsim.__file__).parents[1] / "scenarios").rglob("*.toml")
 _REAL = "worlds.toml"  # what the testbed builds
 # No studies, no papers.
 SCENARIOS = [path for path in _FILES if path.name != _REAL and not {"base", "tables"} & set(tomllib.loads(path.read_text()))]
-
-
 OUTAGE = {"kind": "link-outage", "link": "server up", "every": "1 h", "lasts": "2 min"}
-
-
 EDGES = {"kind": "tree", "cells": 4, "edge": {"latency": "30 ms"}}
 CRASH = {"kind": "edge-outage", "edge": 2, "every": "1 min", "lasts": "5 s"}
 
@@ -72,8 +68,6 @@ SAID: list[tuple[dict[str, Any], str]] = [
     (strategy(kind="fedat", tiers=4), "FedAT has 4 tiers; each asks 10 of its devices for 1 local epoch"),
     (strategy(kind="fedprox", mu=0.25), "its proximal term weighs 0.25"),
     (strategy(kind="fedavg", deadline={"kind": "relative", "times": 1.5}), "within 1.5 times the mean time of 5 epochs"),
-    (strategy(kind="local"), "Local training asks all devices"),
-    (strategy(kind="ifca", groups=3), "it forms 3 groups"),
     (strategy(kind="fedavg", deadline=QUANTILE), "within a time that follows from what earlier rounds took"),
     (processes({"kind": "upload-slots", "slots": 1}), "takes 1 upload at a time; the others queue."),
     (
@@ -84,7 +78,6 @@ SAID: list[tuple[dict[str, Any], str]] = [
     ({"stop": {"simulated_time": "2 h", "accuracy": 0.9}}, "ends after 2 h of simulated time or at an accuracy of 0.9"),
     ({"learning": "off"}, "Nothing is learned: the run counts time and bytes"),
     ({"drift": {"kind": "swap-all", "probability": 0.5, "at": {"every_rounds": 4}}}, "Every 4 rounds, devices with"),
-    ({"drift": {"kind": "rotation", "at": {"every": "1 h"}}}, "Every 1 h, devices' pictures"),
     ({"drift": {"kind": "incremental"}}, "At rounds 0, 50, 100 and 150, devices hold a larger share"),
     (network(kind="tree", cells=4, cell={"down": "5 Mbit/s"}), "They are in 4 cells with 5 Mbit/s down each."),
     (
@@ -98,18 +91,15 @@ SAID: list[tuple[dict[str, Any], str]] = [
     (population(devices=1) | strategy(clients_per_round=1), "One device holds"),
     (population(speed={"kind": "choice", "values": ["1 samples/s", "2 samples/s"]}), "1 samples/s or 2"),
     (population(speed="9 samples/s", stragglers={"share": 0.3}), "30% of them are slowed to 50% of their speed"),
-    (population(speed={"file": "a.csv", "column": "s"}), "A device's speed is what a file says."),
     (population(speed=["1 samples/s"] * 20, jitter=0.1), "is what is listed for each; an epoch's time varies by 10%."),
     (
         population(availability={"kind": "diurnal", "most": 0.4, "least": 0.05}),
         "5% to 40% of the devices can be reached, most at 02:00 local time.",
     ),
-    (population(device="laptop"), "The devices are laptop, and take as long as"),
     (
         population(device={"kind": "choice", "values": ["laptop", "phone-mid"], "shares": [1, 3]}),
         "The devices are laptop (25%) and phone-mid (75%), and",
     ),
-    (population(availability={"kind": "intervals", "file": "a.csv"}), "when a file says so."),
 ]
 
 

@@ -1,23 +1,36 @@
+"""What happened in a run as tables, the part of it that a timeline shows, and the timeline as it is drawn."""
+
 from collections import Counter
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
 
 from fedsim.analysis import style, timeline
-from fedsim.analysis.style import save
-from fedsim.analysis.timeline import TimeSpan, View, draw_load, draw_timeline, draw_work
+from fedsim.analysis.report.timeline import read_timeline
+from fedsim.analysis.style import PictureError, save
+from fedsim.analysis.timeline import TimeSpan, View, draw_load, draw_timeline, draw_work, span_of_rounds
 from fedsim.lab.compare.critical_path import CriticalPaths
+from fedsim.lab.trackers.trace import trace_events
 from fedsim.records.history import MARKS, History
 from fedsim.records.reading import RunFolder
-from tests.analysis.conftest import drawn
+from tests.analysis.conftest import Ran, drawn
 
-PNG = b"\x89PNG\r\n\x1a\n"
+
+@pytest.fixture
+def history(run: RunFolder) -> History:
+    return History(run)
+
+
+def ends(run: RunFolder) -> dict[int, str]:
+    return {event["task"]: event["outcome"] for event in run.events if event["kind"] == "task-end"}
 
 
 def marks(figure: Figure) -> dict[str, int]:
@@ -25,28 +38,96 @@ def marks(figure: Figure) -> dict[str, int]:
     return {kind: count for kind, count in drawn(figure.axes[0]).items() if kind in (*MARKS, "late", "lost", "left", "battery")}
 
 
-def bars(axes: Axes) -> Counter[str]:
+def bars(figure: Figure) -> Counter[str]:
     """How many bars of each kind of step the lanes have."""
-    return Counter({kind: count for kind, count in drawn(axes).items() if kind.partition("-")[0] in (*style.STEPS, "wasted")})
+    kinds = (*style.STEPS, "wasted")
+    return Counter({kind: count for kind, count in drawn(figure.axes[0]).items() if kind.partition("-")[0] in kinds})
 
 
-def ends(run: RunFolder) -> Counter[str]:
-    return Counter(event["outcome"] for event in run.events if event["kind"] == "task-end")
+def legend(figure: Figure) -> set[str]:
+    return {text.get_text() for text in figure.legends[0].get_texts()}
 
 
-def test_every_step_task_and_round_is_drawn(run: RunFolder) -> None:
+# Tables.
+
+
+def test_tasks_steps_and_rounds_are_those_of_the_records(run: RunFolder, history: History) -> None:
+    """When steps were, and how each of them ended, the trace's tests say."""
+    assert len(history.steps) == sum(event["kind"] == "step-end" for event in run.events)
+    assert history.steps["outcome"].tolist() == [ends(run)[task] for task in history.steps["task"]]
+    counts = Counter(zip(history.tasks["period"], history.tasks["outcome"], strict=True))
+    for period, row in enumerate(run.rounds):
+        found = tuple(counts[period, outcome] for outcome in ("done", "late", "lost"))
+        assert found == (row["valid"], row["slow"], row["disconnected"])
+    starts = [event["data"]["deadline"] for event in run.events if event["kind"] == "round-start"]
+    expected = [(row["round"], row["time"], deadline) for row, deadline in zip(run.rounds, starts, strict=True)]
+    assert list(history.rounds.itertuples(index=False, name=None)) == expected
+    assert history.end == run.summary["simulated_s"]
+
+
+def test_steps_that_a_cut_off_run_left_open_last_to_its_end(cut_off: RunFolder, tmp_path: Path) -> None:
+    history = History(cut_off)
+    started, ended = (sum(event["kind"] == kind for event in cut_off.events) for kind in ("step-start", "step-end"))
+    assert len(history.steps) == started > ended
+    unended = history.steps[~history.steps["task"].isin(history.tasks["task"])]
+    assert (unended["outcome"] == "stopped").all()
+    assert (unended["end"] == history.end).sum() == started - ended
+    figure = draw_timeline(cut_off)
+    assert any(gid.endswith("-stopped") for gid in bars(figure))
+    save(figure, tmp_path / "cut-off")
+
+
+def test_orders_of_lanes_and_some_of_them(history: History) -> None:
+    everyone, some = View(history), View(history, most=4)
+    assert history.population["speed"][everyone.devices].is_monotonic_decreasing
+    assert list(View(history, order="number").devices) == sorted(everyone.devices) == sorted(set(history.steps["device"]))
+    assert history.steps.groupby("device")["start"].min()[View(history, order="first").devices].is_monotonic_increasing
+    assert (some.devices[0], some.devices[-1]) == (everyone.devices[0], everyone.devices[-1])
+    assert (some.at_work, len(some.devices)) == (len(everyone.devices), 4)
+    assert set(some.steps["device"]) == set(some.devices)
+    assert (some.devices[some.tasks["lane"]] == some.tasks["device"]).all()
+
+
+def test_rounds_side_by_side_share_out_all_tasks(history: History, run: RunFolder) -> None:
+    views = [View(history, span_of_rounds(history, number, number + 1)) for number in range(len(run.rounds))]
+    assert [list(view.rounds["round"]) for view in views] == [[number] for number in range(len(views))]
+    assert [len(view.tasks) for view in views] == [row["selected"] for row in run.rounds]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"order": "sped"}, "did you mean 'speed'"),
+        ({"most": 0}, "1 or more"),
+        ({"span": (9.0, 3.0)}, "must begin at 0"),
+        ({"span": (1e9, np.inf)}, "no device worked"),
+    ],
+)
+def test_what_cannot_be_shown_is_said(history: History, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(PictureError, match=message):
+        View(history, **options)
+
+
+# Lanes.
+
+
+def test_every_step_task_and_round_is_drawn(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bar a step, a mark a task that was lost or late, a line a round and one for each deadline that was reached."""
-    outcomes = {event["task"]: event["outcome"] for event in run.events if event["kind"] == "task-end"}
+    outcomes = ends(run)
     steps = [(event["step"], outcomes[event["task"]]) for event in run.events if event["kind"] == "step-start"]
-    expected = Counter(step if outcome == "done" else f"{step}-{outcome}" for step, outcome in steps)
-    figure = draw_timeline(run)
-    assert bars(figure.axes[0]) == expected
-    assert marks(figure) == {outcome: ends(run)[outcome] for outcome in ("lost", "late")}
+    figure, lost = draw_timeline(run), Counter(outcomes.values())["lost"]
+    assert bars(figure) == Counter(step if outcome == "done" else f"{step}-{outcome}" for step, outcome in steps)
+    assert marks(figure) == {"lost": lost, "late": Counter(outcomes.values())["late"]}
     deadlines = [event["data"]["deadline"] for event in run.events if event["kind"] == "round-start"]
     reached = sum(deadline <= row["time"] for deadline, row in zip(deadlines, run.rounds, strict=True))
     lines = drawn(figure.axes[0])
     assert (lines["end"], lines["deadline"]) == (len(run.rounds), reached)
     assert 0 < reached < len(run.rounds)
+    monkeypatch.setattr(timeline, "_MANY_LANES", 3)  # thin lanes show the same without hatches
+    thin = draw_timeline(run)
+    assert bars(thin).total() == len(steps)
+    assert {"wasted-late", "wasted-lost"} < set(bars(thin))
+    assert marks(thin) == {"lost": lost}
 
 
 def test_the_critical_path_goes_through_the_steps_that_rounds_waited_for(run: RunFolder) -> None:
@@ -56,15 +137,6 @@ def test_the_critical_path_goes_through_the_steps_that_rounds_waited_for(run: Ru
     at, row = (np.asarray(side)[::3] for side in line.get_data())
     np.testing.assert_array_equal(row, [lanes.index(step.device) for step in steps])
     np.testing.assert_allclose(at / at[-1], [step.start / steps[-1].start for step in steps])
-
-
-def test_thin_lanes_show_the_same_without_hatches(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeline, "_MANY_LANES", 3)
-    figure = draw_timeline(run)
-    counted = bars(figure.axes[0])
-    assert counted.total() == sum(event["kind"] == "step-start" for event in run.events)
-    assert {"wasted-late", "wasted-lost"} < set(counted)
-    assert marks(figure) == {"lost": ends(run)["lost"]}
 
 
 def test_lines_stand_where_processes_act(queued: RunFolder) -> None:
@@ -83,13 +155,14 @@ def test_some_rounds_and_few_devices(run: RunFolder) -> None:
     assert ": 3 of " in few.get_suptitle()
 
 
-def test_files_are_valid_and_the_same_every_time(run: RunFolder, tmp_path: Path) -> None:
-    first, second = (save(draw_timeline(run), tmp_path / name / "timeline") for name in ("a", "b"))
+def test_files_are_valid_and_the_same_every_time_whatever_the_names(renamed: RunFolder, tmp_path: Path) -> None:
+    renamed.summary["name"] = "$\\frac{1}{$ \x00 <script> 円 & more"
+    assert "$\\frac{1}{$ □ <script> □ & more" in draw_timeline(renamed).get_suptitle()
+    first, second = (save(draw_timeline(renamed), tmp_path / name / "timeline") for name in ("a", "b"))
     assert [path.name for path in first] == ["timeline.png", "timeline.svg"]
-    assert first[0].read_bytes().startswith(PNG)
+    assert first[0].read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert ElementTree.parse(first[1]).getroot().tag.endswith("svg")
-    for one, other in zip(first, second, strict=True):
-        assert one.read_bytes() == other.read_bytes()
+    assert [one.read_bytes() for one in first] == [one.read_bytes() for one in second]
 
 
 def test_texts_do_not_overlap(run: RunFolder) -> None:
@@ -103,32 +176,17 @@ def test_texts_do_not_overlap(run: RunFolder) -> None:
         assert not any(one.overlaps(other) for place, one in enumerate(boxes) for other in boxes[:place])
 
 
-def test_runs_without_learning_and_cut_off_ones(unlearned: RunFolder, cut_off: RunFolder, tmp_path: Path) -> None:
-    assert marks(draw_timeline(unlearned))["lost"] == ends(unlearned)["lost"]
-    figure = draw_timeline(cut_off)
-    assert any(gid.endswith("-stopped") for gid in bars(figure.axes[0]))
-    save(figure, tmp_path / "cut-off")
-
-
-def test_hostile_names_are_drawn_as_they_are(renamed: RunFolder, tmp_path: Path) -> None:
-    renamed.summary["name"] = "$\\frac{1}{$ \x00 <script> 円 & more"
-    figure = draw_timeline(renamed)
-    assert "$\\frac{1}{$ □ <script> □ & more" in figure.get_suptitle()
-    for path in save(figure, tmp_path / "hostile"):
-        assert path.stat().st_size > 10_000
-    ElementTree.parse(tmp_path / "hostile.svg")
-
-
 def test_groups_are_tints_under_the_lanes(grouped: RunFolder, run: RunFolder) -> None:
     """As on the page: a stretch for each stay of a device in a group, and a mark for each move."""
-    lanes = draw_timeline(grouped).axes[0]
-    shown = {int(label.get_text().split()[0]) for label in lanes.get_yticklabels()}
-    stays = History(grouped).stays
-    stays = stays[(stays["group"] >= 0) & stays["device"].isin(list(shown))]
-    counts, moves = drawn(lanes), History(grouped).migrations
-    assert counts["group"] == len(stays) > 20
-    assert counts["move"] == moves["device"].isin(list(shown)).sum() > 0
+    lanes, history = draw_timeline(grouped).axes[0], History(grouped)
+    shown = [int(label.get_text().split()[0]) for label in lanes.get_yticklabels()]
+    stays = history.stays[(history.stays["group"] >= 0) & history.stays["device"].isin(shown)]
+    assert drawn(lanes)["group"] == len(stays) > 20
+    assert drawn(lanes)["move"] == history.migrations["device"].isin(shown).sum() > 0
     assert not drawn(draw_timeline(run).axes[0])["group"]
+
+
+# Strips.
 
 
 def areas(axes: Axes) -> dict[str, float]:
@@ -142,8 +200,7 @@ def areas(axes: Axes) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("share", [None, (0.2, 0.7)])
-def test_devices_at_work_and_away(run: RunFolder, share: TimeSpan | None) -> None:
-    history = History(run)
+def test_devices_at_work_and_away(history: History, share: TimeSpan | None) -> None:
     view = View(history, share and (share[0] * history.end, share[1] * history.end))
     assert view.unit.size == 1.0
     draw_work(axes := Figure().subplots(), view)
@@ -152,32 +209,87 @@ def test_devices_at_work_and_away(run: RunFolder, share: TimeSpan | None) -> Non
         inside = np.minimum(table["end"], view.end) - np.maximum(table["start"], view.start)
         expected[name] = float(inside.clip(lower=0).sum())
     assert areas(axes) == pytest.approx(expected)
-    assert expected["lost"] > 0
-    assert expected["away"] > 0
+    assert min(expected["lost"], expected["away"]) > 0
     history.population = pd.concat([history.population, history.population.iloc[:1]])  # as if of one nobody knew
     draw_work(axes := Figure().subplots(), view)
     assert "away" not in areas(axes)
 
 
 def test_the_link_carries_what_the_transfers_say(run: RunFolder) -> None:
-    """In bits: what was on the wire, each way. A link that carries more than anybody asks for has no line."""
+    """In bits: what was on the wire, each way. A link that carries more than anybody asks for has no line, a full one has."""
     run.scenario["network"]["server"] = {"down": "1 Gbit/s", "up": "1 Gbit/s"}
     handles = draw_load(axes := Figure().subplots(), View(History(run)))
-    size = {"Gbit/s": 1e9, "Mbit/s": 1e6, "kbit/s": 1e3, "bit/s": 1.0}[axes.get_ylabel().split("(")[1].rstrip(")")]
+    unit = axes.get_ylabel().split("(")[1].rstrip(")")
     moved = Counter({"down": 0.0, "up": 0.0})
     for row in run.transfers:
-        moved[row["direction"]] += 8 * row["wire_bytes"] / size
+        moved[row["direction"]] += 8 * row["wire_bytes"] / {"Mbit/s": 1e6, "kbit/s": 1e3}[unit]
     assert areas(axes) == pytest.approx(moved)
     assert not handles
-
-
-def test_a_full_link_has_a_line_that_nothing_crosses(run: RunFolder) -> None:
-    draw_load(free := Figure().subplots(), View(History(run)))
-    peak = max(patch.get_data().values.max() for patch in free.patches if patch.get_gid() == "down")  # type: ignore[attr-defined]
-    unit = free.get_ylabel().split("(")[1].rstrip(")")
-    run.scenario["network"]["server"] = {"down": f"{peak / 2:.6g} {unit}"}
+    peak = max(patch.get_data().values.max() for patch in axes.patches if patch.get_gid() == "down")  # type: ignore[attr-defined]
+    run.scenario["network"]["server"] = {"down": f"{peak / 2:.9g} {unit}"}
     (handle,) = draw_load(axes := Figure().subplots(), View(History(run)))
     assert handle.get_label() == "what the server's link can carry"
     assert {line.get_gid() for line in axes.lines} == {"capacity-down", None}
-    values = {str(patch.get_gid()): patch.get_data().values for patch in axes.patches}  # type: ignore[attr-defined]
-    assert values["down"].max() == pytest.approx(peak / 2)
+    (full,) = [patch.get_data().values for patch in axes.patches if patch.get_gid() == "down"]  # type: ignore[attr-defined]
+    assert full.max() == pytest.approx(peak / 2)
+
+
+# When devices could be reached.
+
+
+@pytest.fixture
+def outage(small: dict[str, Any], tmp_path: Path, ran: Ran) -> RunFolder:
+    """Four devices with known phases: the second arrives at 5 s, the third leaves at 20 s, the last is switched off."""
+    (tmp_path / "on.csv").write_text("device,start,end\n0,0,8\n0,12,1000\n1,0,1000\n2,1,1000\n3,0,1000\n")
+    population = small["population"] | {
+        "devices": 4,
+        "availability": {"kind": "intervals", "file": str(tmp_path / "on.csv"), "unit": "s"},
+        "arrivals": {"kind": "schedule", "times": ["5 s"], "devices": [1]},
+        "departures": {"kind": "schedule", "times": ["20 s"], "devices": [2]},
+    }
+    strategy = {"kind": "fedavg", "clients_per_round": 3, "deadline": "4 s", "retry": "1 s"}
+    world = {"processes": [{"kind": "tests.analysis.test_timeline:nightfall"}]}
+    sections = {"population": population, "strategy": strategy, "world": world, "stop": {"simulated_time": "30 s"}}
+    return ran("r", learning="off", **sections)
+
+
+def nightfall(world: Any) -> Any:
+    yield world.timeout(10.0)
+    with world.off(3):
+        yield world.timeout(6.0)
+
+
+def test_stretches_are_read_traced_and_shown(outage: RunFolder) -> None:
+    history = History(outage)
+    there = [(0, 0.0, 30.0), (1, 5.0, 30.0), (2, 0.0, 20.0), (3, 0.0, 30.0)]
+    assert list(history.there.itertuples(index=False, name=None)) == there
+    off = [(0, 8.0, 12.0), (2, 0.0, 1.0), (3, 10.0, 16.0)]
+    assert list(history.away.itertuples(index=False, name=None)) == off
+    assert list(history.known) == [0, 1, 2, 3]
+    slices = [entry for entry in trace_events(outage) if entry["name"] == "cannot be reached"]
+    assert [(entry["tid"], entry["ts"], entry["dur"]) for entry in slices] == [(0, 8e6, 4e6), (2, 0.0, 1e6), (3, 10e6, 6e6)]
+    figure = draw_timeline(outage, order="number")
+    assert drawn(figure.axes[0])["away"] == 3
+    assert drawn(figure.axes[0]).keys() >= {"arrival", "departure"}
+    assert {"idle", "cannot be reached", "arrives", "leaves for good"} <= legend(figure)
+    data = read_timeline(outage, 1000, 100_000)
+    seconds = {name: np.round(data.columns[name] * data.header["tick"], 3).tolist() for name in ("off_start", "off_end")}
+    assert (seconds["off_start"], seconds["off_end"]) == ([8.0, 0.0, 10.0], [12.0, 1.0, 16.0])
+    assert data.columns["off_first"].tolist() == [0, 1, 1, 2, 3]
+
+
+def test_a_folder_of_an_older_version(outage: RunFolder) -> None:
+    (outage.path / "availability.parquet").unlink()
+    assert History(outage).away.empty
+    assert "idle or disconnected" in legend(draw_timeline(outage))
+    assert not any(entry["name"] == "cannot be reached" for entry in trace_events(outage))
+
+
+def test_lanes_are_of_devices_whose_phases_are_known(unlearned: RunFolder) -> None:
+    path = unlearned.path / "availability.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.filter([device % 2 == 0 for device in table["device"].to_pylist()]), path)
+    figure = draw_timeline(RunFolder(unlearned.path), order="number")
+    names = [int(label.get_text().split()[0]) for label in figure.axes[0].get_yticklabels()]
+    assert names
+    assert all(name % 2 == 0 for name in names)

@@ -112,10 +112,10 @@ def there(seed: int, devices: int, rounds: int) -> float:
     return float(accuracies[-1])
 
 
-def timed(python: str, side: str, seed: int, devices: int, rounds: int) -> tuple[float, float]:
+def timed(python: str, *words: object) -> tuple[float, float]:
     """Wall time (s) and accuracy of one run, in a process of its own."""
-    command = [python, "-m", __spec__.name, "--side", side, *map(str, (seed, devices, rounds))]
     begin = time.monotonic()
+    command = [python, "-m", __spec__.name, "--side", *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(done.stderr[-3000:])
@@ -135,26 +135,8 @@ def beside_simulation(python: str, seeds: int, devices: int) -> None:
     for side, rows in found.items():
         whole, a_round, accuracies = zip(*rows, strict=True)
         spread = stdev(accuracies) if len(accuracies) > 1 else 0.0
-        print(
-            f"{side:8} {devices} devices, {many} rounds: {mean(whole):6.2f} s, a round {mean(a_round):.3f} s,"
-            f" accuracy {mean(accuracies):.3f} +- {spread:.3f}"
-        )
-
-
-def main() -> int:
-    """Measure and print."""
-    arguments = parser(__doc__, pairs=5, seeds=5, devices=20)
-    arguments.add_argument("--simulation", metavar="PYTHON")
-    arguments.add_argument("--side", help="one run in this process, of the numbers: seed, devices, rounds")
-    arguments.add_argument("numbers", type=int, nargs="*")
-    asked = arguments.parse_args()
-    if asked.side:
-        print(json.dumps((here if asked.side == "fedsim" else there)(*asked.numbers)))
-        return 0
-    if asked.simulation:
-        beside_simulation(asked.simulation, asked.seeds, asked.devices)
-        return 0
-    return int(beside_loop(asked.pairs))
+        took = f"{mean(whole):6.2f} s, a round {mean(a_round):.3f} s"
+        print(f"{side:8} {devices} devices, {many} rounds: {took}, accuracy {mean(accuracies):.3f} +- {spread:.3f}")
 
 
 def beside_loop(pairs: int) -> bool:
@@ -173,6 +155,22 @@ def beside_loop(pairs: int) -> bool:
     ratio = median(run / loop for run, loop in (both("torch_app", 6, config, loss="eval_loss") for _ in range(pairs)))
     print(f"a run of the app in torch: {ratio:.3f} times the loop")
     return bad or ratio > _RATIO
+
+
+def main() -> int:
+    """Measure and print."""
+    arguments = parser(__doc__, pairs=5, seeds=5, devices=20)
+    arguments.add_argument("--simulation", metavar="PYTHON")
+    arguments.add_argument("--side", help="one run in this process, of the numbers: seed, devices, rounds")
+    arguments.add_argument("numbers", type=int, nargs="*")
+    asked = arguments.parse_args()
+    if asked.side:
+        print(json.dumps((here if asked.side == "fedsim" else there)(*asked.numbers)))
+    elif asked.simulation:
+        beside_simulation(asked.simulation, asked.seeds, asked.devices)
+    else:
+        return int(beside_loop(asked.pairs))
+    return 0
 
 
 if __name__ == "__main__":

@@ -16,10 +16,10 @@ import torch
 from fedsim.data.federated import FederatedData, Pool, Shard
 from fedsim.executors.inline import Inline
 from fedsim.learning.engine import Learning
-from fedsim.learning.models import CataCNN
 from fedsim.learning.spec import TrainingSpec
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
+from fedsim.toolbox.models.published import CataCNN
 from tests.benchmarks.script import round_s
 
 CLIENTS, SAMPLES, EPOCHS, BATCH, ROUNDS = 40, 100, 5, 20, 3

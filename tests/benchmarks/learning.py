@@ -97,8 +97,7 @@ def strategies(data: FederatedData, root: Path) -> dict[str, dict[str, float]]:
 
 def _round_s(model: str, root: Path, own: dict[str, Any]) -> float:
     """Processor time of a round: what more rounds of a run add to it."""
-    few, many = (_run_s(model, root, own, rounds) for rounds in (FEW, MANY))
-    return (many - few) / (MANY - FEW)
+    return (_run_s(model, root, own, MANY) - _run_s(model, root, own, FEW)) / (MANY - FEW)
 
 
 def _run_s(model: str, root: Path, own: dict[str, Any], rounds: int) -> float:

@@ -20,6 +20,7 @@ from contextlib import suppress
 from functools import lru_cache
 from math import inf
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
@@ -142,21 +143,18 @@ class Played:
     """A run of a cell that is over: what its server has aggregated, and how far it moved in each aggregation."""
 
     def __init__(self, cell: Cell, attacked: bool = False) -> None:
-        moves: list[tuple[Ref, Ref]] = []
+        moves: list[Ref] = []
         original = Synchronous.advance
 
         def advance(own: Any, model: Ref, aggregated: Ref, group: int = 0) -> Ref:
-            moves.append((model, aggregated))
+            moves.extend([model, aggregated])
             return original(own, model, aggregated, group)
 
-        Synchronous.advance = advance  # type: ignore[method-assign]
-        try:
+        with patch.object(Synchronous, "advance", advance):
             self.run, records = played(sections(cell, attacked))
-        finally:
-            Synchronous.advance = original  # type: ignore[method-assign]
         self.epsilons = [record.fields.get("epsilon") for record in records if record.kind == "round"]
         self.told = [(record.kind, record.time) for record in records]
-        flat = weights(self.run, [model for pair in moves for model in pair])
+        flat = weights(self.run, moves)
         self.steps = [distance(one, other) for one, other in zip(flat[::2], flat[1::2], strict=True)]
         self.states = dict(_aggregated(self.run))
 

@@ -21,12 +21,12 @@ from torch import nn
 import fedsim
 from fedsim.cli import main
 from fedsim.errors import ScenarioError
-from fedsim.executors import ray as ray_executor
 from fedsim.executors.base import Executor
 from fedsim.executors.inline import Inline
 from fedsim.executors.named import make_executor
-from fedsim.executors.ray import Ray
 from fedsim.running.runner import Job
+from fedsim.toolbox.executors import ray as ray_executor
+from fedsim.toolbox.executors.ray import Ray
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'ray>=2.60' 'cloudpickle>=3'")
 Sections = dict[str, Any]

@@ -12,30 +12,14 @@ from hypothesis import strategies as st
 
 import fedsim
 from fedsim.federation.codecs import CODECS, Codec
-from fedsim.federation.codecs.lossy import Lossy, added
 from fedsim.learning.functions import function_at, path_of
 from fedsim.learning.models import Logistic
 from fedsim.learning.refs import Ref
-from fedsim.toolbox.codecs import buckets, formats, qsgd, sign, sparse
-from fedsim.toolbox.codecs.sparse import RandomK, TopK, largest
+from fedsim.toolbox import codecs
+from fedsim.toolbox.codecs import Lossy, Sparse, TopK, added, largest
 from tests.learning.small import federation, learning
 from tests.learning.test_functions import noisy
-from tests.strategies.clustered import ran
-
-
-@given(st.integers(1, 300), st.integers(0, 10**6), st.floats(0.001, 1.0))
-def test_top_k_keeps_the_largest_and_writes_as_many_bytes_as_it_says(size: int, seed: int, share: float) -> None:
-    array = np.round(np.random.default_rng(seed).normal(size=size), 1).astype(np.float32)  # with equals
-    codec = TopK(share=share)
-    k = codec.k(size)
-    written = sparse.write(array, largest(array, k))
-    found = sparse.read(written, size, k)
-    assert len(written) == codec.bytes(size)
-    sent = np.flatnonzero(found)
-    assert len(sent) <= k
-    assert (found[sent] == array[sent]).all()
-    left = np.abs(array[found == 0])
-    assert not len(sent) or not len(left) or np.sort(np.abs(array))[-k] >= left[left > 0].max(initial=0)
+from tests.strategies.clustered import played, ran, weights, world
 
 
 @pytest.mark.parametrize("size", [1, 255, 300, 5000, 20_011])
@@ -67,40 +51,45 @@ def lossy(spec: dict[str, Any]) -> Lossy:
     return CODECS.spec(spec["kind"])(**spec)  # type: ignore[return-value]
 
 
-def written(codec: Lossy, array: Any) -> bytes:
-    """What the codec writes of an array."""
-    size, draw = len(array), np.random.default_rng(1)
-    match codec:
-        case formats.Int8():
-            return formats.encode_int8(array, codec.bucket)
-        case formats.Float16():
-            return formats.encode_float16(array)
-        case formats.BFloat16():
-            return formats.encode_bfloat16(array)
-        case qsgd.QSGD():
-            return qsgd.encode(array, codec.levels, codec.bucket, draw)
-        case RandomK():
-            seeded = codec.positions == "seed" and not codec.loses_nothing(size)
-            return sparse.write_drawn(array, codec.k(size), 7, seeded)
-        case sign.Sign():
-            return sign.encode(array, codec.bucket)
-        case TopK():
-            return sparse.write(array, largest(array, codec.k(size)))
-    raise AssertionError(codec)
-
-
 @given(st.sampled_from(LOSSY), st.integers(1, 300), st.integers(0, 10**6), st.sampled_from([0.0, 1e-42, 1.0, 1e4, 1e30]))
-def test_the_bytes_are_those_of_what_is_written(spec: dict[str, Any], size: int, seed: int, scale: float) -> None:
+def test_what_arrives_is_finite_and_as_few_numbers_as_its_bytes_can_say(
+    spec: dict[str, Any], size: int, seed: int, scale: float
+) -> None:
     codec = lossy(spec)
     array = (scale * np.random.default_rng(seed).normal(size=size)).astype(np.float32)
-    assert len(written(codec, array)) == codec.bytes(size)
+    function, constants = codec.rule(size)
+    arrived = function_at(path_of(function))([array], **constants, **drawing(codec))
+    assert arrived.shape == array.shape
     if scale < 1e30 or spec["kind"] != "float16":
-        function, constants = codec.rule(size)
-        arrived = function_at(path_of(function))([array], **constants, **drawing(codec))
-        assert arrived.shape == array.shape
         assert np.isfinite(arrived).all()
-        if scale == 0:
-            assert not arrived.any()
+    assert arrived.any() <= array.any()
+    buckets = np.split(arrived, range(spec.get("bucket", size), size, spec.get("bucket", size)))
+    most = {"int8": 255, "sign": 2, "qsgd": 2 * spec.get("levels", 0) + 1}.get(spec["kind"], size)
+    assert all(len(np.unique(bucket)) <= most for bucket in buckets)
+    assert np.count_nonzero(arrived) <= (codec.k(size) if isinstance(codec, Sparse) else size)
+
+
+@pytest.mark.parametrize(
+    ("spec", "size", "expected"),
+    [
+        ({"kind": "float16"}, 300, 600),
+        ({"kind": "bfloat16"}, 7, 14),
+        ({"kind": "int8"}, 300, 300 + 4),
+        ({"kind": "int8", "bucket": 8}, 17, 17 + 3 * 4),
+        ({"kind": "qsgd", "levels": 1, "bucket": 5}, 11, 3 + 3 * 4),  # 2 bits for -1, 0 and 1
+        ({"kind": "qsgd", "levels": 127}, 300, 300 + 4),
+        ({"kind": "qsgd", "levels": 128}, 300, 338 + 4),  # 9 bits
+        ({"kind": "sign"}, 17, 3 + 4),
+        ({"kind": "sign", "bucket": 6}, 18, 3 + 3 * 4),
+        ({"kind": "top-k", "share": 0.01}, 10_000, 400 + 400),  # 100 positions are shorter than 10,000 bits
+        ({"kind": "top-k", "share": 0.2}, 300, 240 + 38),  # a bitmap
+        ({"kind": "random-k", "share": 0.2, "positions": "seed"}, 300, 240 + 8),
+        ({"kind": "random-k", "share": 1.0, "positions": "seed"}, 300, 1200),
+    ],
+    ids=str,
+)
+def test_bytes_by_hand(spec: dict[str, Any], size: int, expected: float) -> None:
+    assert lossy(spec).bytes(size) == expected
 
 
 def drawing(codec: Lossy, seed: int = 0) -> dict[str, Any]:
@@ -110,7 +99,7 @@ def drawing(codec: Lossy, seed: int = 0) -> dict[str, Any]:
 def test_number_formats_are_torchs() -> None:
     array = np.random.default_rng(1).normal(size=5000).astype(np.float32) * np.float32(10.0) ** np.arange(-10, 10).repeat(250)
     array = array.astype(np.float32)
-    for codec, dtype in ((formats.Float16(), torch.float16), (formats.BFloat16(), torch.bfloat16)):
+    for codec, dtype in ((codecs.Float16(), torch.float16), (codecs.BFloat16(), torch.bfloat16)):
         theirs = torch.from_numpy(array).to(dtype).to(torch.float32).numpy()
         assert (codec.rule(len(array))[0]([array]) == theirs).all()
 
@@ -118,7 +107,7 @@ def test_number_formats_are_torchs() -> None:
 @pytest.mark.parametrize("bucket", [None, 64, 10**9])
 def test_int8_is_within_half_a_step_of_each_bucket(bucket: int | None) -> None:
     array = (np.random.default_rng(1).normal(size=1000) * np.arange(1000)).astype(np.float32)
-    arrived = formats.through_int8([array], bucket)
+    arrived = codecs.as_int8([array], bucket)
     for at in range(0, 1000, bucket or 1000):
         part = slice(at, at + (bucket or 1000))
         assert np.abs(arrived[part] - array[part]).max() <= np.abs(array[part]).max() / 127 / 2 * 1.0001
@@ -148,16 +137,8 @@ def test_the_mean_of_all_draws_is_what_was_meant_and_the_variance_is_bounded(spe
 
 def test_signs_by_hand() -> None:
     array = np.array([3.0, -1.0, 0.0, -4.0, 5.0], dtype=np.float32)
-    assert sign.through_the_wire([array], None).tolist() == pytest.approx([2.6, -2.6, 2.6, -2.6, 2.6])
-    assert sign.through_the_wire([array], 2).tolist() == [2.0, -2.0, 2.0, -2.0, 5.0]
-
-
-@given(st.integers(1, 60), st.integers(1, 16), st.integers(0, 10**6))
-def test_packed_numbers_come_back(size: int, bits: int, seed: int) -> None:
-    numbers = np.random.default_rng(seed).integers(2**bits, size=size)
-    packed = buckets.pack(numbers, bits)
-    assert len(packed) == -(-size * bits // 8)
-    assert (buckets.unpack(packed, size, bits) == numbers).all()
+    assert codecs.as_signs([array], None).tolist() == pytest.approx([2.6, -2.6, 2.6, -2.6, 2.6])
+    assert codecs.as_signs([array], 2).tolist() == [2.0, -2.0, 2.0, -2.0, 5.0]
 
 
 @pytest.mark.parametrize("spec", LOSSY, ids=str)
@@ -266,20 +247,59 @@ def test_partial_work_leaves_time_to_encode(tmp_path: Any) -> None:
 def test_a_model_that_is_sent_to_all_is_one_draw() -> None:
     """Two devices that get the same model through a random codec get the same of it."""
     core, _ = learning(federation([30]), Logistic())
-    codec, model, size = qsgd.QSGD(levels=2), core.initial(), int(core.parameters)
+    codec, model, size = codecs.QSGD(levels=2), core.initial(), int(core.parameters)
     first, second = (asyncio.run(core.value(codec.code(core, size, model, None, None).received)) for _ in range(2))
     other = asyncio.run(core.value(codec.code(core, size, core.initial(), None, None).received))
     assert (first == second).all()
     assert (first != other).any()
 
 
-def test_error_feedback_learns_what_plain_sparsification_forgets() -> None:
-    found = {}
-    for feedback in (True, False):
-        up = {"kind": "top-k", "share": 0.01, "error_feedback": feedback}
-        scenario = fedsim.Scenario(**sections(up, stop={"rounds": 40}, evaluation={"every": 40}))
-        found[feedback] = fedsim.run(scenario, executor="inline").summary["accuracy"]["final"]
-    assert found[True] > found[False] + 0.05
+# With strategies whose devices keep a state that the server adds up too: both have the same, and it learns.
+
+UP: list[dict[str, Any]] = [LOSSY[6] | {"share": 0.05}, LOSSY[7] | {"share": 0.1}, LOSSY[5], LOSSY[9], LOSSY[2], LOSSY[0]]
+SERVERS = {"scaffold": ("control", "control"), "feddyn": ("moved", "moved"), "feddr": ("z", "model"), "fpfc": ("model", "own")}
+"""The state of a device, and the server's."""
+
+
+def learning_both(strategy: dict[str, Any], up: dict[str, Any], rounds: int) -> dict[str, Any]:
+    strategy = {"clients_per_round": 5, "local_epochs": 2} | strategy
+    data = {"source": "digits", "partition": {"kind": "dirichlet", "alpha": 0.3}}
+    return world(data, 12, strategy, rounds, messages={"up": up}, evaluation={"every": rounds})
+
+
+@pytest.mark.parametrize(
+    ("kind", "up"),
+    [(kind, up) for kind in SERVERS for up in (UP if kind == "scaffold" else UP[:3])],
+    ids=lambda value: value["kind"] if isinstance(value, dict) else value,
+)
+def test_what_the_server_has_is_what_its_devices_have(kind: str, up: dict[str, Any]) -> None:
+    run, _ = played(learning_both({"kind": kind}, up, 5))
+    on_device, on_server = SERVERS[kind]
+    devices, state = run.dispatch.snapshot()["devices"]["states"], run.strategy.state[on_server]
+    own = {number: kept[on_device] for number, kept in devices.items() if on_device in kept}
+    assert len(own) >= 5
+    if kind == "fpfc":
+        pairs = [(state[number], model) for number, model in own.items()]
+        assert all(np.array_equal(*weights(run, pair)) for pair in pairs)
+        return
+    first: list[Ref] = [run.learner.initial(0)] if kind == "feddr" else []
+    values = weights(run, [state, *own.values(), *first])
+    total = sum(values[1 : 1 + len(own)]) + (12 - len(own)) * (values[-1] if first else 0.0)
+    assert values[0] == pytest.approx(total / 12, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "up"),
+    [
+        ({"kind": "fedavg"}, {"kind": "qsgd", "levels": 1, "error_feedback": True}),
+        ({"kind": "scaffold"}, {"kind": "qsgd", "levels": 1}),
+        ({"kind": "scaffold"}, {"kind": "random-k", "share": 0.2}),
+    ],
+    ids=str,
+)
+def test_what_is_left_out_does_not_grow(strategy: dict[str, Any], up: dict[str, Any]) -> None:
+    found = fedsim.run(fedsim.Scenario(**learning_both(strategy, up, 30)), executor="inline").summary["accuracy"]["final"]
+    assert found > 0.7
 
 
 @pytest.mark.parametrize(
@@ -296,3 +316,12 @@ def test_error_feedback_learns_what_plain_sparsification_forgets() -> None:
 def test_what_cannot_be_is_refused_by_name(messages: dict[str, Any], message: str) -> None:
     with pytest.raises(fedsim.ScenarioError, match=message):
         fedsim.Scenario(messages=messages)
+
+
+@pytest.mark.parametrize("kind", ["feddyn", "feddr"])
+@pytest.mark.parametrize(("up", "feedback"), [("top-k", False), ("random-k", True)])
+def test_error_feedback_that_changes_nothing_is_refused(kind: str, up: str, feedback: bool) -> None:
+    says = f"messages.up has error_feedback = {str(feedback).lower()}, and with the strategy '{kind}' that"
+    with pytest.raises(fedsim.ScenarioError, match=says):
+        fedsim.Scenario(strategy={"kind": kind}, messages={"up": {"kind": up, "error_feedback": feedback}})
+    fedsim.Scenario(strategy={"kind": kind}, messages={"up": up})

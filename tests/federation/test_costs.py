@@ -12,10 +12,8 @@ from fedsim.audit import audit
 from fedsim.federation.costs import cost_s
 from fedsim.records.reading import RunFolder
 from fedsim.simulation import TICK_S
-from fedsim.testing import assert_same_run, assert_sound, eventful_world, go_on, run_until
-from fedsim.testing import run as run_in
+from fedsim.testing import eventful_world
 from tests.strategies.clustered import file_data
-from tests.test_runs import STRATEGIES
 
 
 def run(scenario: dict[str, Any], folder: Path) -> RunFolder:
@@ -127,17 +125,3 @@ def test_the_time_for_training_is_also_for_testing_models(tmp_path: Path) -> Non
     assert budget(ifca, 18.0, tmp_path) == [("evaluate", "done"), ("train", "done"), ("upload", "done")]
     assert budget(ifca, 17.9, tmp_path) == [("evaluate", "done"), ("train", "late")]
     assert budget(ifca, 5.9, tmp_path) == [("evaluate", "late")]
-
-
-BUSY = {"cata-fed", "cfl", "fedbuff", "tifl", "lcfl", "refl"}
-"""Whose servers do something of their own when they compute, or hear that a task is lost."""
-
-
-@pytest.mark.parametrize("strategy", [one for one in STRATEGIES if one["kind"] in BUSY], ids=lambda one: one["kind"])
-def test_with_both_a_run_goes_on_as_if_it_had_not_been_stopped(strategy: dict[str, Any], tmp_path: Path) -> None:
-    sections = eventful_world(strategy, seed=5, rounds=3) | {"server": {"speed": 1e-4, "patience": "4 s"}}
-    events = run_in(sections, tmp_path / "whole")["events"]
-    assert_sound(tmp_path / "whole")
-    if run_until(sections, tmp_path / "cut", events * 2 // 3) == "interrupted":
-        go_on(sections, tmp_path / "cut")
-    assert_same_run(tmp_path / "whole", tmp_path / "cut")

@@ -1,7 +1,7 @@
 """Malicious devices: drawn by the world, unknown to the strategies, and what they do is what is said."""
 
 import asyncio
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +13,6 @@ from fedsim.federation.malicious import ATTACKS, Attack, MaliciousSpec
 from fedsim.learning.models import Logistic
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
-from fedsim.testing import StrategyContract
 from tests.learning.small import federation, learning
 from tests.strategies.clustered import played, ran, world
 
@@ -97,29 +96,6 @@ def test_nothing_that_moves_tells_who_is_malicious(tmp_path: Any) -> None:
     (record,) = [event for event in evil.events if event["kind"] == "malicious"]
     members = MaliciousSpec(attack="gaussian", share=0.25).members(Streams(3), 12)
     assert record["data"] == {"attack": "gaussian", "devices": members}
-
-
-def test_robust_aggregations_bear_what_the_mean_does_not() -> None:
-    malicious = {"attack": {"kind": "sign-flip", "factor": 10.0}, "devices": [1, 6]}
-    sections = world(IID, 12, FEDAVG | {"clients_per_round": 12}, 6, evaluation={"every": 6}, malicious=malicious)
-    kinds = ("krum", "multi-krum", "bulyan")
-    ways = ["weighted", "median", {"kind": "trimmed-mean", "share": 0.2}, *({"kind": kind, "malicious": 2} for kind in kinds)]
-    found = {}
-    for how in ways:
-        strategy = sections["strategy"] | {"aggregation": how}
-        scenario = fedsim.Scenario(**sections | {"strategy": strategy})
-        found[str(how)] = fedsim.run(scenario, executor="inline").summary["accuracy"]["final"]
-    assert found.pop("weighted") < 0.3
-    assert min(found.values()) > 0.6, found
-
-
-class TestMaliciousAndCoded(StrategyContract):
-    strategy = FEDAVG | {"kind": "fedprox", "aggregation": "median", "deadline": "30 s"}
-    messages: ClassVar[Any] = {
-        "up": {"kind": "top-k", "share": 0.5, "encode_rate": "2 kB/s"},
-        "down": {"kind": "plain", "encode_rate": "1 kB/s"},
-    }
-    sections = {"malicious": {"attack": "label-flip", "share": 0.3}, "messages": messages}  # noqa: RUF012
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,8 @@ pytest.importorskip("flwr")
 
 import fedsim
 from fedsim.errors import SimulationError
-from fedsim.flower.app import read_app
-from fedsim.flower.half import AppHalf
-from fedsim.flower.turns import carried_out
+from fedsim.flower.app import carried_out, read_app
+from fedsim.flower.replaced import AppHalf
 from tests.flower.plain import APPS, seed_all
 from tests.flower.runs import execute, scenario
 

@@ -40,9 +40,3 @@ def test_a_study_of_strategies(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text(tomli_w.dumps({"seeds": [1], "base": base, "variants": variants}))
     done("study", tmp_path / "study.toml", "--out", tmp_path / "study", "--allow-code", "--workers", "1", "--quiet")
     assert (tmp_path / "study" / "compare.csv").is_file()
-
-
-def test_check_says_what_can_be_known(tmp_path: Path) -> None:
-    (tmp_path / "app.toml").write_text(fedsim.Scenario(**eventful("numpy_app", devices=6)).to_toml())
-    output = done("check", tmp_path / "app.toml", "--allow-code")
-    assert "6 devices; what they compute, send and learn is for a Flower app" in output

@@ -15,7 +15,7 @@ from tests.test_runs import STRATEGIES
 
 
 def nominal(sections: dict[str, Any]) -> list[str]:
-    return nominal_lines(Beginning.built(fedsim.Scenario(**sections), Inline()).run)
+    return nominal_lines(Beginning(fedsim.Scenario(**sections), Inline()).run)
 
 
 @pytest.mark.parametrize("drawn", [1, 2, 4, 6])
@@ -80,7 +80,7 @@ def test_a_world_used_beyond_its_log_says_so(fitted: int, says: str | bool, smal
 
 def told(scenario: fedsim.Scenario, rounds: int | None = None) -> tuple[Forecast, Beginning]:
     """The forecast from a trial of so many rounds, or of the whole run, however slow this machine is."""
-    trial = Beginning.built(scenario, Inline())
+    trial = Beginning(scenario, Inline())
     if rounds is not None:
         simulation = trial.run.simulation
         simulation.listen(lambda record: simulation.interrupt() if trial.rounds >= rounds else None)

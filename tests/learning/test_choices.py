@@ -13,9 +13,10 @@ from fedsim.data.transforms import Augmentation
 from fedsim.executors.inline import Inline
 from fedsim.executors.threads import Threads
 from fedsim.learning.engine import Learning
-from fedsim.learning.models import CNN5, Logistic, MnistCNN, ModelSpec, ModuleModel, Perceptron
+from fedsim.learning.models import CNN5, Logistic, ModelSpec, ModuleModel, Perceptron
 from fedsim.learning.refs import Ref
 from fedsim.learning.solvers.reference import kernels, load_weights, module_of
+from fedsim.toolbox.models.published import MnistCNN
 from fedsim.training import Training
 from tests.learning.small import Counting, Dropping, federation, learning, own, run
 

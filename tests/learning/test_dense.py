@@ -47,9 +47,10 @@ def test_closed_form_is_autograd(
         for at, n in enumerate(RAGGED)
         for pull in PULLS
     ]
-    solved = Dense(architecture, dtype, way=way).solve(solves, rule)
+    solver = Dense(architecture, dtype, way=way)
     kernels = [name for name, shape in architecture.tensors if len(shape) == 2]
-    for solve, (weights, loss, *_) in zip(solves, solved, strict=True):
+    for solve in solves:
+        weights, loss, *_ = solver.solve(solve, rule)
         module = module_of(architecture).to(dtype)
         load_weights(list(module.parameters()), solve.weights)
         expected, expected_loss = plain_sgd(module, solve, rule, kernels)
@@ -80,8 +81,9 @@ def test_a_result_does_not_depend_on_the_others_bit_for_bit(
         for at, n in enumerate(sizes)
     ]
     order = order_of.sample(range(len(solves)), len(solves))
-    for at, solved in zip(order, solver.solve([solves[at] for at in order], rule), strict=True):
-        (alone,) = solver.solve([solves[at]], rule)
+    found = {at: solver.solve(solves[at], rule) for at in order}
+    for at, solved in found.items():
+        alone = Dense(architecture, way=way).solve(solves[at], rule)
         assert (solved.weights.tobytes(), solved.train_loss) == (alone.weights.tobytes(), alone.train_loss)
 
 
@@ -90,7 +92,7 @@ def test_a_result_does_not_depend_on_where_in_memory_its_arrays_begin(way: Way) 
     architecture = perceptron(61, 13, 7)
     solver = Dense(architecture, way=way)
     solve = pulled(solve_of(_start(architecture, 1), 37, (61,), 7, seed=1), "anchor and linear")
-    expected = solver.solve([solve], RULES[-1])[0]
+    expected = solver.solve(solve, RULES[-1])
     for begin in range(1, 16, 3):
         x = torch.empty(solve.x.numel() + begin)[begin:].view(solve.x.shape).copy_(solve.x)
         models = {}
@@ -98,7 +100,7 @@ def test_a_result_does_not_depend_on_where_in_memory_its_arrays_begin(way: Way) 
             models[name] = np.empty(len(solve.weights) + begin, np.float32)[begin:]
             models[name][:] = getattr(solve, name)
             models[name].flags.writeable = False
-        moved = solver.solve([replace(solve, x=x, **models)], RULES[-1])[0]
+        moved = solver.solve(replace(solve, x=x, **models), RULES[-1])
         assert moved.weights.tobytes() == expected.weights.tobytes()
         assert moved.train_loss == expected.train_loss
 
@@ -115,22 +117,22 @@ def test_what_nobody_asked_for_is_not_made() -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_no_steps_give_the_start_back(way: Way) -> None:
     architecture = perceptron(61, 13, 7)
-    idle, busy = (solve_of(_start(architecture, at), 9, (61,), 7, seed=at, epochs=2 * at) for at in (0, 1))
-    solved = Dense(architecture, way=way).solve([idle, busy], Descent(0.1))[0]
+    idle = solve_of(_start(architecture, 1), 9, (61,), 7, seed=1, epochs=0)
+    solved = Dense(architecture, way=way).solve(idle, Descent(0.1))
     assert solved.weights.tobytes() == idle.weights.tobytes()
     assert np.isnan(solved.train_loss)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_one_diverging_device_spoils_no_other(way: Way) -> None:
-    architecture = perceptron(61, 13, 7)
-    solver = Dense(architecture, way=way)
-    good = solve_of(_start(architecture, 1), 20, (61,), 7, seed=1)
+    architecture, rule = perceptron(61, 13, 7), Descent(0.1, mu=0.1)
+    solver, good = Dense(architecture, way=way), solve_of(_start(architecture, 1), 20, (61,), 7, seed=1)
+    expected = solver.solve(good, rule)
     bad = solve_of(np.full(architecture.parameters, np.nan, np.float32), 20, (61,), 7, seed=2)
     infinite = replace(bad, weights=np.full_like(bad.weights, np.inf))
-    *spoilt, kept = solver.solve([bad, replace(infinite, anchor=infinite.weights), good], Descent(0.1, mu=0.1))
-    assert all(np.isnan(solved.weights).any() for solved in spoilt)
-    assert kept.weights.tobytes() == solver.solve([good], Descent(0.1, mu=0.1))[0].weights.tobytes()
+    for spoilt in (bad, replace(infinite, anchor=infinite.weights)):
+        assert np.isnan(solver.solve(spoilt, rule).weights).any()
+    assert solver.solve(good, rule).weights.tobytes() == expected.weights.tobytes()
 
 
 def test_each_device_is_trained_in_the_way_that_suits_it() -> None:

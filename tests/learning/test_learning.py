@@ -105,21 +105,14 @@ def test_a_full_batch_is_the_whole_local_set_in_one_step_an_epoch(model: ModelSp
     assert whole.train_loss == epochs.train_loss
 
 
-def test_wide_batches_share_a_stack_only_while_there_is_room() -> None:
-    executor = Counting()
-    core, _ = learning(federation([2000] * 5), Logistic(), executor)
-    run(core.values([core.train(Training(core.initial(), full_batch=True), device, key=0) for device in range(5)]))
-    assert executor.asked == ["train"] * 3
-
-
 def test_the_request_with_the_most_steps_in_all_goes_out_first() -> None:
-    """One device of 12 batches, and twenty of 2 that go together."""
-    data = federation([120] + [20] * 20)
+    """A device of 400 batches alone, and forty of 2 in two requests."""
+    data = federation([20] * 40 + [4000], shape=(500,))
     core, _ = learning(data, Logistic(), batch_size=10)
     start = core.initial()
     run(core.value(start))
-    jobs = [core._work.job(core.train(Training(start), device, key=0), data) for device in range(21)]
-    assert core._work.split(jobs) == [list(range(1, 21)), [0]]
+    jobs = [core._work.job(core.train(Training(start), device, key=0), data) for device in range(41)]
+    assert core._work.split(jobs) == [[40], list(range(20)), list(range(20, 40))]
 
 
 def test_a_part_is_of_the_version_asked_for() -> None:

@@ -5,23 +5,9 @@ import torch
 from torch import nn
 
 from fedsim.errors import ScenarioError
-from fedsim.learning.models import (
-    CNN5,
-    CataCNN,
-    CflCNN,
-    FashionCNN,
-    FemnistCNN,
-    FemnistPerceptron,
-    LcflCifarCNN,
-    LcflCNN,
-    Logistic,
-    MnistCNN,
-    ModelSpec,
-    ModuleModel,
-    Perceptron,
-    SizeOnly,
-)
+from fedsim.learning.models import CNN5, Logistic, ModelSpec, ModuleModel, Perceptron, SizeOnly
 from fedsim.learning.solvers.reference import module_of
+from fedsim.toolbox.models import published
 from tests.learning.small import own
 
 MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
@@ -29,15 +15,15 @@ PUBLISHED = [
     (Logistic(), MNIST, 7_850),
     (Logistic(), (60,), 610),
     (Perceptron(), MNIST, 101_770),
-    (FemnistPerceptron(), MNIST, 407_050),
-    (MnistCNN(), MNIST, 50_186),
-    (FemnistCNN(), MNIST, 325_578),
-    (FashionCNN(), MNIST, 3_274_634),
-    (LcflCNN(), MNIST, 417_482),
-    (LcflCifarCNN(), CIFAR, 610_142),
-    (CflCNN(), CIFAR, 32 * 28 + 64 * 289 + 64 * 577 + 128 * 1025 + 10 * 129),
-    (CataCNN(), CIFAR, 3_043_882),
-    (CataCNN(), MNIST, 2_125_802),
+    (published.FemnistPerceptron(), MNIST, 407_050),
+    (published.MnistCNN(), MNIST, 50_186),
+    (published.FemnistCNN(), MNIST, 325_578),
+    (published.FashionCNN(), MNIST, 3_274_634),
+    (published.LcflCNN(), MNIST, 417_482),
+    (published.LcflCifarCNN(), CIFAR, 610_142),
+    (published.CflCNN(), CIFAR, 32 * 28 + 64 * 289 + 64 * 577 + 128 * 1025 + 10 * 129),
+    (published.CataCNN(), CIFAR, 3_043_882),
+    (published.CataCNN(), MNIST, 2_125_802),
     (CNN5(), MNIST, 454_922),
 ]
 
@@ -56,7 +42,12 @@ def test_torch_agrees_on_shapes_names_and_outputs(model: ModelSpec, shape: tuple
 
 @pytest.mark.parametrize(
     ("model", "shape", "megaflops"),
-    [(MnistCNN(), MNIST, 23), (LcflCNN(), MNIST, 19), (CataCNN(), MNIST, 186), (CataCNN(), CIFAR, 248)],
+    [
+        (published.MnistCNN(), MNIST, 23),
+        (published.LcflCNN(), MNIST, 19),
+        (published.CataCNN(), MNIST, 186),
+        (published.CataCNN(), CIFAR, 248),
+    ],
     ids=lambda value: getattr(value, "kind", str(value)),
 )
 def test_flops_of_a_training_step(model: ModelSpec, shape: tuple[int, ...], megaflops: int) -> None:
@@ -89,13 +80,15 @@ def test_a_module_counts_as_its_layers_do_and_a_size_is_taken_at_its_word() -> N
 )
 def test_a_module_that_cannot_be_used_is_refused_with_its_reason(factory: str, says: str) -> None:
     with pytest.raises(ScenarioError, match=says) as refusal:
-        ModuleModel(factory=factory).module()
+        ModuleModel(factory=factory).plain_module((1,), 1)
     assert factory in str(refusal.value)
 
 
 def test_building_leaves_the_global_generator_alone() -> None:
     before = torch.random.get_rng_state()
-    first, again, other = (next(own("Dropping", features=6, classes=3).module(seed).parameters()) for seed in (1, 1, 2))
+    first, again, other = (
+        next(own("Dropping", features=6, classes=3).plain_module((6,), 3, seed).parameters()) for seed in (1, 1, 2)
+    )
     assert torch.equal(torch.random.get_rng_state(), before)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
@@ -105,6 +98,6 @@ def test_models_that_do_not_fit_the_samples() -> None:
     with pytest.raises(ScenarioError, match="channels, height, width"):
         CNN5().architecture((60,), 10).shapes  # noqa: B018
     with pytest.raises(ScenarioError, match="larger images"):
-        LcflCifarCNN().parameters((3, 8, 8), 10)
+        published.LcflCifarCNN().parameters((3, 8, 8), 10)
     with pytest.raises(ScenarioError, match="cannot take samples of shape"):
         own("Dropping", features=6, classes=3).flops((5,), 3)

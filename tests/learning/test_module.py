@@ -9,12 +9,10 @@ import torch
 from torch import nn
 
 from fedsim.learning.architecture import Architecture, Dropout, Flatten, Linear, MaxPool2d, convolution, dense
-from fedsim.learning.engine import pick
 from fedsim.learning.models import CNN5
 from fedsim.learning.solvers.base import Descent, compute_with_one_thread
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key, with_keyed_dropout
 from fedsim.learning.solvers.reference import Reference, flat_weights, load_weights, module_of
-from fedsim.learning.solvers.stacked import Stacked
 from tests.learning.small import PULLS, Dropping, plain_sgd, pulled, solve_of
 
 EVERYTHING = Descent(0.05, momentum=0.5, weight_decay=0.01, l2=0.02, mu=0.3)
@@ -41,34 +39,11 @@ def test_one_at_a_time_is_a_plain_loop(rule: Descent, pull: str, convolutions: b
     kernels = [name for name, parameter in module.named_parameters() if parameter.ndim > 1]
     for seed, samples in enumerate((23, 4, 10)):
         solve = pulled(solve_of(_weights(module, seed) / scale, samples, shape, 3, seed=seed), pull)
-        solved = solver.solve([solve], rule)[0]
+        solved = solver.solve(solve, rule)
         load_weights(list(module.parameters()), solve.weights)
         expected, loss = plain_sgd(module, solve, rule, kernels)
         assert np.allclose(solved.weights, expected, rtol=1e-5, atol=1e-5)
         assert solved.train_loss == pytest.approx(loss, rel=1e-5)
-
-
-@pytest.mark.parametrize("rate", [0.0, 0.4])
-def test_stacked_under_vmap_is_one_at_a_time(rate: float) -> None:
-    module = Dropping(6, 3, rate)
-    solver = Reference(module, CPU)
-    works = [solve_of(_weights(module, at), n, (6,), 3, seed=at) for at, n in enumerate((23, 4, 10, 31))]
-    solves = [pulled(solve, pull) for solve, pull in zip(works, PULLS, strict=True)]
-    for rule in (Descent(0.1), EVERYTHING):
-        for one, stacked in zip(solver.solve(solves, rule), Stacked(module, CPU).solve(solves, rule), strict=True):
-            assert np.allclose(one.weights, stacked.weights, rtol=1e-4, atol=1e-6)
-            assert one.train_loss == pytest.approx(stacked.train_loss, rel=1e-5)
-
-
-def test_a_batch_norm_is_never_padded() -> None:
-    """In a stack its last batches would hold rows that are no samples; so there one device is trained after the other."""
-    norm = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5, track_running_stats=False), nn.Linear(5, 3))
-    solve = solve_of(_weights(norm, 1), 23, (6,), 3, seed=1)
-    one, stacked = (kind(norm, CPU).solve([solve], Descent(0.1))[0].weights for kind in (Reference, Stacked))
-    assert not np.allclose(one, stacked, rtol=1e-2)
-    elsewhere = torch.device("meta")
-    assert type(pick(norm, elsewhere, "fast")) is Reference
-    assert type(pick(Dropping(6, 3), elsewhere, "fast")) is Stacked
 
 
 def test_running_statistics_are_numbers_of_the_model_that_no_gradient_moves() -> None:
@@ -90,11 +65,11 @@ def test_running_statistics_are_numbers_of_the_model_that_no_gradient_moves() ->
         steps.step()
     expected = flat_weights([norm.state_dict()[name] for name in names])
     rule = Descent(0.1, momentum=0.5, weight_decay=0.01)
-    (solved,) = solver.solve([solve], rule)
+    solved = solver.solve(solve, rule)
     assert np.allclose(solved.weights, expected, rtol=1e-5, atol=1e-6)
     assert np.abs(solved.weights - start)[45:55].min() > 1e-3
     assert np.allclose(solver.outputs(solved.weights, solve.x[:1]), norm.eval()(solve.x[:1]).detach(), atol=1e-5)
-    (held,) = solver.solve([solve], replace(rule, held=((35, 55),)))
+    held = solver.solve(solve, replace(rule, held=((35, 55),)))
     assert (held.weights[35:55] == start[35:55]).all()
     start[50:55] = -1.0  # as a server's step may make it
     assert np.isfinite(solver.outputs(start, solve.x).numpy()).all()
@@ -137,10 +112,10 @@ def test_convolutions_depend_on_no_other_device_thread_or_memory_bit_for_bit() -
     architecture, start = _convolutions()
     solves = [solve_of(start, n, architecture.input, 5, seed=n) for n in (23, 4, 10, 1, 17)]
     compute_with_one_thread()
-    alone = [Reference(module_of(architecture), CPU).solve([solve], EVERYTHING)[0] for solve in solves]
+    alone = [Reference(module_of(architecture), CPU).solve(solve, EVERYTHING) for solve in solves]
     solver, found = Reference(module_of(architecture), CPU), {}
     before = torch.random.get_rng_state()
-    (other,) = solver.solve([replace(solves[0], key=77)], EVERYTHING)  # other dropout masks
+    other = solver.solve(replace(solves[0], key=77), EVERYTHING)  # other dropout masks
     assert other.weights.tobytes() != alone[0].weights.tobytes()
 
     def moved(array: np.ndarray, numbers: int) -> np.ndarray:
@@ -154,7 +129,7 @@ def test_convolutions_depend_on_no_other_device_thread_or_memory_bit_for_bit() -
             replace(solve, weights=moved(solve.weights, turn), x=torch.from_numpy(moved(solve.x.numpy(), turn)))
             for solve in solves
         ]
-        found[turn] = solver.solve(there[::-1], EVERYTHING)[::-1]
+        found[turn] = [solver.solve(solve, EVERYTHING) for solve in there[::-1]][::-1]
 
     threads = [threading.Thread(target=work, args=(turn,)) for turn in range(3)]
     for thread in threads:
@@ -167,13 +142,12 @@ def test_convolutions_depend_on_no_other_device_thread_or_memory_bit_for_bit() -
             assert (solved.weights.tobytes(), solved.train_loss) == (own.weights.tobytes(), own.train_loss)
 
 
-@pytest.mark.parametrize("kind", [Reference, Stacked])
-def test_the_penalty_may_be_on_dense_layers_alone(kind: type[Reference]) -> None:
+def test_the_penalty_may_be_on_dense_layers_alone() -> None:
     """In a single step it takes 2 l2 of each dense kernel off, and nothing of a convolution or a bias."""
     architecture, start = _convolutions()
-    solver = kind(module_of(architecture), CPU)
+    solver = Reference(module_of(architecture), CPU)
     solve = solve_of(start, 6, architecture.input, 5, seed=2, batch_size=6, epochs=1)
-    (plain,), (less,) = (solver.solve([solve], rule) for rule in (Descent(0.5), Descent(0.5, l2=0.1, l2_on="dense")))
+    plain, less = (solver.solve(solve, rule) for rule in (Descent(0.5), Descent(0.5, l2=0.1, l2_on="dense")))
     is_dense = np.concatenate([np.full(np.prod(shape), len(shape) == 2) for _, shape in architecture.tensors])
     assert np.abs(less.weights - plain.weights + 0.5 * 0.2 * solve.weights * is_dense).max() <= 1e-6
     added = solver.objective(start, solve.x, solve.y, 2.0, "dense") - solver.objective(start, solve.x, solve.y, 0.0)

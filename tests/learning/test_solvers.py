@@ -14,12 +14,11 @@ from fedsim.learning.models import MODELS, Layered
 from fedsim.learning.solvers.base import Descent, batch_width, compute_with_one_thread, shuffled
 from fedsim.learning.solvers.dense import Dense
 from fedsim.learning.solvers.reference import Reference, module_of
-from fedsim.learning.solvers.stacked import Stacked
 from fedsim.learning.spec import TrainingSpec
 from tests.learning.small import Dropping, federation, learning, solve_of
 
 CPU = torch.device("cpu")
-BUILT_IN: list[Any] = [kind for kind, _ in MODELS.known.values() if issubclass(kind, Layered)]
+BUILT_IN: list[Any] = [found for found in map(MODELS.find, MODELS) if issubclass(found, Layered)]
 RULE = Descent(0.03, momentum=0.5, weight_decay=0.01, l2=0.001, mu=0.3)
 
 
@@ -35,8 +34,8 @@ def test_dense_models_are_trained_as_by_the_reference_all_others_by_it(kind: Any
     parts = [draw.normal(0, np.prod(shape[1:]) ** -0.5 if len(shape) > 1 else 0.1, shape) for _, shape in architecture.tensors]
     start = np.concatenate([part.ravel() for part in parts]).astype(torch.empty(0, dtype=dtype).numpy().dtype)
     solve = solve_of(start, 7, (1, 28, 28), 10, seed=2, batch_size=4, epochs=1)
-    (fast,) = Dense(architecture, dtype).solve([solve], RULE)
-    (plain,) = Reference(module_of(architecture), CPU, dtype).solve([solve], RULE)
+    fast = Dense(architecture, dtype).solve(solve, RULE)
+    plain = Reference(module_of(architecture), CPU, dtype).solve(solve, RULE)
     assert fast.weights.dtype == plain.weights.dtype == start.dtype
     assert np.linalg.norm(fast.weights - plain.weights) <= tolerance * np.linalg.norm(plain.weights)
     assert fast.train_loss == pytest.approx(plain.train_loss, rel=max(tolerance, 1e-5))
@@ -45,7 +44,7 @@ def test_dense_models_are_trained_as_by_the_reference_all_others_by_it(kind: Any
 def test_the_reference_is_picked_where_a_scenario_says_so_and_models_of_ones_own_have_no_other_on_a_cpu() -> None:
     architecture = BUILT_IN[0]().architecture((1, 8, 8), 10)
     assert type(pick(architecture, CPU, "reference")) is type(pick(Dropping(6, 3), CPU, "fast")) is Reference
-    assert type(pick(architecture, torch.device("meta"), "fast")) is Stacked  # what is no CPU takes a launch a step
+    assert type(pick(architecture, torch.device("meta"), "fast")) is Reference  # on what is no CPU
     with pytest.raises(ValidationError, match="'fast' or 'reference'"):
         TrainingSpec(solver="fats")  # type: ignore[arg-type]
     core, _ = learning(federation([9, 5]), BUILT_IN[0](), solver="reference")

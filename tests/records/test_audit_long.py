@@ -7,15 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from fedsim.audit.capacity import slack_s
 from fedsim.audit.evidence import grain_s
-from fedsim.cli import main
 from fedsim.records import folder as files
 from fedsim.records.schema import TRANSFERS
 from fedsim.simulation import TICK_S
-from tests.records.test_audit import Rows, edit, events, found, read
+from tests.records.test_audit import Rows, edit, events, found
 
 DAYS = (90, 200, 2_000)
 RATE = {"down": "1 Gbit/s", "up": "1 Gbit/s"}
@@ -88,14 +86,3 @@ def test_a_message_too_fast_by_ten_times_the_tolerance_is_found(long_run: Callab
     folder = long_run(2_000)
     edit(files.TRANSFERS, TRANSFERS, end_early)(folder)
     assert "no link carried more than it can" in found(folder)
-
-
-def test_verbs_on_a_long_run(long_run: Callable[..., Path], tmp_path: Path) -> None:
-    folder = long_run(2_000, strategy=STRATEGIES[1])
-    for words in (["compare", "--csv"], ["trace", "--out", str(tmp_path / "trace.json")]):
-        result = CliRunner().invoke(main, [words[0], str(folder), *words[1:]], catch_exceptions=False)
-        assert result.exit_code == 0, result.output
-    begun = [row["time"] for row in read(folder, files.EVENTS) if row["kind"] == "step-start"]
-    shown = [entry for entry in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if entry["ph"] == "X"]
-    assert min(entry["dur"] for entry in shown) >= 0
-    assert min(entry["ts"] for entry in shown) == pytest.approx(min(begun) * 1e6, abs=0.1)

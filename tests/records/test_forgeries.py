@@ -271,6 +271,7 @@ FEW = [
     *("fedavg: strategy.clients_per_round = 5", "fedavg: stop.rounds = 4", 'fedavg: stop.simulated_time = "10 s"'),
     *('fedavg: model = {"kind": "logistic"}', "fedavg: no model", "fedavg: one speed", "fedavg: samples x 2", "fedavg: epochs"),
     *("fedavg: a joule", "fedavg: twice the carbon", "fedavg: one capacity", "fedavg: bytes"),
+    'fedavg: network.protocol.header = "40 B"',
 ]
 """One of each kind."""
 

@@ -8,7 +8,7 @@ import pytest
 import fedsim
 from fedsim.records.ledger import sum_view
 from fedsim.records.reading import RunFolder
-from tests.strategies.clustered import of_kind, ran
+from tests.strategies.clustered import of_kind
 
 T, K = 300, 20
 FEW = 30  # rounds, by which FlexCFL has asked each of 500 devices
@@ -136,34 +136,3 @@ def test_how_many_swaps_two_digits_a_device_show(
     mean, _ = expected_swaps(1000, 300)
     ratio = (K * T * 4 + 3 * mean * fired / len(tests)) / (2 * K * T)  # of a whole run
     assert ratio == pytest.approx(5.25 if metric == "aligned_l1" else 4.75, abs=0.15)
-
-
-def test_books_balance_with_traffic_at_the_servers_side(tmp_path: Path) -> None:
-    """The audit counts what goes between group servers as traffic up, on no device's link and on no task's account."""
-    network = {
-        "kind": "star",
-        "server": {"down": "1 Mbit/s", "up": "1 Mbit/s"},
-        "device": {"down": "1 Mbit/s", "up": "1 Mbit/s"},
-    }
-    population = {
-        "devices": 20,
-        "speed": "1000 samples/s",
-        "availability": {"kind": "renewal", "mean_on": "9 s", "mean_off": "3 s"},
-    }
-    sections = {
-        "learning": "off",
-        "data": {"source": "digits", "partition": {"kind": "label-groups", "groups": 5}},
-        "population": population,
-        "network": network,
-        "strategy": flexcfl(4, clients_per_round=5, local_epochs=2, eta_g=0.1, moment={"shift": "oracle", "devices": 2}),
-        "drift": {"kind": "swap-all", "probability": 0.3, "at": {"every": "10 s"}},
-        "stop": {"rounds": 40},
-    }
-    run = ran(sections, tmp_path / "run")
-    beside = [row for row in run.transfers if row["device"] is None]
-    assert beside
-    for row in beside:
-        assert (row["task"], row["bytes"], row["delivered"], row["outcome"]) == (None, D, D, "done")
-    up = sum(row["delivered"] for row in run.transfers if row["direction"] == "up")
-    assert run.summary["bytes"]["up"] == pytest.approx(up)
-    assert sum(row["bytes_up"] for row in run.rounds) <= up

@@ -17,21 +17,26 @@ from pathlib import Path
 from fedsim.records.lock import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
-    time.sleep(60)
+    time.sleep(float(sys.argv[2]))
 """
 
 
+def holder(folder: Path, seconds: float) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", _HOLDER, str(folder), str(seconds)]
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert started.stdout is not None
+    assert started.stdout.readline() == "held\n"
+    return started
+
+
 def test_the_holder_is_named_and_a_dead_one_is_none(tmp_path: Path) -> None:
-    holder = subprocess.Popen([sys.executable, "-c", _HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "held\n"
-    with pytest.raises(RunFolderError) as refusal, locked(tmp_path):
-        pass
-    assert str(refusal.value) == (
-        f"another process ({holder.pid} on {socket.gethostname()!r}) works in {str(tmp_path)!r}; wait, or end it"
-    )
-    holder.kill()
-    holder.communicate()
+    with holder(tmp_path, 60) as other:
+        with pytest.raises(RunFolderError) as refusal, locked(tmp_path):
+            pass
+        assert str(refusal.value) == (
+            f"another process ({other.pid} on {socket.gethostname()!r}) works in {str(tmp_path)!r}; wait, or end it"
+        )
+        other.kill()
     assert (tmp_path / LOCK).exists()  # nobody was there to remove it
     with locked(tmp_path):
         pass
@@ -39,10 +44,7 @@ def test_the_holder_is_named_and_a_dead_one_is_none(tmp_path: Path) -> None:
 
 
 def test_who_is_patient_gets_it_when_its_holder_has_ended(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", _HOLDER.replace("60", "0.5"), str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None
-        holder.stdout.readline()
+    with holder(tmp_path, 0.5):
         began = time.monotonic()
         with locked(tmp_path, patience_s=30):
             assert time.monotonic() - began < 30

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedsim.errors import RunFolderError
-from fedsim.lab.trackers.link_load import Curve, link_load, summed, thinned
+from fedsim.lab.trackers.link_load import Curve, link_load, thinned
 from fedsim.lab.trackers.trace import write_trace
 from fedsim.records.reading import RunFolder
 from fedsim.testing import eventful_world
@@ -206,13 +206,6 @@ def test_alone_on_its_link_a_device_has_its_rate(small: dict[str, Any], tmp_path
         assert np.allclose(curve.values, [rate, 0.0] * 3, rtol=1e-6)
         starts = [row["start"] + 0.05 for row in run.transfers if row["direction"] == way]
         assert curve.times[::2] == pytest.approx(starts, abs=1e-6)
-
-
-def test_sums_of_changes_in_any_order() -> None:
-    curve = summed(np.array([3.0, 1.0, 2.0, 1.0]), np.array([-5.0, 2.0, 1.0, 2.0]))
-    assert curve.times.tolist() == [1.0, 2.0, 3.0]
-    assert curve.values.tolist() == [4.0, 5.0, 0.0]
-    assert len(summed(np.zeros(0), np.zeros(0)).times) == 0
 
 
 def test_a_thinned_curve_has_the_same_area() -> None:

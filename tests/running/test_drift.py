@@ -1,11 +1,10 @@
 """Data that change while a run goes on: when, whose, and who is told of it when."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import fedsim
@@ -235,17 +234,6 @@ def test_sizes_without_data_cannot_shift() -> None:
     sections = drifting(swapping({"rounds": [1]}), learning="off", population={"samples": {"low": 1, "high": 9}})
     with pytest.raises(fedsim.ScenarioError, match=r"nothing for \[drift\] to change"):
         fedsim.Scenario(**sections)
-
-
-def test_a_shift_is_a_matter_of_the_world_alone() -> None:
-    """Whether anything is learnt changes neither who shifts nor to what."""
-
-    def held(learning: str) -> Sequence[Any]:
-        run, _ = played(drifting(swapping({"every_rounds": 1}, 0.4), learning=learning))
-        assert run.data is not None
-        return [np.sort(run.data.current(device).train).tolist() for device in range(10)]
-
-    assert held("on") == held("off")
 
 
 def test_a_drift_without_end_does_not_keep_a_run_alive() -> None:

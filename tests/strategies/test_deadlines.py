@@ -1,15 +1,20 @@
 """Deadlines relative to a population's mean training time, as in the CATA-Fed paper's section 5; tentative stragglers."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import fedsim
+from fedsim.records.fairness import jain_index, selections, worst_decile
 from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
 from fedsim.simulation import Simulation
+from fedsim.testing import eventful_world, quiet_world
 from tests.strategies.clustered import file_data, of_kind, ran
 
 SIZES = {"low": 100, "high": 3000}
@@ -125,3 +130,113 @@ def test_stragglers_do_not_move_the_unit_of_time_unless_asked(tmp_path: Path) ->
         strategy = {"kind": "fedavg", "deadline": {"kind": "relative", "devices": base}}
         means.append(built({"learning": "off", "population": people, "strategy": strategy}).server.setting.mean_epoch_s)
     assert means[1] / means[0] == pytest.approx(1.2, abs=0.01)
+
+
+# Rounds on a schedule (``every``): each begins at the first multiple at which the one before has closed.
+
+
+def begins_and_ends(folder: RunFolder) -> tuple[list[float], list[float]]:
+    """When rounds began, and when they closed (s)."""
+    begins = [event["time"] for event in of_kind(folder, "round-start")]
+    return begins, [event["time"] for event in of_kind(folder, "round")]
+
+
+def rounds(folder: Path, count: int = 12, **strategy: Any) -> tuple[list[float], list[float]]:
+    """Rounds without learning of three devices that take 10 s, 20 s and 40 s; a round asks one of them."""
+    people = {
+        "devices": 3,
+        "samples": {"low": 100, "high": 100},
+        "speed": {"kind": "choice", "values": ["10 samples/s", "5 samples/s", "2.5 samples/s"]},
+    }
+    strategy = {"kind": "fedavg", "clients_per_round": 1} | strategy
+    sections = {"learning": "off", "population": people, "strategy": strategy, "stop": {"rounds": count}, "seed": 2}
+    return begins_and_ends(ran(sections, folder))
+
+
+def test_a_round_begins_at_the_next_multiple(tmp_path: Path) -> None:
+    begins, ends = rounds(tmp_path / "run", every="15 s")
+    assert begins[0] == 0.0
+    lengths = {end - begin for begin, end in zip(begins, ends, strict=True)}
+    assert len(lengths) > 1
+    assert lengths <= {10.0, 20.0, 40.0}
+    for closed, begin in zip(ends, begins[1:], strict=False):
+        assert begin % 15 == 0
+        assert closed <= begin < closed + 15
+
+
+def test_one_that_closes_at_a_multiple_is_followed_there(tmp_path: Path) -> None:
+    begins, ends = rounds(tmp_path / "run", every="10 s")
+    assert ends[:-1] == begins[1:]
+    begins, ends = rounds(tmp_path / "deadline", every="20 s", deadline="20 s")
+    assert begins == [20.0 * number for number in range(12)]
+
+
+def test_multiples_that_are_not_on_the_clocks_grid(tmp_path: Path) -> None:
+    begins, ends = rounds(tmp_path / "run", 500, every="0.7 s", deadline="0.7 s")
+    assert begins == pytest.approx([0.7 * number for number in range(500)], abs=1e-5)
+    assert ends[:-1] == begins[1:]
+
+
+def test_with_nobody_to_ask_it_looks_again_and_then_keeps_to_the_schedule(tmp_path: Path) -> None:
+    sections = quiet_world({"kind": "fedavg", "clients_per_round": 5, "every": "100 s", "retry": "30 s"}, rounds=3)
+    late = {"kind": "schedule", "times": ["130 s"] * 24, "devices": list(range(24))}
+    sections["population"]["arrivals"] = late
+    begins, _ = begins_and_ends(ran(sections, tmp_path / "run"))
+    assert begins == [150.0, 200.0, 300.0]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"kind": "fedavg", "clients_per_round": 5, "deadline": "10 s"},
+        {"kind": "cata-fed", "clients_per_round": 5, "deadline": "10 s"},
+        {"kind": "flexcfl", "clients_per_round": 5, "groups": 2, "moment": {"devices": 2}},
+        {"kind": "lcfl", "groups": 2, "moment": {"rounds": 1, "participation": 0.4}},
+    ],
+    ids=lambda strategy: strategy["kind"],
+)
+def test_every_synchronous_strategy_keeps_to_it(strategy: dict[str, Any], tmp_path: Path) -> None:
+    sections = eventful_world(strategy | {"every": "25 s"}, rounds=6) | {"learning": "off"}
+    begins, ends = begins_and_ends(ran(sections, tmp_path / "whole"))
+    on_time = sum(begin % 25 == 0 for begin in begins)
+    assert on_time >= len(begins) - 2  # the first comes when all are introduced; one may find nobody to ask
+    assert all(closed <= begin for closed, begin in zip(ends, begins[1:], strict=False))
+
+
+# How evenly devices are selected: Jain's index against known answers and against the published figures.
+
+
+def test_the_index_of_known_allocations() -> None:
+    assert jain_index([3, 3, 3]) == 1.0
+    assert jain_index([1, 0, 0, 0]) == 0.25
+    assert jain_index([1, 2, 3]) == pytest.approx(36 / (3 * 14))
+    assert math.isnan(jain_index([0, 0]))
+    assert math.isnan(jain_index([]))
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0.1, 1e3))
+def test_the_index_lies_between_its_bounds_and_knows_no_unit(values: list[float], scale: float) -> None:
+    index = jain_index(values)
+    if sum(values) > 1e-3:
+        assert 1 / len(values) - 1e-9 <= index <= 1 + 1e-9
+        assert jain_index([value * scale for value in values]) == pytest.approx(index)
+
+
+def test_the_worst_decile_is_the_mean_of_the_lowest_tenth() -> None:
+    assert worst_decile(range(100)) == pytest.approx(4.5)
+    assert worst_decile([5.0, 7.0]) == 5.0
+    assert worst_decile(range(11)) == 0.5
+    assert math.isnan(worst_decile([]))
+
+
+def test_outcomes_add_up_by_device_and_by_group(small: dict[str, Any], tmp_path: Path) -> None:
+    small["strategy"] = {"kind": "tifl", "tiers": 3, "clients_per_round": 5, "local_epochs": 8, "deadline": "20 s"}
+    small["population"]["availability"] = {"kind": "renewal", "mean_on": "1 min", "mean_off": "20 s"}
+    small |= {"learning": "off", "stop": {"rounds": 40}}
+    run = ran(small, tmp_path / "run")
+    found = selections(run)
+    assert sorted(found["group"].dropna().unique()) == sorted({row["group"] for row in run.devices if row["group"] is not None})
+    assert len(found) == sum(row["selected"] for row in run.rounds) == sum(row["selected"] for row in run.devices)
+    assert found["valid"].sum() == sum(row["valid"] for row in run.rounds) < len(found)
+    by_device = found["device"].value_counts()
+    assert all(by_device.get(row["device"], 0) == row["selected"] for row in run.devices)

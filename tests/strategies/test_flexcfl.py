@@ -1,17 +1,23 @@
 """FlexCFL and FedGroup against known answers: group and client cold start, rounds, groups' influence on each other."""
 
 import asyncio
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 import fedsim
+from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
 from fedsim.simulation import Simulation
-from fedsim.toolbox.strategies.flexcfl import FlexCFLParams
+from fedsim.strategies.grouped import distance
+from fedsim.toolbox.strategies.flexcfl import FlexCFLParams, inter_group_coefficients
 from fedsim.training import Training
 from tests.strategies.clustered import (
     PAIRED,
@@ -20,6 +26,7 @@ from tests.strategies.clustered import (
     Sections,
     file_data,
     groups_of,
+    homes,
     moves,
     of_kind,
     opposite_groups,
@@ -241,3 +248,217 @@ class TestBetweenGroups:
         }
         assert run.summary["bytes"]["by_purpose"]["group-exchange"] == 6 * 5 * 650 * 4
         assert all(row["start"] == row["end"] for row in sent)
+
+
+# FlexCFL and FedGroup when data shift: who notices, and who migrates.
+
+
+class TestShiftTest:
+    """Eq. 9 with n = 100, C = 10: tau = 2."""
+
+    def counts(self, *numbers: int) -> NDArray[np.int64]:
+        return np.array([*numbers, *([0] * (10 - len(numbers)))])
+
+    def test_labels_that_change_places_are_seen_by_the_aligned_distance_alone(self) -> None:
+        before, after = self.counts(50, 50), self.counts(50, 50)[::-1]
+        assert distance(after, before, "aligned_l1") == 20
+        assert distance(after, before, "sorted_counts") == 0
+        assert distance(before, before, "oracle") == math.inf
+
+    @pytest.mark.parametrize(("other", "fires"), [(40, False), (39, True), (60, False), (61, True)])
+    def test_nor_does_it_in_a_run(self, tmp_path: Path, other: int, fires: bool) -> None:
+        """Two devices with 50 samples of each of two classes, and (other, 100 - other), exchange their data: tau = 10."""
+        draw = np.random.default_rng(1)
+        labels = [[0] * zeros + [1] * (100 - zeros) for zeros in (50, other)]
+        data = file_data(tmp_path / "data", [(draw.normal(size=(100, 4)), own) for own in labels])
+        drift = {"kind": "swap-all", "probability": 1.0, "at": {"rounds": [1]}}
+        run = ran(world(data, 2, flexcfl(1, 2), 3, drift=drift), tmp_path / "run")
+        for event in of_kind(run, "shift-test"):
+            assert event["data"] == {"distance": abs(50 - other), "threshold": 10.0, "fired": fires}
+        assert len(of_kind(run, "shift-test")) == 2
+
+    def test_what_has_been_shifted_to_is_the_next_reference(self, tmp_path: Path) -> None:
+        """There and back: both shifts are seen. Without a migration the reference stays, and coming back is no shift."""
+        draw = np.random.default_rng(1)
+        for other, fires in ((10, [True, True]), (45, [False, False])):
+            labels = [[0] * zeros + [1] * (100 - zeros) for zeros in (50, other)]
+            data = file_data(tmp_path / f"{other}", [(draw.normal(size=(100, 4)), own) for own in labels])
+            drift = {"kind": "swap-all", "probability": 1.0, "at": {"rounds": [2, 4]}}
+            run = ran(world(data, 2, flexcfl(1, 2), 6, drift=drift), tmp_path / f"run-{other}")
+            for device in (0, 1):
+                own = [event["data"] for event in of_kind(run, "shift-test") if event["device"] == device]
+                assert [test["fired"] for test in own] == fires
+                assert [test["distance"] for test in own] == ([40.0, 40.0] if fires[0] else [5.0, 0.0])
+
+    def test_the_sorted_distance_is_scipys_of_the_counts_as_samples(self) -> None:
+        from scipy.stats import wasserstein_distance
+
+        draw = np.random.default_rng(1)
+        for _ in range(20):
+            one, other = draw.integers(0, 40, (2, 10))
+            assert distance(one, other, "sorted_counts") == pytest.approx(wasserstein_distance(one, other))
+
+
+def evenly_rotated(folder: Path) -> Sections:
+    """Sixteen devices with ten digits of each class, turned by as many quarters as the device's number says."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    images = images.reshape(-1, 8, 8) / 16
+    places = [np.flatnonzero(labels == label) for label in range(10)]
+    shards = []
+    for device in range(16):
+        kind, place = device % 4, device // 4
+        index = np.concatenate([np.random.default_rng(kind).permutation(own)[10 * place : 10 * place + 10] for own in places])
+        shards.append((np.rot90(images[index], kind, axes=(1, 2))[:, None], labels[index]))
+    return file_data(folder, shards)
+
+
+class TestAfterASwap:
+    """Two devices of different groups exchange all their data."""
+
+    def swapped(
+        self, folder: Path, data: Sections, kind: str, kinds: int = 5, **strategy: Any
+    ) -> tuple[RunFolder, list[tuple[int, int]]]:
+        """The run, and the pairs that crossed over between true groups."""
+        drift = {"kind": "swap-all", "probability": 1.0, "at": {"rounds": [4]}}
+        shape = {"kind": kind, "groups": kinds, "clients_per_round": 5, "local_epochs": 2}
+        run = ran(world(data, 4 * kinds, shape | strategy, 8, drift=drift), folder)
+        partners = {event["device"]: event["data"]["partner"] for event in of_kind(run, "shift")}
+        assert len(partners) == 4 * kinds
+        return run, [(one, other) for one, other in partners.items() if one < other and (one - other) % kinds]
+
+    def test_flexcfl_ends_with_them_exchanged(self, tmp_path: Path) -> None:
+        run, crossed = self.swapped(tmp_path / "run", PAIRED, "flexcfl")
+        before = self.before(run)
+        found = groups_of(run)
+        assert len(crossed) >= 5
+        assert len({before[device] for device in range(5)}) == 5
+        for one, other in crossed:
+            assert (found[one], found[other]) == (before[other], before[one])
+        assert run.rounds[-1]["ari"] == 1.0
+        # A migration is recorded, and costs each device four bytes.
+        assert len(moves(run, "migration")) == 2 * len(crossed)
+        tests = of_kind(run, "shift-test")
+        assert len(tests) == 20
+        for event in tests:
+            assert event["data"]["fired"] == (event["data"]["distance"] > event["data"]["threshold"])
+        fired = {event["device"] for event in tests if event["data"]["fired"]}
+        assert fired >= {device for pair in crossed for device in pair}
+        (at,) = {event["time"] for event in tests}
+        ids = [row for row in run.transfers if row["purpose"] == "id" and row["start"] >= at]
+        assert (len(ids), {row["bytes"] for row in ids}) == (len(fired), {4.0})
+        assert not [row for row in run.transfers if "directions" in row["purpose"] and row["start"] >= at]
+
+    def before(self, run: RunFolder) -> dict[int, int]:
+        """The group of each device before the shift."""
+        (first,) = {event["time"] for event in of_kind(run, "shift")}
+        return {event["device"]: event["group"] for event in of_kind(run, "assign") if event["time"] < first}
+
+    def test_fedgroup_does_not(self, tmp_path: Path) -> None:
+        run, crossed = self.swapped(tmp_path / "run", PAIRED, "fedgroup")
+        before = self.before(run)
+        assert len(crossed) >= 5
+        assert groups_of(run) == [before[device] for device in range(20)]
+        assert run.rounds[-1]["ari"] < 0.5
+        assert not of_kind(run, "shift-test")
+
+    def test_labels_alone_are_looked_at(self, tmp_path: Path) -> None:
+        """Rotated digits, ten of each on every device: the test of Eq. 9 is blind to what has happened."""
+        for metric in ("aligned_l1", "oracle"):
+            data = evenly_rotated(tmp_path / "data")
+            run, crossed = self.swapped(tmp_path / metric, data, "flexcfl", kinds=4, moment={"shift": metric})
+            before = self.before(run)
+            home = homes([device % 4 for device in range(16)], [before[device] for device in range(16)])
+            assert len(set(home.values())) == 4
+            assert len(crossed) >= 4
+            tests = of_kind(run, "shift-test")
+            assert len(tests) == 16
+            if metric == "aligned_l1":
+                assert {(event["data"]["fired"], event["data"]["distance"]) for event in tests} == {(False, 0.0)}
+                assert groups_of(run) == [before[device] for device in range(16)]
+            else:
+                assert all(groups_of(run)[one] == home[other % 4] for pair in crossed for one, other in (pair, pair[::-1]))
+
+
+# FlexCFL's Theorem 1, numerically: how far a group's model is from that of a virtual one that has all of its data.
+
+LR = 0.1
+
+Floats = NDArray[np.float64]
+
+
+def gradient(w: Floats, x: Floats, y: Floats) -> Floats:
+    """Of the mean cross-entropy of two classes, at logits W x + b; w is [2, features + 1], x has a column of ones."""
+    logits = x @ w.T
+    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+    shares /= shares.sum(axis=1, keepdims=True)
+    return (shares - np.eye(2)[y.astype(int)]).T @ x / len(x)  # type: ignore[no-any-return]
+
+
+def loss(w: Floats, x: Floats, y: Floats) -> float:
+    logits = x @ w.T
+    return float((np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(y)), y.astype(int)]).mean())
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 5, 10])
+def test_a_group_stays_within_the_bound_of_its_virtual_model(epochs: int, tmp_path: Path) -> None:
+    """|F_g(w) - F_g(v)| <= delta M / L ((eta L + 1)^E - 1) after E full-batch steps of each client, from one start.
+
+    Two clients of equal size are the group. delta, the largest distance of a client's gradient from the group's, is taken over
+    the path of the virtual model; L and M, which hold everywhere, follow from the samples: the Hessian is at most half of
+    their moments, a gradient at most the root of two times a sample's length. One step leaves nothing between the two models.
+    """
+    draw = np.random.default_rng(3)
+    shards = []
+    for shift in (-0.5, 0.5):
+        x = draw.normal(size=(20, 3)) + shift
+        shards.append((x, (x[:, 0] * shift > 0).astype(np.int64)))
+    strategy = {"kind": "fedavg", "clients_per_round": 2, "local_epochs": epochs, "aggregation": "mean"}
+    training = {"lr": LR, "batch_size": 100}
+    run = ran(world(file_data(tmp_path / "data", shards), 2, strategy, 1, training=training), tmp_path / "run")
+    before = ran(
+        world(file_data(tmp_path / "data", shards), 2, strategy | {"local_epochs": 1}, 1, training=training | {"lr": 1e-12}),
+        tmp_path / "before",
+    )
+    (w, start) = (np.column_stack([*map(np.atleast_2d, tensors(folder))]) for folder in (run, before))
+    data = [(np.column_stack([x.astype(np.float32), np.ones(len(x))]), y.astype(float)) for x, y in shards]
+    whole = np.concatenate([x for x, _ in data]), np.concatenate([y for _, y in data])
+    v, delta = start.copy(), 0.0
+    for _ in range(epochs):
+        of_group = gradient(v, *whole)
+        delta = max(delta, *(float(np.linalg.norm(gradient(v, *own) - of_group)) for own in data))
+        v = v - LR * of_group
+    lipschitz = max(0.5 * float(np.linalg.eigvalsh(x.T @ x / len(x)).max()) for x, _ in (*data, whole))
+    slope = float(np.sqrt(2) * np.linalg.norm(whole[0], axis=1).max())
+    bound = delta * slope / lipschitz * ((LR * lipschitz + 1) ** epochs - 1)
+    apart = abs(loss(w, *whole) - loss(v, *whole))
+    assert apart <= bound
+    assert apart <= 1e-6 if epochs == 1 else apart > 1e-6
+
+
+def tensors(run: object) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The kernel [2, 3], and the bias as a column."""
+    found = run.models()["global"]  # type: ignore[attr-defined]
+    kernel = next(value for name, value in found.items() if name.endswith("weight"))
+    bias = next(value for name, value in found.items() if name.endswith("bias"))
+    return kernel.astype(np.float64), bias.astype(np.float64)[:, None]
+
+
+def mixed(models: np.ndarray, eta: float, form: Any) -> np.ndarray:
+    return inter_group_coefficients(np.linalg.norm(models, axis=1), eta, literal=form == "literal") @ models  # type: ignore[no-any-return]
+
+
+@given(
+    arrays(np.float64, st.tuples(st.integers(1, 5), st.just(3)), elements=st.floats(-100, 100).map(lambda x: round(x, 3))),
+    st.floats(0, 10),
+)
+def test_normalised_models_never_grow_and_literal_ones_add_directions(models: np.ndarray, eta: float) -> None:
+    norms = np.linalg.norm(models, axis=1)
+    new = mixed(models, eta, "normalised")
+    assert (np.linalg.norm(new, axis=1) <= norms.max() * (1 + 1e-12)).all()
+    for j in range(len(models)):
+        others = [l for l in range(len(models)) if l != j and norms[l] > 0]  # noqa: E741
+        literal = models[j] + eta * sum((models[l] / norms[l] for l in others), np.zeros(3))  # noqa: E741
+        assert mixed(models, eta, "literal")[j] == pytest.approx(literal, abs=1e-9)
+        assert new[j] * (1 + sum(eta / norms[l] for l in others)) == pytest.approx(literal, rel=1e-9, abs=1e-9)  # noqa: E741

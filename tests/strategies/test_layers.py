@@ -81,8 +81,8 @@ def test_a_codec_writes_what_is_sent_alone(tmp_path: Path) -> None:
     k = round(0.1 * BODY)
     assert sent == {"model": 9 * 2 * BODY, "update": 9 * (4 * k + -(-BODY // 8))}
     run, _ = played(sections)
-    (device,) = list(run.dispatch.devices._kept)[:1]
-    (memory,) = weights(run, [run.dispatch.devices.kept(device)["update"]])
+    (device,) = list(run.dispatch.devices.residuals)[:1]
+    (memory,) = weights(run, [run.dispatch.devices.residuals[device]["update"]])
     assert len(memory) == BODY
     assert (memory != 0).sum() == pytest.approx(BODY - k, abs=BODY // 3)
 

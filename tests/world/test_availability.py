@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.errors import DataError, FedsimError, ScenarioError
+from fedsim.errors import DataError, FedsimError
 from fedsim.simulation import TICK_S
 from fedsim.streams import Streams
 from fedsim.toolbox.worlds.availability import Diurnal, Flash, Traces
@@ -180,13 +180,6 @@ def test_more_devices_than_are_walked_at_a_time(monkeypatch: pytest.MonkeyPatch)
     assert phases_of(devices=1000).on(np.arange(1000), 5e4).tolist() == whole.tolist()
 
 
-def test_nobody_asked_nobody_walked() -> None:
-    path = phases_of()
-    assert path.on(np.array([], dtype=np.int64), 1e6).tolist() == []
-    path.on(np.array([3]), 1e6)
-    assert np.flatnonzero(path._end).tolist() == [3]
-
-
 def test_the_share_of_those_who_are_on_is_as_stated_at_any_time() -> None:
     path, everybody = phases_of(1200.0, 300.0, 50_000, seed=2), np.arange(50_000)
     for time in (0.0, 1000.0, 40_000.0):
@@ -237,38 +230,6 @@ def test_habits() -> None:
         assert first.start + first.end == pytest.approx(2 * 26 * HOUR)
         again = path.span(device, path.next_on(device, 38 * HOUR))
         assert again == (True, first.start + DAY, first.end + DAY)
-
-
-def test_a_flat_share_needs_no_sun() -> None:
-    path = tidal(most=0.3, least=0.3)
-    assert share(path, 5e5) == pytest.approx(0.3, abs=0.02)
-
-
-def test_bad_shares() -> None:
-    with pytest.raises(ValueError, match=r"'least' is 0\.6, above 'most', which is 0\.5"):
-        Diurnal(most=0.5, least=0.6)
-    with pytest.raises(ValueError, match="a time of day such as '02:00'"):
-        Diurnal(most=0.5, least=0.1, peak="2 am")
-
-
-@pytest.mark.parametrize(
-    ("calendar", "message"),
-    [
-        ({"zone": "Europe/Belin"}, r"population\.calendar\.zone is 'Europe/Belin'.*did you mean 'Europe/Berlin'"),
-        ({"zone": "+25:00"}, r"population\.calendar\.zone is '\+25:00'"),
-        ({"zone": "../etc"}, r"population\.calendar\.zone is '\.\./etc'"),
-    ],
-)
-def test_bad_zones(calendar: dict[str, Any], message: str) -> None:
-    spec = PopulationSpec(devices=3, calendar=calendar)  # type: ignore[arg-type]
-    with pytest.raises(ScenarioError, match=message):
-        spec.paths(Streams(1), None)
-
-
-@pytest.mark.parametrize("starts", ["noon", "2024-02-30T00:00", ""])
-def test_bad_starts(starts: str) -> None:
-    with pytest.raises(ValueError, match="a date and time, or a time of day, is allowed"):
-        CalendarSpec(starts=starts)
 
 
 def paths(folder: Path, text: str, calendar: dict[str, Any] | None = None, devices: int = 3, **how: Any) -> Availability:
@@ -369,15 +330,7 @@ def test_devices_may_be_drawn_among_those_of_the_file(tmp_path: Path) -> None:
 def test_bad_intervals(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(DataError, match=rf"^population\.availability: .*{message}"):
         paths(tmp_path, text, {"starts": "2024-03-04T00:00"})
-
-
-@pytest.mark.parametrize(
-    ("interval", "how", "message"),
-    [
-        ("2024-03-04T08:00,2024-03-04T09:00", {}, r"has dates; give population\.calendar\.starts"),
-        ("1 s,2 h", {"every": "1 h"}, r"end is '2 h': that is after the 3600 s of population\.availability\.every"),
-    ],
-)
-def test_what_does_not_go_together(tmp_path: Path, interval: str, how: dict[str, Any], message: str) -> None:
-    with pytest.raises(FedsimError, match=message):
-        paths(tmp_path, f"device,start,end\n0,{interval}\n", **how)
+    with pytest.raises(FedsimError, match=r"has dates; give population\.calendar\.starts"):
+        paths(tmp_path, "device,start,end\n0,2024-03-04T08:00,2024-03-04T09:00\n")
+    with pytest.raises(FedsimError, match=r"end is '2 h': that is after the 3600 s of population\.availability\.every"):
+        paths(tmp_path, "device,start,end\n0,1 s,2 h\n", every="1 h")

@@ -15,7 +15,8 @@ from fedsim.scenario import load
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
 from fedsim.testing import assert_same_run, assert_sound, go_on, run, run_until
-from fedsim.world.device_kinds import DeviceKind, FedScaleCapacity, catalogue, figures, find_kind, read_capacities
+from fedsim.toolbox.worlds.capacities import FedScaleCapacity, read_capacities
+from fedsim.world.device_kinds import DeviceKind, catalogue, figures, find_kind
 
 ZERO = {"like": "raspberry-pi-zero-2w", "memory": "1 MB"}
 

@@ -138,11 +138,8 @@ def test_who_vanishes_or_leaves_loses_its_task_and_is_charged_for_what_moved(
     assert not site.tasks.anyone_ever()
 
 
-def test_lost_in_latency_nothing_has_moved() -> None:
+def test_nothing_has_moved_in_latency_and_an_evaluation_can_be_left() -> None:
     assert Site(3.0, latency=5.0).run(MODEL) == [("download", 3.0, "lost", 0.0)]
-
-
-def test_an_evaluation_can_be_left_too() -> None:
     assert Site(lifetime=(0.0, 7.0)).run(Evaluate(("a", "b", "c")))[0][:3] == ("evaluate", 7.0, "left")
 
 

@@ -42,8 +42,13 @@ def play(sections: dict[str, Any], folder: Path, *ends: tuple[int, int]) -> tupl
 
 
 def test_any_endpoints_and_their_books(tmp_path: Path) -> None:
-    """Two messages of a device share its link up; one of the server's does not; ledger, transfers and trace tell of all."""
-    told, summary = play(world(), tmp_path / "run", (20, 21), (20, 22), (SERVER, 23))
+    """Two messages of a device share its link up; one of the server's does not; ledger, transfers and trace tell of all.
+
+    They pass no server, which draws nothing for them.
+    """
+    told, summary = play(
+        world() | {"energy": {"server": {"byte": "1 J/kB"}}}, tmp_path / "run", (20, 21), (20, 22), (SERVER, 23)
+    )
     assert [(pytest.approx(when, abs=1e-6), how) for when, how in told] == [
         (30 + 0.05 + SIZE / 1e6, "done"),
         *[(30 + 0.1 + 2 * SIZE / 1e5, "done")] * 2,

@@ -17,9 +17,8 @@ from fedsim.environment import LAST
 from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation, on_grid
 from fedsim.streams import Streams
-from fedsim.toolbox.worlds.graphs import between
-from fedsim.world.network import SERVER, Flow, Graph, Network, Star, TreeSpec
-from fedsim.world.network.graph import EdgeServers
+from fedsim.toolbox.worlds.graphs import EdgeServers, Graph, TreeSpec, between
+from fedsim.world.network import SERVER, Flow, Network, Star
 from fedsim.world.network.protocol import Fluid, Protocol, Tcp, Transport
 from fedsim.world.network.star import Place, Tier
 from tests.world.network_plays import Listed

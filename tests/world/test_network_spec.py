@@ -13,7 +13,8 @@ from pydantic import TypeAdapter
 from fedsim.errors import ScenarioError
 from fedsim.simulation import Simulation, on_grid
 from fedsim.streams import Streams
-from fedsim.world.network import SERVER, Network, NetworkSpec, StarSpec, TreeSpec, ends
+from fedsim.toolbox.worlds.graphs import TreeSpec
+from fedsim.world.network import SERVER, Network, NetworkSpec, StarSpec, ends
 
 SPEC: TypeAdapter[Any] = TypeAdapter(NetworkSpec)
 

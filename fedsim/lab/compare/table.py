@@ -4,23 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedsim.errors import ScenarioError, nearest
+from fedsim.lab.compare import measures
 from fedsim.lab.compare.answer import TARGETED, Aim, Answer, answers, usual_target
 from fedsim.lab.compare.lines import ComparedLine, Lines, short_key, shown
-from fedsim.lab.compare.measures import (
-    FINAL,
-    TIME,
-    TRAFFIC,
-    WASTED_COMPUTE,
-    WITHIN,
-    Measure,
-    Preferred,
-    Values,
-    costs_until,
-    goal_of,
-    measure,
-    measures,
-    of_metrics,
-)
 from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference, ratio_of
 from fedsim.output.harmless import clean
 from fedsim.records.ledger import LedgerPreset
@@ -57,7 +43,7 @@ class ComparedColumn:
     over_seeds: bool = False
     unit: str = ""
     signed: bool = False
-    best: Preferred = None
+    best: measures.Preferred = None
 
     @property
     def best_cells(self) -> set[int]:
@@ -103,7 +89,7 @@ class Comparison:
     """
 
     def __init__(self, lines: Lines, targets: Sequence[float | str] = (), ledger: LedgerPreset = "strict") -> None:
-        of_runs = of_metrics(run for line in lines.lines for run in line.runs)
+        of_runs = measures.of_metrics(run for line in lines.lines for run in line.runs)
         self._finals = [one for one in of_runs if one.name.startswith("final ")]
         best = {one.name.removeprefix("final "): one.best for one in self._finals} | {"accuracy": "most", "loss": "least"}
         said = {Target.read(target) for target in (*lines.targets, *targets)}
@@ -114,17 +100,20 @@ class Comparison:
         order = sorted(said, key=lambda one: (one.metric, -one.value if best[one.metric] == "least" else one.value))
         self._aims: list[Aim] = [one.value for one in order if one.metric == "accuracy"]
         others: list[Aim] = [one for one in order if one.metric != "accuracy"]
-        self._to_others = [goal_of(what, target) for target in others for what in TARGETED]
+        self._to_others = [measures.goal_of(what, target) for target in others for what in TARGETED]
         all_targets = [*self._aims, *others]
-        self.lines, self._measures = lines, [*measures(all_targets), *of_runs, *([WITHIN] if lines.budget else [])]
-        blank: Values = dict.fromkeys(one.name for one in of_runs)
-        self._figures = [[blank | measure(run, all_targets, ledger, lines.budget) for run in line.runs] for line in lines.lines]
+        self.lines = lines
+        self._measures = [*measures.measures(all_targets), *of_runs, *([measures.WITHIN] if lines.budget else [])]
+        blank: measures.Values = dict.fromkeys(one.name for one in of_runs)
+        self._figures = [
+            [blank | measures.measure(run, all_targets, ledger, lines.budget) for run in line.runs] for line in lines.lines
+        ]
         self._aims = self._aims or others
         if not self._aims and (usual := usual_target(lines, self._figures)) is not None:
             self._aims = [usual]
             for line, own in zip(lines.lines, self._figures, strict=True):
                 for run, values in zip(line.runs, own, strict=True):
-                    values |= costs_until(run, usual)
+                    values |= measures.costs_until(run, usual)
         keys = dict.fromkeys(key for line in lines.lines for key, _ in line.point)
         shorts = {key: short_key(key, keys) for key in keys}
         self._heads = {key: key if short in _TAKEN else short for key, short in shorts.items()}
@@ -154,10 +143,10 @@ class Comparison:
         ranked = {place for one in found for place in one.order}
         rows += [place for place in range(len(self._figures)) if place not in ranked][: max(0, most - len(rows))]
         targets = [one for one in self._aims if any(one == answer.target for answer in found)]
-        goals = [goal_of(goal, target) for target in targets or (None,) for goal in (self.lines.goal, *TARGETED)]
-        wanted = [one for one in goals if one not in (None, FINAL)] or [TIME, TRAFFIC]
+        goals = [measures.goal_of(goal, target) for target in targets or (None,) for goal in (self.lines.goal, *TARGETED)]
+        wanted = [one for one in goals if one not in (None, measures.FINAL)] or [measures.TIME, measures.TRAFFIC]
         columns = [column for column in self._identity() if column.head != "strategy" or self.lines.are_runs]
-        asked = dict.fromkeys([FINAL, *self._finals, *wanted, *self._to_others, WASTED_COMPUTE])
+        asked = dict.fromkeys([measures.FINAL, *self._finals, *wanted, *self._to_others, measures.WASTED_COMPUTE])
         columns += [self._column(one) for one in asked if one]
         columns = [replace(column, topic="", cells=tuple(column.cells[row] for row in rows)) for column in columns]
         left_out, notes = len(self._figures) - len(rows), [*_not_done(self.lines)]
@@ -227,7 +216,7 @@ class Comparison:
             ).columns
         ]
 
-    def _column(self, one: Measure) -> ComparedColumn:
+    def _column(self, one: measures.Measure) -> ComparedColumn:
         cells = tuple(_mean([values[one.name] for values in line], one.most) for line in self._figures)
         return ComparedColumn(one.head, cells, one.topic, over_seeds=not self.lines.are_runs, unit=one.unit, best=one.best)
 
@@ -237,7 +226,7 @@ class Comparison:
             if at is not None and at != place:
                 yield self._point(self.lines.lines[place]) | {"baseline": self.lines.lines[at].name}, place, at
 
-    def _pairs(self, place: int, at: int, one: Measure) -> Pairs:
+    def _pairs(self, place: int, at: int, one: measures.Measure) -> Pairs:
         own, base = (self.lines.by_seed(line, self._figures[line], one.name) for line in (place, at))
         return {seed: (own[seed], base[seed]) for seed in own if seed in base}
 
@@ -245,7 +234,7 @@ class Comparison:
         """Whether pairs are there, of all runs of two lines."""
         return len(pairs) == max(len(self._figures[place]), len(self._figures[at])) > 0
 
-    def _ratio(self, one: Measure, place: int) -> float | None:
+    def _ratio(self, one: measures.Measure, place: int) -> float | None:
         """Cost of a line relative to its baseline's; None where some seed lacks it, or a ratio means nothing."""
         at = self.lines.baselines[place]
         pairs = {} if at is None else self._pairs(place, at, one)

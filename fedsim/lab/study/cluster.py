@@ -10,12 +10,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Any
 
-from fedsim.executors.ray import Ray
 from fedsim.lab.study.folder import state_of
 from fedsim.lab.study.progress import Ended, News, RunOrder, StudyProgress
 from fedsim.lab.study.worker import Worker, failure, outcome_of
 from fedsim.records.lock import locked
 from fedsim.records.reading import RunFolder
+from fedsim.toolbox.executors.ray import Ray
 
 _LISTEN_EVERY_S = 0.25
 _LOCK_WAIT_S = 120.0  # so long a file server may keep the lock of a node that is lost

@@ -2,10 +2,10 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fedsim.errors import DataError, FedsimError, ScenarioError, SimulationError, nearest
 from fedsim.executors.named import make_executor
@@ -24,6 +24,7 @@ from fedsim.simulation import Simulation
 
 if TYPE_CHECKING:
     from fedsim.lab.study.cluster import RayWorkers
+    from fedsim.toolbox.executors.ray import Ray
 
 _EXECUTORS = ("processes", "ray")
 
@@ -152,8 +153,16 @@ class Conductor:
 
     def run(self, progress: StudyProgress) -> None:
         """Do the missing runs, then write the tables, of as many runs as there are if some failed."""
-        with self._opened(progress) as pool_over, files.locked(self.out) as lock, closing(pool_over(lock)) as pool:
-            self._pool = pool
+        with ExitStack() as stack:
+            cluster = stack.enter_context(closing(self._cluster())) if self._executor == "ray" else None
+            lock = stack.enter_context(files.locked(self.out))
+            if cluster is None:  # else the cluster is joined first, and left last
+                self._pool = WorkerPool(self._workers or os.cpu_count() or 1, progress, lock)
+            else:
+                from fedsim.lab.study.cluster import RayWorkers
+
+                self._pool = RayWorkers(cluster, progress)
+            pool = stack.enter_context(closing(self._pool))
             if self._stopped is not None:
                 pool.interrupt(self._stopped)
             self._look()  # the workers of a killed study may have ended meanwhile
@@ -172,20 +181,10 @@ class Conductor:
             if self.trials is not None:
                 self.trials.write(self.out)
 
-    @contextmanager
-    def _opened(self, progress: StudyProgress) -> Iterator[Callable[[Sequence[int]], "WorkerPool | RayWorkers"]]:
-        """Makes the pool out of the descriptors that its workers inherit. A cluster is joined first, and left last."""
-        if self._executor == "processes":
-            yield lambda lock: WorkerPool(self._workers or os.cpu_count() or 1, progress, lock)
-            return
+    def _cluster(self) -> "Ray":
         devices = (run.scenario.training.device for run, _ in self.wanted_runs)
         other = next((device for device in devices if device != "cpu"), "cpu")
-        with closing(make_executor("ray", self._workers, self._address, other)) as executor:
-            from fedsim.executors.ray import Ray
-            from fedsim.lab.study.cluster import RayWorkers
-
-            assert isinstance(executor, Ray)
-            yield lambda _: RayWorkers(executor, progress)
+        return cast("Ray", make_executor("ray", self._workers, self._address, other))
 
     def _orders(self) -> list[RunOrder]:
         return [

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from rich.progress import Progress, TaskID
+from rich.progress import Progress
 from rich.text import Text
 
 from fedsim.language.units import show_seconds
@@ -46,10 +46,7 @@ class Ended:
 
 
 class StudyProgress:
-    """Shows how far all runs are, those under way one by one, and the real time left.
-
-    Runs are known by the place of their order in the list.
-    """
+    """Shows how far all runs are, and the real time left. Runs are known by the place of their order in the list."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -60,7 +57,6 @@ class StudyProgress:
         self.close()
         self._orders, self._shares, self._ended = orders, [0.0] * len(orders), 0
         self._first: dict[int, float] = {}  # where a run began: a resumed one where it was first heard of
-        self._bars: dict[int, TaskID] = {}
         self._began = time.perf_counter()
         self._print(f"{len(orders)} runs to do, {there} are there")
         if self._console.is_terminal and orders:
@@ -77,14 +73,9 @@ class StudyProgress:
         self._shares[place] = news["share"]
         self._first.setdefault(place, news["share"] if order.how == "resume" else 0.0)
         if self._live is not None:
-            if place not in self._bars:
-                self._bars[place] = self._live.add_task(clean(order.label), total=1.0)
-            self._live.update(self._bars[place], completed=news["share"])
             self._live.update(self._all, completed=sum(self._shares), description=self._so_far())
 
     def ended(self, place: int, run: Ended) -> None:
-        if place in self._bars and self._live is not None:
-            self._live.remove_task(self._bars.pop(place))
         said = "interrupted, to be gone on with"
         if run.status != "interrupted":
             self._ended += 1

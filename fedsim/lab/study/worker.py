@@ -25,8 +25,7 @@ from fedsim.errors import CheckpointError, FedsimError, told
 from fedsim.executors.inline import Inline
 from fedsim.output.progress import share_done
 from fedsim.records.lock import locked
-from fedsim.running.interruption import end_soon
-from fedsim.running.runner import Job
+from fedsim.running.runner import Job, end_soon
 from fedsim.scenario import Scenario
 from fedsim.simulation import Record
 

@@ -24,19 +24,17 @@ WHOLE = 1 << 62
 
 @dataclass(frozen=True)
 class Batches:
-    """The batches of one local solve, one row a step.
+    """The batches of one local solve on n samples, one row a step.
 
     Attributes:
-        rows: positions of the samples, int64 [steps, width]; ``samples`` stands for none (the last batch of an epoch).
+        rows: positions of the samples, int64 [steps, width]; n stands for none (the last batch of an epoch).
         counts: samples in each batch, int64 [steps].
         last_epoch: the first step of the last epoch.
-        samples: number of samples n.
     """
 
     rows: NDArray[np.int64]
     counts: NDArray[np.int64]
     last_epoch: int
-    samples: int
 
     @property
     def steps(self) -> int:
@@ -72,14 +70,14 @@ def shuffled(
     total = 0 if not samples else epochs * -(-samples // batch_size) if iterations is None else iterations
     if only is not None and total:
         found = shuffled(generator, samples, batch_size, 1, only + 1)
-        return Batches(found.rows[-1:].repeat(total, axis=0), found.counts[-1:].repeat(total), total - 1, samples)
+        return Batches(found.rows[-1:].repeat(total, axis=0), found.counts[-1:].repeat(total), total - 1)
     per_epoch = -(-samples // batch_size) if samples else 1
     epochs = -(-total // per_epoch)
     rows = np.full((epochs, per_epoch * batch_size if samples > batch_size else columns), samples, dtype=np.int64)
     rows[:, :samples] = generator.permuted(np.tile(np.arange(samples), (epochs, 1)), axis=1)  # as ``permutation`` in each epoch
     counts = np.full((epochs, per_epoch), batch_size, dtype=np.int64)
     counts[:, -1] = samples - (per_epoch - 1) * batch_size
-    return Batches(rows.reshape(-1, columns)[:total], counts.ravel()[:total], max(0, (epochs - 1) * per_epoch), samples)
+    return Batches(rows.reshape(-1, columns)[:total], counts.ravel()[:total], max(0, (epochs - 1) * per_epoch))
 
 
 @dataclass(frozen=True)
@@ -115,9 +113,9 @@ def _is_penalised(dimensions: int, l2_on: Penalised) -> bool:
 
 
 class ParameterStep:
-    """A parameter (or a stack of them, of which a step may concern the first few) with the state that its rule keeps.
+    """A parameter, which is trained in place, with the state that its rule keeps.
 
-    It is trained in place; ``shrinkage`` is ``Descent.shrinkage``, ``constant`` its part of ``LocalSolve.constant``.
+    ``shrinkage`` is ``Descent.shrinkage``, ``constant`` its part of ``LocalSolve.constant``.
     """
 
     def __init__(self, parameter: Tensor, descent: Descent, shrinkage: float, constant: Tensor | None) -> None:
@@ -126,17 +124,16 @@ class ParameterStep:
         self.velocity = torch.zeros_like(parameter, requires_grad=False) if descent.momentum else None
 
     def descend(self, gradient: Tensor) -> None:
-        """One step; of a stack, the first ``len(gradient)`` members."""
-        descent, first = self.descent, slice(len(gradient)) if gradient.ndim else ...
-        weight = self.parameter[first]
+        """One step."""
+        descent, weight = self.descent, self.parameter
         if self.shrinkage:
             gradient = gradient.add(weight, alpha=self.shrinkage)
         if self.start is not None:
-            gradient = gradient.sub(self.start[first], alpha=descent.mu)
+            gradient = gradient.sub(self.start, alpha=descent.mu)
         if self.constant is not None:
-            gradient = gradient.add(self.constant[first])
+            gradient = gradient.add(self.constant)
         if self.velocity is not None:
-            gradient = self.velocity[first].mul_(descent.momentum).add_(gradient)
+            gradient = self.velocity.mul_(descent.momentum).add_(gradient)
         weight.sub_(gradient, alpha=descent.lr)
 
     def descend_product(self, left: Tensor, right: Tensor) -> None:
@@ -163,12 +160,10 @@ class ParameterStep:
 
 @dataclass(frozen=True)
 class LocalSolve:
-    """One device's work.
+    """One device's work, from ``weights``, float [d], on samples x, float32 [n, *shape], with labels y, int64 [n].
 
     Attributes:
-        weights: where it starts, float [d].
-        x, y: its samples, float32 [n, *shape], and their labels, int64 [n].
-        batches: which of them make up each step.
+        batches: which samples make up each step.
         key: 64 random bits, for dropout.
         anchor: where the proximal term draws to, float [d]; None for the start.
         linear: added to the gradient of every step, float [d]; None for nothing.
@@ -210,24 +205,21 @@ class Solved(NamedTuple):
 
 
 class Solver(ABC):
-    """Trains and applies one kind of model, one device after the other. Its methods may run in several threads at once.
+    """Trains and applies one kind of model. Its methods may run in several threads at once.
 
-    Attributes:
-        device: where the arithmetic is done.
-        tensors: names and shapes of the tensors of a flat model, in its order.
-        kernels: names of those that are kernels.
+    ``tensors`` are names and shapes of those of a flat model, in its order, ``kernels`` names of those that are kernels.
     """
 
     def __init__(self, device: torch.device, tensors: Sequence[tuple[str, tuple[int, ...]]], kernels: Collection[str]) -> None:
         self.device, self.tensors, self.kernels = device, tensors, kernels
 
-    @abstractmethod
-    def batch_hint(self, samples: int, width: int, steps: int) -> tuple[str, int]:
-        """The kind of a solve of so many samples, rows of a batch array, and steps, and the most of a kind in one request."""
+    def a_request(self, samples: int, width: int, steps: int) -> int:
+        """The number of solves of so many samples, rows of a batch array, and steps that is worth a request to a worker."""
+        return 1
 
     @abstractmethod
-    def _solve(self, solve: LocalSolve, descent: Descent) -> Solved:
-        """Train one device."""
+    def solve(self, solve: LocalSolve, descent: Descent) -> Solved:
+        """Train one device. The result is the same, bit for bit, whoever was trained before and in whichever thread."""
 
     @abstractmethod
     def outputs(self, weights: Weights, x: Tensor) -> Tensor:
@@ -237,10 +229,6 @@ class Solver(ABC):
     def plain(self) -> "Solver":
         """One that goes by autograd, for a loss that has no closed form."""
         return self
-
-    def solve(self, solves: Sequence[LocalSolve], descent: Descent) -> list[Solved]:
-        """Train all; the batches of all have one width. Each result is the same, bit for bit, whoever else is among them."""
-        return [self._solve(solve, descent) for solve in solves]
 
     def outputs_each(self, weights: Sequence[Weights], xs: Sequence[Tensor]) -> list[Tensor]:
         """The same for several models, each with its own samples."""

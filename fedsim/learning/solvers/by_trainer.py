@@ -54,7 +54,7 @@ class ByTrainer(Reference):
         self._trainer = trainer
         trainer.check_model(self._template, usual_loss=self._own_loss is None)
 
-    def _solve(self, solve: LocalSolve, descent: Descent) -> Solved:
+    def solve(self, solve: LocalSolve, descent: Descent) -> Solved:
         if not solve.batches.steps:
             return Solved(solve.weights.copy(), float("nan"), state=solve.state or {})
         trainer, who, module = self._trainer, f"training.kind {self._trainer.kind!r}", copy.deepcopy(self._template)

@@ -1,6 +1,6 @@
 """A local training from the inside: its batches in their keyed order, its loss, its facts. Every trainer steps along these."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import accumulate
@@ -90,8 +90,7 @@ class TrainingContext:
 
     @cached_property
     def start(self) -> dict[str, Tensor]:
-        start = torch.from_numpy(self._solve.weights[None].copy()).to(self.data.x.device)
-        return {name: part[0] for name, part in parts_of(start, self._trained).items()}
+        return parts_of(self._solve.weights, self._trained)
 
     def loss(self, outputs: Tensor, y: Tensor, **options: Any) -> Tensor:
         """The mean loss of the present batch, with all terms that the strategy adds: proximal, linear and contrastive.
@@ -104,7 +103,7 @@ class TrainingContext:
         loss = self.batch_loss(outputs, y, **options)
         for name, tensor in self._trained.items():
             if name in self._constants and tensor.requires_grad:
-                loss = loss + (self._constants[name][0] * tensor).sum()
+                loss = loss + (self._constants[name] * tensor).sum()
             if self._descent.mu and tensor.requires_grad:
                 loss = loss + self._descent.mu / 2 * (tensor - self.start[name]).square().sum()
         return loss
@@ -120,7 +119,7 @@ class TrainingContext:
 
     @cached_property
     def _constants(self) -> dict[str, Tensor]:
-        return constants_of([self._solve], self._descent, self._trained, self.data.x.device)
+        return parts_of(self._solve.constant(self._descent), self._trained)
 
     @property
     def train_loss(self) -> float:
@@ -158,21 +157,13 @@ def contrastive_loss(
         hook.remove()
 
 
-def parts_of(models: Tensor, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of flat models [devices, d], each [devices, *shape]."""
-    parts = torch.split(models, [parameter.numel() for parameter in trained.values()], dim=1)
-    return {name: part.reshape(len(part), *trained[name].shape) for name, part in zip(trained, parts, strict=True)}
-
-
-def constants_of(
-    solves: Sequence[LocalSolve], descent: Descent, trained: Mapping[str, Tensor], device: torch.device
-) -> dict[str, Tensor]:
-    """``LocalSolve.constant`` of all as such parts; nothing if nobody has one."""
-    own = [solve.constant(descent) for solve in solves]
-    if all(constant is None for constant in own):
+def parts_of(model: Weights | None, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a flat model [d], on the device of those that are trained; none of None."""
+    if model is None:
         return {}
-    rows = [np.zeros_like(solve.weights) if constant is None else constant for solve, constant in zip(solves, own, strict=True)]
-    return parts_of(torch.from_numpy(np.stack(rows)).to(device), trained)
+    parts = torch.split(torch.tensor(model), [tensor.numel() for tensor in trained.values()])
+    pairs = zip(trained.items(), parts, strict=True)
+    return {name: part.view(tensor.shape).to(tensor.device) for (name, tensor), part in pairs}
 
 
 def rules(descent: Descent, trained: Mapping[str, Tensor]) -> dict[str, Descent]:

@@ -22,7 +22,7 @@ from fedsim.learning.architecture import Architecture
 from fedsim.learning.refs import Weights
 from fedsim.learning.solvers import products
 from fedsim.learning.solvers.base import Batches, Descent, LocalSolve, Solved, Solver
-from fedsim.learning.solvers.dense_loops import AnyFloats, FirstLayer, Parameter, Rule, descend
+from fedsim.learning.solvers.dense_loops import AnyFloats, FirstLayer, Parameter, Plan, Rule, descend
 from fedsim.learning.solvers.reference import Reference, module_of
 
 Array = TypeVar("Array", NDArray[np.floating], Tensor)
@@ -128,7 +128,7 @@ def _shares(share: float, pull: float, descent: Descent, steps: int) -> list[flo
 @cache
 def prepare(dtype: torch.dtype) -> None:
     """Have the loops compiled, or fetched if that was done once, before anybody's time depends on it."""
-    one = Batches(np.zeros((1, 1), np.int64), np.ones(1, np.int64), last_epoch=0, samples=1)
+    one = Batches(np.zeros((1, 1), np.int64), np.ones(1, np.int64), last_epoch=0)
     weights = torch.zeros(4, dtype=dtype).numpy()
     solve = LocalSolve(weights, torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), one)
     train(weights, (1, 2), solve, Descent(lr=1.0), _in_weight_space)
@@ -137,10 +137,7 @@ def prepare(dtype: torch.dtype) -> None:
 def train(
     flat: AnyFloats, sizes: Sequence[int], solve: LocalSolve, descent: Descent, form: Callable[..., TrainedEntry]
 ) -> float:
-    """Train a flat model [d] in place, in memory that torch has allocated; returns the mean loss over the last epoch.
-
-    ``sizes`` are the features, then the outputs of each layer. There is at least one step; ``solve.weights`` is not used.
-    """
+    """Train a flat model [d] in place, in torch's memory, by one step at least; returns the mean loss over the last epoch."""
     constant, batches = solve.constant(descent), solve.batches
     constant = None if constant is None else constant.astype(flat.dtype, copy=False)
     first, of_first = next(split(flat, sizes))[0], None if constant is None else next(split(constant, sizes))[0]
@@ -149,8 +146,8 @@ def train(
     kernels = _parameter(rest[0], of_rest[0], descent, flat.dtype)
     biases = _parameter(rest[1], of_rest[1], descent, flat.dtype, in_fours=False)
     rule = (descent.lr, descent.momentum, descent.mu, descent.shrinkage(kernel=True), descent.shrinkage(kernel=False))
-    plan = solve.y.numpy(), batches.rows, batches.counts, batches.last_epoch
-    loss = descend(entry, kernels, biases, np.array(sizes[1:]), *plan, Rule(*map(flat.dtype.type, rule)))
+    plan = Plan(solve.y.numpy(), batches.rows, batches.counts, batches.last_epoch)
+    loss = descend(entry, kernels, biases, np.array(sizes[1:]), plan, Rule(*map(flat.dtype.type, rule)))
     write()
     for stack, own in zip((kernels.weight, biases.weight), rest, strict=True):
         for trained, array in zip(stack, own, strict=True):
@@ -196,10 +193,9 @@ class Dense(Solver):
     def plain(self) -> Reference:
         return Reference(module_of(self._architecture), self.device, self.dtype)
 
-    def batch_hint(self, samples: int, width: int, steps: int) -> tuple[str, int]:
-        """Each is trained by itself; a batch of equal work is large enough to be worth a request."""
+    def a_request(self, samples: int, width: int, steps: int) -> int:
         magnitude = int(self._costs(samples, width, steps)[self.way(samples, width, steps)]).bit_length()
-        return f"2^{magnitude} multiplications", max(1, min(_MOST_AT_ONCE, _WORTH_A_REQUEST >> magnitude))
+        return max(1, min(_MOST_AT_ONCE, _WORTH_A_REQUEST >> magnitude))
 
     def way(self, samples: int, width: int, steps: int) -> Way:
         """The fastest way for a device with such work; depends on its own work alone."""
@@ -219,7 +215,7 @@ class Dense(Solver):
         }
 
     @torch.inference_mode()
-    def _solve(self, solve: LocalSolve, descent: Descent) -> Solved:
+    def solve(self, solve: LocalSolve, descent: Descent) -> Solved:
         way = self.way(len(solve.x), solve.batches.rows.shape[1], solve.batches.steps)
         flat = self._flat([solve.weights])[0]
         if way == "products" or descent.held:

@@ -42,12 +42,11 @@ class Parameter(NamedTuple):
 
 
 class FirstLayer(NamedTuple):
-    """The layer that the samples enter, in either of its forms (see ``dense``).
+    """The layer that the samples enter, in weight space or in sample space (see ``dense``).
 
     Attributes:
-        features: the samples, [n, c]; in sample space their inner products with all samples, filled up with zeros.
-        kernel: what is multiplied with that, [outputs in whole fours, c]; in sample space how far the kernel has moved along
-            each sample.
+        features: the samples, [n, c], or their inner products with all samples, filled up with zeros.
+        kernel: multiplied with that, [outputs in whole fours, c]: the kernel, or how far it has moved along each sample.
         given: in sample space what the kernel's start, and its constant if there is one, make of the samples,
             [1 or 2, n, outputs]; else without samples.
         shares: how much of either is in the kernel at each step, [1 or 2, steps + 1].
@@ -61,57 +60,53 @@ class FirstLayer(NamedTuple):
     turned: bool
 
 
+class Plan(NamedTuple):
+    """The labels of the samples, [n], and the batches, as in ``Batches``."""
+
+    labels: Positions
+    rows: Positions
+    counts: Positions
+    last_epoch: int
+
+
 @compiled_entry
-def descend(
-    entry: FirstLayer,
-    kernels: Parameter,
-    biases: Parameter,
-    sizes: Positions,
-    labels: Positions,
-    rows: Positions,
-    counts: Positions,
-    last_epoch: int,
-    rule: Rule,
-) -> float:
+def descend(entry: FirstLayer, kernels: Parameter, biases: Parameter, sizes: Positions, plan: Plan, rule: Rule) -> float:
     """Carry out all steps, in place; returns the summed losses over the samples of the last epoch.
 
-    Args:
-        entry: the first kernel.
-        kernels: of all layers but the first, filled up to one shape, [layers - 1, outputs in whole fours, inputs].
-        biases: of all layers, [layers, 1, outputs].
-        sizes: outputs of each layer, [layers].
-        labels: of the samples, [n].
-        rows, counts, last_epoch: as in ``Batches``.
-        rule: of a step.
+    ``entry`` has the first kernel, ``kernels`` the others, filled up to one shape, [layers - 1, outputs in fours, inputs];
+    ``biases`` are [layers, 1, outputs], ``sizes`` the outputs of each layer, [layers].
     """
     dtype, top, total = entry.features.dtype, len(sizes) - 1, 0.0
-    width, widest, near = _fours(rows.shape[1]), _fours(sizes.max()), entry.features.shape[1] if entry.turned else 0
+    width, widest, near = _fours(plan.rows.shape[1]), _fours(sizes.max()), entry.features.shape[1] if entry.turned else 0
     outputs, errors = np.zeros((top + 1, width, widest), dtype), np.zeros((2, width, widest), dtype)
     scratch, every, batch = np.empty((width, near), dtype), np.arange(max(width, widest, near)), np.arange(width)
-    for step in range(len(counts)):
-        count = counts[step]
+    for step in range(len(plan.counts)):
+        count = plan.counts[step]
         filled = _fours(count)
         for at in range(filled):
-            batch[at] = rows[step, at if at < count else 0]
-        _enter(entry, step, batch, filled, biases.weight[0], sizes[0], scratch, every, outputs[0])
+            batch[at] = plan.rows[step, at if at < count else 0]
+        _enter(entry, step, batch[:filled], biases.weight[0], sizes[0], scratch, every, outputs[0])
         for layer in range(1, top + 1):
-            below, outs = outputs[layer - 1], sizes[layer]
-            _rectify(below, filled, sizes[layer - 1])
-            _inner_products(below, every, filled, kernels.weight[layer - 1], biases.weight[layer], outs, outputs[layer])
+            below = outputs[layer - 1]
+            for row in range(filled):
+                for column in range(sizes[layer - 1]):
+                    below[row, column] = 0 if below[row, column] < 0 else below[row, column]  # what is no number stays so
+            weight, bias = kernels.weight[layer - 1], biases.weight[layer]
+            _inner_products(below, every[:filled], weight, bias, sizes[layer], outputs[layer])
         error = errors[top % 2]
-        loss = _judge(outputs[top], error, labels, batch, count, filled, sizes[top])
-        if step >= last_epoch:
+        loss = _judge(outputs[top], error, plan.labels, batch[:filled], count, sizes[top])
+        if step >= plan.last_epoch:
             total += loss
         for layer in range(top, 0, -1):
             kernel, hidden, below = _of(kernels, layer - 1), outputs[layer - 1], errors[(layer - 1) % 2]
-            _pass_back(error, every, kernel.weight, sizes[layer], hidden, below, filled, sizes[layer - 1])
-            _descend_kernel(kernel, sizes[layer], hidden, every, filled, error, rule)
+            _pass_back(error, every[: _fours(sizes[layer])], kernel.weight, hidden, below, filled, sizes[layer - 1])
+            _descend_kernel(kernel, sizes[layer], hidden, every[:filled], error, rule)
             _descend_bias(_of(biases, layer), sizes[layer], count, error, rule)
             error = below
         if entry.given.shape[1]:
-            _descend_along(entry, batch, count, sizes[0], error, rule)
+            _descend_along(entry, batch[:count], sizes[0], error, rule)
         else:
-            _descend_kernel(entry.kernel, sizes[0], entry.features, batch, filled, error, rule)
+            _descend_kernel(entry.kernel, sizes[0], entry.features, batch[:filled], error, rule)
         _descend_bias(_of(biases, 0), sizes[0], count, error, rule)
     return total
 
@@ -126,7 +121,7 @@ def _fours(count: int) -> int:
     return (count + 3) // 4 * 4
 
 
-# Forwards, and back.
+# Forwards, and back. A batch has positions of samples, in whole fours.
 
 
 @compiled
@@ -134,7 +129,6 @@ def _enter(
     entry: FirstLayer,
     step: int,
     batch: Positions,
-    filled: int,
     bias: AnyFloats,
     outputs: int,
     scratch: AnyFloats,
@@ -144,37 +138,28 @@ def _enter(
     """Apply the first layer to a batch."""
     features, kernel, given = entry.features, entry.kernel.weight, entry.given
     if not entry.turned:
-        _inner_products(features, batch, filled, kernel, bias, outputs, out)
+        _inner_products(features, batch, kernel, bias, outputs, out)
     else:
-        for rank in range(filled):
+        for rank in range(len(batch)):
             for output in range(outputs):
                 out[rank, output] = bias[0, output]
             for column in range(features.shape[1]):
                 scratch[rank, column] = features[batch[rank], column]
-        _add_products(out, filled, outputs, kernel, every, _fours(len(features)), scratch.T, out.dtype.type(1))
+        taken = every[: _fours(len(features))]
+        _add_products(out, len(batch), outputs, kernel, taken, scratch.T, out.dtype.type(1))
     for part in range(len(given) if given.shape[1] else 0):
         share = entry.shares[part, step]
-        for rank in range(filled):
+        for rank in range(len(batch)):
             sample = batch[rank]
             for output in range(outputs):
                 out[rank, output] += share * given[part, sample, output]
 
 
 @compiled
-def _rectify(values: AnyFloats, rows: int, columns: int) -> None:
-    """max(., 0) in place; what is not a number stays so."""
-    for row in range(rows):
-        for column in range(columns):
-            values[row, column] = 0 if values[row, column] < 0 else values[row, column]
-
-
-@compiled
-def _judge(
-    logits: AnyFloats, error: AnyFloats, labels: Positions, batch: Positions, count: int, filled: int, classes: int
-) -> float:
+def _judge(logits: AnyFloats, error: AnyFloats, labels: Positions, batch: Positions, count: int, classes: int) -> float:
     """The summed losses of a batch; ``error`` becomes the gradient of the mean loss with respect to the logits."""
     share = logits.dtype.type(1) / logits.dtype.type(count)
-    error[:filled, : _fours(classes)] = 0
+    error[: len(batch), : _fours(classes)] = 0
     loss = 0.0
     for rank in range(count):
         label, top = labels[batch[rank]], logits[rank, 0]
@@ -193,18 +178,11 @@ def _judge(
 
 @compiled
 def _pass_back(
-    error: AnyFloats,
-    every: Positions,
-    kernel: AnyFloats,
-    outputs: int,
-    hidden: AnyFloats,
-    below: AnyFloats,
-    rows: int,
-    inputs: int,
+    error: AnyFloats, taken: Positions, kernel: AnyFloats, hidden: AnyFloats, below: AnyFloats, rows: int, inputs: int
 ) -> None:
     """The error of a layer's inputs, [rows, inputs], from that of its outputs; 0 where the ReLU between was shut."""
     below[:rows, : _fours(inputs)] = 0
-    _add_products(below, rows, inputs, kernel, every, _fours(outputs), error.T, error.dtype.type(1))
+    _add_products(below, rows, inputs, kernel, taken, error.T, error.dtype.type(1))
     for row in range(rows):
         for column in range(inputs):
             below[row, column] = below[row, column] if hidden[row, column] > 0 else 0
@@ -212,12 +190,12 @@ def _pass_back(
 
 @compiled
 def _inner_products(
-    features: AnyFloats, batch: Positions, filled: int, kernel: AnyFloats, bias: AnyFloats, outputs: int, out: AnyFloats
+    features: AnyFloats, batch: Positions, kernel: AnyFloats, bias: AnyFloats, outputs: int, out: AnyFloats
 ) -> None:
     """``out`` [rank, output] becomes <features [batch [rank]], kernel [output]> + bias [0, output]."""
-    for begin in range(0, filled, _AT_ONCE):
+    for begin in range(0, len(batch), _AT_ONCE):
         for output in range(outputs):
-            for rank in range(begin, min(begin + _AT_ONCE, filled), 4):
+            for rank in range(begin, min(begin + _AT_ONCE, len(batch)), 4):
                 first, second, third, fourth = batch[rank], batch[rank + 1], batch[rank + 2], batch[rank + 3]
                 one = two = three = four = bias[0, output]
                 for column in range(kernel.shape[1]):
@@ -232,22 +210,15 @@ def _inner_products(
 
 @compiled
 def _add_products(
-    target: AnyFloats,
-    rows: int,
-    columns: int,
-    sources: AnyFloats,
-    taken: Positions,
-    count: int,
-    factors: AnyFloats,
-    scale: np.floating,
+    target: AnyFloats, rows: int, columns: int, sources: AnyFloats, taken: Positions, factors: AnyFloats, scale: np.floating
 ) -> None:
-    """Add scale x the sum over k < count of factors [k, row] sources [taken [k]] to each row of ``target``.
+    """Add scale x the sum over k of factors [k, row] sources [taken [k]] to each row of ``target``.
 
-    Rows and count are taken in whole fours, of columns so many as are said.
+    Rows and ``taken`` come in whole fours, of columns so many as are said.
     """
-    for begin in range(0, count, _AT_ONCE):
+    for begin in range(0, len(taken), _AT_ONCE):
         for row in range(0, rows, 4):
-            for k in range(begin, min(begin + _AT_ONCE, count), 4):
+            for k in range(begin, min(begin + _AT_ONCE, len(taken)), 4):
                 first, second, third, fourth = taken[k], taken[k + 1], taken[k + 2], taken[k + 3]
                 a, b, c, d = _four(factors, k, row, scale)
                 e, f, g, h = _four(factors, k, row + 1, scale)
@@ -271,19 +242,19 @@ def _four(factors: AnyFloats, k: int, row: int, scale: np.floating) -> tuple[np.
 
 @compiled
 def _descend_kernel(
-    kernel: Parameter, outputs: int, features: AnyFloats, batch: Positions, filled: int, error: AnyFloats, rule: Rule
+    kernel: Parameter, outputs: int, features: AnyFloats, batch: Positions, error: AnyFloats, rule: Rule
 ) -> None:
     """One step along the gradient error^T features."""
     target, scale = _prepare(kernel, rule, rule.kernels, rule.mu)
-    _add_products(target, outputs, target.shape[1], features, batch, filled, error, scale)
+    _add_products(target, outputs, target.shape[1], features, batch, error, scale)
     _follow(kernel, rule)
 
 
 @compiled
-def _descend_along(entry: FirstLayer, batch: Positions, count: int, outputs: int, error: AnyFloats, rule: Rule) -> None:
+def _descend_along(entry: FirstLayer, batch: Positions, outputs: int, error: AnyFloats, rule: Rule) -> None:
     """One step in sample space: the gradient is the error at the samples of the batch, and 0 at all others; drawn to 0."""
     target, scale = _prepare(entry.kernel, rule, rule.kernels, rule.mu - rule.mu)
-    for rank in range(count):
+    for rank in range(len(batch)):
         sample = batch[rank]
         for output in range(outputs):
             if entry.turned:

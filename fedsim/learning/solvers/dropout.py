@@ -27,8 +27,7 @@ def step_key(key: int, step: int) -> int:
 class KeyedDropout(nn.Module):
     """Dropout by a counter hash of the element's position, or channel's, under a key that is set before each step.
 
-    ``place`` numbers the layer within its module, so that two layers have different masks. The buffer ``key`` (int64, no axes)
-    may be batched by ``torch.func.vmap``.
+    ``place`` numbers the layer within its module, so that two layers have different masks.
     """
 
     key: Tensor

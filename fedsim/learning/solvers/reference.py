@@ -22,7 +22,7 @@ from fedsim.learning.architecture import Architecture
 from fedsim.learning.modules import numbers
 from fedsim.learning.refs import Weights
 from fedsim.learning.solvers.base import Descent, LocalSolve, ParameterStep, Solved, Solver
-from fedsim.learning.solvers.context import LocalData, TrainingContext, constants_of, contrastive_loss, rules
+from fedsim.learning.solvers.context import LocalData, TrainingContext, contrastive_loss, parts_of, rules
 from fedsim.learning.solvers.dropout import with_keyed_dropout
 
 _APPLIED_AT_ONCE = 1 << 16  # numbers in the samples of one forward pass: activations then stay in the cache
@@ -45,8 +45,9 @@ class Reference(Solver):
     ) -> None:
         self._dtype, self._threads = dtype, threading.local()
         self._template = with_keyed_dropout(copy.deepcopy(module)).to(device, dtype)
-        for name, part in batch_norms(self._template):
-            part.register_forward_pre_hook(partial(_refuse_single, name))
+        for name, part in self._template.named_modules():
+            if isinstance(part, nn.modules.batchnorm._BatchNorm):
+                part.register_forward_pre_hook(partial(_refuse_single, name))
         self._is_image = any(isinstance(part, nn.Conv2d) for part in module.modules())
         if self._is_image:
             self._template = self._template.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -60,9 +61,6 @@ class Reference(Solver):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _threads=threading.local())
 
-    def batch_hint(self, samples: int, width: int, steps: int) -> tuple[str, int]:
-        return "module", 1
-
     def losses(self, outputs: Tensor, y: Tensor, **options: Any) -> Tensor:
         return (self._own_loss or super().losses)(outputs, y, **options)
 
@@ -71,7 +69,7 @@ class Reference(Solver):
         with torch.inference_mode():
             return self._apply(module, weights, x)
 
-    def _solve(self, solve: LocalSolve, descent: Descent) -> Solved:
+    def solve(self, solve: LocalSolve, descent: Descent) -> Solved:
         with self.context(self._own_copy(), solve, descent) as (trained, context):
             self._descend(solve, descent, trained, context)
         found = flat_weights(list(trained.values()), solve.weights.dtype)
@@ -93,11 +91,11 @@ class Reference(Solver):
 
     def _descend(self, solve: LocalSolve, descent: Descent, trained: Mapping[str, Tensor], context: TrainingContext) -> None:
         moved = {name: tensor for name, tensor in trained.items() if tensor.requires_grad}
-        constants, rule_of = constants_of([solve], descent, trained, self.device), rules(descent, trained)
+        constants, rule_of = parts_of(solve.constant(descent), trained), rules(descent, trained)
         steps = []
         for name, tensor in moved.items():
             shrinkage = rule_of[name].shrinkage(name in self.kernels, tensor.ndim)
-            steps.append(ParameterStep(tensor, rule_of[name], shrinkage, constants[name][0] if constants else None))
+            steps.append(ParameterStep(tensor, rule_of[name], shrinkage, constants.get(name)))
         module = self._own_copy()
         for x, y in context.data:
             loss = context.batch_loss(module(x), y)
@@ -133,11 +131,6 @@ def _load(module: nn.Module, weights: Weights) -> dict[str, Tensor]:
         if name.endswith("running_var"):
             tensor.clamp_(min=0.0)
     return own
-
-
-def batch_norms(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The parts, by name, in which the samples of a batch meet."""
-    return [(name, part) for name, part in module.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
 
 
 def _refuse_single(name: str, part: nn.Module, args: tuple[Tensor, ...]) -> None:

@@ -8,12 +8,7 @@ from fedsim.world.task import Computation
 
 
 class PartClient(Client[Any]):
-    """A strategy's client half with the jobs of a part besides; the strategy's own jobs are as they are without it.
-
-    Args:
-        own: the strategy's, or what has been made of it.
-        part: what the part's jobs are about.
-    """
+    """A strategy's client half ``own`` with the jobs of a part besides; its other jobs are as they are without it."""
 
     jobs: ClassVar[tuple[str, ...]]
 

@@ -15,7 +15,7 @@ from fedsim.world.task import Computation
 
 
 class Split(NamedTuple):
-    """Ranges of a flat model whose numbers are sent, and of those that stay on each device."""
+    """Ranges of a flat model: those that are sent, and those that stay on each device."""
 
     sent: Places
     kept: Places
@@ -35,10 +35,7 @@ class Split(NamedTuple):
 
 
 class KeepingClient(PartClient):
-    """Trains the received tensors together with the device's own, and sends the former back.
-
-    State: ``kept``, the numbers of its own tensors alone; absent until it has first answered.
-    """
+    """Trains the received tensors together with the device's own (state ``kept``), and sends the former back."""
 
     jobs = ()
     _part: Split
@@ -48,7 +45,6 @@ class KeepingClient(PartClient):
         return self._own.work(device, Instruction(instruction.job, contents, instruction.round, instruction.value))
 
     def computed(self, device: Device, instruction: Instruction, result: LocalResult) -> LocalResult:
-        """Applies the strategy's own to the sent tensors alone."""
         assert result.update is not None
         update = device.splice(instruction["model"], result.update, self._part.sent)
         return self._own.computed(device, instruction, result._replace(update=update, start=instruction["model"]))
@@ -68,6 +64,5 @@ class KeepingClient(PartClient):
         device.state["kept"] = reply["kept"].value
 
     def _whole(self, device: Device, instruction: Instruction) -> Ref:
-        """The received model with the device's own tensors."""
         model: Ref = instruction["model"]
         return device.splice(model, device.state["kept"], self._part.kept) if "kept" in device.state else model

@@ -1,14 +1,12 @@
 """Secure aggregation as a cost: the server learns the sum of a round's updates alone (SecAgg+).
 
 Source: Bell et al., "Secure single-server aggregation with (poly)logarithmic overhead" (CCS 2020), the semi-honest protocol;
-with all clients as neighbours it is that of Bonawitz et al. (CCS 2017). What is learnt is the same; phases, bytes and time are
-added.
+with all clients as neighbours it is that of Bonawitz et al. (CCS 2017).
 """
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, get_args
 
 from pydantic import Field, field_validator
 
@@ -19,13 +17,9 @@ from fedsim.language.units import Bytes, BytesPerSecond, PositiveSeconds
 from fedsim.strategies.parts import PartClient
 from fedsim.world.task import Computation
 
-Phase = Literal["secure-keys", "secure-shares", "secure-unmask"]
-"""The job of a client in a phase, and the purpose of what it sends."""
-
-PHASES: tuple[Phase, ...] = ("secure-keys", "secure-shares", "secure-unmask")
-
+Phase = Literal["secure-keys", "secure-shares", "secure-unmask"]  # a client's job, and the purpose of what it sends
+PHASES: tuple[Phase, ...] = get_args(Phase)
 NeighbourLists = Mapping[int, Sequence[int]]
-"""The neighbours of each client."""
 
 
 class SecureAggregation(Spec):
@@ -87,11 +81,8 @@ class SecureAggregation(Spec):
     def can_be_read(self, graph: NeighbourLists, masked: Collection[int], answered: Collection[int]) -> bool:
         """Whether enough clients ``answered`` in the end to read the secret of each that sent shares (``masked``)."""
         holders, there = set(masked), set(answered)
-        for client in masked:
-            own = [other for other in graph[client] if other in holders]
-            if sum(other in there for other in own) < math.ceil(self.threshold * len(own)):
-                return False
-        return True
+        held = [holders.intersection(graph[client]) for client in masked]
+        return all(len(own & there) >= math.ceil(self.threshold * len(own)) for own in held)
 
     def recovery_s(self, graph: NeighbourLists, masked: Collection[int], summed: Collection[int], numbers: float) -> float:
         """The server's time to make masks (s), if updates of so many ``numbers`` came from the clients ``summed``."""
@@ -101,8 +92,8 @@ class SecureAggregation(Spec):
 
     def sends(self, phase: Phase, neighbours: int) -> Contents:
         """Message in a phase from a client with so many neighbours."""
-        shares = {"secure-keys": 0, "secure-shares": 2, "secure-unmask": 1}[phase] * neighbours
-        size = shares * self.share if shares or phase != "secure-keys" else 2 * self.key
+        near = neighbours * self.share
+        size = {"secure-keys": 2 * self.key, "secure-shares": 2 * near, "secure-unmask": near}[phase]
         return {phase: Opaque(None, size) if size else Header(None)}
 
     def receives(self, phase: Phase, neighbours: int) -> Contents:
@@ -111,15 +102,10 @@ class SecureAggregation(Spec):
         return {phase: Opaque(None, size) if size else Header(None)}
 
 
-@dataclass(frozen=True, slots=True)
-class _Float32:
-    """Sizes of models of d numbers that are sent in full, as masked ones are."""
+class _Float32(NamedTuple):
+    """Sizes of models that are sent in full, as masked ones are."""
 
-    parameters: int
-
-    @property
-    def model_bytes(self) -> float:
-        return self.part_bytes(self.parameters)
+    model_bytes: float
 
     def part_bytes(self, count: int) -> float:
         return 4.0 * count
@@ -128,10 +114,9 @@ class _Float32:
 class SecurePhases:
     """Phases before and after the training, each over when all have answered or are too late.
 
-    State, in that of the strategy: ``phase``, the one that runs; ``phase_open``, its tasks that have not ended, task -> device;
-    ``phase_there``, who answered; ``graph``, the neighbours of each client; ``masked``, those that have shared their secrets;
-    ``unread``, whether the sum of the updates cannot be read; ``take_back``, devices whose last sum could not be read, and that
-    do not know it yet.
+    State, in that of the strategy: ``phase``; ``phase_open``, its tasks that have not ended, task -> device; ``phase_there``,
+    who answered; ``graph``, the neighbours of each client; ``masked``, those that have shared their secrets; ``unread``,
+    whether the sum of the updates cannot be read; ``take_back``, devices that do not know yet that their last could not.
     """
 
     def __init__(self, costs: SecureAggregation, server: Server, state: dict[str, Any]) -> None:
@@ -223,7 +208,7 @@ class SecureClient(PartClient):
         reply = super().reply(device, instruction, result)
         if reply is None or "update" not in reply:
             return reply
-        numbers = sum(part.bytes for part in payloads(reply, _Float32(self.setting.parameters))) / 4
+        numbers = sum(part.bytes for part in payloads(reply, _Float32(4.0 * self.setting.parameters))) / 4
         return {**reply, "masked-numbers": Header(numbers)}
 
     def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:

@@ -1,9 +1,6 @@
-"""Server optimisers: what the server makes of an aggregated update, instead of taking it for the new model.
+"""Server optimisers: what the server makes of an aggregated update, instead of taking it for the new model."""
 
-``SGD`` (FedAvgM); ``Adagrad``, ``Adam`` and ``Yogi``, which are ``Adaptive``.
-"""
-
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +10,7 @@ from fedsim.arrays import Floats
 from fedsim.federation import Server
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
-from fedsim.learning.functions import Function, pure
+from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
 
 _HERE = "fedsim.strategies.parts.server"
@@ -48,8 +45,6 @@ class SGD(ServerOptimiser):
 
     Source: Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution" (2019): FedAvgM.
 
-    State: ``velocity``.
-
     Attributes:
         lr: the server's learning rate.
         momentum: of its velocity.
@@ -78,6 +73,20 @@ class SGD(ServerOptimiser):
 
 
 @pure
+def second_moment(models: list[NDArray[np.float32]], rule: str, at_first: float, beta: float) -> Floats:
+    """v after delta, of [delta, v], or of [delta] with a v that is ``at_first`` everywhere."""
+    delta, square = models[0].astype(np.float64), models[1] if len(models) > 1 else at_first
+    match rule:
+        case "adagrad":
+            found = square + delta**2
+        case "adam":
+            found = delta**2 * (1 - beta) + beta * square
+        case _:
+            found = square - (1 - beta) * delta**2 * np.sign(square - delta**2)
+    return np.minimum(found, np.finfo(np.float32).max, out=found)  # one huge update must not last for ever
+
+
+@pure
 def adaptive_step(models: list[NDArray[np.float32]], lr: float, tau: float, mean_scale: float, square_scale: float) -> Floats:
     """w + lr m / (sqrt(v) + tau) of [w, m, v], both moments scaled."""
     weights, mean, square = (array.astype(np.float64) for array in models)
@@ -85,13 +94,11 @@ def adaptive_step(models: list[NDArray[np.float32]], lr: float, tau: float, mean
 
 
 class Adaptive(ServerOptimiser):
-    """With delta = aggregated - w: m <- beta1 m + (1 - beta1) delta, v by a ``rule``, w <- w + lr m / (sqrt(v) + tau).
+    """With delta = aggregated - w: m <- beta1 m + (1 - beta1) delta, v by each kind's rule, w <- w + lr m / (sqrt(v) + tau).
 
     Source: Reddi et al., "Adaptive federated optimization" (ICLR 2021), Algorithm 2: v begins at tau^2 and m at 0, and neither
     is corrected. With ``bias_correction`` v begins at 0 too, and a moment that is a decaying mean is divided by 1 - beta^t, as
     in Adam (Kingma and Ba, 2015).
-
-    State: ``mean`` and ``square`` (refs), ``steps``.
 
     Attributes:
         lr: the server's learning rate, eta.
@@ -105,39 +112,17 @@ class Adaptive(ServerOptimiser):
     tau: float = Field(default=1e-3, ge=1e-12, le=1e6)
     bias_correction: bool = False
 
-    rule: ClassVar[Function]
-    """The pure function of [delta, v] for v; with ``beta2`` it is a decaying mean."""
-
     def step(self, server: Server, state: dict[str, Any], model: Ref, aggregated: Ref) -> Ref:
         count = state["steps"] = state.get("steps", 0) + 1
         delta = server.models.mix([(aggregated, 1.0), (model, -1.0)], rescale=False)
         known = [(state["mean"], self.beta1)] if "mean" in state else []
         state["mean"] = server.models.mix([*known, (delta, 1 - self.beta1)], rescale=False)
         squares = [delta, state["square"]] if "square" in state else [delta]
-        beta2 = getattr(self, "beta2", 0.0)
-        how: dict[str, Any] = {"at_first": 0.0 if self.bias_correction else self.tau**2} | ({"beta": beta2} if beta2 else {})
-        state["square"] = server.models.apply(type(self).rule, squares, **how)
+        beta2, at_first = getattr(self, "beta2", 0.0), 0.0 if self.bias_correction else self.tau**2
+        state["square"] = server.models.apply(second_moment, squares, rule=self.kind, at_first=at_first, beta=beta2)
         scales = [1 / (1 - beta**count) if self.bias_correction else 1.0 for beta in (self.beta1, beta2)]
-        moments = [model, state["mean"], state["square"]]
-        how = {"lr": self.lr, "tau": self.tau, "mean_scale": scales[0], "square_scale": scales[1]}
-        return server.models.apply(adaptive_step, moments, otherwise=model, **how)
-
-
-def _delta_and_square(models: list[NDArray[np.float32]], at_first: float) -> tuple[Floats, NDArray[np.float32] | float]:
-    """Of [delta, v] both, delta as float64 [d]; of [delta] alone with a v that is ``at_first`` everywhere."""
-    return models[0].astype(np.float64), models[1] if len(models) > 1 else at_first
-
-
-def _bounded(square: Floats) -> Floats:
-    """A second moment that stays finite: one huge update must not last for ever."""
-    return np.minimum(square, np.finfo(np.float32).max, out=square)
-
-
-@pure
-def adagrad(models: list[NDArray[np.float32]], at_first: float) -> Floats:
-    """v <- v + delta^2."""
-    delta, square = _delta_and_square(models, at_first)
-    return _bounded(square + delta**2)
+        how: dict[str, Any] = {"lr": self.lr, "tau": self.tau, "mean_scale": scales[0], "square_scale": scales[1]}
+        return server.models.apply(adaptive_step, [model, state["mean"], state["square"]], otherwise=model, **how)
 
 
 class Adagrad(Adaptive):
@@ -147,17 +132,8 @@ class Adagrad(Adaptive):
         beta1: 0 by default, as in the paper's experiments.
     """
 
-    rule: ClassVar[Function] = adagrad
-
     kind: Literal["adagrad"] = "adagrad"
     beta1: float = Field(default=0.0, ge=0.0, lt=1.0)
-
-
-@pure
-def adam(models: list[NDArray[np.float32]], at_first: float, beta: float = 0.0) -> Floats:
-    """v <- beta v + (1 - beta) delta^2."""
-    delta, square = _delta_and_square(models, at_first)
-    return _bounded(delta**2 * (1 - beta) + beta * square)
 
 
 class Adam(Adaptive):
@@ -167,17 +143,8 @@ class Adam(Adaptive):
         beta2: how long the second moment remembers.
     """
 
-    rule: ClassVar[Function] = adam
-
     kind: Literal["adam"] = "adam"
     beta2: float = Field(default=0.99, ge=0.0, lt=1.0)
-
-
-@pure
-def yogi(models: list[NDArray[np.float32]], at_first: float, beta: float = 0.0) -> Floats:
-    """v <- v - (1 - beta) delta^2 sign(v - delta^2)."""
-    delta, square = _delta_and_square(models, at_first)
-    return _bounded(square - (1 - beta) * delta**2 * np.sign(square - delta**2))
 
 
 class Yogi(Adaptive):
@@ -186,8 +153,6 @@ class Yogi(Adaptive):
     Attributes:
         beta2: how slowly the second moment follows.
     """
-
-    rule: ClassVar[Function] = yogi
 
     kind: Literal["yogi"] = "yogi"
     beta2: float = Field(default=0.99, ge=0.0, lt=1.0)

@@ -4,7 +4,7 @@ Sources: McMahan et al., "Learning differentially private recurrent language mod
 "Differentially private learning with adaptive clipping" (NeurIPS 2021), Algorithm 1.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, reduce
 from importlib.util import find_spec
 from typing import Any, ClassVar, Literal, Self
@@ -109,35 +109,26 @@ def _divergence(noise: float, sampling: Sampling, asked: int, there: int) -> tup
     return accountant.orders, accountant.rdp
 
 
-@lru_cache(maxsize=8)
-def _losses(noise: float, rate: float, rounds: int) -> Any:
-    """The distribution of the privacy loss of so many rounds."""
-    from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
-
-    one = from_gaussian_mechanism(noise, sampling_prob=rate, value_discretization_interval=_INTERVAL)
-    return one if rounds == 1 else one.self_compose(rounds)
-
-
 def epsilon(
     noise: float, sampling: Sampling, draws: Mapping[tuple[int, int], int], delta: float, accountant: Accountant = "rdp"
 ) -> float:
-    """Epsilon of rounds, which need not hold with probability ``delta``.
+    """Epsilon of rounds, which need not hold with probability ``delta``; see ``Private`` for the other words.
 
     Args:
         noise: the noise's standard deviation over the longest that an update can be.
-        sampling: ``poisson``: each client is drawn by itself, one device more or less. ``without-replacement``: so many
-            exactly, one device's updates replaced by others. ``none``: all are in every round.
         draws: (clients drawn, devices from which) -> how many rounds.
-        delta, accountant: see ``Private``.
     """
+    from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
     from dp_accounting.rdp import compute_epsilon
 
     if sampling == "none":
         draws = {(1, 1): sum(draws.values())}
     if accountant == "pld":
-        rates = [(asked / there, rounds) for (asked, there), rounds in sorted(draws.items())]
-        compose: Callable[[Any, Any], Any] = lambda one, other: one.compose(other)  # noqa: E731
-        return float(reduce(compose, [_losses(noise, *rate) for rate in rates]).get_epsilon_for_delta(delta))
+        losses: list[Any] = []
+        for (asked, there), rounds in sorted(draws.items()):
+            one = from_gaussian_mechanism(noise, sampling_prob=asked / there, value_discretization_interval=_INTERVAL)
+            losses.append(one if rounds == 1 else one.self_compose(rounds))
+        return float(reduce(type(losses[0]).compose, losses).get_epsilon_for_delta(delta))
     found = [(_divergence(noise, sampling, *drawn), rounds) for drawn, rounds in sorted(draws.items())]
     total = np.sum([np.multiply(rounds, divergence) for (_, divergence), rounds in found], axis=0)
     return float(compute_epsilon(found[0][0][0], total, delta)[0])
@@ -167,12 +158,10 @@ class Private(Aggregation):
     noise n is the number of updates that came; each is protected by its own noise alone.
 
     Each record of a round has the epsilon that was spent until then, between a run and one in which the updates of one device
-    are 0. It is that of the aggregates alone, without what else clients send (group, number of samples). Groups are disjoint,
-    so a round is one release for each device, even if no update came. Where all clients of a round are drawn uniformly from
-    those who are there, q is the clients drawn over those; in all other rounds (another selection, a sweep, late updates) q is
-    1. Where updates or losses are looked at before they are clipped, the account is refused.
-
-    State: ``clip``, a ref, where it adapts.
+    are 0, of the aggregates alone, without what else clients send (group, number of samples). Groups are disjoint, so a round
+    is one release for each device, even if no update came. Where all clients of a round are drawn uniformly from those who are
+    there, q is their share; in all other rounds (another selection, a sweep, late updates) it is 1. Where updates or losses are
+    looked at before they are clipped, the account is refused.
 
     Attributes:
         clip: C; the first one where it adapts.
@@ -258,26 +247,24 @@ class Private(Aggregation):
     def combine(
         self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: Ref
     ) -> Ref:
-        moves = changes(server, entries)
+        moves, before = changes(server, entries), [state["clip"]] if "clip" in state else []
         release = entries[0]["task"]  # names the draws: it is in one aggregation only
         central = self.where == "central"
         how: dict[str, Any] = {"noise": self.noise_of_sum if central else 0.0, "divide_by": self.divide_by}
-        how |= {"clip": self.clip if central else None, "adapted": False}
-        models = [otherwise, *moves]
+        how |= {"clip": self.clip if central else None, "adapted": bool(before)}
+        models = [otherwise, *before, *moves]
         if self.adaptive is not None:
             rule: dict[str, Any] = {"quantile": self.adaptive.quantile, "lr": self.adaptive.lr}
             rule |= {"noise": self.adaptive.count_noise, "divide_by": self.divide_by, "size": 1, "stream": ("clip", release)}
-            if "clip" in state:
-                models, how["adapted"] = [otherwise, state["clip"], *moves], True
-                state["clip"] = server.models.apply(adapted_clip, [state["clip"], *moves], clip=None, **rule)
-            else:
-                state["clip"] = server.models.apply(adapted_clip, moves, clip=self.clip, **rule)
+            clip = None if before else self.clip
+            state["clip"] = server.models.apply(adapted_clip, [*before, *moves], clip=clip, **rule)
         return server.models.apply(private_mean, models, stream=("noise", release), otherwise=otherwise, leave_out=True, **how)
 
     def spent(self, draws: Draws, devices: int) -> dict[str, float]:
         if not self.accounts:
             return {}
         delta = self.delta if self.delta is not None else min(0.5, devices**-1.1)
-        if self.where == "local":  # any two updates of a device are 2 C apart at most
-            return {"epsilon": epsilon(self.noise / 2, "none", draws, delta, self.accountant)}
-        return {"epsilon": epsilon(self.noise, self.sampling, draws, delta, self.accountant)}
+        # With local noise any two updates of a device are 2 C apart at most.
+        local = self.where == "local"
+        noise, sampling = self.noise / (2 if local else 1), "none" if local else self.sampling
+        return {"epsilon": epsilon(noise, sampling, draws, delta, self.accountant)}

@@ -58,16 +58,10 @@ class Robust(Aggregation):
     def combine(
         self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: Ref
     ) -> Ref:
-        rule = self.rule()
-        if rule is None:
+        if (rule := self.rule()) is None:
             return super().combine(server, state, entries, weights, otherwise)
-        function, constants = rule
-        return server.models.apply(
-            function, [entry["update"] for entry in entries], otherwise=otherwise, leave_out=True, **constants
-        )
-
-
-# By coordinate.
+        updates = [entry["update"] for entry in entries]
+        return server.models.apply(rule[0], updates, otherwise=otherwise, leave_out=True, **rule[1])
 
 
 @pure
@@ -127,9 +121,6 @@ class TrimmedMean(Robust):
         return trimmed_mean, {"share": self.share}
 
 
-# By distances.
-
-
 def squared_distances(models: Models) -> Floats:
     """||u_i - u_j||^2 of all pairs, float64 [n, n]."""
     found = np.zeros((len(models), len(models)))
@@ -141,37 +132,10 @@ def squared_distances(models: Models) -> Floats:
 
 
 def scores(distances: Floats, malicious: int) -> Floats:
-    """Krum's score of each update: the sum of the squared distances to its n - f - 2 nearest others, float64 [n].
-
-    With so few updates that this is less than 1 the nearest alone counts; f is the number of the malicious.
-    """
+    """Krum's score of each update: the sum of the squared distances to its n - f - 2 nearest others, at least one; [n]."""
     near = max(1, len(distances) - malicious - 2)
     others = np.where(np.eye(len(distances), dtype=np.bool_), np.inf, distances)
     return np.asarray(np.sort(others, axis=1)[:, :near].sum(axis=1))
-
-
-def tolerated(updates: int, malicious: int, least: tuple[int, int]) -> int:
-    """f, or the most for which n updates are enough: n >= a f + b with (a, b) = ``least``; 0 where they never are."""
-    return max(0, min(malicious, (updates - least[1]) // least[0]))
-
-
-def picked(models: Models, malicious: int) -> list[int]:
-    """Positions of the updates that Bulyan takes: Krum picks n - 2 f, one by one."""
-    f, left = tolerated(len(models), malicious, Bulyan.least), list(range(len(models)))
-    distances, found = squared_distances(models), []
-    for _ in range(len(models) - 2 * f):
-        found.append(left.pop(int(scores(distances[np.ix_(left, left)], f).argmin())))
-    return found
-
-
-@pure
-def bulyan(models: Models, malicious: int) -> NDArray[np.floating]:
-    """Of the updates that are ``picked``: the mean of each coordinate over n - 4 f values around its median, [d]."""
-    f, taken = tolerated(len(models), malicious, Bulyan.least), picked(models, malicious)
-    values = np.sort(np.stack([models[at] for at in taken]), axis=0).astype(np.float64)
-    far = np.argsort(np.abs(values - np.median(values, axis=0)), axis=0, kind="stable")
-    around = np.take_along_axis(values, far[: len(taken) - 2 * f], axis=0)
-    return np.asarray(around.mean(axis=0))
 
 
 class _ByDistance(Robust):
@@ -183,9 +147,16 @@ class _ByDistance(Robust):
 
     malicious: int = Field(default=1, ge=0, le=1_000_000)
 
+    def tolerated(self, updates: int) -> int:
+        """f, or the most for which n updates are enough; 0 where they never are."""
+        a, b = self.least
+        return max(0, min(self.malicious, (updates - b) // a))
+
     def taken(self, models: Models) -> list[int]:
         """Positions of the selected finite updates, at least one."""
-        raise NotImplementedError
+        f, best = self.tolerated(len(models)), getattr(self, "best", 1)
+        order = np.argsort(scores(squared_distances(models), f), kind="stable")  # of equals the first
+        return [int(at) for at in order[: len(models) - f if best is None else best]]
 
     async def weigh(self, server: Server, entries: Sequence[Entry], weights: Sequence[float]) -> Sequence[float]:
         """Equal weights of the taken updates, 0 for the others; too few updates for f all get 0. Equal without learning."""
@@ -205,7 +176,7 @@ class _ByDistance(Robust):
         return otherwise if self.told(len(entries)) else super().combine(server, state, entries, weights, otherwise)
 
     def told(self, updates: int) -> dict[str, int]:
-        f = tolerated(updates, self.malicious, self.least)
+        f = self.tolerated(updates)
         return {"bears": f} if f < self.malicious else {}
 
     def check(self, clients: int) -> None:
@@ -214,25 +185,8 @@ class _ByDistance(Robust):
             raise ScenarioError(
                 f"strategy.aggregation.malicious is {self.malicious}; {self.kind!r} then needs at least "
                 f"{a * self.malicious + b} updates at a time ({a} f + {b}), and there are {clients}; allowed are at most "
-                f"{tolerated(clients, self.malicious, self.least)}, or more clients"
+                f"{self.tolerated(clients)}, or more clients"
             )
-
-
-class MultiKrum(_ByDistance):
-    """The mean of the updates with the best scores of Krum, which see.
-
-    Attributes:
-        malicious: f.
-        best: how many; None: n - f.
-    """
-
-    kind: Literal["multi-krum"] = "multi-krum"
-    best: int | None = Field(default=None, ge=1)
-
-    def taken(self, models: Models) -> list[int]:
-        f = tolerated(len(models), self.malicious, self.least)
-        order = np.argsort(scores(squared_distances(models), f), kind="stable")  # of equals the first
-        return [int(at) for at in order[: len(models) - f if self.best is None else self.best]]
 
 
 class Krum(_ByDistance):
@@ -248,12 +202,32 @@ class Krum(_ByDistance):
 
     kind: Literal["krum"] = "krum"
 
-    def taken(self, models: Models) -> list[int]:
-        return MultiKrum(malicious=self.malicious, best=1).taken(models)
+
+class MultiKrum(_ByDistance):
+    """The mean of the updates with the best scores of Krum, which see.
+
+    Attributes:
+        malicious: f.
+        best: how many; None: n - f.
+    """
+
+    kind: Literal["multi-krum"] = "multi-krum"
+    best: int | None = Field(default=None, ge=1)
+
+
+@pure
+def bulyan(models: Models, malicious: int) -> NDArray[np.floating]:
+    """Of the updates that are taken: the mean of each coordinate over n - 4 f values around its median, [d]."""
+    how = Bulyan(malicious=malicious)
+    taken = how.taken(models)
+    values = np.sort(np.stack([models[at] for at in taken]), axis=0).astype(np.float64)
+    far = np.argsort(np.abs(values - np.median(values, axis=0)), axis=0, kind="stable")
+    around = np.take_along_axis(values, far[: len(taken) - 2 * how.tolerated(len(models))], axis=0)
+    return np.asarray(around.mean(axis=0))
 
 
 class Bulyan(_ByDistance):
-    """Krum picks n - 2 f updates; of these each coordinate is the mean of the values around its median.
+    """Krum picks n - 2 f updates, one by one; of these each coordinate is the mean of the values around its median.
 
     Source: El Mhamdi, Guerraoui and Rouault, "The hidden vulnerability of distributed learning in Byzantium" (ICML 2018),
     section 4. It tolerates f malicious updates of n >= 4 f + 3. With fewer it is as Krum.
@@ -270,4 +244,8 @@ class Bulyan(_ByDistance):
         return bulyan, {"malicious": self.malicious}
 
     def taken(self, models: Models) -> list[int]:
-        return picked(models, self.malicious)
+        f, left = self.tolerated(len(models)), list(range(len(models)))
+        distances, found = squared_distances(models), list[int]()
+        for _ in range(len(models) - 2 * f):
+            found.append(left.pop(int(scores(distances[np.ix_(left, left)], f).argmin())))
+        return found

@@ -1,8 +1,4 @@
-"""The base of every strategy without a server: the same half on each device, and the books of all of them.
-
-The strategy itself is no endpoint and sends nothing. It calls the halves, keeps each device's model for who evaluates, and says
-when a round of the run is over.
-"""
+"""The base of every strategy without a server: the same half on each device, and the books of all of them."""
 
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
@@ -10,19 +6,8 @@ from pydantic import Field
 
 from fedsim.errors import ScenarioError
 from fedsim.evaluation.evaluator import Measured, ModelAssignment
-from fedsim.federation import (
-    Client,
-    Contents,
-    Device,
-    Header,
-    Instruction,
-    LocalResult,
-    Peer,
-    PeerMessage,
-    RunInfo,
-    Server,
-    TaskEnd,
-)
+from fedsim.federation import Client, Contents, Device, Header, Instruction, LocalResult, Peer, PeerMessage, Server, TaskEnd
+from fedsim.federation.client import RunInfo
 from fedsim.language.units import PositiveSeconds
 from fedsim.learning.refs import Ref
 from fedsim.strategies.base import Strategy, StrategyParams
@@ -46,13 +31,14 @@ class PeerParams(StrategyParams):
     deadline: PositiveSeconds | None = None
 
     def check_population(self, population: PopulationSpec) -> None:
-        goes = population.comes_and_goes
-        if goes and self.deadline is None:
+        if not population.comes_and_goes:
+            return
+        if self.deadline is None:
             raise ScenarioError(
                 f"strategy.deadline is missing: devices of this population come and go, and {self.kind!r} would wait without "
                 "end for one that has gone; give the longest wait, such as '60 s'"
             )
-        if goes and not self.local_epochs:
+        if not self.local_epochs:
             raise ScenarioError("strategy.local_epochs is 0, which takes no time; where devices come and go it is 1 or more")
 
 
@@ -62,8 +48,7 @@ P = TypeVar("P", bound=PeerParams)
 class PeerHalf(Generic[P]):
     """The half on every device. One object serves all: all that belongs to a device is in that device's ``state``.
 
-    ``state["model"]`` is its model, ``state["round"]`` the number of rounds that it has finished. Handlers are called only
-    while the device can be reached.
+    ``state["model"]`` is its model, ``state["round"]`` the rounds that it has finished. Called only while it can be reached.
     """
 
     def __init__(self, params: P, setting: RunInfo) -> None:
@@ -100,24 +85,21 @@ class PeerHalf(Generic[P]):
 
 
 class PeerClient(Client[PeerParams]):
-    """Trains, and keeps what comes of it: no byte moves."""
+    """Trains; no byte moves."""
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
         return {"update": Header(result.update), "samples": Header(result.samples), "start": Header(result.start)}
 
 
 class Peers(Strategy[P]):
-    """A strategy without a server. An algorithm fills in ``Half``.
+    """A strategy without a server, which sends nothing itself: an algorithm fills in ``Half``.
 
     Its score is the mean of the devices' accuracies, each with its own model on its own test samples. Rounds also have
     ``mean_accuracy`` and ``consensus``.
 
-    State:
-        round: the round of the run that is not over, from 0; ``over``, whether the last round is.
-        rounds: how many rounds each device has finished; ``steps``, how many all have finished together.
-        own: each device's model, of those that have begun.
-        updates: trainings since the last round was over: update, samples, the model from which it began, device.
-        away: devices that could not be reached when something was to be done; their halves are called when they return.
+    State: ``round``, of the run, from 0; ``over``, whether the last one is; ``rounds`` that each device has finished, and
+    ``steps``, all together; ``own``, each device's model; ``updates`` in this round: update, samples, start, device; ``away``,
+    devices that could not be reached when something was to be done, and act when they return.
     """
 
     Client = PeerClient
@@ -131,16 +113,14 @@ class Peers(Strategy[P]):
     def is_over(self) -> bool:
         """Whether the round of the run is over: every device that is in it, and can be reached, has finished it."""
         number, rounds = self.state["round"], self.state["rounds"]
-        if any(finished == number and self.server.peer(device).online for device, finished in rounds.items()):
-            return False
-        return bool(max(rounds.values(), default=0) > number)
+        waits = any(finished == number and self.server.peer(device).online for device, finished in rounds.items())
+        return not waits and bool(max(rounds.values(), default=0) > number)
 
     async def on_start(self) -> None:
         self.state |= {"round": 0, "steps": 0, "rounds": {}, "own": {}, "updates": [], "away": [], "over": False}
         self.server.begin_round(0)
-        for device in range(self.server.devices):
-            if self.server.clients.arrived(device):
-                await self._call(device, "on_return")
+        for device in filter(self.server.clients.arrived, range(self.server.devices)):
+            await self._call(device, "on_return")
 
     async def on_arrival(self, device: int) -> None:
         await self._call(device, "on_return")
@@ -158,7 +138,6 @@ class Peers(Strategy[P]):
         await self._call(device, "on_return" if message.outcome == "lost" else "on_trained", update)
 
     async def on_peer_message(self, message: PeerMessage) -> None:
-        """A message has arrived, or was lost, of which both ends hear that can be reached."""
         source, destination = message.source, message.destination
         if message.outcome == "done":
             await self._call(destination, "on_message", source, message.contents)
@@ -170,7 +149,7 @@ class Peers(Strategy[P]):
         await self._call(int(name.partition("/")[2]), "on_timer")
 
     async def _call(self, number: int, handler: str, *told: Any) -> None:
-        """Let a device's half act, and see whether a round of the run is over. One that is away acts when it returns."""
+        """Let a device's half act, now or when it returns, and see whether a round of the run is over."""
         device, state = self.server.peer(number), self.state
         if state["over"]:
             return

@@ -1,7 +1,6 @@
 """All-reduce over endpoints: ring, tree, butterfly, or through a server, in pieces and over some connections a pair.
 
-An algorithm is a program for each node: steps that wait for one message from each of some nodes, then send one to each of
-others. Timing (``AllReduce``) and learning (``strategies/peers/collective``) run the same programs.
+An algorithm is a program for each node. Timing (``AllReduce``) and learning (``diloco``) run the same programs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,12 +24,7 @@ class CollectiveStep(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """An all-reduce among some nodes.
-
-    Attributes:
-        programs: the steps of each node; the last one may be that of a server.
-        share: part of the vector in each message.
-    """
+    """An all-reduce: the steps of each node, the last of which may be a server, and the vector's part in each message."""
 
     programs: tuple[tuple[CollectiveStep, ...], ...]
     share: float
@@ -43,7 +37,7 @@ def _ring(n: int) -> Collective:
         before, after = ((node - 1) % n,), ((node + 1) % n,)
         return (CollectiveStep((), after), *[CollectiveStep(before, after)] * (2 * n - 3), CollectiveStep(before, ()))
 
-    return Collective(tuple(program(node) for node in range(n)), 1 / n)
+    return Collective(tuple(map(program, range(n))), 1 / n)
 
 
 def _tree(n: int) -> Collective:
@@ -52,13 +46,10 @@ def _tree(n: int) -> Collective:
     def program(node: int) -> tuple[CollectiveStep, ...]:
         children = tuple(child for child in (2 * node + 1, 2 * node + 2) if child < n)
         parent = ((node - 1) // 2,)
-        return (
-            (CollectiveStep(children, parent), CollectiveStep(parent, children))
-            if node
-            else (CollectiveStep(children, children),)
-        )
+        down = CollectiveStep(parent if node else children, children)
+        return (CollectiveStep(children, parent), down) if node else (down,)
 
-    return Collective(tuple(program(node) for node in range(n)), 1.0)
+    return Collective(tuple(map(program, range(n))), 1.0)
 
 
 def _butterfly(n: int) -> Collective:
@@ -68,7 +59,7 @@ def _butterfly(n: int) -> Collective:
         others = tuple(other for other in range(n) if other != node)
         return CollectiveStep((), others), CollectiveStep(others, others), CollectiveStep(others, ())
 
-    return Collective(tuple(program(node) for node in range(n)), 1 / n)
+    return Collective(tuple(map(program, range(n))), 1 / n)
 
 
 def _server(n: int) -> Collective:

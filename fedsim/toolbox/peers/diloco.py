@@ -1,22 +1,28 @@
-"""Periodic averaging without a server: local SGD, DiLoCo, and DiLoCo whose fragments stream while devices train."""
+"""Periodic averaging by an all-reduce, without a server: local SGD, DiLoCo, and DiLoCo whose fragments stream meanwhile."""
 
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from fedsim.errors import ScenarioError
-from fedsim.federation import Device, Instruction, Partial, Peer
+from fedsim.errors import ScenarioError, SimulationError
+from fedsim.federation import Contents, Device, Header, Instruction, Opaque, Partial, Peer, RunInfo
 from fedsim.language.spec import OnlyWith
 from fedsim.learning.refs import Ref
-from fedsim.toolbox.peers.base import PeerClient, Peers
-from fedsim.toolbox.peers.collective import CollectiveHalf, CollectiveParams
+from fedsim.toolbox.peers.base import PeerClient, PeerHalf, PeerParams, Peers
+from fedsim.toolbox.peers.collectives import collective
 from fedsim.training import Places, Training
+from fedsim.world.population import PopulationSpec
 
 
-class DiLoCoParams(CollectiveParams):
+class DiLoCoParams(PeerParams):
     """Parameters of DiLoCo.
 
     Attributes:
+        collective: the all-reduce. ``ring``: each device sends 2 (n - 1) parts of 1/n to the next one. ``tree``: sums go up a
+            binary tree and the result comes down. ``butterfly``: each device owns 1/n, gets that from all others and sends them
+            the sum. Through a server it is ``fedavg``.
+        start: ``same``: an all-reduce keeps devices at one model.
+        deadline: none: an all-reduce waits for every device.
         local_steps: SGD steps between two synchronisations; None: ``local_epochs`` passes.
         outer_lr: the outer learning rate.
         outer_momentum: of the outer Nesterov momentum; 0: none.
@@ -26,6 +32,9 @@ class DiLoCoParams(CollectiveParams):
     """
 
     kind: Literal["diloco"] = "diloco"
+    start: Literal["same"] = "same"
+    deadline: None = None
+    collective: Literal["ring", "tree", "butterfly"] = "ring"
     local_steps: int | None = Field(default=None, ge=1, le=1_000_000)
     outer_lr: float = Field(default=0.7, gt=0.0, le=1e6)
     outer_momentum: float = Field(default=0.9, ge=0.0, lt=1.0)
@@ -34,9 +43,17 @@ class DiLoCoParams(CollectiveParams):
     mixing: Annotated[float, Field(ge=0.0, lt=1.0), OnlyWith("overlap")] = 0.5
 
     def check(self, devices: int) -> None:
-        super().check(devices)
+        if devices < 2:
+            raise ScenarioError(f"population.devices is {devices}; {self.kind!r} averages over 2 or more")
         if self.local_steps is not None and "local_epochs" in self.model_fields_set:
             raise ScenarioError("strategy.local_steps and strategy.local_epochs both say how long a device trains; give one")
+
+    def check_population(self, population: PopulationSpec) -> None:
+        if population.comes_and_goes:
+            raise ScenarioError(
+                f"strategy.kind is {self.kind!r}, whose all-reduces wait for every device, but devices of this population come "
+                "and go; allowed is population.availability 'always', without arrivals and departures"
+            )
 
 
 class _DiLoCoClient(PeerClient):
@@ -47,18 +64,35 @@ class _DiLoCoClient(PeerClient):
         return Training(instruction["model"], steps=steps) if steps else super().training(device, instruction)
 
 
-class DiLoCoHalf(CollectiveHalf[DiLoCoParams]):
+class DiLoCoHalf(PeerHalf[DiLoCoParams]):
     """Trains, averages what training has changed of a fragment, makes an outer step, and again.
 
-    State besides ``CollectiveHalf``'s: ``outer``, the model after the last outer steps; ``velocity``; ``trained``, whether it
-    waits for the all-reduce before; ``fresh``, whether that one's result is not taken yet.
+    One all-reduce is under way at a time. A message has its bytes, and in its header the contributions that are summed up in
+    it; all add these up in one order.
+
+    State: ``outer``, the model after the last outer steps; ``velocity``; ``trained``, whether it waits for the all-reduce
+    before; ``fresh``, whether that one's result is not taken yet; ``reducing``, the number of that under way, or None; ``step``
+    of its program; ``known``, device -> contribution; ``bytes`` of the vector; ``inbox``, number -> sender -> what came.
     """
 
+    def __init__(self, params: DiLoCoParams, setting: RunInfo) -> None:
+        super().__init__(params, setting)
+        self._collective = collective(params.collective, setting.devices)
+
     def on_start(self, device: Peer) -> None:
-        super().on_start(device)
         state = device.state
+        state |= {"reducing": None, "step": 0, "known": {}, "bytes": 0.0, "inbox": {}}
         state |= {"outer": state["model"], "velocity": device.zero(), "trained": False, "fresh": False}
         self._train(device)
+
+    def on_return(self, device: Peer) -> None:
+        raise SimulationError(
+            f"device {device.number} was switched off, but the all-reduces of {self.params.kind!r} wait for every device: let "
+            "no process of the world switch one off"
+        )
+
+    def on_lost(self, device: Peer, other: int) -> None:
+        self.on_return(device)
 
     def _train(self, device: Peer) -> None:
         if self.setting.planned_rounds is None or device.state["round"] < self.setting.planned_rounds:
@@ -79,19 +113,40 @@ class DiLoCoHalf(CollectiveHalf[DiLoCoParams]):
             self._take(device, number - 1, self.params.mixing)
         change = device.mix([(state["model"], 1.0), (state["outer"], -1.0)], otherwise=device.zero())
         places = self._places(number)
-        self.reduce(device, number, Partial(change, device.zero(), places) if places else change)
+        written, size = device.written(Partial(change, device.zero(), places) if places else change)
+        state |= {"reducing": number, "step": 0, "known": {device.number: written}, "bytes": size}
+        self._reduce(device)
         if self._goes_on(number):
             self._next(device)
 
-    def _next(self, device: Peer) -> None:
-        device.state["round"] += 1
-        self._train(device)
+    def on_message(self, device: Peer, sender: int, contents: Contents) -> None:
+        came = device.state["inbox"].setdefault(contents["number"], {})
+        came.setdefault(sender, []).append(contents["known"])
+        self._reduce(device)
 
-    def _goes_on(self, number: int) -> bool:
-        """Whether devices train during the all-reduce of this number: not during the last."""
-        return self.params.overlap and number + 1 != self.setting.planned_rounds
+    def _reduce(self, device: Peer) -> None:
+        """Go on with the all-reduce as far as messages have come."""
+        state = device.state
+        number, program = state["reducing"], self._collective.programs[device.number]
+        if number is None:
+            return
+        came = state["inbox"].get(number, {})
+        while state["step"] < len(program):
+            step = program[state["step"]]
+            if not all(came.get(sender) for sender in step.receive):
+                return
+            for sender in step.receive:
+                state["known"] |= came[sender].pop(0)
+            state["step"] += 1
+            if step.send:
+                part = Opaque(None, state["bytes"] * self._collective.share)
+                device.send(step.send, {"part": part, "known": Header(dict(state["known"])), "number": Header(number)}, number)
+        state["inbox"].pop(number, None)
+        state["reducing"] = None
+        self._step(device, number, [state["known"][one] for one in sorted(state["known"])])
 
-    def reduced(self, device: Peer, number: int, contributions: list[Ref]) -> None:
+    def _step(self, device: Peer, number: int, contributions: list[Ref]) -> None:
+        """The outer step; ``contributions`` are those of all devices, in their order."""
         state, params = device.state, self.params
         share, zero = 1.0 / len(contributions), device.zero()
         change = device.mix([(each, share) for each in contributions], otherwise=zero)
@@ -107,6 +162,14 @@ class DiLoCoHalf(CollectiveHalf[DiLoCoParams]):
             self._next(device)
         elif state["trained"]:
             self._synchronise(device)
+
+    def _next(self, device: Peer) -> None:
+        device.state["round"] += 1
+        self._train(device)
+
+    def _goes_on(self, number: int) -> bool:
+        """Whether devices train during the all-reduce of this number: not during the last."""
+        return self.params.overlap and number + 1 != self.setting.planned_rounds
 
     def _take(self, device: Peer, number: int, mixing: float) -> None:
         """Take a synchronised fragment, and keep a share of its own."""

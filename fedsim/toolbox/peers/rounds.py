@@ -1,20 +1,121 @@
-"""Strategies in rounds without a server: train, send to some devices, wait for those that send, and average.
+"""D-PSGD, epidemic learning and gossip: devices train, send their models to some others, and average what they receive."""
 
-``RoundHalf`` is the loop; D-PSGD sends to the neighbours in a graph, epidemic learning to devices drawn anew.
-"""
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
-from collections.abc import Sequence
-from typing import ClassVar, Literal, TypeVar
+import networkx
+import numpy as np
+from pydantic import Field, model_validator
 
-from pydantic import Field
-
-from fedsim.errors import ScenarioError
+from fedsim.errors import ScenarioError, nearest
 from fedsim.federation import Contents, Header, Peer, RunInfo
+from fedsim.language.spec import Spec
 from fedsim.learning.refs import Ref
 from fedsim.toolbox.peers.base import PeerHalf, PeerParams, Peers
-from fedsim.toolbox.peers.topology import GraphParams, Graphs, Neighbours, keep, mixing_weight
 
+_SHORT = {"ring": "cycle_graph", "random-regular": "random_regular_graph", "torus": "grid_2d_graph"}
+_USUAL: Mapping[str, Mapping[str, Any]] = {"random_regular_graph": {"d": 3}, "grid_2d_graph": {"periodic": True}}
+
+Neighbours = tuple[tuple[int, ...], ...]
 R = TypeVar("R", bound=PeerParams)
+T = TypeVar("T")
+
+
+def _keep(drawn: dict[int, T], number: int, value: T) -> None:
+    """Keep what was drawn for a round, and for the last seven before it: devices are in few rounds at a time."""
+    if len(drawn) >= 8:
+        drawn.pop(next(iter(drawn)))
+    drawn[number] = value
+
+
+class Topology(Spec):
+    """The graph of the devices: each sends to its neighbours.
+
+    Attributes:
+        kind: ``ring``, ``complete``, ``star``, ``random-regular`` (``d``), ``torus`` (``m``, ``n``), or any other generator of
+            undirected graphs in networkx by its name: ``erdos_renyi``, ``watts_strogatz``, ``hypercube`` and so on.
+        parameters: what the generator takes by name, but for the number of nodes, which is that of the devices.
+        every: the graph is drawn again after so many rounds; None: it stays.
+    """
+
+    kind: str = "ring"
+    parameters: dict[str, int | float | bool] = Field(default={})
+    every: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare(cls, data: Any) -> Any:
+        return {"kind": data} if isinstance(data, str) else data
+
+    @model_validator(mode="after")
+    def _is_known(self) -> Self:
+        self._generator()
+        return self
+
+    def _generator(self) -> Any:
+        name = _SHORT.get(self.kind, self.kind.replace("-", "_")).removesuffix("_graph") + "_graph"
+        found = getattr(networkx.generators, name, None)
+        if found is None:
+            known = [name.removesuffix("_graph") for name in dir(networkx.generators) if name.endswith("_graph")]
+            raise ValueError(
+                f"'kind' is {self.kind!r}; allowed are {', '.join(_SHORT)}, complete, star and other generators of "
+                f"networkx{nearest(self.kind, known)}"
+            )
+        return found
+
+    def graph(self, devices: int, seed: int) -> "networkx.Graph[int]":
+        """The graph, with nodes from 0; ``ScenarioError`` where the generator refuses, or makes something else."""
+        generator = self._generator()
+        takes, given = inspect.signature(generator).parameters, dict(_USUAL.get(generator.__name__, {}))
+        given |= self.parameters
+        if "seed" in takes:
+            given["seed"] = seed
+        if "n" in takes and "n" not in given:
+            given["n"] = devices - 1 if generator.__name__ == "star_graph" else devices
+        try:
+            graph = networkx.convert_node_labels_to_integers(generator(**given), ordering="sorted")
+        except (TypeError, ValueError, networkx.NetworkXException) as error:
+            raise ScenarioError(f"strategy.topology.kind is {self.kind!r}: networkx says {error}") from None
+        if graph.is_directed() or len(graph) != devices:
+            found = f"{'a directed' if graph.is_directed() else 'an undirected'} graph of {len(graph)} nodes"
+            raise ScenarioError(f"strategy.topology.kind is {self.kind!r}, {found}; allowed is an undirected one of {devices}")
+        graph.remove_edges_from(list(networkx.selfloop_edges(graph)))
+        return graph
+
+
+class Graphs:
+    """The graphs of a run. Every device knows them, from a seed that all know."""
+
+    def __init__(self, topology: Topology, devices: int) -> None:
+        self._topology, self._devices = topology, devices
+        self._drawn: dict[int, Neighbours] = {}
+
+    def in_round(self, number: int, rng: Callable[..., np.random.Generator]) -> Neighbours:
+        """The neighbours of each device, ascending. ``rng`` makes a generator for a purpose and counts."""
+        count = 0 if self._topology.every is None else number // self._topology.every
+        if count not in self._drawn:
+            graph = self._topology.graph(self._devices, int(rng("topology", count).integers(1 << 31)))
+            _keep(self._drawn, count, tuple(tuple(sorted(graph.neighbors(device))) for device in range(self._devices)))
+        return self._drawn[count]
+
+
+def mixing_weight(neighbours: Neighbours, device: int, other: int) -> float:
+    """Metropolis-Hastings weight of a neighbour's model: 1 / (1 + the larger degree). The matrix is doubly stochastic."""
+    return 1.0 / (1.0 + max(len(neighbours[device]), len(neighbours[other])))
+
+
+class GraphParams(PeerParams):
+    """Parameters of strategies on a graph.
+
+    Attributes:
+        topology: who is whose neighbour.
+    """
+
+    topology: Topology = Topology()
+
+    def check(self, devices: int) -> None:
+        self.topology.graph(devices, 0)
 
 
 class RoundHalf(PeerHalf[R]):
@@ -22,9 +123,8 @@ class RoundHalf(PeerHalf[R]):
 
     One that has been away, and hears of a later round, goes on with that one. It makes no round beyond ``stop.rounds``.
 
-    State besides ``PeerHalf``'s: ``update``, what the training gave; ``sent``, the model that was sent; ``inbox``, round ->
-    sender -> model; ``newest``, the last round of which each sender was heard; ``lost``, who is not waited for in this round;
-    ``late``, whether the deadline has passed.
+    State: ``update``, of the training; ``sent``, the model; ``inbox``, round -> sender -> model; ``newest``, the last round of
+    which each sender was heard; ``lost``, who is not waited for in this round; ``late``, whether the deadline has passed.
     """
 
     sends_first: ClassVar[bool] = False
@@ -72,7 +172,6 @@ class RoundHalf(PeerHalf[R]):
         device.send(self.receivers(device, number), {"model": device.state["sent"], "round": Header(number)}, number)
 
     def on_message(self, device: Peer, sender: int, contents: Contents) -> None:
-        """Keep a model until its round; whoever is in a later round sends none for this one."""
         state, number = device.state, contents["round"]
         state["newest"][sender] = max(number, state["newest"].get(sender, 0))
         if number >= state["round"]:
@@ -87,17 +186,17 @@ class RoundHalf(PeerHalf[R]):
         device.state["late"] = True
         self._look(device)
 
+    def _waits(self, device: Peer, number: int, there: Mapping[int, Ref]) -> bool:
+        state, heard = device.state, {*there, *device.state["lost"]}
+        if not state["trained"] or state["late"]:
+            return not state["trained"]
+        newest = state["newest"]
+        return any(one not in heard and newest.get(one, 0) <= number for one in self.senders(device, number))
+
     def _look(self, device: Peer) -> None:
-        state = device.state
-        number = state["round"]
-        there, newest = state["inbox"].get(number, {}), state["newest"]
-        if not state["trained"] or not (
-            state["late"]
-            or all(
-                sender in there or sender in state["lost"] or newest.get(sender, 0) > number
-                for sender in self.senders(device, number)
-            )
-        ):
+        state, number = device.state, device.state["round"]
+        there = state["inbox"].get(number, {})
+        if self._waits(device, number, there):
             return
         device.cancel_timer()
         weights = {sender: self.weight(device, number, sender, len(there)) for sender in sorted(there)}
@@ -131,16 +230,13 @@ class DPSGDHalf(RoundHalf[DPSGDParams]):
         super().__init__(params, setting)
         self._graphs = Graphs(params.topology, setting.devices)
 
-    def _neighbours(self, device: Peer, number: int) -> Neighbours:
-        return self._graphs.in_round(number, device.rng)
-
     def receivers(self, device: Peer, number: int) -> Sequence[int]:
-        return self._neighbours(device, number)[device.number]
+        return self._graphs.in_round(number, device.rng)[device.number]
 
     senders = receivers
 
     def weight(self, device: Peer, number: int, sender: int, received: int) -> float:
-        return mixing_weight(self._neighbours(device, number), device.number, sender)
+        return mixing_weight(self._graphs.in_round(number, device.rng), device.number, sender)
 
 
 class DPSGD(Peers[DPSGDParams]):
@@ -179,6 +275,7 @@ class EpidemicHalf(RoundHalf[EpidemicParams]):
         self._drawn: dict[int, tuple[list[list[int]], list[list[int]]]] = {}
 
     def _draw(self, device: Peer, number: int) -> tuple[list[list[int]], list[list[int]]]:
+        """The receivers and the senders of every device in a round, ascending."""
         if number not in self._drawn:
             rng, devices = device.rng("epidemic", number), self.setting.devices
             draws = [rng.choice(devices - 1, self.params.sample_size, replace=False) for _ in range(devices)]
@@ -187,7 +284,7 @@ class EpidemicHalf(RoundHalf[EpidemicParams]):
             for one, drawn in enumerate(receivers):
                 for other in drawn:
                     senders[other].append(one)
-            keep(self._drawn, number, (receivers, senders))
+            _keep(self._drawn, number, (receivers, senders))
         return self._drawn[number]
 
     def receivers(self, device: Peer, number: int) -> Sequence[int]:
@@ -210,3 +307,98 @@ class Epidemic(Peers[EpidemicParams]):
 
     Params = EpidemicParams
     Half = EpidemicHalf
+
+
+class GossipParams(GraphParams):
+    """Parameters of gossip."""
+
+    kind: Literal["gossip"] = "gossip"
+
+
+class GossipHalf(PeerHalf[GossipParams]):
+    """Trains, averages with one neighbour, and again.
+
+    While it waits for an answer its model stays as it is: devices of higher numbers that ask it wait until it has the answer,
+    those of lower numbers are declined. So no cycle of devices waits for one another.
+
+    State: ``from``, the model from which it trains; ``partner``, whom it has asked, or None; ``asking``, who waits, and their
+    models.
+    """
+
+    def __init__(self, params: GossipParams, setting: RunInfo) -> None:
+        super().__init__(params, setting)
+        self._graphs = Graphs(params.topology, setting.devices)
+
+    def on_start(self, device: Peer) -> None:
+        device.state.update({"partner": None, "asking": [], "from": device.state["model"]})
+        self.train(device, device.state["model"])
+
+    on_return = on_start
+
+    def on_trained(self, device: Peer, update: Ref | None) -> None:
+        """Add what the training changed to the model, which others may have changed meanwhile, and ask a neighbour."""
+        state, number = device.state, device.state["round"]
+        if update is not None and update is not state["from"]:
+            parts = [(state["model"], 1.0), (update, 1.0), (state["from"], -1.0)]
+            state["model"] = device.mix(parts, otherwise=state["model"])
+        neighbours = self._graphs.in_round(number, device.rng)[device.number]
+        if not neighbours:
+            self._next(device)
+            return
+        state["partner"] = int(device.rng("partner", number, device.number).choice(neighbours))
+        device.send([state["partner"]], {"ask": state["model"]}, number)
+        if self.params.deadline is not None:
+            device.timer(self.params.deadline)
+
+    def on_message(self, device: Peer, sender: int, contents: Contents) -> None:
+        state, number = device.state, device.state["round"]
+        if "ask" in contents and state["partner"] is None:
+            self._answer(device, sender, contents["ask"])
+        elif "ask" in contents and sender > device.number:
+            state["asking"].append((sender, contents["ask"]))
+        elif "ask" in contents:
+            device.send([sender], {"declined": 1.0}, number)
+        elif sender == state["partner"]:
+            if "answer" in contents:
+                self._average(device, contents["answer"])
+            self._next(device)
+
+    def on_lost(self, device: Peer, other: int) -> None:
+        if other == device.state["partner"]:
+            self._next(device)
+
+    def on_timer(self, device: Peer) -> None:
+        if device.state["partner"] is not None:
+            self._next(device)
+
+    def _answer(self, device: Peer, sender: int, model: Ref) -> None:
+        device.send([sender], {"answer": device.state["model"]}, device.state["round"])
+        self._average(device, model)
+
+    @staticmethod
+    def _average(device: Peer, other: Ref) -> None:
+        own = device.state["model"]
+        device.state["model"] = device.mix([(own, 0.5), (other, 0.5)], otherwise=own)
+
+    def _next(self, device: Peer) -> None:
+        device.cancel_timer()
+        for sender, model in device.state["asking"]:
+            self._answer(device, sender, model)
+        device.state["round"] += 1
+        self.on_start(device)
+
+
+class Gossip(Peers[GossipParams]):
+    """Lian et al. 2018 (AD-PSGD), Algorithm 1, with local epochs in place of one gradient.
+
+    A device that has trained sends its model to one neighbour, drawn at random (d parameters, ``ask``), which sends its own
+    back (``answer``, d parameters); both then have the mean, so that the sum of all models stays as it is. One that waits for
+    an answer itself answers later, or sends ``declined`` (4 bytes). What a training changed is added to a model that others
+    may have averaged meanwhile. A round of the run is over when as many steps were made as there are devices.
+    """
+
+    Params = GossipParams
+    Half = GossipHalf
+
+    def is_over(self) -> bool:
+        return bool(self.state["steps"] >= (self.state["round"] + 1) * self.server.devices)

@@ -41,9 +41,8 @@ class FAVOR(Selection):
     choice. A device that was away, or is a newcomer, is profiled when it is there; until then the first model stands for its
     own. In strategies with groups the model is the mean of the groups'. Without learning clients are random.
 
-    State: ``first``, the first model; ``local``, device -> model; ``axes``, their mean and the axes, as one array; ``model``,
-    the present one; ``state``, s; ``values``, Q(s, a); ``agent``, its weights, Adam's two moments and count, as one array, and
-    ``older``, Q'; ``replay``, lists of s, device, reward and s'; ``round``.
+    State: ``first``, the first model; ``local``, device -> model; ``axes``, their mean and the axes; ``model``, the present
+    one; ``state``, s; ``values``, Q(s, a); ``agent`` and ``older``, Q and Q'; ``replay``, lists of s, device, reward and s'.
 
     Attributes:
         target: Omega, the accuracy that is aimed at.
@@ -91,7 +90,7 @@ class FAVOR(Selection):
         local = state.setdefault("local", {})
         there = server.clients.sample(server.devices, "select", *ids, among=among)
         chosen = self._chosen(server, state, count, [device for device in there if device in local])
-        return chosen + [device for device in there if device not in local]
+        return chosen + self.asked_first(state, there)
 
     def _chosen(self, server: Server, state: dict[str, Any], count: int, there: list[int]) -> list[int]:
         """So many of those ``there``, which are in an order drawn at random."""
@@ -121,18 +120,16 @@ class FAVOR(Selection):
             local[device] = server.models.mix([(answer["local-model"], 1.0)], otherwise=state["first"])
         if answers and server.models.learns:
             if "axes" not in state:
-                self._begin(server, state)
+                size, components = server.setting.parameters, min(self.components, server.devices)
+                how: dict[str, Any] = {"size": (components + 1) * size, "count": components}
+                state["axes"] = server.models.apply(principal_axes, list(local.values()), **how)
+                sizes: dict[str, Any] = {"inputs": self._inputs(server), "hidden": self.hidden, "actions": server.devices}
+                how = {"stream": ("agent",), "size": 3 * weights(**sizes) + 1}
+                agent = server.models.apply(new_agent, [state["first"]], **how, **sizes)
+                state |= {"agent": agent, "older": agent, "replay": [], "model": state["first"]}
             self._look(server, state)
             await self._ask_agent(server, state)
         return self._chosen(server, state, count, list(answers))
-
-    def _begin(self, server: Server, state: dict[str, Any]) -> None:
-        count = min(self.components, server.devices)
-        size = (count + 1) * server.setting.parameters
-        state["axes"] = server.models.apply(principal_axes, list(state["local"].values()), size=size, count=count)
-        sizes: dict[str, Any] = {"inputs": self._inputs(server), "hidden": self.hidden, "actions": server.devices}
-        agent = server.models.apply(new_agent, [state["first"]], stream=("agent",), size=3 * weights(**sizes) + 1, **sizes)
-        state |= {"agent": agent, "older": agent, "replay": [], "model": state["first"]}
 
     def _inputs(self, server: Server) -> int:
         return min(self.components, server.devices) * (server.devices + 1)
@@ -210,15 +207,19 @@ def q_values(own: "Tensor", states: "Tensor", hidden: int, actions: int) -> "Ten
     return torch.addmm(last, units, second.view(actions, hidden).T)
 
 
-@pure
-def told(models: list[Numbers], hidden: int, actions: int) -> NDArray[np.floating]:
-    """Q-values [actions] of one state; ``models``: the agent and the state."""
+def _tensors(models: list[Numbers]) -> "list[Tensor]":
     import torch
 
     from fedsim.learning.solvers.base import compute_with_one_thread
 
     compute_with_one_thread()
-    agent, state = (torch.tensor(model) for model in models)
+    return [torch.tensor(model) for model in models]
+
+
+@pure
+def told(models: list[Numbers], hidden: int, actions: int) -> NDArray[np.floating]:
+    """Q-values [actions] of one state; ``models``: the agent and the state."""
+    agent, state = _tensors(models)
     return q_values(agent[: weights(len(state), hidden, actions)], state[None], hidden, actions)[0].numpy()
 
 
@@ -232,10 +233,7 @@ def learnt(
     """
     import torch
 
-    from fedsim.learning.solvers.base import compute_with_one_thread
-
-    compute_with_one_thread()
-    agent, older = (torch.tensor(model) for model in models[:2])
+    agent, older = _tensors(models[:2])
     befores, afters = torch.split(torch.tensor(np.array(models[2:])), len(chosen))
     size, at, made = (len(agent) - 1) // 3, torch.arange(len(chosen)), float(agent[-1]) + 1
     own, first, second = torch.split(agent[:-1], size)
@@ -250,18 +248,13 @@ def learnt(
     return torch.cat([own.detach() - step, first, second, torch.tensor([made])]).numpy()
 
 
-# What it sees: models along the principal axes of the first ones.
-
-
 @pure
 def principal_axes(models: list[Numbers], count: int) -> NDArray[np.floating]:
-    """The mean of some models, and the ``count`` axes along which they differ most, [(count + 1) d]; 0 where there are fewer.
-
-    Axes have length 1, and their largest number is positive.
-    """
+    """The mean of some models, and the ``count`` axes along which they differ most, [(count + 1) d]; 0 for fewer."""
     rows = np.array(models, dtype=np.float64)
     mean = rows.mean(axis=0)
     axes = np.linalg.svd(rows - mean, full_matrices=False)[2][: min(count, len(rows) - 1)]
+    # The largest number of each axis is positive.
     axes *= np.sign(axes[np.arange(len(axes)), np.abs(axes).argmax(axis=1)])[:, None]
     none = np.zeros((count - len(axes)) * len(mean))
     return np.concatenate([mean, axes.ravel(), none])

@@ -1,5 +1,6 @@
-"""The user's own data: numpy archives, and any ``Dataset`` of torch."""
+"""The user's own data: numpy archives, folders as Hugging Face's ``datasets`` saves them, and any ``Dataset`` of torch."""
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -10,8 +11,8 @@ from pydantic import Field, field_validator
 
 from fedsim.data.federated import Raw
 from fedsim.data.sources import Source, checked_labels, every_fifth, read_arrays
-from fedsim.errors import DataError
-from fedsim.files import sought
+from fedsim.errors import DataError, nearest
+from fedsim.files import read_json, regular, sought
 from fedsim.language.imports import find, refuse_unless_allowed
 
 _MOST_CLASSES = 100_000  # labels index tables a class wide: of each device's samples, of outputs
@@ -126,6 +127,96 @@ def _samples(path: Path, name: str, x: NDArray[Any]) -> NDArray[Any]:
     if not np.isfinite(numbers).all():
         raise DataError(f"'{path}': '{name}' has values that are not finite")
     return numbers
+
+
+class HuggingFace(Source):
+    """A folder that ``save_to_disk`` has written: of one data set, or of its splits ``train`` and ``test``.
+
+    Without splits every fifth sample of each class becomes a test sample.
+
+    Attributes:
+        path: the folder; a relative path starts from ``data.root``, else the working directory, else ``$FEDSIM_DATA``.
+        x: the column of the samples: images (Pillow decodes them), or numbers in lists of one length, as ``Array2D`` has them;
+            integers are tokens.
+        y: the column of the labels, or of targets as in ``Npz``.
+        columns: further columns of integers, for ``data.column``.
+        vocabulary: as of ``npz``.
+    """
+
+    published: ClassVar[bool] = False
+    kind: Literal["huggingface"] = "huggingface"
+    path: str
+    x: str = "image"
+    y: str = "label"
+    columns: list[str] = Field(default_factory=list)
+    vocabulary: Vocabulary = None
+
+    def load(self, root: Path | None) -> Raw:
+        folder = sought(self.path, root)
+        names = {"x": self.x, "y": self.y} | {name: name for name in self.columns}
+        parts = {"_train": "train", "_test": "test"} if (folder / "dataset_dict.json").is_file() else {"": ""}
+        arrays: NamedArrays = {}
+        for part, inner in parts.items():
+            table = _table(folder / inner, [*names.values()])
+            arrays |= {f"{name}{part}": _array(folder / inner, column, table[column]) for name, column in names.items()}
+        return _raw_of(folder, arrays, self.vocabulary)
+
+
+def _table(folder: Path, names: list[str]) -> Any:
+    import pyarrow as pa
+
+    try:
+        files = [folder / each["filename"] for each in read_json(folder / "state.json")["_data_files"]]
+        table = pa.concat_tables([pa.ipc.open_stream(regular(file).read_bytes()).read_all() for file in files])
+    except FileNotFoundError as error:
+        needed = "give a folder that datasets' save_to_disk has written"
+        raise DataError(f"data.source.path: there is no '{error.filename}'; {needed}") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"'{folder}' cannot be read as a Hugging Face data set: {error}") from None
+    for name in names:
+        if name not in table.column_names:
+            known = f"{', '.join(table.column_names)}{nearest(name, table.column_names)}"
+            raise DataError(f"data.source: '{folder}' has no column '{name}'; it has {known}")
+    return table
+
+
+def _array(folder: Path, name: str, chunks: Any) -> NDArray[Any]:
+    """A column's values: of one number each, of lists of lists of one length, or of images, [n, c, h, w] or [n, h, w]."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    column, named = chunks.combine_chunks(), f"column '{name}'"
+    if column.null_count:
+        raise DataError(f"'{folder}': {named} has no value at {column.null_count} places")
+    if pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
+        images = [_image(folder, name, value) for value in column.field("bytes").to_pylist()]
+        if len({image.shape for image in images}) != 1:
+            raise DataError(f"'{folder}': the images of {named} are not all of one shape")
+        stacked = np.stack(images)
+        return stacked.transpose(0, 3, 1, 2) if stacked.ndim == 4 else stacked
+    column = column.storage if isinstance(column, pa.ExtensionArray) else column
+    shape = [len(column)]
+    while pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type) or pa.types.is_large_list(column.type):
+        lengths = pc.list_value_length(column).unique().to_pylist()
+        if len(lengths) != 1:
+            raise DataError(f"'{folder}': the lists of {named} are not all of one length")
+        shape.append(lengths[0])
+        column = column.flatten()
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        allowed = "images, numbers and lists of numbers"
+        raise DataError(f"'{folder}': {named} is of type {column.type}; allowed are {allowed}")
+    return column.to_numpy(zero_copy_only=False).reshape(shape)  # type: ignore[no-any-return]
+
+
+def _image(folder: Path, name: str, data: bytes | None) -> NDArray[np.uint8]:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise DataError(f"data.source: images need Pillow, which cannot be imported ({error}); pip install pillow") from error
+    try:
+        return np.asarray(Image.open(io.BytesIO(data or b"")), dtype=np.uint8)
+    except OSError as error:
+        raise DataError(f"'{folder}': column '{name}' has an image that cannot be read: {error}") from None
 
 
 class MapDataset(Source):

@@ -90,17 +90,15 @@ class CataFedParams(CombiningParams):
 
     Attributes:
         deadline: T, how long a client may train, from the end of its own download on; by default the mean time of five epochs.
-        adaptive: a client trains as many epochs as fit (adaptive local update, ALU). If not, exactly ``local_epochs``, and who
-            cannot finish them all is a slow straggler.
+        adaptive: a client trains as many epochs as fit (ALU). If not, exactly ``local_epochs``, or it is a slow straggler.
         local_epochs: K_local, where ``adaptive`` is off.
         most_epochs: the most that an adaptive client trains in a round; only to bound the work of one that is very fast.
         margin: part of T that a client keeps back for its upload (eps_i of the paper, s).
         reserve_upload: it also keeps back the time that it expects its upload to take on its own link.
         mitigation: slow stragglers split their data (straggler mitigation, SMS).
-        cut_epoch: when T ends in the middle of an epoch, finished ones are ``kept`` (Eq. 13), or ``lost``, and the client is a
-            slow straggler (Algorithm 2, lines 45 to 49, by the letter).
-        size_reports: a straggler that has split its data reports the size of its ``largest`` part (a scalar), or of ``all`` 2^u
-            (2^u scalars; Algorithm 2, line 41, by the letter), of which the server uses the largest.
+        cut_epoch: when T ends within an epoch, finished ones are ``kept`` (Eq. 13) or ``lost`` (Algorithm 2, by the letter).
+        size_reports: after a split the size of the ``largest`` part is reported, or those of ``all`` 2^u (Algorithm 2, by the
+            letter).
         smallest_part: pi, samples; no part becomes smaller (but for rounding).
         straggler_upload: a slow straggler sends the unchanged ``model`` with its flag, as in the paper, or the ``flag`` alone.
         clusters: P.
@@ -217,12 +215,11 @@ class CataFed(FedAvg[CataFedParams]):
     A newcomer connects when it arrives, and is in a cluster from the next round on. The new model is the mean of the valid
     updates, weighted by the size of the data that each was trained on (psi_i, Eqs. 15, 16); without any it stays as it is.
     Clusters are cut by the interquartile range of the reported sizes whenever a report came; the group that waits longest is
-    served first (``cluster_numbers``, ``fairest_group``).
+    served first.
 
-    State besides FedAvg's: of each client ``sizes``, reported samples, 0 for who is not connected, ``cluster``, -1 for such,
-    and ``zeroed``, the round in which its wait A_i was last 0: A_i[t] = t - zeroed_i (Eq. 21); ``reported``, whether a size was
-    since the last clustering; ``connecting``, tasks of reports on connection; ``away``, how many may yet connect; ``waiting``,
-    for connected ones.
+    State besides FedAvg's: of each client ``sizes``, 0 for who is not connected, ``cluster``, -1 for such, and ``zeroed``, the
+    round in which its wait A_i was last 0: A_i[t] = t - zeroed_i (Eq. 21); ``reported``, whether sizes are new; ``connecting``,
+    tasks of reports; ``away``, how many may yet connect; ``waiting``, for connected ones.
     """
 
     Params: ClassVar[type[RoundParams]] = CataFedParams

@@ -29,15 +29,14 @@ class CFLParams(GroupedParams):
         eps2: its clients are congruent when all of their updates are shorter than this (Eq. 5).
         eps1_relative: ``eps1`` where it is not given, as a share of the mean length of the first round's updates.
         eps2_ratio: ``eps2`` where it is not given, in units of ``eps1``.
-        split_rounds: in each of these rounds (from 0), or the first after it in which that is possible, the cluster with the
-            longest update is split, whatever the lengths: 50 lets 50 rounds pass before (Fig. 3). None: by the criteria.
+        split_rounds: the cluster with the longest update is split in each of these rounds, from 0, or when that is possible
+            (Fig. 3).
         split: ``single`` linkage, which solves Eq. 6 exactly; ``complete``, as in the published code.
-        as: in the round of a split the models move by the mean update of each new cluster (``published-code``), or by that of
-            the old one before they part (``paper``).
+        as: when a cluster is split, new ones move apart at once (``published-code``), or as one once more (``paper``).
         min_cluster_size: a cluster is split only where so many of its clients sent an update (published code: 3).
         first_split_round: no split before this round, from 0 (published code: 20).
-        order: all clusters advance in the same rounds (``together``, as in the published code), or one after the other is
-            trained until it has converged and is congruent (``recursive``, as in Algorithm 2).
+        order: clusters advance ``together``, as in the published code, or each is trained to its end (``recursive``, Algorithm
+            2).
     """
 
     kind: Literal["cfl"] = "cfl"
@@ -133,11 +132,10 @@ class CFL(Grouped[CFLParams]):
     For this the server keeps the updates of every split. Data that shift move nobody. With ``learning = "off"`` nothing is
     split but by ``split_rounds``, then at random.
 
-    State besides ``Grouped``'s (``models`` has one for each node of the tree): ``children`` of each node, or None for a leaf;
-    ``pulls``, for each node the updates by which its clients were cut out; ``down``, newcomers on their way, device -> node;
-    ``last``, what each client sent last to its cluster; ``scale``, mean length of the first round's updates; ``scheduled``, how
-    many of ``split_rounds`` are done; ``waiting``, with ``order = "recursive"``, leaves that are not at their end, the one to
-    train last.
+    State besides ``Grouped``'s (``models`` has one for each node of the tree): ``children`` of each node, None for a leaf;
+    ``pulls``, the updates by which a node's clients were cut out; ``down``, newcomer -> node; ``last``, what each client sent
+    last to its cluster; ``scale``, mean length of the first updates; ``scheduled``, splits of ``split_rounds`` that are done;
+    ``waiting``, leaves that are not at their end.
     """
 
     Params: ClassVar[type[CFLParams]] = CFLParams
@@ -322,13 +320,6 @@ class CFL(Grouped[CFLParams]):
         if self.state["group"][device] >= 0 or self._is_leaf(node):
             return None
         return {"cold-start": self.state["models"][node]}, "cold-start"
-
-    def _go_on(self, device: int) -> None:
-        needed = self.preparation(device)
-        if needed is None:
-            super()._go_on(device)
-        else:
-            self._prepare(device, *needed, in_round=True, continues=True)
 
     async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
         for entry in prepared:

@@ -22,9 +22,8 @@ class FedDynParams(AggregatingParams):
 
     Attributes:
         alpha: weight of the regulariser.
-        alpha_samples: None: ``alpha`` is that of every device, as in the paper. A number n: that of a device with n samples,
-            and another's is alpha n / (its own samples), as in the published code: what is minimised is then the mean of the
-            losses weighted by samples.
+        alpha_samples: a device's alpha is ``alpha`` n / (its samples), as in the published code; None: ``alpha``, as in the
+            paper.
     """
 
     added_up: ClassVar[tuple[str, ...]] = ("update",)
@@ -106,9 +105,8 @@ class FedDRParams(SynchronousParams):
 
 
 class FedDRClient(SynchronousClient[FedDRParams]):
-    """Moves its point y_i, finds the proximal point x_i around it by local SGD, and sends how far 2 x_i - y_i has moved.
-
-    State: ``x``, ``y``, and ``z``, what the server has for 2 x_i - y_i; absent until it has first answered.
+    """Moves its point y_i, finds the proximal point x_i around it by local SGD, and sends how far 2 x_i - y_i has moved
+    (``z``).
     """
 
     @staticmethod
@@ -154,10 +152,9 @@ class FedDR(FedAvg[FedDRParams]):
     composite optimization" (NeurIPS 2021), Algorithm 1, with g = 0: client i moves y_i <- y_i + alpha (w - x_i), finds x_i =
     prox_(eta f_i)(y_i), and sends how far 2 x_i - y_i has moved; the model w is the mean of 2 x_i - y_i over all devices, where
     those that were never asked count with the first model. All devices count alike. The paper's proximal point is exact or
-    nearly so; here it is ``local_epochs`` of SGD. (The published code weighs devices by their samples, and begins with y_i =
-    0.)
+    nearly so; here it is ``local_epochs`` of SGD.
 
-    Sends what FedAvg sends. A client whose answer is cut off keeps its x_i and y_i; a newcomer begins with the first model.
+    Sends what FedAvg sends. A client whose answer is cut off keeps its x_i and y_i.
     """
 
     Params = FedDRParams

@@ -276,11 +276,10 @@ class FlexCFL(Migrating[FlexCFLParams]):
         needed = {"initial-model": state["initial"], "directions": state["directions"]}
         return {} if state["informed"][device] else needed, "find-group"
 
-    def _ask(self, device: int) -> None:
+    def _ask(self, device: int, continues: bool = False) -> None:
         if self.at_random and self.state["group"][device] < 0:
-            generator = self.server.rng("newcomer", device)
-            self.move(device, int(generator.integers(self.params.groups)), "cold-start")
-        super()._ask(device)
+            self.move(device, int(self.server.rng("newcomer", device).integers(self.params.groups)), "cold-start")
+        super()._ask(device, continues)
 
     def contents_after_preparation(self, device: int) -> Contents:
         return {**self.contents(device), "pre-trained": Header(True)}

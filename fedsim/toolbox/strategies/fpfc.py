@@ -128,23 +128,19 @@ class FPFC(Synchronous[FPFCParams]):
             told = server.models.apply(apart, [pairs[pair] for pair in changed], size=len(changed), begin=self.begin)
             lengths = (await server.models.value(told)).tolist()
         state["apart"] |= zip(changed, lengths, strict=True)
-        self._group()
-
-    def _group(self) -> None:
-        state = self.state
         fused_pairs: nx.Graph[int] = nx.Graph([pair for pair, length in state["apart"].items() if length <= self.params.nu])
-        fused_pairs.add_nodes_from(state["own"])
+        fused_pairs.add_nodes_from(own)
         group = dict(sorted((device, min(part)) for part in nx.connected_components(fused_pairs) for device in part))
         for device, name in group.items():
             if state["group"].get(device) != name:
-                self.server.emit("assign", device=device, group=name, before=state["group"].get(device), why="fused")
+                server.emit("assign", device=device, group=name, before=state["group"].get(device), why="fused")
         state |= {"group": group, "models": {}}
         for name in sorted(set(group.values())):
             members = [device for device in group if group[device] == name]
             total = sum(state["samples"][device] for device in members)
             shares = [state["samples"][device] / total if total else 1 / len(members) for device in members]
-            parts = list(zip([state["own"][device] for device in members], shares, strict=True))
-            state["models"][name] = self.server.models.mix(parts, otherwise=state["own"][members[0]])
+            parts = list(zip([own[device] for device in members], shares, strict=True))
+            state["models"][name] = server.models.mix(parts, otherwise=own[members[0]])
 
     def group_of(self, device: int) -> int | None:
         group: int | None = self.state["group"].get(device)

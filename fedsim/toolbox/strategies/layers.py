@@ -62,8 +62,7 @@ class FedBNParams(AggregatingParams):
     """Parameters of FedBN, in addition to ``AggregatingParams``.
 
     Attributes:
-        keeps: ``layers``: all of the normalisation layers, those whose class is called a norm (``BatchNorm2d``, ``LayerNorm``,
-            or one of the user's); ``statistics``: their running statistics alone (SiloBN, Andreux et al. 2020).
+        keeps: ``layers`` whose class is called a norm, such as ``BatchNorm2d``, or their running ``statistics`` alone (SiloBN).
     """
 
     kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "strategy"

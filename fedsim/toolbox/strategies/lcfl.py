@@ -49,14 +49,13 @@ class LCFLParams(PlainDeadline, ClusteredParams):
         groups: k, how many clusters to look for.
         participation: the share of a group's members asked in a round, in place of ``clients_per_round``; one at least.
         aggregation: ``mean`` (published) or ``weighted`` by samples; before the clustering too.
-        measure: how far apart two devices are: ``lcfl`` (Eq. 2); ``loss-gap``, by what both objectives say of the same model
-            (Eq. 6); ``diff-norm``, the distance of their models; ``grad-cos``, 1 minus the cosine of the gradients on all of a
-            device's data at its own model; ``update-cos``, the same of the whole changes by the last training.
+        measure: how far apart two devices are: by losses ``lcfl`` (Eq. 2) or ``loss-gap`` (Eq. 6); ``diff-norm`` of models; 1
+            minus the cosine of the gradients at their own models (``grad-cos``) or of the last changes (``update-cos``).
         clusterer: ``k-medoids``, ``hierarchical`` or ``dbscan``.
-        moment: after rounds of FedAvg (``rounds``, as in the published experiments), or after a training of each device by
-            itself (``local``, Algorithm 1).
-        clusters_start: every cluster begins at the global model (``global``, published; after a local training the initial one)
-            or at the mean of the models of its members (``members``).
+        moment: after rounds of FedAvg (``rounds``, published), or after a training of each device by itself (``local``,
+            Algorithm 1).
+        clusters_start: clusters begin at the global model (``global``, published) or at the mean of their members'
+            (``members``).
         as: with ``published-code`` the first medoids of ``k-medoids`` are the k devices nearest to all others.
     """
 
@@ -193,11 +192,10 @@ class LCFL(Grouped[LCFLParams]):
     parameters), test them on their training data, join the best and say which (4 bytes): as soon as they can, but not before no
     two clusters have the same model.
 
-    State besides ``Grouped``'s: ``campaign``, the name of one task each for many devices that runs, with ``campaign_open``,
-    task -> device, ``campaign_waiting``, devices whose return it waits for, and ``campaign_asked``, how often it has asked
-    each; ``global``, the model of the warm-up; ``clustered``; ``admitting``, whether the clusters differ; ``own``, the model
-    w_i that each device sent last before, and ``began``, from which it trained; ``exchanged``, devices in order; ``tested``,
-    what each found.
+    State besides ``Grouped``'s: ``campaign``, one task each for many devices: its name, with ``campaign_open``,
+    ``campaign_waiting`` for returns and ``campaign_asked``, how often; ``global``, the model of the warm-up; ``own``, w_i, and
+    ``began``, from which it was trained; ``exchanged``, devices in order; ``tested``, what each found; ``admitting``, whether
+    all clusters differ.
     """
 
     Params: ClassVar[type[LCFLParams]] = LCFLParams
@@ -422,8 +420,7 @@ class FLHCParams(LCFLParams):
     """Parameters of FL+HC; see ``LCFLParams``.
 
     Attributes:
-        measure: how far apart two updates are: the sum of absolute differences (``l1``), their distance (``l2``), or 1 minus
-            their cosine (``cosine``).
+        measure: how far apart two updates are: ``l1`` or ``l2``, or 1 minus their cosine (``cosine``).
         clusterer: ``hierarchical``; its linkage ``ward`` goes with ``l2``.
         moment: after rounds of FedAvg.
         groups: how many clusters to look for; with a threshold the least number of devices that must have come back.
@@ -459,8 +456,8 @@ def update_distances(updates: NDArray[np.floating], measure: Literal["l1", "l2",
 class FLHC(LCFL):
     """Federated learning with hierarchical clustering of local updates.
 
-    Source: Briggs, Fan and Andras, "Federated learning with hierarchical clustering of local updates to improve training on
-    non-IID data" (IJCNN 2020), Algorithm 1.
+    Source: Briggs, Fan and Andras, "Federated learning with hierarchical clustering of local updates" (IJCNN 2020), Algorithm
+    1.
 
     After ``moment.rounds`` rounds of FedAvg every device that is there receives the global model, trains, and sends its update
     (d parameters each way). The differences from the global model are clustered, and each cluster goes on from it. All else is

@@ -27,18 +27,17 @@ class TiFLParams(AggregatingParams):
         tiers: P, equal-width bins of data size or of latency.
         tiers_from: ``size``, which each device reports once (as for CATA-Fed), or ``latency`` of a whole task (the original).
         profiling_rounds: how often a device's latency is measured.
-        profiling_limit: Tmax (s). A task that takes longer is ended and counts as Tmax; a device that never came in below it is
-            dropped.
-        mode: ``uniform``: every tier is equally likely. ``static``: as likely as ``probabilities`` says. ``credits``: the less
-            accurate the model is on a tier's clients, the likelier it is, and none is chosen more often than it has credits.
+        profiling_limit: Tmax (s): slower tasks are ended and count as Tmax; a device that never came in below it is dropped.
+        mode: tiers are ``uniform``, ``static``, as likely as ``probabilities`` says, or by ``credits``: the less accurate the
+            model is on a tier's clients, the likelier it is, and none is chosen more often than it has credits.
         probabilities: of each tier, from that with the least data (or latency) on, up to a common factor. The paper's, of five
             tiers: fast 1, 0, 0, 0, 0; random .7, .1, .1, .05, .05; slow 0, 0, 0, 0, 1.
         credits: of each tier; by default the planned rounds, divided by the tiers.
         interval: I, a test after every so many rounds, by default as many as there are tiers.
         require_no_improvement: probabilities change only if the accuracy on the last chosen tier has not risen since the last
             test.
-        accuracy_from: ``clients``: each tier's test clients report it. ``measurement``: the server knows it for all clients, at
-            no cost.
+        accuracy_from: test clients of each tier report it (``clients``), or the server knows it of all at no cost
+            (``measurement``).
         test_clients: how many clients of each tier are tested.
     """
 

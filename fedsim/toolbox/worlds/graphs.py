@@ -1,7 +1,8 @@
-"""Any network, from a file: a graph with capacities, on which routes have the fewest hops."""
+"""Networks of shared links between nodes: a tree of cells, or any graph, on which routes have the fewest hops."""
 
-from collections.abc import Hashable, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,15 +13,129 @@ from pydantic import Field, TypeAdapter, ValidationError
 from fedsim.arrays import Floats, Ints
 from fedsim.errors import ScenarioError, SimulationError, nearest, shown
 from fedsim.files import read_json, sought
+from fedsim.language.spec import Spec
+from fedsim.language.units import Seconds
 from fedsim.simulation import Simulation
+from fedsim.world.columns import ALL
 from fedsim.world.distributions import LinkRate
-from fedsim.world.network.graph import EdgeServers, Graph
+from fedsim.world.network.endpoints import SERVER, Direction, ends
 from fedsim.world.network.machine import Network
 from fedsim.world.network.protocol import PLAIN, Transport
-from fedsim.world.network.spec import AccessColumns, EdgeLinks, NetworkModel
+from fedsim.world.network.spec import AccessColumns, NetworkModel, SharedLink
 
 if TYPE_CHECKING:
     import networkx
+
+
+@dataclass(frozen=True)
+class EdgeServers:
+    """The edge servers of a network: the ``nodes`` at which they are, and their own links.
+
+    Attributes:
+        receive, send: bytes/s: all that comes to one takes the first, all that leaves it the other.
+        latency: what passes before the first byte between an edge server and the server (s).
+        of: which is each place's, int64 [places]; None: the first on the way from there to the server.
+    """
+
+    nodes: Sequence[Hashable]
+    receive: float
+    send: float
+    latency: float
+    of: Ints | None = None
+
+
+class Graph(Network):
+    """Endpoints at nodes. Device i is at place i modulo the number of places; each place is a node.
+
+    ``path`` says the shared links between two nodes; ``places``, ``server`` and ``hosts`` are nodes.
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        down: Floats,
+        up: Floats,
+        latency: Floats,
+        links: Mapping[str, float],
+        path: Callable[[Any, Any], Sequence[str]],
+        places: Sequence[Hashable],
+        server: Hashable = SERVER,
+        transport: Transport = PLAIN,
+        edges: EdgeServers | None = None,
+        hosts: Sequence[Hashable] = (),
+    ) -> None:
+        self._path, self._places, self._server, self._edges = path, places, server, edges
+        self._others = [*(() if edges is None else edges.nodes), *hosts]
+        self.has_layout = edges is not None
+        kept: dict[str, Any] = {"hosts": [str(node) for node in hosts]}
+        if edges is not None:
+            own = {"receive": edges.receive, "send": edges.send}
+            links = {**links, **{f"edge {edge} {way}": own[way] for edge in range(len(edges.nodes)) for way in own}}
+            kept["edge_latency"] = np.full(len(edges.nodes), edges.latency)
+            assert edges.of is not None
+            kept["edges"] = edges.of[self._place_of(len(down), ALL)]
+        super().__init__(simulation, links, down, up, latency, transport, **kept)
+
+    def layout(self) -> dict[str, Any] | None:
+        """Of any graph, or of a tree with edge servers: ``links``, name -> capacity (bytes/s, None if infinite),
+        ``routes``: for each direction the names of the links on the way of each place, over which devices are dealt in turn.
+        With edge servers ``edges``: ``of``, which is each place's; ``below``, the routes between each place and its edge
+        server; ``above``, those between each edge server and the server; and ``latency``.
+        """
+        if not self.has_layout:
+            return None
+
+        def told(pairs: Sequence[tuple[int, int]]) -> dict[str, list[list[str]]]:
+            ways: tuple[Direction, ...] = ("down", "up")
+            return {way: [self.route(*ends(near, way, far)) for near, far in pairs] for way in ways}
+
+        finite = {name: None if math.isinf(capacity) else capacity for name, capacity in self.links.items()}
+        layout: dict[str, Any] = {"links": finite, "routes": told([(place, SERVER) for place in range(len(self._places))])}
+        if self._edges is not None and self._edges.of is not None:
+            of = self._edges.of.tolist()
+            below = told([(place, self.devices + edge) for place, edge in enumerate(of)])
+            above = told([(self.devices + edge, SERVER) for edge in range(len(self._edges.nodes))])
+            layout["edges"] = {"of": of, "latency": self._edges.latency, "below": below, "above": above}
+        return layout
+
+    def route(self, source: int, destination: int) -> list[str]:
+        found = list(self._path(self._node(source), self._node(destination)))
+        sender, receiver = self.edge_at(source), self.edge_at(destination)
+        return [f"edge {sender} send"] * (sender is not None) + found + [f"edge {receiver} receive"] * (receiver is not None)
+
+    def _node(self, endpoint: int) -> Hashable:
+        if endpoint >= self.devices:
+            return self._others[endpoint - self.devices]
+        return self._server if endpoint == SERVER else self._places[endpoint % len(self._places)]
+
+    def lone_rates(self, direction: Direction, devices: slice = ALL) -> Floats:
+        routes = [self.route(*ends(place, direction)) for place in range(min(len(self._places), self.devices))]
+        narrowest = np.array([min((self.links[name] for name in route), default=math.inf) for route in routes])
+        narrowest_of: Floats = narrowest[self._place_of(self.devices, devices)]
+        return np.minimum(self.access_rates(direction)[devices], narrowest_of)
+
+    def _place_of(self, count: int, devices: slice) -> Ints:
+        places: Ints = np.arange(*devices.indices(count)) % len(self._places)
+        return places
+
+    def devices_at(self, place: int) -> list[int]:
+        if not 0 <= place < len(self._places):
+            raise SimulationError(f"there is no cell {place}; allowed are 0 to {len(self._places) - 1}")
+        return list(range(place, self.devices, len(self._places)))
+
+
+class EdgeLinks(Spec):
+    """Edge servers, at which what devices send can be combined: one at each cell.
+
+    Attributes:
+        receive, send: what each of them takes in and gives out, from and to its devices and the server together.
+        latency: what passes before the first byte between an edge server and the server. What a device sends to the server
+            itself, or gets from it, pays that too, besides the device's own latency.
+    """
+
+    receive: LinkRate = math.inf
+    send: LinkRate = math.inf
+    latency: Seconds = 0.0
 
 
 def between(
@@ -212,3 +327,35 @@ def _capacity(text: object, edge: str) -> float:
     except ValidationError as error:
         message = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
         raise ScenarioError(f"{edge} has the capacity {shown(text)}: {message}") from None
+
+
+class TreeSpec(NetworkModel):
+    """Cells with a link each to the server; device i is in cell i mod ``cells``."""
+
+    kind: Literal["tree"] = "tree"
+    cells: int = Field(ge=1, le=100_000)
+    cell: SharedLink = SharedLink()
+    server: SharedLink = SharedLink()
+    edge: EdgeLinks | None = None
+
+    @property
+    def places(self) -> int:
+        return self.cells
+
+    @property
+    def edge_servers(self) -> int:
+        return 0 if self.edge is None else self.cells
+
+    def _connect(self, simulation: Simulation, columns: AccessColumns, transport: Transport, root: Path | None) -> Network:
+        cells, own = range(self.cells), self.edge
+        links = {"server down": self.server.down, "server up": self.server.up}
+        links |= {f"cell {cell} {way}": getattr(self.cell, way) for cell in cells for way in ("down", "up")}
+        edges = None if own is None else EdgeServers(cells, own.receive, own.send, own.latency, np.arange(self.cells))
+        return Graph(simulation, *columns, links, _between_cells, cells, SERVER, transport, edges)
+
+
+def _between_cells(tail: int, head: int) -> list[str]:
+    """The links between two cells, or a cell and the server. An edge server is on its own side of its cell's link."""
+    if tail == head:
+        return []
+    return ["server down" if tail == SERVER else f"cell {tail} up", "server up" if head == SERVER else f"cell {head} down"]

@@ -42,20 +42,11 @@ class Connection(NamedTuple):
     measured: bool = True
 
 
-class Site(NamedTuple):
-    """Place of a region: city, part of the world, latitude and longitude (degrees)."""
-
-    city: str
-    part: str
-    latitude: float
-    longitude: float
-
-
 class CloudFacts:
     """Measured connections between regions, and rules for the others.
 
     Attributes:
-        sites: of regions, by name.
+        sites: by name, of each region: city, part of the world, latitude and longitude (degrees).
         source: with the licence, and the date of what was measured.
         measured: by names (from, to).
         window: bytes of a connection under way: the median of rate x round trip.
@@ -66,12 +57,12 @@ class CloudFacts:
     def __init__(self) -> None:
         table = read_toml(_TABLE)
         self.source = f"{table['source']}, {table['licence']}", table["date"]
-        self.sites = {name: Site(*site) for name, site in table["sites"].items()}
+        self.sites: dict[str, tuple[str, str, float, float]] = {name: (*site,) for name, site in table["sites"].items()}
         self.measured = {(one, other): Connection(ms / 1e3, mbit * 1e6 / 8) for one, other, ms, mbit in table["measured"]}
         self.fit()
 
     def fit(self) -> None:
-        """Find the rules' constants from what is ``measured``."""
+        """Find the rules' constants."""
         self.window = float(np.median([each.round_trip * each.rate for each in self.measured.values()]))
         took = np.array([each.round_trip for each in self.measured.values()])
         ways = np.array([[1.0, self.way_km(*pair)] for pair in self.measured])
@@ -89,19 +80,15 @@ class CloudFacts:
         }
 
     def way_km(self, one: str, other: str) -> float:
-        """Length of the way between two regions (km)."""
-        parts = {self.sites[name].part for name in (one, other)}
-        detour = parts == {"europe", "east-asia"} or (
-            "south-america" in parts and not parts & {"north-america"} and len(parts) > 1
-        )
-        way = [one, _HUB, other] if detour else [one, other]
+        parts = {self.sites[name][1] for name in (one, other)}
+        from_south = "south-america" in parts and "north-america" not in parts and len(parts) > 1
+        way = [one, _HUB, other] if from_south or parts == {"europe", "east-asia"} else [one, other]
         return sum(self.great_circle_km(*leg) for leg in pairwise(way))
 
     def great_circle_km(self, one: str, other: str) -> float:
-        """Distance between two regions (km)."""
-        here, there = self.sites[one], self.sites[other]
-        lat, far_lat = math.radians(here.latitude), math.radians(there.latitude)
-        across = math.sin(math.radians(there.longitude - here.longitude) / 2) ** 2
+        (*_, lat, long), (*_, far_lat, far_long) = self.sites[one], self.sites[other]
+        lat, far_lat = math.radians(lat), math.radians(far_lat)
+        across = math.sin(math.radians(far_long - long) / 2) ** 2
         half = math.sin((far_lat - lat) / 2) ** 2 + math.cos(lat) * math.cos(far_lat) * across
         return 2 * _EARTH_KM * math.asin(math.sqrt(half))
 
@@ -110,7 +97,6 @@ class CloudFacts:
         return self.measured.get((one, other)) or self.measured.get((other, one)) or self.ruled(one, other)
 
     def ruled(self, one: str, other: str) -> Connection:
-        """A connection by the rules alone."""
         fixed, per_km = self.round_trip
         round_trip = fixed + per_km * self.way_km(one, other)
         return Connection(round_trip, self.window / round_trip, False)

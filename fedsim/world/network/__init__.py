@@ -1,9 +1,8 @@
 """The network: flows between any two endpoints, which share links by max-min fairness."""
 
 from fedsim.world.network.endpoints import SERVER, Direction, Flow, ends
-from fedsim.world.network.graph import Graph
 from fedsim.world.network.machine import Network
-from fedsim.world.network.spec import NetworkSpec, StarSpec, TreeSpec
+from fedsim.world.network.spec import NetworkSpec, StarSpec
 from fedsim.world.network.star import Star
 
-__all__ = ["SERVER", "Direction", "Flow", "Graph", "Network", "NetworkSpec", "Star", "StarSpec", "TreeSpec", "ends"]
+__all__ = ["SERVER", "Direction", "Flow", "Network", "NetworkSpec", "Star", "StarSpec", "ends"]

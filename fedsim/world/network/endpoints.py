@@ -33,10 +33,8 @@ class Flow:
     Attributes:
         id: the order of its start among all flows of the network.
         size, wire: bytes to send, and what they are on the links, headers included.
-        weight: how much of a link it gets beside others.
         ended: when the last byte came, or when it was cancelled (s); exact, not on the clock's grid; None until then.
         sent: bytes delivered at the end; 0 until then (``Network.sent`` tells how far a running flow is).
-        done: what is called when the last byte is there.
     """
 
     id: int

@@ -1,15 +1,11 @@
 """Common part of all networks: latency, starts and ends, one wake-up for all, and the order of notifications.
 
-A network is an exact fluid simulator with an inner clock of its own. Rates change only where a flow enters or ends, so between
-two such points all is linear, and the next end is known exactly as a real number. The network wakes at the first tick of the
-world's clock at or after that end; it then carries out the ends that lie before now one after another, each at its exact time,
-and tells of them. All starts, ends and cancellations of one instant are one ``solve``. Reading (``sent``, ``rate``) changes
-nothing.
+Rates change only where a flow enters or ends, so that the next end is known exactly as a real number. The network wakes at the
+first tick of the clock at or after it, carries out the ends that lie before now, each at its exact time, and tells of them. All
+starts, ends and cancellations of one instant are one ``solve``.
 
-As long as no device's own link carries two flows at once, and no flow takes two own links, an own link is no more than a cap of
-its flow's rate, which makes sharing cheap (a star's O(log n) rests on it). The first flow for which that is not so makes the
-network *general*: from that solve on own links are links like all others, and all flows that are under way go on under
-``Filling``, with the bytes that they have sent. Both give the same rates, to rounding.
+The first flow that shares a device's own link with another, or takes two of them, makes the network *general*: from that solve
+on own links are links like all others, and what is under way goes on under ``Filling``. Till then they are caps of rates.
 """
 
 import math

@@ -4,8 +4,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import numpy as np
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from fedsim.arrays import Floats
 from fedsim.language.registry import Registry
@@ -14,8 +13,6 @@ from fedsim.language.units import BytesPerSecond, Seconds
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
 from fedsim.world.distributions import Constant, LinkRate, RateDistribution, TimeDistribution
-from fedsim.world.network.endpoints import SERVER
-from fedsim.world.network.graph import EdgeServers, Graph
 from fedsim.world.network.machine import Network
 from fedsim.world.network.protocol import Fluid, ProtocolSpec, Transport
 from fedsim.world.network.star import Star
@@ -32,20 +29,6 @@ class SharedLink(Spec):
 
     down: LinkRate = math.inf
     up: LinkRate = math.inf
-
-
-class EdgeLinks(Spec):
-    """Edge servers, at which what devices send can be combined: one at each cell.
-
-    Attributes:
-        receive, send: what each of them takes in and gives out, from and to its devices and the server together.
-        latency: what passes before the first byte between an edge server and the server. What a device sends to the server
-            itself, or gets from it, pays that too, besides the device's own latency.
-    """
-
-    receive: LinkRate = math.inf
-    send: LinkRate = math.inf
-    latency: Seconds = 0.0
 
 
 class DeviceLinks(Spec):
@@ -128,44 +111,16 @@ class StarSpec(NetworkModel):
         return Star(simulation, *columns, self.server.down, self.server.up, transport)
 
 
-class TreeSpec(NetworkModel):
-    """Cells with a link each to the server; device i is in cell i mod ``cells``."""
-
-    kind: Literal["tree"] = "tree"
-    cells: int = Field(ge=1, le=100_000)
-    cell: SharedLink = SharedLink()
-    server: SharedLink = SharedLink()
-    edge: EdgeLinks | None = None
-
-    @property
-    def places(self) -> int:
-        return self.cells
-
-    @property
-    def edge_servers(self) -> int:
-        return 0 if self.edge is None else self.cells
-
-    def _connect(self, simulation: Simulation, columns: AccessColumns, transport: Transport, root: Path | None) -> Network:
-        cells, own = range(self.cells), self.edge
-        links = {"server down": self.server.down, "server up": self.server.up}
-        links |= {f"cell {cell} {way}": getattr(self.cell, way) for cell in cells for way in ("down", "up")}
-        edges = None if own is None else EdgeServers(cells, own.receive, own.send, own.latency, np.arange(self.cells))
-        return Graph(simulation, *columns, links, _between_cells, cells, SERVER, transport, edges)
-
-
-def _between_cells(tail: int, head: int) -> list[str]:
-    """The links between two cells, or a cell and the server. An edge server is on its own side of its cell's link."""
-    if tail == head:
-        return []
-    return ["server down" if tail == SERVER else f"cell {tail} up", "server up" if head == SERVER else f"cell {head} down"]
-
-
 _REGIONS = "Devices and a server in regions of clouds, over TCP connections that were measured."
 _GRAPH = "Any network, from a JSON node-link file as networkx writes it."
 _OTHERS = {
+    "tree": (
+        "fedsim.toolbox.worlds.graphs:TreeSpec",
+        "Cells with a link each to the server; device i is in cell i mod ``cells``.",
+    ),
     "graph": ("fedsim.toolbox.worlds.graphs:GraphSpec", _GRAPH),
     "regions": ("fedsim.toolbox.worlds.regions:RegionsSpec", _REGIONS),
 }
-_KNOWN = {**Registry.of("network", StarSpec, TreeSpec).known, **_OTHERS}
+_KNOWN = {**Registry.of("network", StarSpec).known, **_OTHERS}
 NETWORKS = Registry("network", "fedsim.world.network.spec:NetworkModel", _KNOWN)
 NetworkSpec = Annotated[NetworkModel, NETWORKS]

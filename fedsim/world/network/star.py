@@ -1,19 +1,8 @@
 """The star: one server link each way, and each device behind a link of its own. O(log n) an event, by virtual time.
 
-In weighted max-min fairness over one shared link every flow runs at its weight times min(w, its own cap over its weight), with
-one water level w. So all is reckoned *a unit of weight*: rates, caps, bytes. Flows below their cap are free and run at w; the
-others are capped. Two clocks serve all: real time for capped flows, and a virtual clock dV = w dt for free ones, on which a
-flow's end is fixed however w changes (as in weighted fair queueing). Two heaps hold the next ends, one a clock; two more hold
-the caps, and tell who changes sides when w crosses a cap. Flows with the same cap a unit of weight always run at the same rate
-a unit, so they form a *tier* and change sides as one: else n equal devices would make each event O(n) on a link about to fill.
-
-Whether w crosses a cap is decided without rounding: weights are whole numbers of 2^-40, caps whole numbers of 2^-40 bytes/s a
-unit of weight, so that sums of both are exact and no flow can hover between the sides. Of weight 1, a rate of 4 kB/s or more is
-such a number to the last bit; a smaller one is moved by less than 10^-12 bytes/s.
-
-The virtual clock restarts from 0 whenever no flow is free, and when it has run for an hour: all clocks are then set back by
-what they read, so that no bits are lost on a link that is busy for weeks. Nor do roundings of times add up there: where an end
-falls between two float64s, V is what it is at the one that stands for it.
+All is reckoned *a unit of weight*: rates, caps, bytes. Flows below their cap are free and run at the water level w; the others
+are capped. Two clocks serve all: real time for capped flows, and a virtual clock V, dV = w dt, for free ones. Flows of one cap
+form a *tier* and change sides as one. docs/design.md says why.
 """
 
 import math

@@ -82,8 +82,7 @@ class Processes:
         world: the face of the world for processes that are started from Python.
         held: values by what they are held of: ``link``, ``pace``, ``off`` or ``edge``, and its key.
         begun, asleep: while processes are restored: what each had begun, by its call, and until when it waits.
-        sending, computing: what is under way, and the number of the process whose it is; computations by their numbers.
-        restoring, silent: whether processes are restored, and whether nothing is recorded: then, and when the run is over.
+        silent: whether nothing is recorded: while processes are restored, and when the run is over.
     """
 
     def __init__(

@@ -3,14 +3,13 @@
 import csv
 import io
 import json
-import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ import pytest
 import fedsim
 from fedsim.analysis.report.gather import gather
 from fedsim.lab.compare.show import write_tables
+from fedsim.lab.study import pool
 from fedsim.lab.study.folder import locked
-from fedsim.lab.study.pool import WorkerPool
 from fedsim.lab.study.progress import Ended, RunOrder, StudyProgress
 from fedsim.output.terminal import Console
 from fedsim.records.study_folder import read_index
@@ -312,24 +311,8 @@ def test_what_is_left_of_a_run_that_had_hardly_begun_is_done_anew(study_file: Pa
     assert tables_of(out) == tables_of(finished)
 
 
-def test_a_folder_of_an_older_fedsim_is_brought_up_to_date_without_a_run(finished: Path) -> None:
-    index, before = (finished / "index.json").read_bytes(), tables_of(finished)
-    (finished / "index.json").unlink()
-    asked = call("compare", finished)
-    assert asked.exit_code == 2
-    words = shlex.split(asked.output.partition("; ")[2].partition(" writes it")[0])
-    assert words[:2] == ["fedsim", "study"]
-    times = times_of(finished)
-    done = call(*words[1:])
-    assert done.exit_code == 0, done.output
-    assert "0 runs to do, 4 are there" in done.stderr
-    assert (finished / "index.json").read_bytes() == index
-    assert tables_of(finished) == before
-    assert times_of(finished) == times
-
-
 def test_a_folder_whose_study_file_nobody_understands_can_be_read(finished: Path) -> None:
-    """Whatever a later grammar makes of it: what has been run can be compared and shown."""
+    """Whatever a later grammar makes of it: its runs can be compared and shown; without an index it says what to do."""
     compared, before = call("compare", finished).output, tables_of(finished)
     (finished / "study.toml").write_text("of another grammar =")
     assert call("compare", finished).output == compared
@@ -340,6 +323,9 @@ def test_a_folder_whose_study_file_nobody_understands_can_be_read(finished: Path
     loaded = fedsim.load_study(finished)
     assert (loaded.variants, len(loaded.runs)) == (["fedavg", "fedprox"], 4)
     assert "holds files" not in refused(finished / "study.toml", "--out", finished)
+    (finished / "index.json").unlink()
+    asked = call("compare", finished)
+    assert (asked.exit_code, f"fedsim study '{finished}/study.toml' --out '{finished}' writes it" in asked.output) == (2, True)
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -374,18 +360,15 @@ def test_how_far_it_is(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("most_bytes", "hired"), [(1 << 40, 1), (0, 2)])
-def test_a_worker_that_has_had_much_memory_is_replaced(most_bytes: int, hired: int, tmp_path: Path) -> None:
-    processes = []
-
-    class Counted(WorkerPool):
-        def _hire(self) -> object:  # type: ignore[override]
-            processes.append(super()._hire())
-            return processes[-1]
-
+def test_a_worker_that_has_had_much_memory_is_replaced(
+    most_bytes: int, hired: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes, begun = [], pool.start
+    monkeypatch.setattr(pool, "start", lambda *words, **how: processes.append(begun(*words, **how)) or processes[-1])
     text = fedsim.Scenario(**quiet_world({"kind": "fedavg"}, rounds=1) | {"learning": "off"}).to_toml()
     orders = [RunOrder(str(number), text, tmp_path / str(number), "new") for number in range(2)]
-    pool = Counted(1, StudyProgress(Console(quiet=True)), most_bytes=most_bytes)
-    pool._progress.begin(orders, 0)
-    assert [run.status for run in pool.run(orders)] == ["done", "done"]
-    pool.close()
+    with closing(StudyProgress(Console(quiet=True))) as progress:
+        progress.begin(orders, 0)
+        with closing(pool.WorkerPool(1, progress, most_bytes=most_bytes)) as workers:
+            assert [run.status for run in workers.run(orders)] == ["done", "done"]
     assert len(processes) == hired

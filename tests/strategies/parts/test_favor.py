@@ -59,17 +59,6 @@ def test_a_step_by_hand() -> None:
     assert own[-1] == 3.0
 
 
-def test_it_learns_which_action_is_better() -> None:
-    """A bandit: whatever the state, one action is worth more than all others; without a future Q comes to the rewards."""
-    worth, draw, own = np.array([-0.8, -0.5, 0.0, -0.6]), np.random.default_rng(7), agent()
-    for _ in range(300):
-        states = draw.normal(size=(32, 3)).astype(np.float32)
-        chosen = draw.integers(4, size=16)
-        how: dict[str, Any] = {"discount": 0.0, "lr": 0.01, **SIZES}
-        own = learnt([own, own, *states], chosen=chosen.tolist(), rewards=worth[chosen].tolist(), **how).astype(np.float32)
-    assert told([own, np.zeros(3, dtype=np.float32)], **SIZES) == pytest.approx(worth, abs=0.05)
-
-
 def half_of_them_liars(folder: Path, rounds: int, **keys: Any) -> dict[str, Any]:
     """Six devices, of which the last three have wrong labels; all are tested on right ones, and a round changes much."""
     draw = np.random.default_rng(2)

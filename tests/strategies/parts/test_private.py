@@ -5,7 +5,7 @@ import importlib.util
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 import fedsim
 from fedsim.plugin import Server
 from fedsim.simulation import Simulation
-from fedsim.testing import StrategyContract
 from fedsim.toolbox.aggregation import private
 from fedsim.toolbox.aggregation.private import Private, epsilon
 from tests.strategies.clustered import played, ran, world
@@ -241,22 +240,6 @@ def test_local_noise_is_accounted_between_any_two_updates() -> None:
     assert how.spent({(10, 100): 1}, 100)["epsilon"] >= get_epsilon_gaussian(2.0, 1e-5)  # exact; Renyi's is above it
     assert how.spent({(10, 100): 1}, 100)["epsilon"] == pytest.approx(get_epsilon_gaussian(2.0, 1e-5), rel=0.3)
     assert how.spent({(10, 100): 1}, 100) == how.spent({(50, 50): 1}, 50)
-
-
-CONTRACTS: list[dict[str, Any]] = [
-    fedavg(adaptive={"count_noise": 0.6}, noise=0.5) | {"deadline": "30 s"},
-    {"kind": "ifca", "groups": 2, "clients_per_round": 6, "local_epochs": 1}
-    | {"aggregation": {"kind": "private", "account": False, "where": "local", "noise": 0.01}},
-]
-
-
-@pytest.mark.parametrize("strategy", CONTRACTS, ids=lambda strategy: strategy["kind"])
-class TestPrivate(StrategyContract):
-    sections: ClassVar[dict[str, Any]] = {"malicious": {"attack": {"kind": "gaussian", "deviation": 0.1}, "share": 0.2}}
-
-    @pytest.fixture(autouse=True)
-    def _given(self, strategy: dict[str, Any]) -> None:
-        self.strategy = strategy
 
 
 def test_without_the_package_an_account_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Client selections against known answers, and with every strategy that takes one."""
+"""Client selections against known answers; combinations with strategies are in ``test_matrix``."""
 
 import math
 from pathlib import Path
@@ -11,47 +11,10 @@ import fedsim
 from fedsim.federation.server import Server
 from fedsim.simulation import Simulation
 from fedsim.strategies.parts.selection import LeastAvailable
-from fedsim.testing import ScenarioTables, assert_sound, eventful_world, run
-from fedsim.toolbox.selection.fastest import FedCS
-from fedsim.toolbox.selection.oort import Oort
-from tests.strategies.clustered import file_data, of_kind, played, ran
+from fedsim.testing import ScenarioTables
+from fedsim.toolbox.selection.informed import FedCS, Oort
+from tests.strategies.clustered import of_kind, played, ran
 from tests.strategies.curved import PULLS, curved
-from tests.test_runs import STRATEGIES
-
-TALKATIVE: dict[str, ScenarioTables] = {
-    "power-of-choice": {"kind": "power-of-choice", "candidates": 9, "patience": "20 s"},
-    "power-of-choice-reported": {"kind": "power-of-choice", "candidates": 9, "losses": "reported"},
-    "oort": {"kind": "oort", "pacer_step": "10 s", "window": 2},
-    "fedcs": {"kind": "fedcs", "time": "30 s", "candidates": 9},
-    "least-available": {"kind": "least-available"},
-}
-COSTLY: dict[str, ScenarioTables] = {
-    "flanp": {"kind": "flanp", "accuracy": 100.0},
-    "favor": {"kind": "favor", "target": 0.9, "components": 3, "hidden": 8},
-}
-_WITHOUT = ("fedat", "cata-fed", "d-psgd", "epidemic", "gossip")
-TAKERS = {entry["kind"]: entry for entry in STRATEGIES if ":" not in entry["kind"] and entry["kind"] not in _WITHOUT}
-PAIRS = {(kind, [*TALKATIVE][at % len(TALKATIVE)]) for at, kind in enumerate(TAKERS)}
-PAIRS |= {(kind, selection) for kind in ("cfl", "ifca-mig") for selection in COSTLY}  # which make something special of it
-PAIRS |= {(kind, selection) for kind in ("fedbuff", "ifca-mig", "lcfl", "refl", "local") for selection in TALKATIVE}
-REFUSED = {("local", "power-of-choice"): r"strategy\.selection is 'power-of-choice'.*local training has none"} | {
-    (kind, selection): rf"selection is '{selection}', which asks candidates before a round begins.*random, least-asked"
-    for kind in ("fedasync", "fedbuff")
-    for selection in ("power-of-choice", "fedcs")
-}
-
-
-@pytest.mark.parametrize(("kind", "selection"), sorted(PAIRS))
-def test_with_every_strategy_that_takes_one(kind: str, selection: str, tmp_path: Path) -> None:
-    fewer = {"clients_per_round": 6} if kind == "cfl" else {}  # CFL asks all otherwise, and takes no selection then
-    strategy = TAKERS[kind] | fewer | {"selection": (TALKATIVE | COSTLY)[selection]}
-    sections = eventful_world(strategy, rounds=4 if selection in TALKATIVE else 3)
-    if (kind, selection) in REFUSED:
-        with pytest.raises(fedsim.ScenarioError, match=REFUSED[kind, selection]):
-            run(sections)
-        return
-    assert run(sections, tmp_path / "run")["rounds"] == sections["stop"]["rounds"]
-    assert_sound(tmp_path / "run")
 
 
 def server_of(devices: int) -> Server:
@@ -302,22 +265,6 @@ def test_flanps_stages_by_hand(tmp_path: Path) -> None:
     assert found.summary["bytes"]["by_purpose"]["resources"] == 4 * 3 * 4  # once each
     (tensors,) = found.models().values()
     assert float(next(iter(tensors.values()))[0]) == pytest.approx(model, abs=1e-5)
-
-
-def test_flanp_is_where_fedavg_comes_to_sooner(tmp_path: Path) -> None:
-    """All devices pull to the same place, and one is very slow: it joins when the others are nearly there."""
-    shards = [(np.repeat([[2.0, 1.0]], 10, axis=0), [0, 1] * 5)] * 4
-    population = {"devices": 4, "speed": {"kind": "list", "values": [f"{speed} samples/s" for speed in (40, 40, 20, 1)]}}
-    times = {}
-    for selection in ({"kind": "flanp", "accuracy": 0.004}, {"kind": "random"}):
-        folder = tmp_path / selection["kind"]
-        strategy = {"kind": "fedavg", "selection": selection}
-        others = {"training": {"lr": 0.3, "batch_size": 10}, "evaluation": {"every": 1}, "population": population}
-        sections = curved(folder, strategy, 25, epochs=1, **others)
-        sections["data"] = file_data(folder, shards) | {"normalise": "none"}
-        rounds = ran(sections, folder / "run").rounds
-        times[selection["kind"]] = next(row["time"] for row in rounds if row["train_loss"] < 1e-4)
-    assert times["random"] > 5 * times["flanp"]
 
 
 def test_the_least_available_come_first() -> None:

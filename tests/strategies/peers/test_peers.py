@@ -12,8 +12,8 @@ import pytest
 import fedsim
 from fedsim.executors.inline import Inline
 from fedsim.running.runner import Job
-from fedsim.testing import ScenarioTables, assert_sound, quiet_world, run
-from fedsim.toolbox.peers.topology import Graphs, Topology, mixing_weight
+from fedsim.testing import ScenarioTables, assert_sound, quiet_world
+from fedsim.toolbox.peers.rounds import Graphs, Topology, mixing_weight
 from fedsim.training import Training
 
 
@@ -86,13 +86,6 @@ def test_a_ring_of_equal_links_in_closed_form() -> None:
         "paper": 7 * 20 * size,
         "by_purpose": 0,
     }
-
-
-def test_codecs_shrink_what_peers_send() -> None:
-    plain, coded = (
-        run(peers({"kind": "epidemic", "sample_size": 2}, 6, 2, messages={"up": codec})) for codec in ("plain", "float16")
-    )
-    assert coded["bytes"]["peer"] == pytest.approx(plain["bytes"]["peer"] / 2)
 
 
 def test_graphs_change_when_they_are_said_to() -> None:

@@ -18,8 +18,8 @@ from typing import Any
 
 from fedsim.errors import ScenarioError, SimulationError
 from fedsim.executors.base import Executor, answer
-from fedsim.executors.parcels import Opener, Packer, Parcel
 from fedsim.language.imports import learn, places
+from fedsim.toolbox.executors.parcels import Opener, Packer, Parcel
 
 _TRIES = 20  # times that a call's worker may be lost before the call itself is suspected
 _OLDEST = 2, 60

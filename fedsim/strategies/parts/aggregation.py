@@ -1,7 +1,4 @@
-"""Aggregation: how the updates of a cohort (or of a group of it) become one.
-
-Here are the base and the means; ``robust`` has those that tolerate malicious updates, ``private`` differential privacy.
-"""
+"""Aggregation: how the updates of a cohort (or of a group of it) become one. Here are the base and the means."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -31,19 +28,15 @@ AGGREGATIONS = Registry(
     usual="weighted",
 )
 
-Entry = dict[str, Any]
-"""An update that came: ``task``, ``device``, ``group``, ``update`` (a ref), ``samples``, ``start`` (a ref), ``contents``."""
-
+Entry = dict[str, Any]  # an update that came: ``task``, ``device``, ``group``, ``update``, ``samples``, ``start``, ``contents``
 Protection = Literal["private", "robust"]
+
+Draws = Mapping[tuple[int, int], int]  # (clients drawn, devices from which) -> how many rounds
 
 PROTECTS: dict[Protection, str] = {
     "private": "bounds how far one update can move a model",
     "robust": "bounds what malicious updates can do",
 }
-"""The effect of each protection, for messages."""
-
-Draws = Mapping[tuple[int, int], int]
-"""(clients drawn, devices from which) -> how many rounds."""
 
 
 def changes(server: Server, entries: Sequence[Entry]) -> list[Ref]:
@@ -98,20 +91,16 @@ class Aggregation(Spec):
     def combine(
         self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: Ref
     ) -> Ref:
-        """Combines the updates into one model.
+        """Combine the updates into one model; one that is not finite is left out.
 
-        Args:
-            server: to compute with.
-            state: what it remembers, one a model: JSON-able values and refs.
-            entries: the updates; one that is not finite is left out.
-            weights: as ``weigh`` gave them.
-            otherwise: the model as it was; it stands in where no update is left.
+        ``state`` is what it remembers, one a model: JSON-able values and refs. ``weights`` are as ``weigh`` gave them.
+        ``otherwise``, the model as it was, stands in where no update is left.
         """
         updates = [entry["update"] for entry in entries]
         return server.models.mix(list(zip(updates, weights, strict=True)), otherwise=otherwise)
 
     async def total(self, server: Server, models: Sequence[Ref], share: float) -> list[tuple[Ref, float]]:
-        """The sum over ``share`` times each model that clients sent beside their updates, as the parts of a linear combination.
+        """The sum of ``share`` times each model that clients sent beside their updates, as parts of a linear combination.
 
         An aggregation that tolerates malicious updates gives their number times its own result instead.
         """
@@ -122,10 +111,7 @@ class Aggregation(Spec):
         return {}
 
     def spent(self, draws: Draws, devices: int) -> dict[str, float]:
-        """Extra fields of the record of a round, computed over all rounds so far.
-
-        ``draws`` has equal numbers for rounds in which clients were not drawn uniformly at random.
-        """
+        """Extra fields of a round's record, over all rounds; where nobody was drawn at random ``draws`` has equal numbers."""
         return {}
 
 

@@ -1,8 +1,4 @@
-"""Client selection: whom a round asks.
-
-Here are the base and the simplest; ``power_of_choice``, ``oort`` and ``favor`` have files of their own, and ``fastest`` has
-FedCS and FLANP, which go by what devices say of their speed.
-"""
+"""Client selection: whom a round asks. Here are the base and the simplest."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -26,27 +22,20 @@ SELECTIONS = Registry(
     {
         "random": (f"{_HERE}:Random", "clients uniformly at random"),
         "least-asked": (f"{_HERE}:LeastAsked", "clients that were asked least often first"),
-        "power-of-choice": (f"{_TOOLS}.power_of_choice:PowerOfChoice", "of some candidates those with the highest loss"),
-        "oort": (f"{_TOOLS}.oort:Oort", "clients whose losses are high and who are fast, and some that are new"),
-        "fedcs": (f"{_TOOLS}.fastest:FedCS", "as many clients as can be through by a deadline"),
+        "power-of-choice": (f"{_TOOLS}.informed:PowerOfChoice", "of some candidates those with the highest loss"),
+        "oort": (f"{_TOOLS}.informed:Oort", "clients whose losses are high and who are fast, and some that are new"),
+        "fedcs": (f"{_TOOLS}.informed:FedCS", "as many clients as can be through by a deadline"),
         "favor": (f"{_TOOLS}.favor:FAVOR", "clients from whom an agent has learnt to expect most (double deep Q-learning)"),
-        "flanp": (f"{_TOOLS}.fastest:FLANP", "the fastest clients, and twice as many once these have learnt what they can"),
+        "flanp": (f"{_TOOLS}.informed:FLANP", "the fastest clients, and twice as many once these have learnt what they can"),
         "least-available": (f"{_HERE}:LeastAvailable", "clients that were there least often first (REFL)"),
     },
     usual="random",
 )
 
-Ids = tuple[int, ...]
-"""They name a stream: the round (or draw) from 0, and more where one round selects several times."""
-
-Among = list[int] | None
-"""Devices to choose from; None for all."""
-
-Answers = Mapping[int, Mapping[str, Any]]
-"""Device -> contents, in the order in which they were asked."""
-
-Updates = Sequence[dict[str, Any]]
-"""As ``Synchronous.entry`` makes them."""
+Ids = tuple[int, ...]  # they name a stream: the round (or draw) from 0, and more where one round selects several times
+Among = list[int] | None  # devices to choose from; None for all
+Answers = Mapping[int, Contents]  # by device, in the order in which they were asked
+Updates = Sequence[dict[str, Any]]  # as ``Synchronous.entry`` makes them
 
 QUESTION = "question"
 """The job of a candidate who is asked for what a selection wants to know before it chooses."""
@@ -60,8 +49,7 @@ def lowest(devices: Iterable[int], count: int, key: Callable[[int], float]) -> l
 def drawn(weights: NDArray[np.float64], count: int, variates: NDArray[np.float64]) -> list[int]:
     """``count`` places, drawn without replacement with probabilities proportional to ``weights`` [n].
 
-    The first of exponential ages with these rates are the same as places drawn one after another; ``variates`` [n] are standard
-    exponential.
+    They are the first of exponential ages with these rates; ``variates`` [n] are standard exponential.
     """
     found: list[int] = np.argsort(variates / np.maximum(weights, 1e-9), kind="stable")[:count].tolist()
     return found
@@ -70,9 +58,8 @@ def drawn(weights: NDArray[np.float64], count: int, variates: NDArray[np.float64
 class Selection(Spec):
     """The base of every client selection. What it must remember is in ``state``, one dict for the whole run.
 
-    Most selections need ``select`` alone. One that goes by what it has seen takes that in by ``heard`` and ``learn``; what
-    clients say for it in their answers is its ``report``. One that must know something before it chooses has a ``question``:
-    then those whom ``select`` gives are candidates, and ``choose`` takes some of those who have answered.
+    Most need ``select`` alone. One that goes by what it has seen takes that in by ``heard`` and ``learn``; clients say more for
+    it by ``report``. With a ``question`` those of ``select`` are candidates, and ``choose`` takes some who have answered.
     """
 
     kind: str
@@ -107,20 +94,17 @@ class Selection(Spec):
 
     @property
     def talks(self) -> bool:
-        """Whether clients say anything for it: it asks, or they report."""
+        """Whether it asks, or clients report."""
         return self.asks or type(self).report is not Selection.report
-
-    # On the server.
 
     def fewest(self, count: int) -> int:
         """The smallest cohort that it selects on purpose where a round may ask ``count`` clients."""
         return count
 
     def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
-        """At most ``count`` devices to ask in a round, online and idle (``Clients.sample``, ``Clients.online``).
+        """At most ``count`` devices to ask in a round, online and idle; if it ``asks``, the candidates, however many.
 
-        Called when a round opens; again, with the same number, if there was nobody. If it ``asks``, it gives the candidates,
-        however many. ``state`` is what it remembers.
+        Called when a round opens; again, with the same number, if there was nobody.
         """
         raise NotImplementedError
 
@@ -145,8 +129,6 @@ class Selection(Spec):
         """At most ``count`` of those who have answered and are still there, besides those who are chosen already."""
         raise NotImplementedError
 
-    # On the devices.
-
     def look(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         """Computations of a candidate before it answers; none by default."""
         return ()
@@ -164,17 +146,16 @@ class SelectionClient(PartClient):
     """Answers the selection's questions, and reports with updates."""
 
     jobs = (QUESTION,)
+    _part: Selection
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
-        selection: Selection = self._part
-        return selection.look(device, instruction) if instruction.job == QUESTION else super().work(device, instruction)
+        return self._part.look(device, instruction) if instruction.job == QUESTION else super().work(device, instruction)
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
-        selection: Selection = self._part
         if instruction.job == QUESTION:
-            return selection.answer(device, instruction, result, self.params)
+            return self._part.answer(device, instruction, result, self.params)
         reply = super().reply(device, instruction, result)
-        return reply if reply is None or "update" not in reply else {**reply, **selection.report(device, instruction, result)}
+        return reply if reply is None or "update" not in reply else {**reply, **self._part.report(device, instruction, result)}
 
 
 SelectionSpec = Annotated[Selection, SELECTIONS]
@@ -203,8 +184,7 @@ class LeastAsked(Selection):
         asked = state.setdefault("asked", {})
         there = server.clients.sample(server.devices, "select", *ids, among=among)
         chosen = lowest(there, count, lambda device: asked.get(device, 0))
-        for device in chosen:
-            asked[device] = asked.get(device, 0) + 1
+        asked |= {device: asked.get(device, 0) + 1 for device in chosen}
         return chosen
 
 
@@ -212,9 +192,8 @@ class LeastAvailable(Selection):
     """Clients that are there least often come first, ties at random: rare ones are used while they are there.
 
     Source: Abdelmoniem et al., "REFL: resource-efficient federated learning" (EuroSys 2023), section 4.1. There a device
-    forecasts, by a model of its own habits, how likely it is to be there in a round's time; here the server goes by what it has
-    seen: in what share of the rounds that it opened since the device was first there it was there, or at work. Looks at every
-    device: O(population).
+    forecasts how likely it is to be there in a round's time; here the server counts in what share of the rounds since the
+    device was first there it was there, or at work. Looks at every device: O(population).
 
     State: ``seen``, device -> the round in which it was there first and in how many since; ``at_work``, devices that were asked
     and have not answered; ``looked``, the last round that was counted.

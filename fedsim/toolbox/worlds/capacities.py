@@ -1,16 +1,50 @@
-"""Hospitals, as slow as those of the FeTS federation were: ``population = "hospitals-fets"``."""
+"""Speeds and links of devices, one by one: rows of FedScale's table of real phones, or hospitals of the FeTS federation."""
 
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
 from fedsim.arrays import Floats
-from fedsim.files import read_toml
+from fedsim.files import read_toml, sought
 from fedsim.streams import Streams
 from fedsim.world.device_kinds import Capacity, CapacityModel
+from fedsim.world.distributions import DeviceTable
+
+_COLUMNS = ("computation_ms_per_sample", "dl_kbps", "ul_kbps")
+
+
+_TableNumber = Annotated[float, Field(ge=1e-6, le=1e12)]  # nothing overflows in its unit
+
+
+_TRAINING_PASSES = 3  # FedScale's time model: training a sample takes three times its inference
+
+
+class FedScaleCapacity(CapacityModel):
+    """Rows of FedScale's client capacity file, drawn without replacement as long as there are enough.
+
+    The file is CSV with the columns ``computation_ms_per_sample``, ``dl_kbps`` and ``ul_kbps``. A sample takes 3 times its
+    inference time to train. Compute and bandwidth were joined independently there: their correlation means nothing.
+    """
+
+    kind: Literal["fedscale"] = "fedscale"
+    file: str = "traces/fedscale_capacity_9242.csv"
+
+    def draw(self, streams: Streams, devices: int, root: Path | None) -> Capacity:
+        """One row for each device. ``DataError``: the file is missing, lacks a column, or has a value that is not positive."""
+        table = read_capacities(sought(self.file, root))
+        generator = streams.generator("world/capacity")
+        rows = generator.choice(len(table), devices, replace=devices > len(table))
+        milliseconds, down_kbps, up_kbps = table[rows].T
+        return Capacity(1000.0 / (_TRAINING_PASSES * milliseconds), (down_kbps * 125.0, up_kbps * 125.0))
+
+
+def read_capacities(path: Path) -> Floats:
+    """The three columns of a capacity file: ms a sample, down and up kbit/s; float64 [rows, 3]."""
+    table = DeviceTable("population.capacity", path, _COLUMNS)
+    return np.array([table.values(name, _TableNumber) for name in _COLUMNS]).T
 
 
 class HospitalsCapacity(CapacityModel):
@@ -55,4 +89,4 @@ class HospitalsCapacity(CapacityModel):
 
 @cache
 def _table(name: str) -> Floats:
-    return np.array(read_toml(Path(__file__).with_suffix(".toml"))[name])
+    return np.array(read_toml(Path(__file__).with_name("hospitals.toml"))[name])

@@ -1,0 +1,211 @@
+"""``[messages]``: codecs write models and updates on the wire, which gives their bytes and the values that arrive."""
+
+from collections.abc import Collection, Sequence
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
+
+from pydantic import AfterValidator, model_validator
+from pydantic_core import PydanticCustomError
+
+from fedsim.federation.contents import Contents, Partial
+from fedsim.language.registry import Registry
+from fedsim.language.spec import Spec
+from fedsim.language.units import Bytes, BytesPerSecond
+from fedsim.learning import Learner, Ref
+from fedsim.learning.functions import spliced, taken
+from fedsim.world.task import Code
+
+_HERE = "fedsim.federation.codecs"
+_TOOLS = "fedsim.toolbox.codecs"
+CODECS = Registry(
+    "codec",
+    f"{_HERE}:Codec",
+    {
+        "plain": (f"{_HERE}:Plain", "every number, in a format that is counted and not carried out"),
+        "float16": (f"{_TOOLS}:Float16", "every number in 16 bits, as an IEEE half"),
+        "bfloat16": (f"{_TOOLS}:BFloat16", "every number in 16 bits, with the range of float32"),
+        "int8": (f"{_TOOLS}:Int8", "every number in 8 bits, in even steps up to the largest"),
+        "qsgd": (f"{_TOOLS}:QSGD", "every number rounded at random to levels of the norm, unbiased"),
+        "top-k": (f"{_TOOLS}:TopK", "the largest changes alone, with error feedback"),
+        "random-k": (f"{_TOOLS}:RandomK", "changes at random positions alone"),
+        "sign": (f"{_TOOLS}:Sign", "the signs of changes and their mean magnitude, with error feedback"),
+    },
+    usual="plain",
+)
+_BYTES_PER_PARAMETER = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+
+
+class Coded(NamedTuple):
+    """A content after its way through a codec: what the receiver gets, and what the sender keeps of it for the next time."""
+
+    received: Ref
+    kept: Ref | None = None
+
+
+def _above_0(rate: float) -> float:
+    if not rate:
+        raise PydanticCustomError("quantity", "a device that encodes at 0 B/s never answers; allowed is more", {})
+    return rate
+
+
+class Codec(Spec):
+    """The base of every codec of models: a pure rule, whose loss the learning sees and whose bytes the network carries.
+
+    Attributes:
+        encode_rate: bytes of float32 that a device encodes (``up``) or decodes (``down``) a second, whatever its speed; None:
+            that takes no time. The server takes none.
+    """
+
+    ways: ClassVar[tuple[str, ...]] = ("down", "up")
+    """Whether it can be used from the server to the devices, or from them to the server."""
+
+    kind: str
+    encode_rate: Annotated[BytesPerSecond, AfterValidator(_above_0)] | None = None
+
+    @property
+    def sends(self) -> float:
+        """Share of the numbers that is sent; the receiver has 0, or no change, for the others."""
+        return 1.0
+
+    @property
+    def lengthens(self) -> bool:
+        """Whether an array may be longer when it arrives than it was, by more than rounding."""
+        return False
+
+    @property
+    def of_sums(self) -> "Codec":
+        """The codec of contents that both sides add up (``StrategyParams.added_up``); by default itself."""
+        return self
+
+    def seconds(self, parameters: int) -> float:
+        """Time that a device takes to encode or decode so many parameters (s)."""
+        return 4 * parameters / self.encode_rate if self.encode_rate else 0.0
+
+    def bytes(self, parameters: int) -> float:
+        """Bytes of a model with so many parameters, as it is encoded."""
+        raise NotImplementedError
+
+    def part_bytes(self, count: int, parameters: int) -> float:
+        """Bytes of ``count`` out of so many parameters, by themselves."""
+        return self.bytes(count)
+
+    def code(self, arithmetic: Learner, parameters: int, value: Ref, base: Ref | None, kept: Ref | None) -> Coded:
+        """Encode and decode ``value``, of so many ``parameters``.
+
+        ``base`` is a model that sender and receiver both have: for an update that from which it was trained; else None.
+        ``kept`` is what the sender has kept of the last content of this name.
+        """
+        raise NotImplementedError
+
+
+CodecSpec = Annotated[Codec, CODECS]
+
+
+class Plain(Codec):
+    """Values arrive as they are, in float32; their size is that of a number format, or is given.
+
+    Attributes:
+        dtype: number format, one of float64, float32 (the default), float16, bfloat16, int8.
+        size: the size itself, for compressed messages.
+    """
+
+    kind: Literal["plain"] = "plain"
+    dtype: str = "float32"
+    size: Bytes | None = None
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        if self.dtype not in _BYTES_PER_PARAMETER:
+            raise ValueError(f"'dtype' is {self.dtype!r}; allowed are {', '.join(_BYTES_PER_PARAMETER)}")
+        return self
+
+    def bytes(self, parameters: int) -> float:
+        return parameters * _BYTES_PER_PARAMETER[self.dtype] if self.size is None else self.size
+
+    def part_bytes(self, count: int, parameters: int) -> float:
+        return self.bytes(count) if self.size is None else self.size * count / parameters
+
+    def code(self, arithmetic: Learner, parameters: int, value: Ref, base: Ref | None, kept: Ref | None) -> Coded:
+        return Coded(value)
+
+
+class MessagesSpec(Spec):
+    """``[messages]``: the codec of models from the server to the devices, and of updates from them to it."""
+
+    down: CodecSpec = Plain()
+    up: CodecSpec = Plain()
+
+    @model_validator(mode="after")
+    def _ways(self) -> Self:
+        for way, codec in (("down", self.down), ("up", self.up)):
+            if way not in codec.ways:
+                raise ValueError(f"'{way}' is {codec.kind!r}, which is a codec for {' and '.join(codec.ways)} only")
+        if getattr(self.down, "error_feedback", False):
+            raise ValueError(
+                "'down' has error_feedback = true; only devices remember what they have not sent, so 'up' alone may"
+            )
+        return self
+
+
+class Wire:
+    """One direction of all messages. A model has ``model_bytes``, and a device takes ``model_s`` (s) to write or read it."""
+
+    def __init__(self, codec: Codec, learner: Learner) -> None:
+        self._codec = codec
+        self._learner = learner
+        self._parameters = int(learner.parameters)
+        self._changes_nothing = isinstance(codec, Plain)
+        self.model_bytes = codec.bytes(learner.parameters)
+        self.model_s = codec.seconds(self._parameters)
+
+    def part_bytes(self, count: int) -> float:
+        """Bytes of so many numbers of a model."""
+        return self._codec.part_bytes(count, self._parameters)
+
+    def work_on(self, contents: Contents, name: Literal["encode", "decode"]) -> tuple[Code, ...]:
+        """Steps by which a device writes or reads the models of contents; none where that takes no time."""
+        listed = [value if isinstance(value, Sequence) else [value] for value in contents.values()]
+        models = sum(isinstance(item, Ref) for items in listed for item in items)
+        parts = sum(self._codec.seconds(item.count) for items in listed for item in items if isinstance(item, Partial))
+        seconds = models * self.model_s + parts
+        return (Code(name, seconds),) if seconds else ()
+
+    def through(
+        self, contents: Contents, bases: dict[Ref, Ref], kept: dict[str, Ref], added_up: Collection[str] = ()
+    ) -> tuple[Contents, dict[str, Ref]]:
+        """Contents as they arrive, and the residuals that the sender then keeps (none of several models in one content).
+
+        ``bases``: for an update the model from which it was trained. ``kept``: residuals of contents of these names. Contents
+        that are ``added_up`` by both sides go by ``Codec.of_sums``, and nothing of them is kept.
+        """
+        if self._changes_nothing and Partial not in map(type, contents.values()):
+            return contents, {}
+        arriving, keeping = dict(contents), dict(kept)
+        for name, value in contents.items():
+            codec = self._codec.of_sums if name in added_up else self._codec
+            if isinstance(value, Partial):
+                arriving[name], rest = self._part(value, bases.get(value.model), kept.get(name))
+                if rest is not None:
+                    keeping[name] = rest
+            elif self._changes_nothing:
+                continue
+            elif isinstance(value, Ref):
+                arriving[name], rest = codec.code(self._learner, self._parameters, value, bases.get(value), kept.get(name))
+                if rest is not None and name not in added_up:
+                    keeping[name] = rest
+            elif isinstance(value, Sequence) and any(isinstance(item, Ref) for item in value):
+                arriving[name] = [self._received(item) if isinstance(item, Ref) else item for item in value]
+        return arriving, keeping
+
+    def _received(self, value: Ref) -> Ref:
+        return self._codec.code(self._learner, self._parameters, value, None, None).received
+
+    def _part(self, value: Partial, base: Ref | None, kept: Ref | None) -> Coded:
+        """Some tensors as they arrive, in a whole model."""
+        places, size, apply = value.places, value.count, self._learner.apply
+        if self._changes_nothing:
+            whole = value.rest is value.model
+            return Coded(value.model if whole else apply(spliced, [value.rest, value.model], places=places))
+        model = apply(taken, [value.model], size=size, places=places)
+        start = None if base is None else apply(taken, [base], size=size, places=places)
+        received, rest = self._codec.code(self._learner, size, model, start, kept)
+        return Coded(apply(spliced, [value.rest, received], places=places), rest)

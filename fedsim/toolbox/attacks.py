@@ -1,0 +1,73 @@
+"""Attacks of malicious devices, on labels or on updates."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fedsim.federation.malicious import Attack
+from fedsim.learning import Learner, Ref
+from fedsim.learning.functions import pure, weighted_sum
+
+
+class LabelFlip(Attack):
+    """The label l of each training sample is taken for C - 1 - l (Fang et al., "Local model poisoning attacks to
+    Byzantine-robust federated learning", 2020). Test samples keep their labels, whatever happens to a device's data.
+    """
+
+    flips_labels: ClassVar[bool] = True
+    kind: Literal["label-flip"] = "label-flip"
+
+
+class _Along(Attack):
+    sign: ClassVar[float] = 1.0
+    factor: float = Field(gt=0.0, le=1e6)
+
+    def update(self, arithmetic: Learner, update: Ref, start: Ref, stream: Sequence[Any]) -> Ref:
+        factor = self.sign * self.factor
+        return arithmetic.apply(weighted_sum, [start, update], coefficients=[1.0 - factor, factor])
+
+
+class SignFlip(_Along):
+    """start - factor (update - start) (Li et al., "RSA: Byzantine-robust stochastic aggregation methods", 2019).
+
+    Attributes:
+        factor: how far it goes the other way.
+    """
+
+    sign = -1.0
+    kind: Literal["sign-flip"] = "sign-flip"
+    factor: float = Field(default=1.0, gt=0.0, le=1e6)
+
+
+class Scaled(_Along):
+    """start + factor (update - start) (the boosting of Bagdasaryan et al., "How to backdoor federated learning", 2020).
+
+    Attributes:
+        factor: how many times as long the change is.
+    """
+
+    kind: Literal["scaled"] = "scaled"
+    factor: float = Field(default=10.0, gt=0.0, le=1e6)
+
+
+@pure
+def noise_around(models: list[NDArray[np.float32]], deviation: float, rng: np.random.Generator) -> NDArray[np.floating]:
+    """The model and Gaussian noise, [d]."""
+    return models[0] + rng.normal(scale=deviation, size=len(models[0]))
+
+
+class Gaussian(Attack):
+    """start + N(0, deviation^2) in each coordinate (Blanchard et al., "Machine learning with adversaries", 2017, section 5).
+
+    Attributes:
+        deviation: standard deviation of the noise.
+    """
+
+    kind: Literal["gaussian"] = "gaussian"
+    deviation: float = Field(default=1.0, gt=0.0, le=1e6)
+
+    def update(self, arithmetic: Learner, update: Ref, start: Ref, stream: Sequence[Any]) -> Ref:
+        return arithmetic.apply(noise_around, [start], deviation=self.deviation, stream=tuple(stream))

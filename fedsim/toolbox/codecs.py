@@ -1,0 +1,347 @@
+"""Lossy codecs: numbers in fewer bits, or fewer numbers; with error feedback, of changes or whole models."""
+
+import math
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from fedsim.arrays import Floats, Floats32, Ints
+from fedsim.federation.codecs import Codec, Coded
+from fedsim.learning import Learner, Ref
+from fedsim.learning.functions import Function, pure
+
+
+@pure
+def added(models: list[Floats32]) -> NDArray[np.floating]:
+    """The sum of two arrays."""
+    return models[0] + models[1]
+
+
+class Lossy(Codec):
+    """A codec whose rule is a pure function: what arrives of one array.
+
+    With ``error_feedback`` the device adds to a change what it has not sent before, and keeps what it does not send now (Stich,
+    Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018; Karimireddy et al., "Error feedback fixes SignSGD", ICML
+    2019, Algorithm 2): what was sent and what is kept are together what was meant, to the precision of float32. What is cut off
+    on its way was not sent.
+
+    Attributes:
+        encodes: of an update either by how much it has changed that from which it was trained (``change``), which both sides
+            have, or the whole of it (``model``). What has no such start, a model on its way down say, is encoded as it is.
+        error_feedback: whether devices remember what they have not sent (d numbers a device that was ever asked). Of changes on
+            their way up alone.
+    """
+
+    draws: ClassVar[bool] = False
+    """Whether the rule is random."""
+
+    encodes: Literal["change", "model"] = "change"
+    error_feedback: bool = False
+
+    @model_validator(mode="after")
+    def _of_changes(self) -> Self:
+        if self.error_feedback and self.encodes == "model":
+            raise ValueError(
+                "'error_feedback' is true and 'encodes' is 'model'; what was not sent is added to a 'change' alone"
+            )
+        return self
+
+    def rule(self, parameters: int) -> tuple[Function, dict[str, Any]]:
+        """The pure function of [array] and its constants; one that ``draws`` is given ``rng`` too."""
+        raise NotImplementedError
+
+    @property
+    def lengthens(self) -> bool:
+        return self.error_feedback or self.draws  # a random rule that keeps the mean adds variance
+
+    @property
+    def of_sums(self) -> Codec:
+        """As under error feedback, which bounds what is left out."""
+        return self.model_copy(update={"error_feedback": True})
+
+    def loses_nothing(self, parameters: int) -> bool:
+        """Whether everything arrives as it was sent."""
+        return False
+
+    def code(self, arithmetic: Learner, parameters: int, value: Ref, base: Ref | None, kept: Ref | None) -> Coded:
+        if self.loses_nothing(parameters):
+            return Coded(value)
+        start = base if self.encodes == "change" else None
+        change = value if start is None else arithmetic.mix([(value, 1.0), (start, -1.0)])
+        meant = change if kept is None else arithmetic.apply(added, [change, kept])
+        function, constants = self.rule(parameters)
+        # The draw is named by what is sent, so that whoever gets the same model gets the same of it.
+        stream = ("messages/codec", value.serial) if self.draws else None
+        sent = arithmetic.apply(function, [meant], stream=stream, **constants)
+        rest = None
+        if self.error_feedback:
+            # A training that diverged is not remembered: it would be sent again and again.
+            nothing = arithmetic.mix([(value if start is None else start, 0.0)])
+            rest = arithmetic.mix([(meant, 1.0), (sent, -1.0)], otherwise=nothing if kept is None else kept)
+        return Coded(sent if start is None else arithmetic.apply(added, [start, sent]), rest)
+
+
+def _buckets(size: int, bucket: int | None) -> int:
+    """Number of buckets, each with a scale of its own, that ``size`` numbers fill."""
+    return -(-size // (bucket or max(size, 1)))
+
+
+def _rows(array: NDArray[Any], bucket: int | None) -> Floats:
+    """The array as rows of ``bucket`` numbers (None: one row), the last one filled with 0; float64 [buckets, bucket]."""
+    rows = np.zeros((_buckets(len(array), bucket), max(1, min(bucket or len(array), len(array)))))
+    rows.reshape(-1)[: len(array)] = array
+    return rows
+
+
+def _array(rows: Floats, size: int) -> Floats32:
+    """The array [size] of which ``_rows`` has made rows; no number is -0."""
+    return (rows.reshape(-1)[:size] + 0.0).astype(np.float32)
+
+
+@pure
+def as_float16(models: list[Floats32]) -> Floats32:
+    """Every number rounded to the nearest half; beyond 65,504 it becomes infinite."""
+    with np.errstate(over="ignore"):
+        return models[0].astype(np.float16).astype(np.float32)
+
+
+@pure
+def as_bfloat16(models: list[Floats32]) -> Floats32:
+    """The upper 16 bits of every float32, rounded to the nearest, of equals the even one."""
+    bits = models[0].astype(np.float32).view(np.uint32)
+    upper = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    return (upper << np.uint32(16)).view(np.float32)
+
+
+@pure
+def as_int8(models: list[Floats32], bucket: int | None) -> Floats32:
+    """Every number as a whole multiple, up to 127, of its bucket's largest magnitude over 127."""
+    values = _rows(models[0], bucket)
+    scales = (np.abs(values).max(axis=1, keepdims=True) / 127).astype(np.float32)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        levels = np.where(scales > 0, np.rint(values / scales), 0.0).clip(-127, 127)
+    return _array(levels * scales, len(models[0]))
+
+
+@pure
+def as_levels(models: list[Floats32], levels: int, bucket: int | None, scale: float, rng: np.random.Generator) -> Floats32:
+    """Every number's sign and level |v_i| s / ||v|| in its bucket, rounded up or down at random, times ``scale``."""
+    values = _rows(models[0], bucket)
+    exact = np.linalg.norm(values, axis=1)
+    norms = exact.astype(np.float32)
+    norms = np.where(norms < exact, np.nextafter(norms, np.float32(np.inf)), norms)[:, None]  # so that no level is above s
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scaled = np.where(norms > 0, np.abs(values) * levels / norms, 0.0)
+    level = np.floor(scaled)
+    level += rng.random(level.shape) < scaled - level
+    return _array(np.sign(values) * level * (norms.astype(np.float64) / levels), len(models[0])) * np.float32(scale)
+
+
+@pure
+def as_signs(models: list[Floats32], bucket: int | None) -> Floats32:
+    """Every number's sign, and its bucket's mean magnitude."""
+    array = models[0]
+    counts = _rows(np.ones(len(array)), bucket).sum(axis=1, keepdims=True)
+    scales = (np.abs(_rows(array, bucket)).sum(axis=1, keepdims=True) / counts).astype(np.float32)
+    return _array(_rows(np.where(array < 0, -1.0, 1.0), bucket) * scales, len(array))
+
+
+class Float16(Lossy):
+    """Every number as an IEEE half: 11 bits of precision; a magnitude beyond 65,504 becomes infinite, and is then left out."""
+
+    kind: Literal["float16"] = "float16"
+
+    def bytes(self, parameters: int) -> float:
+        return 2 * parameters
+
+    def rule(self, parameters: int) -> tuple[Function, dict[str, Any]]:
+        return as_float16, {}
+
+
+class BFloat16(Lossy):
+    """Every number as the upper half of a float32: its range, and 8 bits of precision."""
+
+    kind: Literal["bfloat16"] = "bfloat16"
+
+    def bytes(self, parameters: int) -> float:
+        return 2 * parameters
+
+    def rule(self, parameters: int) -> tuple[Function, dict[str, Any]]:
+        return as_bfloat16, {}
+
+
+class Int8(Lossy):
+    """Every number as one of 255 even steps up to the largest magnitude.
+
+    Attributes:
+        bucket: so many numbers in a row share a scale; None: all.
+    """
+
+    kind: Literal["int8"] = "int8"
+    bucket: int | None = Field(default=None, ge=1)
+
+    def bytes(self, parameters: int) -> float:
+        return parameters + 4 * _buckets(parameters, self.bucket)
+
+    def rule(self, parameters: int) -> tuple[Function, dict[str, Any]]:
+        return as_int8, {"bucket": self.bucket}
+
+
+class QSGD(Lossy):
+    """Every number as one of s levels of the norm and a sign, drawn so that the mean over all draws is what was meant.
+
+    Source: Alistarh et al., "QSGD: communication-efficient SGD via gradient quantization and encoding" (NeurIPS 2017).
+
+    The variance is at most min(n / s^2, sqrt(n) / s) ||v||^2 over buckets of n numbers (Lemma 3.1). A number takes
+    ceil(log2(2 s + 1)) bits: the paper's Elias code has a length that depends on the values, this one's is known beforehand.
+    With error feedback the receiver divides by 1 + omega, that factor of the variance: then what is not sent is shorter than
+    what was meant, and does not grow from round to round (Beznosikov et al., "On biased compression for distributed learning",
+    2020).
+
+    Attributes:
+        levels: s.
+        bucket: so many numbers in a row share a norm (section 4); None: all.
+    """
+
+    draws: ClassVar[bool] = True
+    kind: Literal["qsgd"] = "qsgd"
+    levels: int = Field(default=127, ge=1, le=32_767)
+    bucket: int | None = Field(default=None, ge=1)
+
+    def bytes(self, parameters: int) -> float:
+        bits = (2 * self.levels).bit_length()
+        return -(-parameters * bits // 8) + 4 * _buckets(parameters, self.bucket)
+
+    def rule(self, parameters: int) -> tuple[Function, dict[str, Any]]:
+        size = min(self.bucket or parameters, parameters)
+        omega = min(size / self.levels**2, math.sqrt(size) / self.levels)
+        scale = 1.0 / (1.0 + omega) if self.error_feedback else 1.0
+        return as_levels, {"levels": self.levels, "bucket": self.bucket, "scale": scale}
+
+
+class Sign(Lossy):
+    """Of a change p its signs are sent, and ||p||_1 / d, by which they are scaled; 0 counts as above 0.
+
+    Source: EF-SignSGD, Algorithm 1 of Karimireddy et al., "Error feedback fixes SignSGD and other gradient compression schemes"
+    (ICML 2019).
+
+    Attributes:
+        bucket: so many numbers in a row share a scale; None: all, as in Algorithm 1.
+    """
+
+    ways: ClassVar[tuple[str, ...]] = ("up",)
+    kind: Literal["sign"] = "sign"
+    bucket: int | None = Field(default=None, ge=1)
+    error_feedback: bool = True
+
+    def bytes(self, parameters: int) -> float:
+        return -(-parameters // 8) + 4 * _buckets(parameters, self.bucket)
+
+    def rule(self, parameters: int) -> tuple[Function, dict[str, Any]]:
+        return as_signs, {"bucket": self.bucket}
+
+
+_APART = 16  # of so many entries one is in the sample
+_SEED_BYTES = 8
+
+
+class Sparse(Lossy):
+    """A codec that sends k of d entries, 4 bytes each (Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", 2018).
+
+    Attributes:
+        share: k / d; at least one entry is sent. With 1 nothing is lost.
+    """
+
+    ways: ClassVar[tuple[str, ...]] = ("up",)
+    share: float = Field(default=0.01, gt=0.0, le=1.0)
+
+    @property
+    def sends(self) -> float:
+        return self.share
+
+    def k(self, parameters: int) -> int:
+        """Number of entries that are sent out of ``parameters``."""
+        return min(max(1, round(self.share * parameters)), parameters)
+
+    def bytes(self, parameters: int) -> float:
+        """Values, and positions as a bitmap of d bits or as k numbers of 4 bytes, whatever is shorter; none where k = d."""
+        k = self.k(parameters)
+        return 4 * k + (min(4 * k, -(-parameters // 8)) if k < parameters else 0)
+
+    def loses_nothing(self, parameters: int) -> bool:
+        return self.k(parameters) == parameters
+
+
+def _at(array: Floats32, positions: Ints) -> Floats32:
+    """The entries at some positions, 0 elsewhere."""
+    found = np.zeros_like(array)
+    found[positions] = array[positions]
+    return found
+
+
+def largest(array: Floats32, k: int) -> Ints:
+    """Positions of the k entries of largest magnitude, of equals the first; ascending."""
+    sizes = -np.abs(array)
+    nearby, about = np.arange(len(array)), k // _APART * 3 // 2 + _APART
+    if about * _APART < len(array):  # a sample says which entries are worth a closer look
+        chosen = np.flatnonzero(sizes <= np.partition(sizes[::_APART], about)[about])
+        nearby = chosen if len(chosen) >= k else nearby
+    near = sizes[nearby]
+    last = np.partition(near, k - 1)[k - 1]
+    taken = near < last
+    taken[np.flatnonzero(near == last)[: k - np.count_nonzero(taken)]] = True
+    found: Ints = nearby[taken]
+    return found
+
+
+@pure
+def largest_alone(models: list[Floats32], k: int) -> Floats32:
+    """The k entries of largest magnitude."""
+    return _at(models[0], largest(models[0], k))
+
+
+class TopK(Sparse):
+    """Of what an update has changed, the ``share`` of entries that changed most is sent; of other contents, their largest.
+
+    What is sent and what is kept are together what was meant, to the bit.
+    """
+
+    kind: Literal["top-k"] = "top-k"
+    error_feedback: bool = True
+
+    def rule(self, parameters: int) -> tuple[Function, dict[str, Any]]:
+        return largest_alone, {"k": self.k(parameters)}
+
+
+@pure
+def drawn_alone(models: list[Floats32], k: int, scale: float, rng: np.random.Generator) -> Floats32:
+    """The entries at k positions that both sides find from a seed, scaled by the receiver."""
+    seed = int(rng.integers(2**63))
+    positions = np.sort(np.random.default_rng(seed).choice(len(models[0]), k, replace=False))
+    return _at(models[0], positions) * np.float32(scale)
+
+
+class RandomK(Sparse):
+    """A ``share`` of the entries of a change is sent, drawn uniformly without replacement.
+
+    Without error feedback (Konecny et al., "Federated learning: strategies for improving communication efficiency", 2016) the
+    receiver scales them by d / k, which makes the mean over all draws what was meant; with it they
+    arrive as they are, and what is sent and what is kept are together what was meant, to the bit.
+
+    Attributes:
+        positions: ``sent`` with the values, as a bitmap or as numbers; or found by both sides from a ``seed`` of 8 bytes.
+    """
+
+    draws: ClassVar[bool] = True
+    kind: Literal["random-k"] = "random-k"
+    positions: Literal["sent", "seed"] = "sent"
+
+    def bytes(self, parameters: int) -> float:
+        seeded = self.positions == "seed" and not self.loses_nothing(parameters)
+        return 4 * self.k(parameters) + _SEED_BYTES if seeded else super().bytes(parameters)
+
+    def rule(self, parameters: int) -> tuple[Function, dict[str, Any]]:
+        k = self.k(parameters)
+        return drawn_alone, {"k": k, "scale": 1.0 if self.error_feedback else parameters / max(k, 1)}

@@ -1,1 +1,0 @@
-"""Codecs: numbers in fewer bits, or fewer numbers."""

@@ -1,0 +1,1 @@
+"""Executors besides those of this process: work on Ray."""

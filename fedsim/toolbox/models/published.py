@@ -1,0 +1,80 @@
+"""The models of papers, whose published parameter counts are tests.
+
+Convolutions pad symmetrically; where Keras would pad one row more at the end than at the start (even inputs, stride 2), shapes
+and counts are the same and the values are shifted by a pixel.
+"""
+
+from typing import ClassVar, Literal
+
+from fedsim.learning.architecture import Dropout, Flatten, Layer, MaxPool2d, convolution, dense
+from fedsim.learning.models import Layered, pooled, two_convolutions
+
+
+class FemnistPerceptron(Layered):
+    """FlexCFL's FEMNIST-MLP: 784-512-10, 407,050 parameters."""
+
+    kind: Literal["femnist-mlp"] = "femnist-mlp"
+    layers: ClassVar[tuple[Layer, ...]] = dense(512)
+
+
+def _block(channels: int) -> tuple[Layer, ...]:
+    return (*convolution(channels, 3, same=False) * 2, *convolution(channels, 5, 2), Dropout(0.4))
+
+
+def _pair(channels: int) -> tuple[Layer, ...]:
+    return (*convolution(channels, 3) * 2, MaxPool2d(2), Dropout(0.2))
+
+
+class MnistCNN(Layered):
+    """FlexCFL's MNIST-CNN: 3x3x32, pool, 3x3x64, pool, dropout 0.5, dense; 50,186 parameters."""
+
+    kind: Literal["mnist-cnn"] = "mnist-cnn"
+    layers: ClassVar[tuple[Layer, ...]] = (*two_convolutions(32, 64, 3), Dropout(0.5))
+
+
+class FemnistCNN(Layered):
+    """FlexCFL's FEMNIST-CNN: six convolutions, two of them with stride 2, and dense 128; 325,578 parameters."""
+
+    kind: Literal["femnist-cnn"] = "femnist-cnn"
+    layers: ClassVar[tuple[Layer, ...]] = (*_block(32), *_block(64), Flatten(), *dense(128), Dropout(0.4))
+
+
+class FashionCNN(Layered):
+    """FlexCFL's FashionMNIST-CNN: 5x5x32, pool, 5x5x64, pool, dense 1024; 3,274,634 parameters."""
+
+    kind: Literal["fashion-cnn"] = "fashion-cnn"
+    layers: ClassVar[tuple[Layer, ...]] = two_convolutions(32, 64, 5, 1024)
+
+
+class LcflCNN(Layered):
+    """LCFL's CNN for MNIST and FEMNIST: 5x5x16, pool, 5x5x32, pool, dense 256; 417,482 parameters."""
+
+    kind: Literal["lcfl-cnn"] = "lcfl-cnn"
+    layers: ClassVar[tuple[Layer, ...]] = two_convolutions(16, 32, 5, 256)
+
+
+class LcflCifarCNN(Layered):
+    """LCFL's CNN for CIFAR-10: 5x5x32 and 5x5x84 without padding, pooled, dense 256; 610,142 parameters."""
+
+    kind: Literal["lcfl-cifar-cnn"] = "lcfl-cifar-cnn"
+    layers: ClassVar[tuple[Layer, ...]] = two_convolutions(32, 84, 5, 256, same=False)
+
+
+class CflCNN(Layered):
+    """As many layers as CFL's CNN has: 3x3x32, 3x3x64 and 3x3x64, each pooled, dense 128; 188,810 parameters on CIFAR-10.
+
+    The paper says no more of it than that there are five; their widths are our choice.
+    """
+
+    kind: Literal["cfl-cnn"] = "cfl-cnn"
+    layers: ClassVar[tuple[Layer, ...]] = (*pooled(32, 3), *pooled(64, 3) * 2, Flatten(), *dense(128))
+
+
+class CataCNN(Layered):
+    """CATA-Fed's CNN: three pairs of 3x3 convolutions (32, 64, 128), each pooled with dropout 0.2, dense 1024, 512, 256.
+
+    3,043,882 parameters on CIFAR-10, 2,125,802 on MNIST. Padding and places of pooling are our reading of the paper.
+    """
+
+    kind: Literal["cata-cnn"] = "cata-cnn"
+    layers: ClassVar[tuple[Layer, ...]] = (*_pair(32), *_pair(64), *_pair(128), Flatten(), *dense(1024, 512, 256))
