@@ -1,7 +1,7 @@
 """Trainers of a user's own: a good one, and the mistakes that one can make."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -62,28 +62,17 @@ class Wrong(Trainer):
     def train(self, model: nn.Module, data: Any, context: Any) -> Any:
         state = model.state_dict()
         name = next(iter(state))
-        match self.how:
-            case "nan":
-                state = {name: value * float("nan") for name, value in state.items()}
-            case "shape":
-                state[name] = state[name][:1]
-            case "few":
-                del state[name]
-            case "random":
-                random.random()
-            case "numpy":
-                np.random.rand()  # noqa: NPY002
-            case "torch":
-                torch.rand(1)
-            case "gpu":
-                state[name].cuda(7)
-            case "forever":
-                while True:
-                    state[name].sum()
-            case "none":
-                return None
-            case "text":
-                return state, {"norm": "large"}
-            case "kept":
-                context.state["mean"] = 3.0
-        return state, {}
+        wrong: dict[str, Callable[[], object]] = {
+            "nan": lambda: [value.fill_(float("nan")) for value in state.values()],
+            "shape": lambda: state.update({name: state[name][:1]}),
+            "few": lambda: state.pop(name),
+            "random": random.random,
+            "numpy": np.random.rand,
+            "torch": lambda: torch.rand(1),
+            "gpu": lambda: state[name].cuda(7),
+            "kept": lambda: context.state.update(mean=3.0),
+        }
+        while self.how == "forever":
+            state[name].sum()
+        wrong.get(self.how, lambda: None)()
+        return {"none": None, "text": (state, {"norm": "large"})}.get(self.how, (state, {}))

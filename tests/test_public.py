@@ -151,6 +151,7 @@ _LAYERS = {
     "toolbox.clustering": "arrays errors language",
     "toolbox.selection": "common evaluation federation learning strategies world",
     "toolbox.models": "common data learning",
+    "toolbox.objectives": "common data learning",
     "toolbox.executors": "errors executors language",
     "toolbox.codecs": "common federation learning",
     "toolbox.partitions": "common data",

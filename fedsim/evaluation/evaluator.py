@@ -77,12 +77,9 @@ class Measured(NamedTuple):
 
 
 class WorldView(NamedTuple):
-    """The evaluator's view of the world, hidden from strategies.
+    """The evaluator's view of the world, hidden from strategies: who is present, true groups, and versions of data.
 
-    Attributes:
-        present: who has arrived and not left, bool [devices]; None when that is everybody, always.
-        truth: the true group of each device's data, int64 [devices], or None.
-        version: which version of its data each device holds, int64 [devices].
+    Each is of all devices; None where everybody is there, or nobody knows the groups.
     """
 
     present: Callable[[], NDArray[np.bool_] | None]

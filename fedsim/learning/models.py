@@ -2,13 +2,14 @@
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator
 
 from fedsim.data.federated import TokenShape
 from fedsim.errors import ScenarioError
-from fedsim.language.imports import refuse_unless_allowed
+from fedsim.language.imports import at, refuse_unless_allowed
 from fedsim.language.registry import Registry
 from fedsim.language.units import Bytes
 from fedsim.learning.architecture import (
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
     from fedsim.learning.objectives import Objective
     from fedsim.learning.spec import Trainer
+
+
+_MORE = "fedsim.toolbox.models"
 
 
 class TorchModel(PartedModel):
@@ -72,8 +76,7 @@ class TorchModel(PartedModel):
         return step_flops(self.fitted(shape, classes), shape, backward=self.has_frozen)
 
     def cost(self, shape: Shape, classes: int, training: "Trainer", objective: "Objective | None" = None) -> ModelCost:
-        from fedsim.learning.profile import profile
-
+        profile: Callable[..., ModelCost] = at(f"{_MORE}.profile:profile", "model")
         return profile(self.fitted(shape, classes), shape, classes, training, objective)
 
 
@@ -229,7 +232,6 @@ class SizeOnly(Model):
         return ModelCost.of_size(self.bytes, self.flops_per_sample, momentum=training.sgd.momentum > 0)
 
 
-_MORE = "fedsim.toolbox.models"
 MODELS = Registry(
     "model",
     "",

@@ -25,13 +25,8 @@ _BLOCK_NUMBERS = 1 << 20  # numbers in the samples of one block of work
 _KEPT_BYTES = 1 << 30  # of the lists of who holds which, and of their images
 
 
-class Judged(NamedTuple):
-    """Samples under a model: the loss of each, how many of its answers are right, out of how many, and what metrics keep."""
-
-    losses: NDArray[np.float32]
-    right: NDArray[np.int64]
-    asked: NDArray[np.int64]
-    facts: dict[str, SampleNumbers]
+Judged = dict[str, SampleNumbers]
+"""Samples under a model: what each metric keeps, and as "" the loss, right answers and answers in all of each, [n, 3]."""
 
 
 class Block:
@@ -166,9 +161,9 @@ def _judged(solver: Solver, objective: Objective, outputs: Tensor, y: NDArray[An
     targets = torch.from_numpy(y).to(outputs.device)
     asked = objective.asked(targets).reshape(len(y), -1)
     right = (objective.answers(outputs) == targets).reshape(len(y), -1) & asked
-    facts = {metric.name: metric.keep(outputs, targets).double().cpu().numpy() for metric in objective.figures}
-    counts = [each.sum(dim=1).cpu().numpy() for each in (right, asked)]
-    return Judged(solver.losses(outputs, targets).cpu().numpy(), counts[0], counts[1], facts)
+    found = {metric.name: metric.keep(outputs, targets) for metric in objective.figures}
+    found[""] = torch.stack([each.double() for each in (solver.losses(outputs, targets), right.sum(1), asked.sum(1))], dim=1)
+    return {name: facts.double().cpu().numpy() for name, facts in found.items()}
 
 
 def counted(
@@ -182,18 +177,14 @@ def counted(
 
     ``order`` says which sample each entry of the parts is; None: they stand as in ``owner``. Losses are summed as in ``owner``.
     """
-    place = slice(None) if order is None else order
-    losses, right, asked = np.zeros((3, len(owner)))
-    facts: dict[str, list[SampleNumbers]] = {}
-    if judged:
-        for whole, parts in zip((losses, right, asked), zip(*(part[:3] for part in judged), strict=True), strict=True):
-            whole[place] = np.concatenate(parts)
-        by_device, ends = np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner, minlength=len(devices)))[:-1]
-        for name in judged[0].facts:
-            found = np.concatenate([part.facts[name] for part in judged])
-            whole = np.empty_like(found)
-            whole[place] = found
-            facts[name] = np.split(whole[by_device], ends)
+    facts: dict[str, SampleNumbers] = {"": np.zeros((len(owner), 3))}
+    for name in judged[0] if judged else ():
+        found = np.concatenate([part[name] for part in judged])
+        facts[name] = np.empty_like(found)
+        facts[name][slice(None) if order is None else order] = found
+    losses, right, asked = facts.pop("").T
     sums = [np.bincount(owner, each, len(devices)).astype(np.float64) for each in (losses * asked, right, asked)]
     correct = sums[1].astype(np.int64) if objective.has_accuracy else None
-    return Evaluation(devices, correct, sums[2].astype(np.int64), sums[0], facts=facts)
+    by_device, ends = np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner, minlength=len(devices)))[:-1]
+    each = {name: np.split(whole[by_device], ends) for name, whole in facts.items()}
+    return Evaluation(devices, correct, sums[2].astype(np.int64), sums[0], facts=each)

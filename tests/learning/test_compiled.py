@@ -71,20 +71,13 @@ print(doubled(21), doubled.stats.cache_hits[doubled.signatures[0]] if doubled.st
 )
 def test_what_is_kept_damaged_is_made_anew(ending: str, damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
     (tmp_path / "kept.py").write_text(KEPT)
+    told: dict[str, Any] = {"cwd": tmp_path, "env": os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}}
 
-    def told() -> list[str]:
-        done = subprocess.run(
-            [sys.executable, "kept.py"],
-            cwd=tmp_path,
-            env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return done.stdout.split()
+    def answer() -> list[str]:
+        return subprocess.run([sys.executable, "kept.py"], capture_output=True, text=True, check=True, **told).stdout.split()
 
-    assert told() == ["42", "0"]
+    assert answer() == ["42", "0"]
     (kept,) = tmp_path.rglob(f"*.{ending}")
     kept.write_bytes(damage(kept.read_bytes()))
-    assert told() == ["42", "0"]
-    assert told() == ["42", "1"]
+    assert answer() == ["42", "0"]
+    assert answer() == ["42", "1"]

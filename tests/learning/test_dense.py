@@ -1,14 +1,11 @@
 """Closed-form gradients against autograd, and equality bit for bit whatever the cohort."""
 
-import random
 from dataclasses import replace
 from typing import get_args
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from fedsim.learning.architecture import Architecture, dense
 from fedsim.learning.solvers.base import Descent, compute_with_one_thread
@@ -56,35 +53,6 @@ def test_closed_form_is_autograd(
         expected, expected_loss = plain_sgd(module, solve, rule, kernels)
         assert np.abs(weights - expected).max() <= tolerance * np.abs(expected).max()
         assert loss == pytest.approx(expected_loss, rel=max(tolerance, 1e-6))
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    features=st.integers(1, 70),
-    widths=st.lists(st.integers(2, 40), min_size=1, max_size=3),
-    sizes=st.lists(st.integers(1, 150), min_size=2, max_size=8),
-    batch_size=st.integers(1, 12),
-    way=st.sampled_from([*WAYS, None]),
-    rule=st.sampled_from([RULES[0], RULES[-1]]),
-    order_of=st.randoms(use_true_random=False),
-)
-@example(784, [10], [139, 60, 7, 31, 2], 10, None, RULES[-1], random.Random(1))
-@example(90, [200, 9], [139, 60, 7, 31, 2], 10, None, RULES[0], random.Random(1))
-@example(30, [50, 33, 62], [139, 60, 7, 31, 2], 10, "products", RULES[-1], random.Random(1))
-def test_a_result_does_not_depend_on_the_others_bit_for_bit(
-    features: int, widths: list[int], sizes: list[int], batch_size: int, way: Way | None, rule: Descent, order_of: random.Random
-) -> None:
-    architecture = perceptron(features, *widths)
-    solver = Dense(architecture, way=way)
-    solves = [
-        pulled(solve_of(_start(architecture, at), n, (features,), widths[-1], seed=at, batch_size=batch_size), PULLS[at % 4])
-        for at, n in enumerate(sizes)
-    ]
-    order = order_of.sample(range(len(solves)), len(solves))
-    found = {at: solver.solve(solves[at], rule) for at in order}
-    for at, solved in found.items():
-        alone = Dense(architecture, way=way).solve(solves[at], rule)
-        assert (solved.weights.tobytes(), solved.train_loss) == (alone.weights.tobytes(), alone.train_loss)
 
 
 @pytest.mark.parametrize("way", WAYS)

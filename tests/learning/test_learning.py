@@ -231,16 +231,6 @@ def test_where_nothing_finite_is_left() -> None:
     assert [record.fields["ref"] for record in records] == [bad.name, bad.name, difference.name]
 
 
-def test_a_run_that_diverges_by_itself_is_noticed() -> None:
-    data = federation([30] * 3)
-    data.pool.x[data.shards[1].train] *= 1e30
-    core, records = learning(data, Logistic(), lr=1e6)
-    model = core.initial()
-    mixed = core.mix([(core.train(Training(model, epochs=3), device, key=0), 1 / 3) for device in range(3)], otherwise=model)
-    assert np.isfinite(run(core.value(mixed))).all()
-    assert [record.fields["device"] for record in records] == [1]
-
-
 def test_training_loss_and_discrepancy() -> None:
     core, _ = learning(federation([30, 20, 9]), Logistic())
     model = core.initial()
@@ -252,14 +242,6 @@ def test_training_loss_and_discrepancy() -> None:
     assert run(core.discrepancy(pairs)) == pytest.approx(mean, rel=1e-5)
     assert run(core.discrepancy([*pairs, (bad, model), (model, bad)])) == pytest.approx(mean, rel=1e-5)
     assert run(core.discrepancy([(bad, model)])) is run(core.discrepancy([])) is run(core.train_loss([(model, 1.0)])) is None
-
-
-def test_named_tensors_cover_the_whole_model() -> None:
-    for model in (Perceptron(hidden=[5]), own("Dropping", features=6, classes=3)):
-        core, _ = learning(federation([9]), model)
-        weights = run(core.value(core.initial()))
-        tensors = core.tensors(weights)
-        assert np.concatenate([tensor.ravel() for tensor in tensors.values()]).tobytes() == weights.tobytes()
 
 
 def test_learning_off_has_names_and_sizes_only() -> None:

@@ -9,11 +9,11 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedsim.errors import ScenarioError
-from fedsim.learning import profile as counted
 from fedsim.learning.models import CNN5, Logistic, SizeOnly
-from fedsim.learning.profile import profile
 from fedsim.learning.spec import TRAINERS, TrainingSpec
 from fedsim.model_cost import ModelCost
+from fedsim.toolbox.models import profile as counted
+from fedsim.toolbox.models.profile import profile
 from tests.benchmarks.roofline import Recurrent
 
 

@@ -6,7 +6,7 @@ One device at a time keeps results equal bit for bit whatever the cohort. Convol
 import copy
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import astuple
 from functools import partial
@@ -70,8 +70,22 @@ class Reference(Solver):
             return self._apply(module, weights, x)
 
     def solve(self, solve: LocalSolve, descent: Descent) -> Solved:
-        with self.context(self._own_copy(), solve, descent) as (trained, context):
-            self._descend(solve, descent, trained, context)
+        module = self._own_copy()
+        with self.context(module, solve, descent) as (trained, context):
+            constants, steps = parts_of(solve.constant(descent), trained), []
+            for name, rule in rules(descent, trained).items():
+                if (tensor := trained[name]).requires_grad:
+                    shrinkage = rule.shrinkage(name in self.kernels, tensor.ndim)
+                    steps.append(ParameterStep(tensor, rule, shrinkage, constants.get(name)))
+            moved = [step.parameter for step in steps]
+            for x, y in context.data:
+                gradients = torch.autograd.grad(context.batch_loss(module(x), y), moved, materialize_grads=True)
+                with torch.no_grad():
+                    if descent.clip is not None:
+                        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(each) for each in gradients]))
+                        gradients = tuple(each * (descent.clip / norm).clamp(max=1.0) for each in gradients)
+                    for step, gradient in zip(steps, gradients, strict=True):
+                        step.descend(gradient)
         found = flat_weights(list(trained.values()), solve.weights.dtype)
         for begin, end in descent.held:  # running statistics, which forward passes move
             found[begin:end] = solve.weights[begin:end]
@@ -88,24 +102,6 @@ class Reference(Solver):
             trained = _load(module.train(), solve.weights)
             data = LocalData(module, solve, x.to(self.device, self._dtype), solve.y.to(self.device), self._laid_out)
             yield trained, TrainingContext(solve, descent, trained, self.losses, data, contrast)
-
-    def _descend(self, solve: LocalSolve, descent: Descent, trained: Mapping[str, Tensor], context: TrainingContext) -> None:
-        moved = {name: tensor for name, tensor in trained.items() if tensor.requires_grad}
-        constants, rule_of = parts_of(solve.constant(descent), trained), rules(descent, trained)
-        steps = []
-        for name, tensor in moved.items():
-            shrinkage = rule_of[name].shrinkage(name in self.kernels, tensor.ndim)
-            steps.append(ParameterStep(tensor, rule_of[name], shrinkage, constants.get(name)))
-        module = self._own_copy()
-        for x, y in context.data:
-            loss = context.batch_loss(module(x), y)
-            gradients = torch.autograd.grad(loss, list(moved.values()), materialize_grads=True)
-            with torch.no_grad():
-                if descent.clip is not None:
-                    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]))
-                    gradients = tuple(gradient * (descent.clip / norm).clamp(max=1.0) for gradient in gradients)
-                for rule, gradient in zip(steps, gradients, strict=True):
-                    rule.descend(gradient)
 
     def _own_copy(self) -> nn.Module:
         if not hasattr(self._threads, "module"):

@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from fedsim.learning import profile as counted
 from fedsim.learning.objectives import Classification
 from fedsim.learning.spec import TrainingSpec
 from fedsim.scenarios.outside import rows as tables
+from fedsim.toolbox.models import profile as counted
 from fedsim.world.device_kinds import Rooflines, find_kind
 
 HERE = Path(__file__).resolve().parent
