@@ -35,11 +35,7 @@ def build_world(
 ) -> World:
     """A world without learning or strategy, for processes of your own: ``world.env`` runs it, as SimPy documents it.
 
-    Arguments are as the sections of a scenario say them, ``processes`` as in ``[world]``; one seed gives the same devices,
-    links and absences.
-
-    Raises:
-        ScenarioError, DataError: there cannot be such a world.
+    Arguments are as the sections of a scenario say them, ``processes`` as in ``[world]``; the same seed gives the same world.
     """
     world = {"processes": [*processes]}
     given: dict[str, Any] = {"population": population or {}, "network": network or {}, "seed": seed, "world": world}

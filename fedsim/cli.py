@@ -9,7 +9,7 @@ import gc
 import signal
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -94,6 +94,8 @@ def run_command(scenario: str, out: Path, allow_code: bool, watch: bool, port: i
     from fedsim.running.runner import Job, end_soon
     from fedsim.scenario import load
 
+    if watch:
+        from fedsim.analysis.watch import watching  # loads what draws
     read = load(scenario, given["changes"], given["seed"], allow_code=allow_code, tell=_tell(quiet))
     with closing(make_executor(given["executor"], given["workers"], given["address"], read.training.device)) as where:
         job = Job(read, out, where, resume=given["resume"], live_every_s=_WATCHED_S if watch else EVERY_S)
@@ -103,7 +105,7 @@ def run_command(scenario: str, out: Path, allow_code: bool, watch: bool, port: i
             job.simulation.listen(progress.take, kinds=("round", "task-end"))
             job.simulation.at_close(progress.close)
             job.on_saved(progress.saved)
-        with _watched(out, port) if watch else nullcontext(), interrupted_once(partial(end_soon, job), again=end_at_once):
+        with watching(out, port) if watch else nullcontext(), interrupted_once(partial(end_soon, job), again=end_at_once):
             result = asyncio.run(job.execute())
     interrupted = result.summary["status"] == "interrupted"
     if not quiet:
@@ -117,12 +119,6 @@ def run_command(scenario: str, out: Path, allow_code: bool, watch: bool, port: i
 
 def _tell(quiet: bool = False) -> Callable[[str], object]:
     return (lambda _: None) if quiet else lambda line: say(f"fedsim: {line}", err=True)
-
-
-def _watched(out: Path, port: int) -> AbstractContextManager[None]:
-    from fedsim.analysis.watch import watching  # loads what draws
-
-    return watching(out, port)
 
 
 @main.command("check")

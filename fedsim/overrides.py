@@ -50,14 +50,9 @@ def _holds(said: Any, there: Any) -> bool:
 
 
 def read_toml(path: str | Path, what: str, of: Sequence[Path] = ()) -> Tables:
-    """The tables of a TOML file; one that ``extends`` another, named relative to it, is merged into that one's.
+    """The tables of a TOML file, called ``what`` in errors; if it ``extends`` another one, merged into that one's.
 
-    Args:
-        what: the word for the file in errors.
-        of: the files that extend it.
-
-    Raises:
-        ScenarioError: the file cannot be read, is no TOML, or extends itself.
+    ``of``: the files that extend it.
     """
     here, name = Path(path), f"the {what} {str(path)!r}"
     try:
@@ -91,13 +86,11 @@ def apply_changes(
     Args:
         scenarios: they are altered.
         changes: ``key.path=value`` each; a value is TOML, or else plain text. ``key.path=`` takes the key away.
-        root: the spec of a scenario. Where a change alters the ``kind`` of a table, keys of the file that the new kind lacks
-            are dropped.
+        root: the spec of a scenario. Where a change alters the ``kind`` of a table, keys that the new kind lacks are dropped.
         tell: called with a line for each dropped key.
 
     Raises:
-        ScenarioError: a change is not of that form, takes away what none of them says, leads through what is no table, or is
-            undone by another one.
+        ScenarioError: a change cannot be carried out, or is undone by another one.
     """
     read = [read_change(change) for change in changes]
     given = {change.keys for change in read}
@@ -171,7 +164,7 @@ def _drop_strangers(
 
 
 def spread_out(changes: Mapping[str, Any]) -> Tables:
-    """Changes with every dotted key written as tables; ``ScenarioError`` for an empty key, or one that is given twice."""
+    """Changes with every dotted key written as tables; each key is given once."""
     tables: Tables = {}
     for key, value in changes.items():
         parts = key.split(".")
@@ -195,11 +188,7 @@ def _add(tables: Tables, more: Tables, above: str) -> None:
 
 
 def changed(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tables:
-    """The base's tables with changes (spread out) merged into them; neither is altered.
-
-    Raises:
-        ScenarioError: ``strategy.kind`` is no strategy.
-    """
+    """The base's tables with changes (spread out) merged into them; neither is altered."""
     return {**base, **{key: _merged(base.get(key), value, key) for key, value in changes.items()}}
 
 

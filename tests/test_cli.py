@@ -17,7 +17,7 @@ import tomli_w
 
 import fedsim
 from fedsim.language.registry import Registry
-from tests.calls import call
+from tests.calls import call, done
 from tests.test_public import MODULES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,9 +32,7 @@ def scenario(small: dict[str, Any], tmp_path: Path) -> Path:
 
 def test_run_audit_compare_trace(scenario: Path, tmp_path: Path) -> None:
     out = tmp_path / "a run"
-    result = call("run", scenario, "--out", out, "--workers", "2")
-    assert result.exit_code == 0, result.output
-    assert "8 rounds" in result.output
+    assert "8 rounds" in done("run", scenario, "--out", out, "--workers", "2")
     names = {path.name for path in out.iterdir()}
     assert names == {
         "scenario.toml", "events.parquet", "transfers.parquet", "rounds.parquet", "devices.parquet", "availability.parquet",
@@ -50,15 +48,10 @@ def test_run_audit_compare_trace(scenario: Path, tmp_path: Path) -> None:
     for key in ("events", "events_sha256", "models_sha256", "bytes", "accuracy", "simulated_s"):
         assert repeated[key] == summary[key]
 
-    audited = call("audit", out)
-    assert audited.exit_code == 0, audited.output
-    assert "FAIL" not in audited.output
-    compared = call("compare", out, again, "--target", "0.2", "--all")
-    assert compared.exit_code == 0
-    assert "rounds to target" in compared.output
-    assert call("compare", out, again, "--csv").output.startswith("run,strategy,seed,rounds")
-    traced = call("trace", out, "--out", tmp_path / "t.json")
-    assert traced.exit_code == 0
+    assert "FAIL" not in done("audit", out)
+    assert "rounds to target" in done("compare", out, again, "--target", "0.2", "--all")
+    assert done("compare", out, again, "--csv").startswith("run,strategy,seed,rounds")
+    done("trace", out, "--out", tmp_path / "t.json")
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     assert {"download", "train", "upload"} <= {event["name"] for event in events}
     assert all(event["dur"] >= 0 for event in events if event["ph"] == "X")
@@ -75,13 +68,12 @@ def test_check_prints_the_resolved_scenario_and_its_cost(scenario: Path, tmp_pat
     short = call("check", scenario).output.splitlines()
     assert short[0].startswith("20 devices with ")
     assert not any("=" in line for line in short)
-    result = call("check", scenario, "--toml")
-    assert result.exit_code == 0
-    assert "momentum = 0.0" in result.output
-    assert re.search(r"# here a run takes about .* s: .* s to simulate \d+ events, .* SGD", result.output)
-    assert "# a model of 650 parameters; 2.6 kB down, 2.6 kB up" in result.output
-    (tmp_path / "resolved.toml").write_text(result.output)
-    assert _without_real_times(call("check", tmp_path / "resolved.toml", "--toml").output) == _without_real_times(result.output)
+    printed = done("check", scenario, "--toml")
+    assert "momentum = 0.0" in printed
+    assert re.search(r"# here a run takes about .* s: .* s to simulate \d+ events, .* SGD", printed)
+    assert "# a model of 650 parameters; 2.6 kB down, 2.6 kB up" in printed
+    (tmp_path / "resolved.toml").write_text(printed)
+    assert _without_real_times(done("check", tmp_path / "resolved.toml", "--toml")) == _without_real_times(printed)
 
 
 def test_a_run_of_more_than_97_days_says_how_exact_its_times_are(scenario: Path, tmp_path: Path) -> None:
@@ -129,14 +121,10 @@ class TestMistakes:
             assert not out.exists()
 
     def test_wrong_command_lines(self, scenario: Path, tmp_path: Path) -> None:
-        self.refused("run", scenario)
-        self.refused("run", tmp_path / "none.toml", "--out", tmp_path / "out")
-        self.refused("run", scenario, "--out", tmp_path / "out", "--workers", "0")
-        self.refused("run", scenario, "--out", tmp_path / "out", "--executor", "treads")
-        self.refused("fly")
-        self.refused("compare")
-        self.refused("audit", tmp_path)
-        self.refused("trace", tmp_path)
+        for words in (["run", scenario], ["fly"], ["compare"], ["audit", tmp_path], ["trace", tmp_path]):
+            self.refused(*words)
+        for words in (["none.toml"], [scenario, "--workers", "0"], [scenario, "--executor", "treads"]):
+            self.refused("run", *words, "--out", tmp_path / "out")
         assert not (tmp_path / "out").exists()
 
     def test_an_output_folder_that_cannot_be_used(self, scenario: Path, tmp_path: Path) -> None:
@@ -197,5 +185,4 @@ def test_ctrl_c_keeps_what_there_is_and_ends_with_130(scenario: Path, tmp_path: 
 
 def test_who_has_seen_enough_is_not_told_of_it() -> None:
     command = f"{shlex.quote(sys.executable)} -c 'from fedsim.cli import main; main()' list | true"
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stderr == ""
+    assert subprocess.run(["sh", "-c", command], capture_output=True, text=True, cwd=ROOT, check=True).stderr == ""

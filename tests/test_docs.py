@@ -93,20 +93,11 @@ def test_kinds_verbs_columns_and_names_are_all_there(made: ModuleType, pages: di
 
 
 def test_the_page_of_the_summary_has_every_entry_of_one() -> None:
-    sections: dict[str, Any] = {
-        "learning": "off",
-        "population": {"devices": 4, "speed": "100 samples/s"},
-        "strategy": {"clients_per_round": 2},
-        "energy": {"compute": "2 W", "carbon": "300 g/kWh"},
-        "costs": {},
-        "stop": {"rounds": 1},
-    }
+    sections: dict[str, Any] = {"learning": "off", "strategy": {"clients_per_round": 2}, "stop": {"rounds": 1}, "costs": {}}
+    sections |= {"population": {"devices": 4, "speed": "100 samples/s"}, "energy": {"compute": "2 W", "carbon": "300 g/kWh"}}
     summary = fedsim.run(fedsim.Scenario(**sections)).summary
-    told = re.findall(r"`([\w.]+)`", "\n".join(line.split("|")[1] for line in _rows()))
+    rows = [line for line in (DOCS / "summary.md").read_text().splitlines() if line.startswith("| `")]
+    told = re.findall(r"`([\w.]+)`", "\n".join(line.split("|")[1] for line in rows))
     for name, value in summary.items():
         inner = [f"{name}.{key}" for key in value] if isinstance(value, dict) else [name]
         assert {*inner} <= {*told}
-
-
-def _rows() -> list[str]:
-    return [line for line in (DOCS / "summary.md").read_text().splitlines() if line.startswith("| `")]

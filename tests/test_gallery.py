@@ -47,7 +47,3 @@ def test_what_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     assert str(tmp_path) not in said.out  # it ran in a folder of its own
     monkeypatch.setattr(sys, "argv", ["execute.py", "goo"])
     assert module.main() == 0
-    monkeypatch.setattr(sys, "argv", ["execute.py", "nothing"])
-    with pytest.raises(SystemExit):
-        module.main()
-    assert "there are plot_bad, plot_good" in capsys.readouterr().err

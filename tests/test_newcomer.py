@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from fedsim.lab.catalogue import about
+from fedsim.lab.newcomer import hidden_for
 from fedsim.lab.study.plan import read_study
 from fedsim.learning.models import Perceptron
-from fedsim.verbs.newcomer import hidden_for
 from tests.calls import call
 
 LTE = ["--devices", "200 phones", "--link", "lte", "--model", "5 MB", "--target", "0.9", "--deadline", "try"]

@@ -178,12 +178,13 @@ _LAYERS = {
     "fedsim": "build errors lab.study loading running scenario simulation version",
     "calibrate": "common output records scenario world",
     "lab.forecast": "common executors learning output records running strategies",
-    "lab.study": "common executors lab.compare loading output overrides records running scenario shipped strategies "
-    "toolbox.executors world",
+    "lab.study": "common analysis executors lab.compare loading output overrides records running scenario "
+    "shipped strategies toolbox.executors world",
     "testing": "audit data executors fedsim records running",
+    "lab.newcomer": "errors files language world",
     "lab.bench": "errors files lab.compare lab.study language overrides records scenario shipped streams version",
-    "verbs": "analysis errors files lab.bench lab.catalogue lab.compare lab.study language loading output records scenario "
-    "shipped world",
+    "verbs": "analysis errors lab.bench lab.catalogue lab.compare lab.newcomer lab.study loading output records scenario "
+    "shipped",
     "lab.catalogue": "data energy errors executors federation lab.study language learning meters scenario shipped strategies "
     "toolbox.clustering toolbox.worlds world",
     "__main__": "cli",

@@ -38,8 +38,6 @@ SET_UP = (["python3", "-m", "venv"], [".venv/bin/python", "-m", "pip"], [".venv/
 
 
 class Block(NamedTuple):
-    """A fenced block: where it stands, the comment above it, its language, and what it says."""
-
     page: Path
     line: int
     comment: str
@@ -120,10 +118,7 @@ def small(tables: dict[str, Any]) -> dict[str, Any]:
 
 DONE: dict[tuple[str, ...], Path] = {}
 """Studies and reports whose command several pages have: each is made once, and where a study lies."""
-
-
-FEW = ("--workers", "1", "--seeds", "1")
-"""What every study is given besides."""
+FEW = ("--workers", "1", "--seeds", "1")  # for every study
 
 
 def carry_out(words: list[str], place: str) -> None:

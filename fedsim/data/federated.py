@@ -185,11 +185,7 @@ class FederatedData:
         return np.bincount(self.train_labels(shard), minlength=self.pool.classes)
 
     def on_one_device(self) -> "FederatedData":
-        """One device with the samples of all, device after device: the reference line of centralised training.
-
-        A sample that several devices hold counts as often as it did before. Where devices see the same samples turned or
-        labelled differently, the pool has each as its device sees it.
-        """
+        """One device with the samples of all, as each device sees them: the reference line of centralised training."""
         held = [(shard, shard.train) for shard in self.shards] + [(shard, shard.test) for shard in self.shards]
         index, size = np.concatenate([own for _, own in held]), int(self.train_sizes().sum())
         if all(shard.quarter_turns == 0 and shard.label_map is None for shard in self.shards):
@@ -214,9 +210,8 @@ class FederatedData:
 def stratified_part(labels: NDArray[np.int64], splits: int, number: int) -> NDArray[np.int64]:
     """Positions of the samples in part ``number``, from 1, out of 2^``splits``; ascending by label, int64.
 
-    The samples are laid out by label, in the device's own order within one, and dealt to the parts in turn. So a label's
-    counts in two parts differ by at most 1, and so do the parts' sizes (``Part.samples``); another split halves each part, x
-    into x and x + 2^u.
+    Samples are laid out by label and dealt to the parts in turn. So a label's counts in two parts differ by at most 1, and so
+    do the parts' sizes (``Part.samples``); another split halves each part, x into x and x + 2^u.
     """
     return np.argsort(labels, kind="stable")[number - 1 :: 2**splits]
 
@@ -277,8 +272,7 @@ class Dataset:
 def pooled(raw: Raw, normalise: Normalise, *, over_test: bool = False, column: str | None = None) -> Dataset:
     """All samples of ``raw`` in one pool.
 
-    ``pixel`` divides by the full pixel value. ``standardise`` takes (x - mean) / (std + 0.001) of each feature, with mean and
-    std of the training samples, or of all (``over_test``). ``none`` leaves the values alone. Tokens stay as they are.
+    ``standardise`` goes by the mean and deviation of the training samples, or of all (``over_test``); tokens stay as they are.
     Partitions take a ``column`` for labels, if given.
     """
     x = np.concatenate([raw.x_train, raw.x_test])

@@ -1,10 +1,9 @@
 """Code named by its import path, ``package.module:Name`` or ``./file.py:Name``: the one place that imports it.
 
-To import a module is to run it. What a program gives to ``Scenario(...)`` is the program's own choice; a file may come from
-anyone. So whoever reads a scenario from a file does it within ``from_file``, where no import path is followed that the user has
-not allowed: for this file (``--allow-code``, or ``allow_code=True``), or for an installed package in all files, in
-``$FEDSIM_ALLOW_CODE`` (names, with commas between) or in ``~/.config/fedsim/config.toml`` (``allow_code = ["mypackage"]``).
-No scenario, study, checkpoint or run folder can grant it.
+To import a module is to run it, and a file may come from anyone. So whoever reads a scenario from a file does it within
+``from_file``, where no import path is followed that the user has not allowed: for this file (``allow_code=True``), or for an
+installed package in all files, in ``$FEDSIM_ALLOW_CODE`` (names, with commas between) or in ``~/.config/fedsim/config.toml``
+(``allow_code = ["mypackage"]``). No scenario, study, checkpoint or run folder can grant it.
 
 ``sys.path`` never changes. A file is loaded from where it lies, under a name that nothing else has, and a package that is not
 installed from the working directory. Modules beside such code are found by that code, and by nothing else.

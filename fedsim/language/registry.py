@@ -1,8 +1,7 @@
-"""The kinds that a part of a scenario can be of: found by name, by entry point, or by import path.
+"""The kinds that a part of a scenario can be of: found by name, by entry point of an installed package, or by import path.
 
 A kind is a ``Spec``: its parameters and its rule in one class. A scenario names it (``selection = "random"``), with parameters
-as a table (``server = { kind = "adam", lr = 0.01 }``); a class of the user's own is ``kind = "package.module:Class"``, or the
-name under which an installed package registers it as an entry point.
+as a table (``server = { kind = "adam", lr = 0.01 }``).
 """
 
 import inspect

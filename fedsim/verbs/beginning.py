@@ -22,7 +22,7 @@ def new_command(file: Path, **given: Any) -> None:
 
     Options answer the questions for scripts; the others are asked, and Enter takes the answer in brackets.
     """
-    from fedsim.verbs.newcomer import QUESTIONS, write_study
+    from fedsim.lab.newcomer import QUESTIONS, write_study
 
     for name, (question, usual) in QUESTIONS.items():
         if given[name] is None:

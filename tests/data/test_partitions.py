@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fedsim.data.federated import Dataset, FederatedData, Raw, pooled
+from fedsim.data.federated import Dataset, Raw, pooled
 from fedsim.data.partitions import Iid, Partition, deal_test_alike
 from fedsim.errors import DataError, ScenarioError
 from fedsim.streams import Streams
@@ -193,34 +193,25 @@ def test_scarce_test_samples_are_spread_in_proportion(small: Dataset) -> None:
     assert max(sizes) <= 5
 
 
-def split(path: Path, dataset: Dataset, devices: int) -> FederatedData:
-    return PartitionFile(path=path.name).under(path.parent).split(dataset, devices, Streams(1))
+def test_a_file_says_who_holds_what(tmp_path: Path, small: Dataset) -> None:
+    def split(name: str) -> list[tuple[list[int], list[int]]]:
+        data = PartitionFile(path=name).under(tmp_path).split(small, 2, Streams(1))
+        assert {shard.train.dtype for shard in data.shards} == {np.dtype(np.int32)}
+        return [(shard.train.tolist(), shard.test.tolist()) for shard in data.shards]
 
-
-def as_json(path: Path, content: object) -> Path:
-    path.write_text(json.dumps(content))
-    return path
-
-
-def test_json_of_objects(tmp_path: Path, small: Dataset) -> None:
-    path = as_json(tmp_path / "p.json", {"anna": {"train": [3, 1], "test": [0, 199]}, "bert": {"train": [1, 599]}})
-    data = split(path, small, 2)
-    assert [shard.train.tolist() for shard in data.shards] == [[3, 1], [1, 599]]
-    assert [shard.test.tolist() for shard in data.shards] == [[600, 799], []]
-
-
-def test_json_of_lists_has_test_samples_after_its_labels(tmp_path: Path, small: Dataset) -> None:
-    data = split(as_json(tmp_path / "p.json", {"0": [0, 10, 20], "1": [1, 11]}), small, 2)
-    assert [set(small.pool.y[shard.test]) for shard in data.shards] == [{0}, {1}]
-    assert held_out(data).tolist() == [20, 20]
-
-
-def test_npz(tmp_path: Path, small: Dataset) -> None:
+    content = {"anna": {"train": [3, 1], "test": [0, 199]}, "bert": {"train": [1, 599]}}
+    (tmp_path / "p.json").write_text(json.dumps(content))
+    assert split("p.json") == [([3, 1], [600, 799]), ([1, 599], [])]
+    (tmp_path / "p.json").write_text('{"0": [0, 10, 20], "1": [1, 11]}')  # test samples follow the labels
+    assert [(len(tested), {*small.pool.y[tested]}) for _, tested in split("p.json")] == [(20, {0}), (20, {1})]
     np.savez(tmp_path / "p.npz", train_0=[5, 6], train_1=np.array([7], dtype=np.uint16), test_0=[3])
-    data = split(tmp_path / "p.npz", small, 2)
-    assert [shard.train.tolist() for shard in data.shards] == [[5, 6], [7]]
-    assert [shard.test.tolist() for shard in data.shards] == [[603], []]
-    assert data.shards[1].train.dtype == np.int32
+    assert split("p.npz") == [([5, 6], [603]), ([7], [])]
+    np.savez(tmp_path / "p.npz", train_0=[1], train_2=[2])
+    with pytest.raises(DataError, match=r"holds train_2; allowed are train_0, train_1"):
+        split("p.npz")
+    (tmp_path / "p.npz").write_text("no archive")
+    with pytest.raises(DataError, match=r"cannot be read as an .npz archive"):
+        split("p.npz")
 
 
 @pytest.mark.parametrize(
@@ -245,17 +236,6 @@ def test_malformed_json(tmp_path: Path, small: Dataset, monkeypatch: pytest.Monk
         Path("p.json").write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     with pytest.raises((DataError, ScenarioError), match=re.escape(says)):
         PartitionFile(path="p.json").split(small, 1, Streams(1))
-
-
-def test_malformed_npz(tmp_path: Path, small: Dataset) -> None:
-    np.savez(tmp_path / "p.npz", train_0=[1], train_2=[2])
-    with pytest.raises(DataError, match=r"holds train_2; allowed are train_0, train_1"):
-        split(tmp_path / "p.npz", small, 2)
-    (tmp_path / "p.npz").write_text("no archive")
-    with pytest.raises(DataError, match=r"cannot be read as an .npz archive"):
-        split(tmp_path / "p.npz", small, 2)
-    with pytest.raises(DataError, match="does not exist"):
-        split(tmp_path / "absent.npz", small, 2)
 
 
 def test_every_rotation_has_the_whole_data_set_and_devices_may_hold_less_than_their_share(small: Dataset) -> None:
@@ -292,17 +272,6 @@ def test_permutations_agree_on_few_labels(small: Dataset, groups: int, agree: in
     assert data.truth is not None
     assert data.truth.tolist() == [device % groups for device in range(20)]
     assert all(data.shards[device].label_map is data.shards[device + groups].label_map for device in range(20 - groups))
-
-
-def test_two_classes_have_two_permutations() -> None:
-    dataset = pooled(
-        Raw("two", np.zeros((8, 2), np.uint8), np.arange(8) % 2, np.zeros((2, 2), np.uint8), np.arange(2), 2), "none"
-    )
-    data = Permutations(groups=2).split(dataset, 4, Streams(1))
-    assert data.shards[1].label_map is not None
-    assert data.shards[1].label_map.tolist() == [1, 0]
-    with pytest.raises(ScenarioError, match="only 2 permutations of 2 labels"):
-        Permutations(groups=3).split(dataset, 4, Streams(1))
 
 
 def test_permuted_labels_reach_training_and_the_whole_test_set(small: Dataset) -> None:
@@ -353,18 +322,3 @@ def test_one_main_class_is_a_group(recipe: Partition, small: Dataset) -> None:
     assert data.truth is not None
     assert len(set(data.truth.tolist())) > 3
     assert np.array_equal(label_table(data).argmax(axis=1), data.truth)
-
-
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        Iid(),
-        Dirichlet(),
-        PowerLaw(classes_per_device=10, minimum_per_class=2),
-        ClassBias(classes_per_device=2),
-        ClassImbalance(largest=10),
-    ],
-    ids=str,
-)
-def test_where_nothing_groups_devices_no_truth_is_claimed(recipe: Partition, small: Dataset) -> None:
-    assert recipe.split(small, 10, Streams(1)).truth is None

@@ -34,17 +34,6 @@ def test_fedprox_mnist(mnist: Dataset, seed: int) -> None:
     assert (held >= 60_000).any()
 
 
-@pytest.mark.parametrize("classes_per_device", [1, 3, 5, 10])
-def test_power_law_with_other_numbers_of_classes(mnist: Dataset, classes_per_device: int) -> None:
-    data = PowerLaw(classes_per_device=classes_per_device).split(mnist, 1000, Streams(1))
-    sizes = data.train_sizes() + held_out(data)
-    assert sizes.min() >= 5 * classes_per_device
-    assert 67_000 < sizes.sum() < 70_000
-    for user, shard in enumerate(data.shards):
-        labels = np.unique(mnist.pool.y[np.concatenate([shard.train, shard.test])])
-        assert set(labels) == {(user + slot) % 10 for slot in range(classes_per_device)}
-
-
 def test_ditto_fashion_exactly(fashion: Dataset) -> None:
     data = DittoPartition().split(fashion, 500, Streams(1))
     train, test = data.train_sizes(), held_out(data)
@@ -135,10 +124,6 @@ def test_images_come_from_the_first_of_each_class_and_repeat_within_a_device_onl
     for shard, counts in zip(data.shards, label_table(data), strict=True):
         distinct = np.bincount(large.pool.y[np.unique(shard.train)], minlength=10)
         assert np.array_equal(distinct[counts <= 200], counts[counts <= 200])
-
-
-def test_the_published_test_images_are_pooled(large: Dataset) -> None:
-    assert_each_once(all_test(ClassBias().split(large, DEVICES, Streams(1))), large.test)
 
 
 def test_4000_devices_of_augmented_images_fit_in_a_fraction_of_a_gigabyte() -> None:

@@ -12,13 +12,13 @@ from fedsim.executors.named import make_executor
 from fedsim.lab.compare.show import write_tables
 from fedsim.lab.study import folder as files
 from fedsim.lab.study.folder import RunState
+from fedsim.lab.study.loaded import LoadedStudy, load_study
 from fedsim.lab.study.plan import PlannedRun, Study, read_study
 from fedsim.lab.study.pool import WorkerPool
 from fedsim.lab.study.progress import Ended, RunOrder, StudyProgress
 from fedsim.lab.study.spec import TRIAL
 from fedsim.lab.study.trials import Trials
 from fedsim.language.imports import from_file
-from fedsim.loading import LoadedStudy, load_study
 from fedsim.output.terminal import Console
 from fedsim.simulation import Simulation
 

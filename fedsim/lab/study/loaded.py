@@ -1,0 +1,117 @@
+"""Studies in Python and notebooks: tables as pandas frames, figures, each run."""
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsim.errors import RunFolderError, nearest
+from fedsim.loading import LoadedRun, drawing, load_run
+from fedsim.output.notebook import as_html
+from fedsim.records.study_folder import TRIALS, read_index
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from fedsim.lab.compare.lines import Lines
+    from fedsim.lab.compare.table import ComparedTable, Comparison
+
+
+def load_study(path: str | Path, *, allow_code: bool = False) -> "LoadedStudy":
+    """Load a study's folder; of an unfinished study, the runs that are done. Arguments and errors as of ``load_run``."""
+    return LoadedStudy(path, allow_code)
+
+
+class LoadedStudy:
+    """The folder of a study, finished or not; ``index`` has the variants at each point of the grid, and their runs."""
+
+    def __init__(self, path: str | Path, allow_code: bool = False) -> None:
+        self.path = Path(path)
+        self._allow_code = allow_code
+        self.index = read_index(self.path)
+
+    @cached_property
+    def table(self) -> "pd.DataFrame":
+        """The variants side by side: means over seeds, with the ends of their intervals."""
+        return _to_frame(self._comparison.side_by_side())
+
+    @cached_property
+    def runs(self) -> "pd.DataFrame":
+        """One row per run."""
+        return _to_frame(self._comparison.one_by_one())
+
+    @cached_property
+    def paired(self) -> "pd.DataFrame":
+        """Each variant against the baseline, seed by seed: one row per variant and measure."""
+        return _to_frame(self._comparison.paired(self.index.seeds))
+
+    @cached_property
+    def trials(self) -> "pd.DataFrame":
+        """One row per trial of the search: values and result, the best of each variant first."""
+        import pandas as pd
+
+        try:
+            return pd.read_csv(self.path / TRIALS)
+        except FileNotFoundError:
+            raise RunFolderError(f"the study {str(self.path)!r} holds no {TRIALS}: nothing was searched, or not yet") from None
+
+    def run(self, variant: str, seed: int | None = None) -> LoadedRun:
+        """The run of a variant (of ``variants``) and a seed, by default the first; ``RunFolderError`` if there is none."""
+        seeds, named = self.index.seeds, f"the study {str(self.path)!r}"
+        seed = seeds[0] if seed is None else seed
+        if variant not in self.variants:
+            allowed = f"allowed are {', '.join(self.variants)}{nearest(variant, self.variants)}"
+            raise RunFolderError(f"{named} has no variant {variant!r}; {allowed}")
+        for run in self.index.variants[self.variants.index(variant)].runs:
+            if run.seed == seed:
+                return load_run(self.path / run.folder, allow_code=self._allow_code)
+        raise RunFolderError(f"{named} has no seed {seed}; allowed are {list(seeds)}")
+
+    @property
+    def variants(self) -> list[str]:
+        """Names of the variants, at each point of the grid."""
+        return [variant.label for variant in self.index.variants]
+
+    def figure(self, kind: str = "costs", **options: Any) -> "Figure":
+        """A picture of all its runs side by side, as ``LoadedRun.figure`` draws them.
+
+        ``kind`` is ``costs``, ``accuracy``, ``fairness``, ``traffic-compared`` or ``traffic-purposes``.
+        """
+        from fedsim.analysis.pictures import OF_SEVERAL
+
+        return drawing(OF_SEVERAL, kind)([run for line in self._lines.lines for run in line.runs], **options)
+
+    def __repr__(self) -> str:
+        return f"<fedsim study {str(self.path)!r}: {len(self.variants)} variants, {self._planned} runs>"
+
+    def _repr_html_(self) -> str:
+        done = f"{sum(len(line.runs) for line in self._lines.lines)} of {self._planned}"
+        facts = {"study": self.index.name, "variants": ", ".join(self.variants), "runs that are done": done}
+        return as_html(f"study {self.path.name}", facts | {"seeds": ", ".join(map(str, self.index.seeds))})
+
+    @property
+    def _planned(self) -> int:
+        return sum(len(variant.runs) for variant in self.index.variants)
+
+    @cached_property
+    def _lines(self) -> "Lines":
+        from fedsim.lab.compare.lines import read_lines
+
+        return read_lines([self.path])
+
+    @cached_property
+    def _comparison(self) -> "Comparison":
+        from fedsim.lab.compare.table import Comparison
+
+        return Comparison(self._lines)
+
+
+def _to_frame(table: "ComparedTable") -> "pd.DataFrame":
+    """A table of a comparison; a column without values is of floats."""
+    import pandas as pd
+
+    from fedsim.lab.compare.show import in_full
+
+    frame = pd.DataFrame({column.head: list(column.cells) for column in in_full(table)})
+    nowhere = [head for head in frame if frame[head].isna().all()]
+    return frame.astype(dict.fromkeys(nowhere, float))
