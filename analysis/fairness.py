@@ -1,4 +1,4 @@
-"""Fairness over a run, for one or several side by side: Jain's index, waiting times, and selections by device and group."""
+"""Fairness over a run, for one or several side by side: Jain's index, waiting times, and selections by device."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -8,7 +8,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 
@@ -23,10 +22,8 @@ Clock = Literal["round", "time"]
 
 _MOST = 800  # points of a line: more than pixels are of no use
 _UNLIKE = 3  # runs whose numbers of rounds differ by more than this factor are compared on the clock of simulated time
-_GROUPS = 12  # more clusters than this do not get a bar each
 _AGE: dict[str, Any] = {"color": style.GREY, "linestyle": (0, (1, 2)), "linewidth": 1.2}
 _WIDTH = 1.6  # of a line, in points
-_NARROW = 7  # bars have room for at least so many beside each other
 _APART = 1.8  # points between lines that would lie on one another
 
 
@@ -50,13 +47,10 @@ def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
     grid = figure.add_gridspec(2, 1)
     above, below = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
     _draw_over_rounds(above.subplots(1, 4, sharex=True), series, clock)
-    devices, groups = below.subplots(1, 2)
-    _draw_devices(devices, counts, [one.number for one in series])
-    _draw_groups(groups, series)
+    _draw_devices(below.subplots(), counts, [one.number for one in series])
     lines = [Line2D([], [], label=one.name, **style.line_of(one.number, _WIDTH)) for one in series if len(series) > 1]
     age = Line2D([], [], label="the run's age: never selected", **_AGE)
-    failed = Patch(label="not valid: slow, late, lost or cut off", **style.HATCHED)
-    return style.finished(figure, runs, [*lines, age, failed])
+    return style.finished(figure, runs, [*lines, age])
 
 
 def waiting_times(run: RunFolder, clock: Clock) -> pd.DataFrame:
@@ -93,12 +87,6 @@ def selections_of_devices(run: RunFolder) -> Ints:
     """Selections of each device, the most often selected first, int64 [n]."""
     counts = selections(run)["device"].value_counts().to_numpy(np.int64)
     return np.append(counts, np.zeros(run.size(DEVICES) - len(counts), dtype=np.int64))
-
-
-def selections_of_groups(run: RunFolder) -> dict[int | None, tuple[int, int]]:
-    """Valid and invalid selections of each cluster or tier; ``None`` for devices in none."""
-    groups = selections(run).groupby("group", dropna=False)["valid"].agg(["sum", "size"])
-    return {None if np.isnan(group) else int(group): (valid, size - valid) for group, valid, size in groups.itertuples()}
 
 
 def _draw_over_rounds(panels: Sequence[Axes], series: Sequence[Series], clock: Clock) -> None:
@@ -140,26 +128,3 @@ def _draw_devices(panel: Axes, counts: Sequence[Ints], looks: Sequence[int]) -> 
     panel.set_ylim(bottom=0)
     style.whole_ticks(panel.yaxis, 7)
     style.grid(panel)
-
-
-def _draw_groups(panel: Axes, series: Sequence[Series]) -> None:
-    """Selections by the cluster or tier that a device was in at that time, those that were not valid hatched on top."""
-    groups = [(selections_of_groups(one.runs[0]), style.SERIES[one.number % len(style.SERIES)]) for one in series]
-    keys = sorted({key for counts, _ in groups for key in counts}, key=lambda key: (key is None, key or 0))[:_GROUPS]
-    width = 0.84 / max(sum(key in counts for counts, _ in groups) for key in keys)
-    for place, key in enumerate(keys):
-        present = [(*counts[key], colour) for counts, colour in groups if key in counts]
-        for bar, (valid, failed, colour) in enumerate(present):
-            left = place + (bar - len(present) / 2) * width
-            panel.bar(left, valid, width * 0.92, align="edge", color=colour)
-            hatched: dict[str, Any] = {"edgecolor": colour, "hatch": "//////", "linewidth": 0}
-            panel.bar(left, failed, width * 0.92, valid, align="edge", color=style.lighten(colour, 0.75), **hatched)
-    panel.tick_params(axis="x", length=0)
-    grouped = keys != [None]
-    panel.set_xticks(range(len(keys)), ["none" if key is None else str(key) for key in keys] if grouped else [""])
-    panel.set(title="selections by group" if grouped else "selections in all", ylabel="selections")
-    panel.set_xlabel("group, cluster or tier of the device at that time" if grouped else "")
-    side = 0.6 if grouped else 0.5 * max(1.2, _NARROW / len(series))  # a single bar does not fill the panel
-    panel.set_xlim(-side, len(keys) - 1 + side)
-    panel.margins(y=0.05)
-    panel.set_ylim(bottom=0)

@@ -49,8 +49,7 @@ def draw_membership(run: RunFolder, *, devices: int = MOST_LANES) -> Figure:
         raise style.NothingToDrawError(f"{str(run.path)!r} never puts a device into a group, so there is no membership to draw")
     order = history.order()
     shown = order[style.evenly(len(order), devices)]
-    rounds = run.table(ROUNDS).to_pandas()
-    agreement = rounds.reindex(columns=["time", *_AGREEMENT]).dropna()  # a run of an older version lacks these columns
+    agreement = run.table(ROUNDS).select(["time", *_AGREEMENT]).to_pandas().dropna()
     counts = history.marks["kind"].value_counts()
     splits = history.of("cluster-split")["time"].to_numpy(float)
     unit = style.unit_for(history.end, style.TIMES)

@@ -50,13 +50,12 @@ TREE = {
     share=st.floats(0.0, 1.0),
     tree=st.booleans(),
     tcp=st.booleans(),
-    server=st.sampled_from([{}, {"speed": 1e-4, "patience": "4 s"}]),
 )
 def test_any_world_any_instant(
-    strategy: dict[str, Any], seed: int, share: float, tree: bool, tcp: bool, server: dict[str, Any], tmp_path_factory: Any
+    strategy: dict[str, Any], seed: int, share: float, tree: bool, tcp: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     place = tmp_path_factory.mktemp("resume")
-    scenario = eventful_world(strategy, seed=seed) | ({"network": TREE} if tree else {}) | {"server": server}
+    scenario = eventful_world(strategy, seed=seed) | ({"network": TREE} if tree else {})
     scenario["network"] = scenario["network"] | ({"protocol": TCP} if tcp else {})
     events = run(scenario, place / "whole")["events"]
     if run_until(scenario, place / "cut", 1 + int(share * (events - 1))) == "interrupted":
@@ -64,6 +63,23 @@ def test_any_world_any_instant(
     assert_same_run(place / "whole", place / "cut")
     assert_sound(place / "cut")
     shutil.rmtree(place)
+
+
+@pytest.mark.parametrize("strategy", [one for one in STRATEGIES if one["kind"] in ("fedbuff", "refl")])
+def test_while_the_server_computes_and_waits_for_the_lost(strategy: dict[str, Any], tmp_path: Path) -> None:
+    """Stopped after every few records; the two of all strategies that do something of their own then."""
+    sections = eventful_world(strategy, seed=5, rounds=2) | {"learning": "off", "server": {"speed": 1e-6, "patience": "9 s"}}
+    sections["population"]["availability"] = {"kind": "renewal", "mean_on": "10 s", "mean_off": "10 s"}
+    run(sections, tmp_path / "whole")
+    seen = {"unnoticed": 0, "busy_until": 0}
+    status = run_until(sections, tmp_path / "cut", 5)
+    while status == "interrupted":
+        root = store.read(store.latest(tmp_path / "cut"))[1]["root"]
+        seen["unnoticed"] += bool(root["server"]["unnoticed"])
+        seen["busy_until"] += root["server"]["busy_until"] > root["now"]
+        status = run_until(sections, tmp_path / "cut", 5, resume=True)
+    assert min(seen.values()) > 0, seen
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
 
 
 @pytest.mark.parametrize("kind", ["feddyn", "scaffold"])

@@ -42,12 +42,6 @@ def test_names_tell_streams_apart() -> None:
     assert len(words) == 150
 
 
-def test_same_name_same_generator() -> None:
-    first = Streams(3).generator("data", 4).random(5)
-    assert (first == Streams(3).generator("data", 4).random(5)).all()
-    assert (first != Streams(3).generator("data", 5).random(5)).all()
-
-
 @pytest.mark.parametrize("axis", ["entity", "count"])
 def test_uniforms_are_uniform_and_uncorrelated(axis: str) -> None:
     streams = Streams(11)

@@ -85,8 +85,7 @@ class Client(Generic[P]):
     """Client half of a strategy. One object serves all devices: whatever belongs to one is in that device's ``state``."""
 
     def __init__(self, params: P, setting: RunInfo) -> None:
-        self.params = params
-        self.setting = setting
+        self.params, self.setting = params, setting
 
     def real(self, device: Device, instruction: Instruction) -> Real | None:
         """Real work whose result decides what the device computes or answers; None for none.

@@ -150,9 +150,7 @@ class Wire:
     """One direction of all messages. A model has ``model_bytes``, and a device takes ``model_s`` (s) to write or read it."""
 
     def __init__(self, codec: Codec, learner: Learner) -> None:
-        self._codec = codec
-        self._learner = learner
-        self._parameters = int(learner.parameters)
+        self._codec, self._learner, self._parameters = codec, learner, int(learner.parameters)
         self._changes_nothing = isinstance(codec, Plain)
         self.model_bytes = codec.bytes(learner.parameters)
         self.model_s = codec.seconds(self._parameters)

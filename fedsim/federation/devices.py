@@ -26,8 +26,7 @@ class Device:
     __slots__ = ("_devices", "number")
 
     def __init__(self, number: int, devices: "Devices") -> None:
-        self.number = number
-        self._devices = devices
+        self.number, self._devices = number, devices
 
     @property
     def samples(self) -> int:
@@ -41,10 +40,7 @@ class Device:
 
     @property
     def epoch_s(self) -> float:
-        """Time of an epoch over its samples at its own speed (s); infinite where it has no memory for the training.
-
-        What slows it down on the way it cannot know.
-        """
+        """Time of an epoch over its samples at its own, undisturbed speed (s); infinite without memory for the training."""
         population, epoch = self._devices.population, Training(None)
         if population.failing_s(self.number, epoch, self.samples) is not None:
             return math.inf
@@ -98,11 +94,7 @@ class Device:
         return self._devices.zero
 
     def mix(self, parts: Sequence[tuple[Ref, float]], otherwise: Ref | None = None) -> Ref:
-        """The linear combination sum of coefficient x model, in the order given.
-
-        Unlike in ``ServerModels.mix`` nothing is left out: where a model is not finite, ``otherwise`` stands in, or the result
-        is not finite either.
-        """
+        """As ``ServerModels.mix``, but nothing is left out: for a model that is not finite ``otherwise`` is the result."""
         models, coefficients = [model for model, _ in parts], [coefficient for _, coefficient in parts]
         return self.apply(weighted_sum, models, otherwise=otherwise, coefficients=coefficients)
 

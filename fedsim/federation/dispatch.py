@@ -43,9 +43,7 @@ if TYPE_CHECKING:
     from fedsim.world.population import Population
 
 
-_SEEN: dict[Outcome, Outcome] = {"left": "lost", "battery": "lost"}
-"""Outcome of a task as the server sees it: a device that vanishes does not say for how long, or why."""
-
+_SEEN: dict[Outcome, Outcome] = {"left": "lost", "battery": "lost"}  # a device that vanishes does not say for how long, or why
 _KEPT = ("busy_until", "unnoticed", "_untold", "_sent", "_kept_at", "_bases_at")
 
 
@@ -169,9 +167,8 @@ class Dispatch:
 
     def cancel_timer(self, name: str) -> None:
         """Forget a timer; harmless when there is none."""
-        wakeup = self._timers.pop(name, None)
-        if wakeup is not None:
-            wakeup.cancel()
+        if (alarm := self._timers.pop(name, None)) is not None:
+            alarm.cancel()
 
     def _ring(self, name: str) -> None:
         del self._timers[name]
@@ -201,8 +198,7 @@ class Dispatch:
 
     def _notice(self, task: int) -> None:
         """The server gives a lost task up: it has waited long enough, needs it no more, or the device is there again."""
-        end = self.unnoticed.pop(task, None)
-        if end is not None:
+        if (end := self.unnoticed.pop(task, None)) is not None:
             self.simulation.post(partial(self.strategy.on_task_end, end))
 
     def end(self, task: int, cause: Cause) -> None:
@@ -273,8 +269,7 @@ class Dispatch:
 
     async def tell_shift(self, device: int) -> None:
         """Let a device whose data have changed say what it has to say of that."""
-        told = self._client_side.client.on_shift(self.devices.of(device))
-        if told is not None:
+        if (told := self._client_side.client.on_shift(self.devices.of(device))) is not None:
             await self.strategy.on_shift(device, received(told))
 
     async def start(self) -> None:
@@ -286,9 +281,12 @@ class Dispatch:
 
     def snapshot(self) -> dict[str, Any]:
         """All that must be remembered beside the alarms; ``restore`` takes it back."""
-        timers = {wakeup.name[1]: name for name, wakeup in self._timers.items()}
-        kept = {name: getattr(self, name) for name in _KEPT}
-        return kept | {"timers": timers, "count": self._timer_count, "devices": self.devices.snapshot()}
+        timers = {alarm.name[1]: name for name, alarm in self._timers.items()}
+        return {name: getattr(self, name) for name in _KEPT} | {
+            "timers": timers,
+            "count": self._timer_count,
+            "devices": self.devices.snapshot(),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up what ``snapshot`` gave. Alarms follow by ``rearm``."""

@@ -46,12 +46,7 @@ class Clients:
     """The clients as the server sees them: which of all ``count`` devices can be asked."""
 
     def __init__(self, dispatch: "Dispatch", count: int) -> None:
-        self._dispatch = dispatch
-        self.count = count
-
-    @property
-    def _now(self) -> float:
-        return self._dispatch.simulation.now
+        self._dispatch, self.count = dispatch, count
 
     def online(self) -> list[int]:
         """The devices that are checked in and idle, in order of their numbers. Looks at every device: O(population)."""
@@ -93,13 +88,15 @@ class Clients:
         """Whether ``at_least`` so many devices are there now or will be some time."""
         if at_least == 1:
             return self._dispatch.tasks.anyone_ever()
-        ever = (device for device in range(self.count) if self._dispatch.tasks.next_on(device, self._now) < math.inf)
-        return len(list(islice(ever, at_least))) == at_least
+        return len(list(islice(filter(self._ever, range(self.count)), at_least))) == at_least
+
+    def _ever(self, device: int) -> bool:
+        return self._dispatch.tasks.next_on(device, self._dispatch.simulation.now) < math.inf
 
     def expects_newcomers(self) -> bool:
         """Whether some device will still join that can ever be reached: then it makes sense to wait."""
-        coming = np.flatnonzero(self._dispatch.population.arrival > self._now).tolist()
-        return any(self._dispatch.tasks.next_on(device, self._now) < math.inf for device in coming)
+        coming = np.flatnonzero(self._dispatch.population.arrival > self._dispatch.simulation.now).tolist()
+        return any(map(self._ever, coming))
 
     def idle(self, device: int) -> bool:
         """Whether a device is checked in and has nothing to do."""
@@ -107,11 +104,11 @@ class Clients:
 
     def arrived(self, device: int) -> bool:
         """Whether a device has joined the population, be it here or away by now; ``on_arrival`` announces the others."""
-        return bool(self._dispatch.population.arrival[device] <= self._now)
+        return bool(self._dispatch.population.arrival[device] <= self._dispatch.simulation.now)
 
     def await_return(self, device: int, delay: float = 0.0) -> bool:
         """Call ``on_return(device)`` when it can be reached, ``delay`` (s) from now at the earliest; False: that is never."""
-        when = self._dispatch.tasks.next_on(device, on_grid(self._now + delay))
+        when = self._dispatch.tasks.next_on(device, on_grid(self._dispatch.simulation.now + delay))
         if when == math.inf:
             return False
         self._dispatch.rearm("return", device, when)
@@ -197,9 +194,7 @@ class ServerModels:
     """Arithmetic with models, and their values. What is named is computed when a value is asked for."""
 
     def __init__(self, dispatch: "Dispatch", parameters: int) -> None:
-        self._dispatch = dispatch
-        self._learner = dispatch.learner
-        self._parameters = parameters
+        self._dispatch, self._learner, self._parameters = dispatch, dispatch.learner, parameters
 
     def initial(self, count: int = 0) -> Ref:
         """A freshly initialised model; another ``count`` is another draw. The same for every strategy with the same seed."""
@@ -292,10 +287,7 @@ class ServerModels:
         return await self._learner.train_loss(updates)
 
     async def test(self, model: Ref, devices: Sequence[int] | None = None) -> float | None:
-        """Accuracy of a model on the pooled test samples of devices (None: all); None where nothing is measured.
-
-        Moves no bytes and takes no time, other than a message by which devices report their accuracies.
-        """
+        """Accuracy of a model on the pooled test samples of devices (None: all), at no cost; None where nothing is measured."""
         return await self._dispatch.evaluator.test(model, devices)
 
     async def agreement(self, number: int, models: Sequence[Ref]) -> dict[str, float]:
@@ -343,9 +335,7 @@ class Server:
     """All that the server half of a strategy can see and do; ``devices`` is their number."""
 
     def __init__(self, dispatch: "Dispatch", setting: RunInfo) -> None:
-        self._dispatch = dispatch
-        self.setting = setting
-        self.devices = setting.devices
+        self._dispatch, self.setting, self.devices = dispatch, setting, setting.devices
         self.clients = Clients(dispatch, setting.devices)
         self.models = ServerModels(dispatch, setting.parameters)
         self.edges = ServerEdges(dispatch)
@@ -360,8 +350,8 @@ class Server:
     def timer(self, name: str, when: float) -> float:
         """Call the strategy's ``on_timer(name)`` at the absolute time ``when`` (s). One timer a name; a new one replaces it.
 
-        At a time that is now, it goes off in this instant, after every message that is already there. Returns the time, on
-        the clock's grid. What the server computes comes first (``compute``): until that is done, no timer goes off.
+        At a time that is now, it goes off in this instant, after every message that is already there, but never before the
+        server has computed (``compute``). Returns the time, on the clock's grid.
         """
         return self._dispatch.set_timer(name, max(self.now, on_grid(when)))
 

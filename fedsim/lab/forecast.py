@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from typing_extensions import override
@@ -184,6 +184,11 @@ class Beginning:
         assert isinstance(learner, Tally)
         return learner
 
+    @property
+    def futile(self) -> str | None:
+        """Why the run ends, if it does so within the trial and without a single round."""
+        return self.stopped if self.share == 1.0 and not self.rounds else None
+
     def go(self, patience_s: float) -> None:
         """Run for so many real seconds, or to the end, and write a run folder that is not kept."""
         with tempfile.TemporaryDirectory(prefix="fedsim-check-") as name:
@@ -264,28 +269,6 @@ async def _train_s(core: "Learning", trainings: list[UsedTraining], most_steps: 
     return time.perf_counter() - began
 
 
-class Forecast(NamedTuple):
-    """The cost of a whole run on this machine: real seconds, counts, and bytes.
-
-    Attributes:
-        share: tried part of the run, 0..1; if it is 0, nothing below is known.
-        memory_bytes: peak; None where the system does not tell.
-        futile: why the run ends, if it does so within the trial and without a single round.
-    """
-
-    share: float
-    build_s: float
-    simulation_s: float
-    training_s: float
-    testing_s: float
-    events: float
-    trained_steps: float
-    tests: float
-    memory_bytes: float | None
-    disk_bytes: float
-    futile: str | None
-
-
 def forecast_lines(scenario: "Scenario", executor: Executor, patience_s: float = PATIENCE_S) -> list[str]:
     """Build the scenario, try its beginning with ``executor``, and say what can be known.
 
@@ -298,53 +281,45 @@ def forecast_lines(scenario: "Scenario", executor: Executor, patience_s: float =
         return [f"{scenario.population.devices} devices; {about}", *scenario.stop.notes, *scenario.strategy.notes]
     trial = Beginning(scenario, executor)
     lines = nominal_lines(trial.run)
-    return [*lines, *_real_lines(scenario, forecast(trial, patience_s))] if patience_s else lines
+    return [*lines, *_real_lines(trial, patience_s)] if patience_s else lines
 
 
-def forecast(trial: Beginning, patience_s: float = PATIENCE_S) -> Forecast:
-    """Try a run that has been built, and extrapolate.
+def forecast(trial: Beginning, patience_s: float = PATIENCE_S) -> dict[str, float]:
+    """Try a run that has been built, and extrapolate to its whole: real seconds, counts, and bytes of the run folder.
 
     The simulation is tried without learning; then a part of what it would have trained is trained, and a model tested. Other
     computations of a strategy, such as a clustering, are not counted, nor are checkpoints.
     """
     trial.go(patience_s)
-    run, tally = trial.run, trial.tally
+    run, tally, scenario = trial.run, trial.tally, trial.run.scenario
     times = 1 / trial.share if trial.share else 0.0
     step_s, test_s = (0.0, 0.0) if trial.core is None else asyncio.run(trial.costs(trial.core, patience_s))
-    tests, scenario = times * tally.tests, run.scenario
+    tests, steps = times * tally.tests, times * sum(map(trial.steps_of, tally.trainings))
     if trial.share < 1.0 and scenario.stop.rounds is not None:  # perhaps it ended before the first one
         tests = max(tests, scenario.evaluation.tests(scenario.stop.rounds))
-    trained = times * sum(map(trial.steps_of, tally.trainings))
     models = 0.0 if trial.core is None else len(run.strategy.models()) * run.learner.bytes
-    return Forecast(
-        share=trial.share,
-        build_s=trial.build_s,
-        simulation_s=trial.real_s * times,
-        training_s=trained * step_s,
-        testing_s=tests * test_s,
-        events=trial.events * times,
-        trained_steps=trained,
-        tests=tests,
-        memory_bytes=_peak_memory(),
-        disk_bytes=trial.growing_bytes * times + trial.fixed_bytes + models,
-        futile=trial.stopped if trial.share == 1.0 and not trial.rounds else None,
-    )
+    seconds = {"simulation_s": trial.real_s * times, "training_s": steps * step_s, "testing_s": tests * test_s}
+    counts = {"events": trial.events * times, "trained_steps": steps, "tests": tests}
+    return seconds | counts | {"disk_bytes": trial.growing_bytes * times + trial.fixed_bytes + models}
 
 
-def _real_lines(scenario: "Scenario", found: Forecast) -> list[str]:
-    if not found.share:
+def _real_lines(trial: Beginning, patience_s: float) -> list[str]:
+    found, scenario = forecast(trial, patience_s), trial.run.scenario
+    if not trial.share:
         return ["what a run takes here cannot be told: not one round ended within the trial"]
-    parts = [f"{show_seconds(found.simulation_s)} to simulate {found.events:.0f} events"]
+    parts = [f"{show_seconds(found['simulation_s'])} to simulate {found['events']:.0f} events"]
     if scenario.learning == "on":
-        parts.append(f"{show_seconds(found.training_s)} for {found.trained_steps:.0f} steps of SGD")
-        parts.append(f"{show_seconds(found.testing_s)} for {found.tests:.0f} tests")
+        parts.append(f"{show_seconds(found['training_s'])} for {found['trained_steps']:.0f} steps of SGD")
+        parts.append(f"{show_seconds(found['testing_s'])} for {found['tests']:.0f} tests")
     most = "at most " if scenario.stop.accuracy is not None else ""
-    real_s = found.build_s + found.simulation_s + found.training_s + found.testing_s
-    lines = [f"here a run takes {most}about {show_seconds(real_s)}: {', '.join(parts)}"]
-    memory = "" if found.memory_bytes is None else f"{show_bytes(found.memory_bytes)} of memory and "
-    lines.append(f"it needs about {memory}{show_bytes(found.disk_bytes)} on disk")
-    if found.futile is not None:
-        lines.append(f"it makes not one round ({found.futile}): devices, deadline and strategy do not go together")
+    real_s = trial.build_s + found["simulation_s"] + found["training_s"] + found["testing_s"]
+    memory = "" if (peak := _peak_memory()) is None else f"{show_bytes(peak)} of memory and "
+    lines = [
+        f"here a run takes {most}about {show_seconds(real_s)}: {', '.join(parts)}",
+        f"it needs about {memory}{show_bytes(found['disk_bytes'])} on disk",
+    ]
+    if trial.futile is not None:
+        lines.append(f"it makes not one round ({trial.futile}): devices, deadline and strategy do not go together")
     return lines
 
 

@@ -40,6 +40,9 @@ class StrategyParams(Spec):
     kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "nobody"
     """Which side says that tensors of the model stay on the devices; the scenario does by ``model.keep`` or ``model.send``."""
 
+    beside: ClassVar[str | None] = None
+    """Something that is made of answers beside the aggregation, which a private one does not protect."""
+
     mixes_states: ClassVar[bool] = False
     """Whether a model is the mean of a round's updates and no more, as ``training.state = "sent"`` needs; not inherited."""
 
@@ -65,8 +68,8 @@ class StrategyParams(Spec):
         return Split.of(tensors, self.stays(tensors), key) if tensors else None
 
     def unprotected(self, protection: Protection) -> str | None:
-        """Why an aggregation with this protection is refused: not all that is made of answers goes through it; None if so."""
-        return None
+        """Why an aggregation with this protection does not protect all that is made of answers, so that it is refused."""
+        return self.beside if protection == "private" else None
 
     @property
     def selected_by(self) -> Selection | None:

@@ -27,6 +27,9 @@ class ClusteredParams(SelectingParams, CombiningParams):
         as: where they differ, what it follows: its ``paper`` or the ``published-code``; docs/strategies.md has the differences.
     """
 
+    sweeps: ClassVar[bool] = False
+    """Whether the published code's first rounds ask the devices in turn, until each has been asked once."""
+
     groups: int = Field(default=3, ge=1, le=10_000)
     __annotations__["as"] = Annotated[Preset, Field(default="published-code")]  # a keyword of Python
 
@@ -34,11 +37,6 @@ class ClusteredParams(SelectingParams, CombiningParams):
     def as_published(self) -> bool:
         """Whether it does as the published code."""
         return bool(getattr(self, "as") == "published-code")
-
-    @property
-    def sweeps(self) -> bool:
-        """Whether the first rounds ask the devices in turn, until each has been asked once."""
-        return False
 
 
 class PlainDeadline(SelectingParams):
@@ -128,7 +126,7 @@ class Grouped(Synchronous[G]):
 
     def select(self) -> list[int]:
         number, wanted, chosen = self.state["round"], self.params.asked_per_round, list[int]()
-        if self.params.sweeps and number * wanted < self.server.devices:
+        if self.params.sweeps and self.params.as_published and number * wanted < self.server.devices:
             chosen = [device for device in self.server.clients.online() if not self.state["asked"][device]][:wanted]
         if len(chosen) < wanted:
             others = [device for device in range(self.server.devices) if device not in chosen] if chosen else None

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 from fedsim.federation import Contents, Device, Instruction, LocalResult
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection
+from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
 from fedsim.strategies.round_params import AggregatingParams
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.training import Training
@@ -22,17 +22,12 @@ class ScaffoldParams(AggregatingParams):
     """
 
     added_up: ClassVar[tuple[str, ...]] = ("control-variate",)
+    beside: ClassVar[str | None] = "SCAFFOLD sums control variates beside it"
+    counts_steps: ClassVar[str] = "SCAFFOLD finds gradients from how far steps have led"
 
     kind: Literal["scaffold"] = "scaffold"
     aggregation: AggregationSpec = Mean()
     option: Literal["I", "II"] = "II"
-
-    @property
-    def counts_steps(self) -> str:
-        return "SCAFFOLD finds gradients from how far steps have led"
-
-    def unprotected(self, protection: Protection) -> str | None:
-        return "SCAFFOLD sums control variates beside it" if protection == "private" else None
 
     @property
     def trains_more(self) -> str | None:

@@ -54,12 +54,11 @@ class Compute:
     def __init__(self, streams: Streams, jitter: float | Floats, slow: SlowPhases | None, devices: int) -> None:
         self._streams = streams
         self._sigma = each(_sigmas, alike(jitter, devices) if np.ndim(jitter) == 0 else np.asarray(jitter))
-        self._factor = 1.0 if slow is None else slow.factor
-        # "on" is the normal phase.
-        self._phases = None
-        self._mean_rate = 1.0
+        self._factor = self._mean_rate = 1.0
+        self._phases = None  # on while a device is not slow
         self.reach_s = math.inf
         if slow is not None:
+            self._factor = slow.factor
             whole = slow.mean_normal + slow.mean_slow
             self.reach_s = _PHASES_AHEAD * whole / 2
             self._mean_rate = (slow.mean_normal + slow.factor * slow.mean_slow) / whole
@@ -106,7 +105,7 @@ class Compute:
         """The epochs that a device begins which watches its own clock (CATA-Fed's adaptive local update, its Eq. 8).
 
         The first begins at ``start`` (s) in any case; another one only if the mean of the finished ones fits into what is left
-        until ``limit`` (s). Equality fits, as far as the clock's grid can tell. Back to back they would end at ``ends`` (s).
+        until ``limit`` (s), to some ticks. Back to back they would end at ``ends`` (s).
         """
         begun = min(1, len(ends))
         while begun < len(ends) and (ends[begun - 1] - start) * (begun + 1) / begun <= limit - start + _TIE_S:

@@ -75,11 +75,9 @@ class Phases:
         expected = 2 * (end - start) / sum(self._means)
         if expected > _MOST_PHASES:
             off, on = self._means
-            raise SimulationError(
-                f"device {device} has {expected:.1g} phases of {on:g} s and {off:g} s on average between {start:g} s and "
-                f"{end:g} s ({self._purpose}); at most {_MOST_PHASES:.0e} can be walked through at a time: give longer phases, "
-                "or an earlier end of the run"
-            )
+            told = f"device {device} has {expected:.1g} phases of {on:g} s and {off:g} s between {start:g} s and {end:g} s"
+            most = f"at most {_MOST_PHASES:.0e} can be walked through at a time"
+            raise SimulationError(f"{told} ({self._purpose}); {most}: give longer phases, or an earlier end of the run")
 
     def next_on(self, device: int, time: float) -> float:
         span = self.span(device, time)
@@ -113,7 +111,10 @@ class Phases:
         start, end = self._start[rows], self._end[rows]
         again = (time < start) | (end == 0.0)
         if again.any():
-            self._begin(devices[again], rows[again])
+            ask, row = devices[again], rows[again]
+            on = self._streams.uniforms(self._first, ask) < self._share_on
+            self._count[row], self._on[row], self._start[row] = 0, on, 0.0
+            self._end[row] = self._lengths(ask, np.zeros((len(ask), 1), dtype=np.int64), on[:, None])[:, 0]
             end = self._end[rows]
         behind = np.flatnonzero(end <= time)
         if behind.size:
@@ -122,11 +123,6 @@ class Phases:
         while behind.size:
             self._walk(devices[behind], rows[behind], time[behind])
             behind = behind[self._end[rows[behind]] <= time[behind]]
-
-    def _begin(self, devices: Ints, rows: Ints) -> None:
-        on = self._streams.uniforms(self._first, devices) < self._share_on
-        self._count[rows], self._on[rows], self._start[rows] = 0, on, 0.0
-        self._end[rows] = self._lengths(devices, np.zeros((len(devices), 1), dtype=np.int64), on[:, None])[:, 0]
 
     def _walk(self, devices: Ints, rows: Ints, time: Floats) -> None:
         """Take so many phases as will probably bring most of the devices to their times."""

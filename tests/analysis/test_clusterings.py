@@ -138,16 +138,14 @@ def test_points_of_several_clusterings_lie_as_far_apart_as_was_seen(grouped: Run
 
 
 def test_principal_components_of_points_on_a_line_and_of_an_ellipse() -> None:
-    along = np.array([1.0, -2.0, 2.0, 0.0])
-    points, share = principal_components(np.outer([-2.0, 0.0, 1.0, 5.0], along) + 7)
+    points, share = principal_components(np.outer([-2.0, 0.0, 1.0, 5.0], [1.0, -2.0, 2.0, 0.0]) + 7)
     assert share == pytest.approx(1)
     np.testing.assert_allclose(np.abs(points), np.abs(np.outer([-9.0, -3.0, 0.0, 12.0], [1, 0])), atol=1e-12)
     cross = np.diag([3.0, 2.0, 1.0, 0.0])
     points, share = principal_components(np.vstack([cross[:3], -cross[:3]]))
     assert share == pytest.approx(13 / 14)
     np.testing.assert_allclose(points[:3], np.diag([3.0, 2.0, 1.0])[:, :2], atol=1e-12)  # an axis's largest entry is positive
-    for features in (np.ones((4, 5)), np.ones((4, 1))):
+    for features in (np.ones((4, 5)), np.ones((4, 1))):  # all in one place
         points, share = principal_components(features)
-        assert points.shape == (4, 2)
-        assert not points.any()
+        assert points.tolist() == [[0.0, 0.0]] * 4
         assert not share

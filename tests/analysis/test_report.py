@@ -20,7 +20,7 @@ from fedsim.analysis.report.page import CHART, SCRIPTS, default_out
 from fedsim.cli import main
 from fedsim.records.folder import fingerprints
 from fedsim.records.reading import RunFolder
-from tests.lab.study.conftest import finish, write
+from tests.lab.conftest import finish, write
 
 HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(2)>\n\u2028\u202e--><!-- {{7*7}} " + "long " * 2000
 

@@ -14,7 +14,7 @@ from fedsim.lab.compare.critical_path import CriticalPaths
 from fedsim.records.reading import RunFolder
 from fedsim.testing import quiet_world
 from tests.analysis.chromium import Page, browser, executable
-from tests.lab.study.conftest import finish, write
+from tests.lab.conftest import finish, write
 
 pytestmark = pytest.mark.skipif(executable() is None, reason="no Chromium on this machine: install chromium to look at reports")
 

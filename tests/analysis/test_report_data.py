@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from fedsim.analysis.report.markup import pack
 from fedsim.analysis.report.timeline import OUTCOMES, STEPS, key, read_timeline
+from fedsim.analysis.timeline import draw_timeline
 from fedsim.records.history import MARKS
 from fedsim.records.reading import RunFolder
-from tests.analysis.conftest import Ran
+from tests.analysis.conftest import Ran, drawn
 
 KINDS = [np.uint8, np.uint16, np.uint32, np.int16, np.int32, np.float32]
 
@@ -116,6 +117,7 @@ def test_acts_of_processes(queued: RunFolder, run: RunFolder) -> None:
     times = sorted({event["time"] for event in acts})
     np.testing.assert_allclose(data.columns["act"] * data.header["tick"], times, atol=data.header["tick"])
     assert "a process of the world acts" in key([data])
+    assert drawn(draw_timeline(queued).axes[0])["process"] == len(times) > 2  # as a picture, a line each
     none = read_timeline(run, 1000, 100_000)
     assert not len(none.columns["act"])
     assert "a process of the world acts" not in key([none])

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from matplotlib.axes import Axes
 
 from fedsim.analysis.traffic import (
     draw_edges,
@@ -17,49 +18,46 @@ from tests.analysis.conftest import Ran
 from tests.strategies.test_hierfavg import by_hand, outage
 
 
-def test_parts_sum_up_to_the_ledger(run: RunFolder) -> None:
+def widths(panel: Axes) -> float:
+    """The lengths of all bars together (kB)."""
+    return sum(patch.get_width() for patch in panel.patches) * 1e3  # type: ignore[attr-defined]
+
+
+def total(run: RunFolder) -> float:
+    return float(run.summary["bytes"]["down"] + run.summary["bytes"]["up"])
+
+
+@pytest.mark.parametrize("name", ["run", "grouped"])
+def test_parts_sum_up_to_the_ledger_and_the_curve_ends_at_all(name: str, request: pytest.FixtureRequest) -> None:
+    """What parts of the server exchange is apart and never wasted; the ledger counts it as up."""
+    run: RunFolder = request.getfixturevalue(name)
     parts, moved = read_parts(run), run.summary["bytes"]
-    for direction in ("down", "up"):
-        assert parts.loc[parts["direction"] == direction, "bytes"].sum() == pytest.approx(moved[direction])
-    for purpose, size in moved["by_purpose"].items():
-        assert parts.loc[parts["purpose"] == purpose, "bytes"].sum() == pytest.approx(size)
-    assert 0 < parts.loc[parts["wasted"], "bytes"].sum() == pytest.approx(moved["wasted"])
-
-
-def test_the_curve_ends_at_all_bytes(run: RunFolder) -> None:
-    over_time, totals = draw_traffic(run).axes
-    moved = run.summary["bytes"]
-    top = over_time.lines[0].get_ydata()
-    assert over_time.get_ylabel() == "moved so far (kB)"
-    assert top[-1] * 1e3 == pytest.approx(moved["down"] + moved["up"])  # type: ignore[index]
-    widths = sum(patch.get_width() for patch in totals.patches)  # type: ignore[attr-defined]
-    assert widths * 1e3 == pytest.approx(moved["down"] + moved["up"])
-
-
-def test_runs_side_by_side(run: RunFolder, renamed: RunFolder, unlearned: RunFolder) -> None:
-    figure = draw_traffic_compared([run, renamed, unlearned])
-    panel = figure.axes[0]
-    assert len(panel.get_yticks()) == 3
-    totals = [folder.summary["bytes"]["down"] + folder.summary["bytes"]["up"] for folder in (run, renamed, unlearned)]
-    widths = sum(patch.get_width() for patch in panel.patches)  # type: ignore[attr-defined]
-    assert widths * 1e3 == pytest.approx(sum(totals))
-
-
-def test_what_parts_of_the_server_exchange_is_apart_and_never_wasted(grouped: RunFolder) -> None:
-    parts, moved = read_parts(grouped), grouped.summary["bytes"]
-    between = parts[parts["direction"] == "server"]
-    assert between["bytes"].sum() == pytest.approx(
-        sum(row["delivered"] for row in grouped.transfers if row["sender"] is not None)
+    sums = parts.groupby("direction")["bytes"].sum()
+    between = sum(row["delivered"] for row in run.transfers if row["sender"] is not None)
+    assert dict(sums) == pytest.approx(
+        {"down": moved["down"], "up": moved["up"] - between} | ({"server": between} if name == "grouped" else {})
     )
-    assert 0 < between["bytes"].sum() < moved["up"]
-    assert parts.loc[parts["direction"] != "down", "bytes"].sum() == pytest.approx(moved["up"])
+    assert dict(parts.groupby("purpose")["bytes"].sum()) == pytest.approx(moved["by_purpose"])
     assert parts.loc[parts["wasted"], "bytes"].sum() == pytest.approx(moved["wasted"])
-    over_time, totals = draw_traffic(grouped).axes
-    widths = sum(patch.get_width() for patch in totals.patches)  # type: ignore[attr-defined]
-    assert widths * 1e3 == pytest.approx(moved["down"] + moved["up"])
-    (paper,) = [line for line in over_time.lines if line.get_gid() == "paper"]
-    top = over_time.lines[0].get_ydata()
-    assert paper.get_ydata()[-1] / top[-1] == pytest.approx(moved["paper"] / (moved["down"] + moved["up"]))  # type: ignore[index]
+    assert set(parts.loc[parts["wasted"], "direction"]) <= {"down", "up"}
+    over_time, totals = draw_traffic(run).axes
+    assert over_time.get_ylabel() == "moved so far (kB)"
+    assert over_time.lines[0].get_ydata()[-1] * 1e3 == pytest.approx(total(run)) == widths(totals)  # type: ignore[index]
+    paper = [line.get_ydata()[-1] * 1e3 for line in over_time.lines if line.get_gid() == "paper"]  # type: ignore[index]
+    assert paper == pytest.approx([moved["paper"]] * (name == "grouped"))
+
+
+def test_runs_side_by_side_and_seeds_as_one_bar_with_their_mean(run: RunFolder, renamed: RunFolder, ran: Ran) -> None:
+    runs = [run, renamed, *(ran(str(seed), seed=seed, learning="off") for seed in (1, 2))]
+    panel = draw_traffic_compared(runs).axes[0]
+    assert len(panel.get_yticks()) == 4
+    assert widths(panel) == pytest.approx(sum(map(total, runs)))
+    totals = [total(run) for run in runs[2:]]
+    assert totals[0] != totals[1]
+    strict = draw_purposes_compared(runs[2:]).axes[0]
+    assert len(strict.get_yticks()) == 1
+    assert widths(strict) == pytest.approx(sum(totals) / 2)
+    assert sorted(strict.lines[0].get_xdata() * 1e3) == pytest.approx(sorted(totals))  # type: ignore[operator]
 
 
 def test_both_views_of_the_ledger(grouped: RunFolder, run: RunFolder) -> None:
@@ -75,16 +73,6 @@ def test_both_views_of_the_ledger(grouped: RunFolder, run: RunFolder) -> None:
         assert totals == pytest.approx([sum_view(by_purpose, "strict"), sum_view(by_purpose, "paper")])
     assert not [bar for bar in paper.patches if bar.get_gid() in ("initial-model", "id")]
     assert [bar for bar in strict.patches if bar.get_gid() == "initial-model"]
-
-
-def test_seeds_are_one_bar_with_their_mean(ran: Ran) -> None:
-    runs = [ran(str(seed), seed=seed, learning="off") for seed in (1, 2)]
-    strict = draw_purposes_compared(runs).axes[0]
-    totals = [run.summary["bytes"]["down"] + run.summary["bytes"]["up"] for run in runs]
-    assert totals[0] != totals[1]
-    assert len(strict.get_yticks()) == 1
-    assert sum(bar.get_width() for bar in strict.patches) * 1e3 == pytest.approx(sum(totals) / 2)  # type: ignore[attr-defined]
-    assert sorted(strict.lines[0].get_xdata() * 1e3) == pytest.approx(sorted(totals))  # type: ignore[operator]
 
 
 def test_messages_and_losses_of_each_edge_server(tmp_path: Path) -> None:

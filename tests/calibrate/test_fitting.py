@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsim.calibrate.fitting import fit, presence
-from fedsim.calibrate.log import Log, LogDefaults, read_log
+from fedsim.calibrate.fitting import Presence, fit, presence
+from fedsim.calibrate.log import LogDefaults, read_log
 from fedsim.world.network.protocol import Tcp
 from tests.calibrate.logs import DEVICES, SIZE, rounds, task, written
 
@@ -128,26 +128,20 @@ def test_presence_of_those_who_miss_a_round(tmp_path: Path) -> None:
     np.testing.assert_allclose(there.share, [1, 1 - 200 / whole, 1, 1 - 100 / whole, 1])
 
 
-def test_presence_that_the_log_says(tmp_path: Path) -> None:
-    text = (
-        rounds(3)
-        + "phone 0,,on,1000,1040,,\nphone 0,,on,1100,1211.25,,\nphone 1,,on,1000,1211.25,,\nphone 2,,on,1000,1211.25,,\n"
-    )
-    there = presence(read_log(written(tmp_path / "log.csv", text), LogDefaults()))
+def test_presence_that_the_log_says_and_that_cohorts_do_not_tell(tmp_path: Path) -> None:
+    def of(lines: str) -> Presence | None:
+        return presence(read_log(written(tmp_path / "log.csv", lines), LogDefaults()))
+
+    on = ("phone 0,,on,1000,1040", "phone 0,,on,1100,1211.25", "phone 1,,on,1000,1211.25", "phone 2,,on,1000,1211.25")
+    there = of(rounds(3) + "".join(f"{line},,\n" for line in on))
     assert there is not None
     assert there.mean_off == pytest.approx(60.0)
     assert there.share[0] == pytest.approx(1 - 60 / 211.25)
-
-
-def test_cohorts_tell_nothing_of_presence(tmp_path: Path) -> None:
-    def of(lines: str) -> Log:
-        return read_log(written(tmp_path / "log.csv", lines), LogDefaults())
-
-    assert presence(of(rounds(3))) is None  # nobody is ever away
-    chosen = (
+    assert of(rounds(3)) is None  # nobody is ever away
+    asked = (
         task(str(one), number, 100.0 * number, DEVICES[0]) for number in range(9) for one in range(6) if (one + number) % 3
     )
-    assert presence(of("".join(chosen))) is None  # two of three are asked
+    assert of("".join(asked)) is None  # two of three are asked
 
 
 def test_many_clients_of_one_rate_share_a_link(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tests.fuzzing import values
 from tests.fuzzing.place import WITNESS, Place, in_a_child
 from tests.fuzzing.scenarios import look, sound
 from tests.fuzzing.values import as_json, as_toml, damage
-from tests.lab.study.conftest import finish
+from tests.lab.conftest import finish
 
 DEVICES = 24
 GRAPH = {

@@ -43,7 +43,7 @@ PARAMETERS: list[Case] = [
     (
         {"kind": "fedat", "tiers": 2, "clients_per_round": 2, "aggregation": {"kind": "krum", "malicious": 1}},
         {"population": {"devices": 8}},
-        r"strategy\.aggregation\.malicious is 1.*there are 2",
+        r"malicious is 1.*there are 2",
     ),
     # Deadlines and schedules.
     *(
@@ -52,11 +52,7 @@ PARAMETERS: list[Case] = [
     ),
     ({"relative_deadline": 1.0}, {}, "has the key 'relative_deadline', which it does not take; allowed is 'deadline.times'"),
     ({"deadline": {"kind": "relative", "devices": "slowed"}}, {}, "deadline.devices is 'slowed'; allowed are unslowed, all"),
-    (
-        {"deadline": {"kind": "relative", "since": "upload"}},
-        {},
-        "strategy.deadline.since is 'upload'; allowed are round, download",
-    ),
+    ({"deadline": {"kind": "relative", "since": "upload"}}, {}, "deadline.since is 'upload'; allowed are round, download"),
     ({"deadline": "0 s"}, {}, "strategy.deadline is .*: a time here must be above 0 s"),
     ({"kind": "ditto"} | FROM_DOWNLOAD, {}, "'deadline.since' is 'download'.*trains its own model too"),
     ({"kind": "fedrep"} | FROM_DOWNLOAD, {}, "'deadline.since' is 'download'.*trains its head too"),
@@ -83,11 +79,7 @@ PARAMETERS: list[Case] = [
     ({"kind": "lcfl", "clients_per_round": 5}, {}, "'clients_per_round', which it does not take; allowed is 'participation'"),
     ({"kind": "lcfl", "moment": "pre-training"}, {}, "moment.kind is 'pre-training'; allowed are rounds, local"),
     ({"kind": "fl-hc", "clusterer": {"linkage": "ward"}}, {}, "'clusterer.linkage' is 'ward'.*allowed is 'l2'"),
-    (
-        {"kind": "flexcfl", "groups": 7, "clients_per_round": 6},
-        PEERS,
-        "groups is 7, more than the 6 devices .* allowed are 1 to 6",
-    ),
+    ({"kind": "flexcfl", "groups": 7, "clients_per_round": 6}, PEERS, "groups is 7, more than the population's 6 .* 1 to 6"),
     ({"kind": "flexcfl", "measure": "madc", "clusterer": "k-means"}, {}, "'measure' is 'madc', allowed is 'edc'"),
     ({"kind": "flexcfl", "clusterer": {"kind": "hierarchical", "threshold": 0.3}}, {}, "allowed is 'groups' alone"),
     ({"kind": "ifca", "groups": 3, "starts": "same"}, {}, "starts is 'same' with 3 groups.*allowed is 'different'"),
@@ -103,16 +95,11 @@ PARAMETERS: list[Case] = [
     (
         {"clients_per_round": 6, "aggregation": KRUM},
         {},
-        r"strategy.aggregation.malicious is 2; 'krum' then needs at least 7 updates at a time \(2 f \+ 3\), and there "
-        r"are 6; allowed are at most 1",
+        r"is 2; 'krum' then needs at least 7 updates at a time \(2 f \+ 3\), and there are 6; allowed are at most 1",
     ),
     ({"clients_per_round": 6, "aggregation": "bulyan"}, {}, r"needs at least 7 updates.*allowed are at most 0"),
     ({"kind": "ifca", "clients_per_round": 6, "aggregation": KRUM}, {}, r"'krum' then needs at least 7"),
-    (
-        {"kind": "flexcfl", "moment": {"devices": 4}, "aggregation": "krum"},
-        {},
-        r"'krum' then needs at least 5 updates .* there are 4",
-    ),
+    ({"kind": "flexcfl", "moment": {"devices": 4}, "aggregation": "krum"}, {}, r"at least 5 updates .* there are 4"),
     (chosen_by("flanp", accuracy=1.0) | {"aggregation": "bulyan"}, {}, r"'bulyan' .* 7 updates .* there are 2"),
     ({"kind": "cfl", "aggregation": KRUM | {"malicious": 60}}, {}, r"'krum' then needs at least 123 updates"),
     ({"kind": "lcfl", "selection": {"kind": "flanp", "accuracy": 1.0}, "aggregation": "bulyan"}, {}, r"there are 2"),
@@ -127,20 +114,12 @@ PARAMETERS: list[Case] = [
     ({"aggregation": {"kind": "trimmed-mean", "share": 0.5}}, {}, r"strategy.aggregation.share is 0.5"),
     ({"aggregation": "trimed-mean"}, {}, r"did you mean 'trimmed-mean'"),
     ({"server": {"kind": "sgd", "nesterov": True}}, {}, "strategy.server.*'nesterov' needs a 'momentum' above 0"),
-    (
-        private(where="local", adaptive={"count_noise": 1.0}),
-        {},
-        "strategy.aggregation.*'adaptive' is given and 'where' is 'local'",
-    ),
+    (private(where="local", adaptive={"count_noise": 1.0}), {}, "'adaptive' is given and 'where' is 'local'"),
     (private(adaptive={"count_noise": 0.5}), {}, "'adaptive.count_noise' is 0.5; with noise 1 allowed is more than 0.5"),
     (private(adaptive={}), {}, "strategy.aggregation.adaptive.count_noise is missing"),
     (private(clip=0.0), {}, "strategy.aggregation.clip is 0.0"),
     # Secure aggregation.
-    (
-        {"secure_aggregation": SECURE, "aggregation": "median"},
-        {},
-        "'secure_aggregation' is given.*'median' compares single updates",
-    ),
+    ({"secure_aggregation": SECURE, "aggregation": "median"}, {}, "is given.*'median' compares single updates"),
     ({"secure_aggregation": SECURE} | private(), {}, "clip each update; allowed is where = 'local'"),
     ({"kind": "ifca", "secure_aggregation": SECURE}, {}, "unknown key 'secure_aggregation'"),
     ({"kind": "refl", "secure_aggregation": SECURE}, {}, "REFL compares late updates"),
@@ -197,7 +176,7 @@ WHEN_IT_RUNS: list[Case] = [
     (
         {"deadline": {"kind": "relative", "times": 1.0}},
         {"learning": "off", "population": {"devices": 20, "speed": "inf samples/s"}},
-        "which is 0 s in this population; give 'population.speed'",
+        "0 s in this population",
     ),
     ({"kind": "cata-fed", "smallest_part": 5000, "deadline": "9 s"}, {"data": DIGITS}, r"or strategy\.mitigation = false"),
     ({"kind": "cata-fed", "deadline": "9 s", "margin": "9 s"}, {"data": DIGITS}, "which leaves nothing of the deadline of 9 s"),
@@ -210,11 +189,7 @@ WHEN_IT_RUNS: list[Case] = [
     ({"kind": "moon"}, {"model": {"kind": "logistic"}}, r"its layers are Linear; allowed are models with a torch\.nn\.Linear"),
     ({"kind": "fedper", "head": ["4.bias"]}, MLP, r"strategy\.head has '4\.bias'.*it has 1\.weight, 1\.bias, 3\.weight"),
     ({"kind": "fedper"}, {"data": ROTATED}, r"every tensor of the model stays on its device: 1\.weight, 1\.bias"),
-    (
-        {"kind": "fedrep"},
-        {"learning": "off", "model": {"kind": "size", "bytes": "1 MB"}},
-        r"'fedrep', which tells the tensors.*model.kind is 'size'",
-    ),
+    ({"kind": "fedrep"}, {"learning": "off", "model": {"kind": "size", "bytes": "1 MB"}}, r"'fedrep', which tells the tensors"),
     ({"kind": "fedbn"}, MLP, "no normalisation layer, only Linear; allowed"),
     ({"kind": "fedbn", "keeps": "statistics"}, MLP, "no layer of the model has running statistics; allowed is 'layers'"),
     (

@@ -46,13 +46,6 @@ def test_so_many_epochs_are_exactly_as_long_as_a_limit_of_so_many() -> None:
             assert sum(end <= on_grid(3.0 + epochs * epoch_s - 1e-9) for end in ends) == epochs - 1
 
 
-def test_no_epoch_begins_at_or_after_the_limit() -> None:
-    compute = Compute(Streams(1), 0.0, None, 2)
-    assert compute.epoch_ends(0, 0.0, 1.0, 10, 3.0) == [1.0, 2.0, 3.0]
-    assert compute.epoch_ends(0, 0.0, 1.0, 10, 3.5) == [1.0, 2.0, 3.0, 4.0]
-    assert compute.epoch_ends(0, 5.0, 1.0, 10, 3.0) == []
-
-
 def test_jitter_has_mean_one_and_the_stated_spread_and_belongs_to_the_instant() -> None:
     compute = Compute(Streams(4), 0.3, None, 2)
     times = [compute.epoch_ends(1, float(start), 1.0, 1, math.inf)[0] - start for start in range(8000)]

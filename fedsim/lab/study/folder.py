@@ -4,9 +4,8 @@
 ``runs/VARIANT/seed-N`` are run folders, ``published.toml`` holds published figures; ``fedsim.lab.compare.show`` adds tables.
 """
 
-import math
+import json
 import os
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
@@ -103,12 +102,7 @@ def index_of(study: Study) -> StudyIndex:
 
 def _plain(value: Any) -> Any:
     """A value of TOML for JSON: dates, infinities and NaN as texts."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    is_usual = isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value))
-    return value if is_usual else str(value)
+    return json.loads(json.dumps(value, default=str), parse_constant=lambda name: str(float(name)))
 
 
 def locked(path: Path) -> AbstractContextManager[list[int]]:

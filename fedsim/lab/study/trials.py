@@ -209,7 +209,7 @@ class Trials:
 
     def _text_of(self, line: SearchedVariant) -> str:
         states, best = [trial.state for trial in line.trials], self.best(line)
-        others = [f", {states.count(state)} {state}" for state in ("pruned", "failed", "refused") if state in states]
+        others = (f", {states.count(state)} {state}" for state in ("pruned", "failed", "refused") if state in states)
         counted = f"({len(states)} trials{''.join(others)})"
         if best is None or best.value is None:
             return f"{line.variant.label}: no trial has {self.search.metric} {counted}"

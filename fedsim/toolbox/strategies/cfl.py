@@ -39,6 +39,7 @@ class CFLParams(GroupedParams):
             2).
     """
 
+    unaccounted: ClassVar[str] = "clusters are made of updates that are not clipped"
     kind: Literal["cfl"] = "cfl"
     clients_per_round: int | None = Field(default=None, ge=1)  # type: ignore[assignment]
     local_epochs: Epochs = 3
@@ -52,10 +53,6 @@ class CFLParams(GroupedParams):
     min_cluster_size: int = Field(default=2, ge=2)
     first_split_round: int = Field(default=0, ge=0)
     order: Literal["together", "recursive"] = "together"
-
-    @property
-    def unaccounted(self) -> str:
-        return "clusters are made of updates that are not clipped"
 
     @model_validator(mode="after")
     def _recursion_goes_by_the_criteria(self) -> Self:

@@ -11,7 +11,7 @@ from fedsim.language.spec import OnlyWith
 from fedsim.learning.functions import weighted_sum
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg, FedProx, FedProxClient, FedProxParams
-from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection, changes
+from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, changes
 from fedsim.strategies.round_params import AggregatingParams, RoundParams, SynchronousParams
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.training import Training
@@ -27,14 +27,12 @@ class FedDynParams(AggregatingParams):
     """
 
     added_up: ClassVar[tuple[str, ...]] = ("update",)
+    beside: ClassVar[str | None] = "FedDyn adds the sum of all earlier moves to the model in each round"
 
     kind: Literal["feddyn"] = "feddyn"
     alpha: float = Field(default=0.01, gt=0.0, le=1e6)
     alpha_samples: float | None = Field(default=None, gt=0.0)
     aggregation: AggregationSpec = Mean()
-
-    def unprotected(self, protection: Protection) -> str | None:
-        return "FedDyn adds the sum of all earlier moves to the model in each round" if protection == "private" else None
 
 
 class FedDynClient(SynchronousClient[FedDynParams]):
@@ -178,13 +176,10 @@ class FedNovaParams(FedProxParams):
         effective: tau_eff with mu: the mean ``reach`` of the clients (the paper), or of their ``steps`` (the authors' code).
     """
 
+    counts_steps: ClassVar[str] = "FedNova normalises by how far steps of SGD reach"
     kind: Literal["fednova"] = "fednova"  # type: ignore[assignment]
     mu: float = 0.0
     effective: Annotated[Literal["reach", "steps"], OnlyWith("mu")] = "reach"
-
-    @property
-    def counts_steps(self) -> str:
-        return "FedNova normalises by how far steps of SGD reach"
 
 
 @lru_cache(maxsize=4096)

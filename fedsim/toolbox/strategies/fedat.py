@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -30,6 +30,7 @@ class FedATParams(StrategyParams):
         retry: a tier with nobody to ask, or from which nothing came, looks again after this time (s).
     """
 
+    unaccounted: ClassVar[str] = "FedAT's tiers have rounds of their own, and draws are counted from all devices"
     kind: Literal["fedat"] = "fedat"
     tiers: int = Field(default=5, ge=1, le=10_000)
     clients_per_round: int = Field(default=10, ge=1)
@@ -43,10 +44,6 @@ class FedATParams(StrategyParams):
         self.refuse_more("tiers", devices)
         self.refuse_more("clients_per_round", devices)
         self.aggregation.check(min(self.clients_per_round, devices // self.tiers))
-
-    @property
-    def unaccounted(self) -> str:
-        return "FedAT's tiers have rounds of their own, and draws are counted from all devices"
 
 
 class FedATClient(Client[FedATParams]):

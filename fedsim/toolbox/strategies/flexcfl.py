@@ -8,14 +8,13 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from fedsim.arrays import Floats
-from fedsim.errors import ScenarioError, SimulationError
+from fedsim.errors import SimulationError
 from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, Server, TaskEnd
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Epochs
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
 from fedsim.strategies.grouped import Migrating, MigratingClient, MigratingParams, PlainDeadline
-from fedsim.strategies.parts.aggregation import Protection
 from fedsim.strategies.parts.moment import PreTraining, ShiftTest
 from fedsim.toolbox.clustering.algorithms import Clusterer, Hierarchical, KMeans, RandomGroups, kmeans
 from fedsim.toolbox.clustering.similarity import (
@@ -45,6 +44,8 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
     """
 
     usual_shift: ClassVar[ShiftTest] = "aligned_l1"
+    sweeps: ClassVar[bool] = True
+    beside: ClassVar[str | None] = "groups begin with the plain mean of pre-trained models"
 
     kind: Literal["flexcfl"] = "flexcfl"
     clients_per_round: int = Field(default=20, ge=1)
@@ -63,16 +64,9 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
         return self
 
     @property
-    def sweeps(self) -> bool:
-        return self.as_published
-
-    @property
     def pretraining_epochs(self) -> int | None:
         """Passes over its data of a pre-training; None where it is counted in steps."""
         return self.moment.epochs or (None if self.as_published or self.moment.steps else self.local_epochs)
-
-    def unprotected(self, protection: Protection) -> str | None:
-        return "groups begin with the plain mean of pre-trained models" if protection == "private" else None
 
     def pretrained(self, devices: int) -> int:
         """The number of devices pre-trained to make the groups."""
@@ -84,11 +78,7 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
 
     def check(self, devices: int) -> None:
         super().check(devices)
-        if self.groups > devices:
-            raise ScenarioError(
-                f"strategy.groups is {self.groups}, more than the {devices} devices that can be pre-trained to make them; "
-                f"allowed are 1 to {devices}"
-            )
+        self.refuse_more("groups", devices)
 
 
 class FedGroupParams(FlexCFLParams):

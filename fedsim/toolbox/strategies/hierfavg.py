@@ -28,6 +28,7 @@ class HierFAVGParams(SelectingParams, CombiningParams):
 
     at_edges: ClassVar[bool] = True
 
+    unaccounted: ClassVar[str] = "edge servers have rounds of their own, and draws are counted from all devices"
     kind: Literal["hierfavg"] = "hierfavg"
     kappa1: int | None = Field(default=None, ge=1, le=1_000_000)
     kappa2: int = Field(default=4, ge=1, le=10_000)
@@ -56,10 +57,6 @@ class HierFAVGParams(SelectingParams, CombiningParams):
     @property
     def turns(self) -> int:
         return self.kappa2
-
-    @property
-    def unaccounted(self) -> str:
-        return "edge servers have rounds of their own, and draws are counted from all devices"
 
 
 class HierFAVGClient(SynchronousClient[HierFAVGParams]):

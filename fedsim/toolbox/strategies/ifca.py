@@ -29,6 +29,7 @@ class IFCAParams(MigratingParams):
         starts: the m models begin at draws of their own (``different``) or all at one (``same``, refused for several groups).
     """
 
+    sweeps: ClassVar[bool] = True
     kind: Literal["ifca"] = "ifca"
     clients_per_round: int = Field(default=20, ge=1)
     local_epochs: Annotated[Epochs, OnlyWith("averaging", values=("models",))] = 10
@@ -39,10 +40,6 @@ class IFCAParams(MigratingParams):
     @property
     def counts_steps(self) -> str | None:
         return "a step of SGD gives IFCA's gradients" if self.averaging == "gradients" else super().counts_steps
-
-    @property
-    def sweeps(self) -> bool:
-        return self.as_published
 
     def unprotected(self, protection: Protection) -> str | None:
         return "with 'averaging' = 'gradients' clients' steps are summed beside it" if self.averaging == "gradients" else None
@@ -187,14 +184,11 @@ class FeSEMParams(GroupedParams):
             the first groups.
     """
 
+    sweeps: ClassVar[bool] = True
     kind: Literal["fesem"] = "fesem"
     clients_per_round: int = Field(default=20, ge=1)
     local_epochs: Epochs = 10
     aggregation: AggregationSpec = Mean()
-
-    @property
-    def sweeps(self) -> bool:
-        return self.as_published
 
     @model_validator(mode="after")
     def _points_have_a_mean(self) -> Self:

@@ -109,13 +109,10 @@ class FedRepParams(HeadParams):
         head_epochs: passes over its data for which a device trains its head; then ``local_epochs`` for the layers below.
     """
 
+    trains_more: ClassVar[str] = "with FedRep a client trains its head too"
     kind: Literal["fedrep"] = "fedrep"
     head_epochs: Epochs = 10
     aggregation: AggregationSpec = Mean()
-
-    @property
-    def trains_more(self) -> str:
-        return "with FedRep a client trains its head too"
 
 
 class FedRepClient(SynchronousClient[FedRepParams]):

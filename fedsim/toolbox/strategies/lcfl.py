@@ -61,6 +61,7 @@ class LCFLParams(PlainDeadline, ClusteredParams):
 
     instead: ClassVar[Mapping[str, str]] = {**ClusteredParams.instead, "clients_per_round": "participation"}
 
+    unaccounted: ClassVar[str] = "clusters are made of updates that are not clipped"
     kind: Literal["lcfl"] = "lcfl"
     clients_per_round: None = None  # type: ignore[assignment]
     groups: int = Field(default=4, ge=1, le=10_000)
@@ -80,10 +81,6 @@ class LCFLParams(PlainDeadline, ClusteredParams):
     @property
     def counts_steps(self) -> str | None:
         return "a step of SGD gives LCFL's gradients" if self.measure == "grad-cos" else super().counts_steps
-
-    @property
-    def unaccounted(self) -> str:
-        return "clusters are made of updates that are not clipped"
 
     @property
     def second_campaign(self) -> str | None:

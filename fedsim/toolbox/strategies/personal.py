@@ -1,7 +1,7 @@
 """Strategies with a model of its own on each device: Local, Ditto, pFedMe, MOON."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -134,13 +134,10 @@ class DittoParams(AggregatingParams):
         personal_epochs: passes over its data for which a device trains its own model; None: ``local_epochs``.
     """
 
+    trains_more: ClassVar[str] = "with Ditto a client trains its own model too"
     kind: Literal["ditto"] = "ditto"
     lam: float = Field(default=0.1, ge=0.0, le=1e6)
     personal_epochs: Epochs | None = None
-
-    @property
-    def trains_more(self) -> str:
-        return "with Ditto a client trains its own model too"
 
 
 class DittoClient(OwnModelClient[DittoParams]):
@@ -180,16 +177,13 @@ class PFedMeParams(AggregatingParams):
         eta: learning rate of the local model.
     """
 
+    trains_more: ClassVar[str] = "with pFedMe a client trains 'local_rounds' times"
     kind: Literal["pfedme"] = "pfedme"
     lam: float = Field(default=15.0, gt=0.0, le=1e6)
     local_rounds: int = Field(default=20, ge=1, le=10_000)
     steps: int = Field(default=5, ge=1, le=100_000)
     eta: float = Field(default=0.005, gt=0.0, le=1e6)
     aggregation: AggregationSpec = Mean()
-
-    @property
-    def trains_more(self) -> str:
-        return "with pFedMe a client trains 'local_rounds' times"
 
     @model_validator(mode="after")
     def _rounds_not_epochs(self) -> Self:

@@ -75,15 +75,15 @@ class _ProcessRegistry(Registry):
         return _of_function(found, kind) if isinstance(found, FunctionType) else super().spec(kind, key)
 
 
-_TOOLS = "fedsim.toolbox.worlds"
+_TOOLS = "fedsim.toolbox.worlds.processes"
 PROCESSES = _ProcessRegistry(
     "process of the world",
     "fedsim.world.processes.base:Process",
     {
-        "link-outage": (f"{_TOOLS}.outages:LinkOutage", "a link fails from time to time, or carries less"),
-        "upload-slots": (f"{_TOOLS}.outages:UploadSlots", "the server takes so many uploads at a time, the others queue"),
-        "heat": (f"{_TOOLS}.heat:Heat", "devices get warm while they compute, and are slow until they are cool"),
-        "edge-outage": (f"{_TOOLS}.outages:EdgeOutage", "an edge server fails from time to time, or is cut off"),
+        "link-outage": (f"{_TOOLS}:LinkOutage", "a link fails from time to time, or carries less"),
+        "upload-slots": (f"{_TOOLS}:UploadSlots", "the server takes so many uploads at a time, the others queue"),
+        "heat": (f"{_TOOLS}:Heat", "devices get warm while they compute, and are slow until they are cool"),
+        "edge-outage": (f"{_TOOLS}:EdgeOutage", "an edge server fails from time to time, or is cut off"),
     },
     usual="link-outage",
 )

@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 
 from tests import calls
-from tests.lab.study.conftest import finish, write
+from tests.lab.conftest import finish, write
 from tests.lab.study.test_run import checkpoints, ends_with_130, start, wait_for
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'ray>=2.60' 'cloudpickle>=3'")

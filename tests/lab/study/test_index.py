@@ -21,7 +21,7 @@ from fedsim.lab.study.spec import StudySpec
 from fedsim.records.reading import RunFolder
 from fedsim.records.study_folder import read_index
 from fedsim.streams import Streams
-from tests.lab.study.conftest import finish, write
+from tests.lab.conftest import finish, write
 
 
 def test_the_index_says_what_the_file_says(tables: dict[str, Any], tmp_path: Path) -> None:

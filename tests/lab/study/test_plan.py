@@ -10,7 +10,7 @@ import pytest
 import fedsim
 from fedsim.errors import ScenarioError
 from fedsim.lab.study.plan import read_study, safe_name
-from tests.lab.study.conftest import write
+from tests.lab.conftest import write
 
 
 def test_all_runs_in_order_with_their_scenarios(tables: dict[str, Any], tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from fedsim.records.study_folder import read_index
 from fedsim.testing import quiet_world
 from tests.benchmarks import script
 from tests.calls import call
-from tests.lab.study.conftest import finish, write
+from tests.lab.conftest import finish, write
 
 TABLES = ("compare.csv", "compare.md", "paired.csv", "runs.csv")
 

@@ -24,7 +24,7 @@ from fedsim.lab.study.trials import Trials
 from fedsim.lab.study.worker import Worker
 from fedsim.records.study_folder import is_done
 from tests.calls import call
-from tests.lab.study.conftest import write
+from tests.lab.conftest import write
 
 needs_optuna = pytest.mark.skipif(find_spec("optuna") is None, reason="needs Optuna: pip install 'optuna>=4'")
 

@@ -1,0 +1,192 @@
+"""Processes of the world: outages of links and edge servers, slots for uploads, and boards that throttle by heat."""
+
+import math
+from collections.abc import Generator
+from contextlib import ExitStack
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import simpy
+from pydantic import Field, model_validator
+
+from fedsim.language.units import BytesPerSecond, PositiveSeconds
+from fedsim.simulation import Record
+from fedsim.world.processes.base import Process
+from fedsim.world.processes.world import Hold, World
+
+
+class Outage(Process):
+    """The base of what fails for a while, again and again.
+
+    Attributes:
+        every: from the end of an outage, or the beginning of the run, to the next one (s).
+        lasts: how long each takes (s).
+        random: whether these two are means of exponential times, or always the same.
+    """
+
+    restorable: ClassVar[bool] = True
+
+    every: PositiveSeconds
+    lasts: PositiveSeconds
+    random: bool = True
+
+    def fail(self, world: World) -> list[Hold]:
+        """Begin an outage; the holds last until it is over."""
+        raise NotImplementedError
+
+    def run(self, world: World) -> Generator[Any, Any, Any]:
+        state = world.state
+        if not state:
+            state |= {"outages": 0, "failed": False, "until": self._after(world, "every", 0)}
+        while True:
+            if not state["failed"]:
+                yield world.until(state["until"])
+                state |= {"failed": True, "until": self._after(world, "lasts", state["outages"])}
+            with ExitStack() as held:
+                for hold in self.fail(world):
+                    held.enter_context(hold)
+                yield world.until(state["until"])
+            number = state["outages"] + 1
+            state |= {"outages": number, "failed": False, "until": self._after(world, "every", number)}
+
+    def _after(self, world: World, what: Literal["every", "lasts"], number: int) -> float:
+        mean: float = getattr(self, what)
+        return world.now + (world.rng(what, number).exponential(mean) if self.random else mean)
+
+
+class LinkOutage(Outage):
+    """A link carries nothing, or less, for a while, again and again.
+
+    Attributes:
+        link: its name: ``server up``, ``cell 3 down``, ``device 7 up``, ``edge 1 receive``, or that of an edge of a graph,
+            ``a -> b``.
+        rate: what the link carries meanwhile (bytes/s).
+    """
+
+    kind: Literal["link-outage"] = "link-outage"
+    link: str
+    rate: Annotated[BytesPerSecond, Field(ge=0)] = 0.0
+
+    def check(self, world: World) -> None:
+        world.rate(self.link)
+
+    def fail(self, world: World) -> list[Hold]:
+        return [world.limit(self.link, self.rate)]
+
+
+class EdgeOutage(Outage):
+    """An edge server is not there for a while, again and again.
+
+    Attributes:
+        edge: its number.
+        work: what becomes of the work of its devices. ``wasted``: the edge server crashes: what it holds is lost, and what its
+            devices do for it ends. ``waits``: it is cut off: nothing comes to it or leaves it until it is back.
+    """
+
+    kind: Literal["edge-outage"] = "edge-outage"
+    edge: int = Field(ge=0)
+    work: Literal["wasted", "waits"] = "wasted"
+
+    def check(self, world: World) -> None:
+        world.rate(f"edge {self.edge} receive")
+
+    def fail(self, world: World) -> list[Hold]:
+        if self.work == "wasted":
+            return [world.lose(self.edge)]
+        return [world.limit(f"edge {self.edge} {way}", 0.0) for way in ("receive", "send")]
+
+
+class UploadSlots(Process):
+    """At most ``slots`` uploads are under way at a time; the others wait, first come, first served."""
+
+    restorable: ClassVar[bool] = True
+
+    kind: Literal["upload-slots"] = "upload-slots"
+    slots: int = Field(ge=1)
+
+    def run(self, world: World) -> Generator[Any, Any, Any]:
+        """Uploads queue for a resource of SimPy, from the beginning of the run to its end."""
+        world.queue("up", simpy.Resource(world.env, self.slots))
+        yield world.env.event()
+
+
+_STILL = ("download", "upload", "queue")
+"""The steps of a task for which a device does not compute."""
+
+
+class Heat(Process):
+    """Devices throttle by heat, in two states with hysteresis.
+
+    The heat of a device goes exponentially towards 0 while it does not compute, towards 1 while it computes at full speed, and
+    towards ``factor`` while it computes slowly (Newton's law of cooling). It begins at 0 and becomes slow at a heat of
+    ``slow_at``; it is fast again at ``fast_at``.
+
+    Attributes:
+        devices: which ones get warm; None: all.
+        factor: of its speed, while a device is slow.
+        warms: the time constant, in which 63 % of the way is gone (s).
+    """
+
+    restorable: ClassVar[bool] = True
+
+    kind: Literal["heat"] = "heat"
+    devices: list[int] | None = None
+    factor: float = Field(default=0.5, gt=0.0, lt=1.0)
+    warms: PositiveSeconds = 180.0
+    slow_at: float = Field(default=0.9, gt=0.0, lt=1.0)
+    fast_at: float = Field(default=0.85, gt=0.0, lt=1.0)
+
+    @model_validator(mode="after")
+    def _apart(self) -> Self:
+        if self.fast_at >= self.slow_at:
+            raise ValueError("'fast_at' must be below 'slow_at', or a device would change between them without end")
+        return self
+
+    def check(self, world: World) -> None:
+        for device in self.devices or ():
+            world.device(device)
+
+    def run(self, world: World) -> Generator[Any, Any, Any]:
+        turns: dict[int, simpy.Event] = {}
+        computing: dict[int, bool] = {}
+
+        def hear(record: Record) -> None:
+            device, step = record.fields["device"], record.fields["step"]
+            if device in turns and step not in _STILL:
+                computing[device] = record.kind == "step-start"
+                if not turns[device].triggered:
+                    turns[device].succeed()
+
+        world.simulation.listen(hear, kinds=("step-start", "step-end"))
+        for device in range(world.devices) if self.devices is None else self.devices:
+            world.env.process(self._life(world, device, turns, computing))
+        yield world.env.event()
+
+    def _life(
+        self, world: World, device: int, turns: dict[int, simpy.Event], computing: dict[int, bool]
+    ) -> Generator[Any, Any, Any]:
+        state = world.state.setdefault(str(device), {"heat": 0.0, "since": world.now, "computes": False, "slow": False})
+        hold = world.slow(device, self.factor) if state["slow"] else None
+        while True:
+            turn = turns[device] = world.env.event()
+            target, crosses = self._course(state)
+            yield turn if crosses == math.inf else turn | world.until(crosses)
+            state["heat"] = target + (float(state["heat"]) - target) * math.exp((state["since"] - world.now) / self.warms)
+            state["since"] = world.now
+            if turn.triggered:
+                state["computes"] = computing[device]
+            elif hold is None:
+                state |= {"slow": True, "heat": self.slow_at}
+                hold = world.slow(device, self.factor)
+            else:
+                state |= {"slow": False, "heat": self.fast_at}
+                hold.end()
+                hold = None
+
+    def _course(self, state: dict[str, Any]) -> tuple[float, float]:
+        """The heat that a device goes towards, and when it will be slow, or fast again, if it goes on like this (s)."""
+        target = 0.0 if not state["computes"] else self.factor if state["slow"] else 1.0
+        bound = self.fast_at if state["slow"] else self.slow_at
+        if state["slow"] == (target >= bound):
+            return target, math.inf
+        away = (state["heat"] - target) / (bound - target)
+        return target, float(state["since"]) + self.warms * math.log(max(1.0, away))
