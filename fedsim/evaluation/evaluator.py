@@ -77,10 +77,7 @@ class Measured(NamedTuple):
 
 
 class WorldView(NamedTuple):
-    """The evaluator's view of the world, hidden from strategies: who is present, true groups, and versions of data.
-
-    Each is of all devices; None where everybody is there, or nobody knows the groups.
-    """
+    """The evaluator's view of all devices, hidden from strategies; None: everybody is there, nobody knows the groups."""
 
     present: Callable[[], NDArray[np.bool_] | None]
     truth: Callable[[], NDArray[np.int64] | None]

@@ -28,10 +28,7 @@ _SAMPLES_AT_ONCE = 512  # training samples in one request for choices, unless on
 
 
 class TrainingJob(NamedTuple):
-    """One device's training, with its start known: what was asked, its data in that version, and its rate and batches.
-
-    ``samples`` are positions within its training samples that it trains on, int64 [k]; None for all.
-    """
+    """One device's training, with its start known; ``samples`` are positions of those that it trains on, None for all."""
 
     recipe: Trained
     shard: Shard

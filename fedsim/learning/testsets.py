@@ -133,8 +133,7 @@ class TestSets:
 
 
 def _own(samples: FederatedData, shard: Shard) -> Tensor:
-    """A device's test samples, float32 [n, *shape], in memory of torch's: aligned, whatever numpy's was."""
-    return torch.tensor(samples.test_samples(shard)[0])
+    return torch.tensor(samples.test_samples(shard)[0])  # in memory of torch's: aligned, whatever numpy's was
 
 
 def judge(

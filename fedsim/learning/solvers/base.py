@@ -105,11 +105,8 @@ class Descent:
 
     def shrinkage(self, kernel: bool, dimensions: int = 2) -> float:
         """The factor of w itself in the gradient of a parameter of so many dimensions; for a ``kernel`` with the L2 penalty."""
-        return self.weight_decay + self.mu + (2.0 * self.l2 if kernel and _is_penalised(dimensions, self.l2_on) else 0.0)
-
-
-def _is_penalised(dimensions: int, l2_on: Penalised) -> bool:
-    return l2_on == "kernels" or dimensions == 2  # of a dense layer
+        is_penalised = kernel and (self.l2_on == "kernels" or dimensions == 2)  # of a dense layer
+        return self.weight_decay + self.mu + (2.0 * self.l2 if is_penalised else 0.0)
 
 
 class ParameterStep:
@@ -246,7 +243,7 @@ class Solver(ABC):
         squares, at = 0.0, 0
         for name, shape in self.tensors:
             size = math.prod(shape)
-            if l2 and name in self.kernels and _is_penalised(len(shape), l2_on):
+            if l2 and name in self.kernels and (l2_on == "kernels" or len(shape) == 2):
                 squares += float(np.square(weights[at : at + size], dtype=np.float64).sum())
             at += size
         return loss + l2 * squares

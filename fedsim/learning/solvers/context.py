@@ -87,6 +87,7 @@ class TrainingContext:
         self._solve, self._descent, self._trained = solve, descent, trained
         self._losses, self._contrast = losses, contrast
         self._total, self._seen = 0.0, 0
+        self._constants = parts_of(solve.constant(descent), trained)
 
     @cached_property
     def start(self) -> dict[str, Tensor]:
@@ -116,10 +117,6 @@ class TrainingContext:
             self._seen += len(y)
         loss = losses.mean()
         return loss if self._contrast is None else loss + self._contrast(self.data.batch)
-
-    @cached_property
-    def _constants(self) -> dict[str, Tensor]:
-        return parts_of(self._solve.constant(self._descent), self._trained)
 
     @property
     def train_loss(self) -> float:
