@@ -157,11 +157,12 @@ def _front(found: "ParetoFront", colours: dict[int, str]) -> Markup:
     steps = [f"H{x} V{y}" for x, y in map(at, found.front)]
     parts.append(el("path", d=f"M{steps[0][1:].replace(' V', ' ')} {' '.join(steps[1:])}", class_="step"))
     for one in found.points:
-        (x, y), look = at(one), "colour" if one.is_best else "others"
-        dot = {"fill": colours[one.line.place], "class_": look, "r": 5 if one.is_best else 3.5}
+        (x, y), look = at(one), "colour" if one.factor == 1 else "others"
+        dot = {"fill": colours[one.line.place], "class_": look, "r": 5 if one.factor == 1 else 3.5}
         parts.append(el("circle", el("title", plain(found.shown(one), 160)), cx=x, cy=y, **dot))
     taken = [at(one) for one in found.points]
-    for number, one in enumerate(found.front, start=1):
+    named = [*found.front, *found.runners_up]
+    for number, one in enumerate(named, start=1):
         x, y = at(one)
         spots = [(x + dx, y + dy) for dx, dy in _BESIDE]
         spot = max(spots, key=lambda spot: min(5.0, *(math.dist((spot[0] + 3, spot[1] - 4), other) - 6 for other in taken)))
@@ -177,7 +178,7 @@ def _front(found: "ParetoFront", colours: dict[int, str]) -> Markup:
         parts.append(el("text", text, x=x, y=y, text_anchor=anchor))
     says = el("small", " the line joins those that no other beats in both; log scales")
     drawing = el("svg", *parts, viewBox=f"0 0 {_WIDE} {_HIGH}", role="img", aria_label=found.words, class_="front")
-    names = (el("li", plain(found.shown(one), 160)) for one in found.front)
+    names = (el("li", plain(found.shown(one), 160), class_=None if one.factor == 1 else "soft") for one in named)
     return join(el("p", el("strong", f"{first.capitalize()} against {other}"), says), drawing, el("ol", *names, class_="names"))
 
 

@@ -6,11 +6,14 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.common.serde_utils import error_to_proto, metadata_to_proto
 from flwr.proto.message_pb2 import Message as MessageProto
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from torch.nn import Module
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from fedsim.errors import SimulationError, shown
 from fedsim.flower.app import App, carried_out, place_in
@@ -28,7 +31,7 @@ class AppJob:
     message: Message
     state: RecordDict  # what the device remembers
     seeds: tuple[int, int]  # of the global generators: to load the ClientApp (one a run), and for this message
-    counts: bool  # torch's operations
+    counts: str | None  # torch's operations (``flops``), or the samples that its model is given (``samples``)
     raises: bool  # an exception of the ClientApp ends the run; or else it is answered as Flower does
     patience_s: float  # (s of real time)
 
@@ -41,7 +44,7 @@ class AppReply:
     bytes: int  # of the reply
     state: RecordDict
     examples: float | None  # that the reply tells of
-    flops: float | None
+    counted: float | None
     slept_s: float
 
 
@@ -63,14 +66,10 @@ def _work(job: AppJob, half: AppHalf, called: str) -> AppReply:
     message, app, sleeper = job.message, half.loaded, Sleeper(job.app.folder)
     ids = message.metadata.run_id, message.metadata.dst_node_id
     context = Context(*ids, dict(job.node_config), deepcopy(job.state), dict(job.app.config))
-    count: Callable[[], int | None] = lambda: None  # noqa: E731
     with ExitStack() as around:
         around.enter_context(half.in_use(job.seeds[1]))
         around.enter_context(where(now_s=message.metadata.created_at, reply=None, sleeper=sleeper))
-        if job.counts:
-            from torch.utils.flop_counter import FlopCounterMode
-
-            count = around.enter_context(FlopCounterMode(display=False)).get_total_flops
+        counted = _counter(job, around)
         try:
             reply = app(message, context)
         except Exception as error:
@@ -90,7 +89,32 @@ def _work(job: AppJob, half: AppHalf, called: str) -> AppReply:
     told = own if isinstance(own, Message) and own.has_content() else reply
     examples = None if told.has_error() else figure(told.content, "num-examples", "num_examples")
     examples = examples if examples is not None and examples >= 0 else None
-    return AppReply(deepcopy(reply), bytes_of(reply), context.state, examples, count(), sleeper.slept_s)
+    return AppReply(deepcopy(reply), bytes_of(reply), context.state, examples, counted(), sleeper.slept_s)
+
+
+def _counter(job: AppJob, around: ExitStack) -> Callable[[], float | None]:
+    """Count until ``around`` is left; returns a function that tells the count."""
+    if job.counts is None:
+        return lambda: None
+    if job.counts == "flops":
+        from torch.utils.flop_counter import FlopCounterMode
+
+        mode = around.enter_context(FlopCounterMode(display=False))
+        return lambda: float(mode.get_total_flops())
+    first: list[Module] = []  # the module that is called first: not those that it calls
+    given = [0]
+    trains = job.message.metadata.message_type.partition(".")[0] == "train"
+
+    def count(module: Module, inputs: tuple[Any, ...]) -> None:
+        batch = next((one for one in inputs if isinstance(one, torch.Tensor)), None)
+        if batch is not None and (torch.is_grad_enabled() or not trains):  # a test of what is trained is no training
+            if not first:
+                first.append(module)
+            if module is first[0]:
+                given[0] += len(batch) if batch.dim() > 1 else 1
+
+    around.callback(register_module_forward_pre_hook(count).remove)
+    return lambda: float(given[0])
 
 
 def _place_of(app: Any, message: Message) -> str:

@@ -20,6 +20,7 @@ from fedsim.world.task import Work
 _ROUNDS = ("num-server-rounds", "num_server_rounds", "num-rounds", "num_rounds", "rounds")  # the last word of a dotted key
 _EPOCHS = ("local-epochs", "local_epochs", "epochs")  # likewise
 _FORWARD_SHARE = 1 / 3  # of a training step: forward, and backward at twice that
+_FAR = 1.5  # a factor between the samples that count and those that a model was given
 
 
 class _Time(Spec):
@@ -51,18 +52,56 @@ class SamplesTime(_Time):
             raise ScenarioError(f"strategy.time is 'samples', but {why}")
 
     def work(self, kind: str, examples: float, flops: float | None, config: Mapping[str, Any]) -> Work | None:
-        factor = self.passes_over(config) if kind.partition(".")[0] == "train" else _FORWARD_SHARE
+        factor = self.passes_over(config)[0] if kind.partition(".")[0] == "train" else _FORWARD_SHARE
         return Work(samples=examples * factor, what=kind) if examples * factor else None
 
-    def passes_over(self, config: Mapping[str, Any]) -> float:
-        """Passes of training over the examples."""
+    def passes_over(self, config: Mapping[str, Any]) -> tuple[float, str]:
+        """Passes of training over the examples, and the key that says so."""
         if self.passes is not None:
-            return self.passes
+            return self.passes, "strategy.time.passes"
         for name in _EPOCHS:
             for key, value in config.items():
                 if key.rpartition(".")[2] == name and isinstance(value, int | float) and not isinstance(value, bool):
-                    return float(value)
-        return 1.0
+                    return float(value), key
+        return 1.0, "no key local-epochs"
+
+
+class SamplesTaken:
+    """The work that devices were taken to do where time goes by samples, and whether that can be true."""
+
+    def __init__(self, time: SamplesTime) -> None:
+        self._time = time
+        self._ranges: dict[str, tuple[float, float, str]] = {}
+        self._warnings: dict[str, str] = {}
+
+    def note(self, kind: str, config: Mapping[str, Any], examples: float | None, given: float | None) -> None:
+        """Note the ``examples`` of a reply to a message of a kind with such a config, and how many samples the model was given.
+
+        ``given`` is None if that was not counted, and 0 where torch was not used.
+        """
+        if examples is None:
+            message = f"replies to {kind!r} messages give no num-examples: such a message takes a device no time"
+            self._warnings.setdefault(kind, f"{message}, or that of population.samples; strategy.time can state another")
+            return
+        trains = kind.partition(".")[0] == "train"
+        passes, source = self._time.passes_over(config) if trains else (1.0, "")
+        least, most, _ = self._ranges.get(kind, (examples, examples, ""))
+        factor = f" x {passes:g} ({source})" if trains else " / 3 (no training)"
+        self._ranges[kind] = min(least, examples), max(most, examples), factor
+        taken = examples * passes
+        if given and not taken / _FAR <= given <= taken * _FAR:
+            far = f"{given / max(taken, 1):.3g} times too short" if given > taken else f"{taken / given:.3g} times too long"
+            message = f"a {kind!r} message counts as {taken:g} samples, but the ClientApp's model was given {given:g}"
+            hint = f"; strategy.time.passes = {given / examples:g} would fit" if trains and examples else ""
+            self._warnings.setdefault(kind, f"{message}: its time is {far} (is num-examples a count of samples?){hint}")
+
+    def facts(self) -> dict[str, list[str]]:
+        """By kind of message: the time that was taken (``notes``), and where it is doubtful (``warnings``)."""
+        notes = []
+        for kind, (least, most, factor) in self._ranges.items():
+            between = f"{least:g}" if least == most else f"{least:g} to {most:g}"
+            notes.append(f"time by samples: a {kind!r} message took num-examples ({between}){factor}")
+        return {"notes": notes, "warnings": list(self._warnings.values())}
 
 
 class FlopsTime(_Time):

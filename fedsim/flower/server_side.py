@@ -21,8 +21,8 @@ from fedsim.errors import SimulationError
 from fedsim.federation.contents import Header, Opaque, TaskEnd
 from fedsim.federation.server import Server
 from fedsim.flower.app import App, Over, Turns, place_in
-from fedsim.flower.client_side import AppReply, bytes_of, bytes_of_content
-from fedsim.flower.params import FlowerParams, SamplesTime
+from fedsim.flower.client_side import AppReply, bytes_of, bytes_of_content, config_of
+from fedsim.flower.params import FlowerParams, SamplesTaken, SamplesTime
 from fedsim.flower.replaced import EPOCH_S, AppHalf, replace_all, where
 from fedsim.flower.rounds import AppRounds, Round
 
@@ -70,7 +70,7 @@ class Session(Grid):  # type: ignore[misc]
         self.note_figures = self.rounds.note_figures
         self.model: ArrayRecord | None = None  # that the ServerApp sent last, or its strategy returned in the end
         self._algorithm: str | None = None
-        self._warnings: dict[str, str] = {}  # by kind of message
+        self._taken = SamplesTaken(params.time) if isinstance(params.time, SamplesTime) else None
         self._sent: dict[str, Sent] = {}
         self._by_task: dict[int, Sent] = {}
         self._queues: dict[int, deque[Sent]] = defaultdict(deque)
@@ -161,7 +161,7 @@ class Session(Grid):  # type: ignore[misc]
 
     def facts(self) -> dict[str, Any]:
         """Entries for the summary."""
-        facts = {"algorithm": self._algorithm, "warnings": [*self._warnings.values()]}
+        facts = {"algorithm": self._algorithm} | ({} if self._taken is None else self._taken.facts())
         return {name: value for name, value in facts.items() if value}
 
     def _close_round(self, one: Round) -> None:
@@ -316,9 +316,8 @@ class Session(Grid):  # type: ignore[misc]
         if done:
             outcome: AppReply = end[f"{end.job}-reply"]
             sent.examples = outcome.examples
-            if isinstance(self._params.time, SamplesTime) and outcome.examples is None and not outcome.reply.has_error():
-                message = f"replies to {end.job!r} messages give no num-examples: such a message takes a device no time"
-                self._warnings[end.job] = f"{message}, or that of population.samples; strategy.time can state another"
+            if self._taken is not None and not outcome.reply.has_error():
+                self._taken.note(end.job, config_of(sent.message, self._app.config), outcome.examples, outcome.counted)
             self._answer(sent, outcome.reply)
         elif sent.reply is None:
             self._doubt(sent)

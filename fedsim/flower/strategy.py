@@ -34,12 +34,16 @@ class FlowerClient(Client[FlowerParams]):
         self._run = f"{os.getpid()}-{next(_runs)}"
         self._states: dict[int, Any] = {}
         self._flops: dict[str, float] = {}  # of an example, by the kind of message
+        self._counted: set[tuple[int, str]] = set()  # devices and kinds of messages
 
     def real(self, device: Device, instruction: Instruction) -> Real:
         from flwr.app import RecordDict
 
         from fedsim.flower.client_side import AppJob, carry_out
 
+        by, first = self.params.time.kind, (device.number, instruction.job) not in self._counted
+        self._counted.add((device.number, instruction.job))
+        due = instruction.job not in self._flops if by == "flops" else first and by == "samples"
         job = AppJob(
             app=self._app,
             run=self._run,
@@ -48,7 +52,7 @@ class FlowerClient(Client[FlowerParams]):
             message=instruction[instruction.job],
             state=self._states.get(device.number, RecordDict()),
             seeds=instruction["seeds"],
-            counts=self.params.time.kind == "flops" and instruction.job not in self._flops,
+            counts=by if due else None,
             raises=self.params.client_errors == "stop",
             patience_s=self.params.real_patience,
         )
@@ -60,8 +64,8 @@ class FlowerClient(Client[FlowerParams]):
         outcome, config = instruction.value, config_of(instruction[instruction.job], self._app.config)
         self._states[device.number] = outcome.state
         examples = float(device.samples) if outcome.examples is None else outcome.examples
-        if outcome.flops and instruction.job not in self._flops:
-            self._flops[instruction.job] = outcome.flops / max(examples, 1.0)
+        if self.params.time.kind == "flops" and instruction.job not in self._flops and outcome.counted:
+            self._flops[instruction.job] = outcome.counted / max(examples, 1.0)
         work = self.params.time.work(instruction.job, examples, self._flops.get(instruction.job), config)
         slept: list[Pause | Work] = [Pause("sleep", outcome.slept_s)] if outcome.slept_s else []
         return [*slept, work] if work else slept

@@ -42,8 +42,8 @@ def test_generators_go_on_from_their_seed_and_those_outside_from_where_they_were
 
 def test_halves_share_no_modules_and_leave_none() -> None:
     """Nor any of another run; a module that is imported within a function only is the half's own too."""
-    before = list(sys.modules), list(sys.path), torch.get_num_threads(), logging.getLogger("flwr").level
     app = read_app(str(APPS / "odd_app"), {})
+    before = list(sys.modules), list(sys.path), torch.get_num_threads(), logging.getLogger("flwr").level
     halves = [AppHalf(app, name, 1) for name in ("server", "client", "client")]
     seen = set()
     for half in halves * 2:

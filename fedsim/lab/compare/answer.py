@@ -14,7 +14,7 @@ from typing import Any
 
 from fedsim.lab.compare.lines import ComparedLine, Lines, short_key, shown
 from fedsim.lab.compare.measures import BEST, FINAL, Measure, Values, cost_of, goal_of
-from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference, ratio_of
+from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference, pairs_to_tell, ratio_of
 from fedsim.language.units import show_bytes, show_joules, show_seconds
 from fedsim.output.harmless import clean
 from fedsim.records.targets import Target
@@ -109,8 +109,19 @@ class Ranking:
             f"{clean(one.name)}, the baseline, {self._beside(one, first)}." for one in rest[1:] if one.place == self.baseline
         ]
         if alike := self.alike:
-            words.append(f"These {first.of} seeds do not tell it apart from {_some([one.name for one in alike])}.")
+            known = sorted(count for one in alike if (count := self._seeds_more(one, first)) is not None)
+            upto = f" to {known[-1]}" if len(known) == len(alike) and known[-1] > known[0] else ""
+            more = f" Some {known[0]}{upto} seeds more would, if they differ as these do." if known else ""
+            words.append(f"These {first.of} seeds do not tell it apart from {_some([one.name for one in alike])}.{more}")
         return words
+
+    def _seeds_more(self, other: RankedLine, first: RankedLine) -> int | None:
+        found = self.against(other, first)
+        if found is None or found.pairs < 2:
+            return None
+        mean, high = (math.log(found.mean), math.log(found.high)) if self.measure.is_cost else (found.mean, found.high)
+        pairs = pairs_to_tell(mean, high - mean, found.pairs)
+        return None if pairs is None else pairs - found.pairs
 
     @property
     def in_short(self) -> str:

@@ -13,6 +13,7 @@ from fedsim.output.harmless import clean
 if TYPE_CHECKING:
     import pandas as pd
 
+_RUNNERS_UP, _NEAR = 3, 1.5  # so many at most, which cost at most so many times what one on the front does
 _FIGURE = "figure"
 
 
@@ -51,12 +52,12 @@ class HeatMap:
 
 
 class CostPoint(NamedTuple):
-    """A cell by two costs; ``is_best`` unless another is better in both."""
+    """A cell by two costs, and the factor up to which it costs more than one on the front does; 1 on the front itself."""
 
     line: RankedLine
     first: float
     other: float
-    is_best: bool
+    factor: float
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,13 @@ class ParetoFront:
     @property
     def front(self) -> list[CostPoint]:
         """The cells that none is better than in both costs."""
-        return [one for one in self.points if one.is_best]
+        return [one for one in self.points if one.factor == 1]
+
+    @property
+    def runners_up(self) -> list[CostPoint]:
+        """The cells next to the front, the nearest first."""
+        near = [one for one in self.points if 1 < one.factor <= _NEAR]
+        return sorted(near, key=lambda one: one.factor)[:_RUNNERS_UP]
 
     @property
     def names(self) -> tuple[str, str]:
@@ -78,11 +85,13 @@ class ParetoFront:
         return first, other
 
     def shown(self, point: CostPoint) -> str:
-        return f"{clean(point.line.name)} ({self.first.show(point.first)}, {self.other.show(point.other)})"
+        near = f", at most {point.factor:.2f} times either" if point.factor > 1 else ""
+        return f"{clean(point.line.name)} ({self.first.show(point.first)}, {self.other.show(point.other)}{near})"
 
     @property
     def words(self) -> str:
-        return f"No cell is better in both {' and '.join(self.names)} than: {'; '.join(map(self.shown, self.front))}."
+        near = f" Next to these: {'; '.join(map(self.shown, self.runners_up))}." if self.runners_up else ""
+        return f"No cell is better in both {' and '.join(self.names)} than: {'; '.join(map(self.shown, self.front))}.{near}"
 
 
 def heat_map(answer: Answer) -> HeatMap | None:
@@ -106,16 +115,16 @@ def fronts(answer: Answer) -> list[ParetoFront]:
 
 def _front(first: Ranking, other: Ranking) -> ParetoFront:
     seconds = {one.place: one.mean.mean for one in other.whole}
-    points, least = [], math.inf
-    for line in first.whole:
-        if line.place in seconds:
-            points.append(CostPoint(line, line.mean.mean, seconds[line.place], seconds[line.place] < least))
-            least = min(least, seconds[line.place])
+    points: list[CostPoint] = []
+    for line in (line for line in first.whole if line.place in seconds):
+        x, y, front = line.mean.mean, seconds[line.place], [one for one in points if one.factor == 1]
+        more = (max(x / one.first, y / one.other) for one in front if one.first and one.other)
+        points.append(CostPoint(line, x, y, 1.0 if not front or y < front[-1].other else min(more, default=math.inf)))
     return ParetoFront(first, other, tuple(points))
 
 
 def in_words(answer: Answer) -> list[str]:
-    """The Pareto front of the goal and the next cost, and the share of each key in how the goal varies."""
+    """The Pareto front of the goal and the next cost with its runners-up, and the share of each key in how the goal varies."""
     return [*(one.words for one in fronts(answer)[:1]), *shares(answer)]
 
 

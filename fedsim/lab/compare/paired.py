@@ -63,6 +63,22 @@ def paired_difference(above: Sequence[float], below: Sequence[float]) -> Estimat
     return Estimate(mean, mean - half, mean + half, pairs)
 
 
+def pairs_to_tell(mean: float, half: float, pairs: int, most: int = 1000) -> int | None:
+    """The number of pairs whose interval excludes 0, if mean and deviation stay as they are; None for more than ``most``.
+
+    Args:
+        mean: of the differences.
+        half: half the width of their interval, from so many ``pairs``.
+    """
+    from scipy.special import stdtrit
+
+    def t(count: int) -> float:
+        return float(stdtrit(count - 1, 0.5 + _LEVEL / 2))
+
+    deviation = half * math.sqrt(pairs) / t(pairs)
+    return next((n for n in range(pairs + 1, most + 1) if t(n) * deviation < abs(mean) * math.sqrt(n)), None) if mean else None
+
+
 def mean_of(values: Sequence[float]) -> Estimate:
     """The mean of values over worlds, with Student's t interval; see ``paired_difference``."""
     return paired_difference(values, [0.0] * len(values))

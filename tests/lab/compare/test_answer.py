@@ -17,7 +17,7 @@ from fedsim.lab.compare.answer import Answer, answers, usual_target
 from fedsim.lab.compare.explore import fronts, heat_map, in_words
 from fedsim.lab.compare.lines import ComparedLine, Lines
 from fedsim.lab.compare.measures import read_goal
-from fedsim.lab.compare.paired import mean_of, paired_difference
+from fedsim.lab.compare.paired import mean_of, paired_difference, pairs_to_tell
 from fedsim.records.reading import RunFolder
 from fedsim.records.targets import within
 
@@ -86,7 +86,7 @@ def test_the_best_by_how_much_and_how_sure(tmp_path: Path) -> None:
     assert second.startswith("near, the next, takes 1.01 times as long (95 % interval 0.")
     assert "worse in 1 of 3 worlds)" in second
     assert third.startswith(f"base, the baseline, takes {statistics.geometric_mean([4, 2.2, 1.2]):.3g} times as long")
-    assert fourth == "These 3 seeds do not tell it apart from near, base."
+    assert fourth.startswith("These 3 seeds do not tell it apart from near, base. Some 2 to 99 seeds more would")
     assert by_bytes.sentences[0] == "quick moves the least bytes, 200 B."
     assert by_accuracy.sentences[0] == "near ends with the highest accuracy, 0.800."
     assert [answer.order[0], answer.order[-1]] == [5, 3]
@@ -159,6 +159,21 @@ def test_all_cells_of_one_world_are_in_one_ranking(tmp_path: Path) -> None:
     # Logarithms to the base 2, but for a constant, are 0, 1, 1, 3: their variance is 1.1875, that of their means by deadline
     # 0.5625, by variant too.
     assert shares.endswith("variant 47%, deadline 47%; their interplay 5%.")
+
+
+def test_who_comes_next_to_a_pareto_front_is_named(tmp_path: Path) -> None:
+    (answer,) = answers(*made(tmp_path, {"a": [10.0], "b": [11.0], "c": [100.0]}), [0.5])
+    (front,) = fronts(answer)
+    assert [one.line.name for one in front.front] == ["a"]
+    assert [(one.line.name, one.factor) for one in front.runners_up] == [("b", pytest.approx(1.1))]
+    assert front.words.endswith("than: a (10 s, 100 B). Next to these: b (11 s, 110 B, at most 1.10 times either).")
+
+
+def test_the_seeds_that_would_tell_two_lines_apart() -> None:
+    """By a table of t: with 18 pairs the interval of a mean of 1 and a deviation of 2 leaves out 0, with 17 it does not."""
+    assert pairs_to_tell(1.0, T2 * 2 / math.sqrt(3), 3) == 18
+    assert pairs_to_tell(0.0, 1.0, 3) is None
+    assert pairs_to_tell(1.0, 1e6, 3) is None
 
 
 def test_worlds_apart_a_ranking_of_one_and_another_goal(tmp_path: Path) -> None:

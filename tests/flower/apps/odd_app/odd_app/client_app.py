@@ -10,6 +10,19 @@ from odd_app.task import DRAWN
 app = ClientApp()
 
 
+def learns(epochs):
+    """Twenty batches of 32, and a test; how many batches."""
+    import torch
+
+    net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU())
+    for _ in range(epochs):
+        for _ in range(20):
+            net(torch.zeros(32, 3)).sum().backward()
+    with torch.no_grad():
+        net(torch.zeros(1000, 3))
+    return 20
+
+
 def answer(message: Message, context: Context) -> Message:
     way = context.run_config["client"]
     if way == "raises" and context.node_config["partition-id"] == 1:
@@ -27,6 +40,8 @@ def answer(message: Message, context: Context) -> Message:
     metrics = MetricRecord({"num-examples": 20, "accuracy": context.node_config.get("share", 0.5)})
     if way == "says-no-number":
         del metrics["num-examples"]
+    if way == "counts-batches" and message.metadata.message_type == "train":
+        metrics["num-examples"] = learns(context.run_config["algorithm.local-epochs"])
     content = RecordDict({"metrics": metrics})
     if message.metadata.message_type == "train":
         weights = message.content["arrays"]["0"].numpy() + 1
