@@ -93,7 +93,7 @@ MODES: list[tuple[dict[str, Any], str]] = [
         ("strategy.local_epochs", 10**9, "at most 100,000"),
         ("strategy", {"kind": "ifca", "groups": 10**9}, "at most 10,000"),
         ("strategy", {"kind": "flexcfl", "moment": {"steps": 10**9}}, "at most 1,000,000"),
-        ("strategy", {"kind": "flexcfl", "pretrain_iterations": 10}, "unknown key .pretrain_iterations."),
+        ("strategy", {"kind": "flexcfl", "pretrain_iterations": 10}, "allowed is .moment.steps."),
         ("strategy.over_selection", float("inf"), "a finite number"),
         ("model", {"kind": "x" * 200_000}, "allowed are logistic"),
         ("training.lr", 1e300, "at most 1,000,000"),

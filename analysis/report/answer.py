@@ -83,7 +83,7 @@ def _plot(ranking: "Ranking", colours: dict[int, str]) -> Markup:
         row = (
             el("th", plain(one.name, 40), scope="row", class_="text", title=plain(name, 200)),
             el("td", el("strong", said) if best else said),
-            el("td", _dots(one, place, colours[one.place], ranking.measure.most), class_="dots"),
+            el("td", _dots(one, place, colours[one.place], low, min(high, ranking.measure.most)), class_="dots"),
         )
         rows.append(el("tr", *row, class_=None if whole and not one.reference else "soft"))
     axis = el("tr", el("td"), el("td"), el("td", el("span", ranking.show(low)), el("span", ranking.show(high)), class_="axis"))
@@ -108,14 +108,17 @@ def _scale(entries: "Sequence[RankedLine]", ranking: "Ranking") -> tuple[float, 
     return low, high, is_log
 
 
-def _dots(one: "RankedLine", place: Callable[[float], float], colour: str, most: float) -> Markup:
-    """A dot at the mean, a line for its interval, and a small tick for each seed."""
+def _dots(one: "RankedLine", place: Callable[[float], float], colour: str, least: float, most: float) -> Markup:
+    """A dot at the mean, a small tick for each seed, and a line for the interval, with an arrow where it leaves the axis."""
     mean, whole = one.mean, len(one.values) == one.of
 
     def line(first: float, last: float, y1: int, y2: int, look: str) -> Markup:
         return el("line", x1=place(first), x2=place(last), y1=y1, y2=y2, stroke=colour, class_=look)
 
     parts = [line(max(0.0, mean.low), min(mean.high, most), 10, 10, "interval")] if whole and mean.pairs > 1 else []
+    for beyond, points in ((mean.low < least, "12,4 0,10 12,16"), (mean.high > most, "988,4 1000,10 988,16")):
+        if parts and beyond:
+            parts.append(el("polyline", points=points, stroke=colour, fill="none", class_="beyond"))
     parts += [line(value, value, 6, 14, "seed") for value in one.values.values() if mean.pairs > 1 or not whole]
     parts += [line(mean.mean, mean.mean, 10, 10, "dot")] if whole else []
     return el("svg", *parts, viewBox="0 0 1000 20", preserveAspectRatio="none", aria_hidden="true")

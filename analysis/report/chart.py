@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from fedsim.analysis import style
 from fedsim.analysis.accuracy import axes_of, band, curves_of, figures_of
+from fedsim.analysis.report import tables
 from fedsim.analysis.report.markup import Markup, data_block, el, join, pack
 from fedsim.analysis.style import Series
 
 AT_ONCE = 8  # lines; the others are a click away
-_POINTS = 120
+_POINTS, _TOLD = 120, 5  # of a line, in the chart and in the table
 _DASHES: dict[str, list[int]] = {"-": [], "--": [8, 5], ":": [2, 4], "-.": [9, 4, 2, 4]}
 _SAYS = (
     "Lines are means over seeds, bands go from the lowest to the highest of them; a line ends where its first seed does. Point "
@@ -56,9 +57,18 @@ def chart(series: Sequence[Series]) -> list[Markup]:
     stage = el("div", class_="plotted", role="img", aria_label=f"{name.capitalize()} of {len(lines)} lines. {_SAYS}")
     block = data_block("chart-data", {"header": header, "packed": pack(columns)})
     body = join(toolbar, key, stage, el("output", class_="said"), el("figcaption", _SAYS), block)
+    told = np.linspace(0, _POINTS - 1, _TOLD + 1, dtype=int)[1:]
+    means = columns["mean0"].reshape(-1, _POINTS)[:, told]
+    rows = [
+        [line["name"], *("" if np.isnan(mean) else f"{mean:.3f}" for mean in own)]
+        for line, own in zip(lines, means, strict=True)
+    ]
+    heads = ["line", *(f"{columns['x0'][at]:.3g}" for at in told)]
+    table = tables.grid(heads, rows, [True, *[False] * _TOLD], f"Mean {name} of each line at some times: {axes[0].label}.")
     return [
         el("h3", f"{name.capitalize()} against time, bytes and rounds", id="accuracy"),
         el("figure", body, class_="chart", data_block="chart-data"),
+        el("details", el("summary", "The same as a table"), table),
     ]
 
 

@@ -255,7 +255,9 @@ class Evidence:
 
     @cached_property
     def availability(self) -> pd.DataFrame:
-        """When devices could be reached."""
+        """When devices could be reached; empty in a folder of a version that did not say."""
+        if not self.run.has(files.AVAILABILITY):
+            return pd.DataFrame({name: [] for name in AVAILABILITY.names})
         return self.frame(files.AVAILABILITY, AVAILABILITY.names)
 
     @cached_property

@@ -22,6 +22,7 @@ EVENTS, TRANSFERS, ROUNDS, DEVICES = "events.parquet", "transfers.parquet", "rou
 AVAILABILITY = "availability.parquet"
 SCENARIO, SUMMARY, MODELS, NETWORK = "scenario.toml", "summary.json", "models", "network.json"
 SEAL = "summary_sha256"  # of the summary itself, among its entries
+_BEFORE_SEALS = ("0.1.0",)  # versions of fedsim that wrote summaries without a seal
 
 
 def refuse_unusable(path: Path) -> None:
@@ -146,7 +147,8 @@ def changes(folder: Path) -> Iterator[str]:
     try:
         written = regular(folder / SUMMARY).read_bytes()
         summary = read_json(folder / SUMMARY)
-        whole = written == summary_text(summary).encode() and summary[SEAL] == _seal(summary)
+        is_older = summary["fedsim"] in _BEFORE_SEALS and SEAL not in summary
+        whole = written == summary_text(summary).encode() and (is_older or summary[SEAL] == _seal(summary))
         stated = dict(summary["files_sha256"])
     except (OSError, ValueError, KeyError, TypeError):
         yield f"{SUMMARY} was changed after the run"

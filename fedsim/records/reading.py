@@ -119,18 +119,23 @@ class RunFolder:
         # ``read_table`` is half as fast on small ones.
         with self._reading(name), pq.ParquetFile(regular(self._tables / name)) as file:
             there = dict(zip(file.schema_arrow.names, file.schema_arrow.types, strict=True))
+            later: dict[str, str | None] = {}
             for wanted in _SCHEMAS.get(name, ()):
                 found = there.get(wanted.name)
+                if found is None and wanted.name in schema.LATER:
+                    later[wanted.name], found = schema.LATER[wanted.name], wanted.type
                 if found is None:
-                    wrote = f"fedsim {self.summary.get('fedsim')} wrote this folder, and can open it"
-                    raise KeyError(f"it has no column {wanted.name}; {wrote}")
+                    raise KeyError(f"it has no column {wanted.name}")
                 # Whole numbers of any width are whole numbers: others that write such tables may have had other ones.
                 alike = any(kind(found) and kind(wanted.type) for kind in (pa.types.is_integer, pa.types.is_floating))
                 if not (alike or found == wanted.type or pa.types.is_null(found)):
                     raise TypeError(f"its column {wanted.name} is {found}, not {wanted.type}")
                 there[wanted.name] = wanted.type
-            table = file.read(columns)
-            table = table if columns is None else table.select(columns)
+            wish = [*there] if columns is None else columns
+            table = file.read(list(dict.fromkeys(one for key in wish if (one := later.get(key, key)))))
+            for key, same in later.items():
+                table = table.append_column(key, table[same] if same in table.column_names else pa.nulls(len(table)))
+            table = table.select(wish)
             return table.cast(pa.schema([field.with_type(there[field.name]) for field in table.schema], table.schema.metadata))
 
     def has(self, name: str) -> bool:

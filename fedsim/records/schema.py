@@ -86,6 +86,9 @@ ROUNDS = pa.schema(
     ]
 )
 
+LATER = {"wire_bytes": "delivered"} | dict.fromkeys(("epsilon", *_metered("round"), "bytes_peer", *OF_PEERS))
+"""Columns that tables of older versions lack, and the column that they then equal; None: all of their cells are empty."""
+
 DEVICES = pa.schema(
     [
         ("device", _whole),

@@ -52,6 +52,8 @@ class PlainDeadline(SelectingParams):
 class GroupedParams(ClusteredParams, SynchronousParams):
     """Parameters of strategies that ask a number of clients across all groups, in addition to ``ClusteredParams``."""
 
+    instead: ClassVar[Mapping[str, str]] = {**SynchronousParams.instead, "sweep": "as"}
+
     def combined_at_once(self, devices: int) -> int:
         return super().combined_at_once(devices) // self.groups
 
@@ -261,6 +263,11 @@ class MigratingParams(GroupedParams):
         moment: when devices choose their group: in each round, and when their data have shifted.
     """
 
+    instead: ClassVar[Mapping[str, str]] = {
+        **GroupedParams.instead,
+        **dict.fromkeys(("dynamic", "shift_metric"), "moment.shift"),
+        "shift_threshold": "moment.shift_threshold",
+    }
     usual_shift: ClassVar[ShiftTest] = "never"
 
     moment: Annotated[WhenShifted, Registry.of("moment", EachRound, usual="each-round")] = EachRound()

@@ -14,6 +14,7 @@ import fedsim
 from fedsim.analysis.__main__ import main as draw
 from fedsim.cli import main
 from fedsim.errors import RunFolderError
+from fedsim.records.folder import SUMMARY, changes, fingerprints, summary_text
 from fedsim.records.reading import RunFolder
 from fedsim.testing import eventful_world, run
 
@@ -54,6 +55,24 @@ def test_a_column_of_another_type_is_named(copied: RunFolder) -> None:
     pq.write_table(table.set_column(1, "time", table["time"].cast(pa.string())), copied.path / "rounds.parquet")
     with pytest.raises(RunFolderError, match="its column time is string, not double"):
         copied.rows("rounds.parquet")
+
+
+def test_a_folder_of_a_version_without_later_columns_is_read(copied: RunFolder) -> None:
+    for name, later in (("rounds", ["epsilon", "bytes_peer", "mean_accuracy", "consensus"]), ("transfers", ["wire_bytes"])):
+        path = copied.path / f"{name}.parquet"
+        pq.write_table(pq.read_table(path).drop(later), path)
+    assert copied.rounds[0]["epsilon"] is None is copied.rounds[0]["consensus"]
+    table = copied.table("transfers.parquet", ["wire_bytes", "device"])
+    assert table.column_names == ["wire_bytes", "device"]
+    assert table["wire_bytes"].to_pylist() == copied.table("transfers.parquet")["delivered"].to_pylist()
+    copied.summary.pop("summary_sha256")
+    (copied.path / "availability.parquet").unlink()
+    files_now = {name: own for name, own in fingerprints(copied.path).items() if name != SUMMARY}
+    (copied.path / SUMMARY).write_text(summary_text(copied.summary | {"fedsim": "0.1.0", "files_sha256": files_now}))
+    assert not [*changes(copied.path)]
+    for words in (["report", "--out", f"{copied.path}.html"], ["trace"], ["audit"], ["compare"], ["why"]):
+        told = CliRunner().invoke(main, [words[0], str(copied.path), *words[1:]])
+        assert told.exit_code == 0, told.output
 
 
 VERBS: list[list[str]] = [

@@ -77,6 +77,14 @@ PARAMETERS: list[Case] = [
     ({"kind": "lcfl", "groups": 7}, PEERS, "groups is 7, more than the population's 6 devices; allowed are 1 to 6"),
     ({"kind": "lcfl", "groups": 1, "clusterer": "dbscan"}, {}, "groups is 1, from which no radius for dbscan follows"),
     ({"kind": "lcfl", "clients_per_round": 5}, {}, "'clients_per_round', which it does not take; allowed is 'participation'"),
+    *(
+        ({"kind": kind, key: 3}, {}, f"'{key}', which it does not take; allowed is '{now}'")
+        for kind, key, now in (
+            *(("lcfl", "start", "clusterer.start"), ("lcfl", "warmup", "moment"), ("fl-hc", "warmup_rounds", "moment.rounds")),
+            *(("flexcfl", "alpha", "moment.devices"), ("fedgroup", "pretrain_iterations", "moment.steps")),
+            *(("ifca", "dynamic", "moment.shift"), ("fesem", "sweep", "as"), ("cfl", "split_step", "as")),
+        )
+    ),
     ({"kind": "lcfl", "moment": "pre-training"}, {}, "moment.kind is 'pre-training'; allowed are rounds, local"),
     ({"kind": "fl-hc", "clusterer": {"linkage": "ward"}}, {}, "'clusterer.linkage' is 'ward'.*allowed is 'l2'"),
     ({"kind": "flexcfl", "groups": 7, "clients_per_round": 6}, PEERS, "groups is 7, more than the population's 6 .* 1 to 6"),

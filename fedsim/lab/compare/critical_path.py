@@ -102,6 +102,7 @@ class RoundPath:
         late: the devices whose tasks the round's end cut off.
         deadline: whether the round ended by its deadline.
         sooner: how much sooner all of its tasks would have ended without those that ended last (s); 0 without rounds.
+        half: when half of its tasks had ended (s); the round's end without rounds.
     """
 
     number: int
@@ -112,6 +113,7 @@ class RoundPath:
     late: tuple[int, ...] = ()
     deadline: bool = False
     sooner: float = 0.0
+    half: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -198,13 +200,14 @@ class CriticalPaths:
         steps = tuple(reversed([*self._back(start, number, end, used)]))
         own = [one for one in self._of_round[number] if one.end > start and one.start < end]
         late = tuple(one.device for one in own if one.device is not None and one.outcome == "late" and one.end == end)
-        facts, sooner = self._begun.get(number, {}), 0.0
+        facts, sooner, half = self._begun.get(number, {}), 0.0, end
         if facts and own:
             ends = sorted(min(one.end, end) for one in own)
+            half = ends[(len(ends) - 1) // 2]
             begun = max(one.start for one in own if one.end >= ends[-1])
             sooner = ends[-1] - max([begun, start, *(one for one in ends if one < ends[-1])])
         by_deadline = bool(late) and (facts.get("deadline") or math.inf) <= end
-        return RoundPath(number, start, end, steps, facts.get("selected", 0), late, by_deadline, sooner)
+        return RoundPath(number, start, end, steps, facts.get("selected", 0), late, by_deadline, sooner, half)
 
     def _back(self, start: float, number: int, end: float, used: set[int]) -> Iterator[PathStep]:
 
@@ -270,8 +273,12 @@ def run_in_words(paths: CriticalPaths) -> list[str]:
         f"{len(rounds)} rounds in {show_seconds(rounds[-1].end)}: {show_seconds(median(one.seconds for one in rounds))} in the "
         f"median, {show_seconds(longest.seconds)} the longest (round {longest.number})."
     ]
-    if any(one.selected for one in rounds):
-        words.append(f"The slowest alone held the rounds up for {show_seconds(sum(one.sooner for one in rounds))} in all.")
+    if asked := [one for one in rounds if one.selected]:
+        half = sum(one.half - one.start for one in asked) / (sum(one.seconds for one in asked) or 1.0)
+        words.append(
+            f"Half of a round's clients were done after {half:.0%} of it; the slowest alone held the rounds up for "
+            f"{show_seconds(sum(one.sooner for one in rounds))} in all."
+        )
     if ended := sum(one.deadline for one in rounds):
         words.append(f"The deadline ended {ended} of {len(rounds)} rounds.")
     often = Counter(one.device for one in rounds if one.device is not None).most_common(_MOST_DEVICES)
@@ -282,14 +289,16 @@ def run_in_words(paths: CriticalPaths) -> list[str]:
 def round_in_words(paths: CriticalPaths, number: int) -> list[str]:
     """The reasons why a round took as long as it did, and changes that would have ended it sooner."""
     one, usual = paths.round(number), median(other.seconds for other in paths.rounds)
-    factor = f", {one.seconds / usual:.2g} times the median" if usual else ""
+    ratio = f"{one.seconds / usual:.2g}" if usual else ""
+    factor = {"": "", "1": ", as long as the median"}.get(ratio, f", {ratio} times the median")
     words = [
         f"Round {number} took {show_seconds(one.seconds)}{factor}: "
         f"from {show_seconds(one.start)} to {show_seconds(one.end)} of simulated time."
     ]
     devices = ", ".join(map(str, one.late[:_MOST_DEVICES])) + (" and others" if len(one.late) > _MOST_DEVICES else "")
     if one.deadline:
-        words.append(f"Its deadline ended it: {len(one.late)} of {one.selected} clients were late (devices {devices}).")
+        named = f"device{'s' if len(one.late) > 1 else ''} {devices}"
+        words.append(f"Its deadline ended it: {len(one.late)} of {one.selected} clients were late ({named}).")
     elif one.late:
         words.append(f"Enough others had answered: {len(one.late)} of {one.selected} clients were cut off.")
     if one.steps:
@@ -300,6 +309,10 @@ def round_in_words(paths: CriticalPaths, number: int) -> list[str]:
     if one.steps and one.sooner > 0:
         whom = "the late clients" if one.deadline else f"device {one.device}"
         words.append(f"Without {whom} it would have ended {show_seconds(one.sooner)} sooner.")
+        if step.step not in (WAIT, "queue") and step.outcome == "done":
+            gain = min(step.seconds / 2, one.sooner)
+            then = "; then another client is the last" if gain == one.sooner else ""
+            words.append(f"With twice the rate there, {show_seconds(gain)} sooner{then}.")
     shared = one.totals.get(SHARED, 0.0) + one.totals.get("queue at the server", 0.0)
     if shared > 0:
         words.append(f"Shared links and queues held it up for {show_seconds(shared)}: the most that a faster server saves.")

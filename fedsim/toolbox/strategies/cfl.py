@@ -39,6 +39,7 @@ class CFLParams(GroupedParams):
             2).
     """
 
+    instead: ClassVar[Mapping[str, str]] = {**GroupedParams.instead, "split_step": "as"}
     unaccounted: ClassVar[str] = "clusters are made of updates that are not clipped"
     kind: Literal["cfl"] = "cfl"
     clients_per_round: int | None = Field(default=None, ge=1)  # type: ignore[assignment]

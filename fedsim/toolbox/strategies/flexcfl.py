@@ -1,6 +1,6 @@
 """FlexCFL: groups by the direction of first updates, newcomers by cosine, migration when data shift."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -43,6 +43,15 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
         eta_g: the learning rate between groups; 0 keeps them apart.
     """
 
+    instead: ClassVar[Mapping[str, str]] = {
+        **MigratingParams.instead,
+        "alpha": "moment.devices",
+        "pretrain_iterations": "moment.steps",
+        "pretrain_epochs": "moment.epochs",
+        **dict.fromkeys(("newcomers", "on_arrival"), "moment.newcomers"),
+        "cold_start": "measure",
+        **dict.fromkeys(("epochs_after_cold_start", "inter_group"), "as"),
+    }
     usual_shift: ClassVar[ShiftTest] = "aligned_l1"
     sweeps: ClassVar[bool] = True
     beside: ClassVar[str | None] = "groups begin with the plain mean of pre-trained models"

@@ -1,6 +1,6 @@
 """Strategies whose devices belong to the group whose model is best: IFCA and HypCluster by its loss, FeSEM by distance."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -184,6 +184,7 @@ class FeSEMParams(GroupedParams):
             the first groups.
     """
 
+    instead: ClassVar[Mapping[str, str]] = {**GroupedParams.instead, "centers": "as"}
     sweeps: ClassVar[bool] = True
     kind: Literal["fesem"] = "fesem"
     clients_per_round: int = Field(default=20, ge=1)

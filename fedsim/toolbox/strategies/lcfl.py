@@ -59,7 +59,18 @@ class LCFLParams(PlainDeadline, ClusteredParams):
         as: with ``published-code`` the first medoids of ``k-medoids`` are the k devices nearest to all others.
     """
 
-    instead: ClassVar[Mapping[str, str]] = {**ClusteredParams.instead, "clients_per_round": "participation"}
+    instead: ClassVar[Mapping[str, str]] = {
+        **ClusteredParams.instead,
+        "clients_per_round": "participation",
+        **dict.fromkeys(("metric", "gradient"), "measure"),
+        "warmup": "moment",
+        "clustering": "clusterer",
+        "local_start": "moment.start",
+        "warmup_iterations": "moment.steps",
+        **{f"warmup_{key}": f"moment.{key}" for key in ("rounds", "participation", "epochs")},
+        **{f"exchange_{key}": f"moment.{key}" for key in ("attempts", "deadline")},
+        **{key: f"clusterer.{key}" for key in ("start", "eps", "min_samples", "linkage", "threshold")},
+    }
 
     unaccounted: ClassVar[str] = "clusters are made of updates that are not clipped"
     kind: Literal["lcfl"] = "lcfl"
