@@ -16,8 +16,10 @@ from click.testing import CliRunner, Result
 
 import fedsim
 from fedsim.analysis.report import write_report
+from fedsim.analysis.report.answer import _dots
 from fedsim.analysis.report.page import CHART, SCRIPTS, default_out
 from fedsim.cli import main
+from fedsim.lab.compare.answer import RankedLine
 from fedsim.records.folder import fingerprints
 from fedsim.records.reading import RunFolder
 from tests.lab.conftest import finish, write
@@ -248,3 +250,12 @@ def test_default_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_runs_at_the_edge(changes: dict[str, Any], tmp_path: Path) -> None:
     fedsim.run(fedsim.Scenario(**{"learning": "off", "stop": {"rounds": 2}} | changes), tmp_path / "run", executor="inline")
     check_frame(Document(write_report([tmp_path / "run"])), timelines=1)
+
+
+def test_an_interval_that_leaves_the_axis_has_an_arrow() -> None:
+    """Between 1 and 3 the interval of two seeds goes to both sides beyond what the axis shows; that of two alike does not."""
+    arrows = []
+    for values in ({1: 1.0, 2: 3.0}, {1: 2.0, 2: 2.0}):
+        one = RankedLine(0, "a", False, values, 2)
+        arrows.append(str(_dots(one, lambda value: value, "#000", 1.0, 3.0)).count('class="beyond"'))
+    assert arrows == [2, 0]
