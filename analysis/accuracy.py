@@ -26,6 +26,7 @@ _MARKS: dict[str, dict[str, Any]] = {
     "arrival": _TICK | {"label": "a device arrives", "marker": ">"},
     "departure": _TICK | {"label": "a device leaves for good", "marker": "<"},
 }
+_EPSILON: dict[str, Any] = {"color": style.PURPLE, "linestyle": "--", "linewidth": 1.3}
 _MARKED = 30  # with more evaluations than this the points run into a line
 _UNLIKE = 4  # series whose axes end further apart than this factor do not fit on one linear axis
 _TOGETHER = 8  # series that have a colour over seeds; the eye tells no more apart
@@ -47,8 +48,9 @@ class CurveAxis(NamedTuple):
 def draw_accuracy(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
     """Test accuracy against rounds, simulated time, and the bytes moved until then; other metrics in rows of their own.
 
-    Of one run shifts of data, devices that come and go, and deadlines that were reached stand below the line. A run without any
-    evaluation is only named. Runs are called after their folders, unless ``series`` has one for each, with its name and look.
+    Of one run shifts of data, devices that come and go, and deadlines that were reached stand below the line, and a second axis
+    has the privacy that was spent. A run without any evaluation is only named. Runs are called after their folders, unless
+    ``series`` has one for each, with its name and look.
     """
     series = each_alone(runs) if series is None else series
     names = figures_of(runs)
@@ -64,7 +66,7 @@ def draw_accuracy(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
         cut = f"\nthe axis begins at {low:.2g}" if low > _CUT else ""
         row[0].set_ylabel(f"test {name}{' (0 to 1)' if name == 'accuracy' else ''}{cut}")
     if len(runs) == 1:
-        return style.finished(figure, runs, _mark(grid[0], runs[0], axes))
+        return style.finished(figure, runs, _draw_epsilon(grid[0], curves[0][0], axes) + _mark(grid[0], runs[0], axes))
     return style.finished(figure, runs, _handles([one.name for one in series], series, curves, marker="o", markersize=3.5))
 
 
@@ -110,7 +112,7 @@ def figures_of(runs: Iterable[RunFolder]) -> list[str]:
 def curves_of(series: Sequence[Series], name: str) -> list[list[pd.DataFrame]]:
     """The curves of a test's figure, of each series' runs that were evaluated; ``NothingToDrawError`` if none was.
 
-    A curve has the evaluated rounds: ``rounds`` aggregated until then, ``time`` (s), ``bytes``, and the ``value``.
+    A curve has the evaluated rounds: ``rounds`` aggregated until then, ``time`` (s), ``bytes``, the ``value`` and ``epsilon``.
     """
     every = [[_course(run, name).dropna(subset="value") for run in one.runs] for one in series]
     curves = [[curve for curve in own if len(curve)] for own in every]
@@ -124,7 +126,21 @@ def _course(run: RunFolder, name: str) -> pd.DataFrame:
     moved = table.filter(["bytes_down", "bytes_up", "bytes_peer"]).sum(axis=1).cumsum()
     course = pd.DataFrame({"rounds": table["round"] + 1, "time": table["time"], "bytes": moved})
     value = table[name].astype(float) if name in table else np.nan
-    return course.assign(value=value)
+    return course.assign(value=value, epsilon=table["epsilon"].astype(float))
+
+
+def _draw_epsilon(panels: Iterable[Axes], curve: pd.DataFrame, axes: Sequence[CurveAxis]) -> list[Line2D]:
+    """A line on an axis of its own: the privacy that was spent until then, where it is known; returns the legend's entry."""
+    if curve["epsilon"].isna().all():
+        return []
+    for panel, axis in zip(panels, axes, strict=True):
+        right = panel.twinx()
+        right.plot(curve[axis.column] / axis.unit, curve["epsilon"], gid="epsilon", **_EPSILON)
+        right.set_ylim(bottom=0)
+        right.tick_params(labelright=axis is axes[-1])
+        right.spines["right"].set_visible(True)
+    right.set_ylabel("epsilon")
+    return [Line2D([], [], label="epsilon, the privacy spent (right axis)", **_EPSILON)]
 
 
 def axes_of(curves: Sequence[Sequence[pd.DataFrame]]) -> list[CurveAxis]:

@@ -1,4 +1,4 @@
-"""Fairness over a run, for one or several side by side: Jain's index, waiting times, and selections by device."""
+"""Fairness over a run, for one or several side by side: Jain's index, waiting times, and selections by device and group."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 
@@ -24,12 +25,14 @@ _MOST = 800  # points of a line: more than pixels are of no use
 _UNLIKE = 3  # runs whose numbers of rounds differ by more than this factor are compared on the clock of simulated time
 _AGE: dict[str, Any] = {"color": style.GREY, "linestyle": (0, (1, 2)), "linewidth": 1.2}
 _WIDTH = 1.6  # of a line, in points
+_GROUPS = 12  # more clusters than this do not get a bar each
+_FAILED = "not valid: slow, late, lost or cut off"
 _APART = 1.8  # points between lines that would lie on one another
 
 
 @style.styled
 def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
-    """Fairness of selection: Jain's index and waiting times as the run goes on, and selections by device.
+    """Fairness of selection: Jain's index and waiting times as the run goes on, and selections by device and by group.
 
     Runs that differ much in their numbers of rounds, as those without rounds do, are drawn over simulated time. They are called
     after their folders, unless ``series`` has one for each, with its name and look.
@@ -47,10 +50,14 @@ def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
     grid = figure.add_gridspec(2, 1)
     above, below = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
     _draw_over_rounds(above.subplots(1, 4, sharex=True), series, clock)
-    _draw_devices(below.subplots(), counts, [one.number for one in series])
+    grouped = [selections_of_groups(run) for run in runs]
+    devices, *groups = np.ravel(below.subplots(1, 1 + any(len(own) > 1 for own in grouped)))
+    _draw_devices(devices, counts, [one.number for one in series])
+    for panel in groups:
+        _draw_groups(panel, grouped, [one.number for one in series])
     lines = [Line2D([], [], label=one.name, **style.line_of(one.number, _WIDTH)) for one in series if len(series) > 1]
     age = Line2D([], [], label="the run's age: never selected", **_AGE)
-    return style.finished(figure, runs, [*lines, age])
+    return style.finished(figure, runs, [*lines, age, *(Patch(label=_FAILED, **style.HATCHED) for _ in groups)])
 
 
 def waiting_times(run: RunFolder, clock: Clock) -> pd.DataFrame:
@@ -87,6 +94,25 @@ def selections_of_devices(run: RunFolder) -> Ints:
     """Selections of each device, the most often selected first, int64 [n]."""
     counts = selections(run)["device"].value_counts().to_numpy(np.int64)
     return np.append(counts, np.zeros(run.size(DEVICES) - len(counts), dtype=np.int64))
+
+
+def selections_of_groups(run: RunFolder) -> pd.DataFrame:
+    """Selections by the cluster or tier (-1 for none) that the device was in at that time: ``valid`` and ``failed``."""
+    asked = selections(run)
+    valid = asked["valid"].groupby(asked["group"].fillna(-1).astype(int)).agg(["sum", "size"])
+    return pd.DataFrame({"valid": valid["sum"], "failed": valid["size"] - valid["sum"]})
+
+
+def _draw_groups(panel: Axes, grouped: Sequence[pd.DataFrame], looks: Sequence[int]) -> None:
+    """A bar for each group and run, with the selections that were not valid hatched on top."""
+    keys, width = sorted({key for own in grouped for key in own.index})[:_GROUPS], 0.84 / len(grouped)
+    for run, (own, number) in enumerate(zip(grouped, looks, strict=True)):
+        own = own.reindex(keys, fill_value=0)
+        at, colour = np.arange(len(keys)) + (run - (len(grouped) - 1) / 2) * width, style.line_of(number, _WIDTH)["color"]
+        panel.bar(at, own["valid"], width * 0.92, color=colour)
+        panel.bar(at, own["failed"], width * 0.92, own["valid"], color="white", edgecolor=colour, hatch="//////", linewidth=0)
+    panel.set_xticks(range(len(keys)), ["none" if key < 0 else str(key) for key in keys])
+    panel.set(title="selections by group", xlabel="group, cluster or tier of the device at that time", ylabel="selections")
 
 
 def _draw_over_rounds(panels: Sequence[Axes], series: Sequence[Series], clock: Clock) -> None:

@@ -36,12 +36,17 @@ def test_runs_side_by_side_are_told_apart(run: RunFolder, renamed: RunFolder, un
     assert first.get_color() != second.get_color()
 
 
-def test_the_privacy_that_was_spent_is_in_the_table_of_rounds(small: dict[str, Any], ran: Ran) -> None:
+def test_the_privacy_that_was_spent_is_a_line_of_its_own(small: dict[str, Any], run: RunFolder, ran: Ran) -> None:
     pytest.importorskip("dp_accounting")
     aggregation = {"kind": "private", "noise": 2.0}
     private = ran("private", strategy=small["strategy"] | {"aggregation": aggregation}, evaluation={"every": 3})
     told = [private.rounds[number]["epsilon"] for number in (2, 5, 7)]
     np.testing.assert_array_equal(draw_accuracy([private]).axes[0].lines[0].get_xdata(), [3, 6, 8])  # and no other rounds
+    figure = draw_accuracy([private])
+    lines = [line for panel in figure.axes for line in panel.lines if line.get_gid() == "epsilon"]
+    assert [line.get_ydata().tolist() for line in lines] == [told] * 3
+    assert "epsilon, the privacy spent (right axis)" in [text.get_text() for text in figure.legends[0].get_texts()]
+    assert not [line for panel in draw_accuracy([run]).axes for line in panel.lines if line.get_gid() == "epsilon"]
     table = str(tables.rounds(private, "timeline"))
     assert f">{told[0]:.4f}<" in table
     assert ">epsilon<" in table

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fedsim.analysis.fairness import draw_fairness, selections_of_devices, waiting_times
+from fedsim.analysis.fairness import draw_fairness, selections_of_devices, selections_of_groups, waiting_times
 from fedsim.records.fairness import jain_over_time
 from fedsim.records.reading import RunFolder
 
@@ -54,3 +54,11 @@ def test_waiting_counts_rounds_since_the_last_selection(name: str, request: pyte
             waits.append(min(past) if past else number + 1 - first)
         found = (*waiting.loc[number, ["mean", "tenth", "longest"]],)
         assert found == pytest.approx((np.mean(waits), np.percentile(waits, 90), max(waits)))
+
+
+def test_selections_by_group(split: RunFolder) -> None:
+    groups = selections_of_groups(split)
+    assert len(groups) > 1
+    assert groups["valid"].sum() == sum(row["valid"] for row in split.rounds)
+    panel = draw_fairness([split]).axes[-1]
+    assert [bar.get_height() for bar in panel.patches] == [*groups["valid"], *groups["failed"]]
