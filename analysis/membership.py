@@ -33,11 +33,14 @@ _AGREEMENT: dict[str, dict[str, Any]] = {
     "nmi": {"label": "normalised mutual information", "color": style.BLUE, "linestyle": ":"},
 }
 
+_MOVES_IN, _BARS = 0.9, 200  # of the panel of moves: its height, and the most bars
+
 
 @style.styled
 def draw_membership(run: RunFolder, *, devices: int = MOST_LANES) -> Figure:
-    """A row a device, its colour the group that it is in; marks show moves, shifts of data, newcomers and leavers, and below it
-    stand the sizes of the groups and how well they agree with the true ones where these are known.
+    """A row a device, its colour the group that it is in; marks show moves, shifts of data, newcomers and leavers. Below it
+    stand the sizes of the groups, how well they agree with the true ones where these are known, and how many devices moved and
+    shifted in each round.
 
     Rows are ordered by the devices' last groups, then by when they first had one; at most ``devices`` are shown, evenly spread
     over that order. Group sizes count all devices.
@@ -56,6 +59,7 @@ def draw_membership(run: RunFolder, *, devices: int = MOST_LANES) -> Figure:
 
     heights = {"rows": float(np.clip(len(shown) * _ROW_IN, _LEAST_IN, _MOST_IN))}
     heights |= {"sizes": _SIZES_IN} | ({"agreement": _AGREEMENT_IN} if len(agreement) else {})
+    heights |= {"moves": _MOVES_IN} if {"move", "shift"} & set(counts.index) else {}
     figure = Figure(figsize=(style.WIDTH_IN, sum(heights.values()) + _FRAME_IN))
     panels = figure.subplot_mosaic([[name] for name in heights], sharex=True, height_ratios=list(heights.values()))
     rows = panels["rows"]
@@ -74,6 +78,8 @@ def draw_membership(run: RunFolder, *, devices: int = MOST_LANES) -> Figure:
         panel.set_ylabel("agreement\nwith truth", fontsize=10)
         style.grid(panel)
         handles += panel.get_legend_handles_labels()[0]
+    if "moves" in panels:
+        _draw_moves(panels["moves"], history, unit.size)
     ends = history.rounds["end"].to_numpy() / unit.size
     number_rounds(rows, np.arange(1, len(ends) + 1), ends, "rounds that have ended", tick=3)
     list(panels.values())[-1].set_xlabel(f"simulated time ({unit.name})")
@@ -155,6 +161,23 @@ def _draw_sizes(panel: Axes, history: History, unit: float) -> None:
     panel.set_ylim(0, max(1.0, base.max() * 1.05))
     style.whole_ticks(panel.yaxis, 4)
     panel.set_ylabel("devices\nin groups", fontsize=10)
+
+
+def _draw_moves(panel: Axes, history: History, unit: float) -> None:
+    """Numbers of all devices that moved (upwards) and whose data shifted (downwards), a bar a round or for several rounds."""
+    every = len(history.rounds) // _BARS + 1
+    edges = np.array([0.0, *history.rounds["end"][every - 1 :: every], history.end]) / unit
+    most = 1.0
+    for kind, way, colour in (("move", 1, style.BLACK), ("shift", -1, style.GREY)):
+        periods = history.marks["period"][history.marks["kind"] == kind] // every
+        counts = np.bincount(periods, minlength=len(edges) - 1)
+        style.rectangles(panel, edges[:-1], edges[1:], 0.0, way * counts, facecolor=colour, gid=f"{kind}s")
+        most = max(most, float(counts.max()))
+    panel.axhline(0, color=style.BLACK, linewidth=0.6)
+    panel.set_ylim(-1.15 * most, 1.15 * most)
+    style.whole_ticks(panel.yaxis, 3)
+    panel.yaxis.set_major_formatter(lambda value, _: f"{abs(value):,.0f}")
+    panel.set_ylabel(f"↑ moves\n↓ shifts\n{'a round' if every == 1 else f'in {every} rounds'}", fontsize=9)
 
 
 # The tree of clusters.
