@@ -105,6 +105,7 @@ def test_each_stay_is_a_bar_and_each_happening_a_mark(grouped: RunFolder, member
     assert set(counts.index) == set(MARKS)
     for kind, own in membership.marks.groupby("kind"):
         np.testing.assert_allclose(drawn_marks[kind], np.column_stack([own["time"], own["device"].map(place)]))
+    assert set(bars(figure.axes[3], "")) == {"moves", "shifts"}
     for kind, shapes in bars(figure.axes[3], "").items():
         assert sum(np.ptp(corners[:, 1]) for corners in shapes) == counts[kind.removesuffix("s")]
     assert sizes.lines[-1].get_ydata()[-1] == len(replay(grouped, membership.end))

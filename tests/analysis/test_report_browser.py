@@ -278,6 +278,7 @@ def test_orders_and_tints_change_the_picture(page: Page) -> None:
 
 def test_lines_of_the_chart_are_hidden_shown_and_told(page: Page) -> None:
     page.wait_for("document.querySelector('.chart').dataset.ready === 'yes'")
+    assert page.ask("document.querySelector('.chart + details').textContent").startswith("The same as a table")
     first = "document.querySelector('.chart [data-line]')"
     assert page.ask(f"{first}.getAttribute('aria-pressed')") == "true"
     x, y = page.middle(".chart .u-over")
