@@ -61,7 +61,7 @@ class FedAvg(Synchronous[S]):
     async def aggregate(self) -> None:
         model, received = self.state["model"], self.state["received"]
         if any(entry["samples"] for entry in received):
-            self.state["model"] = await self.combine(model, received)
+            self.state["model"] = await self.next_model(model, received)
         if self._split is not None:
             self._keep(model, received, self._split)
 

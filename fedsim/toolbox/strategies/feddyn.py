@@ -71,9 +71,9 @@ class FedDyn(FedAvg[FedDynParams]):
         self.state["moved"] = self.server.models.zero()
         await super().on_start()
 
-    async def combine(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any) -> Ref:
+    async def next_model(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any) -> Ref:
         self.state["moved"] = await self.followed(self.state["moved"], entries, changes(self.server, entries))
-        return await super().combine(model, entries, slot, **record)
+        return await super().next_model(model, entries, slot, **record)
 
     def advance(self, model: Ref, aggregated: Ref, group: int = 0) -> Ref:
         parts = [(aggregated, 1.0), (self.state["moved"], 1.0)]

@@ -71,7 +71,7 @@ class FedNova(FedProx):
                 f"its anchor, and steps could not be counted; allowed is less than {1 / lr:g}"
             )
 
-    async def combine(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any) -> Ref:
+    async def next_model(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any) -> Ref:
         assert isinstance(self.params, FedNovaParams)
         pull = self.params.mu * self.setting.lr_in(self.state["round"])
         reaches = [reach(entry["contents"]["steps"], self.setting.momentum, pull) for entry in entries]
@@ -84,4 +84,4 @@ class FedNova(FedProx):
             # Not finite if either is not.
             update = self.server.models.apply(weighted_sum, models, coefficients=[1 - factor, factor])
             normalised.append(entry | {"update": update})
-        return await super().combine(model, normalised, slot, **record)
+        return await super().next_model(model, normalised, slot, **record)

@@ -127,9 +127,9 @@ class IFCA(Migrating[IFCAParams]):
         await super().aggregate()
         await self.test_again(newcomers)
 
-    async def combine(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: int) -> Ref:
+    async def next_model(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: int) -> Ref:
         if self.params.averaging == "models":
-            return await super().combine(model, entries, slot, **record)
+            return await super().next_model(model, entries, slot, **record)
         mix, share = self.server.models.mix, 1 / len(self.state["received"])
         self.record_aggregate(entries, [share] * len(entries), **record)
         # Differences are mixes of their own, so that one that is not finite is left out alone.

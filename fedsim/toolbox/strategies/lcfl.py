@@ -241,7 +241,7 @@ class LCFL(Grouped[LCFLParams]):
         for entry in received:
             state["own"][entry["device"]], state["began"][entry["device"]] = entry["update"], entry["start"]
         if received:
-            state["global"] = await self.combine(state["global"], received, -1)
+            state["global"] = await self.next_model(state["global"], received, -1)
 
     def center(self, entry: dict[str, Any]) -> Ref | None:
         return super().center(entry) if self.state["clustered"] else self.state["global"]

@@ -129,7 +129,7 @@ class CutModels(FedAvg[CutParams]):
         size = self.size_of(device)
         return {"model": Partial(self.state["model"], self.state["zero"], self._places[size]), "size": Header(size)}
 
-    async def combine(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any) -> Ref:
+    async def next_model(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any) -> Ref:
         weights = await self.weighed(entries)
         self.record_aggregate(entries, weights, **record)
         return self.advance(model, self.joined(model, entries, weights), slot)
