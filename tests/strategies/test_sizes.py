@@ -145,7 +145,7 @@ def test_models_of_tokens(kind: str) -> None:
         ({"kind": "heterofl", "sizes": {"a": 0.5}}, MLP, "no size for devices of the kind 'none'"),
         ({"kind": "heterofl", "aggregation": "median"}, MLP, "'median', and heterofl has updates of different sizes"),
         ({"kind": "heterofl", "secure_aggregation": {}}, MLP, "has to know which numbers each client has sent"),
-        ({"kind": "heterofl", "redraw": True}, MLP | {"up": "top-k"}, "change size; allowed is error_feedback = false"),
+        ({"kind": "heterofl", "redraw": True}, MLP | {"up": "top-k"}, "another size; allowed is error_feedback = false"),
         ({"kind": "flora"}, STACKED | {"down": "int8"}, "'flora' sends no model down; allowed is 'plain'"),
         ({"kind": "hetlora", "sizes": [8]}, ADAPTED, r"a rank of 8, and model\.lora\.rank is 4"),
         ({"kind": "hetlora", "sizes": [1.5]}, ADAPTED, "whole numbers"),
