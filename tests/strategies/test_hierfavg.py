@@ -246,7 +246,7 @@ def test_the_server_itself_is_farther_than_an_edge_server() -> None:
     assert run(by_hand() | {"strategy": strategy})["simulated_s"] == pytest.approx(0.35 + 2 + 2 + 0.35 + 2)
 
 
-def test_a_codec_at_an_edge_server_remembers_what_it_has_not_sent(tmp_path: Path) -> None:
+def test_a_codec_at_an_edge_server_passes_on_what_a_client_sent(tmp_path: Path) -> None:
     """Of top-k the largest changes alone arrive: with one client an edge server they are the same once more."""
     sections = with_cells(24, {"kind": "hierfavg", "kappa2": 1}, rounds=1)
     sections["messages"] = {"up": {"kind": "top-k", "share": 0.1}}
