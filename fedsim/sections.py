@@ -145,7 +145,8 @@ class Sections(Spec):
             if why := aggregation.why_not(up):
                 yield f"{said} and strategy.{key} is {aggregation.kind!r}: the codec {why}"
         if strategy.resizes and getattr(up, "error_feedback", False):
-            yield f"{said} with error_feedback, and by strategy.redraw updates change their size; allowed is false"
+            resized = "by strategy.redraw the next update has another size"
+            yield f"{said} with error_feedback, and {resized}; allowed is error_feedback = false"
         usual, feedback = type(up).model_fields.get("error_feedback"), getattr(up, "error_feedback", None)
         if usual is not None and "update" in strategy.added_up and feedback != usual.default:
             given = f"messages.up has error_feedback = {str(feedback).lower()}, and with {strategy.called} that"

@@ -183,7 +183,7 @@ class Dispatch:
     # From the world to the server half.
 
     def on_task_end(self, task: Task) -> None:
-        """The world says that a task has ended: put the message into the inbox."""
+        """The world says that a task has ended: tell the strategy, of a lost device after the server's ``patience`` (s)."""
         instruction, outcome = task.context.instruction, task.outcome or "done"
         contents = self._client_side.arrived(task) if outcome == "done" else {}
         seen = _SEEN.get(outcome, outcome)

@@ -18,6 +18,7 @@ from fedsim.lab.study.spec import REFERENCES, StudySpec
 from fedsim.language.registry import specs_of
 from fedsim.language.spec import Spec, told_of
 from fedsim.learning.models import MODELS
+from fedsim.learning.objectives import OBJECTIVES
 from fedsim.learning.spec import TRAINERS
 from fedsim.meters.spec import METERS
 from fedsim.scenario import Scenario
@@ -70,6 +71,7 @@ _REGISTRIES = {
     "data sources": SOURCES,
     "partitions": PARTITIONS,
     "models": MODELS,
+    "objectives": OBJECTIVES,
     "trainers": TRAINERS,
     "networks": NETWORKS,
     "data shifts": SHIFTS,

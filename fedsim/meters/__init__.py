@@ -1,4 +1,4 @@
-"""Quantities counted besides bytes: energy, money, and the user's own."""
+"""Quantities counted besides bytes: energy, money, and the user's own, as columns of rounds and devices (``base.Meter``)."""
 
 from fedsim.meters.energy import EnergyMeter
 from fedsim.meters.spec import Bill

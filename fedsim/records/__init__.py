@@ -1,1 +1,1 @@
-"""Records of a run: typed records, tables, the ledger, fingerprints, and the audit of all of them."""
+"""Records of a run and its folder: tables, the ledger, fingerprints; the audit of them is ``fedsim.audit``."""

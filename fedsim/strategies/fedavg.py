@@ -1,19 +1,15 @@
-"""FedAvg, and FedProx, which adds a proximal term and partial work."""
+"""FedAvg: the mean of the models of a round's clients (McMahan et al., 2017)."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
-
-from pydantic import Field
+from typing import Any, ClassVar, Literal
 
 from fedsim.evaluation.evaluator import ModelAssignment
-from fedsim.federation import Contents, Device, Header, Instruction, Partial, Server
-from fedsim.language.spec import OnlyWith
+from fedsim.federation import Contents, Partial, Server
 from fedsim.learning.functions import spliced
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.keeping import Split
 from fedsim.strategies.round_params import AggregatingParams, RoundParams
-from fedsim.strategies.synchronous import S, Synchronous, SynchronousClient
-from fedsim.training import Limit, Training
+from fedsim.strategies.synchronous import S, Synchronous
 
 
 class FedAvgParams(AggregatingParams):
@@ -65,7 +61,7 @@ class FedAvg(Synchronous[S]):
     async def aggregate(self) -> None:
         model, received = self.state["model"], self.state["received"]
         if any(entry["samples"] for entry in received):
-            self.state["model"] = await self.combine(model, received)
+            self.state["model"] = await self.next_model(model, received)
         if self._split is not None:
             self._keep(model, received, self._split)
 
@@ -106,51 +102,3 @@ class FedAvg(Synchronous[S]):
 
     def _shared_models(self) -> ModelAssignment:
         return {"global": (self.state["model"], None)}
-
-
-class FedProxParams(AggregatingParams):
-    """Parameters of FedProx.
-
-    Attributes:
-        mu: weight of the proximal term mu/2 ||w - w_global||^2.
-        partial_work: a client that cannot finish all epochs before the deadline sends what it has.
-    """
-
-    kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "scenario"
-    mixes_states: ClassVar[bool] = True
-    kind: Literal["fedprox"] = "fedprox"
-    mu: float = Field(default=1.0, ge=0.0, le=1e6)
-    partial_work: Annotated[bool, OnlyWith("deadline")] = True
-
-
-class FedProxClient(SynchronousClient[FedProxParams]):
-    """Trains with the proximal term, up to the deadline."""
-
-    def training(self, device: Device, instruction: Instruction) -> Training:
-        return Training(instruction["model"], self.params.local_epochs, mu=self.params.mu)
-
-    def limit(self, device: Device, instruction: Instruction) -> Limit:
-        if not self.params.partial_work:
-            return super().limit(device, instruction)
-        stop_at = instruction["stop_at"]
-        reserve = 0.0 if stop_at is None else device.upload_bytes({"update": instruction["model"]})
-        return Limit(stop_at, self.training_limit, reserve_upload=reserve)
-
-
-class FedProx(FedAvg[FedProxParams]):
-    """FedAvg with a proximal term.
-
-    Source: Li et al., "Federated optimization in heterogeneous networks" (MLSys 2020), Algorithm 2.
-
-    Sends what FedAvg sends. The local gradient step is w <- w - lr (g + mu (w - w_global)) with the received model as anchor
-    for the whole local solve. With a deadline and ``partial_work`` a client sends what its finished epochs gave; it is dropped
-    only when not one epoch fits. If the deadline counts from the begin of the round, it stops in time for its upload to arrive
-    on its own link. mu = 0 with ``partial_work = false`` is FedAvg, bit for bit.
-    """
-
-    Params: ClassVar[type[RoundParams]] = FedProxParams
-    Client = FedProxClient
-
-    def contents(self, device: int) -> Contents:
-        stop_at = None if self._round_limit is None else self.server.now + self._round_limit
-        return {"model": self.shared(self.state["model"]), "stop_at": Header(stop_at)}

@@ -152,7 +152,7 @@ class Grouped(Synchronous[G]):
         for group in range(len(models)):
             entries = [entry for entry in self.state["received"] if entry["group"] == group]
             if entries:
-                models[group] = await self.combine(models[group], entries, group, group=group)
+                models[group] = await self.next_model(models[group], entries, group, group=group)
         await self.after_aggregation()
 
     def center(self, entry: dict[str, Any]) -> Ref | None:

@@ -113,7 +113,7 @@ class Synchronous(Strategy[S]):
         """The weight of each update; by default from the aggregation. The weights sum to 1."""
         return self.params.aggregation.weights(entries)  # type: ignore[attr-defined, no-any-return]  # who has none never calls it
 
-    async def combine(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any) -> Ref:
+    async def next_model(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any) -> Ref:
         """The model that follows on ``model``: what the aggregation, and the server optimiser, make of ``entries``.
 
         ``slot`` tells models apart whose aggregations and server optimisers remember; ``record`` goes into the record
@@ -129,7 +129,7 @@ class Synchronous(Strategy[S]):
         return self.advance(model, how.combine(self.server, state, entries, weights, model), slot)
 
     def advance(self, model: Ref, aggregated: Ref, group: int = 0) -> Ref:
-        """The model that follows on ``model``: what the updates have become, or what the server optimiser makes of that."""
+        """The server optimiser's step from ``model`` towards ``aggregated``; without an optimiser ``aggregated`` itself."""
         if self._optimiser is None:
             return aggregated
         return self._optimiser.step(self.server, self.remembered("server").setdefault(group, {}), model, aggregated)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.toolbox.strategies.corrected import reach
+from fedsim.toolbox.strategies.fednova import reach
 from tests.strategies.clustered import of_kind, played, ran, weights
 from tests.strategies.curved import OPTIMUM, PULLS, curved, model_after
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedsim.testing import StrategyContract
-from fedsim.toolbox.strategies.ifca import FeSEMParams
+from fedsim.toolbox.strategies.fesem import FeSEMParams
 from tests.strategies.clustered import (
     PAIRED,
     ROTATED,

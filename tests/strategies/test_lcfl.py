@@ -12,7 +12,8 @@ from fedsim.errors import SimulationError
 from fedsim.records.reading import RunFolder
 from fedsim.toolbox.clustering.algorithms import Linkage, agglomerative, canonical, k_medoids
 from fedsim.toolbox.clustering.similarity import diff_norm
-from fedsim.toolbox.strategies.lcfl import by_losses, by_rows, update_distances
+from fedsim.toolbox.strategies.fl_hc import update_distances
+from fedsim.toolbox.strategies.lcfl import by_losses, by_rows
 from fedsim.training import Training
 from tests.strategies.clustered import file_data, of_kind, opposite_groups, played, ran, weights, world
 from tests.strategies.curved import Centre

@@ -9,7 +9,10 @@ from safetensors.numpy import load_file, save_file
 
 import fedsim
 from fedsim.learning.models import CNN5, Perceptron
-from fedsim.toolbox.strategies.sizes import leading, mean_of_holders, merged, norm
+from fedsim.toolbox.strategies.flora import merged
+from fedsim.toolbox.strategies.heterofl import mean_of_holders
+from fedsim.toolbox.strategies.hetlora import norm
+from fedsim.toolbox.strategies.sizes import leading
 from tests.strategies.clustered import played, ran, weights, world
 
 DIGITS = {"source": "digits"}

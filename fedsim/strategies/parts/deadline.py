@@ -1,4 +1,7 @@
-"""Deadlines: how long a round waits, or a client may train."""
+"""Deadlines: how long a round waits, or a client may train.
+
+Here is the time alone: ``Synchronous`` ends the tasks that are open when it is over, and a step of the world the training.
+"""
 
 import math
 from collections.abc import Mapping

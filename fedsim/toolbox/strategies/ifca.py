@@ -1,19 +1,17 @@
-"""Strategies whose devices belong to the group whose model is best: IFCA and HypCluster by its loss, FeSEM by distance."""
+"""IFCA and HypCluster: each client chooses the group whose model fits its data best (Ghosh et al., 2020)."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
-import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fedsim.errors import ScenarioError
 from fedsim.federation import BEST, Contents, Device, Header, Instruction, Lazy, LocalResult, TaskEnd
 from fedsim.language.spec import Epochs, OnlyWith
 from fedsim.learning.refs import Ref
-from fedsim.strategies.grouped import Grouped, GroupedParams, Migrating, MigratingClient, MigratingParams, Preset
+from fedsim.strategies.grouped import Migrating, MigratingClient, MigratingParams, Preset
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection, Weighted
 from fedsim.strategies.parts.moment import ShiftTest
-from fedsim.toolbox.clustering.algorithms import kmeans
 from fedsim.training import Limit, Training
 from fedsim.world.task import Computation, Evaluate, Train
 
@@ -129,9 +127,9 @@ class IFCA(Migrating[IFCAParams]):
         await super().aggregate()
         await self.test_again(newcomers)
 
-    async def combine(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: int) -> Ref:
+    async def next_model(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: int) -> Ref:
         if self.params.averaging == "models":
-            return await super().combine(model, entries, slot, **record)
+            return await super().next_model(model, entries, slot, **record)
         mix, share = self.server.models.mix, 1 / len(self.state["received"])
         self.record_aggregate(entries, [share] * len(entries), **record)
         # Differences are mixes of their own, so that one that is not finite is left out alone.
@@ -172,113 +170,3 @@ class HypCluster(IFCA):
     """
 
     Params: ClassVar[type[IFCAParams]] = HypClusterParams
-
-
-class FeSEMParams(GroupedParams):
-    """Parameters of FeSEM, in addition to ``GroupedParams``.
-
-    Attributes:
-        aggregation: ``mean``, as in the paper; ``weighted``, by samples; ``first``, as in the published code of FlexCFL.
-        as: ``published-code``: that of FlexCFL, see ``FeSEM``. ``paper`` (Algorithm 1): after each round every client that has
-            sent a model joins the group nearest to it, whose model becomes the mean of its members' last ones; k-means makes
-            the first groups.
-    """
-
-    sweeps: ClassVar[bool] = True
-    kind: Literal["fesem"] = "fesem"
-    clients_per_round: int = Field(default=20, ge=1)
-    local_epochs: Epochs = 10
-    aggregation: AggregationSpec = Mean()
-
-    @model_validator(mode="after")
-    def _points_have_a_mean(self) -> Self:
-        if not self.as_published and (self.aggregation.kind != "mean" or self.server is not None):
-            raise ValueError("'as' is 'paper', where a group's model is the mean of its points; 'aggregation' must be 'mean'")
-        return self
-
-
-class FeSEM(Grouped[FeSEMParams]):
-    """Federated stochastic expectation maximisation.
-
-    Source: Xie et al., "Multi-center federated learning" (2020), as the published code of FlexCFL carries it out: distances are
-    those of the whole flattened models.
-
-    E-step, at the server, when clients are selected: each joins the group whose model is nearest (Euclidean) to the model that
-    it sent last, at first the initial one. It then receives its group's model (d parameters), trains, and sends its update (d
-    parameters). M-step: a group's model becomes the mean of its updates. A device's data have no influence on its group, so a
-    shift changes nothing (FeSEM-MIG is the same).
-    """
-
-    Params: ClassVar[type[FeSEMParams]] = FeSEMParams
-
-    async def on_start(self) -> None:
-        server, groups, initial = self.server, self.params.groups, self.server.models.initial()
-        own = [server.models.initial(1 + group) for group in range(groups)]  # apart from the clients' common start
-        self.state |= {"models": own, "last": [initial] * server.devices}
-        if not self.params.as_published:
-            self.state |= {"known": [], "begun": False, "models": [initial] * groups}
-        await super().on_start()
-
-    async def before_asking(self) -> None:
-        cohort = self.state["cohort"]
-        if not self.params.as_published:
-            cohort = [device for device in cohort if self.group_of(device) is None]
-        groups = await self._nearest(cohort) if self.params.as_published else [0] * len(cohort)
-        for device, group in zip(cohort, groups, strict=True):
-            self.move(device, group, "e-step")
-
-    async def _nearest(self, devices: Sequence[int]) -> list[int]:
-        server, models = self.server, self.state["models"]
-        if not server.models.learns:
-            return self.random_groups(len(devices), "e-step", self.state["round"])
-        server.compute("distances", len(devices), server.setting.parameters, len(models))
-        values = await server.models.values([*models, *(self.state["last"][device] for device in devices)])
-        centers, sent = values[: len(models)], values[len(models) :]
-        with np.errstate(all="ignore"):
-            distances = [[np.linalg.norm(own.astype(np.float64) - center) for center in centers] for own in sent]
-        return np.argmin(np.nan_to_num(distances, nan=np.inf, posinf=np.inf), axis=1).tolist() if sent else []
-
-    async def aggregate(self) -> None:
-        for entry in self.state["received"]:
-            self.state["last"][entry["device"]] = entry["update"]
-        await (super().aggregate() if self.params.as_published else self._move_centers())
-
-    async def _move_centers(self) -> None:
-        """One step of Lloyd's algorithm on all models that clients have sent; the first time a whole k-means."""
-        state, server = self.state, self.server
-        if not state["received"]:
-            return
-        known = state["known"] = sorted({*state["known"], *(entry["device"] for entry in state["received"])})
-        last, groups = state["last"], len(state["models"])
-        if server.models.learns and len(known) >= groups and not state["begun"]:
-            rows = np.stack(await server.models.values([last[device] for device in known])).astype(np.float64)
-            server.compute("k-means", len(rows), rows.shape[1], groups)
-            nearest = kmeans(rows, groups, server.rng("k-means")).tolist()
-        else:
-            nearest = await self._nearest(known)
-        state["begun"] = state["begun"] or len(known) >= groups
-        for device, group in zip(known, nearest, strict=True):
-            self.move(device, group, "e-step")
-        for entry in state["received"]:
-            entry["group"] = self.group_of(entry["device"])
-        for group in sorted({*nearest}):
-            members = [device for device, own in zip(known, nearest, strict=True) if own == group]
-            share = 1 / len(members)
-            entries = [entry for entry in state["received"] if entry["group"] == group]
-            if entries:
-                self.record_aggregate(entries, [share] * len(entries), group=group)
-            state["models"][group] = server.models.mix(
-                [(last[device], share) for device in members], otherwise=state["models"][group]
-            )
-
-
-class FeSEMMigParams(FeSEMParams):
-    """Parameters of FeSEM-MIG; see ``FeSEMParams``."""
-
-    kind: Literal["fesem-mig"] = "fesem-mig"  # type: ignore[assignment]
-
-
-class FeSEMMig(FeSEM):
-    """FeSEM in a world with shifts, by the name that FlexCFL's tables give it: the E-step sees no data, so it is FeSEM."""
-
-    Params: ClassVar[type[FeSEMParams]] = FeSEMMigParams

@@ -1,11 +1,11 @@
-"""Strategies that cluster devices once: LCFL, by how much worse models do on each other's data; FL+HC, by updates."""
+"""LCFL: devices are clustered once, by the losses of each other's models (Gu et al., 2024)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fedsim.errors import ScenarioError, SimulationError
 from fedsim.evaluation.evaluator import ModelAssignment
@@ -14,7 +14,7 @@ from fedsim.language.registry import Registry
 from fedsim.language.spec import Epochs
 from fedsim.learning.refs import Ref
 from fedsim.strategies.grouped import ClusteredParams, Grouped, PlainDeadline, Preset
-from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection, Weighted
+from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection
 from fedsim.strategies.parts.moment import AfterLocalTraining, AfterRounds
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.clustering.algorithms import (
@@ -39,6 +39,8 @@ class AverageLinkage(Hierarchical):
 
 
 _CLUSTERERS = Registry.of("clusterer", KMedoids, AverageLinkage, Dbscan, usual="k-medoids")
+
+
 _MOMENTS = Registry.of("moment", AfterRounds, AfterLocalTraining, usual="rounds")
 
 
@@ -239,7 +241,7 @@ class LCFL(Grouped[LCFLParams]):
         for entry in received:
             state["own"][entry["device"]], state["began"][entry["device"]] = entry["update"], entry["start"]
         if received:
-            state["global"] = await self.combine(state["global"], received, -1)
+            state["global"] = await self.next_model(state["global"], received, -1)
 
     def center(self, entry: dict[str, Any]) -> Ref | None:
         return super().center(entry) if self.state["clustered"] else self.state["global"]
@@ -411,66 +413,3 @@ class LCFL(Grouped[LCFLParams]):
     async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
         for entry, group in zip(prepared, await self.choices(prepared, "cold-start"), strict=True):
             self.move(entry["device"], group, "cold-start")
-
-
-class FLHCParams(LCFLParams):
-    """Parameters of FL+HC; see ``LCFLParams``.
-
-    Attributes:
-        measure: how far apart two updates are: ``l1`` or ``l2``, or 1 minus their cosine (``cosine``).
-        clusterer: ``hierarchical``; its linkage ``ward`` goes with ``l2``.
-        moment: after rounds of FedAvg.
-        groups: how many clusters to look for; with a threshold the least number of devices that must have come back.
-        aggregation: weighted by samples, as in the paper.
-    """
-
-    kind: Literal["fl-hc"] = "fl-hc"  # type: ignore[assignment]
-    measure: Literal["l1", "l2", "cosine"] = "l1"  # type: ignore[assignment]
-    clusterer: Annotated[Hierarchical, Registry.of("clusterer", Hierarchical, usual="hierarchical")] = Hierarchical()
-    moment: Annotated[AfterRounds, Registry.of("moment", AfterRounds, usual="rounds")] = AfterRounds()
-    aggregation: AggregationSpec = Weighted()
-    __annotations__["as"] = Annotated[None, Field(default=None)]
-
-    @model_validator(mode="after")
-    def _ward_is_euclidean(self) -> Self:
-        if self.clusterer.linkage == "ward" and self.measure != "l2":
-            raise ValueError(
-                f"'clusterer.linkage' is 'ward', for Euclidean distances alone; 'measure' is {self.measure!r}, allowed is 'l2'"
-            )
-        return self
-
-
-def update_distances(updates: NDArray[np.floating], measure: Literal["l1", "l2", "cosine"]) -> Matrix:
-    """Pairwise distances of ``updates`` [n, d], float64 [n, n]."""
-    if measure == "l1":
-        from scipy.spatial.distance import pdist, squareform
-
-        distance: Matrix = squareform(pdist(updates, "cityblock"))
-        return distance
-    return diff_norm(updates) if measure == "l2" else gradient_cosine(updates)
-
-
-class FLHC(LCFL):
-    """Federated learning with hierarchical clustering of local updates.
-
-    Source: Briggs, Fan and Andras, "Federated learning with hierarchical clustering of local updates" (IJCNN 2020), Algorithm
-    1.
-
-    After ``moment.rounds`` rounds of FedAvg every device that is there receives the global model, trains, and sends its update
-    (d parameters each way). The differences from the global model are clustered, and each cluster goes on from it. All else is
-    as in ``LCFL``.
-    """
-
-    Params: ClassVar[type[LCFLParams]] = FLHCParams
-    params: FLHCParams
-
-    async def _gather(self) -> None:
-        """All begin at the same model: what was sent in the rounds before does not count."""
-        self.state |= {name: [None] * self.server.devices for name in ("own", "began")}
-        await super()._gather()
-
-    async def distances(self, devices: list[int]) -> Found:
-        models = await self.server.models.values([self.state["own"][device] for device in devices])
-        starts = await self.server.models.values([self.state["began"][device] for device in devices])
-        updates = [model.astype(np.float64) - start for model, start in zip(models, starts, strict=True)]
-        return by_rows(updates, lambda rows: update_distances(rows, self.params.measure))

@@ -131,7 +131,7 @@ class REFL(FedAvg[REFLParams]):
             models = [model, entry["update"], entry["start"]]
             update = self.server.models.apply(weighted_sum, models, coefficients=[1.0, 1.0, -1.0])
             moved.append(entry | {"update": update, "start": model, "counts": own})
-        state["model"] = await self.combine(model, [*fresh, *moved], staleness=staleness)
+        state["model"] = await self.next_model(model, [*fresh, *moved], staleness=staleness)
 
     def weights(self, entries: Sequence[dict[str, Any]]) -> list[float]:
         usual = super().weights(entries)

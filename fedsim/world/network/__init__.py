@@ -1,4 +1,7 @@
-"""The network: flows between any two endpoints, which share links by max-min fairness."""
+"""The network: flows between any two endpoints, which share links by max-min fairness.
+
+A flow begins and ends in ``machine``; ``star`` or ``filling`` finds its rate; ``protocol`` adds headers and slow start.
+"""
 
 from fedsim.world.network.endpoints import SERVER, Direction, Flow, ends
 from fedsim.world.network.machine import Network

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedsim.federation.client import Client
 from fedsim.plugin import Device, FedAvg, Instruction
-from fedsim.strategies.asynchronous import FedAsync, FedAsyncParams
+from fedsim.strategies.fedasync import FedAsync, FedAsyncParams
 from fedsim.strategies.fedavg import FedAvgParams
 from fedsim.world.task import Pause, Train
 

@@ -12,7 +12,8 @@ from fedsim.federation.server import Server
 from fedsim.simulation import Simulation
 from fedsim.strategies.parts.selection import LeastAvailable
 from fedsim.testing import ScenarioTables
-from fedsim.toolbox.selection.informed import FedCS, Oort
+from fedsim.toolbox.selection.fedcs import FedCS
+from fedsim.toolbox.selection.oort import Oort
 from tests.strategies.clustered import of_kind, played, ran
 from tests.strategies.curved import PULLS, curved
 

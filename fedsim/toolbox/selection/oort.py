@@ -1,0 +1,176 @@
+"""Oort: clients of high loss that are fast, and some that are new (Lai et al., 2021)."""
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from fedsim.arrays import Floats
+from fedsim.federation import Contents, Device, Header, Instruction, Lazy, LocalResult, Server, TaskEnd
+from fedsim.language.spec import OnlyWith
+from fedsim.language.units import PositiveSeconds
+from fedsim.strategies.parts.selection import Among, Ids, Selection, drawn
+
+_FIRST, _BY = 30.0, 5.0  # of the published code
+
+
+_NEVER = (0.0, 0, 0.0)  # U, L and D of a client that was never heard
+
+
+class Oort(Selection):
+    """The clients of the highest utility, and some that have never been heard.
+
+    Source: Lai et al., "Oort: efficient federated learning via guided participant selection" (OSDI 2021), Algorithm 1. The
+    statistical utility U of a client is its samples times the root mean square of their losses, each taken to
+    be the mean of the client's last epoch, which it sends with its update (4 bytes). In round R the utility of a client that
+    was last heard in round L and then took D is
+
+        Util = (min(U, the ``clip`` quantile of all) + sqrt(0.1 ln R / L)) (T / D)^penalty, the last factor where D > T.
+
+    (1 - epsilon) of those wanted are drawn, with probabilities proportional to Util, from all whose Util is at least ``cutoff``
+    times that of the last who would be among the best. The others are of those never heard: at random from those never asked,
+    then those that were late, after the shortest time. epsilon falls from ``exploration`` by ``decay`` a round to
+    ``least_exploration``. A client that was asked ``most_times`` is asked only where there is nobody else. The pacer: T begins
+    at ``pacer_step`` and grows by it in each round in which the utility of the last ``window`` rounds is less than that of the
+    ``window`` rounds before. With ``pacer = "published-code"`` T is a percentile of the times D of all clients that were heard:
+    it begins at the 30th, and after each ``window`` rounds is raised by 5 where the utility of the window is within 10 % of
+    that before, and lowered by 5 where it differs by five times and more; from 100 on no client is too slow.
+
+    A client that is late has taken at least so long: its D is known, but it is not heard. Nothing is learnt of clients whom a
+    strategy has chosen by itself (in a sweep). Without learning all losses are 1. Without rounds R counts the draws of clients,
+    and the pacer versions.
+
+    State: ``known``, device -> U, L, D (s; U and L are 0 until it is heard); ``asked``, how often; ``begun``, when those at
+    work were asked (s); ``preferred``, T (s); ``harvest``, the utility of each round; ``reports``, those of the open round.
+
+    Attributes:
+        pacer_step: Delta (s); the published code has none.
+        pacer: see above.
+        window: W, rounds.
+        penalty: alpha.
+        exploration, decay, least_exploration: of epsilon.
+        cutoff: c.
+        clip: the quantile beyond which a utility does not count.
+        most_times: None: as often as it likes.
+        scale: ``plain``: as above. ``unit``: the clipped U are first brought to 0 to 1, as in the published code, so that the
+            bonus for long absence has weight beside them.
+    """
+
+    kind: Literal["oort"] = "oort"
+    pacer: Literal["paper", "published-code"] = "paper"
+    pacer_step: Annotated[PositiveSeconds | None, OnlyWith("pacer", values=("paper",))] = None
+    window: int = Field(default=20, ge=1)
+    penalty: float = Field(default=2.0, ge=0.0, le=100.0)
+    exploration: float = Field(default=0.9, ge=0.0, le=1.0)
+    decay: float = Field(default=0.98, gt=0.0, le=1.0)
+    least_exploration: float = Field(default=0.2, ge=0.0, le=1.0)
+    cutoff: float = Field(default=0.95, ge=0.0, le=1.0)
+    clip: float = Field(default=0.95, gt=0.0, le=1.0)
+    most_times: int | None = Field(default=10, ge=1)
+    scale: Literal["plain", "unit"] = "plain"
+
+    @model_validator(mode="after")
+    def _has_a_step(self) -> Self:
+        if self.pacer == "paper" and self.pacer_step is None:
+            raise ValueError("'pacer_step' is missing; allowed is a time, such as '10 s', or pacer = 'published-code'")
+        return self
+
+    def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
+        state["round"] = ids[0] + 1
+        known, asked = state.setdefault("known", {}), state.setdefault("asked", {})
+        there = server.clients.sample(server.devices, "select", *ids, among=among)
+        tired = [device for device in there if asked.get(device, 0) >= (self.most_times or math.inf)]
+        fresh = [device for device in there if device not in set(tired)]
+        heard = [device for device in fresh if known.get(device, _NEVER)[1]]
+        unheard = [device for device in fresh if not known.get(device, _NEVER)[1]]
+        unheard.sort(key=lambda device: known.get(device, _NEVER)[2])
+        wanted = round(count * (1 - self.epsilon(state["round"])))
+        wanted = min(len(heard), max(wanted, count - len(unheard)))
+        chosen = self._best(server, state, wanted, heard, ids)
+        chosen += unheard[: count - len(chosen)]
+        chosen += tired[: count - len(chosen)]
+        asked |= {device: asked.get(device, 0) + 1 for device in chosen}
+        state.setdefault("begun", {}).update(dict.fromkeys(chosen, server.now))
+        return chosen
+
+    def epsilon(self, number: int) -> float:
+        """The share of a round, from 1, that explores."""
+        return max(self.exploration * self.decay ** (number - 1), min(self.least_exploration, self.exploration))
+
+    def utilities(self, entries: Sequence[Sequence[float]], number: int, preferred: float) -> Floats:
+        """Util [n] of clients with U, L, D (s) of ``entries`` in round ``number`` with T = ``preferred`` (s)."""
+        utility, last, took = np.array(entries, dtype=np.float64).T
+        utility = np.minimum(utility, np.quantile(utility, self.clip, method="lower"))
+        if self.scale == "unit":
+            utility = (utility - utility.min()) / max(float(np.ptp(utility)), 1e-4)
+        factor = np.where(took > preferred, preferred / np.maximum(took, 1e-9), 1.0) ** self.penalty
+        return np.asarray((utility + np.sqrt(0.1 * math.log(number) / last)) * factor)
+
+    def _best(self, server: Server, state: dict[str, Any], wanted: int, heard: list[int], ids: Ids) -> list[int]:
+        if not wanted:
+            return []
+        known, preferred = state["known"], self.preferred(state)
+        utility = self.utilities([known[device] for device in heard], state["round"], preferred)
+        order = np.argsort(-utility, kind="stable")
+        able = order[utility[order] >= self.cutoff * utility[order[wanted - 1]]]
+        variates = server.rng("exploit", *ids).standard_exponential(len(able))
+        return [heard[place] for place in able[drawn(utility[able], wanted, variates)].tolist()]
+
+    def heard(self, server: Server, state: dict[str, Any], message: TaskEnd) -> None:
+        if message.device not in state.get("begun", {}):
+            return
+        took = server.now - state["begun"].pop(message.device)
+        utility, last, before = state["known"].get(message.device, _NEVER)
+        if message.outcome == "late":
+            state["known"][message.device] = (utility, last, max(before, took))
+        elif "training-loss" in message.contents:
+            state["known"][message.device] = (utility, last, took)
+            state.setdefault("reports", {})[message.device] = (message["trained-on"], message["training-loss"])
+
+    async def learn(self, server: Server, state: dict[str, Any]) -> None:
+        reports = state.pop("reports", {})
+        losses = [1.0] * len(reports)
+        if server.models.learns:
+            losses = [float(found[0]) for found in await server.models.numbers([loss for _, loss in reports.values()])]
+        harvest, known = 0.0, state.setdefault("known", {})
+        for (device, (samples, _)), loss in zip(reports.items(), losses, strict=True):
+            utility = samples * loss if math.isfinite(loss) else 0.0
+            harvest += utility
+            known[device] = (utility, state["round"], known[device][2])
+        history = state.setdefault("harvest", [])
+        if self.pacer_step is not None:
+            state["preferred"] = self.paced(history, harvest, state.get("preferred", self.pacer_step))
+        else:
+            state["percentile"] = self.percentile(history, harvest, state.get("percentile", _FIRST))
+
+    def preferred(self, state: dict[str, Any]) -> float:
+        if self.pacer_step is not None:
+            return float(state.setdefault("preferred", self.pacer_step))
+        times = sorted(took for _, last, took in state["known"].values() if last)
+        share = state.get("percentile", _FIRST) / 100
+        return times[min(int(len(times) * share), len(times) - 1)] if times and share < 1 else math.inf
+
+    def percentile(self, history: list[float], harvest: float, before: float) -> float:
+        """The percentile of T after a round of so much utility, which is added to the ``history``."""
+        history.append(harvest)
+        if len(history) < 2 * self.window:
+            return before
+        last, now = sum(history[: self.window]), sum(history[self.window :])
+        del history[: self.window]
+        if abs(now - last) <= 0.1 * last:
+            return min(100.0, before + _BY)
+        return max(_BY, before - _BY) if abs(now - last) >= 5 * last else before
+
+    def paced(self, history: list[float], harvest: float, preferred: float) -> float:
+        """T of the paper after a round of so much utility, which is added to the ``history``."""
+        history.append(harvest)
+        del history[: -2 * self.window]
+        poorer = len(history) == 2 * self.window and sum(history[: self.window]) > sum(history[self.window :])
+        return preferred + (self.pacer_step or 0.0) if poorer else preferred
+
+    def report(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
+        if result.trained is None:
+            return {}
+        return {"trained-on": Header(result.samples), "training-loss": Lazy("loss", result.trained)}

@@ -1,0 +1,54 @@
+"""Ditto: a model of its own for every device, held near the global one (Li et al., 2021)."""
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from fedsim.federation import Contents, Device, Instruction, LocalResult
+from fedsim.language.spec import Epochs
+from fedsim.strategies.round_params import AggregatingParams
+from fedsim.toolbox.strategies.personal import OwnModelClient, Personal
+from fedsim.training import Training
+from fedsim.world.task import Computation, Train
+
+
+class DittoParams(AggregatingParams):
+    """Parameters of Ditto, in addition to ``AggregatingParams``.
+
+    Attributes:
+        lam: lambda, how strongly a device's own model is held to the global one; 0: local training.
+        personal_epochs: passes over its data for which a device trains its own model; None: ``local_epochs``.
+    """
+
+    trains_more: ClassVar[str] = "with Ditto a client trains its own model too"
+    kind: Literal["ditto"] = "ditto"
+    lam: float = Field(default=0.1, ge=0.0, le=1e6)
+    personal_epochs: Epochs | None = None
+
+
+class DittoClient(OwnModelClient[DittoParams]):
+    """Trains its own model, and then an update of the global one."""
+
+    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+        epochs = self.params.personal_epochs or self.params.local_epochs
+        own = Training(self.last(device), epochs, mu=self.params.lam, anchor=instruction["model"])
+        return (Train(own), *super().work(device, instruction))
+
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
+        return self.answer(device, instruction, result, result.earlier[0], self.last(device))
+
+
+class Ditto(Personal[DittoParams]):
+    """Personalised federated learning by a second, regularised objective.
+
+    Source: Li et al., "Ditto: fair and robust federated learning through personalization" (ICML 2021), Algorithm 1: the global
+    model w is FedAvg's; beside it each client that is asked makes steps v_k <- v_k - lr (grad F_k(v_k) + lambda (v_k - w)) with
+    the w that it received. All v_k begin at the initial model. (Clients drawn in proportion to their samples are ``selection =
+    { kind = "power-of-choice", candidates = 1, losses = "reported" }``.)
+
+    Sends what FedAvg sends. A client whose answer is cut off goes back to the own model that it had.
+    """
+
+    Params = DittoParams
+    Client = DittoClient

@@ -1,0 +1,53 @@
+"""FedBN: normalisation layers stay on each device (Li et al., 2021)."""
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+from fedsim.errors import ScenarioError
+from fedsim.learning.architecture import Tensor
+from fedsim.strategies.fedavg import FedAvg
+from fedsim.strategies.round_params import AggregatingParams
+
+
+class FedBNParams(AggregatingParams):
+    """Parameters of FedBN, in addition to ``AggregatingParams``.
+
+    Attributes:
+        keeps: ``layers`` whose class is called a norm, such as ``BatchNorm2d``, or their running ``statistics`` alone (SiloBN).
+    """
+
+    kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "strategy"
+    kind: Literal["fedbn"] = "fedbn"
+    keeps: Literal["layers", "statistics"] = "layers"
+
+    def stays(self, tensors: Sequence[Tensor]) -> list[bool]:
+        if self.keeps == "statistics":
+            found = [tensor.name.rpartition(".")[2] in ("running_mean", "running_var") for tensor in tensors]
+            if not any(found):
+                raise ScenarioError(
+                    "strategy.keeps is 'statistics', and no layer of the model has running statistics; allowed is 'layers', or "
+                    "a model.factory of a module with a torch.nn.BatchNorm2d, say, with track_running_stats=True"
+                )
+            return found
+        found = ["norm" in tensor.layer.lower() for tensor in tensors]
+        if not any(found):
+            layers = ", ".join(dict.fromkeys(tensor.layer for tensor in tensors))
+            raise ScenarioError(
+                f"strategy.kind is 'fedbn', and the model has no normalisation layer, only {layers}; allowed is a "
+                "model.factory of a module with one, torch.nn.BatchNorm2d say"
+            )
+        return found
+
+
+class FedBN(FedAvg[FedBNParams]):
+    """FedAvg without the normalisation layers.
+
+    Source: Li et al., "FedBN: federated learning on non-IID features via local batch normalization" (ICLR 2021), Algorithm 1:
+    after local training the server averages all layers but the normalisation layers, which each client keeps.
+
+    Sends all other tensors, down and up (``model`` and ``update``). Devices that have never answered are tested with the
+    initial normalisation layers. Without running statistics (``track_running_stats=False``) a batch norm goes by the batch, in
+    tests too.
+    """
+
+    Params = FedBNParams

@@ -1,0 +1,96 @@
+"""FedDR: local proximal points, reflected and averaged (Tran Dinh et al., 2021)."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from fedsim.federation import Contents, Device, Header, Instruction, LocalResult
+from fedsim.learning.refs import Ref
+from fedsim.strategies.fedavg import FedAvg
+from fedsim.strategies.parts.aggregation import changes
+from fedsim.strategies.round_params import SynchronousParams
+from fedsim.strategies.synchronous import SynchronousClient
+from fedsim.training import Training
+
+
+class FedDRParams(SynchronousParams):
+    """Parameters of FedDR, in addition to ``SynchronousParams``.
+
+    Attributes:
+        eta: of the local problem, the least f_i(x) + ||x - y_i||^2 / (2 eta).
+        alpha: relaxation; 1: Douglas and Rachford's own step.
+        start: SGD on the local problem begins at its ``center``, y_i, or as in the published code at the device's ``own`` last
+            solution, x_i.
+    """
+
+    added_up: ClassVar[tuple[str, ...]] = ("update",)
+
+    kind: Literal["feddr"] = "feddr"
+    eta: float = Field(default=1.0, gt=0.0, le=1e6)
+    alpha: float = Field(default=1.0, gt=0.0, lt=2.0)
+    start: Literal["center", "own"] = "center"
+
+
+class FedDRClient(SynchronousClient[FedDRParams]):
+    """Moves its point y_i, finds the proximal point x_i around it by local SGD, and sends how far 2 x_i - y_i has moved
+    (``z``).
+    """
+
+    @staticmethod
+    def _point(device: Device, name: str) -> Ref:
+        point: Ref = device.state.get(name, device.initial())
+        return point
+
+    def moved(self, device: Device, instruction: Instruction) -> Ref:
+        alpha, x, y = self.params.alpha, self._point(device, "x"), self._point(device, "y")
+        return device.mix([(y, 1.0), (instruction["model"], alpha), (x, -alpha)])
+
+    def training(self, device: Device, instruction: Instruction) -> Training:
+        center = self.moved(device, instruction)
+        start = self._point(device, "x") if self.params.start == "own" else center
+        return Training(start, self.params.local_epochs, mu=1.0 / self.params.eta, anchor=center)
+
+    def computed(self, device: Device, instruction: Instruction, result: LocalResult) -> LocalResult:
+        """The update is the received model, and how far 2 x_i - y_i is from what the server has for it."""
+        assert result.update is not None
+        parts = [(instruction["model"], 1.0), (result.update, 2.0), (self.moved(device, instruction), -1.0)]
+        update = device.mix([*parts, (self._point(device, "z"), -1.0)])
+        return super().computed(device, instruction, result._replace(update=update, start=instruction["model"]))
+
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
+        assert result.trained is not None
+        own = Header([result.trained, self.moved(device, instruction)])
+        return {**(super().reply(device, instruction, result) or {}), "own": own}
+
+    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
+        """The server has the move as it arrived: it is made here too; one that is not finite on neither side."""
+        x, y = reply["own"].value
+        before = {name: self._point(device, name) for name in "xyz"}
+        parts = [(before["z"], 1.0), (reply["update"], 1.0), (instruction["model"], -1.0)]
+        device.state["z"] = device.mix(parts, otherwise=before["z"])
+        device.state["x"] = device.mix([(x, 1.0), (y, 0.0)], otherwise=before["x"])
+        device.state["y"] = device.mix([(y, 1.0), (x, 0.0)], otherwise=before["y"])
+
+
+class FedDR(FedAvg[FedDRParams]):
+    """Federated Douglas-Rachford.
+
+    Source: Tran Dinh, Pham, Phan and Nguyen, "FedDR: randomized Douglas-Rachford splitting algorithms for nonconvex federated
+    composite optimization" (NeurIPS 2021), Algorithm 1, with g = 0: client i moves y_i <- y_i + alpha (w - x_i), finds x_i =
+    prox_(eta f_i)(y_i), and sends how far 2 x_i - y_i has moved; the model w is the mean of 2 x_i - y_i over all devices, where
+    those that were never asked count with the first model. All devices count alike. The paper's proximal point is exact or
+    nearly so; here it is ``local_epochs`` of SGD.
+
+    Sends what FedAvg sends. A client whose answer is cut off keeps its x_i and y_i.
+    """
+
+    Params = FedDRParams
+    Client = FedDRClient
+
+    async def aggregate(self) -> None:
+        received, before = self.state["received"], self.state["model"]
+        if received:
+            weights = [1.0 / self.setting.devices] * len(received)
+            self.record_aggregate(received, weights)
+            parts = [(before, 1.0), *zip(changes(self.server, received), weights, strict=True)]
+            self.state["model"] = self.server.models.mix(parts, otherwise=before, rescale=False)

@@ -1,0 +1,80 @@
+"""FedDyn: local objectives regularised so that their optima become the global one (Acar et al., 2021)."""
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from fedsim.federation import Contents, Device, Instruction
+from fedsim.learning.refs import Ref
+from fedsim.strategies.fedavg import FedAvg
+from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, changes
+from fedsim.strategies.round_params import AggregatingParams
+from fedsim.strategies.synchronous import SynchronousClient
+from fedsim.training import Training
+
+
+class FedDynParams(AggregatingParams):
+    """Parameters of FedDyn, in addition to ``AggregatingParams``.
+
+    Attributes:
+        alpha: weight of the regulariser.
+        alpha_samples: a device's alpha is ``alpha`` n / (its samples), as in the published code; None: ``alpha``, as in the
+            paper.
+    """
+
+    added_up: ClassVar[tuple[str, ...]] = ("update",)
+    beside: ClassVar[str | None] = "FedDyn adds the sum of all earlier moves to the model in each round"
+
+    kind: Literal["feddyn"] = "feddyn"
+    alpha: float = Field(default=0.01, gt=0.0, le=1e6)
+    alpha_samples: float | None = Field(default=None, gt=0.0)
+    aggregation: AggregationSpec = Mean()
+
+
+class FedDynClient(SynchronousClient[FedDynParams]):
+    """Local SGD on L_k(w) + alpha <moved, w> + alpha / 2 ||w - received||^2.
+
+    State: ``moved``, the sum of how far its answers were from the models that it had received; absent while it is 0.
+    """
+
+    def training(self, device: Device, instruction: Instruction) -> Training:
+        alpha = self.params.alpha
+        if self.params.alpha_samples is not None:
+            alpha *= self.params.alpha_samples / max(device.samples, 1)
+        linear = device.mix([(device.state["moved"], alpha)]) if "moved" in device.state else None
+        return Training(instruction["model"], self.params.local_epochs, mu=alpha, linear=linear)
+
+    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
+        before = device.state.get("moved", device.zero())
+        parts = [(before, 1.0), (reply["update"], 1.0), (instruction["model"], -1.0)]
+        device.state["moved"] = device.mix(parts, otherwise=before)
+
+
+class FedDyn(FedAvg[FedDynParams]):
+    """Federated learning with dynamic regularisation.
+
+    Source: Acar et al., "Federated learning based on dynamic regularization" (ICLR 2021), Algorithm 1. With s_k the sum of
+    client k's moves theta_k - theta so far and s the mean of all s_k (the paper's h is -alpha s, its grad L_k is -alpha s_k):
+    client k minimises L_k(w) + alpha <s_k, w> + alpha / 2 ||w - theta||^2; then s <- s + (1/N) sum_k (theta_k - theta) over the
+    clients that answered, and the next model is the mean of their theta_k, plus s. With a robust aggregation s <- (1 - K / N) s
+    + K / N times what it makes of the s_k of the round's K clients.
+
+    Sends what FedAvg sends: both sides add up the same moves (``moved``, ``followed``). The local solve is ``local_epochs`` of
+    SGD, where the paper has the exact minimum. A client whose answer is cut off keeps its s_k; one whose update is not finite
+    moves neither side.
+    """
+
+    Params = FedDynParams
+    Client = FedDynClient
+
+    async def on_start(self) -> None:
+        self.state["moved"] = self.server.models.zero()
+        await super().on_start()
+
+    async def next_model(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any) -> Ref:
+        self.state["moved"] = await self.followed(self.state["moved"], entries, changes(self.server, entries))
+        return await super().next_model(model, entries, slot, **record)
+
+    def advance(self, model: Ref, aggregated: Ref, group: int = 0) -> Ref:
+        parts = [(aggregated, 1.0), (self.state["moved"], 1.0)]
+        return super().advance(model, self.server.models.mix(parts, otherwise=model, rescale=False), group)

@@ -1,0 +1,51 @@
+"""FedPer: the layers next to the output stay on each device (Arivazhagan et al., 2019)."""
+
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from fedsim.learning.architecture import Tensor
+from fedsim.learning.model import matching
+from fedsim.strategies.fedavg import FedAvg
+from fedsim.strategies.round_params import AggregatingParams
+
+
+class HeadParams(AggregatingParams):
+    """Parameters of strategies whose devices keep a head of their own.
+
+    Attributes:
+        head: what stays: so many of the last layers with parameters, or names of tensors, in which * stands for anything.
+    """
+
+    kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "strategy"
+    head: Annotated[int, Field(ge=1)] | Annotated[list[str], Field(min_length=1)] = 1
+
+    def stays(self, tensors: Sequence[Tensor]) -> list[bool]:
+        if isinstance(self.head, int):
+            layers = [tensor.name.rpartition(".")[0] for tensor in tensors]
+            last = list(dict.fromkeys(layers))[-self.head :]
+            return [layer in last for layer in layers]
+        chosen = matching([tensor.name for tensor in tensors], self.head, "strategy.head")
+        return [tensor.name in chosen for tensor in tensors]
+
+
+class FedPerParams(HeadParams):
+    """Parameters of FedPer; see ``HeadParams`` and ``AggregatingParams``."""
+
+    kind: Literal["fedper"] = "fedper"
+
+
+class FedPer(FedAvg[FedPerParams]):
+    """Federated learning with personalisation layers.
+
+    Source: Arivazhagan et al., "Federated learning with personalization layers" (2019), Algorithm 1: each client trains the
+    base layers that it received together with its own head, in one local solve, and sends the base layers back, which are
+    averaged.
+
+    Sends the base layers, down and up (4 bytes a number, ``model`` and ``update``). All heads begin as that of the initial
+    model, where the paper draws one for each client. A device is tested with its own head; one that has never answered with the
+    initial one.
+    """
+
+    Params = FedPerParams

@@ -1,0 +1,79 @@
+"""FL+HC: devices are clustered once, by what training changes in the common model (Briggs et al., 2020)."""
+
+from typing import Annotated, ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from fedsim.language.registry import Registry
+from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
+from fedsim.strategies.parts.moment import AfterRounds
+from fedsim.toolbox.clustering.algorithms import (
+    Hierarchical,
+)
+from fedsim.toolbox.clustering.similarity import Matrix, diff_norm, gradient_cosine
+from fedsim.toolbox.strategies.lcfl import LCFL, Found, LCFLParams, by_rows
+
+
+class FLHCParams(LCFLParams):
+    """Parameters of FL+HC; see ``LCFLParams``.
+
+    Attributes:
+        measure: how far apart two updates are: ``l1`` or ``l2``, or 1 minus their cosine (``cosine``).
+        clusterer: ``hierarchical``; its linkage ``ward`` goes with ``l2``.
+        moment: after rounds of FedAvg.
+        groups: how many clusters to look for; with a threshold the least number of devices that must have come back.
+        aggregation: weighted by samples, as in the paper.
+    """
+
+    kind: Literal["fl-hc"] = "fl-hc"  # type: ignore[assignment]
+    measure: Literal["l1", "l2", "cosine"] = "l1"  # type: ignore[assignment]
+    clusterer: Annotated[Hierarchical, Registry.of("clusterer", Hierarchical, usual="hierarchical")] = Hierarchical()
+    moment: Annotated[AfterRounds, Registry.of("moment", AfterRounds, usual="rounds")] = AfterRounds()
+    aggregation: AggregationSpec = Weighted()
+    __annotations__["as"] = Annotated[None, Field(default=None)]
+
+    @model_validator(mode="after")
+    def _ward_is_euclidean(self) -> Self:
+        if self.clusterer.linkage == "ward" and self.measure != "l2":
+            raise ValueError(
+                f"'clusterer.linkage' is 'ward', for Euclidean distances alone; 'measure' is {self.measure!r}, allowed is 'l2'"
+            )
+        return self
+
+
+def update_distances(updates: NDArray[np.floating], measure: Literal["l1", "l2", "cosine"]) -> Matrix:
+    """Pairwise distances of ``updates`` [n, d], float64 [n, n]."""
+    if measure == "l1":
+        from scipy.spatial.distance import pdist, squareform
+
+        distance: Matrix = squareform(pdist(updates, "cityblock"))
+        return distance
+    return diff_norm(updates) if measure == "l2" else gradient_cosine(updates)
+
+
+class FLHC(LCFL):
+    """Federated learning with hierarchical clustering of local updates.
+
+    Source: Briggs, Fan and Andras, "Federated learning with hierarchical clustering of local updates" (IJCNN 2020), Algorithm
+    1.
+
+    After ``moment.rounds`` rounds of FedAvg every device that is there receives the global model, trains, and sends its update
+    (d parameters each way). The differences from the global model are clustered, and each cluster goes on from it. All else is
+    as in ``LCFL``.
+    """
+
+    Params: ClassVar[type[LCFLParams]] = FLHCParams
+    params: FLHCParams
+
+    async def _gather(self) -> None:
+        """All begin at the same model: what was sent in the rounds before does not count."""
+        self.state |= {name: [None] * self.server.devices for name in ("own", "began")}
+        await super()._gather()
+
+    async def distances(self, devices: list[int]) -> Found:
+        models = await self.server.models.values([self.state["own"][device] for device in devices])
+        starts = await self.server.models.values([self.state["began"][device] for device in devices])
+        updates = [model.astype(np.float64) - start for model, start in zip(models, starts, strict=True)]
+        return by_rows(updates, lambda rows: update_distances(rows, self.params.measure))

@@ -1,0 +1,61 @@
+"""HetLoRA: adapters whose rank differs between devices (Cho et al., 2024)."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fedsim.learning.architecture import Tensor
+from fedsim.learning.refs import Ref
+from fedsim.toolbox.strategies.sizes import CutModels, CutParams, by_name
+from fedsim.training import CutBy
+
+
+class HetLoRAParams(CutParams):
+    """Parameters of HetLoRA: ``sizes`` are ranks, of ``model.lora.rank`` at most.
+
+    Attributes:
+        weights: of updates: by their ``norm``, as in the paper, or as ``aggregation`` says.
+    """
+
+    by: ClassVar[CutBy] = "rank"
+    kind: Literal["hetlora"] = "hetlora"
+    sizes: dict[str, float] | list[float] = Field(default=[1.0, 2.0, 4.0], min_length=1)
+    weights: Literal["norm", "aggregation"] = "norm"
+
+
+def norm(update: NDArray[np.float32], tensors: Sequence[Tensor]) -> float:
+    """The norm of all that the adapters of a flat model add to their layers, ||B A||, in float64."""
+    named = by_name(update.astype(np.float64), [(tensor.name, tensor.shape) for tensor in tensors])
+    layers = [name.removesuffix(".lora_B") for name in named if name.endswith(".lora_B")]
+    products = [named[f"{layer}.lora_B"] @ named[f"{layer}.lora_A"] for layer in layers if f"{layer}.lora_A" in named]
+    return float(np.sqrt(sum(np.square(product).sum() for product in products)))
+
+
+class HetLoRA(CutModels):
+    """Adapters of different ranks.
+
+    Source: Cho et al., "Heterogeneous LoRA for federated fine-tuning of on-device foundation models" (EMNLP 2024, arXiv
+    2401.06432): a device of rank r receives the first r rows of each A and columns of each B; updates are filled up with zeros
+    and averaged, each weighted by the norm of B A, so that a small rank counts for less. The self-pruning of ranks is left out.
+
+    Sends the numbers of each client's rank, down and up (``model`` and ``update``, 4 bytes each).
+    """
+
+    Params = HetLoRAParams
+
+    async def weighed(self, entries: Sequence[dict[str, Any]]) -> list[float]:
+        models = self.server.models
+        if self.params.weights == "aggregation" or not models.learns:  # type: ignore[attr-defined]
+            return self.weights(entries)
+        tensors = self.setting.tensors()
+        norms = [norm(update, tensors) for update in await models.values([entry["update"] for entry in entries])]
+        norms = [each if np.isfinite(each) else 0.0 for each in norms]
+        total = sum(norms)
+        return [each / total for each in norms] if total else self.weights(entries)
+
+    def joined(self, model: Ref, entries: Sequence[dict[str, Any]], weights: Sequence[float]) -> Ref:
+        updates = [entry["update"] for entry in entries]
+        return self.server.models.mix(list(zip(updates, weights, strict=True)), otherwise=model)

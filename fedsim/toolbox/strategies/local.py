@@ -1,0 +1,81 @@
+"""Local: every device trains by itself, and nothing is sent."""
+
+from typing import Any, Literal
+
+from fedsim.errors import ScenarioError
+from fedsim.evaluation.evaluator import ModelAssignment
+from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, TaskEnd
+from fedsim.strategies.round_params import SelectingParams
+from fedsim.strategies.synchronous import Synchronous, SynchronousClient
+from fedsim.training import Training
+
+
+class LocalParams(SelectingParams):
+    """Parameters of Local.
+
+    Attributes:
+        clients_per_round: how many devices train in a round; None for every one that can be had.
+    """
+
+    kind: Literal["local"] = "local"
+    clients_per_round: int | None = None  # type: ignore[assignment]
+
+    def check(self, devices: int) -> None:
+        super().check(devices)
+        if self.selection.needs_model:
+            raise ScenarioError(
+                f"strategy.selection is {self.selection.kind!r}, which asks about the server's model; local training "
+                "has none, and allows those that ask for nothing of it: random, least-asked, oort, fedcs, least-available"
+            )
+
+
+class LocalClient(SynchronousClient[LocalParams]):
+    """Trains its own model and keeps it."""
+
+    def training(self, device: Device, instruction: Instruction) -> Training:
+        return Training(device.state.get("model") or device.initial(), self.params.local_epochs)
+
+    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
+        assert result.update is not None
+        device.state["model"] = device.mix([(result.update, 1.0)], otherwise=result.start)  # not what has diverged
+        return {"update": Header(result.update), "samples": Header(result.samples)}
+
+
+class Local(Synchronous[LocalParams]):
+    """Every device trains a model of its own with the same local schedule; nothing is ever sent.
+
+    All devices begin with the same initial model. A round is a pass of ``local_epochs`` on each; its score is the mean of the
+    devices' accuracies, each with its own model on its own test samples. A device that is late or lost keeps the model that it
+    had.
+    """
+
+    Params = LocalParams
+    Client = LocalClient
+    score: Literal["pooled", "device-mean"] = "device-mean"
+
+    async def on_start(self) -> None:
+        self.state["own"] = [self.server.models.initial()] * self.server.devices
+        await super().on_start()
+
+    def select(self) -> list[int]:
+        return super().select() if self.params.asked_per_round else self.server.clients.online()
+
+    def contents(self, device: int) -> Contents:
+        return {}
+
+    def entry(self, message: TaskEnd) -> dict[str, Any]:
+        return super().entry(message) | {"start": self.state["own"][message.device]}
+
+    async def aggregate(self) -> None:
+        """Record each device's training as an aggregation of weight 1 in its own model."""
+        received = self.state["received"]
+        for entry in received:
+            self.state["own"][entry["device"]] = self.server.models.mix([(entry["update"], 1.0)], otherwise=entry["start"])
+        if received:
+            self.record_aggregate(received, [1.0] * len(received))
+
+    def center(self, entry: dict[str, Any]) -> None:
+        """None: there is no common model."""
+
+    def models(self) -> ModelAssignment:
+        return {f"device/{device}": (model, [device]) for device, model in enumerate(self.state["own"])}
