@@ -83,6 +83,16 @@ def removed(path: Path) -> None:
     path.unlink()
 
 
+@pytest.mark.parametrize("name", FILES[1:])
+def test_what_they_are_replaced_by_would_be_another_run(world: tuple[dict[str, Any], Path], name: str) -> None:
+    """Or else the next test, and those of resuming, would say nothing."""
+    sections, files = world
+    before = run(sections)
+    for other in ("data.npz", "who.json") if name == "who.json" else (name,):
+        replaced(files / other)
+    assert run(sections)["events_sha256"] != before["events_sha256"]
+
+
 @pytest.mark.parametrize("harm", [replaced, truncated, removed])
 def test_a_run_reads_its_files_once(world: tuple[dict[str, Any], Path], tmp_path: Path, harm: Callable[[Path], None]) -> None:
     sections, files = world

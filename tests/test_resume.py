@@ -82,6 +82,22 @@ def test_while_the_server_computes_and_waits_for_the_lost(strategy: dict[str, An
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
 
 
+BUSY = ("cata-fed", "cfl", "tifl", "lcfl", "flexcfl", "fedat")
+
+
+@pytest.mark.parametrize("strategy", [one for one in STRATEGIES if one["kind"] in BUSY], ids=lambda one: one["kind"])
+def test_where_the_server_has_costs(strategy: dict[str, Any], tmp_path: Path) -> None:
+    """Of strategies that cluster, test tiers or wait for their own timers when the server computes or hears of a loss."""
+    sections = eventful_world(strategy, seed=5, rounds=3) | {"server": {"speed": 1e-6, "patience": "4 s"}}
+    events = run(sections, tmp_path / "whole")["events"]
+    assert_sound(tmp_path / "whole")
+    for at, records in enumerate((events // 3, events // 4, events // 4)):
+        status = run_until(sections, tmp_path / "cut", records, resume=at > 0)
+        assert status == "interrupted"
+    go_on(sections, tmp_path / "cut")
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
 @pytest.mark.parametrize("kind", ["feddyn", "scaffold"])
 def test_models_have_the_names_that_they_would_have(kind: str, tmp_path: Path) -> None:
     """Records name models that are not finite; the zeros with which clients begin were named before the interrupt."""

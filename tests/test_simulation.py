@@ -6,10 +6,11 @@ import hashlib
 import math
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from simpy.events import ProcessGenerator
+from simpy.events import Event, ProcessGenerator
 
 from fedsim.environment import URGENT
 from fedsim.executors.inline import Inline
@@ -242,3 +243,28 @@ def executors() -> Iterator[Any]:
 
 def test_real_delays_and_workers_change_nothing() -> None:
     assert len({contest(Simulation(executor=executor)) for executor in executors()}) == 1
+
+
+class NaiveBridge(Simulation):
+    """The mistake that the clock avoids: it goes on, and the work that finishes first triggers its event first."""
+
+    def __init__(self, executor: Any) -> None:
+        super().__init__(executor=executor)
+        self._outstanding: list[tuple[Future[Any], Event]] = []
+        self._peek, self.env.peek = self.env.peek, self._look  # type: ignore[method-assign]
+
+    def join(self, work: "Future[Any]") -> Any:
+        self._outstanding.append((work, Event(self.env)))
+        return self._outstanding[-1][1]
+
+    def _look(self) -> float:
+        while True:
+            for pair in [pair for pair in self._outstanding if pair[0].done()]:
+                self._outstanding.remove(pair)
+                pair[1].succeed(pair[0].result())
+            if self._peek() < math.inf or not self._outstanding:
+                return self._peek()
+
+
+def test_control_a_naive_bridge_fails_the_same_test() -> None:
+    assert len({contest(NaiveBridge(executor=executor)) for executor in executors()}) > 1

@@ -201,3 +201,9 @@ def test_blocks_leave_no_seam_and_seeds_and_positions_differ() -> None:
     assert np.array_equal(augment(raw[:513], Augmentation(), seed=9), together[:513])
     assert len(np.unique(together.reshape(1100, -1), axis=0)) == 1100
     assert not np.array_equal(together, other)
+
+
+def test_flips_come_with_their_probability() -> None:
+    raw = pictures(4000, side=3)
+    flipped = (augment(raw, Augmentation(**{**STILL, "flip": 0.3}), seed=1) != raw).any(axis=(1, 2, 3))
+    assert flipped.mean() == pytest.approx(0.3, abs=0.03)

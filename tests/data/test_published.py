@@ -69,6 +69,13 @@ def test_femnist_without_the_slip_is_clean(letters: Dataset) -> None:
     assert np.array_equal(data.train_sizes(), dirty.train_sizes())
 
 
+def test_synthetic_sizes() -> None:
+    sizes = SyntheticSizes().sizes(4000, Streams(1))
+    assert sizes.min() >= 50
+    assert np.median(sizes) == pytest.approx(50 + np.exp(4), rel=0.08)
+    assert np.log(sizes - 49.5).std() == pytest.approx(2.0, rel=0.1)
+
+
 def test_synthetic_devices() -> None:
     streams = Streams(3)
     dataset = Synthetic().draw(SyntheticSizes().sizes(30, streams), streams)

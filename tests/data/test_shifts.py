@@ -359,3 +359,18 @@ def test_samples_that_would_change_their_meaning_are_refused(transform: dict[str
     with pytest.raises(ScenarioError, match=says):
         ALWAYS.apply(data, 0, everyone(data), Streams(1))
     SwapAll().check(data)
+
+
+@pytest.mark.parametrize("shares", [[], [0.0], [0.5, 1.5], [0.5, 0.25]], ids=str)
+def test_impossible_shares_are_refused(shares: list[float]) -> None:
+    with pytest.raises(ValidationError, match="shares"):
+        Incremental(shares=shares)
+
+
+def test_of_a_pair_any_label_that_one_alone_has_may_go() -> None:
+    gone = set()
+    for seed in range(60):
+        data = plain(([0, 1, 2], [5, 6, 7]), ([3, 4], [8, 9]))
+        ALWAYS.apply(data, 0, everyone(data), Streams(seed))
+        gone.add((*data.current(0).train.tolist(), *data.current(1).train.tolist()))
+    assert len(gone) == 3 * 2

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 pytest.importorskip("flwr")
 
@@ -29,3 +30,17 @@ def test_report_compare_audit_and_trace(tmp_path: Path) -> None:
     done("trace", tmp_path / "FedAvg", "--out", tmp_path / "trace.json")
     entries = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert {"compute", "download", "upload"} <= {entry["name"].split(" ")[0] for entry in entries}
+
+
+def test_check_and_a_study_of_strategies(tmp_path: Path) -> None:
+    base = eventful("numpy_app", devices=6)
+    (tmp_path / "app.toml").write_text(fedsim.Scenario(**base).to_toml())
+    said = done("check", tmp_path / "app.toml", "--allow-code")
+    assert "6 devices; what they compute, send and learn is for a Flower app" in said
+    variants = {
+        name: {"strategy": {"run_config": {"strategy": name, "num-server-rounds": 2}}} for name in ("FedAvg", "FedMedian")
+    }
+    (tmp_path / "study.toml").write_text(tomli_w.dumps({"seeds": [1], "base": base, "variants": variants}))
+    done("study", tmp_path / "study.toml", "--out", tmp_path / "study", "--allow-code", "--workers", "1", "--quiet")
+    assert {run.parent.name for run in (tmp_path / "study" / "runs").glob("*/seed-1")} == {"FedAvg", "FedMedian"}
+    assert (tmp_path / "study" / "compare.csv").is_file()

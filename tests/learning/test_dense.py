@@ -55,6 +55,21 @@ def test_closed_form_is_autograd(
         assert loss == pytest.approx(expected_loss, rel=max(tolerance, 1e-6))
 
 
+@pytest.mark.parametrize("way", [*WAYS, None])
+@pytest.mark.parametrize("sizes", [(784, 10), (61, 40, 9, 7), (90, 200, 9)], ids=str)
+def test_a_result_depends_on_no_device_before_it_bit_for_bit(sizes: tuple[int, ...], way: Way | None) -> None:
+    """One solver trains many devices in turn, by rules of all kinds; a fresh one trains each alone."""
+    architecture = perceptron(*sizes)
+    solver = Dense(architecture, way=way)
+    work = [
+        (pulled(solve_of(_start(architecture, at), n, sizes[:1], sizes[-1], seed=at), PULLS[at % 4]), RULES[at % len(RULES)])
+        for at, n in enumerate((139, 60, 7, 31, 1, 2, 64, 65))
+    ]
+    for solve, rule in (*work, *work[::-1]):
+        found, alone = solver.solve(solve, rule), Dense(architecture, way=way).solve(solve, rule)
+        assert (found.weights.tobytes(), found.train_loss) == (alone.weights.tobytes(), alone.train_loss)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_result_does_not_depend_on_where_in_memory_its_arrays_begin(way: Way) -> None:
     architecture = perceptron(61, 13, 7)

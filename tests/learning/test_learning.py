@@ -58,13 +58,19 @@ def test_a_clipped_gradient_has_the_norm_given_or_its_own(clip: float) -> None:
     assert moved / np.linalg.norm(moved) == pytest.approx(free / np.linalg.norm(free), abs=1e-3)
 
 
-@pytest.mark.parametrize("mu", [0.0, 0.5, 4.0])
-def test_the_proximal_optimum_of_a_quadratic(mu: float) -> None:
+@pytest.mark.parametrize(
+    ("mu", "anchor", "linear"), [(0, None, None), (0.5, None, None), (4, -2, None), (0, -2, 0.6), (4, 7, -0.9)]
+)
+def test_the_optimum_of_a_quadratic_with_a_proximal_and_a_linear_term(
+    mu: float, anchor: float | None, linear: float | None
+) -> None:
     data = federation([20], shape=(1,))
     data.pool.x[:] = 1.25
     core, _ = learning(data, own("Quadratic"), lr=0.05, batch_size=5)
-    solved = run(core.value(core.train(Training(core.initial(), epochs=200, mu=mu), 0, key=0)))
-    assert solved == pytest.approx((1.25 + mu * 3.0) / (1 + mu), abs=1e-5)
+    pulls = {name: core.given(np.array([at])) for name, at in (("anchor", anchor), ("linear", linear)) if at is not None}
+    solved = run(core.value(core.train(Training(core.initial(), epochs=200, mu=mu, **pulls), 0, key=0)))
+    centre = 3.0 if anchor is None else anchor
+    assert solved == pytest.approx((1.25 + mu * centre - (linear or 0.0)) / (1 + mu), abs=1e-5)
 
 
 def test_the_learning_rate_decays_with_the_round() -> None:
@@ -229,6 +235,25 @@ def test_where_nothing_finite_is_left() -> None:
     assert run(core.value(kept)).tobytes() == run(core.value(start)).tobytes()
     assert np.isnan(run(core.value(difference))).all()
     assert [record.fields["ref"] for record in records] == [bad.name, bad.name, difference.name]
+
+
+def test_a_device_that_diverges_by_itself_is_left_out_and_recorded() -> None:
+    data = federation([30] * 3)
+    data.pool.x[data.shards[1].train] *= 1e30
+    core, records = learning(data, Logistic(), lr=1e6)
+    model = core.initial()
+    mixed = core.mix([(core.train(Training(model, epochs=3), device, key=0), 1 / 3) for device in range(3)], otherwise=model)
+    assert np.isfinite(run(core.value(mixed))).all()
+    assert [record.fields["device"] for record in records] == [1]
+
+
+def test_a_mix_is_a_sum_in_float64_in_the_order_given() -> None:
+    core, _ = learning(federation([9] * 3), Logistic())
+    refs = [core.initial(at) for at in range(3)]
+    mixed = run(core.value(core.mix([(refs[0], 0.2), (refs[1], -1.5), (refs[2], 1e3)])))
+    a, b, c = (run(core.value(ref)).astype(np.float64) for ref in refs)
+    assert mixed.tobytes() == (0.2 * a - 1.5 * b + 1e3 * c).astype(np.float32).tobytes()
+    assert not mixed.flags.writeable
 
 
 def test_training_loss_and_discrepancy() -> None:

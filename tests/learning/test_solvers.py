@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fedsim.learning.engine import pick
-from fedsim.learning.models import MODELS, Layered
+from fedsim.learning.models import MODELS, Layered, Logistic, Perceptron
 from fedsim.learning.solvers.base import batch_width, shuffled
 from fedsim.learning.solvers.dense import Dense
 from fedsim.learning.solvers.reference import Reference
 from fedsim.learning.spec import TrainingSpec
-from tests.learning.small import Dropping, federation, learning
+from fedsim.training import Contrast, Training
+from tests.learning.small import Dropping, federation, learning, run
 
 CPU = torch.device("cpu")
 BUILT_IN: list[Any] = [found for found in map(MODELS.find, MODELS) if issubclass(found, Layered)]
@@ -58,3 +59,39 @@ def test_iterations_cut_the_last_epoch_short_and_a_full_batch_is_no_wider_than_i
     assert batches.counts.tolist() == [10, 10, 5, 10, 10, 5, 10, 10]
     assert batches.last_epoch == 6
     assert shuffled(np.random.default_rng(1), 25, 10, epochs=1, iterations=2).counts.tolist() == [10, 10]
+
+
+@pytest.mark.parametrize(
+    ("spec", "terms"),
+    [
+        ({"l2": 0.05}, ()),
+        ({"l2": 0.05, "l2_on": "dense", "weight_decay": 0.1, "momentum": 0.9}, ()),
+        ({"clip": 0.3}, ()),
+        ({"clip": 0.3, "momentum": 0.5, "l2": 0.05}, ("mu", "anchor", "linear")),
+        ({}, ("mu",)),
+        ({"momentum": 0.5}, ("mu", "anchor", "linear")),
+        ({}, ("contrast",)),
+        ({}, ("held",)),
+        ({"momentum": 0.5, "weight_decay": 0.1}, ("held", "linear")),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("model", [Logistic(), Perceptron(hidden=[9])], ids=lambda model: model.kind)
+def test_both_solvers_train_alike_whatever_a_training_asks_for(
+    model: Layered, spec: dict[str, Any], terms: tuple[str, ...]
+) -> None:
+    if "contrast" in terms and isinstance(model, Logistic):
+        pytest.skip("it has no representation")
+    found, plain = [], []
+    for solver in ("fast", "reference"):
+        core, _ = learning(federation([4, 37, 90]), model, solver=solver, lr=0.1, **spec)
+        other, linear = core.initial(1), core.given(np.linspace(-0.1, 0.1, core.parameters))
+        first = core.tensors(np.zeros(core.parameters, np.float32))["0.weight"].size
+        asked = {"mu": 0.7, "anchor": other, "linear": linear, "contrast": Contrast(other, 1.0, 0.5), "held": ((0, first),)}
+        how = {name: asked[name] for name in terms}
+        for values, more in ((found, how), (plain, {})):
+            refs = [core.train(Training(core.initial(), epochs=3, **more), device, key=device) for device in range(3)]
+            values.append(np.concatenate([*run(core.values(refs)), [ref.train_loss for ref in refs]]))
+    assert found[0] == pytest.approx(found[1], abs=2e-5)
+    if terms:
+        assert np.abs(found[0] - plain[0]).max() > 1e-2  # they do something

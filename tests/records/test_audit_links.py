@@ -7,6 +7,7 @@ from typing import Any
 
 import networkx
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -160,3 +161,19 @@ def test_a_busy_server_s_link_is_known_exactly(small: dict[str, Any], tmp_path: 
     (folder / files.SCENARIO).write_text(text.replace('up = "50 kbit/s"', f'up = "{50 * share:g} kbit/s"'))
     reseal(folder)
     assert found(folder) == {HELD}
+
+
+def test_headers_are_on_the_wire_and_in_no_other_book(small: dict[str, Any], tmp_path: Path) -> None:
+    network = small["network"] | {"protocol": {"kind": "tcp"}}
+    summary = fedsim.run(fedsim.Scenario(**small | {"network": network}), tmp_path / "run").summary
+    rows = pq.read_table(tmp_path / "run" / files.TRANSFERS).to_pylist()
+    assert sum(row["delivered"] for row in rows) == pytest.approx(summary["bytes"]["down"] + summary["bytes"]["up"], rel=1e-12)
+    assert [row["wire_bytes"] for row in rows] == pytest.approx([row["delivered"] * 1514 / 1448 for row in rows], rel=1e-15)
+
+    def without_headers(rows: Rows) -> None:
+        rows[3]["wire_bytes"] = rows[3]["delivered"]
+
+    assert not found(tmp_path / "run")
+    edit(files.TRANSFERS, TRANSFERS, without_headers)(tmp_path / "run")
+    reseal(tmp_path / "run")
+    assert found(tmp_path / "run") == {"headers were counted as the protocol says", "transfers agree with the records"}

@@ -13,7 +13,8 @@ from fedsim.audit.evidence import grain_s
 from fedsim.records import folder as files
 from fedsim.records.schema import TRANSFERS
 from fedsim.simulation import TICK_S
-from tests.records.test_audit import Rows, edit, events, found
+from tests.calls import done
+from tests.records.test_audit import Rows, edit, events, found, read
 
 DAYS = (90, 200, 2_000)
 RATE = {"down": "1 Gbit/s", "up": "1 Gbit/s"}
@@ -86,3 +87,13 @@ def test_a_message_too_fast_by_ten_times_the_tolerance_is_found(long_run: Callab
     folder = long_run(2_000)
     edit(files.TRANSFERS, TRANSFERS, end_early)(folder)
     assert "no link carried more than it can" in found(folder)
+
+
+def test_verbs_on_a_long_run(long_run: Callable[..., Path], tmp_path: Path) -> None:
+    folder = long_run(2_000, strategy=STRATEGIES[1])
+    done("compare", folder, "--csv")
+    done("trace", folder, "--out", tmp_path / "trace.json")
+    begun = [row["time"] for row in read(folder, files.EVENTS) if row["kind"] == "step-start"]
+    shown = [entry for entry in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if entry["ph"] == "X"]
+    assert min(entry["dur"] for entry in shown) >= 0
+    assert min(entry["ts"] for entry in shown) == pytest.approx(min(begun) * 1e6, abs=0.1)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +255,21 @@ def test_a_training_without_an_epoch_that_counts_is_wasted_energy(tmp_path: Path
     assert {event["device"]: event["data"]["epochs"] > 0 for event in ends} == {0: True, 1: False}
     assert {event["outcome"] for event in folder.events if event["kind"] == "task-end"} == {"done"}
     assert folder.summary["energy"]["wasted"] == close(folder.devices[1]["joules"] - 1.008 * 2.5 - 0.008)
+
+
+def test_device_by_device() -> None:
+    """A list says it for each device, as for speeds; and a scenario that is written out says the same."""
+    battery = {"capacity": ["10 J", "20 J"], "charge": "1 W"}
+    battery["charging"] = {"kind": "daily", "begins": ["1 h", "2 h"], "lasts": "1 h"}
+    energy = {"idle": ["1 W", "2 W"], "tail_lasts": ["1 s", "2 s"], "carbon": "475 g/kWh", "battery": battery}
+    scenario = fedsim.Scenario(**world(energy, population={"devices": 2}))
+    assert fedsim.Scenario(**tomllib.loads(scenario.to_toml())) == scenario
+    spec = scenario.energy
+    assert spec is not None
+    columns = spec.build(MeterContext(2, None, Streams(1))).columns
+    assert [columns[name].tolist() for name in ("idle_w", "tail_s", "initial_j")] == [[1, 2], [1, 2], [10, 20]]
+    with pytest.raises(fedsim.ScenarioError, match=r"energy\.idle lists 2 values for 3 devices"):
+        spec.build(MeterContext(3, None, Streams(1)))
 
 
 def test_a_flat_battery_is_in_the_table_of_availability(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsim.errors import RunFolderError
-from fedsim.records.study_folder import StudyIndex, is_study, read_index, write_index
+from fedsim.records.study_folder import StudyIndex, is_done, is_study, read_index, write_index
 
 ENTRY: dict[str, Any] = {
     "format": 1,
@@ -100,3 +100,13 @@ def test_a_folder_without_one_is_told_what_to_do(tmp_path: Path) -> None:
     assert is_study(tmp_path)
     with pytest.raises(RunFolderError, match=r"fedsim study .* writes it, and does none of the runs again"):
         read_index(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("summary", "done"),
+    [('{"status": "done"}', True), ('{"status": "interrupted"}', False), ("{}", False), ("[]", False), ("{", False)],
+)
+def test_a_run_is_done_when_its_summary_says_so(tmp_path: Path, summary: str, done: bool) -> None:
+    assert not is_done(tmp_path)
+    (tmp_path / "summary.json").write_text(summary)
+    assert is_done(tmp_path) is done

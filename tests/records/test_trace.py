@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedsim.errors import RunFolderError
-from fedsim.lab.trackers.link_load import Curve, link_load, thinned
+from fedsim.lab.trackers.link_load import Curve, link_load, means, summed, thinned
 from fedsim.lab.trackers.trace import write_trace
 from fedsim.records.history import History
 from fedsim.records.reading import RunFolder
@@ -210,3 +210,11 @@ def test_a_thinned_curve_has_the_same_area() -> None:
     areas = [float(np.sum(one.values[:-1] * np.diff(one.times))) for one in (curve, thin)]
     assert areas[1] == pytest.approx(areas[0])
     assert thinned(curve, 3000) is curve
+
+
+def test_sums_of_changes_in_any_order_and_their_means() -> None:
+    curve = summed(np.array([3.0, 1.0, 2.0, 1.0]), np.array([-5.0, 2.0, 1.0, 2.0]))
+    assert (curve.times.tolist(), curve.values.tolist()) == ([1.0, 2.0, 3.0], [4.0, 5.0, 0.0])
+    assert means(curve, np.array([0.0, 2.0, 2.5, 7.0])) == pytest.approx([2.0, 5.0, 2.5 / 4.5])
+    nothing = summed(np.zeros(0), np.zeros(0))
+    assert (len(nothing.times), means(nothing, np.arange(3.0)).tolist()) == (0, [0.0, 0.0])

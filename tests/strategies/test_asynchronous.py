@@ -263,3 +263,20 @@ def test_a_round_that_closes_before_it_hears_of_a_loss_passes_its_audit(tmp_path
     folder = ran(sections, tmp_path / "run")
     lost = sum(event["kind"] == "task-end" and event["outcome"] == "lost" and event["round"] == 0 for event in folder.events)
     assert folder.rounds[0]["disconnected"] < lost
+
+
+def test_rounds_of_refl_close_at_the_deadline_and_late_ones_go_on(tmp_path: Path) -> None:
+    _, records = slow(tmp_path)
+    assert {record.fields["outcome"] for record in of(records, "task-end")} <= {"done", "stopped"}
+    assert max(np.diff([0.0, *(record.time for record in of(records, "round"))])) <= 1.0
+
+
+def test_concurrency_is_held_while_devices_can_be_had(small: dict[str, Any], tmp_path: Path) -> None:
+    small["population"] |= {"availability": {"kind": "always"}}
+    running, at, most = 0, 0.0, set()
+    for event in ran(small | {"strategy": {"kind": "fedbuff", "concurrency": 7, "buffer": 4}}, tmp_path / "run").events:
+        if event["time"] > at:
+            most.add(running)
+        at = event["time"]
+        running += {"task-start": 1, "task-end": -1}.get(event["kind"], 0)
+    assert most == {7}

@@ -124,6 +124,12 @@ def test_a_straggler_halves_its_data_until_it_fits_and_trains_on_one_part_after_
     assert run.summary["bytes"]["by_purpose"]["size-report"] == 4 * (2 + reported)
 
 
+def test_data_are_not_split_beyond_the_smallest_part(tmp_path: Path) -> None:
+    run = run_of(tmp_path, [1000, 100], rounds=6, deadline="110 s")
+    assert [event["data"]["sizes"][0] for event in of_kind(run, "split")] == [500, 250, 125]
+    assert [row["slow"] for row in run.rounds] == [1] * 6
+
+
 def test_finished_epochs_are_lost_with_one_that_is_cut_where_the_pseudocode_is_read_by_the_letter(tmp_path: Path) -> None:
     kept, lost = {}, {}
     for name, found in (("kept", kept), ("lost", lost)):
@@ -353,6 +359,18 @@ class TestGroups:
         blocks = cut_groups(members(11, 3, 0, 4), 4, rng())
         assert [block.shape for block in blocks] == [(2, 4), (1, 3), (1, 4)]
         assert sorted(blocks[1][0]) == [11, 12, 13]
+
+    def test_who_is_not_connected_is_in_no_group(self) -> None:
+        cluster = members(8, 8)
+        cluster[[0, 3, 9]] = -1
+        grouped = np.concatenate([block.ravel() for block in cut_groups(cluster, 1, rng())])
+        assert sorted(grouped) == sorted(set(range(16)) - {0, 3, 9})
+        assert set(at_random(cluster, 16, rng())) == set(range(16)) - {0, 3, 9}
+
+    def test_ties_are_broken_uniformly(self) -> None:
+        blocks, generator = [np.arange(8).reshape(2, 4), np.arange(8, 16).reshape(2, 4)], rng()
+        picks = [int(fairest_group(blocks, np.zeros(16, dtype=np.int64), generator)[0]) // 4 for _ in range(4000)]
+        assert np.bincount(picks) == pytest.approx([1000] * 4, abs=110)  # 4 sd
 
     def test_nobody_connected_nobody_chosen(self) -> None:
         nobody = np.full(5, -1)

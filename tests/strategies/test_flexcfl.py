@@ -166,6 +166,11 @@ class TestNewcomers:
         assert [row["time"] for row in runs[0].rounds] == [row["time"] for row in runs[1].rounds]
         assert runs[1].summary["bytes"]["by_purpose"].keys() == {"model", "update", "pre-training"}
 
+    def test_random_groups_for_newcomers_spread_them(self, tmp_path: Path) -> None:
+        run = ran(world(PAIRED, 60, flexcfl(5, 12, moment={"devices": 2, "newcomers": "random"}), 5), tmp_path / "run")
+        assert {event["group"] for event in moves(run, "cold-start")} == set(range(5))
+        assert run.rounds[-1]["ari"] < 0.3
+
     def test_who_does_not_look_on_arrival_does_when_selected(self, tmp_path: Path) -> None:
         population = {"arrivals": {"kind": "schedule", "times": ["2 s", "3 s"], "devices": [4, 7]}}
         for newcomers in ("arrival", "selection"):
@@ -235,6 +240,7 @@ class TestBetweenGroups:
         assert self.mixed(tmp_path, members)[:2] == [pytest.approx([2.4, 0.8]), pytest.approx([0.75, 3.0])]
         literal = self.mixed(tmp_path, members, **{"as": "paper"})
         assert literal == [pytest.approx([3, 1]), pytest.approx([1, 4]), [100, 100]]
+        assert self.mixed(tmp_path, [1, 1, -1, 1]) == [[3, 0], [0, 4], [100, 100]]  # one alone is left as it is
 
     @pytest.mark.parametrize("learning", ["on", "off"])
     def test_each_inhabited_group_sends_its_model_to_the_auxiliary_server(self, tmp_path: Path, learning: str) -> None:

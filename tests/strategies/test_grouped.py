@@ -108,6 +108,15 @@ class TestPreparation:
         for device, time in back:
             assert any(later["time"] == time for later in tasks(run, device))
 
+    def test_a_newcomer_that_shifts_while_it_looks_for_its_group_looks_again(self, tmp_path: Path) -> None:
+        population = {"arrivals": {"kind": "schedule", "times": ["3 s"], "devices": [19]}}
+        drift = shifted_at("3200 ms")
+        run = ran(world(PAIRED, 20, grouped("flexcfl"), 40, population=population, drift=drift), tmp_path / "run")
+        (event,) = (event for event in of_kind(run, "shift") if event["device"] == 19)
+        assert (event["data"]["partner"] - 19) % 5
+        assert run.rounds[-1]["ari"] == 1.0
+        assert [move["data"]["why"] for move in of_kind(run, "assign") if move["device"] == 19] == ["cold-start", "migration"]
+
     def test_who_shifts_while_it_is_prepared_is_tested_again(self, tmp_path: Path) -> None:
         """Pre-training for the groups takes half a second: in the midst of it nobody has a group that it could leave."""
         run = ran(world(PAIRED, 20, grouped("flexcfl"), 4, drift=shifted_at("100 ms")), tmp_path / "run")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fedsim.audit import audit
 from fedsim.records.reading import RunFolder
 from fedsim.testing import ScenarioTables, StrategyContract, quiet_world, run
 from tests.strategies.clustered import of_kind, ran
@@ -227,3 +228,27 @@ def test_it_goes_with_other_parts(others: dict[str, Any], tmp_path: Path) -> Non
     sizes = [{row["bytes"] for row in transfers if row["purpose"] == purpose} for purpose in ("update", "edge-update")]
     assert sizes[0] == sizes[1]
     assert len(sizes[0]) == 1
+
+
+def test_the_audit_sees_more_than_an_edge_server_can_send(tmp_path: Path) -> None:
+    run(by_hand(), tmp_path / "run")
+    path = tmp_path / "run" / "network.json"
+    told = json.loads(path.read_text())
+    told["links"]["edge 0 send"] = 300.0
+    path.write_text(json.dumps(told))
+    (found,) = audit(tmp_path / "run")["no link carried more than it can"]
+    assert found.startswith("the link 'edge 0 send' of 300 B/s carried 1000 bytes")
+
+
+def test_the_server_itself_is_farther_than_an_edge_server() -> None:
+    """FedAvg in the same network: 0.35 s each way; the models share 1000 B/s down, and go up at 500 B/s."""
+    strategy = {"kind": "fedavg", "clients_per_round": 2}
+    assert run(by_hand() | {"strategy": strategy})["simulated_s"] == pytest.approx(0.35 + 2 + 2 + 0.35 + 2)
+
+
+def test_a_codec_at_an_edge_server_passes_on_what_a_client_sent(tmp_path: Path) -> None:
+    """Of top-k the largest changes alone arrive: with one client an edge server they are the same once more."""
+    sections = with_cells(24, {"kind": "hierfavg", "kappa2": 1}, rounds=1)
+    sections["messages"] = {"up": {"kind": "top-k", "share": 0.1}}
+    fedavg = model(sections | {"strategy": {"kind": "fedavg", "clients_per_round": 6}}, tmp_path / "fedavg")
+    assert model(sections, tmp_path / "edges") == pytest.approx(fedavg, abs=1e-6)

@@ -177,6 +177,14 @@ def test_a_client_joins_the_model_nearest_to_what_it_sent_last() -> None:
     assert [found[device] for device in range(10)] == expected
 
 
+def test_in_their_first_round_clients_are_where_the_initial_model_is_nearest() -> None:
+    run, records = played(world(PAIRED, 20, fesem(4, 5), 4))
+    initial, *starts = weights(run, [run.learner.initial(count) for count in range(5)])
+    nearest = int(np.argmin([np.linalg.norm(initial - start) for start in starts]))
+    tasks = [record.fields for record in records if record.kind == "task-start"]
+    assert [task["group"] for task in tasks if task["round"] == 0] == [nearest] * 5
+
+
 @pytest.mark.parametrize("kind", ["fesem", "fesem-mig"])
 def test_groups_are_found_without_a_look_at_the_data(tmp_path: Path, kind: str) -> None:
     """Whatever happens to the data at the begin of a round, its groups are those of what was sent before."""

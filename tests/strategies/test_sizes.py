@@ -168,3 +168,12 @@ def test_a_narrow_model_has_the_parameters_that_the_paper_counts(width: float) -
     expected = 25 * a + a + 25 * a * b + b + 49 * b * c + c + 10 * c + 10
     assert CNN5(width=width).parameters((1, 28, 28), 10) == expected
     assert Perceptron(hidden=[200], width=width).parameters((64,), 10) == int(200 * width) * 75 + 10
+
+
+@pytest.mark.parametrize("kind", ["fedavg", "heterofl"])
+def test_devices_without_room_for_the_model_take_part_with_a_smaller_one(kind: str, tmp_path: Path) -> None:
+    sizes = {"sizes": {"a": 1.0, "b": 0.2, "c": 0.05}} if kind == "heterofl" else {}
+    sections = world(DIGITS, 3, {"kind": kind, "clients_per_round": 3} | sizes, 2) | {"model": {"kind": "mlp", "hidden": [200]}}
+    sections["population"] = {"devices": 3, "device": {"kind": "list", "values": ["a", "b", "c"]}, "kinds": KINDS}
+    rounds = ran(sections, tmp_path / "run").rounds
+    assert [row["valid"] for row in rounds] == ([3, 3] if kind == "heterofl" else [1, 1])

@@ -146,6 +146,14 @@ def probabilities_over_time(small: dict[str, Any], require: bool, folder: Path) 
     ]
 
 
+def test_without_the_condition_every_test_changes_them(small: dict[str, Any], tmp_path: Path) -> None:
+    tests = [entry for entry in probabilities_over_time(small, False, tmp_path / "run") if entry["kind"] == "tier-test"]
+    assert len(tests) == 11  # none before round 0
+    for entry in tests:
+        n = sum(probability > 0 for probability in entry["probabilities"])
+        assert max(entry["probabilities"]) == pytest.approx(2 / (n + 1))
+
+
 def test_probabilities_change_only_without_improvement(small: dict[str, Any], tmp_path: Path) -> None:
     before: dict[str, Any] | None = None
     current, changes, stays = None, 0, 0

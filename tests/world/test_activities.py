@@ -1,6 +1,7 @@
 """What processes send and compute: known times, shares, losses, cancellations, books, and a run that goes on to the bit."""
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -295,3 +296,19 @@ def test_one_that_begins_something_else_when_it_is_restored_is_refused(tmp_path:
     assert run_until(scenario, tmp_path / "cut", 30) == "interrupted"
     with pytest.raises(CheckpointError, match="does not come to where it was"):
         go_on(scenario, tmp_path / "cut")
+
+
+def test_the_file_transfer_of_the_docs_goes_on_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "processes.md").read_text()
+    (block,) = re.findall(r"```python\n(# transfer\.py\n.*?)```", page, re.DOTALL)
+    (tmp_path / "transfer_of_docs.py").write_text(block)
+    monkeypatch.chdir(tmp_path)
+    scenario = eventful_world({"kind": "fedavg", "clients_per_round": 5}, rounds=8) | {"learning": "off", "drift": None}
+    scenario["world"] = {"processes": [{"kind": "./transfer_of_docs.py:Transfer", "device": 2, "size": 2e6}]}
+    events = run(scenario, tmp_path / "whole")["events"]
+    told = [event for event in assert_sound(tmp_path / "whole").events if event["kind"] in ("message", "process:sent")]
+    assert [event["outcome"] for event in told if event["kind"] == "message"][-2:] == ["lost", "done"]
+    assert told[-1]["kind"] == "process:sent"
+    assert run_until(scenario, tmp_path / "cut", int(0.35 * events)) == "interrupted"
+    go_on(scenario, tmp_path / "cut")
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")

@@ -1,5 +1,6 @@
 """Quantities in tables of the user: read from CSV and Parquet, put into the order of devices, refused by row and value."""
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,26 @@ def test_all_columns_of_a_file(tmp_path: Path) -> None:
     ends = [run.tasks._compute.epoch_ends(device, 0.0, 1.0, 1, np.inf)[0] for device in range(3)]
     assert ends[0] == 1.0
     assert 1.0 not in ends[1:]
+
+
+def test_all_columns_of_a_list() -> None:
+    """And a scenario that is written out says the same."""
+    run = built(
+        {"speed": ["1 samples/s", "2 samples/s", "3 samples/s"], "samples": [5, 6, 7], "jitter": [0.0, 0.1, 0.2]},
+        {"down": ["8 bit/s", "16 bit/s", "24 bit/s"], "up": ["1 B/s"] * 3, "latency": ["1 s", "2 s", "0 s"]},
+    )
+    found = columns(run)
+    assert (found["speed"], found["samples"], found["latency"]) == ([1.0, 2.0, 3.0], [5, 6, 7], [1.0, 2.0, 0.0])
+    assert (found["link_down"], found["link_up"]) == ([1.0, 2.0, 3.0], [1.0] * 3)
+    assert (found["arrival"], found["departure"]) == ([0.0] * 3, [np.inf] * 3)
+    assert fedsim.Scenario(**tomllib.loads(run.scenario.to_toml())) == run.scenario
+
+
+def test_who_leaves_before_it_comes_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text("joins,leaves\n0,\n9,9\n,\n")
+    times = {"kind": "file", "file": str(tmp_path / "d.csv"), "unit": "s"}
+    with pytest.raises(ScenarioError, match="device 1 leaves at 9 s but arrives at 9 s"):
+        built({"arrivals": times | {"column": "joins"}, "departures": times | {"column": "leaves"}})
 
 
 @pytest.mark.parametrize(

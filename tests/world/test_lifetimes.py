@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fedsim
 from fedsim.errors import ScenarioError
 from fedsim.simulation import Record, Simulation, on_grid
 from fedsim.streams import Streams
@@ -237,3 +238,14 @@ def test_a_shift_changes_what_a_device_holds() -> None:
     built.shift(1, 4, 9)
     assert (built.version.tolist(), built.samples.tolist()) == ([0, 4], [3, 9])
     assert held.tolist() == [3, 5]  # what the data were dealt as stays known
+
+
+def test_a_scenario_with_lifetimes_reads_back_the_same(tmp_path: Any) -> None:
+    population = {
+        "devices": 9,
+        "arrivals": {"kind": "poisson", "rate": "30 /h"},
+        "departures": {"kind": "schedule", "times": ["1 h", "90 s"], "devices": [3, 1]},
+    }
+    scenario = fedsim.Scenario(population=population, strategy={"kind": "fedavg", "clients_per_round": 2})
+    (tmp_path / "scenario.toml").write_text(scenario.to_toml())
+    assert fedsim.load(tmp_path / "scenario.toml") == scenario

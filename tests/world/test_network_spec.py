@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import networkx
 import pytest
 from pydantic import TypeAdapter
 
+import fedsim
 from fedsim.errors import ScenarioError
 from fedsim.simulation import Simulation, on_grid
 from fedsim.streams import Streams
@@ -155,3 +157,21 @@ def test_columns_say_what_is_said_of_each_device(kind: str, tmp_path: Path) -> N
         [network.lone_rate(*ends(device, way)) for device in devices] for way in ways
     ]
     assert network.latencies_s().tolist() == [network.latency_s(device, SERVER) for device in devices] == [on_grid(0.033)] * 10
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"kind": "star"},
+        {"kind": "star", "server": {"down": "1 Gbit/s"}, "device": {"up": {"kind": "choice", "values": ["1 kB/s", "2 kB/s"]}}},
+        {"kind": "star", "protocol": {"kind": "tcp", "weight_by_round_trip": 1.0}},
+        {"kind": "tree", "cells": 3, "device": {"latency": {"kind": "uniform", "low": "1 ms", "high": "50 ms"}}},
+        {"kind": "graph", "file": "net.json", "server": "hub", "attach": ["a"]},
+    ],
+    ids=str,
+)
+def test_written_out_and_read_back_it_is_the_same(section: dict[str, Any]) -> None:
+    scenario = fedsim.Scenario(population={"devices": 9}, network=section, strategy={"kind": "fedavg", "clients_per_round": 2})
+    again = fedsim.Scenario(**tomllib.loads(scenario.to_toml()))
+    assert again == scenario
+    assert again.network.has_device_rates == ("up" in section.get("device", {}))

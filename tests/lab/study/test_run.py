@@ -328,6 +328,14 @@ def test_a_folder_whose_study_file_nobody_understands_can_be_read(finished: Path
     assert (asked.exit_code, f"fedsim study '{finished}/study.toml' --out '{finished}' writes it" in asked.output) == (2, True)
 
 
+def test_a_study_without_its_index_is_brought_up_to_date_without_a_run(finished: Path) -> None:
+    index, before, times = (finished / "index.json").read_bytes(), tables_of(finished), times_of(finished)
+    (finished / "index.json").unlink()
+    done = call("study", finished / "study.toml", "--out", finished)
+    assert (done.exit_code, "0 runs to do, 4 are there" in done.stderr) == (0, True), done.output
+    assert ((finished / "index.json").read_bytes(), tables_of(finished), times_of(finished)) == (index, before, times)
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_how_far_it_is(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
