@@ -120,6 +120,8 @@ class TestAudit:
         table = pq.read_table(folder / "availability.parquet").to_pydict()
         assert "is no change after the row before" in self.changed(folder, time=table["time"][::-1])[0]
 
-    def test_a_folder_without_one(self, folder: Path) -> None:
+    def test_a_folder_without_one_is_of_an_older_version_or_breaks_its_seal(self, folder: Path) -> None:
         (folder / "availability.parquet").unlink()
-        assert "availability.parquet" in audit(folder)[CHECK][0]
+        found = audit(folder)
+        assert found[CHECK] == []
+        assert any("availability.parquet" in text for text in found["every file is there, whole and as it was sealed"])
