@@ -5,13 +5,13 @@ front a drawing with numbers, whose names stand below. So they fit any width, fo
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fedsim.analysis import style
 from fedsim.analysis.report.markup import Markup, el, join, plain
 from fedsim.lab.compare import explore
-from fedsim.lab.compare.answer import show_figure
+from fedsim.lab.compare.answer import ANY, PLACES, VARIANT, show_figure
 
 if TYPE_CHECKING:
     from fedsim.lab.compare.answer import Answer, RankedLine, Ranking
@@ -34,7 +34,9 @@ def answers(found: "Sequence[Answer]", colours: dict[int, str]) -> Iterator[Mark
         if goal and goal.sentences:
             yield _card(answer, goal)
         cells, fronts = explore.heat_map(answer), [_front(one, colours) for one in explore.fronts(answer)]
-        yield _side_by_side(_heat(cells) if cells else None, *fronts[:1], *(_plot(one, colours) for one in answer.rankings))
+        yield _side_by_side(
+            _heat(cells) if cells else None, *fronts[:1], *(_plot(one, colours, _names(answer)) for one in answer.rankings)
+        )
         if fronts[1:]:
             yield el("details", el("summary", "Other pairs of costs against each other"), _side_by_side(*fronts[1:]))
     if len(found) > _MOST_WORLDS:
@@ -65,7 +67,15 @@ def tiles(figures: Sequence[tuple[str, str, str]]) -> Markup:
     )
 
 
-def _plot(ranking: "Ranking", colours: dict[int, str]) -> Markup:
+def _names(answer: "Answer") -> dict[int, str]:
+    """The cells' names by place, without the key of their values where only one varies."""
+    keys = {key for cell in answer.cells.values() for key in cell} - {VARIANT, *PLACES}
+    values = {place: [cell.get(key, ANY) for key in keys] for place, cell in answer.cells.items()}
+    found = {place: ", ".join([answer.cells[place][VARIANT], *own]).removesuffix(f", {ANY}") for place, own in values.items()}
+    return found if len(keys) == 1 and len({*found.values()}) == len(found) else {}
+
+
+def _plot(ranking: "Ranking", colours: dict[int, str], names: Mapping[int, str]) -> Markup:
     """One figure of all lines, the best on top: name, value, and a dot with its interval."""
     there = [one for one in ranking.entries if one.values]
     low, high, is_log = _scale(there, ranking)
@@ -81,7 +91,7 @@ def _plot(ranking: "Ranking", colours: dict[int, str]) -> Markup:
         said = ranking.show(one.mean.mean) if whole else f"{len(one.values)} of {one.of}"
         best = ranking.is_sure and one is ranking.whole[0]
         row = (
-            el("th", plain(one.name, 40), scope="row", class_="text", title=plain(name, 200)),
+            el("th", plain(names.get(one.place, one.name), 40), scope="row", class_="text", title=plain(name, 200)),
             el("td", el("strong", said) if best else said),
             el("td", _dots(one, place, colours[one.place], low, min(high, ranking.measure.most)), class_="dots"),
         )
