@@ -1,13 +1,12 @@
 """Puts a scenario into a simulation: the one place where world, learning and strategy meet."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.data.shifts import ShiftSpec
 from fedsim.errors import ScenarioError
 from fedsim.evaluation.evaluator import Evaluator, WorldView
 from fedsim.federation.client import RunInfo
@@ -23,7 +22,8 @@ from fedsim.learning.models import SizeOnly
 from fedsim.meters.base import Column, MeterContext
 from fedsim.model_cost import ModelCost
 from fedsim.records.schema import DEVICES, ROUNDS, with_columns
-from fedsim.simulation import Simulation, on_grid
+from fedsim.running.drift import Drift
+from fedsim.simulation import Simulation
 from fedsim.strategies import strategy_class
 from fedsim.streams import Streams
 from fedsim.training import CutBy
@@ -129,7 +129,7 @@ class Run:
         self.drift: Drift | None = None
         if scenario.drift is not None and self.data is not None:
             scenario.drift.check(self.data)
-            self.drift = Drift(scenario.drift, self.data, self, streams)
+            self.drift = Drift(scenario.drift, self.data, dispatch, self.present)
         self.capacity = capacity
         world = (capacity, self.population, compute, self.network, self.tasks, self.messages)
         self.processes = Processes(scenario.world.processes, simulation, streams, *world, dispatch.on_switched_on)
@@ -290,70 +290,6 @@ class Run:
         size = self.dispatch.down.model_bytes + self.learner.base_bytes
         pieces = columns.pieces(self.scenario.population.devices)
         return min(float(self.network.all_alone_s("down", size, near=near, devices=piece).min()) for piece in pieces)
-
-
-class Drift:
-    """Carries out a shift rule on the run's data; the draws come from ``world/drift``: every strategy meets the same shifts."""
-
-    def __init__(self, spec: ShiftSpec, data: "FederatedData", run: Run, streams: Streams) -> None:
-        self._spec, self._data, self._run, self._streams = spec, data, run, streams
-        self._candidates_before: list[NDArray[np.int64]] = []
-        self._begun = -1
-        self._arm(0)
-
-    def begin_round(self, number: int) -> None:
-        """Round ``number`` begins; a second call for the same round does nothing."""
-        if number > self._begun:
-            self._begun = number
-            if self._spec.at.has_round(number):
-                self._shift()
-
-    def _arm(self, index: int) -> None:
-        when = self._spec.at.time(index)
-        if when is not None:
-            self.rearm("drift", index, on_grid(when))
-
-    def rearm(self, kind: str, number: int, when: float) -> None:
-        """Set the alarm of an occasion."""
-        self._run.simulation.wake((kind, number), when, partial(self._ring, number))
-
-    def _ring(self, index: int) -> None:
-        self._shift()
-        self._arm(index + 1)
-
-    def _shift(self) -> None:
-        run, occasion, candidates = self._run, len(self._candidates_before), self._candidates()
-        self._candidates_before.append(candidates)
-        changed = self._spec.apply(self._data, occasion, candidates, self._streams)
-        for change in changed:
-            shard = self._data.shard(change.device, change.version)
-            run.population.shift(change.device, change.version, len(shard.train))
-            run.learner.shift(change.device, change.version)
-            partner = {} if change.partner is None else {"partner": change.partner}
-            run.simulation.emit("shift", device=change.device, what=self._spec.kind, occasion=occasion, **partner)
-        for change in changed:
-            run.dispatch.on_shift(change.device)
-
-    def _candidates(self) -> NDArray[np.int64]:
-        """Devices that may shift: all that are there, or those of them that have been selected before."""
-        present = self._run.present()
-        may = np.ones(len(self._run.population.speed), dtype=np.bool_) if present is None else present.copy()
-        if self._spec.among == "selected":
-            selected = np.zeros_like(may)
-            selected[list(self._run.tasks.times_selected)] = True
-            may &= selected
-        return np.flatnonzero(may)
-
-    def snapshot(self) -> dict[str, Any]:
-        """Devices that might shift on each occasion so far: all else follows from these and the seed."""
-        return {"begun": self._begun, "candidates": self._candidates_before}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Let the same happen to the data again, unheard. Alarms follow by ``rearm``."""
-        self._begun, self._candidates_before = state["begun"], state["candidates"]
-        for occasion, candidates in enumerate(self._candidates_before):
-            for change in self._spec.apply(self._data, occasion, candidates, self._streams):
-                self._run.learner.shift(change.device, change.version)
 
 
 def assemble(scenario: "Sections", simulation: Simulation, learner: type[Learner] | None = None) -> Run:

@@ -1,0 +1,84 @@
+"""Data that change while a run goes on: when a shift happens, and who hears of it. What it does is ``fedsim.data.shifts``'."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.data.shifts import ShiftSpec
+from fedsim.simulation import on_grid
+
+if TYPE_CHECKING:
+    from fedsim.data.federated import FederatedData
+    from fedsim.federation.dispatch import Dispatch
+
+
+class Drift:
+    """Carries out a shift rule on the run's data; the draws come from ``world/drift``: every strategy meets the same shifts.
+
+    ``present`` tells who has arrived and not left, bool [devices]; None when that is everybody.
+    """
+
+    def __init__(
+        self, spec: ShiftSpec, data: "FederatedData", dispatch: "Dispatch", present: Callable[[], NDArray[np.bool_] | None]
+    ) -> None:
+        self._spec, self._data, self._dispatch, self._present = spec, data, dispatch, present
+        self._candidates_before: list[NDArray[np.int64]] = []
+        self._begun = -1
+        self._arm(0)
+
+    def begin_round(self, number: int) -> None:
+        """Round ``number`` begins; a second call for the same round does nothing."""
+        if number > self._begun:
+            self._begun = number
+            if self._spec.at.has_round(number):
+                self._shift()
+
+    def _arm(self, index: int) -> None:
+        when = self._spec.at.time(index)
+        if when is not None:
+            self.rearm("drift", index, on_grid(when))
+
+    def rearm(self, kind: str, number: int, when: float) -> None:
+        """Set the alarm of an occasion."""
+        self._dispatch.simulation.wake((kind, number), when, partial(self._ring, number))
+
+    def _ring(self, index: int) -> None:
+        self._shift()
+        self._arm(index + 1)
+
+    def _shift(self) -> None:
+        sides, occasion, candidates = self._dispatch, len(self._candidates_before), self._candidates()
+        self._candidates_before.append(candidates)
+        changed = self._spec.apply(self._data, occasion, candidates, self._dispatch.streams)
+        for change in changed:
+            shard = self._data.shard(change.device, change.version)
+            sides.population.shift(change.device, change.version, len(shard.train))
+            sides.learner.shift(change.device, change.version)
+            partner = {} if change.partner is None else {"partner": change.partner}
+            sides.simulation.emit("shift", device=change.device, what=self._spec.kind, occasion=occasion, **partner)
+        for change in changed:
+            sides.on_shift(change.device)
+
+    def _candidates(self) -> NDArray[np.int64]:
+        """Devices that may shift: all that are there, or those of them that have been selected before."""
+        present = self._present()
+        may = np.ones(len(self._dispatch.population.speed), dtype=np.bool_) if present is None else present.copy()
+        if self._spec.among == "selected":
+            selected = np.zeros_like(may)
+            selected[list(self._dispatch.tasks.times_selected)] = True
+            may &= selected
+        return np.flatnonzero(may)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Devices that might shift on each occasion so far: all else follows from these and the seed."""
+        return {"begun": self._begun, "candidates": self._candidates_before}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Let the same happen to the data again, unheard. Alarms follow by ``rearm``."""
+        self._begun, self._candidates_before = state["begun"], state["candidates"]
+        for occasion, candidates in enumerate(self._candidates_before):
+            for change in self._spec.apply(self._data, occasion, candidates, self._dispatch.streams):
+                self._dispatch.learner.shift(change.device, change.version)
