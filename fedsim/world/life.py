@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import simpy
@@ -20,17 +20,12 @@ import simpy
 from fedsim.arrays import Flags, Ints
 from fedsim.environment import CUT, NORMAL, ProcessGenerator
 from fedsim.errors import SimulationError
-from fedsim.simulation import Simulation
 from fedsim.world.availability import Availability
 from fedsim.world.compute import Compute, HostSpec
 from fedsim.world.messages import Messages
-from fedsim.world.network.machine import Network
+from fedsim.world.population import Population
 from fedsim.world.steps import StepRunner
-from fedsim.world.task import Cause, Queue, Task, TaskStep
-
-if TYPE_CHECKING:
-    from fedsim.world.batteries import Batteries
-    from fedsim.world.population import Population
+from fedsim.world.task import Cause, Power, Queue, Task, TaskStep
 
 
 class TaskRunner(StepRunner):
@@ -46,22 +41,19 @@ class TaskRunner(StepRunner):
 
     def __init__(
         self,
-        simulation: Simulation,
-        population: "Population",
+        messages: Messages,
+        population: Population,
         availability: Availability,
         compute: Compute,
-        network: Network,
         batch_size: int,
         next_steps: Callable[[Task], tuple[TaskStep, ...]],
         on_end: Callable[[Task], None],
-        batteries: "Batteries | None" = None,
-        messages: Messages | None = None,
+        batteries: Power | None = None,
         host: HostSpec | None = None,
     ) -> None:
-        super().__init__(simulation, population, compute, network, batch_size, batteries, host)
-        self._availability, self._next_steps, self._on_end, self._messages = availability, next_steps, on_end, messages
-        if messages is not None:
-            messages.until = self.reachable_until
+        super().__init__(messages, population, compute, batch_size, batteries, host)
+        self._availability, self._next_steps, self._on_end = availability, next_steps, on_end
+        messages.until = self.reachable_until
         self.off: set[int] = set()
         self._busy = np.zeros(len(population.speed), dtype=np.bool_)  # who is in _working
         self._asked = 0
@@ -168,10 +160,10 @@ class TaskRunner(StepRunner):
     def reachable_until(self, endpoint: int) -> float:
         """When a device disconnects next, or another endpoint is lost (s); now if it cannot be reached, infinity for never."""
         now = self._simulation.now
-        if 0 <= endpoint < self._network.devices:
+        if 0 <= endpoint < self.network.devices:
             span = self._availability.span(endpoint, now)
             return span.end if span.on and endpoint not in self.off else now
-        return now if self._messages is not None and self._network.edge_at(endpoint) in self._messages.lost else math.inf
+        return now if self.network.edge_at(endpoint) in self.messages.lost else math.inf
 
     def next_on(self, device: int, time: float) -> float:
         """The first time at or after ``time`` at which the device can be reached (s); infinity if there is none.
@@ -183,7 +175,7 @@ class TaskRunner(StepRunner):
     def anyone_ever(self) -> bool:
         """Whether some device is on now or will be at some time."""
         now = self._simulation.now
-        departure = self._population.departure
+        departure = self.population.departure
         staying = (device for device in range(len(departure)) if departure.item(device) > now)
         return any(self._availability.next_on(device, now) < math.inf for device in staying)
 
@@ -218,7 +210,7 @@ class TaskRunner(StepRunner):
         self.times_asked[device] = count + 1
         if round is not None and not continues:  # not for a message outside of any round
             self.times_selected[device] += 1
-        lost = edge is not None and self._messages is not None and edge in self._messages.lost
+        lost = edge in self.messages.lost
         task.off = self._simulation.now if lost else self.reachable_until(device)  # now if it is away, or its edge server is
         self._put_to_work(task)
         self._watch(task)
@@ -257,8 +249,7 @@ class TaskRunner(StepRunner):
         self.off.add(device)
         if device in self._working:
             self._lose(self._working[device])
-        if self._messages is not None:
-            self._messages.lose(device)
+        self.messages.lose(device)
 
     def lose_edge(self, edge: int) -> None:
         """An edge server is lost, and with it all tasks that run through it."""

@@ -1,6 +1,5 @@
 """How long computing takes: exact sums, limits, jitter, slow phases; kinds of devices by hand; and hosts that are shared."""
 
-import asyncio
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,15 +15,14 @@ from fedsim.streams import Streams
 from fedsim.testing import StrategyContract, assert_sound, eventful_world, run
 from fedsim.toolbox.models.profile import profile
 from fedsim.training import Part, Training
-from fedsim.world.availability import AlwaysOn
 from fedsim.world.compute import Compute, HostSpec, SlowPhases
 from fedsim.world.device_kinds import DeviceKind, Rooflines, operations_s
-from fedsim.world.life import TaskRunner
 from fedsim.world.network import Star
 from fedsim.world.population import Population
-from fedsim.world.task import Task, Work
+from fedsim.world.task import Work
 from tests.benchmarks.hashes import STRATEGIES
 from tests.benchmarks.roofline import CLASSES, MODELS, batch_s, fit
+from tests.world.sites import WorkSite
 
 SLOW = SlowPhases(factor=0.25, mean_normal="10 s", mean_slow="10 s")  # type: ignore[arg-type]
 
@@ -199,26 +197,14 @@ def test_what_was_fitted_to_exact_times_is_found_again() -> None:
 
 def carried_out(host: dict[str, Any], arrivals: Sequence[float], seconds: Sequence[float]) -> dict[int, float]:
     """When each of some computations, a device each, that begin at ``arrivals`` (s), ends (s)."""
-    simulation, count, ends = Simulation(), len(arrivals), {}
+    count = len(arrivals)
     nothing, endless = np.zeros(count), np.full(count, math.inf)
     population = Population(np.ones(count), np.zeros(count, dtype=np.int64), 1.0, nothing, endless)
-    network = Star(simulation, endless, endless, nothing, math.inf, math.inf)
-    streams = Streams(1)
-    available, compute = AlwaysOn().build(streams, count, None), Compute(streams, 0.0, None, count)
-
-    def on_end(task: Task) -> None:
-        ends[task.device] = simulation.now
-
-    spec = HostSpec(**host)
-    tasks = TaskRunner(simulation, population, available, compute, network, 1, lambda task: (), on_end, None, None, spec)
-
-    def start(device: int) -> None:
-        tasks.start(device, (Work(seconds=seconds[device]),), 0, None)
-
+    site = WorkSite(Star(Simulation(), endless, endless, nothing, math.inf, math.inf), population, host=HostSpec(**host))
     for device, time in enumerate(arrivals):
-        simulation.wake(("start", device), time, lambda device=device: start(device))
-    asyncio.run(simulation.run())
-    return ends
+        site.start(Work(seconds=seconds[device]), device=device, at=time)
+    site.run()
+    return {record.fields["device"]: record.time for record in site.records if record.kind == "task-end"}
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_all_columns_of_a_file(tmp_path: Path) -> None:
         "arrival": [0.0, 7.0, 0.0],
         "departure": [np.inf, 3600.0, 90.0],
     }
-    ends = [run.tasks._compute.epoch_ends(device, 0.0, 1.0, 1, np.inf)[0] for device in range(3)]
+    ends = [run.tasks.compute.epoch_ends(device, 0.0, 1.0, 1, np.inf)[0] for device in range(3)]
     assert ends[0] == 1.0
     assert 1.0 not in ends[1:]
 
