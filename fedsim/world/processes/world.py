@@ -18,7 +18,7 @@ import numpy as np
 import simpy
 from pydantic import TypeAdapter, ValidationError
 
-from fedsim.environment import Environment, ProcessGenerator
+from fedsim.environment import Alarm, Environment, ProcessGenerator
 from fedsim.errors import CheckpointError, FedsimError, ScenarioError, SimulationError
 from fedsim.language.units import Bytes, Flops, Seconds
 from fedsim.simulation import on_grid
@@ -136,8 +136,9 @@ class Processes:
 
     def _nothing_left(self) -> bool:
         """Whether nobody works, nobody is held off, and nothing is to come but what processes do: the run is over then."""
-        busy = self.tasks.running or len(self.messages.under_way) > len(self.sending)
-        return not (busy or self.tasks.off or self.messages.lost) and set(self.simulation.expected()) <= _OF_PROCESSES
+        if self.tasks.running or len(self.messages.under_way) > len(self.sending) or self.tasks.off or self.messages.lost:
+            return False
+        return all(alarm.name[0] in _OF_PROCESSES for alarm in self.simulation.env.alarms() if isinstance(alarm, Alarm))
 
     def emit(self, kind: str, **fields: Any) -> None:
         if not self.silent:
