@@ -292,7 +292,7 @@ class Rooflines:
     def speeds(self) -> Floats:
         """Samples/s of every device in full batches, float64 [devices]."""
         size = self._batch_size
-        return np.array([size / self._batch_s(kind, size, True) for kind in range(len(self.kinds))])[self.which]
+        return np.array([size / self._batch_s(kind, size, True) for kind in range(len(self.kinds))])[self.which]  # type: ignore[no-any-return]
 
     def needed(self, training: Training | None, samples: int) -> float:
         """Bytes that training on so many samples, or with None testing on them, takes up."""

@@ -23,9 +23,7 @@ from fedsim.world.task import Outcome, Payload
 class Message:
     """A message on its way, between endpoints by their numbers.
 
-    Attributes:
-        flow: the transfer; None where an end could not be reached when it was sent.
-        alarm: rings when an end can no longer be reached.
+    It has no ``flow`` where an end could not be reached when it was sent; ``alarm`` rings when an end no longer can.
     """
 
     id: int
@@ -143,13 +141,16 @@ class Messages:
             return
         if message.alarm is not None:
             message.alarm.cancel()
-        network, ends, delivered = self.network, (message.source, message.destination), self.delivered(message)
-        edge, fields = network.edge_at(max(ends)), dict[str, Any]()
-        if edge is not None and min(ends) == SERVER:
-            kind, fields = "edge-transfer", {"edge": edge, "direction": "down" if message.source == SERVER else "up"}
+        network, source, destination, delivered = self.network, message.source, message.destination, self.delivered(message)
+        edge = network.edge_at(max(source, destination))
+        fields: dict[str, Any] = {"round": message.round}
+        if edge is not None and SERVER in (source, destination):
+            kind = "edge-transfer"
+            fields |= {"edge": edge, "direction": "down" if source == SERVER else "up"}
         else:
-            kind, fields = "message", dict(zip(("source", "destination"), map(network.name, ends), strict=True))
-        fields = {"round": message.round, **fields, "start": message.start, "outcome": outcome, "bytes": message.size}
+            kind = "message"
+            fields |= {"source": network.name(source), "destination": network.name(destination)}
+        fields |= {"start": message.start, "outcome": outcome, "bytes": message.size}
         fields |= {"delivered": delivered, "payloads": message.payloads}
         if network.overhead != 1:
             fields["wire_bytes"] = delivered * network.overhead

@@ -152,9 +152,7 @@ class StepRunner:
             self._arm(task, ends[-1] if all_fit else max(limit, now))
 
     def _planned(self, task: Task) -> tuple[float, int, float, bool, int | None]:
-        """The running computation: seconds of an undisturbed epoch, how many, its limit (s), whether it adapts to that, and
-        the number that names its jitter.
-        """
+        """The running computation: an undisturbed epoch (s), how many, the limit (s), if it adapts, its jitter's name."""
         step, population = task.step, self.population
         pace = self.paces.get(task.device, 1.0)
         if isinstance(step, Train):
@@ -168,7 +166,6 @@ class StepRunner:
         return epoch_s / pace, 1, self._limit(task, step.limit), False, None
 
     def _limit(self, task: Task, limit: Limit) -> float:
-        """When the running computation must be over (s)."""
         until = math.inf if limit.stop_at is None else limit.stop_at
         if limit.budget is not None and task.budget_from is not None:
             until = min(until, task.budget_from + limit.budget)
@@ -262,17 +259,14 @@ class StepRunner:
     # What processes of the world do.
 
     def set_pace(self, device: int, pace: float) -> None:
-        """From now on the device computes at a factor of its own speed.
-
-        What is left of a running epoch or evaluation takes as much longer or shorter; later epochs are those of the new speed.
-        """
+        """From now on the device computes at a factor of its own speed, also what is left of a running epoch or evaluation."""
         before = self.paces.pop(device, 1.0)
         if pace != 1.0:
             self.paces[device] = pace
         task = self._working.get(device)
-        if task is None or not task.waits or not isinstance(task.step, Train | Evaluate | Work):
+        if task is None or not task.waits or task.epoch_ends is None or task.fails:
             return
-        if task.epoch_ends is None or task.fails:
+        if not isinstance(task.step, Train | Evaluate | Work):
             return
         if self.hosts is not None:
             self.hosts.stretch(task, before / pace)
@@ -281,9 +275,8 @@ class StepRunner:
         if done == len(task.epoch_ends):
             return
         end = on_grid(now + (task.epoch_ends[done] - now) * (before / pace))
-        for alarm in (task.alarm, task.battery):
-            if alarm is not None:
-                alarm.cancel()
+        task.cancel("alarm")
+        task.cancel("battery")
         self._known_ends[task.id] = [*task.epoch_ends[:done], end]
         self._look_ahead(task)
 
@@ -345,8 +338,7 @@ class StepRunner:
     def _look_again(self, task: Task) -> None:
         assert self.batteries is not None
         self.batteries.settle(task.device, 0.0 if task.flow is None else self.network.sent(task.flow))
-        if task.battery is not None:
-            task.battery.cancel()
+        task.cancel("battery")
         self._look_at_charge(task)
 
     def _sent(self, task: Task, step: Download | Upload, cause: Cause | None) -> Ending:

@@ -157,8 +157,7 @@ class Task:
         off, dry: when its device disconnects, and when its battery is flat (s), as far as that is known.
         fails: the running computation ends for want of memory.
         done: the end of the running step, for which its device's ``process`` waits.
-        alarm, vanish, battery: ring at the end of the running computation, when the device disconnects, and when its battery is
-            flat or must be looked at again.
+        alarm, vanish, battery: ring at the end of a computation, when the device disconnects, and to look at its battery.
     """
 
     id: int
@@ -211,15 +210,19 @@ class Task:
     def step(self) -> TaskStep:
         return self.steps[self.position]
 
+    def cancel(self, what: Literal["alarm", "vanish", "battery"]) -> None:
+        alarm: Alarm | None = getattr(self, what)
+        setattr(self, what, None)
+        if alarm is not None:
+            alarm.cancel()
+
     @property
     def waits(self) -> bool:
         """Whether the running step has begun and not ended."""
         return self.begun and self.done is not None and not self.done.triggered
 
-    # A ``slot`` or a ``worker``, first come, first served.
-
     def request(self, what: str, resource: simpy.Resource) -> bool:
-        """Ask for one; returns whether there was one. If not, the running step ends when there is."""
+        """Ask for a ``slot`` or a ``worker``; returns whether there was one. If not, the running step ends when there is."""
         request = resource.request()
         setattr(self, what, request)
         if not request.triggered:
