@@ -76,10 +76,6 @@ def test_a_task_from_begin_to_end() -> None:
     assert kinds == ["task-start", *["step-start", "step-end"] * 3, "task-end"]
 
 
-def test_evaluating_takes_a_forward_pass_for_each_model() -> None:
-    assert Site().carried_out(Evaluate(("a", "b", "c")), device=1)[0][:3] == ("evaluate", pytest.approx(20.0), "done")
-
-
 DOWN, TRAINED = ("download", 10.0, "done", 1000.0), ("train", 40.0, "done", 3)
 
 
@@ -107,8 +103,10 @@ def test_who_vanishes_or_leaves_loses_its_task_and_is_charged_for_what_moved(
 
 
 def test_nothing_has_moved_in_latency_and_an_evaluation_can_be_left() -> None:
+    """An evaluation takes a forward pass, a third of a training's step, for each model."""
     assert Site(3.0, latency=5.0).carried_out(MODEL) == [("download", 3.0, "lost", 0.0)]
     assert Site(lifetime=(0.0, 7.0)).carried_out(Evaluate(("a", "b", "c")))[0][:3] == ("evaluate", 7.0, "left")
+    assert Site().carried_out(Evaluate(("a", "b", "c")), device=1)[0][:3] == ("evaluate", pytest.approx(20.0), "done")
 
 
 @pytest.mark.parametrize(("off", "departure", "outcome"), [(4.0, 5.0, "lost"), (5.0, 5.0, "left"), (6.0, 5.0, "left")])
@@ -148,34 +146,22 @@ def test_a_device_that_left_is_recorded_before_its_task_ends() -> None:
     assert last == [(25.0, "departure"), (25.0, "departure"), (25.0, "step-end"), (25.0, "task-end")]
 
 
-class TestNotesOnData:
-    """What a device holds changes while it works: the task knows what it computed on, and its time does not change."""
-
-    def shifted(self, time: float, *steps: TaskStep) -> tuple[Site, list[tuple[Any, ...]]]:
-        site = Site()
-        site.simulation.wake(("shift", 0), time, lambda: site.population.shift(0, 1, 150))
-        return site, site.carried_out(*steps)
-
-    @pytest.mark.parametrize(
-        ("step", "time", "end", "noted"),
-        [
-            (Train(Training("m", 3)), 5.0, 55.0, (150, 1)),
-            (Train(Training("m", 3)), 25.0, 40.0, (100, 0)),
-            (Evaluate(("a",)), 5.0, 15.0, (150, 1)),
-        ],
-    )
-    def test_a_shift_counts_from_the_next_computation(
-        self, step: TaskStep, time: float, end: float, noted: tuple[int, int]
-    ) -> None:
-        site, steps = self.shifted(time, MODEL, step)
-        assert steps[-1][:3] == (step.name, pytest.approx(end), "done")
-        assert (site.ended[0].samples, site.ended[0].version) == noted
-
-    @pytest.mark.parametrize(("step", "samples"), [(Train(Training("m", 1, part=Part(2, 4, 98))), 24), (MODEL, 100)])
-    def test_a_part_is_what_is_trained_on_and_without_computing_all_that_is_held(self, step: TaskStep, samples: int) -> None:
-        site = Site()
-        site.carried_out(step)
-        assert site.ended[0].samples == samples
+@pytest.mark.parametrize(
+    ("step", "time", "end", "noted"),
+    [
+        (Train(Training("m", 3)), 5.0, 55.0, (150, 1)),
+        (Train(Training("m", 3)), 25.0, 40.0, (100, 0)),
+        (Evaluate(("a",)), 5.0, 15.0, (150, 1)),
+        (Train(Training("m", 1, part=Part(2, 4, 98))), 11.0, 12.4, (24, 0)),  # a part is what is trained on
+        (MODEL, 25.0, 20.0, (100, 0)),  # without computing, all that is held
+    ],
+)
+def test_a_task_knows_what_it_computed_on(step: TaskStep, time: float, end: float, noted: tuple[int, int]) -> None:
+    """A shift while a device works counts from its next computation."""
+    site = Site()
+    site.simulation.wake(("shift", 0), time, lambda: site.population.shift(0, 1, 150))
+    assert site.carried_out(MODEL, step)[-1][:3] == (step.name, pytest.approx(end), "done")
+    assert (site.ended[0].samples, site.ended[0].version) == noted
 
 
 class TestIterations:
@@ -199,14 +185,14 @@ class TestIterations:
             (Train(Training("m", 1, steps=3, full_batch=True)), 30.0),
             (Train(Training("m", 2, full_batch=True)), 20.0),
             (Train(Training("m", 1, steps=5, part=Part(2, 1, 100))), 12.5),  # 25 samples, less than a batch: 5 times all
+            (Train(Training("m", 2, part=Part(2, 1, 100))), 5.0),
         ],
     )
     def test_they_take_the_time_of_what_they_process_and_count_as_one_epoch(self, train: Train, end: float) -> None:
+        """Cut off they are late, and none counts."""
         assert Site().carried_out(train) == [("train", end, "done", train.training.epochs)]
-
-    def test_cut_off_they_are_late_and_none_counts(self) -> None:
-        train = Train(Training("m", 1, steps=4), Limit(budget=9.0))
-        assert Site().carried_out(train) == [("train", 9.0, "late", 0)]
+        cut = Train(train.training, Limit(budget=end / train.training.epochs - 1.0))
+        assert Site().carried_out(cut) == [("train", end / train.training.epochs - 1.0, "late", 0)]
 
     @pytest.mark.parametrize(
         ("asked", "message"),
@@ -271,10 +257,6 @@ class TestBudgets:
         assert [step[2] for step in steps] == ["done", "done"]
         assert steps[1][3] == sent
         assert site.ended[0].epochs == (3 if sent == 600.0 else 0)
-
-    def test_a_part_of_the_data_takes_its_share_of_the_time(self) -> None:
-        assert Site().carried_out(Train(Training("m", 2, part=Part(2, 1, 100)))) == [("train", 5.0, "done", 2)]
-        assert [Part(1, number, 7).samples for number in (1, 2)] == [4, 3]
 
     def test_time_for_the_upload_is_kept_back(self) -> None:
         steps = Site().carried_out(Train(Training("m", 9), Limit(stop_at=42.0, reserve_upload=600.0)), UPDATE)
