@@ -89,13 +89,8 @@ class Processes:
         tasks: TaskRunner,
         on_switched_on: Callable[[int], None],
     ) -> None:
-        self._specs, self.streams, self.capacity, self.tasks, self._on_switched_on = (
-            specs,
-            streams,
-            capacity,
-            tasks,
-            on_switched_on,
-        )
+        self._specs, self.streams, self.capacity = specs, streams, capacity
+        self.tasks, self._on_switched_on = tasks, on_switched_on
         self.messages, self.network, self.simulation = tasks.messages, tasks.network, tasks.messages.simulation
         self.held: dict[tuple[str, str | int], list[float]] = {}
         self.begun: dict[tuple[int, Call], list[Any]] = {}
