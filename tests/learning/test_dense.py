@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedsim.learning.architecture import Architecture, dense
-from fedsim.learning.solvers.base import Descent, compute_with_one_thread
+from fedsim.learning.solvers.base import Descent, one_thread
 from fedsim.learning.solvers.dense import Dense, Way
 from fedsim.learning.solvers.reference import load_weights, module_of
 from tests.learning.small import PULLS, RULES, plain_sgd, pulled, solve_of
@@ -23,7 +23,7 @@ def perceptron(features: int, *widths: int) -> Architecture:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
-    compute_with_one_thread()
+    one_thread()
 
 
 def _start(architecture: Architecture, seed: int, dtype: type = np.float32) -> np.ndarray:

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedsim.learning.architecture import Architecture, Dropout, Flatten, Linear, MaxPool2d, convolution, dense
 from fedsim.learning.models import CNN5
-from fedsim.learning.solvers.base import Descent, compute_with_one_thread
+from fedsim.learning.solvers.base import Descent, one_thread
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key, with_keyed_dropout
 from fedsim.learning.solvers.reference import Reference, flat_weights, load_weights, module_of
 from tests.learning.small import PULLS, Dropping, plain_sgd, pulled, solve_of
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
-    compute_with_one_thread()
+    one_thread()
 
 
 def _weights(module: nn.Module, seed: int) -> np.ndarray:
