@@ -34,6 +34,16 @@ def test_fedprox_mnist(mnist: Dataset, seed: int) -> None:
     assert (held >= 60_000).any()
 
 
+@pytest.mark.parametrize("classes", [1, 6])
+def test_power_law_with_other_numbers_of_classes(mnist: Dataset, classes: int) -> None:
+    data = PowerLaw(classes_per_device=classes).split(mnist, 1000, Streams(1))
+    sizes = data.train_sizes() + held_out(data)
+    assert sizes.min() >= 5 * classes
+    assert 67_000 < sizes.sum() < 70_000
+    for user, shard in enumerate(data.shards):
+        assert {*mnist.pool.y[np.append(shard.train, shard.test)]} == {(user + slot) % 10 for slot in range(classes)}
+
+
 def test_ditto_fashion_exactly(fashion: Dataset) -> None:
     data = DittoPartition().split(fashion, 500, Streams(1))
     train, test = data.train_sizes(), held_out(data)
@@ -69,24 +79,19 @@ def test_femnist_without_the_slip_is_clean(letters: Dataset) -> None:
     assert np.array_equal(data.train_sizes(), dirty.train_sizes())
 
 
-def test_synthetic_sizes() -> None:
+def test_synthetic_devices_and_their_sizes() -> None:
     sizes = SyntheticSizes().sizes(4000, Streams(1))
     assert sizes.min() >= 50
     assert np.median(sizes) == pytest.approx(50 + np.exp(4), rel=0.08)
     assert np.log(sizes - 49.5).std() == pytest.approx(2.0, rel=0.1)
-
-
-def test_synthetic_devices() -> None:
     streams = Streams(3)
     dataset = Synthetic().draw(SyntheticSizes().sizes(30, streams), streams)
     data = SyntheticSizes().split(dataset, 30, streams)
     sizes = SyntheticSizes().sizes(30, streams)
     assert np.array_equal(data.train_sizes(), np.floor(0.9 * sizes))
     assert np.array_equal(data.train_sizes() + held_out(data), sizes)
-    start = 0
-    for shard, size in zip(data.shards, sizes, strict=True):
-        assert np.array_equal(np.sort(np.concatenate([shard.train, shard.test])), np.arange(start, start + size))
-        start += size
+    for shard, end, size in zip(data.shards, sizes.cumsum(), sizes, strict=True):
+        assert sorted([*shard.train, *shard.test]) == [*range(end - size, end)]
 
 
 DEVICES = 400
