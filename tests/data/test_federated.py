@@ -141,9 +141,7 @@ def pictures(count: int, channels: int = 1, side: int = 9) -> np.ndarray:
 
 
 @pytest.mark.parametrize("flip", [0.0, 1.0])
-def test_without_distortions_nothing_changes_but_a_certain_mirror_image_and_turns_are_exact(
-    flip: float,
-) -> None:
+def test_without_distortions_nothing_changes_but_a_certain_mirror_image_and_turns_are_exact(flip: float) -> None:
     raw = pictures(5, channels=3)
     assert np.array_equal(augment(raw, Augmentation(**{**STILL, "flip": flip}), seed=1), raw[..., ::-1] if flip else raw)
     image = np.array([[[[1, 2], [3, 4]]]], dtype=np.float32)
