@@ -149,22 +149,18 @@ def test_dirichlet_shares_have_the_distributions_moments() -> None:
     assert shares.var() == pytest.approx(0.1 * 0.9 / 11, rel=0.35)
 
 
-def test_test_samples_follow_the_labels(small: Dataset) -> None:
+def test_test_samples_follow_the_labels_and_scarce_ones_are_spread_in_proportion(small: Dataset) -> None:
     by_class = small.by_class(small.train)
     train = [np.concatenate([by_class[0][:30], by_class[1][:15]]), by_class[0][30:], by_class[1][15:]]
     test = deal_test_alike(small, train, Streams(1))
     counts = [np.bincount(small.pool.y[index], minlength=10)[:2].tolist() for index in test]
     assert counts == [[10, 5], [10, 0], [0, 15]]
     assert sum(len(index) for index in test) == 40
-
-
-def test_scarce_test_samples_are_spread_in_proportion(small: Dataset) -> None:
-    """60 equal devices and 20 test samples of each class: 3.3 each in all, though only 0.33 of each class."""
+    # 60 equal devices and 20 test samples of each class: 3.3 each in all, though only 0.33 of each class.
     data = Iid().split(small, 60, Streams(1))
     sizes = [len(index) for index in deal_test_alike(small, [shard.train for shard in data.shards], Streams(1))]
     assert sum(sizes) == 200
-    assert min(sizes) >= 2
-    assert max(sizes) <= 5
+    assert 2 <= min(sizes) <= max(sizes) <= 5
 
 
 def test_a_file_says_who_holds_what(tmp_path: Path, small: Dataset) -> None:

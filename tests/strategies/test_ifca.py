@@ -156,22 +156,18 @@ def asked(run: Any) -> list[tuple[int, int, int]]:
 
 
 def test_a_client_joins_the_model_nearest_to_what_it_sent_last() -> None:
-    """In a round after all have sent something: by the definition, from what the server holds."""
+    """In a round after all have sent something, and in the first: by the definition, from what the server holds."""
     sections = world(PAIRED, 10, fesem(3, 10), 4)
-    before, _ = played(sections)
+    before, first = played(sections)
+    initial, *starts = weights(before, [before.learner.initial(count) for count in range(4)])
+    nearest = int(np.argmin([np.linalg.norm(initial - start) for start in starts]))
+    tasks = [record.fields for record in first if record.kind == "task-start"]
+    assert {task["group"] for task in tasks if task["round"] == 0} == {nearest}
     _, records = played(sections | {"stop": {"rounds": 5}})
     centers, last = weights(before), weights(before, before.strategy.state["last"])
     expected = [int(np.argmin([np.linalg.norm(own.astype(np.float64) - center) for center in centers])) for own in last]
     found = {record.fields["device"]: record.fields["group"] for record in records if record.kind == "task-start"}
     assert [found[device] for device in range(10)] == expected
-
-
-def test_in_their_first_round_clients_are_where_the_initial_model_is_nearest() -> None:
-    run, records = played(world(PAIRED, 20, fesem(4, 5), 4))
-    initial, *starts = weights(run, [run.learner.initial(count) for count in range(5)])
-    nearest = int(np.argmin([np.linalg.norm(initial - start) for start in starts]))
-    tasks = [record.fields for record in records if record.kind == "task-start"]
-    assert [task["group"] for task in tasks if task["round"] == 0] == [nearest] * 5
 
 
 @pytest.mark.parametrize("kind", ["fesem", "fesem-mig"])
@@ -199,26 +195,21 @@ def test_one_center_is_an_unweighted_fedavg(tmp_path: Path, monkeypatch: Any) ->
     assert weights(ours)[0].tobytes() == weights(theirs, [theirs.strategy.state["model"]])[0].tobytes()
 
 
-class TestPoints:
-    """The k-means form: clients are points, groups are their means."""
+@pytest.mark.parametrize(("clients", "rounds"), [(4, 5), (8, 3)])
+def test_in_the_k_means_form_groups_are_the_means_of_the_last_models_of_all_members(
+    tmp_path: Path, clients: int, rounds: int
+) -> None:
+    data = opposite_groups(tmp_path / "data", [14] * 8)
+    run, _ = played(world(data, 8, fesem(2, clients, **{"as": "paper"}), rounds, training={"batch_size": 4}))
+    last, groups = weights(run, run.strategy.state["last"]), run.strategy.state["group"]
+    assert sorted({*groups}) == [0, 1]
+    assert clients < 8 or groups in ([0, 1] * 4, [1, 0] * 4), "clients of opposite labels part"
+    for group, model in enumerate(weights(run)):
+        members = [own.astype(np.float64) for own, found in zip(last, groups, strict=True) if found == group]
+        assert model == pytest.approx(np.mean(members, axis=0), abs=1e-6)
 
-    def sections(self, tmp_path: Path, clients: int, rounds: int) -> Sections:
-        strategy = fesem(2, clients, **{"as": "paper"})
-        return world(opposite_groups(tmp_path / "data", [14] * 8), 8, strategy, rounds, training={"batch_size": 4})
 
-    def test_groups_are_the_means_of_the_last_models_of_all_members(self, tmp_path: Path) -> None:
-        run, _ = played(self.sections(tmp_path, 4, 5))
-        last, groups = weights(run, run.strategy.state["last"]), run.strategy.state["group"]
-        assert sorted({*groups}) == [0, 1]
-        for group, model in enumerate(weights(run)):
-            members = [own.astype(np.float64) for own, found in zip(last, groups, strict=True) if found == group]
-            assert model == pytest.approx(np.mean(members, axis=0), abs=1e-6)
-
-    def test_clients_of_opposite_labels_part(self, tmp_path: Path) -> None:
-        groups = played(self.sections(tmp_path, 8, 3))[0].strategy.state["group"]
-        assert groups in ([0, 1] * 4, [1, 0] * 4)
-
-    def test_it_goes_on_as_if_it_had_not_been_stopped(self, tmp_path: Path) -> None:
-        contract = StrategyContract()
-        contract.strategy = fesem(2, 6, **{"as": "paper"})
-        contract.test_it_goes_on_as_if_it_had_not_been_stopped(tmp_path)
+def test_the_k_means_form_goes_on_as_if_it_had_not_been_stopped(tmp_path: Path) -> None:
+    contract = StrategyContract()
+    contract.strategy = fesem(2, 6, **{"as": "paper"})
+    contract.test_it_goes_on_as_if_it_had_not_been_stopped(tmp_path)
