@@ -132,10 +132,7 @@ def nearest_direction(models: list[NDArray[np.float32]]) -> NDArray[np.float64]:
 
 
 class FlexCFLClient(MigratingClient[FlexCFLParams]):
-    """Pre-trains from the initial model to find its group, and trains the group's model.
-
-    State besides ``MigratingClient``'s: ``initial`` and ``directions``, as it has received them.
-    """
+    """Pre-trains from the ``initial`` model to find its group by the ``directions``, and trains the group's model."""
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         for name, key in (("initial", "initial-model"), ("initial", "pre-training"), ("directions", "directions")):

@@ -46,10 +46,7 @@ class FPFCParams(SynchronousParams):
 
 
 class FPFCClient(SynchronousClient[FPFCParams]):
-    """Goes on with its own model, held to what it received.
-
-    State: ``model``, its own; absent until it has first answered.
-    """
+    """Goes on with its own ``model`` (absent until it has first answered), held to what it received."""
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         own = device.state.get("model", instruction["model"])

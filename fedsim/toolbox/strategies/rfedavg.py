@@ -144,10 +144,7 @@ def balance(counts: NDArray[np.int64], clusters: Clusters, weights: Sequence[Flo
 
 
 class RFedAvgClient(SynchronousClient[RFedAvgParams]):
-    """Makes gradient steps on all of its data, and says what is asked of these.
-
-    State: ``total``, D as it was told last.
-    """
+    """Makes gradient steps on all of its data, and says what is asked of these; ``total`` is D as it was told last."""
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         return () if instruction.job == "report" else super().work(device, instruction)
