@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import fedsim
 from fedsim.audit import audit
-from fedsim.audit.capacity import overfull, slack_s
 from fedsim.audit.evidence import grain_s
+from fedsim.audit.links import overfull, slack_s
 from fedsim.records import folder as files
 from fedsim.records.schema import TRANSFERS
 from fedsim.simulation import TICK_S
