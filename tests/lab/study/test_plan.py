@@ -36,14 +36,8 @@ def test_all_runs_in_order_with_their_scenarios(tables: dict[str, Any], tmp_path
     assert study.runs[1].folder == Path("runs/fedprox,jitter=0.0,lr=0.1/seed-1")
     assert [run.scenario.strategy.kind for run in study.runs[:2]] == ["fedavg", "fedprox"]
     assert study.runs[1].scenario.strategy.deadline == 30.0  # type: ignore[attr-defined]  # said once, in the base
-
-
-def test_a_grid_without_quotes_is_the_same(tables: dict[str, Any], tmp_path: Path) -> None:
-    tables["grid"] = {"training.lr": [0.1, 0.2], "stop.rounds": [1]}
-    quoted = read_study(write(tmp_path / "q.toml", tables))
-    tables["grid"] = {"training": {"lr": [0.1, 0.2]}, "stop": {"rounds": [1]}}  # training.lr = [0.1, 0.2]
-    assert read_study(write(tmp_path / "u.toml", tables)).runs == quoted.runs
-    assert len(quoted.runs) == 8
+    tables["grid"] = {"population": {"jitter": [0.0, 0.2]}, "training": {"lr": [0.1]}}  # as TOML reads keys without quotes
+    assert read_study(write(tmp_path / "s.toml", tables)).runs == study.runs
 
 
 def test_a_change_of_the_base_may_take_a_key_away_and_tells_what_it_drops(tables: dict[str, Any], tmp_path: Path) -> None:
@@ -101,21 +95,12 @@ SIZED: dict[str, Any] = {
 OF_NOBODY = {"measures": {"best": {"title": "best"}}, "tables": [{"title": "T", "measures": ["best"], "rows": ["fedagv"]}]}
 
 
-def refused(tables: dict[str, Any], tmp_path: Path) -> str:
-    with pytest.raises(ScenarioError) as raised:
-        read_study(write(tmp_path / "wrong.toml", tables))
-    assert len(str(raised.value).splitlines()) == 1
-    return str(raised.value)
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         ({"seedz": [1]}, "the study has the unknown key 'seedz'; allowed are name, about, base, seeds"),
         ({"seedz": [1]}, "did you mean 'seeds'?"),
-        ({"seeds": []}, "seeds is []"),
         ({"seeds": [1, 1]}, "seeds: [1, 1] are not different"),
-        ({"seeds": [-1]}, "seeds: [-1] are not"),
         ({"seeds": ["a"]}, "seeds.0 is 'a'"),
         ({"baseline": "fedagv"}, "'baseline' is 'fedagv'; allowed are fedavg, fedprox (did you mean 'fedavg'?)"),
         ({"target": [1.5]}, "target: 1.5 is no accuracy"),
@@ -124,17 +109,15 @@ def refused(tables: dict[str, Any], tmp_path: Path) -> str:
         ({"references": ["local", "local"]}, "names one of them twice"),
         ({"variants": {}, "baseline": "x"}, "a study needs a variant"),
         ({"variants": {" ": {}}}, "a variant's name has 1 characters"),
+        ({"variants": {"fedavg": {}, "FedAvg": {}}}, "would share a folder"),  # one folder on some systems
         ({"variants": {"fedavg": {"seed": 3}}}, "'fedavg' has a seed of its own"),
         ({"variants": {"fedavg": {"strategy.kind": "fedavgg"}}}, "variant 'fedavg': strategy.kind is 'fedavgg'"),
         ({"variants": {"fedavg": {"training.lrr": 1.0}}}, "variant 'fedavg': training has the unknown key 'lrr'"),
-        ({"variants": {"fedavg": 3}}, "variants.fedavg is 3"),
         ({"grid": {"seed": [1, 2]}}, "'seed' is no key of a grid"),
         ({"grid": {"training.lr": []}}, "'training.lr' has the values []"),
         ({"grid": {"training.lr": [0.1, 0.1]}}, "different ones"),
-        ({"grid": {"training.lr": 0.1}}, "grid.training.lr is 0.1"),
         ({"grid": {"training.lr": [0.1, "x"]}}, "variant 'fedavg, lr=x': training.lr is 'x'"),
         ({"grid": {"training.lr": [float(n) for n in range(60_000)]}}, "at most 100000 are allowed"),
-        ({"base": 3}, "base"),
         ({"base": {"population": 3}}, "variant 'fedavg': population is 3"),
         ({"base": "nowhere.toml"}, "nowhere.toml' does not exist"),
         ({"base": "communication"}, "base is 'communication', which is a study; allowed is a scenario"),
@@ -155,20 +138,19 @@ def refused(tables: dict[str, Any], tmp_path: Path) -> str:
             SIZED | {"parts": {"a": {"grid": {"links": ["fast"]}}}},
             "a value of 'links' in a grid is 'fast'; allowed are slow, usual",
         ),
-        (SIZED | {"parts": {"a": {"grid": {"training.lr": []}}}}, "'training.lr' has the values []"),
-        (SIZED | {"parts": {"a": {"grid": {"training.lr": [float(n) for n in range(60_000)]}}}}, "at most 100000 are allowed"),
         (SIZED | {"parts": {"a": {"varians": []}}}, "did you mean 'variants'?"),
         (SIZED | {"sets": {}, "parts": {"a": {"changes": {"training.lrr": 1}}}}, "training has the unknown key 'lrr'"),
         (SIZED | {"parts": {"a": {"extends": "b"}, "bb": {}}}, "parts.a.extends is 'b'; allowed are bb (did you mean 'bb'?)"),
         (SIZED | {"parts": {"a": {"extends": "b"}, "b": {"extends": "a"}, "c": {}}}, "parts.b.extends is 'a'; allowed are c"),
-        (SIZED | {"parts": {"a": {"base": "nowhere.toml"}}}, "nowhere.toml' does not exist"),
         (SIZED | {"published": "nowhere.toml"}, "nowhere.toml' does not exist"),
         (SIZED | {"published": {"measures": {}, "tables": []}}, "the published figures: tables is []"),
         (SIZED | {"published": OF_NOBODY}, "table 'T': the study has no variants with variant=fedagv; a row must be one"),
     ],
 )
 def test_what_is_wrong_is_named(tables: dict[str, Any], tmp_path: Path, change: dict[str, Any], says: str) -> None:
-    assert says in refused(tables | change, tmp_path)
+    with pytest.raises(ScenarioError) as raised:
+        read_study(write(tmp_path / "wrong.toml", tables | change))
+    assert (says in str(raised.value), len(str(raised.value).splitlines())) == (True, 1), raised.value
 
 
 SIZES = {"sizes": {"small": {"changes": {"strategy.mu": 0.5}}}}
@@ -205,33 +187,17 @@ def test_what_reaches_no_run_is_refused(
         read_study(write(tmp_path / "s.toml", tables | more), changes)
 
 
-def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "s.toml").write_text("base = ")
-    with pytest.raises(ScenarioError, match="is not valid TOML"):
+@pytest.mark.parametrize(("text", "says"), [("base = ", "is not valid TOML"), ("[variants.a]", "base is missing")])
+def test_a_file_that_is_none_is_refused(text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(text)
+    with pytest.raises(ScenarioError, match=says):
         read_study(tmp_path / "s.toml")
-    with pytest.raises(ScenarioError, match="base is missing"):
-        read_study(write(tmp_path / "s.toml", {"variants": {"a": {}}}))
-
-
-HOSTILE = [
-    "../../etc",
-    "/",
-    ".",
-    "..",
-    "a/b",
-    "CON\n",
-    "<script>alert(1)</script>",
-    "\x1b[31mred",
-    "=1+1",
-    "x" * 10_000,
-    "-rf",
-    "é",
-    "",
-]
 
 
 def test_folders_have_harmless_names_that_differ() -> None:
-    folders = [safe_name(name) for name in [*HOSTILE, *(name + " " for name in HOSTILE)]]
+    hostile = ["../../etc", "/", ".", "..", "a/b", "CON\n", "<script>alert(1)</script>", "\x1b[31mred", "=1+1", "-rf", "é", ""]
+    hostile.append("x" * 10_000)
+    folders = [safe_name(name) for name in [*hostile, *(name + " " for name in hostile)]]
     assert len({folder.lower() for folder in folders}) == len(folders)
     for folder in folders:
         assert folder.isascii()
@@ -239,11 +205,6 @@ def test_folders_have_harmless_names_that_differ() -> None:
         assert len(folder) < 80
         assert not set(folder) & set('/\\:*?"<>|\n\x1b ')
     assert safe_name("flexcfl, share=0.3") == "flexcfl,share=0.3"
-
-
-def test_variants_that_would_share_a_folder_are_refused(tables: dict[str, Any], tmp_path: Path) -> None:
-    tables["variants"] = {"fedavg": {}, "FedAvg": {}}  # one folder on some systems
-    assert "would share a folder" in refused(tables, tmp_path)
 
 
 def test_parts_and_sizes(tables: dict[str, Any], tmp_path: Path) -> None:
@@ -381,13 +342,9 @@ def test_centralised_training_is_better_than_what_it_is_compared_with(tables: di
 
 
 def test_pooling_keeps_every_sample_as_its_device_saw_it() -> None:
-    for spec in (
-        DataSpec(source="digits", partition={"kind": "dirichlet", "alpha": 0.5}),  # type: ignore[arg-type]
-        DataSpec(source="digits", partition={"kind": "rotations", "degrees": [0, 90]}),  # type: ignore[arg-type]
-        DataSpec(source="digits", partition={"kind": "permutations"}),  # type: ignore[arg-type]
-        DataSpec(source={"kind": "synthetic"}),  # type: ignore[arg-type]
-    ):
-        dealt = spec.build(8, Streams(3))
+    partitions = ({"kind": "dirichlet", "alpha": 0.5}, {"kind": "rotations", "degrees": [0, 90]}, {"kind": "permutations"})
+    for said in (*({"source": "digits", "partition": one} for one in partitions), {"source": {"kind": "synthetic"}}):
+        dealt = DataSpec.model_validate(said).build(8, Streams(3))
         (alone,) = dealt.on_one_device().shards
         pooled = dealt.on_one_device()
         for of_one, of_all in ((dealt.train_samples, pooled.train_samples), (dealt.test_samples, pooled.test_samples)):
@@ -396,10 +353,6 @@ def test_pooling_keeps_every_sample_as_its_device_saw_it() -> None:
             np.testing.assert_array_equal(x, np.concatenate([part for part, _ in parts]))
             np.testing.assert_array_equal(y, np.concatenate([part for _, part in parts]))
 
-
-def test_pooled_data_are_on_one_device_or_refused() -> None:
-    data = DataSpec(pooled_from=20).build(1, Streams(1))
-    assert len(data.shards) == 1
     with pytest.raises(fedsim.ScenarioError, match=r"population\.devices is 2"):
         DataSpec(pooled_from=20).build(2, Streams(1))
 
