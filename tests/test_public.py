@@ -158,7 +158,7 @@ _LAYERS = {
     "toolbox.shifts": "common data",
     "toolbox.sources": "common data",
     "toolbox.trainers": "common learning",
-    "toolbox.worlds": "common energy world",
+    "toolbox.worlds": "common world",
     "toolbox.peers": "common evaluation federation learning strategies world",
     "toolbox.strategies": "common evaluation federation learning strategies toolbox.aggregation toolbox.clustering world",
     "checkpoint": "common energy federation learning world",

@@ -14,57 +14,17 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.arrays import Flags, Floats, Ints
-from fedsim.language.registry import Registry
-from fedsim.language.spec import Spec
+from fedsim.energy.charging import Charging
 from fedsim.simulation import TICK_S, Alarm, Simulation, on_grid
-from fedsim.streams import Streams
 from fedsim.world.availability import Availability
 from fedsim.world.phases import Span
 from fedsim.world.task import Code, Download, Evaluate, TaskStep, Train, Upload, Work
-
-
-class Charging(Protocol):
-    """When devices are plugged in, as paths: pure functions of (seed, device), whatever a device is asked to do."""
-
-    def span(self, device: int, time: float) -> Span:
-        """The phase that ``device`` is in at ``time`` (s): on while it is plugged in. An off phase may follow another one."""
-
-
-class ChargingModel(Spec):
-    """The base of every kind of charging."""
-
-    kind: str
-
-    def build(self, streams: Streams, devices: int, starts: float, availability: Availability, root: Path | None) -> Charging:
-        """Paths of a run from ``starts``, a time of the day (s); draws from ``world/charging``. By default the spec itself."""
-        return self  # type: ignore[return-value]
-
-
-class Never(ChargingModel):
-    """A device has what is in its battery at first."""
-
-    kind: Literal["never"] = "never"
-
-    def span(self, device: int, time: float) -> Span:
-        return Span(False, 0.0, math.inf)
-
-
-_KINDS = "fedsim.toolbox.worlds.charging"
-_OTHERS = {
-    "always": (f"{_KINDS}:Always", "a device is plugged in all the time"),
-    "reached": (f"{_KINDS}:WhenReached", "a device is plugged in while it can be reached: phones as FLASH recorded them"),
-    "renewal": (f"{_KINDS}:RenewalCharging", "plugged in and unplugged for exponential times"),
-    "daily": (f"{_KINDS}:Daily", "plugged in each day at a time of its own, for as long as it has always been"),
-}
-CHARGINGS = Registry("charging", "", {**Registry.of("charging", Never).known, **_OTHERS})
-ChargingSpec = Annotated[ChargingModel, CHARGINGS]
 
 _DRAWS: dict[type[TaskStep], str] = {Download: "receive", Upload: "send"}
 _DRAWS |= dict.fromkeys((Train, Evaluate, Work, Code), "compute")

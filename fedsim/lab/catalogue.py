@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from fedsim.data.partitions import PARTITIONS
 from fedsim.data.shifts import SHIFTS
 from fedsim.data.sources import SOURCES
-from fedsim.energy.batteries import CHARGINGS
+from fedsim.energy.charging import CHARGINGS
 from fedsim.energy.spec import TITLES, preset_figures
 from fedsim.errors import ScenarioError, nearest
 from fedsim.executors.named import EXECUTORS
