@@ -1,4 +1,4 @@
-"""When a device is plugged in: never, always, each day at its time, in random phases, or whenever it can be reached."""
+"""Paths of when a device is plugged in: never, always, each day at its time, in random phases, or while it can be reached."""
 
 import math
 from pathlib import Path
