@@ -119,8 +119,6 @@ class Batteries:
         """Whether the device has a battery that can be flat."""
         return self._draws(device, "capacity_j") < math.inf
 
-    # What a device can do now, or when.
-
     def up(self, devices: Ints, time: float) -> Flags:
         """Devices of ``devices`` that are not flat at ``time`` (s); bool, as many."""
         columns, since = self._columns, time + TICK_S - self._at[devices]  # it is flat at the nearest tick, which may be before
@@ -190,10 +188,9 @@ class Batteries:
         return point.at if point.flat else math.inf
 
     def look(self, device: int, left: float, rate: float) -> tuple[float, bool, bool]:
-        """Time to look ahead while a message waits or moves, of which ``left`` bytes are to go, now at ``rate`` (bytes/s).
+        """A time (s) before which the device does not run flat, whether it does so then, and whether that hangs on the rate.
 
-        A time (s) before which the device does not run flat, whether it does so then, and whether its battery may hold less
-        than these bytes take: then that is so only while the rate stays as it is.
+        A message waits or moves, of which ``left`` bytes are to go, now at ``rate`` (bytes/s); the battery may hold less.
         """
         point, load = self._point(device), self._loads[device]
         reserve = load.byte * left
@@ -324,8 +321,6 @@ class Batteries:
         point = self._point(device)
         books = {"charged": point.charged, "idle": point.idled, "drawn": point.drawn}
         self._simulation.emit("battery", device=device, level=point.level, **books, flat=point.flat, path=path)
-
-    # Snapshots, between two instants.
 
     _STATE = ("_at", "_level", "_flat", "_charged", "_idled", "_drawn", "_loads", "_tails")
 
