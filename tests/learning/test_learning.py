@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,8 +11,10 @@ from torch.nn import functional
 
 from fedsim.data.federated import Shard, stratified_part
 from fedsim.errors import ScenarioError, SimulationError
+from fedsim.evaluation.evaluator import EvaluationSpec, Evaluator, WorldView
 from fedsim.executors.inline import Inline
 from fedsim.executors.threads import Threads
+from fedsim.language.stop import StopSpec
 from fedsim.learning.engine import Learning
 from fedsim.learning.learner import Learner
 from fedsim.learning.models import CNN5, Logistic, ModelSpec, Perceptron, SizeOnly
@@ -264,9 +266,9 @@ def test_training_loss_and_discrepancy() -> None:
     assert loss == pytest.approx((30 * updates[0].train_loss + 20 * updates[1].train_loss) / 50)
     mean = sum(float(np.linalg.norm(run(core.value(update)) - run(core.value(model)))) for update in updates) / 2
     pairs, bad = [(update, model) for update in updates], _poisoned(core, 2)
-    assert run(core.discrepancy(pairs)) == pytest.approx(mean, rel=1e-5)
-    assert run(core.discrepancy([*pairs, (bad, model), (model, bad)])) == pytest.approx(mean, rel=1e-5)
-    assert run(core.discrepancy([(bad, model)])) is run(core.discrepancy([])) is run(core.train_loss([(model, 1.0)])) is None
+    of = Evaluator(core, StopSpec(rounds=1), EvaluationSpec(), cast("WorldView", None)).discrepancy
+    assert run(of(pairs)) == run(of([*pairs, (bad, model), (model, bad)])) == pytest.approx(mean, rel=1e-5)
+    assert run(of([(bad, model)])) is run(of([])) is run(core.train_loss([(model, 1.0)])) is None
 
 
 def test_learning_off_has_names_and_sizes_only() -> None:
@@ -276,7 +278,7 @@ def test_learning_off_has_names_and_sizes_only() -> None:
     assert (update.name, update.device, off.mix([(update, 1.0)]).name) == ("update-1", 3, "model-2")
     best = off.best([update, update], 5, version=2)
     assert (best.device, off.train(Training(best, full_batch=True), 5, key=1).device) == (5, 5)
-    assert run(off.evaluate({"global": (update, None)})) is run(off.discrepancy([(update, update)])) is None
+    assert run(off.evaluate({"global": (update, None)})) is None
     assert run(off.losses([best])) is run(off.choices([best])) is None
     with pytest.raises(SimulationError, match='learning = "on"'):
         run(off.value(update))
