@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedsim.evaluation.agreement import adjusted_rand_index, normalised_mutual_information, purity
+from fedsim.language.imports import at
 from fedsim.language.spec import Spec
 from fedsim.language.stop import StopSpec
 from fedsim.learning.objectives import EvaluationMetric
@@ -270,8 +270,7 @@ class Evaluator:
         groups[truth < 0] = -1
         if present is not None:
             groups[~present] = -1
-        measures = {"purity": purity, "ari": adjusted_rand_index, "nmi": normalised_mutual_information}
-        return {name: measure(groups, truth) for name, measure in measures.items()} if (groups >= 0).any() else {}
+        return at("fedsim.toolbox.clustering.agreement:measures", "agreement")(groups, truth) if (groups >= 0).any() else {}
 
     async def fine_tuned(self, models: ModelAssignment, number: int, usual_score: str) -> float | None:
         """Accuracy when each device has trained its own model further, from round ``number`` on; None if it is not wanted."""

@@ -113,16 +113,6 @@ def test_a_full_batch_is_the_whole_local_set_in_one_step_an_epoch(model: ModelSp
     assert whole.train_loss == epochs.train_loss
 
 
-def test_the_request_with_the_most_steps_in_all_goes_out_first() -> None:
-    """A device of 400 batches alone, and forty of 2 in two requests."""
-    data = federation([20] * 40 + [4000], shape=(500,))
-    core, _ = learning(data, Logistic(), batch_size=10)
-    start = core.initial()
-    run(core.value(start))
-    jobs = [core._work.job(core.train(Training(start), device, key=0), data) for device in range(41)]
-    assert core._work.split(jobs) == [[40], list(range(20)), list(range(20, 40))]
-
-
 def test_a_part_is_of_the_version_asked_for() -> None:
     data = federation([21, 34])
     later = data._later[0, 1] = data.shards[1]
@@ -334,33 +324,6 @@ def test_choices_are_a_wave_of_their_own_before_the_trainings_that_need_them() -
     ]
     assert late[0].value is mixed.value
     assert last.value is early[0].value is start.value
-
-
-NONE, MOST = np.nan, np.finfo(np.float64).max
-CHOICES = [([3.0, 1.0, 2.0], 1), ([2.0, 1.0, 1.0], 1), ([1.0, 1.0], 0), ([NONE, 7.0, np.inf], 1), ([-np.inf, 5.0, 4.0], 2)]
-CHOICES += [([np.inf, NONE], 0), ([NONE, NONE], 0), ([NONE, MOST], 1)]
-
-
-@pytest.mark.parametrize(("losses", "choice"), CHOICES, ids=str)
-def test_the_smallest_finite_loss_wins_and_the_first_of_equals(losses: list[float], choice: int) -> None:
-    models = [Ref(f"model-{at}", at, None) for at in range(len(losses))]
-    for at, model in enumerate(models):
-        model.settle(np.full(2, at, np.float32) if at != 1 else np.full(2, np.inf, np.float32))
-    ref = _choice(models, 9)
-    ref.choose(np.array(losses))
-    assert (ref.choice, ref.recipe) == (choice, None)
-    assert ref.value is models[choice].value
-    assert ref.finite == models[choice].finite
-    assert ref.losses is not None
-    assert not ref.losses.flags.writeable
-
-
-def test_a_choice_needs_models_and_is_made_once() -> None:
-    with pytest.raises(ValueError, match=r"device 7 .* at least one"):
-        Best((), 7, 0)
-    settled = Ref("model-0", 0, None)
-    with pytest.raises(ValueError, match="model-0 is no choice"):
-        settled.choose(np.zeros(1))
 
 
 def test_a_chain_of_thousands_needs_no_recursion_and_frees_what_nobody_holds() -> None:
