@@ -37,9 +37,8 @@ class Fitted(NamedTuple):
     """A world, and what is known of it beyond that.
 
     Attributes:
-        world: what a run is made of.
-        overhead: fixed part of a training (s), NaN where it cannot be told, [clients]. The world's speeds have it in them.
-        latency_is_known: whether latencies were told or fitted; if not, rates have them in them.
+        overhead: fixed part of a training (s), NaN where it cannot be told, [clients]; the world's speeds contain it.
+        latency_is_known: whether latencies were told or fitted; if not, rates contain them.
         notes: what the log does not tell, for people.
         seen: how many tasks each client was fitted to, [clients].
     """
@@ -48,7 +47,7 @@ class Fitted(NamedTuple):
     overhead: Floats
     latency_is_known: bool
     seen: Ints
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
 
 
 class Presence(NamedTuple):
@@ -60,11 +59,11 @@ class Presence(NamedTuple):
 
 
 def fit(tasks: Tasks, clients: int, latency: float | None = None, protocol: Protocol | None = None) -> Fitted:
-    """The world that tasks are from.
+    """The world that tasks of a log are from; a client without a task gets the median of the others.
 
     Args:
         tasks: some of a log.
-        clients: how many the log has; one without a task here gets the median of the others.
+        clients: how many the log has.
         latency: of all clients (s), if it is known.
         protocol: of the messages, fluid by default; shares of links are taken as alike.
     """
@@ -120,7 +119,7 @@ def _median(values: Floats, client: Ints, clients: int) -> Floats:
 
 
 def _usual(values: Floats) -> Floats:
-    """With the median in the place of what is not known."""
+    """The values with their median in place of NaN."""
     known = values[~np.isnan(values)]
     return np.where(np.isnan(values), np.median(known) if len(known) else math.inf, values)
 
@@ -145,10 +144,7 @@ def _speeds(tasks: Tasks, clients: int) -> tuple[Floats, float]:
 
 
 def _lines(steps: Any, client: Ints, clients: int) -> Floats:
-    """Intercept (at least 0) and slope of each client's line of time over amount (Theil, 1950; Sen, 1968), [2, clients].
-
-    NaN where there is none, and of one amount.
-    """
+    """Intercept (at least 0) and slope of each client's Theil-Sen line of time over amount; NaN of one amount; [2, clients]."""
     found = np.full((2, clients), math.nan)
     times = pd.DataFrame({"client": client, "amount": steps.amount, "took": took(steps)}).dropna(subset="took")
     for one, own in times.groupby("client"):
@@ -176,10 +172,8 @@ def _latencies(tasks: Tasks, clients: int, protocol: Protocol) -> Floats | None:
             return np.asarray(tried + sending < large)
 
         latency = _bisected(is_low, np.zeros_like(large), lines[0])
-    sums = np.where(known, latency, 0.0).sum(axis=0)
     with np.errstate(invalid="ignore"):
-        mean: Floats = sums / known.sum(axis=0)
-    return _usual(mean)
+        return _usual(np.where(known, latency, 0.0).sum(axis=0) / known.sum(axis=0))
 
 
 def _bisected(is_low: Callable[[Floats], Flags], low: Floats, high: Floats) -> Floats:
@@ -189,9 +183,6 @@ def _bisected(is_low: Callable[[Floats], Flags], low: Floats, high: Floats) -> F
         below = is_low(middle)
         low, high = np.where(below, middle, low), np.where(below, high, middle)
     return np.asarray(low, dtype=np.float64)
-
-
-# Links.
 
 
 def _links(tasks: Tasks, way: Direction, latency: Floats, protocol: Protocol) -> tuple[Floats, float, list[str]]:
@@ -229,7 +220,7 @@ def _sending_s(protocol: Protocol, sizes: Floats, rates: Floats, latency: Floats
 def _rates(protocol: Protocol, sizes: Floats, sending: Floats, latency: Floats) -> Floats:
     """The rates (bytes/s) by which messages take that long beside their latencies (s), [messages].
 
-    By bisection from that without slow start on. NaN where any faster link would take as long, since windows alone limit it.
+    NaN where any faster link would take as long, since windows alone limit it.
     """
     low = sizes * protocol.overhead / sending
     if protocol.window == math.inf:

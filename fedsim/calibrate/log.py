@@ -55,7 +55,7 @@ _ROUND = [("number", int), ("start", float), ("end", float)]
 
 
 class LogDefaults(NamedTuple):
-    """Values of columns that a log lacks, and whether rows that cannot be used are left out (``lenient``) or refused."""
+    """Values of columns that a log lacks; ``lenient`` leaves out rows that cannot be used, instead of refusing the log."""
 
     bytes: float | None = None
     samples: int | None = None
@@ -292,21 +292,19 @@ def _tasks_of(name: str, rows: Any, kinds: list[str], refuse: Callable[[str], No
                 tasks.append(task)
             task[row.what] = row
             trained = row if row.what == "train" else trained
-    whole = []
+    usable = []
     for task in tasks:
         there = [what for what in kinds if what in task]
         if there == kinds[: len(there)]:
-            whole.append(task)
+            usable.append(task)
             continue
         missing = next(what for what in kinds if what not in task)
         refuse(f"client {name!r} has a hole: {_told(task[there[-1]])} without {missing!r} before it in the same round")
-    if len(whole) >= 2:
-        return whole
-    if whole:
-        number = next(iter(whole[0].values())).round
-        refuse(f"client {name!r} appears once, in round {number}; two tasks at least are needed to tell a device from chance")
-    else:
-        refuse(f"client {name!r} has no task that can be used")
+    if len(usable) >= 2:
+        return usable
+    once = "appears once, in round {}; two tasks at least are needed to tell a device from chance"
+    why = once.format(next(iter(usable[0].values())).round) if usable else "has no task that can be used"
+    refuse(f"client {name!r} {why}")
     return []
 
 
@@ -316,21 +314,17 @@ def _told(row: Any) -> str:
 
 
 def _tasks(tasks: list[_Task], numbers: dict[str, int], zero: float) -> Tasks:
-    table = np.recarray(len(tasks), dtype=_TASK)
-    for place, task in enumerate(sorted(tasks, key=lambda task: next(iter(task.values())).start)):
-        first, steps = next(iter(task.values())), []
-        for what in _ORDER:
-            row = task.get(what)
-            step = (math.nan,) * 3
-            if row is not None:
-                step = row.start - zero, row.end - zero, row.samples if what == "train" else row.bytes
-            steps.append(step)
-        table[place] = (numbers[first.client], first.round, task["train"].epochs if "train" in task else 1, *steps)
-    return table
+    found = []
+    for task in sorted(tasks, key=lambda task: next(iter(task.values())).start):
+        first, steps = next(iter(task.values())), dict.fromkeys(_ORDER, (math.nan,) * 3)
+        for what, row in task.items():
+            steps[what] = row.start - zero, row.end - zero, row.samples if what == "train" else row.bytes
+        found.append((numbers[first.client], first.round, task["train"].epochs if "train" in task else 1, *steps.values()))
+    return np.array(found, dtype=_TASK).view(np.recarray)
 
 
 def _rounds(tasks: Tasks) -> Any:
-    """When the first task of each round begins and the last one ends, in order of the rounds' numbers."""
+    """The first begin and the last end of a task of each round, in order of the rounds' numbers."""
     order = np.argsort(tasks.number, kind="stable")
     numbers, first = np.unique(tasks.number[order], return_index=True)
     start, end = spans(tasks)

@@ -10,9 +10,9 @@ import pytest
 import fedsim
 from fedsim.federation.server import Server
 from fedsim.simulation import Simulation
-from fedsim.strategies.parts.selection import LeastAvailable
 from fedsim.testing import ScenarioTables
 from fedsim.toolbox.selection.fedcs import FedCS
+from fedsim.toolbox.selection.least import LeastAvailable
 from fedsim.toolbox.selection.oort import Oort
 from tests.strategies.clustered import of_kind, played, ran
 from tests.strategies.curved import PULLS, curved

@@ -13,7 +13,8 @@ import fedsim
 from fedsim.learning.refs import Ref
 from fedsim.plugin import Server
 from fedsim.simulation import Simulation
-from fedsim.strategies.parts.server import SGD, Adagrad, Adam, ServerOptimiser, Yogi
+from fedsim.strategies.parts.server import SGD, ServerOptimiser
+from fedsim.toolbox.optimisers import Adagrad, Adam, Yogi
 from tests.strategies.clustered import played
 
 Weights = NDArray[np.float32]

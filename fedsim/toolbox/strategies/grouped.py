@@ -12,9 +12,9 @@ from fedsim.federation import Contents, Device, Header, Instruction, Server, Tas
 from fedsim.language.registry import Registry
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.deadline import Relative
-from fedsim.strategies.parts.moment import EachRound, ShiftTest, WhenShifted
 from fedsim.strategies.round_params import CombiningParams, SelectingParams, SynchronousParams
 from fedsim.strategies.synchronous import Synchronous, SynchronousClient
+from fedsim.toolbox.clustering.moments import EachRound, ShiftTest, WhenShifted
 
 Preset = Literal["paper", "published-code"]
 
