@@ -43,7 +43,7 @@ def require_finite(norms: NDArray[np.floating]) -> None:
 
 
 def require_groups(groups: int, devices: int, method: str) -> None:
-    """Refuse more groups than devices, and no group."""
+    """Refuse numbers of groups other than 1 to ``devices``."""
     if not 1 <= groups <= devices:
         raise SimulationError(f"{method} into {groups} groups of {devices} devices; allowed are 1 to {devices} groups")
 
@@ -81,16 +81,12 @@ def most_alike(updates: Sequence[NDArray[np.floating]], directions: Sequence[NDA
     The cosine is 0 where one of the two is 0 or not finite. Sums are in float64, one pair after the other, so an update's
     direction does not depend on the updates beside it.
     """
-    with np.errstate(all="ignore"):
-        lengths = [length(direction) for direction in directions]
-        found = []
-        for update in updates:
-            own, wide = length(update), update.astype(np.float64)
-            cosines = np.array(
-                [(wide * direction).sum() / (own * other) for direction, other in zip(directions, lengths, strict=True)]
-            )
-            told = [0 < own * other < np.inf for other in lengths] & np.isfinite(cosines)
-            found.append(int(np.argmax(np.where(told, cosines, 0.0))))
+    lengths, found = np.array([length(direction) for direction in directions]), list[int]()
+    for update in updates:
+        wide, sizes = update.astype(np.float64), length(update) * lengths
+        with np.errstate(all="ignore"):
+            cosines = np.array([(wide * direction).sum() for direction in directions]) / sizes
+        found.append(int(np.argmax(np.where((sizes > 0) & np.isfinite(sizes) & np.isfinite(cosines), cosines, 0.0))))
     return found
 
 
@@ -173,8 +169,7 @@ def loss_gap(losses: Matrix) -> Matrix:
     return gap + gap.T
 
 
-MOST_SHOWN = 200
-"""Devices of which every pair is recorded; a record of more would be hundreds of kilobytes."""
+MOST_SHOWN = 200  # devices of which every pair is recorded
 
 
 def rounded(figures: NDArray[np.floating]) -> list[Any]:

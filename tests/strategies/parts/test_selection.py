@@ -11,7 +11,7 @@ import fedsim
 from fedsim.federation.server import Server
 from fedsim.simulation import Simulation
 from fedsim.testing import ScenarioTables
-from fedsim.toolbox.selection.fedcs import FedCS
+from fedsim.toolbox.selection.by_speed import FedCS
 from fedsim.toolbox.selection.least import LeastAvailable
 from fedsim.toolbox.selection.oort import Oort
 from tests.strategies.clustered import of_kind, played, ran
