@@ -1,4 +1,4 @@
-"""Client selections against known answers; combinations with strategies are in ``test_matrix``."""
+"""Client selections against known answers; combinations with strategies are in ``test_aggregation``."""
 
 import math
 from pathlib import Path
