@@ -154,6 +154,7 @@ _LAYERS = {
     "toolbox.objectives": "common data learning",
     "toolbox.executors": "errors executors language",
     "toolbox.codecs": "common federation learning",
+    "toolbox.deadlines": "common strategies",
     "toolbox.optimisers": "common federation learning strategies",
     "toolbox.partitions": "common data",
     "toolbox.shifts": "common data",

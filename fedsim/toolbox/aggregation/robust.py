@@ -4,6 +4,7 @@ Each is a pure function of the updates that are finite, or equal weights of some
 a malicious client could say any number.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
@@ -45,9 +46,9 @@ class Robust(Aggregation):
         return {"bears": 0} if updates <= 2 else {}
 
     async def total(self, server: Server, models: Sequence[Ref], share: float) -> list[tuple[Ref, float]]:
-        entries: list[Entry] = [{"update": model} for model in models]
-        if not entries:
+        if not models:
             return []
+        entries: list[Entry] = [{"update": model} for model in models]
         weights = await self.weigh(server, entries, self.weights(entries))
         return [(self.combine(server, {}, entries, weights, server.models.zero()), share * len(entries))]
 
@@ -83,7 +84,7 @@ class Median(Robust):
 
 
 def cut_off(share: float, updates: int) -> int:
-    """The number of n updates cut off at either end: floor(share n), but one at least where three or more came."""
+    """The number of n updates cut off at either end: floor(share n), or 1 where three or more came."""
     return max(math.floor(share * updates + 1e-9), int(share > 0 and updates > 2))
 
 
@@ -124,10 +125,9 @@ class TrimmedMean(Robust):
 def squared_distances(models: Models) -> Floats:
     """||u_i - u_j||^2 of all pairs, float64 [n, n]."""
     found = np.zeros((len(models), len(models)))
-    for at, one in enumerate(models):
-        for other in range(at):
-            difference = np.subtract(one, models[other], dtype=np.float64)
-            found[at, other] = found[other, at] = difference @ difference
+    for one, other in itertools.combinations(range(len(models)), 2):
+        difference = np.subtract(models[other], models[one], dtype=np.float64)
+        found[one, other] = found[other, one] = difference @ difference
     return found
 
 
