@@ -111,22 +111,8 @@ def symmetric(n: int, upper: list[float], diagonal: float) -> np.ndarray:
 
 def least_cross_similarity(similarity: np.ndarray) -> float:
     """By trying every split."""
-    n = len(similarity)
-    values = []
-    for sides in product([False, True], repeat=n - 1):
-        if any(sides):
-            other = np.array([False, *sides])
-            values.append(similarity[np.ix_(~other, other)].max())
-    return float(min(values))
-
-
-def check(similarity: np.ndarray, method: str = "single") -> float:
-    """It is a split of all, and its value is what it says."""
-    first, second, cross = bipartition(similarity, method)  # type: ignore[arg-type]
-    assert sorted(first + second) == list(range(len(similarity)))
-    assert (first, second, first[0]) == (sorted(first), sorted(second), 0)
-    assert cross == max(similarity[i, j] for i in first for j in second)
-    return cross
+    sides = (np.array([False, *other]) for other in product([False, True], repeat=len(similarity) - 1) if any(other))
+    return float(min(similarity[np.ix_(~other, other)].max() for other in sides))
 
 
 FIVE = symmetric(5, [0.9, 0.5, 0.1, 0.0, 0.8, 0.2, 0.1, 0.7, 0.3, 0.6], 1.0)
@@ -141,7 +127,10 @@ def test_five_clients() -> None:
 @given(st.integers(2, 7).flatmap(lambda n: st.lists(st.floats(-1, 1), min_size=n * (n - 1) // 2, max_size=n * (n - 1) // 2)))
 def test_single_linkage_is_the_best_split(upper: list[float]) -> None:
     similarity = symmetric(round((1 + (1 + 8 * len(upper)) ** 0.5) / 2), upper, 1.0)
-    assert check(similarity) == least_cross_similarity(similarity)
+    first, second, cross = bipartition(similarity)
+    assert sorted(first + second) == list(range(len(similarity)))
+    assert (first, second, first[0]) == (sorted(first), sorted(second), 0)
+    assert cross == similarity[np.ix_(first, second)].max() == least_cross_similarity(similarity)
 
 
 def test_differences_below_the_rounding_of_1_minus_similarity_count() -> None:
@@ -232,15 +221,6 @@ def test_the_threshold_falls_from_the_cosine_of_theta_to_0() -> None:
     assert threshold(0.0, 2.3) == threshold(0.1, 2.3, least_loss=0.5) == 0.0
     assert threshold(1.5, 2.5, 0.5, 0.2) == pytest.approx(math.cos(0.2 + (math.pi / 2 - 0.2) / 2), abs=1e-15)
     assert threshold(1.0, 0.5, least_loss=0.5) == threshold(2.3, 2.3)
-
-
-def test_the_largest_neighbourhood_goes_first_and_the_first_of_equals() -> None:
-    near = np.eye(6)
-    for one, other in [(0, 1), (2, 3), (3, 4)]:
-        near[one, other] = near[other, one] = 0.5
-    # 3 is near to 2 and 4, which are not near to each other; then come 0 with 1, then 5.
-    assert greedy_clusters(near, 0.5) == [[2, 3, 4], [0, 1], [5]]
-    assert greedy_clusters(near, 0.50001) == [[device] for device in range(6)]
 
 
 def as_written(similarity: np.ndarray, eps: float) -> list[list[int]]:
@@ -424,19 +404,3 @@ def test_updates_of_zeros_and_missing_directions_give_zeros() -> None:
         np.array([[1, 0, 0], [0, 0, 0], [1, 0, 0], [1, 0, 0]]), abs=1e-12
     )
     assert not edc_features(np.zeros((4, 3)), 2).any()
-
-
-def test_a_shift_of_all_logits_is_seen_by_diff_norm_alone() -> None:
-    generator = np.random.default_rng(2)
-    samples, labels = generator.standard_normal((50, 4)), generator.integers(0, 3, 50)
-    weights, shift = generator.standard_normal((3, 4)), generator.standard_normal(4)
-
-    def loss(w: np.ndarray) -> float:
-        logits = samples @ w.T
-        return float(np.mean(np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(50), labels]))
-
-    models = [weights, weights + shift]
-    losses = np.array([[loss(model) for model in models]] * 2)
-    assert loss_distance(losses) == pytest.approx(np.zeros((2, 2)), abs=1e-12)
-    distance = diff_norm(np.stack([model.ravel() for model in models]))
-    assert distance[0, 1] == pytest.approx(np.sqrt(3) * np.linalg.norm(shift))
