@@ -10,6 +10,7 @@ from sklearn.decomposition import PCA
 
 from fedsim.toolbox.selection.favor import FAVOR, along, learnt, new_agent, principal_axes, q_values, told, weights
 from tests.strategies.clustered import file_data, played, ran, world
+from tests.strategies.clustered import weights as values
 
 SIZES = {"hidden": 5, "actions": 4}
 
@@ -79,8 +80,8 @@ def test_it_comes_to_prefer_the_devices_that_help(tmp_path: Path) -> None:
     asked = [record.fields for record in records if record.kind == "task-start"]
     late = [fields["device"] for fields in asked if fields["round"] is not None and fields["round"] >= 40]
     assert np.mean([device < 3 for device in late]) > 0.85
-    values = done.strategy.state["selection"]["values"]
-    assert np.mean(values[:3]) > np.mean(values[3:])
+    expected = done.strategy.state["selection"]["values"]
+    assert np.mean(expected[:3]) > np.mean(expected[3:])
 
 
 def test_what_it_remembers_by_hand(tmp_path: Path) -> None:
@@ -91,18 +92,11 @@ def test_what_it_remembers_by_hand(tmp_path: Path) -> None:
     assert [action for _, action, _, _ in state["replay"]] == asked[-10:-2]  # what the last round brings nobody asks about
     assert len(state["local"]) == 6
     assert state["older"] is not state["agent"]
-    assert float(weights_of(done, state["older"])[-1]) == 3 * 8.0  # after rounds 0, 1 and 2
-    assert float(weights_of(done, state["agent"])[-1]) == 6 * 8.0
+    older, agent = values(done, [state["older"], state["agent"]])
+    assert (older[-1], agent[-1]) == (3 * 8.0, 6 * 8.0)  # after rounds 0, 1 and 2
     accuracy = 0.95 + np.log(1 + state["replay"][-1][2]) / np.log(64)
     assert accuracy * 120 == pytest.approx(round(accuracy * 120))
     assert [FAVOR(target=0.9).epsilon(number) for number in (0, 1, 1000)] == pytest.approx([0.9, 0.9 * 0.95, 0.05])
-
-
-def weights_of(done: Any, ref: Any) -> np.ndarray[Any, Any]:
-    from tests.strategies.clustered import weights as values_of
-
-    (found,) = values_of(done, [ref])
-    return found
 
 
 def test_profiling_has_bytes_and_takes_time(tmp_path: Path) -> None:

@@ -27,12 +27,9 @@ def server_of(devices: int) -> Server:
 
 
 def cohorts(starts: list[dict[str, Any]]) -> list[list[int]]:
-    """Who was asked to train in each round."""
-    found: dict[int, list[int]] = {}
-    for start in starts:
-        if start["round"] is not None:
-            found.setdefault(start["round"], []).append(start["device"])
-    return [sorted(found[number]) for number in sorted(found)]
+    """The devices that were asked to train in each round."""
+    rounds = sorted({start["round"] for start in starts} - {None})
+    return [sorted(start["device"] for start in starts if start["round"] == number) for number in rounds]
 
 
 def choosing(selection: ScenarioTables, clients: int, rounds: int, population: ScenarioTables, **others: Any) -> ScenarioTables:
@@ -94,9 +91,7 @@ def test_who_does_not_answer_in_time_is_not_chosen(tmp_path: Path) -> None:
     ends = of_kind(ran(choosing(selection, 8, 1, population), tmp_path / "run"), "task-end")
     asked = {event["device"]: event["outcome"] for event in ends if event["round"] is None}
     assert set(asked.values()) == {"done", "late"}
-    assert {event["device"] for event in ends if event["round"] == 0} == {
-        d for d, outcome in asked.items() if outcome == "done"
-    }
+    assert {event["device"] for event in ends if event["round"] == 0} == {one for one in asked if asked[one] == "done"}
 
 
 # Oort.
