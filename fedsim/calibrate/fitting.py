@@ -34,20 +34,13 @@ _MOSTLY = 0.8  # of the clients in a round: then who is not in it was away
 
 
 class Fitted(NamedTuple):
-    """A world, and what is known of it beyond that.
-
-    Attributes:
-        overhead: fixed part of a training (s), NaN where it cannot be told, [clients]; the world's speeds contain it.
-        latency_is_known: whether latencies were told or fitted; if not, rates contain them.
-        notes: what the log does not tell, for people.
-        seen: how many tasks each client was fitted to, [clients].
-    """
+    """A world, and what is known of it beyond that; arrays are [clients]."""
 
     world: FittedWorld
-    overhead: Floats
-    latency_is_known: bool
-    seen: Ints
-    notes: tuple[str, ...]
+    overhead: Floats  # fixed part of a training (s), NaN where it cannot be told; the world's speeds contain it
+    latency_is_known: bool  # told or fitted; if not, rates contain latencies
+    seen: Ints  # tasks that each client was fitted to
+    notes: tuple[str, ...]  # what the log does not tell, for people
 
 
 class Presence(NamedTuple):
@@ -234,9 +227,9 @@ def _rates(protocol: Protocol, sizes: Floats, sending: Floats, latency: Floats) 
 class _LinkSearch:
     """The links of one direction behind which a log's transfers would take as long as they did.
 
-    Whether the server's link limits them is asked of the simulator: for each capacity that is tried, clients' rates are found
-    by which each takes as long as it did, on the median of those that its own link holds up. What is left of the errors, of
-    single transfers and of whole busy times, says which capacity is right; a limit that explains little more than none is none.
+    The simulator says whether the server's link limits them: for each capacity that is tried, clients' rates are found by which
+    each takes as long as it did, on the median of those that its own link holds up. The remaining errors, of single transfers
+    and of whole busy times, say which capacity is right; a limit that explains little more than none is none.
     """
 
     def __init__(self, way: Direction, steps: Any, client: Ints, latency: Floats, protocol: Protocol) -> None:

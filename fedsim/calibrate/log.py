@@ -82,25 +82,15 @@ def whole(tasks: Tasks) -> Flags:
 
 @dataclass(frozen=True)
 class Log:
-    """A log that makes sense.
+    """A log that makes sense."""
 
-    Attributes:
-        clients: their names, [clients].
-        tasks: of all clients.
-        rounds: a recarray of ``number``, ``start`` and ``end`` (s), in order of time; of an asynchronous server its versions.
-        synchronous: whether a round begins only when the one before is over.
-        on: client, start and end (s) of intervals in which it could be reached, if the log has any.
-        aggregate_s: durations of the server's aggregations (s).
-        notes: for the reader.
-    """
-
-    clients: tuple[str, ...]
+    clients: tuple[str, ...]  # their names
     tasks: Tasks
-    rounds: Any
-    synchronous: bool
-    on: tuple[tuple[int, float, float], ...]
-    aggregate_s: Floats
-    notes: tuple[str, ...]
+    rounds: Any  # a recarray of ``number``, ``start`` and ``end`` (s), in order of time; of an asynchronous server its versions
+    synchronous: bool  # a round begins only when the one before is over
+    on: tuple[tuple[int, float, float], ...]  # client, start and end (s) of intervals in which it could be reached, if told
+    aggregate_s: Floats  # durations of the server's aggregations (s)
+    notes: tuple[str, ...]  # for the reader
 
     @property
     def at_once(self) -> int:
@@ -145,12 +135,11 @@ def read_log(path: Path, said: LogDefaults) -> Log:
     kept = {name: own for name in names if (own := _tasks_of(name, by_client[name], kinds, refuse))}
     if not kept:
         raise DataError(f"{where} holds no client with two tasks")
-    zero = rows["start"].min()
-    tasks = _tasks([task for own in kept.values() for task in own], {name: at for at, name in enumerate(kept)}, zero)
+    zero, places = rows["start"].min(), {name: at for at, name in enumerate(kept)}
+    tasks = _tasks([task for own in kept.values() for task in own], places, zero)
     if torn := len(tasks) - int(whole(tasks).sum()):
         notes.append(f"{torn} of {len(tasks)} tasks did not come to the end of an upload; no deadline or loss is fitted")
     on = rows[(rows["what"] == "on") & rows["client"].isin(kept)].sort_values("start", kind="stable")
-    places = [list(kept).index(name) for name in on["client"]]
     server, told = rows[rows["what"] == "aggregate"], rows[rows["what"] == "round"].sort_values(["start", "end", "round"])
     of_tasks = _rounds(tasks)
     rounds = of_tasks[np.argsort(of_tasks.start, kind="stable")]  # from the first start of a round's tasks to their last end
@@ -163,7 +152,7 @@ def read_log(path: Path, said: LogDefaults) -> Log:
         tasks=tasks,
         rounds=rounds,
         synchronous=not len(over) or bool(np.mean(over) >= _MOSTLY),
-        on=tuple(zip(places, on["start"] - zero, on["end"] - zero, strict=True)),
+        on=tuple(zip(on["client"].map(places), on["start"] - zero, on["end"] - zero, strict=True)),
         aggregate_s=(server["end"] - server["start"]).to_numpy(np.float64),
         notes=tuple(notes),
     )
@@ -199,13 +188,12 @@ def _of_file(path: Path, where: str, said: LogDefaults, notes: list[str]) -> Any
             rows[name] = _seconds(table[name], texts[name]) if name in ("start", "end") else _numbers(table[name])
             for row in np.flatnonzero(~np.isfinite(rows[name]) & (texts[name] != ""))[:1]:
                 raise wrong(row, f"{name} is {shown(texts[name][row])}, which cannot be read")
-        elif getattr(said, name) is not None or name not in needed:
-            rows[name] = np.nan if getattr(said, name) is None else float(getattr(said, name))
+        elif (usual := getattr(said, name)) is not None or name not in needed:
+            rows[name] = np.nan if usual is None else float(usual)
         else:
-            example = {"bytes": "'2 MB'", "samples": "60"}[name]
+            such = "--bytes '2 MB'" if name == "bytes" else "--samples 60"
             raise DataError(
-                f"{where} has no column {name!r}; add one, or say with --{name} what is the same in all rows, "
-                f"such as --{name} {example}"
+                f"{where} has no column {name!r}; add one, or say with --{name} what is the same in all rows, such as {such}"
             )
     for name in ("start", "end"):
         for row in np.flatnonzero(rows[name].abs() > CLOCK_END_S)[:1]:

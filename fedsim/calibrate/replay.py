@@ -23,24 +23,15 @@ _UPDATES = 200  # over so many an asynchronous server's rate is counted
 
 
 class FittedWorld(NamedTuple):
-    """A world fitted to a log.
+    """A world fitted to a log; arrays are [clients]."""
 
-    Attributes:
-        down, up: links of the clients, bytes/s, [clients].
-        latency: s, [clients].
-        server: links of the server by direction, bytes/s, infinity allowed.
-        protocol: of the messages.
-        speed: samples/s, [clients].
-        jitter: coefficient of variation of an epoch's time.
-    """
-
-    down: Floats
+    down: Floats  # bytes/s
     up: Floats
-    latency: Floats
-    server: dict[Direction, float]
+    latency: Floats  # s
+    server: dict[Direction, float]  # links of the server, bytes/s, infinity allowed
     protocol: Protocol = Fluid()
-    speed: Floats = np.zeros(0)
-    jitter: float = 0.0
+    speed: Floats = np.zeros(0)  # samples/s
+    jitter: float = 0.0  # coefficient of variation of an epoch's time
 
     @property
     def quantities(self) -> dict[str, Floats]:
@@ -135,18 +126,12 @@ def updates_per_s(world: FittedWorld, tasks: Tasks, at_work: int, seed: int = 0)
 
 
 class Prediction(NamedTuple):
-    """Rounds, or of an asynchronous server the times between two versions; [rounds] each.
+    """Rounds, or of an asynchronous server the times between two versions; arrays are [rounds]."""
 
-    Attributes:
-        held_out: whether nothing was fitted to it.
-        measured, predicted: s; NaN where a round cannot be predicted.
-        updates: a second, measured and predicted; None of a synchronous server.
-    """
-
-    held_out: Flags
-    measured: Floats
-    predicted: Floats
-    updates: tuple[float, float] | None
+    held_out: Flags  # nothing was fitted to it
+    measured: Floats  # s
+    predicted: Floats  # s; NaN where a round cannot be predicted
+    updates: tuple[float, float] | None  # updates a second, measured and predicted; None of a synchronous server
 
     def told(self, whose: str) -> Iterator[str]:
         """Lines for people; ``whose`` values predicted it."""
