@@ -14,7 +14,7 @@ from fedsim.language.stop import StopSpec
 from fedsim.learning.architecture import Tensor
 from fedsim.strategies.parts.aggregation import PROTECTS, Aggregation, Protection
 from fedsim.strategies.parts.keeping import KeepingClient, Split
-from fedsim.strategies.parts.secure import SecureAggregation, SecureClient
+from fedsim.strategies.parts.secure import SecureClient
 from fedsim.strategies.parts.selection import Selection, SelectionClient
 from fedsim.world.population import DeadlineBase, PopulationSpec
 
@@ -81,9 +81,9 @@ class StrategyParams(Spec):
     @property
     def unaccounted(self) -> str | None:
         """Why an account (``Aggregation.accounts``) would not count all that is given away; None if it does."""
-        selection = self.selected_by
-        why = "goes by what clients find in their data, which no account counts"
-        return f"the selection {selection.kind!r} {why}" if selection and selection.looks_at_data else None
+        if (selection := self.selected_by) is None or not selection.looks_at_data:
+            return None
+        return f"the selection {selection.kind!r} goes by what clients find in their data, which no account counts"
 
     @property
     def aggregations(self) -> dict[str, Aggregation]:
@@ -180,7 +180,7 @@ class Strategy(Generic[P]):
             own = KeepingClient(own, split)
         if params.selected_by and params.selected_by.talks:
             own = SelectionClient(own, params.selected_by)
-        secure: SecureAggregation | None = getattr(params, "secure_aggregation", None)
+        secure = getattr(params, "secure_aggregation", None)
         return own if secure is None else SecureClient(own, secure)
 
     def __init__(self, params: P, server: Server) -> None:
@@ -190,8 +190,7 @@ class Strategy(Generic[P]):
 
     def remembered(self, part: str) -> dict[Any, Any]:
         """Memory of a part (selection, deadline, ...), kept in ``state`` under the part's name."""
-        state: dict[Any, Any] = self.state.setdefault(part, {})
-        return state
+        return self.state.setdefault(part, {})  # type: ignore[no-any-return]
 
     async def on_start(self) -> None:
         """The run begins."""

@@ -9,7 +9,7 @@ from fedsim.federation import Client, Contents, Device, Instruction, LocalResult
 from fedsim.learning.refs import Ref
 from fedsim.strategies.base import Strategy
 from fedsim.strategies.parts.aggregation import Aggregation
-from fedsim.strategies.parts.secure import PHASES, SecureAggregation, SecurePhases
+from fedsim.strategies.parts.secure import PHASES, SecurePhases
 from fedsim.strategies.parts.selection import QUESTION
 from fedsim.strategies.parts.server import ServerOptimiser
 from fedsim.strategies.round_params import RoundParams
@@ -140,7 +140,7 @@ class Synchronous(Strategy[S]):
 
     @property
     def _secure(self) -> SecurePhases | None:
-        costs: SecureAggregation | None = getattr(self.params, "secure_aggregation", None)
+        costs = getattr(self.params, "secure_aggregation", None)
         return None if costs is None else SecurePhases(costs, self.server, self.state)
 
     @property

@@ -17,13 +17,12 @@ from fedsim.strategies.parts.server import ServerOptimiser
 def second_moment(models: list[NDArray[np.float32]], rule: str, at_first: float, beta: float) -> Floats:
     """v after delta, of [delta, v], or of [delta] with a v that is ``at_first`` everywhere."""
     delta, square = models[0].astype(np.float64), models[1] if len(models) > 1 else at_first
-    match rule:
-        case "adagrad":
-            found = square + delta**2
-        case "adam":
-            found = delta**2 * (1 - beta) + beta * square
-        case _:
-            found = square - (1 - beta) * delta**2 * np.sign(square - delta**2)
+    if rule == "adagrad":
+        found = square + delta**2
+    elif rule == "adam":
+        found = delta**2 * (1 - beta) + beta * square
+    else:
+        found = square - (1 - beta) * delta**2 * np.sign(square - delta**2)
     return np.minimum(found, np.finfo(np.float32).max, out=found)  # one huge update must not last for ever
 
 

@@ -60,10 +60,10 @@ class SGD(ServerOptimiser):
         return self
 
     def step(self, server: Server, state: dict[str, Any], model: Ref, aggregated: Ref) -> Ref:
-        delta = [(aggregated, 1.0), (model, -1.0)]
+        mix, delta = server.models.mix, [(aggregated, 1.0), (model, -1.0)]
         known = [(state["velocity"], self.momentum)] if "velocity" in state else []
-        velocity = server.models.mix([*delta, *known], rescale=False)
+        velocity = mix([*delta, *known], rescale=False)
         if self.momentum:
             state["velocity"] = velocity
-        along = server.models.mix([*delta, (velocity, self.momentum)], rescale=False) if self.nesterov else velocity
-        return server.models.mix([(model, 1.0), (along, self.lr)], otherwise=model, rescale=False)
+        along = mix([*delta, (velocity, self.momentum)], rescale=False) if self.nesterov else velocity
+        return mix([(model, 1.0), (along, self.lr)], otherwise=model, rescale=False)

@@ -1,8 +1,4 @@
-"""Aggregations that tolerate malicious updates: median, trimmed mean, Krum, Multi-Krum, Bulyan.
-
-Each is a pure function of the updates that are finite, or equal weights of some of these; samples make no difference, since
-a malicious client could say any number.
-"""
+"""Aggregations that tolerate malicious updates. Numbers of samples do not count, since a malicious client could say any."""
 
 import itertools
 import math
@@ -25,7 +21,7 @@ Models = list[NDArray[np.float32]]
 
 
 class Robust(Aggregation):
-    """The base: by default ``combine`` is by a ``rule``."""
+    """The base: ``combine`` is by a ``rule``, or the mean of the updates that ``weigh`` takes."""
 
     protection: ClassVar[Protection | None] = "robust"
     uses_weights: ClassVar[bool] = False
@@ -90,7 +86,7 @@ def cut_off(share: float, updates: int) -> int:
 
 @pure
 def trimmed_mean(models: Models, share: float) -> NDArray[np.floating]:
-    """The mean of each coordinate without the smallest and the largest of n values, ``cut_off`` at either end, [d]."""
+    """The mean of each coordinate without ``cut_off`` values at either end, [d]."""
     cut = cut_off(share, len(models))
     kept = np.sort(np.stack(models), axis=0)[cut : len(models) - cut]
     return np.asarray(kept.mean(axis=0, dtype=np.float64))

@@ -20,8 +20,7 @@ Labels = NDArray[np.int64]
 def canonical(labels: Sequence[int] | NDArray[np.integer]) -> Labels:
     """The same grouping, int64 [n], with groups numbered 0, 1, ... by their first member."""
     _, first, inverse = np.unique(np.asarray(labels), return_index=True, return_inverse=True)
-    numbered: Labels = np.argsort(np.argsort(first))[inverse]
-    return numbered
+    return np.asarray(np.argsort(np.argsort(first))[inverse])
 
 
 def members(labels: Labels) -> list[list[int]]:

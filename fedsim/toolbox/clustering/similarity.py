@@ -15,6 +15,7 @@ RowVectors = NDArray[np.floating]
 Matrix = NDArray[np.float64]
 
 _BLOCK_BYTES = 64_000_000  # how much of the rows is held in float64 at a time
+_LOST = 1e-10  # relative square of a distance below which subtracting inner products leaves too few digits
 
 
 def gram_matrix(rows: RowVectors) -> Matrix:
@@ -50,7 +51,7 @@ def require_groups(groups: int, devices: int, method: str) -> None:
 
 def require_square(matrix: NDArray[np.float64], what: str) -> None:
     """Refuse a similarity or distance that is not [n, n], n >= 1."""
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix):
+    if matrix.ndim != 2 or len(matrix) != matrix.shape[1] or not len(matrix):
         raise SimulationError(f"the {what} has shape {matrix.shape}; allowed is [n, n] with n >= 1")
     if not np.isfinite(matrix).all():
         row, column = np.argwhere(~np.isfinite(matrix))[0].tolist()
@@ -94,8 +95,8 @@ def edc_features(updates: RowVectors, groups: int) -> Matrix:
     """FlexCFL's features float64 [n, m] of ``updates`` [n, d], whose Euclidean distance is EDC (Eq. 7), up to the constant 1/m.
 
     Feature (i, k) is the cosine of update i with the k-th left singular vector of ``updates``^T (not centred), k < m =
-    ``groups``: sqrt(L_k) Q_ik / sqrt(G_ii) with the Gram matrix G = Q L Q^T, in O(n^2 d). Signs of columns, which no distance
-    sees, are fixed. An update of zeros has zeros, and so has a direction that the updates do not span.
+    ``groups``: sqrt(L_k) Q_ik / sqrt(G_ii) with the Gram matrix G = Q L Q^T, in O(n^2 d). An update of zeros has zeros, and so
+    has a direction that the updates do not span.
     """
     require_groups(groups, len(updates), "EDC")
     gram = gram_matrix(updates)
@@ -120,18 +121,13 @@ def madc(similarity: Matrix) -> Matrix:
     require_square(similarity, "similarity")
     from scipy.spatial.distance import pdist, squareform
 
-    n = len(similarity)
+    n, itself = len(similarity), similarity.diagonal()
     if n <= 2:
         return np.zeros((n, n))
-    over_all: Matrix = squareform(pdist(similarity, "cityblock"))
-    itself = similarity.diagonal()
     own = np.abs(itself[:, None] - similarity.T) + np.abs(similarity - itself[None, :])
-    distance: Matrix = np.maximum(over_all - own, 0.0) / (n - 2)
+    distance: Matrix = np.maximum(squareform(pdist(similarity, "cityblock")) - own, 0.0) / (n - 2)
     np.fill_diagonal(distance, 0.0)
     return distance
-
-
-_LOST = 1e-10  # relative square of a distance below which subtracting inner products leaves too few digits
 
 
 def diff_norm(rows: RowVectors) -> Matrix:
@@ -174,8 +170,7 @@ MOST_SHOWN = 200  # devices of which every pair is recorded
 
 def rounded(figures: NDArray[np.floating]) -> list[Any]:
     """An array as nested lists, to six digits after the point."""
-    shown: list[Any] = np.round(figures, 6).tolist()
-    return shown
+    return np.round(figures, 6).tolist()  # type: ignore[no-any-return]
 
 
 def shown_pairs(name: str, matrix: NDArray[np.floating]) -> dict[str, list[list[float]]]:

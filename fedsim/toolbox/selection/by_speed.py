@@ -17,10 +17,7 @@ from fedsim.strategies.parts.selection import Among, Answers, Ids, Selection, Up
 
 
 class BySpeed(Selection):
-    """Candidates say how long they take to receive a model, to train for a round, and to send a model, as far as they know (s).
-
-    That has 12 bytes (``resources``); the question has none.
-    """
+    """Candidates say in 12 bytes how long they take to receive a model, to train for a round, and to send a model (s)."""
 
     def question(self, models: Sequence[Ref]) -> Contents:
         return {}
@@ -139,15 +136,11 @@ class FLANP(BySpeed):
 
     async def _square(self, server: Server, number: int, received: Updates, total: int) -> float:
         """The squared norm of the gradient; not finite where it is not known."""
-        lr = server.setting.lr_in(number)
-        trained: dict[Ref, list[dict[str, Any]]] = {}
-        for entry in received:
-            trained.setdefault(entry["start"], []).append(entry)
-        squares = []
-        for start, entries in trained.items():
-            shares = [entry["samples"] / max(total * lr * entry["contents"]["steps"], 1e-300) for entry in entries]
-            models = [start, *(entry["update"] for entry in entries)]
-            squares.append(server.models.apply(squared, models, size=1, shares=shares))
+        lr, squares = server.setting.lr_in(number), []
+        for start in dict.fromkeys(entry["start"] for entry in received):
+            own = [entry for entry in received if entry["start"] == start]
+            shares = [entry["samples"] / max(total * lr * entry["contents"]["steps"], 1e-300) for entry in own]
+            squares.append(server.models.apply(squared, [start, *(entry["update"] for entry in own)], size=1, shares=shares))
         return float(sum(value[0] for value in await server.models.values(squares)))
 
 
