@@ -53,6 +53,9 @@ def test_numbering_keeps_the_grouping_and_members_name_it(labels: list[int]) -> 
     ("make", "says"),
     [
         (lambda: labels_of([[0.0], [1.0]], 0), "k-means into 0 groups of 2 devices; allowed are 1 to 2"),
+        (lambda: labels_of([[0.0]], 2), "k-means into 2 groups of 1 devices"),
+        (lambda: labels_of([[0, 1], [1, 0], [1, 0], [0, 1]], 3), "3 groups needs as many distinct .* 4 devices have 2"),
+        (lambda: labels_of(1.0 + 1e-15 * np.arange(5)[:, None], 2), "the 5 devices have 1"),
         (lambda: agglomerative(np.zeros((2, 2)), 3, "complete"), "complete linkage into 3 groups of 2 devices"),
         (lambda: by_medoids(np.zeros((2, 2)), 3), "k-medoids into 3 groups of 2 devices"),
         (lambda: agglomerative(np.zeros((2, 3)), 1, "average"), r"distance has shape \(2, 3\)"),
@@ -85,18 +88,6 @@ def test_no_group_is_empty_and_equal_rows_stay_together(rows: np.ndarray, groups
     assert len({(*row, label) for row, label in zip(rows.tolist(), labels, strict=True)}) == distinct
 
 
-def test_fewer_distinct_rows_than_groups() -> None:
-    with pytest.raises(
-        SimulationError, match="k-means into 3 groups needs as many distinct feature rows, and the 4 devices have 2"
-    ):
-        labels_of([[0, 1], [1, 0], [1, 0], [0, 1]], 3)
-    with pytest.raises(SimulationError, match="the 5 devices have 1"):
-        labels_of(1.0 + 1e-15 * np.arange(5)[:, None], 2)
-    with pytest.raises(SimulationError, match="k-means into 2 groups of 1 devices"):
-        labels_of([[0.0]], 2)
-    assert labels_of([[0.0], [0.0]], 1) == [0, 0]
-
-
 def test_rows_too_near_for_scikit_learn_still_fill_all_groups() -> None:
     rows = 1.0 + 2e-9 * np.array([[0], [1], [2], [-5e8]])
     assert sorted(set(labels_of(rows, 3))) == [0, 1, 2]
@@ -104,8 +95,7 @@ def test_rows_too_near_for_scikit_learn_still_fill_all_groups() -> None:
 
 def symmetric(n: int, upper: list[float], diagonal: float) -> np.ndarray:
     matrix = np.full((n, n), diagonal)
-    matrix[np.triu_indices(n, 1)] = upper
-    matrix.T[np.triu_indices(n, 1)] = upper
+    matrix[np.triu_indices(n, 1)] = matrix.T[np.triu_indices(n, 1)] = upper
     return matrix
 
 
@@ -194,10 +184,8 @@ def test_each_medoid_is_its_clusters_best_and_each_device_is_nearest_to_its_own(
     distance = np.triu(matrix, 1) + np.triu(matrix, 1).T
     clusters = members(by_medoids(distance, groups, start, seed))
     assert len(clusters) == groups
-    best = []
-    for cluster in clusters:
-        sums = distance[np.ix_(cluster, cluster)].sum(axis=1)
-        best.append([cluster[i] for i in np.flatnonzero(sums == sums.min())])
+    sums = [distance[np.ix_(cluster, cluster)].sum(axis=1) for cluster in clusters]
+    best = [np.array(cluster)[own == own.min()] for cluster, own in zip(clusters, sums, strict=True)]
     own = np.concatenate([np.full(len(cluster), number) for number, cluster in enumerate(clusters)])
     rows = np.concatenate(clusters)
     # Where several members are equally good, one of them is the medoid.
@@ -260,9 +248,7 @@ def test_cosines_are_symmetric_bounded_and_blind_to_length(rows: np.ndarray, fac
     assert np.array_equal(cosines, cosines.T)
     assert np.array_equal(cosines.diagonal(), np.ones(4))
     assert (np.abs(cosines) <= 1).all()
-    scaled = rows.copy()
-    scaled[1] *= factor
-    assert cosine_matrix(scaled) == pytest.approx(cosines, abs=1e-12)
+    assert cosine_matrix(rows * [[1], [factor], [1], [1]]) == pytest.approx(cosines, abs=1e-12)
 
 
 def test_blocks_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,12 +260,9 @@ def test_blocks_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_float32_rows_are_summed_in_float64() -> None:
-    one = np.ones(2**20, dtype=np.float32)
-    other = one.copy()
-    other[0] += 0.5
-    gram = gram_matrix(np.stack((one, other)))
-    assert gram[0, 1] == 2**20 + 0.5
-    assert gram[1, 1] == 2**20 + 1.25
+    rows = np.ones((2, 2**20), dtype=np.float32)
+    rows[1, 0] += 0.5
+    assert gram_matrix(rows)[1].tolist() == [2**20 + 0.5, 2**20 + 1.25]
 
 
 def test_the_nearest_direction_is_that_of_the_largest_cosine() -> None:
@@ -346,10 +329,8 @@ def test_diverged_rows_are_refused(measure: object) -> None:
 
 def test_the_gap_of_losses_compares_devices_on_the_same_model() -> None:
     losses = np.array([[1.0, 7.0, 2.0], [3.0, 2.0, 0.0], [1.0, 1.0, 0.5]])
-    for i in range(3):
-        for j in range(3):
-            expected = abs(losses[i, i] - losses[j, i]) + abs(losses[i, j] - losses[j, j])
-            assert loss_gap(losses)[i, j] == expected
+    for i, j in np.ndindex(3, 3):
+        assert loss_gap(losses)[i, j] == abs(losses[i, i] - losses[j, i]) + abs(losses[i, j] - losses[j, j])
     assert (loss_gap(losses) != loss_distance(losses)).any()
 
 
