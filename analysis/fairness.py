@@ -47,7 +47,7 @@ def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
     clock: Clock = "round" if max(rounds) <= _UNLIKE * max(1, min(rounds)) else "time"
 
     figure = Figure(figsize=(style.WIDTH_IN, 8.2))
-    above, below = np.ravel(figure.subfigures(2, 1))
+    above, below = figure.subfigures(2, 1, squeeze=False)[:, 0]
     _draw_over_rounds(above.subplots(1, 4, sharex=True), series, clock)
     grouped, looks = [selections_of_groups(run) for run in runs], [style.line_of(one.number, _WIDTH) for one in series]
     devices, *groups = np.ravel(below.subplots(1, 1 + any(len(own) > 1 for own in grouped)))
