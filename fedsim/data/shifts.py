@@ -43,9 +43,7 @@ class Occasions(Spec):
 
     def has_round(self, number: int) -> bool:
         """Whether round ``number`` begins with an occasion."""
-        if self.every_rounds is not None:
-            return number % self.every_rounds == 0
-        return self.rounds is not None and number in self.rounds
+        return number % self.every_rounds == 0 if self.every_rounds is not None else number in (self.rounds or [])
 
     def time(self, index: int) -> float | None:
         """The time (s) of the ``index``-th timed occasion; None if there are not so many."""
@@ -84,13 +82,9 @@ class Shift(Spec):
 
     @abstractmethod
     def apply(self, data: FederatedData, occasion: int, candidates: NDArray[np.int64], streams: Streams) -> list[Change]:
-        """Change ``data`` once; returns the devices that hold other data now, each once.
+        """Give ``data`` its next versions, and the truth about them; returns the devices that hold other data now, each once.
 
-        Args:
-            data: given its next versions and the truth about them; older versions stay as they are.
-            occasion: how often the rule was applied before: 0, 1, ...
-            candidates: the devices that may change, int64, in any order, each at most once.
-            streams: of the run.
+        ``occasion`` counts from 0; ``candidates``, int64 in any order, each at most once, are the devices that may change.
         """
 
 

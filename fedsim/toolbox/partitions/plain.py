@@ -31,16 +31,15 @@ class ByLabel(Partition):
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         labels = dataset.pool.classes
-        held: list[list[Index]] = []
-        for part, index in (("train", dataset.train), ("test", dataset.test)):
-            dealt: list[list[Index]] = [[] for _ in range(devices)]
+        train, test = ([list[Index]() for _ in range(devices)] for _ in range(2))
+        for part, dealt, index in (("train", train, dataset.train), ("test", test, dataset.test)):
             for label, samples in enumerate(dataset.by_class(index)):
                 members = range(label, devices, labels) or [label % devices]
                 shares = deal_evenly(samples, len(members), streams.generator(f"world/data/{part}", label))
                 for device, share in zip(members, shares, strict=True):
                     dealt[device].append(share)
-            held.append([np.concatenate(own) for own in dealt])
-        return federated(dataset, held[0], held[1], np.arange(devices) % labels if devices >= labels else None)
+        truth = np.arange(devices) % labels if devices >= labels else None
+        return federated(dataset, [*map(np.concatenate, train)], [*map(np.concatenate, test)], truth)
 
 
 class Shards(Partition):
@@ -168,17 +167,14 @@ def _read_json(path: Path) -> dict[str, dict[str, Any]]:
 def _read_npz(path: Path) -> dict[str, dict[str, Any]]:
     arrays = read_arrays(path, "data.partition.path")
     devices = sum(name.startswith("train_") for name in arrays)
-    entries: dict[str, dict[str, Any]] = {str(device): {} for device in range(devices)}
-    strange = []
-    for name, array in arrays.items():
-        part, _, device = name.partition("_")
-        if part in ("train", "test") and device in entries:
-            entries[device][part] = array
-        else:
-            strange.append(name)
-    if strange or not entries:
-        found = ", ".join(strange) or "no arrays"
+    allowed = {f"{part}_{device}": (device, part) for device in range(devices) for part in ("train", "test")}
+    if not devices or not arrays.keys() <= allowed.keys():
+        found = ", ".join(name for name in arrays if name not in allowed) or "no arrays"
         raise DataError(f"'{path}' holds {found}; allowed are train_0, train_1, ... and test_0, test_1, ...")
+    entries: dict[str, dict[str, Any]] = {str(device): {} for device in range(devices)}
+    for name, array in arrays.items():
+        device, part = allowed[name]
+        entries[str(device)][part] = array
     return entries
 
 

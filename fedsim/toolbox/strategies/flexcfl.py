@@ -16,17 +16,8 @@ from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
 from fedsim.strategies.grouped import Migrating, MigratingClient, MigratingParams, PlainDeadline
 from fedsim.strategies.parts.moment import PreTraining, ShiftTest
+from fedsim.toolbox.clustering import similarity as pairs
 from fedsim.toolbox.clustering.algorithms import Clusterer, Hierarchical, KMeans, RandomGroups, kmeans
-from fedsim.toolbox.clustering.similarity import (
-    MOST_SHOWN,
-    cosine_matrix,
-    diff_norm,
-    edc_features,
-    madc,
-    most_alike,
-    rounded,
-    shown_pairs,
-)
 from fedsim.training import Limit, Training
 from fedsim.world.task import Computation
 
@@ -101,25 +92,22 @@ class FedGroupParams(FlexCFLParams):
 def cluster_updates(
     updates: NDArray[np.float32], groups: int, measure: str, generator: np.random.Generator, clusterer: Clusterer | None = None
 ) -> tuple[list[int], dict[str, Any]]:
-    """The groups of pre-trained devices by their updates [k, d], and the fields of a record: the measure, and what it
-    compared.
-    """
-    similarity = cosine_matrix(updates) if measure == "madc" or len(updates) <= MOST_SHOWN else None
+    """The groups of pre-trained devices by their updates [k, d], and a record's fields: the measure, and what it compared."""
+    similarity = pairs.cosine_matrix(updates) if measure == "madc" or len(updates) <= pairs.MOST_SHOWN else None
     record: dict[str, Any] = {"measure": measure}
     if measure == "madc":
         assert similarity is not None
-        labels = (clusterer or Hierarchical()).labels(madc(similarity), groups, generator)
+        labels = (clusterer or Hierarchical()).labels(pairs.madc(similarity), groups, generator)
     else:
-        features = edc_features(updates, groups)
-        record["features"] = rounded(features)
+        features = pairs.edc_features(updates, groups)
+        record["features"] = pairs.rounded(features)
         if clusterer is None or isinstance(clusterer, KMeans):
             labels = kmeans(features, groups, generator)
         else:
-            labels = clusterer.labels(diff_norm(features), groups, generator)
+            labels = clusterer.labels(pairs.diff_norm(features), groups, generator)
     if similarity is not None:
-        record |= shown_pairs("similarity", similarity)
-    found: list[int] = labels.tolist()
-    return found, record | {"groups": found}
+        record |= pairs.shown_pairs("similarity", similarity)
+    return labels.tolist(), record | {"groups": labels.tolist()}
 
 
 def inter_group_coefficients(norms: Floats, eta: float, *, literal: bool = False) -> Floats:
@@ -140,14 +128,11 @@ _MOST_FAILURES = 100  # of the group cold start: a deadline may be shorter than 
 def nearest_direction(models: list[NDArray[np.float32]]) -> NDArray[np.float64]:
     """Position of the direction most like the update; ``models`` are the initial one, the trained, and the directions."""
     initial, trained, *directions = models
-    return np.array(most_alike([trained - initial], directions), dtype=np.float64)
+    return np.array(pairs.most_alike([trained - initial], directions), dtype=np.float64)
 
 
 class FlexCFLClient(MigratingClient[FlexCFLParams]):
-    """Pre-trains from the initial model to find its group, and trains the group's model.
-
-    State besides ``MigratingClient``'s: ``initial`` and ``directions``, as it has received them.
-    """
+    """Pre-trains from the ``initial`` model to find its group by the ``directions``, and trains the group's model."""
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         for name, key in (("initial", "initial-model"), ("initial", "pre-training"), ("directions", "directions")):
@@ -156,25 +141,21 @@ class FlexCFLClient(MigratingClient[FlexCFLParams]):
         return super().work(device, instruction)
 
     def training(self, device: Device, instruction: Instruction) -> Training:
-        if instruction.job == "train":
-            return Training(instruction["model"], self._epochs(instruction))
-        epochs, initial = self.params.pretraining_epochs, device.state["initial"]
-        return Training(initial, epochs) if epochs else Training(initial, steps=self.params.moment.steps or 50)
-
-    def _epochs(self, instruction: Instruction) -> int:
-        """In the paper a device that has been pre-trained in the same round trains one epoch less: that was the first."""
-        one_less = "pre-trained" in instruction.contents and not self.params.as_published
-        return max(1, self.params.local_epochs - one_less)
+        params, job = self.params, instruction.job
+        start, epochs = (instruction["model"], 0) if job == "train" else (device.state["initial"], params.pretraining_epochs)
+        if job == "train":  # in the paper a pre-training in the same round was the first epoch
+            one_less = "pre-trained" in instruction.contents and not params.as_published
+            epochs = max(1, params.local_epochs - one_less)
+        return Training(start, epochs) if epochs else Training(start, steps=params.moment.steps or 50)
 
     def limit(self, device: Device, instruction: Instruction) -> Limit:
-        return Limit(at_least=self._epochs(instruction) if instruction.job == "train" else self.params.pretraining_epochs or 1)
+        return Limit(at_least=self.training(device, instruction).epochs)
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
         match instruction.job:
             case "pre-train":
                 return {"pre-training": result.update}
-            case "find-group":
-                assert result.update is not None
+            case "find-group" if result.update is not None:
                 models = [device.state["initial"], result.update, *device.state["directions"]]
                 return {"id": device.numbers(nearest_direction, models)}
         return super().reply(device, instruction, result)
@@ -208,12 +189,12 @@ class FlexCFL(Migrating[FlexCFLParams]):
 
     def __init__(self, params: FlexCFLParams, server: Server) -> None:
         super().__init__(params, server)
-        self.state |= {"directions": [], "pretraining": {}, "pretrained": [], "attempts": 0, "failures": 0}
-        self.state["informed"] = [False] * server.devices
         self.at_random = params.moment.newcomers == "random"
 
     async def on_start(self) -> None:
+        self.state |= {"directions": [], "pretraining": {}, "pretrained": [], "attempts": 0, "failures": 0}
         self.state |= {"round": 0, "cohort": [], "open": {}, "initial": self.server.models.initial()}
+        self.state["informed"] = [False] * self.server.devices
         self._begin_groups()
 
     def _begin_groups(self) -> None:
@@ -229,14 +210,14 @@ class FlexCFL(Migrating[FlexCFLParams]):
             state["pretraining"][server.ask(device, {"pre-training": state["initial"]}, "pre-train")] = device
 
     async def _make_groups(self) -> None:
-        state, server, params = self.state, self.server, self.params
+        state, models = self.state, self.server.models
         devices, updates, labels = await self._cluster()
         state["pretrained"] = []
-        for group in range(params.groups):
+        for group in range(self.params.groups):
             members = [update for update, label in zip(updates, labels, strict=True) if label == group]
-            parts = await params.aggregation.total(server, members, 1 / len(members))
-            state["models"].append(server.models.mix(parts))
-            state["directions"].append(server.models.mix([*parts, (state["initial"], -1.0)], rescale=False))
+            parts = await self.params.aggregation.total(self.server, members, 1 / len(members))
+            state["models"].append(models.mix(parts))
+            state["directions"].append(models.mix([*parts, (state["initial"], -1.0)], rescale=False))
         for device, label in zip(devices, labels, strict=True):
             self.settle(device, label, "pre-training")
         await self.test_again(devices)
@@ -257,12 +238,10 @@ class FlexCFL(Migrating[FlexCFLParams]):
         generator = server.rng("clustering", self.state["attempts"])
         if not server.models.learns or isinstance(params.clusterer, RandomGroups):
             order = generator.permutation(len(devices))
-            return devices, updates, [int(place) % m for place in np.argsort(order)]
-        server.compute("products", len(updates), server.setting.parameters)
-        if params.measure == "madc":
-            server.compute("absolute differences", len(updates))
-        else:
-            server.compute("k-means", len(updates), m, m)
+            return devices, updates, (np.argsort(order) % m).tolist()
+        n = len(updates)
+        server.compute("products", n, server.setting.parameters)
+        server.compute(*(("absolute differences", n) if params.measure == "madc" else ("k-means", n, m, m)))
         changes = np.stack([trained[at] for at in kept]) - initial
         labels, record = cluster_updates(changes, m, params.measure, generator, params.clusterer)
         server.emit("clustering", devices=devices, **record)
@@ -302,18 +281,17 @@ class FlexCFL(Migrating[FlexCFLParams]):
         inhabited = sorted({group for group in state["group"] if group >= 0})
         if not params.eta_g or len(inhabited) < 2:
             return
-        for group in inhabited:
-            server.exchange({"group-exchange": state["models"][group]}, f"group-{group}", "auxiliary")
+        models = [state["models"][group] for group in inhabited]
+        for group, model in zip(inhabited, models, strict=True):
+            server.exchange({"group-exchange": model}, f"group-{group}", "auxiliary")
         if not server.models.learns:
             return
-        models = [state["models"][group] for group in inhabited]
         server.compute("distances", len(models), server.setting.parameters)
-        norms = [float(np.linalg.norm(value.astype(np.float64))) for value in await server.models.values(models)]
-        if not np.isfinite(norms).all():
-            return
-        matrix = inter_group_coefficients(np.array(norms), params.eta_g, literal=not params.as_published)
-        for group, row in zip(inhabited, matrix.tolist(), strict=True):
-            state["models"][group] = server.models.mix(list(zip(models, row, strict=True)))
+        norms = np.array([np.linalg.norm(value.astype(np.float64)) for value in await server.models.values(models)])
+        if np.isfinite(norms).all():
+            matrix = inter_group_coefficients(norms, params.eta_g, literal=not params.as_published)
+            for group, row in zip(inhabited, matrix.tolist(), strict=True):
+                state["models"][group] = server.models.mix(list(zip(models, row, strict=True)))
 
     async def on_task_end(self, message: TaskEnd) -> None:
         state, groups = self.state, self.params.groups

@@ -46,10 +46,7 @@ class FPFCParams(SynchronousParams):
 
 
 class FPFCClient(SynchronousClient[FPFCParams]):
-    """Goes on with its own model, held to what it received.
-
-    State: ``model``, its own; absent until it has first answered.
-    """
+    """Goes on with its own ``model`` (absent until it has first answered), held to what it received."""
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         own = device.state.get("model", instruction["model"])
@@ -85,10 +82,9 @@ class FPFC(Synchronous[FPFCParams]):
 
     def __init__(self, params: FPFCParams, server: Server) -> None:
         super().__init__(params, server)
-        tensors = [(tensor.name.rpartition(".")[0], tensor.size) for tensor in self.setting.tensors()]
-        self.begin = 0  # of the numbers that distances are about
-        if params.layers == "last":
-            self.begin = sum(size for layer, size in tensors if layer != tensors[-1][0])
+        layers = [(tensor.name.rpartition(".")[0], tensor.size) for tensor in self.setting.tensors()]
+        whole = params.layers == "all"
+        self.begin = sum(size for layer, size in layers if not whole and layer != layers[-1][0])  # of what distances are about
 
     async def on_start(self) -> None:
         self.state["first"] = self.server.models.initial()
@@ -123,11 +119,10 @@ class FPFC(Synchronous[FPFCParams]):
         for i, j in changed:
             before = [pairs[i, j]] if (i, j) in pairs else []
             pairs[i, j] = server.models.apply(fused, [own[i], own[j], *before], size=2 * self.setting.parameters, **scad)
-        lengths = [0.0] * len(changed)
+        state["apart"] |= dict.fromkeys(changed, 0.0)
         if server.models.learns and changed:
             told = server.models.apply(apart, [pairs[pair] for pair in changed], size=len(changed), begin=self.begin)
-            lengths = (await server.models.value(told)).tolist()
-        state["apart"] |= zip(changed, lengths, strict=True)
+            state["apart"] |= zip(changed, (await server.models.value(told)).tolist(), strict=True)
         fused_pairs: nx.Graph[int] = nx.Graph([pair for pair, length in state["apart"].items() if length <= self.params.nu])
         fused_pairs.add_nodes_from(own)
         group = dict(sorted((device, min(part)) for part in nx.connected_components(fused_pairs) for device in part))
@@ -135,11 +130,10 @@ class FPFC(Synchronous[FPFCParams]):
             if state["group"].get(device) != name:
                 server.emit("assign", device=device, group=name, before=state["group"].get(device), why="fused")
         state |= {"group": group, "models": {}}
-        for name in sorted(set(group.values())):
+        for name in sorted({*group.values()}):
             members = [device for device in group if group[device] == name]
             total = sum(state["samples"][device] for device in members)
-            shares = [state["samples"][device] / total if total else 1 / len(members) for device in members]
-            parts = list(zip([own[device] for device in members], shares, strict=True))
+            parts = [(own[at], state["samples"][at] / total if total else 1 / len(members)) for at in members]
             state["models"][name] = server.models.mix(parts, otherwise=own[members[0]])
 
     def group_of(self, device: int) -> int | None:
