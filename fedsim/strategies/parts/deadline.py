@@ -1,7 +1,4 @@
-"""Deadlines: how long a round waits, or a client may train.
-
-Here is the time alone: ``Synchronous`` ends the tasks that are open when it is over, and a step of the world the training.
-"""
+"""Deadlines: how long a round waits, or a client may train."""
 
 import math
 from collections.abc import Mapping
