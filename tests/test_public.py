@@ -154,7 +154,7 @@ _LAYERS = {
     "toolbox.objectives": "common data learning",
     "toolbox.executors": "errors executors language",
     "toolbox.codecs": "common federation learning",
-    "toolbox.deadlines": "common strategies",
+    "toolbox.deadlines": "common strategies world",
     "toolbox.optimisers": "common federation learning strategies",
     "toolbox.partitions": "common data",
     "toolbox.shifts": "common data",
@@ -163,7 +163,7 @@ _LAYERS = {
     "toolbox.worlds": "common world",
     "toolbox.peers": "common evaluation federation learning strategies world",
     "toolbox.strategies": "common evaluation federation learning strategies toolbox.aggregation toolbox.clustering "
-    "toolbox.selection world",
+    "toolbox.deadlines toolbox.selection world",
     "checkpoint": "common energy federation learning world",
     "plugin": "common engine meters toolbox.peers toolbox.strategies",
     "running": "common energy engine checkpoint executors meters output records signals version",
