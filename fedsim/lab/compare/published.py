@@ -131,12 +131,10 @@ class Reading(Spec):
         rows = run.rounds
         if self.event is not None:
             at = [number for (number,) in run.events_of((self.event,), ("round",))]
-            if self.take == "count":
-                return float(len(at))
+            if self.take == "before":
+                return float(self._values(rows[: at[0]] if at else rows)[-1])
             before = at[self.number - 1] if self.number <= len(at) else len(rows)
-            if self.take == "rounds before":
-                return float(before)
-            return float(self._values(rows[: at[0]] if at else rows)[-1])
+            return float(len(at) if self.take == "count" else before)
         if self.take == "after":
             return float(self._values([rows[self.rounds - 1]])[0])
         values = self._values(rows)
