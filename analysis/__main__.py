@@ -51,7 +51,6 @@ def main(
 def _pictures(
     runs: Sequence[RunFolder], rounds: tuple[int, int] | None, devices: int, order: str
 ) -> Iterator[tuple[str, str, Callable[[], Figure]]]:
-    """Each picture's kind (one of ``KINDS``), its name, and what draws it."""
     names = [f"-{place}-{as_file_name(name)}" for place, name in enumerate(run_names(runs), start=1)]
     how: dict[str, dict[str, Any]] = {"stragglers": {"rounds": rounds}, "membership": {"devices": devices}}
     how["timeline"] = {"devices": devices, "order": order, "rounds": rounds}

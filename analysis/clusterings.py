@@ -108,13 +108,11 @@ def read_clusterings(history: History) -> list[Clustering]:
 
 
 def _some_of(found: list[Clustering]) -> tuple[list[Clustering], str]:
-    """The first, the last, and some between, of more than six, and words that say so."""
     chosen = [found[place] for place in style.evenly(len(found), _MOST)] if found else []
     return chosen, f"{len(chosen)} of {len(found)} clusterings" if len(chosen) < len(found) else ""
 
 
 def _grid(part: Figure | SubFigure, count: int) -> list[Axes]:
-    """So many panels, at most three in a row."""
     panels = part.subplots(math.ceil(count / 3), min(3, count), squeeze=False).ravel()
     for panel in panels[count:]:
         panel.set_axis_off()

@@ -305,6 +305,5 @@ def _sentence(words: Iterable[str], between: str) -> str:
 
 
 def _listed(words: Iterable[Any], last: str = "and") -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
     texts = [str(word) for word in words]
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} {last} {texts[-1]}" if texts else ""

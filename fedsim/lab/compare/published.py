@@ -275,10 +275,7 @@ def _refuse_unknown(table: PublishedFigures, what: str, names: Any, allowed: Any
 
 
 def beside_published(lines: Sequence[ComparedLine], published: Published) -> list[ComparedTable]:
-    """The tables of a paper, those of the study's size, beside the figures of the study's variants; then all claims.
-
-    A table has the seeds with which all of its rows were run.
-    """
+    """The tables of a paper beside a study's figures, of the seeds with which all rows of a table were run; then all claims."""
     there = [table for table in published.apart if any(_is_at(line, table.at) for line in lines)]
     measured = [_MeasuredTable(table, published, lines) for table in there]
     tables, claims = [one.table() for one in measured], [claim for one in measured for claim in one.claims()]
@@ -289,10 +286,7 @@ def beside_published(lines: Sequence[ComparedLine], published: Published) -> lis
 
 
 def as_printed(tables: Sequence[ComparedTable]) -> list[ComparedTable]:
-    """Tables of ``beside_published`` laid out as papers print them, a column a measure; ``LEGEND`` explains their cells.
-
-    Those whose runs have not been made come last, by name alone.
-    """
+    """Tables of ``beside_published`` as papers print them (``LEGEND``); those without runs come last, by name alone."""
     missing = [table.title for table in tables if not table.columns[0].cells]
     left_out = [ComparedTable((), (f"{'; '.join(missing)}.",), "Not run")] if missing else []
     return [table if table.title == CLAIMS else _printed(table) for table in tables if table.columns[0].cells] + left_out
