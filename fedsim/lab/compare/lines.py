@@ -65,10 +65,7 @@ class Lines:
 
 
 def read_lines(
-    paths: Sequence[str | Path],
-    baseline: str | None = None,
-    goal: str | None = None,
-    budget: Mapping[str, float] | None = None,
+    paths: Sequence[str | Path], baseline: str | None = None, goal: str | None = None, budget: Mapping[str, float] | None = None
 ) -> Lines:
     """The lines of folders of runs and of studies; ``ScenarioError`` if there is no such baseline.
 

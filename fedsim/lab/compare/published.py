@@ -340,22 +340,24 @@ class _MeasuredTable:
         return {int(run.summary["seed"]): run for run in found[0].runs}
 
     def _values_of(self, one: Reading) -> dict[str, list[float]]:
-        best = 0.0
+        """The figure of each row, seed by seed, compared as its reading says."""
+
+        def of(reading: Reading, where: Mapping[str, Any], best: float = 0.0) -> list[float]:
+            runs = self._runs(where)
+            return [reading.of(runs[seed], best) for seed in self._seeds]
+
+        best, found = 0.0, {}
         if one.below_best is not None:
             peak = one.model_copy(update={"take": "max", "below_best": None})
-            best = max(math.fsum(self._of(peak, row.where, 0.0)) / len(self._seeds) for row in self._table.rows)
-        return {row.name: self._compared(one, row, best) for row in self._table.rows}
-
-    def _of(self, one: Reading, where: Mapping[str, Any], best: float) -> list[float]:
-        runs = self._runs(where)
-        return [one.of(runs[seed], best) for seed in self._seeds]
-
-    def _compared(self, one: Reading, row: PublishedRow, best: float) -> list[float]:
-        own = self._of(one, row.where, best)
-        other = self._of(one, {**row.where, **(one.over or one.minus)}, best) if one.over or one.minus else [0.0] * len(own)
-        if one.over and 0 in other:
-            raise RunFolderError(f"table {self._table.title!r} has no {one.title!r}: it would be divided by 0")
-        return [a / b if one.over else a - b for a, b in zip(own, other, strict=True)]
+            best = max(math.fsum(of(peak, row.where)) / len(self._seeds) for row in self._table.rows)
+        for row in self._table.rows:
+            found[row.name] = own = of(one, row.where, best)
+            if aside := one.over or one.minus:
+                other = of(one, {**row.where, **aside}, best)
+                if one.over and 0 in other:
+                    raise RunFolderError(f"table {self._table.title!r} has no {one.title!r}: it would be divided by 0")
+                found[row.name] = [a / b if one.over else a - b for a, b in zip(own, other, strict=True)]
+        return found
 
     def table(self) -> ComparedTable:
         """A row a figure; none without runs."""
