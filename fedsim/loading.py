@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from fedsim.errors import FedsimError, RunFolderError, ScenarioError, nearest
+from fedsim.lab.reading.targets import costs_to
 from fedsim.language.imports import from_file
 from fedsim.meters.base import Column
 from fedsim.meters.energy import TABLE as ENERGY
@@ -20,7 +21,6 @@ from fedsim.output.notebook import as_html, as_line, facts_of
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder, as_frame, making_sense
 from fedsim.records.schema import ROUNDS, with_columns
-from fedsim.records.targets import costs_to
 from fedsim.scenario import Scenario, load
 
 if TYPE_CHECKING:

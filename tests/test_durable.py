@@ -11,8 +11,8 @@ import pytest
 import fedsim
 from fedsim.checkpoint import store
 from fedsim.executors.inline import Inline
+from fedsim.lab.reading.study_folder import is_done
 from fedsim.records import folder as files
-from fedsim.records.study_folder import is_done
 from fedsim.running.runner import Job
 from fedsim.testing import assert_same_run, assert_sound, eventful_world, go_on, run
 from tests.records.disk import Disk, watched

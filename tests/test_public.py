@@ -170,26 +170,26 @@ _LAYERS = {
     "scenario": "common output overrides running sections shipped",
     "build": "common world",
     "audit": "common meters records",
-    "lab.compare": "arrays errors language meters output overrides records",
-    "lab.trackers": "arrays errors files records",
-    "analysis": "arrays durable errors executors files lab.compare lab.trackers language meters output records strategies "
-    "version",
-    "loading": "common analysis executors lab.compare meters output records running scenario",
+    "lab.reading": "arrays errors files records",
+    "lab.compare": "arrays errors lab.reading language meters output overrides records",
+    "lab.trackers": "arrays errors files lab.reading records",
+    "analysis": "arrays durable errors executors files lab.compare lab.reading lab.trackers language meters output "
+    "records strategies version",
+    "loading": "common analysis executors lab.reading meters output records running scenario",
     "fedsim": "build errors lab.study loading running scenario simulation version",
     "calibrate": "common output records scenario world",
     "lab.forecast": "common executors learning output records running strategies",
-    "lab.study": "common analysis executors lab.compare loading output overrides records running scenario "
-    "shipped strategies toolbox.executors world",
+    "lab.study": "common analysis executors lab.compare lab.reading loading output overrides records running "
+    "scenario shipped strategies toolbox.executors world",
     "testing": "audit data executors fedsim records running",
     "lab.newcomer": "errors files language world",
     "lab.bench": "errors files lab.compare lab.study language overrides records scenario shipped streams version",
-    "verbs": "analysis errors lab.bench lab.catalogue lab.compare lab.newcomer lab.study loading output records scenario "
-    "shipped",
+    "verbs": "analysis audit calibrate errors executors lab.bench lab.catalogue lab.compare lab.forecast lab.newcomer "
+    "lab.reading lab.study lab.trackers language loading output records scenario shipped signals toolbox.sources",
     "lab.catalogue": "data energy errors executors federation lab.study language learning meters scenario shipped strategies "
     "toolbox.clustering toolbox.worlds world",
     "__main__": "cli",
-    "cli": "analysis audit calibrate errors executors lab.compare lab.forecast lab.study lab.trackers language output "
-    "records running scenario signals toolbox.sources verbs version",
+    "cli": "analysis executors output records running scenario signals verbs version",
 }
 """The rooms that each room imports at most, lower ones first; ``_NONE`` import none."""
 LAYERS = {room: {*needs.replace("common", _COMMON).replace("engine", _ENGINE).split()} for room, needs in _LAYERS.items()}

@@ -9,7 +9,7 @@ from fedsim.analysis.energy import draw_batteries, draw_energy, read_levels
 from fedsim.analysis.report.words import describe
 from fedsim.analysis.style import NothingToDrawError, pixels
 from fedsim.lab.compare.measures import measure
-from fedsim.records.history import History
+from fedsim.lab.reading.history import History
 from fedsim.records.reading import RunFolder
 from fedsim.testing import quiet_world, run
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from fedsim.analysis.fairness import draw_fairness, selections_of_devices, selections_of_groups, waiting_times
-from fedsim.records.fairness import jain_over_time
+from fedsim.lab.reading.fairness import jain_over_time
 from fedsim.records.reading import RunFolder
 
 

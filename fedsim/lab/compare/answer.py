@@ -15,9 +15,9 @@ from typing import Any
 from fedsim.lab.compare.lines import ComparedLine, Lines, short_key, shown
 from fedsim.lab.compare.measures import BEST, FINAL, Measure, Values, cost_of, goal_of
 from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference, pairs_to_tell, ratio_of
+from fedsim.lab.reading.targets import Target
 from fedsim.language.units import show_bytes, show_joules, show_seconds
 from fedsim.output.harmless import clean
-from fedsim.records.targets import Target
 
 Aim = float | Target
 TARGETED = ("time", "bytes", "energy", "money")

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import ScenarioError, nearest
+from fedsim.lab.reading.study_folder import UNNAMED, is_done, is_study, read_index
 from fedsim.output.notebook import strategy_of
 from fedsim.records.reading import RunFolder
-from fedsim.records.study_folder import UNNAMED, is_done, is_study, read_index
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Lines:
         baseline: the name of the baseline; empty if there is none.
         is_first: whether the first run is the baseline since none was named.
         goal: one of ``fedsim.lab.compare.measures.GOALS``.
-        budget: limits by cost, see ``fedsim.records.targets.within``.
+        budget: limits by cost, see ``fedsim.lab.reading.targets.within``.
     """
 
     lines: tuple[ComparedLine, ...]

@@ -9,6 +9,8 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from fedsim.errors import RunFolderError, ScenarioError, nearest
+from fedsim.lab.reading.fairness import jain_index, worst_decile
+from fedsim.lab.reading.targets import Target, until, within
 from fedsim.language.spec import Spec
 from fedsim.language.stop import MORE_IS_BETTER
 from fedsim.language.units import Bytes, Joules, PositiveSeconds
@@ -16,10 +18,8 @@ from fedsim.language.wording import explain
 from fedsim.meters.energy import PHASES
 from fedsim.meters.energy import TABLE as ENERGY
 from fedsim.records import folder as files
-from fedsim.records.fairness import jain_index, worst_decile
 from fedsim.records.ledger import LedgerPreset, total
 from fedsim.records.reading import RunFolder
-from fedsim.records.targets import Target, until, within
 
 Preferred = Literal["least", "most"] | None
 Values = dict[str, float | int | None]
@@ -165,7 +165,7 @@ def measure(
 
     A run on pooled data (the reference line of centralised training) has accuracy and rounds alone: its times and bytes are
     those of no federation. The ``ledger`` is ``strict``, which counts every byte that moved, or ``paper``, as papers count; the
-    bytes until a target are strict. Limits of the ``budget`` are by cost, see ``fedsim.records.targets.within``.
+    bytes until a target are strict. Limits of the ``budget`` are by cost, see ``fedsim.lab.reading.targets.within``.
     """
     try:
         values = _of_run(run, ledger)
