@@ -278,6 +278,8 @@ class TestRefusals:
     def test_a_folder_in_which_another_process_works(self, cut: Cut) -> None:
         with locked(cut[1]):
             refused(cut, rf"another process \({os.getpid()} on ")
+            with pytest.raises(RunFolderError, match="already holds"):
+                run(*cut)
         assert go_on(*cut)["status"] == "done"
         assert not (cut[1] / LOCK).exists()
 
@@ -357,48 +359,6 @@ def test_a_network_that_was_changed_is_written_again(tmp_path: Path) -> None:
         assert_sound(tmp_path / "cut")
 
 
-def test_two_at_a_time_do_not_harm_each_other(tmp_path: Path, made: Made) -> None:
-    """While a process resumes a run, another that wants to, or to begin one there, is told who does."""
-    scenario = eventful_world({"kind": "fedavg", "clients_per_round": 6, "deadline": "30 s"}, seed=2, rounds=60)
-    assert run_until(scenario, tmp_path / "out", 100) == "interrupted"
-    command = words(scenario, tmp_path)
-    first = subprocess.Popen([sys.executable, "-c", "from fedsim.cli import main; main()", *command, "--resume"])
-    TestCommandLine.wait_for(tmp_path / "out", LOCK)
-    while not (tmp_path / "out" / LOCK).read_text():  # it is about to write who it is
-        time.sleep(0.01)
-    second = called(*command, "--resume")
-    assert second.exit_code == 2
-    assert f"another process ({first.pid} on " in second.output
-    assert called(*command).exit_code == 2
-    assert first.wait(60) == 0
-    assert_same_run(made(scenario, tmp_path / "whole"), tmp_path / "out")
-    assert_sound(tmp_path / "out")
-
-
-def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every write of the third checkpoint fails in turn; the run says so, and goes on later from the second."""
-    scenario = eventful_world({"kind": "fedavg", "clients_per_round": 6}, seed=3) | {"checkpoint": {"time": "7 s"}}
-    run(scenario, tmp_path / "whole")
-    written = Path.write_bytes
-    calls = 0
-
-    def full(path: Path, content: Any) -> int:
-        nonlocal calls
-        if ".writing" in str(path):
-            calls += 1
-            if calls > 7:
-                raise OSError(28, "No space left on device")
-        return written(path, content)
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(OSError, match="No space left"):
-        fedsim.run(fedsim.Scenario(**scenario), tmp_path / "cut", executor="inline")
-    monkeypatch.undo()
-    assert not list((tmp_path / "cut" / store.FOLDER).glob("*.writing"))
-    go_on(scenario, tmp_path / "cut")
-    assert_same_run(tmp_path / "whole", tmp_path / "cut")
-
-
 @contextmanager
 def no_file_larger_than(size: int) -> Iterator[None]:
     """The system refuses to make any file of this process larger."""
@@ -412,7 +372,7 @@ def no_file_larger_than(size: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("share", [0.1, 0.6, 0.95])
 def test_a_disk_that_takes_no_more_at_any_write(tmp_path: Path, share: float, made: Made) -> None:
-    """The system refuses every file beyond a size: the run fails without a traceback, and goes on when there is room again."""
+    """The system refuses every file beyond a size: the run fails without a traceback, and goes on from its last checkpoint."""
     scenario = eventful_world({"kind": "fedbuff", "concurrency": 7, "buffer": 3}, seed=6, rounds=20)
     scenario |= {"checkpoint": {"time": "7 s"}}
     whole, out = made(scenario, tmp_path / "whole"), tmp_path / "out"
@@ -424,6 +384,7 @@ def test_a_disk_that_takes_no_more_at_any_write(tmp_path: Path, share: float, ma
     assert isinstance(failed.exception, SystemExit)
     assert "File too large" in failed.output
     assert "Traceback" not in failed.output
+    assert not [*(out / store.FOLDER).glob("*.writing")]
     if any((out / store.FOLDER).glob("*")):
         go_on(scenario, out)
         assert_same_run(whole, out)
