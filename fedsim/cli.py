@@ -91,8 +91,7 @@ for _verb in (*BEGINNING, *STUDYING, *EXPLAINING, *SHOWING):
 def run_command(scenario: str, out: Path, allow_code: bool, watch: bool, port: int, quiet: bool, **given: Any) -> int:
     """Run SCENARIO and write a run folder."""
     from fedsim.executors.named import make_executor
-    from fedsim.output.progress import RunProgress, summary_lines
-    from fedsim.output.terminal import Console
+    from fedsim.output.terminal import Console, RunProgress, summary_lines
     from fedsim.records.folder import SCENARIO as WRITTEN
     from fedsim.records.live import EVERY_S
     from fedsim.running.runner import Job, end_soon

@@ -15,7 +15,7 @@ import tomli_w
 
 from fedsim.errors import ScenarioError, SimulationError
 from fedsim.language.registry import refuse_wrong_hooks
-from fedsim.output.progress import summary_lines
+from fedsim.output.terminal import summary_lines
 from fedsim.testing import StrategyContract, eventful_world, run
 from tests import own_parts
 from tests.benchmarks.kills import kill

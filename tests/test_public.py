@@ -124,9 +124,9 @@ def _run_time_nodes(tree: ast.AST) -> list[ast.AST]:
     return nodes
 
 
-_COMMON = "arrays durable environment errors files language model_cost simulation streams training"
+_COMMON = "arrays environment errors files language model_cost simulation streams training"
 _ENGINE = "data evaluation federation learning strategies world"
-_NONE = "arrays durable environment errors lab model_cost toolbox version"
+_NONE = "arrays environment errors lab model_cost toolbox version"
 _LAYERS = {
     "shipped": "errors files",
     "executors": "errors language",
@@ -173,19 +173,20 @@ _LAYERS = {
     "lab.reading": "arrays errors files records",
     "lab.compare": "arrays errors lab.reading language meters output overrides records",
     "lab.trackers": "arrays errors files lab.reading records",
-    "analysis": "arrays durable errors executors files lab.compare lab.reading lab.trackers language meters output "
+    "analysis": "arrays errors executors files lab.compare lab.reading lab.trackers language meters output "
     "records strategies version",
-    "loading": "common analysis executors lab.reading meters output records running scenario",
-    "fedsim": "build errors lab.study loading running scenario simulation version",
+    "lab.loading": "common analysis executors lab.reading meters output records running scenario",
+    "fedsim": "build errors lab.loading lab.study running scenario simulation version",
     "calibrate": "common output records scenario world",
     "lab.forecast": "common executors learning output records running strategies",
-    "lab.study": "common analysis executors lab.compare lab.reading loading output overrides records running "
+    "lab.study": "common analysis executors lab.compare lab.loading lab.reading output overrides records running "
     "scenario shipped strategies toolbox.executors world",
-    "testing": "audit data executors fedsim records running",
+    "lab.contract": "audit data executors fedsim records running",
+    "testing": "lab.contract",
     "lab.newcomer": "errors files language world",
     "lab.bench": "errors files lab.compare lab.study language overrides records scenario shipped streams version",
     "verbs": "analysis audit calibrate errors executors lab.bench lab.catalogue lab.compare lab.forecast lab.newcomer "
-    "lab.reading lab.study lab.trackers language loading output records scenario shipped signals toolbox.sources",
+    "lab.loading lab.reading lab.study lab.trackers language output records scenario shipped signals toolbox.sources",
     "lab.catalogue": "data energy errors executors federation lab.study language learning meters scenario shipped strategies "
     "toolbox.clustering toolbox.worlds world",
     "__main__": "cli",

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.checkpoint.codec import Arrays
-from fedsim.durable import WRITING, make_folder, sync
 from fedsim.errors import CheckpointError
-from fedsim.files import read_json, regular
+from fedsim.files import WRITING, make_folder, read_json, regular, sync
 
 FOLDER = "checkpoint"
 _STATE, _ARRAYS, _MANIFEST = "state.json", "arrays.safetensors", "manifest.json"

@@ -12,9 +12,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from fedsim.durable import WRITING, make_folder, replacing, sync
 from fedsim.errors import RunFolderError
-from fedsim.files import read_json, regular
+from fedsim.files import WRITING, make_folder, read_json, regular, replacing, sync
 from fedsim.records import live
 from fedsim.records.lock import LOCK
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsim.durable import WRITING
+from fedsim.files import WRITING
 
 if TYPE_CHECKING:
     from fedsim.simulation import Record, Simulation

@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fedsim.durable import replacing
 from fedsim.errors import CheckpointError
+from fedsim.files import replacing
 from fedsim.meters.base import Meters
 from fedsim.records import folder as files
 from fedsim.records.schema import AVAILABILITY, DEVICES, column, typed, with_columns

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsim.durable import sync
+from fedsim.files import sync
 from fedsim.meters.base import Column, Meters, transfer_of
 from fedsim.records import folder as files
 from fedsim.records.ledger import Ledger

@@ -20,13 +20,11 @@ from fedsim.learning.architecture import STATISTICS, Tensor
 from fedsim.learning.model import LoRA
 from fedsim.learning.models import SizeOnly
 from fedsim.meters.base import Column, MeterContext
-from fedsim.model_cost import ModelCost
 from fedsim.records.schema import DEVICES, ROUNDS, with_columns
 from fedsim.running.drift import Drift
 from fedsim.simulation import Simulation
 from fedsim.strategies import strategy_class
 from fedsim.streams import Streams
-from fedsim.training import CutBy
 from fedsim.world import columns
 from fedsim.world.availability import changes, one_by_one, spans_of
 from fedsim.world.batteries import Powered
@@ -82,9 +80,9 @@ class Run:
         context = MeterContext(spec.devices, places, streams, self.network.overhead, root, capacity.powers())
         self.meters = scenario.meters_in(context)
         metrics = scenario.figures
-        of_rounds = with_columns(ROUNDS, [Column(one.name, "", "a metric") for one in metrics])
-        for table in ("round", "device"):
-            with_columns(of_rounds if table == "round" else DEVICES, self.meters.columns(table))
+        of_metrics = [Column(one.name, "", "a metric") for one in metrics]
+        with_columns(ROUNDS, [*of_metrics, *self.meters.columns("round")])  # refuses a name that is there already
+        with_columns(DEVICES, self.meters.columns("device"))
         batteries = None
         if scenario.energy is not None:
             meter = self.meters.of_sections["energy"]
@@ -108,19 +106,8 @@ class Run:
         )
         self.messages = Messages(simulation, self.network, scenario.network.edge_servers, dispatch.on_edge_lost)
         compute = Compute(streams, spec.jitters(streams, root), spec.slow_phases, spec.devices)
-        self.tasks = TaskRunner(
-            simulation,
-            self.population,
-            availability,
-            compute,
-            self.network,
-            scenario.training.batch_size,
-            client_side.next_steps,
-            dispatch.on_task_end,
-            batteries,
-            self.messages,
-            spec.host,
-        )
+        here = (simulation, self.population, availability, compute, self.network, scenario.training.batch_size)
+        self.tasks = TaskRunner(*here, client_side.next_steps, dispatch.on_task_end, batteries, self.messages, spec.host)
         setting, strategy = self._setting(capacity), strategy_class(scenario.strategy.kind)
         self.server = Server(dispatch, setting)
         self.strategy = strategy(scenario.strategy, self.server)
@@ -186,13 +173,10 @@ class Run:
         """Training times of kinds of devices for the scenario's model; None where there are none."""
         if capacity.which is None or self.scenario.strategy.brings_learning:
             return None
-        model, training, asked = self.scenario.model, self.scenario.training, self._shape_and_classes
-
-        def cost_of_cut(by: CutBy, size: float) -> ModelCost:
-            return model.cut(by, size).cost(*asked, training, self.scenario.objective)
-
-        cost = model.cost(*asked, training, self.scenario.objective)
-        return Rooflines(capacity.kinds, capacity.which, cost, training.batch_size, cost_of_cut)
+        model, training = self.scenario.model, self.scenario.training
+        asked = (*self._shape_and_classes, training, self.scenario.objective)
+        costs = model.cost(*asked), training.batch_size, lambda by, size: model.cut(by, size).cost(*asked)
+        return Rooflines(capacity.kinds, capacity.which, *costs)
 
     def _setting(self, capacity: Capacity) -> RunInfo:
         scenario = self.scenario

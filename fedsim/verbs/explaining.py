@@ -97,7 +97,7 @@ def whatif_command(run: Path, changes: tuple[str, ...], out: Path | None, worker
     from fedsim.lab.compare.lines import read_lines
     from fedsim.lab.compare.show import print_short, print_to
     from fedsim.lab.compare.table import Comparison
-    from fedsim.loading import run as run_scenario
+    from fedsim.lab.loading import run as run_scenario
     from fedsim.output.terminal import Console
     from fedsim.records.folder import SCENARIO
     from fedsim.records.reading import RunFolder

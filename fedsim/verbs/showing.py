@@ -137,12 +137,4 @@ def wandb_command(runs: tuple[Path, ...], out: Path, project: str) -> None:
     say(*(f"written {path}" for path in write_wandb(runs, out, project)))
 
 
-SHOWING = (
-    audit_command,
-    trace_command,
-    calibrate_command,
-    report_command,
-    tensorboard_command,
-    mlflow_command,
-    wandb_command,
-)
+SHOWING = (audit_command, trace_command, calibrate_command, report_command, tensorboard_command, mlflow_command, wandb_command)

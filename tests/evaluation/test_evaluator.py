@@ -11,7 +11,7 @@ import pytest
 import fedsim
 from fedsim.evaluation.evaluator import EvaluationSpec, Evaluator
 from fedsim.language.stop import StopSpec
-from fedsim.output.progress import summary_lines
+from fedsim.output.terminal import summary_lines
 from fedsim.strategies.fedavg import FedAvg
 from tests.strategies.clustered import PAIRED, ROTATED, played, world
 

@@ -10,8 +10,7 @@ pytest.importorskip("flwr")
 
 import fedsim
 from fedsim.flower.params import SamplesTime
-from fedsim.output.progress import RunProgress
-from fedsim.output.terminal import Console
+from fedsim.output.terminal import Console, RunProgress
 from fedsim.simulation import Record
 from fedsim.testing import assert_sound
 from tests.calls import done

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from fedsim.language.stop import StopSpec
 from fedsim.output.harmless import say, visible
-from fedsim.output.progress import RunProgress
+from fedsim.output.terminal import RunProgress
 from fedsim.simulation import Record
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -172,7 +172,7 @@ def test_on_thirty_columns_the_round_can_be_read() -> None:
 @pytest.mark.parametrize("terminal", [True, False])
 def test_it_says_what_is_saved(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr("fedsim.output.progress.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("fedsim.output.terminal.time.perf_counter", lambda: clock[0])
     shown = io.StringIO()
     progress = RunProgress(StopSpec(rounds=100), Console(file=shown, force_terminal=terminal, width=200))
     for rounds in (5, 10, 15):

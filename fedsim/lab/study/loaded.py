@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsim.errors import RunFolderError, nearest
+from fedsim.lab.loading import LoadedRun, drawing, load_run
 from fedsim.lab.reading.study_folder import TRIALS, read_index
-from fedsim.loading import LoadedRun, drawing, load_run
 from fedsim.output.notebook import as_html
 
 if TYPE_CHECKING:

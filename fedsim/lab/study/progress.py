@@ -11,8 +11,7 @@ from rich.text import Text
 
 from fedsim.language.units import show_seconds
 from fedsim.output.harmless import clean
-from fedsim.output.progress import bar
-from fedsim.output.terminal import Console
+from fedsim.output.terminal import Console, bar
 
 How = Literal["new", "anew", "resume"]
 Status = Literal["done", "failed", "interrupted"]
