@@ -16,23 +16,10 @@ from typing import Any
 
 import click
 
+from fedsim import verbs
 from fedsim.output.harmless import say, visible
 from fedsim.output.mistakes import INTERRUPTED
 from fedsim.signals import end_at_once, interrupted_once, let_go, signals
-from fedsim.verbs import (
-    ADDRESS,
-    ALLOW_CODE,
-    CHANGES,
-    PORT,
-    QUIET,
-    SCENARIO,
-    SEED,
-    WATCH,
-    WORKERS,
-    one_message,
-    out,
-    tell_dropped,
-)
 from fedsim.verbs.beginning import BEGINNING
 from fedsim.verbs.explaining import EXPLAINING
 from fedsim.verbs.showing import SHOWING
@@ -75,31 +62,31 @@ for _verb in (*BEGINNING, *STUDYING, *EXPLAINING, *SHOWING):
 
 
 @main.command("run")
-@SCENARIO
-@out("The run folder to make.", required=True)
-@SEED
-@CHANGES
+@verbs.SCENARIO
+@verbs.out("The run folder to make.", required=True)
+@verbs.SEED
+@verbs.CHANGES
 @click.option("--executor", default="threads", show_default=True, help="Where learning is computed: inline, threads, ray.")
-@WORKERS
-@ADDRESS
+@verbs.WORKERS
+@verbs.ADDRESS
 @click.option("--resume", is_flag=True, help="Go on with the run in --out where its newest checkpoint left it.")
-@ALLOW_CODE
-@WATCH
-@PORT
-@QUIET
-@one_message
+@verbs.ALLOW_CODE
+@verbs.WATCH
+@verbs.PORT
+@verbs.QUIET
+@verbs.one_message
 def run_command(scenario: str, out: Path, allow_code: bool, watch: bool, port: int, quiet: bool, **given: Any) -> int:
     """Run SCENARIO and write a run folder."""
     from fedsim.executors.named import make_executor
     from fedsim.output.terminal import Console, RunProgress, summary_lines
-    from fedsim.records.folder import SCENARIO as WRITTEN
+    from fedsim.records.folder import SCENARIO
     from fedsim.records.live import EVERY_S
     from fedsim.running.runner import Job, end_soon
     from fedsim.scenario import load
 
     if watch:
         from fedsim.analysis.watch import watching  # loads what draws
-    read = load(scenario, given["changes"], given["seed"], allow_code=allow_code, tell=tell_dropped(quiet))
+    read = load(scenario, given["changes"], given["seed"], allow_code=allow_code, tell=verbs.tell_dropped(quiet))
     with closing(make_executor(given["executor"], given["workers"], given["address"], read.training.device)) as where:
         job = Job(read, out, where, resume=given["resume"], live_every_s=_WATCHED_S if watch else EVERY_S)
         if not quiet:
@@ -115,6 +102,6 @@ def run_command(scenario: str, out: Path, allow_code: bool, watch: bool, port: i
         say(*summary_lines(result.summary), f"written to {out}")
         if job.checkpointer is not None and interrupted:
             code = " --allow-code" if allow_code else ""
-            again = f"fedsim run {quote(str(out / WRITTEN))} --out {quote(str(out))} --resume{code}"
+            again = f"fedsim run {quote(str(out / SCENARIO))} --out {quote(str(out))} --resume{code}"
             say(f"interrupted; to go on: {again}", err=True)
     return INTERRUPTED if interrupted else 0

@@ -159,20 +159,21 @@ def _taken(run: "Run", recorder: "Recorder", origins: Origins) -> tuple[dict[str
             "alarms": run.simulation.alarms(),
             "recorder": recorder.snapshot(),
             "data": None if run.drift is None else (run.population.samples, run.population.version),
-            "network": run.network.snapshot(),
-            "tasks": run.tasks.snapshot(),
-            "edges": run.messages.snapshot(),
-            "lifetimes": run.lifetimes.snapshot(),
+            **{name: part.snapshot() for name, part in _parts(run).items()},
             "processes": run.processes.snapshot(),
-            "drift": None if run.drift is None else run.drift.snapshot(),
-            "learner": run.learner.snapshot(),
-            "server": run.dispatch.snapshot(),
             "strategy": run.strategy.state,
             "last": run.evaluator.last,
             "ever": run.evaluator.ever,
         }
     )
     return tree, encoder.arrays
+
+
+def _parts(run: "Run") -> dict[str, Any]:
+    """The parts that take up their own state, in the order in which they do."""
+    parts = {"network": run.network, "edges": run.messages, "tasks": run.tasks, "lifetimes": run.lifetimes}
+    drift = {} if run.drift is None else {"drift": run.drift}
+    return drift | parts | {"learner": run.learner, "server": run.dispatch}
 
 
 def resume(folder: Path, run: "Run", recorder: "Recorder", origins: Origins) -> None:
@@ -195,14 +196,9 @@ def _put_back(run: "Run", recorder: "Recorder", state: dict[str, Any]) -> None:
     run.simulation.stopped = state["stopped"]
     recorder.restore(state["recorder"])
     if run.drift is not None:
-        run.drift.restore(state["drift"])
         run.population.samples, run.population.version = state["data"]
-    run.network.restore(state["network"])
-    run.messages.restore(state["edges"])
-    run.tasks.restore(state["tasks"])
-    run.lifetimes.restore(state["lifetimes"])
-    run.learner.restore(state["learner"])
-    run.dispatch.restore(state["server"])
+    for name, part in _parts(run).items():
+        part.restore(state[name])
     run.strategy.state = state["strategy"]
     run.evaluator.last, run.evaluator.ever = state["last"], state["ever"]
     run.processes.restore(state["processes"], state["alarms"])

@@ -97,10 +97,9 @@ def _run_aside(running: "Coroutine[Any, Any, Result]") -> "Result":
 
 
 def load_run(path: str | Path, *, allow_code: bool = False) -> "LoadedRun":
-    """Load a run folder; its files are read when they are first used.
+    """Load a run folder; ``RunFolderError`` if there is no run, or at first use for a missing or damaged file.
 
-    Raises ``RunFolderError`` if there is no run, or at first use for a missing or damaged file. ``allow_code``: whether
-    ``scenario`` may import code that is named by import path.
+    ``allow_code``: whether ``scenario`` may import code that is named by import path.
     """
     return LoadedRun(RunFolder(path), allow_code)
 
@@ -182,10 +181,9 @@ class LoadedRun:
         return costs_to(self._read.rounds, accuracy, self.summary)
 
     def figure(self, kind: str = "accuracy", **options: Any) -> "Figure":
-        """A picture of the run; ``FedsimError`` if there is no such picture, or nothing to draw.
+        """A picture of the run, such as ``timeline``, with options of its own (see ``fedsim.analysis``).
 
-        ``kind`` is such as ``timeline``, ``traffic``, ``accuracy`` or ``fairness``; a wrong one is answered with all.
-        ``options`` are those of the picture, see ``fedsim.analysis``.
+        ``FedsimError``: there is no such picture (the message names all), or nothing to draw.
         """
         from fedsim.analysis.pictures import OF_ONE, OF_SEVERAL
 

@@ -20,7 +20,7 @@ from fedsim.records import live, parquet
 from fedsim.records.live import EVERY_S, RUNNING, Live
 from fedsim.records.lock import locked
 from fedsim.records.recorder import Recorder
-from fedsim.records.schema import ASKED, models_digest
+from fedsim.records.schema import ASKED, AVAILABILITY, models_digest
 from fedsim.signals import end_at_once
 from fedsim.simulation import Simulation
 from fedsim.version import __version__
@@ -144,7 +144,8 @@ class Job:
         if self.out is not None:
             files.write_models(self.out, tensors)
             self._write_devices(self.out)
-            parquet.write_availability(self.out, self.run.availability_columns(summary["simulated_s"]))
+            available = self.run.availability_columns(summary["simulated_s"])
+            parquet.write_columns(self.out / files.AVAILABILITY, available, AVAILABILITY)
             live.remove(self.out)
             not_needed = self.recorder.parts if status == "done" else []
             files.write_summary(self.out, summary | {"files_sha256": files.fingerprints(self.out, but=not_needed)})
