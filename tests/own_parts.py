@@ -1,4 +1,4 @@
-"""What a user writes in a file of their own: a selection, a codec, a source, both halves of a strategy.
+"""What a user writes in a file of their own: a selection, a codec, a source, both halves of a strategy, a meter; and mistakes.
 
 Written with the names of ``fedsim.plugin`` alone.
 """
@@ -212,3 +212,69 @@ class Charged(fed.Selection):
     def heard(self, server: fed.Server, state: dict[str, Any], message: fed.TaskEnd) -> None:
         if message.outcome == "done":
             state["said"][message.device] = message["power"]
+
+
+class Moved(fed.Meter):
+    """Bytes by device and epochs by all, what was wasted at a price."""
+
+    entry = "moved"
+    round_columns = (
+        fed.Column("moved", "bytes", "that moved since the round before"),
+        fed.Column("epochs", "", "trained till then"),
+    )
+    device_columns = (fed.Column("moved", "bytes", "that the device sent or received"),)
+    fixed = ("_price",)
+
+    def __init__(self, context: fed.MeterContext, price: float = 1.0) -> None:
+        self._price = price
+        self.of = np.zeros(context.devices)
+        self.epochs = 0
+        self.begun: dict[int, float] = {}
+        self.lasted = [0.0]
+
+    def on_step_start(self, time: float, fields: dict[str, Any]) -> None:
+        self.begun[fields["task"]] = time
+
+    def on_step(self, ended: fed.Step) -> None:
+        assert ended.start == self.begun.pop(ended.task)
+        self.lasted[0] += ended.end - ended.start
+        self.epochs += ended.fields.get("epochs", 0)
+
+    def on_transfer(self, ended: fed.Transfer) -> None:
+        if ended.device is not None:
+            self.of[ended.device] += ended.delivered
+
+    def totals(self, time: float) -> dict[str, float]:
+        return {"moved": self.of.sum(), "epochs": self.epochs}
+
+    def of_devices(self) -> dict[str, Any]:
+        return {"moved": self.of}
+
+    def summary(self) -> dict[str, Any]:
+        return {"price": self._price * float(self.of.sum()), "lasted_s": self.lasted[0]}
+
+
+class Twice(Moved):
+    """A column that is there already."""
+
+    entry = "twice"
+    device_columns = (fed.Column("speed", "", ""),)
+
+
+class Fails(fed.Meter):
+    """Fails at the first step."""
+
+    def on_step(self, ended: fed.Step) -> None:
+        raise KeyError("nothing")
+
+
+class Forgets(fed.Meter):
+    """Says less than it has columns."""
+
+    round_columns = (fed.Column("forgotten", "", ""),)
+
+
+class Open(fed.Meter):
+    """Takes anything."""
+
+    def __init__(self, context: fed.MeterContext, **more: Any) -> None: ...

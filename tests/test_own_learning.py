@@ -18,7 +18,6 @@ from fedsim.records.reading import RunFolder
 from fedsim.running.runner import Job
 from fedsim.testing import FIGURES, assert_sound, run
 from fedsim.world.device_kinds import find_kind
-from fedsim.world.population import PopulationSpec
 
 ENDED: list[str] = []
 PI = find_kind("raspberry-pi-4", {}, "device")
@@ -186,13 +185,3 @@ def test_processes_tell_of_what_goes_wrong() -> None:
 def test_sections_that_are_not_for_it_are_refused(section: dict[str, Any], message: str) -> None:
     with pytest.raises(ScenarioError, match=message):
         fedsim.Scenario(**sections() | section)
-
-
-def test_a_strategy_may_refuse_a_population() -> None:
-    class Picky(OwnParams):
-        def check_population(self, population: PopulationSpec) -> None:
-            if population.devices > 2:
-                raise ScenarioError(f"population.devices is {population.devices}; allowed with 'own' are 2")
-
-    with pytest.raises(ScenarioError, match="devices is 3; allowed with 'own' are 2"):
-        fedsim.Scenario(**{**sections(), "strategy": Picky()})
