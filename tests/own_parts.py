@@ -218,10 +218,7 @@ class Moved(fed.Meter):
     """Bytes by device and epochs by all, what was wasted at a price."""
 
     entry = "moved"
-    round_columns = (
-        fed.Column("moved", "bytes", "that moved since the round before"),
-        fed.Column("epochs", "", "trained till then"),
-    )
+    round_columns = (fed.Column("moved", "bytes", "moved in the round"), fed.Column("epochs", "", "trained till then"))
     device_columns = (fed.Column("moved", "bytes", "that the device sent or received"),)
     fixed = ("_price",)
 

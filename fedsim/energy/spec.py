@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from fedsim.arrays import Floats
+from fedsim.energy.batteries import Batteries, ChargingSpec, Never
 from fedsim.energy.carbon import Carbon
 from fedsim.errors import ScenarioError, nearest
 from fedsim.language.spec import Spec
@@ -17,9 +18,7 @@ from fedsim.meters.base import Meter, MeterContext
 from fedsim.meters.energy import COEFFICIENTS, EnergyMeter
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
-from fedsim.world.batteries import Batteries
 from fedsim.world.calendar import DAY_S
-from fedsim.world.charging import ChargingSpec, Never
 from fedsim.world.device_kinds import KIND_POWERS, Figure, catalogue, figures, find_kind
 from fedsim.world.distributions import Choice, Constant, Distribution, LogNormal, TimeDistribution, Uniform, by_device
 

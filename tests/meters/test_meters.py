@@ -46,7 +46,7 @@ def test_a_meter_of_ones_own_has_its_columns_and_survives_stops(tmp_path: Path) 
     assert summary["meters"]["moved"] == entry
     assert {row["device"]: row["bytes_sent"] + row["bytes_received"] for row in folder.devices} == pytest.approx(by_device)
     field = pq.read_schema(whole / files.ROUNDS).field("moved")
-    assert field.metadata == {b"unit": b"bytes", b"about": b"that moved since the round before"}
+    assert field.metadata == {b"unit": b"bytes", b"about": b"moved in the round"}
     assert fedsim.load_run(whole).rounds["moved"].sum() <= summary["meters"]["moved"]["price"] / 2
     assert not any(audit(whole, allow_code=True).values())
     for share in (0.3, 0.8):
