@@ -84,10 +84,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path that becomes ``path`` when its content is on the disk, and is removed on failure.
-
-    The name is safe only after ``sync(path.parent)``, once for many files. Links are not followed.
-    """
+    """A path that becomes ``path`` when it is written; the name is safe only after ``sync(path.parent)``, once for many."""
     beside = path.with_name(path.name + WRITING)
     beside.unlink(missing_ok=True)
     try:

@@ -1,7 +1,4 @@
-"""The sections of a scenario, and what they must say of each other to be run.
-
-Each section is a ``Spec`` in the module of its rule.
-"""
+"""The sections of a scenario, each a ``Spec`` in the module of its rule, and what they must say of each other to be run."""
 
 from collections.abc import Iterator
 from itertools import chain, starmap
@@ -216,11 +213,7 @@ class Sections(Spec):
         return self.world.not_restorable or self.strategy.not_restorable
 
     def meters_in(self, context: MeterContext) -> Meters:
-        """The meters of a run in such a world.
-
-        Raises:
-            ScenarioError, DataError: a meter cannot be made there.
-        """
+        """The meters of a run in such a world; ``ScenarioError``, ``DataError``: one cannot be made there."""
         sections = {"energy": self.energy, "costs": self.costs}
         built = {name: spec.build(context) for name, spec in sections.items() if spec is not None}
         return Meters(built, [spec.build(context) for spec in self.meters])

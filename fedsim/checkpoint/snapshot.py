@@ -146,10 +146,7 @@ class Checkpointer:
 
 
 def _taken(run: "Run", recorder: "Recorder", origins: Origins) -> tuple[dict[str, Any], Arrays]:
-    """All that a run must remember between two instants, as JSON-able tables and arrays.
-
-    ``SimulationError``: something waits that has no name. ``CheckpointError``: a state holds something that cannot be written.
-    """
+    """All that a run must remember between two instants, as JSON-able tables and arrays."""
     encoder = Encoder(_CLASSES, _LEFT_OUT)
     tree = encoder.encode(
         {
@@ -177,11 +174,7 @@ def _parts(run: "Run") -> dict[str, Any]:
 
 
 def resume(folder: Path, run: "Run", recorder: "Recorder", origins: Origins) -> None:
-    """Bring a run that was just built to where the newest checkpoint of its folder left it.
-
-    Raises:
-        CheckpointError: there is none, or it is damaged, not of this run, or of one that was built from other data.
-    """
+    """Bring a run just built to where the newest checkpoint of its folder left it; ``CheckpointError``: it cannot be."""
     _, tree, arrays = store.read(store.latest(folder))
     state = decode(tree, arrays, _CLASSES, _LEFT_OUT)
     try:

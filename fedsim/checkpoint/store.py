@@ -18,10 +18,7 @@ _FORMAT = 11
 
 
 def write(folder: Path, events: int, tree: Any, arrays: Arrays) -> Path:
-    """Write a checkpoint taken after so many events into a run folder; then remove all but this one and the one before.
-
-    Files that it refers to must already be on the disk. ``OSError``: the disk refuses; what was there before is untouched.
-    """
+    """Write a checkpoint, whose parts are on the disk already, after so many events; then remove all but the last two."""
     from safetensors.numpy import save
 
     place = folder / FOLDER / f"{events:012d}"

@@ -212,10 +212,7 @@ class LoadedRun:
 
 
 class Result(LoadedRun):
-    """A run that has just ended, with all that ``load_run`` gives of its ``folder``; without one, its summary and rounds.
-
-    ``rows`` are dicts, one an aggregation, as in ``rounds.parquet``.
-    """
+    """A run that has just ended, as ``load_run`` gives it; without a ``folder`` its summary and ``rows``, a dict a round."""
 
     def __init__(self, ended: "EndedRun") -> None:
         super().__init__(None if ended.folder is None else RunFolder(ended.folder), allow_code=True)

@@ -45,10 +45,7 @@ def _sign(letter: str) -> str:
 class RunProgress:
     """A sink that shows simulated time, round, accuracy, and the real time left.
 
-    Args:
-        stop: when the run ends, from which the share done is known.
-        console: where to show it.
-        facts: of the strategy; new ``warnings`` among them are shown after each round.
+    ``facts`` are those of the strategy; new ``warnings`` among them are shown after each round.
     """
 
     def __init__(self, stop: "StopSpec", console: Console, facts: Callable[[], Mapping[str, Any]] = dict) -> None:

@@ -56,10 +56,7 @@ class TableWriter:
         return list(self._parts.values())
 
     def adopt(self, fingerprints: Sequence[str]) -> None:
-        """Go on after the parts of these sha256 of a run that was stopped.
-
-        Raises ``CheckpointError``: a part is missing, or is not what was written.
-        """
+        """Go on after the parts of these sha256; ``CheckpointError``: one is missing, or is not what was written."""
         self._parts = {self._part(number): sha256 for number, sha256 in enumerate(fingerprints)}
         for part, sha256 in self._parts.items():
             if not part.is_file() or files.fingerprint(part) != sha256:

@@ -46,10 +46,7 @@ _MOST_CHANGES = 200_000  # a second or two to walk through, and more than pictur
 
 
 class Run:
-    """Everything that one run consists of: ``scenario``, put on the clock ``simulation``, which is still empty.
-
-    With ``learner`` that is there instead of learning, whatever the scenario says of it.
-    """
+    """All that one run consists of, on the clock ``simulation``; ``learner`` takes the place of the scenario's learning."""
 
     def __init__(self, scenario: "Sections", simulation: Simulation, learner: type[Learner] | None = None) -> None:
         self.scenario = scenario
@@ -276,11 +273,7 @@ class Run:
 
 
 def assemble(scenario: "Sections", simulation: Simulation, learner: type[Learner] | None = None) -> Run:
-    """Build ``scenario`` into ``simulation`` so that it only needs to be run; see ``Run``.
-
-    Raises:
-        ScenarioError, DataError: what the scenario asks for cannot be had.
-    """
+    """Build ``scenario`` into ``simulation``, so that it only needs to be run; ``ScenarioError``, ``DataError``: it cannot."""
     run = Run(scenario, simulation, learner)
     if (stop_at := scenario.stop.simulated_time) is not None:
         simulation.end = stop_at

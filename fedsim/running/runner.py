@@ -50,12 +50,7 @@ class Job:
     """One run from its building to its books; ``over``: it has ended, however it did, and these are closed.
 
     Building it refuses whatever can be refused, and only then makes the folder. No other process works there until it is over.
-
-    Args:
-        out: the run folder to make, or None to keep nothing on disk.
-        executor: where real work runs; the job closes it.
-        resume: go on with the run in ``out`` where its newest checkpoint left it.
-        live_every_s: how often what there is of the run becomes readable while it goes on (s of real time).
+    The job closes ``executor``. ``live_every_s``: how often what there is becomes readable meanwhile (s of real time).
 
     Raises:
         ScenarioError, DataError, RunFolderError: nothing was written.
@@ -205,10 +200,7 @@ class Job:
 
 
 def end_soon(job: Job, number: int) -> None:
-    """End and save a run after its current instant; if that instant does not end, end the process. For signal handlers.
-
-    Nothing is half-written, since files get their names when they are complete; the last checkpoint remains.
-    """
+    """End and save a run after its current instant; if that does not end, end the process: the last checkpoint remains."""
     job.interrupt()
     with suppress(RuntimeError):  # none runs: nothing is to be waited for
         loop = asyncio.get_running_loop()

@@ -1,7 +1,6 @@
-"""The folder of a study, as far as reading it goes: its index says what its runs are.
+"""The index of a study's folder, which says what its runs are; whoever compares or shows a study never reads its study file.
 
-Whoever compares or shows a study reads its index and its run folders, and nothing else: never the study file, whose grammar may
-grow. ``index.json`` is a ``StudyIndex``, written before the first run begins, and again whenever the study is gone on with.
+``index.json`` is a ``StudyIndex``, written before the first run begins, and again whenever the study is gone on with.
 """
 
 import json
