@@ -39,7 +39,7 @@ def study_command(study: str, out: Path, changes: Any, only: Any, dry_run: bool,
     from fedsim.lab.reading.study_folder import PUBLISHED
     from fedsim.lab.study.conduct import Conductor
     from fedsim.lab.study.plan import read_study
-    from fedsim.lab.study.progress import StudyProgress
+    from fedsim.lab.study.pool import StudyProgress
     from fedsim.output.terminal import Console
 
     executor, workers, address = (given.pop(name) for name in ("executor", "workers", "address"))

@@ -182,9 +182,8 @@ class LCFL(Grouped[LCFLParams]):
     parameters), test them on their training data, join the best and say which (4 bytes): as soon as they can, but not before no
     two clusters have the same model.
 
-    State besides ``Grouped``'s: ``campaign``, a task each for many devices, with its open tasks, those who are waited for, and
-    how often each was asked; ``global``, the model of the warm-up; ``own``, w_i, and ``began``, from which it was trained;
-    ``exchanged``, devices in order; ``tested``, what each found; ``admitting``, whether all clusters differ.
+    State besides ``Grouped``'s: ``campaign``, a task each for many devices; ``global``, the model of the warm-up; ``own``, w_i,
+    and ``began``, from which it was trained; ``tested``, what each found; ``admitting``, whether all clusters differ.
     """
 
     Params: ClassVar[type[LCFLParams]] = LCFLParams
