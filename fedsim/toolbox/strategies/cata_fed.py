@@ -149,7 +149,7 @@ def most_splits(samples: int, smallest_part: int) -> int:
 
 
 class CataFedClient(SynchronousClient[CataFedParams]):
-    """Trains on the part of its data whose turn it is (n, ``selected``); splits them (u, ``splits``) if no epoch was in time."""
+    """Trains on the part of its data whose turn it is (n, ``selected``); splits them (u, ``splits``) if no epoch was done."""
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         if instruction.job == "connect":

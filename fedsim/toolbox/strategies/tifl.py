@@ -254,15 +254,12 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
         self.state["expected"] -= not self.server.clients.await_return(device)
 
     def met(self, device: int, message: TaskEnd, latency: float) -> None:
-        if self.params.tiers_from == "latency":
-            self._profiled(device, message, latency)
-        elif message.outcome == "done":
-            self._place(device, float(message["size-report"]))
-        else:
-            self._await(device)
-
-    def _profiled(self, device: int, message: TaskEnd, latency: float) -> None:
-        """A task of profiling has ended: the next one, or a tier, or none."""
+        if self.params.tiers_from == "size":
+            if message.outcome == "done":
+                self._place(device, float(message["size-report"]))
+            else:
+                self._await(device)
+            return
         limit, wanted, unable = self.params.profiling_limit, self.params.profiling_rounds, message.outcome == "memory"
         count, total = self.state["profiles"][device]
         away = message.outcome not in ("done", "late")
