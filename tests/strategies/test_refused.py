@@ -203,7 +203,7 @@ WHEN_IT_RUNS: list[Case] = [
     (
         {"kind": "fedbn"},
         {"training": {"batch_size": 1}, "data": DIGITS}
-        | {"model": {"kind": "module", "factory": "tests.strategies.test_layers:normed", "args": {"norm": "batch"}}},
+        | {"model": {"kind": "module", "factory": "tests.strategies.test_own_models:normed", "args": {"norm": "batch"}}},
         r"the part '2' is a BatchNorm1d.*two samples.*allowed is a training",
     ),
     (
