@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fedsim.analysis import style
 from fedsim.analysis.report.markup import Markup, el, join, plain
 from fedsim.lab.compare import explore
-from fedsim.lab.compare.answer import ANY, PLACES, VARIANT, show_figure
+from fedsim.lab.compare.answer import ANY, PLACES, VARIANT
 
 if TYPE_CHECKING:
     from fedsim.lab.compare.answer import Answer, RankedLine, Ranking
@@ -54,9 +54,9 @@ def _card(answer: "Answer", goal: "Ranking") -> Markup:
     figures = [(f"best by {goal.measure.name}", plain(best.name, 60), doubt)]
     for measure, mean in answer.bill:
         ranked = next((one.whole for one in answer.rankings if one.measure == measure and one.measure != goal.measure), ())
-        least = f"least: {plain(ranked[0].name, 60)}, {show_figure(measure, ranked[0].mean.mean)}" if ranked else ""
+        least = f"least: {plain(ranked[0].name, 60)}, {measure.show(ranked[0].mean.mean)}" if ranked else ""
         least = "the least" if ranked and ranked[0].place == best.place else least
-        figures.append((measure.name, show_figure(measure, mean), least))
+        figures.append((measure.name, measure.show(mean), least))
     return tiles(figures)
 
 

@@ -55,7 +55,7 @@ def read_timeline(run: RunFolder, most_lanes: int, most_steps: int) -> TimelineD
         "end": round(history.end / tick),
         "population": run.population,
         "worked": int(history.steps["device"].nunique()),
-        "groups": {str(group): style.tint(style.group_colour(group)) for group in history.groups},
+        "groups": {str(group): style.group_tint(group) for group in history.groups},
         "knows_away": run.has(AVAILABILITY),
         "capacity": capacity(run),
         "evaluated": bool(np.isfinite(columns["round_accuracy"]).any()),
@@ -184,8 +184,7 @@ def key(found: Sequence[TimelineData]) -> Markup:
         return any((data.columns[column] >= least).any() for data in found)
 
     knows = all(data.header["knows_away"] for data in found)
-    colours = [style.tint(style.group_colour(group)) for group in (0, 1)]
-    tints = [el("rect", x=10 * place, y="0", width="10", height="13", fill=own) for place, own in enumerate(colours)]
+    tints = [el("rect", x=10 * group, y="0", width="10", height="13", fill=style.group_tint(group)) for group in (0, 1)]
     signs = [name for name in ("lost", "left", "battery") if name in outcomes]
     entries = [
         *((_swatch(colour), step) for step, colour in style.STEPS.items() if step in steps),

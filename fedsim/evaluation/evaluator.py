@@ -10,7 +10,7 @@ from pydantic import Field
 from fedsim.evaluation.agreement import adjusted_rand_index, normalised_mutual_information, purity
 from fedsim.language.spec import Spec
 from fedsim.language.stop import StopSpec
-from fedsim.learning.metrics import EvaluationMetric
+from fedsim.learning.objectives import EvaluationMetric
 from fedsim.learning.refs import Ref
 from fedsim.training import Training
 

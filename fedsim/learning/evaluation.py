@@ -7,7 +7,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.learning.metrics import EvaluationMetric, SampleNumbers
+from fedsim.learning.objectives import EvaluationMetric, SampleNumbers
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from fedsim.data.federated import FederatedData, Shard
 from fedsim.learning.evaluation import Evaluation
-from fedsim.learning.metrics import SampleNumbers
-from fedsim.learning.objectives import Objective
+from fedsim.learning.objectives import Objective, SampleNumbers
 from fedsim.learning.refs import Weights
-from fedsim.learning.solvers.base import Solver, compute_with_one_thread
+from fedsim.learning.solvers.base import Solver, one_thread
 
 _BLOCK_NUMBERS = 1 << 20  # numbers in the samples of one block of work
 _KEPT_BYTES = 1 << 30  # of the lists of who holds which, and of their images
@@ -140,7 +139,7 @@ def judge(
     solver: Solver, objective: Objective, weights: Weights, block: Block, image: NDArray[np.int64], y: NDArray[Any]
 ) -> Judged:
     """Apply a model to the samples of a block, given which image each is, and its target; runs on a worker."""
-    compute_with_one_thread()
+    one_thread()
     return _judged(solver, objective, solver.outputs(weights, block())[torch.from_numpy(image).to(solver.device)], y)
 
 
@@ -152,7 +151,7 @@ def judge_each(
     ys: Sequence[NDArray[Any]],
 ) -> Judged:
     """Apply several models, each to samples of its own, one model after the other; runs on a worker."""
-    compute_with_one_thread()
+    one_thread()
     return _judged(solver, objective, torch.cat(solver.outputs_each(weights, [x() for x in samples])), np.concatenate(ys))
 
 

@@ -11,8 +11,7 @@ from pydantic import Field
 
 from fedsim.data.federated import Pool, TokenShape
 from fedsim.learning.architecture import Shape
-from fedsim.learning.metrics import UNASKED
-from fedsim.learning.objectives import Objective, Regression, entropies
+from fedsim.learning.objectives import UNASKED, Objective, Regression, entropies
 from fedsim.streams import Streams
 
 if TYPE_CHECKING:

@@ -98,8 +98,7 @@ class Lifetimes:
     """Records who joins and who leaves, and tells of newcomers when they can first be reached.
 
     Emits ``arrival`` and ``departure`` with the ``device``, in order of time, then device; a device that is there from time 0
-    does not arrive. ``on_arrival`` is called with each newcomer at the first instant in which it can be reached, be it its
-    arrival or later; never for one who leaves before.
+    does not arrive. ``on_arrival`` is called with each newcomer at the first instant in which it can be reached, if any.
     """
 
     def __init__(
@@ -115,7 +114,7 @@ class Lifetimes:
         self._newcomers, self._arrivals = _in_order(arrival, arrival > 0)
         self._leavers, self._departures = _in_order(departure, departure < math.inf)
         self._arrived = self._left = 0
-        self._waiting: list[tuple[float, int]] = []  # a heap: newcomers who have arrived but cannot be reached yet, and when
+        self._waiting: list[tuple[float, int]] = []  # a heap: when newcomers who have arrived can be reached
         self._arm("arrival")
         self._arm("departure")
 

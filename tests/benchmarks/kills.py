@@ -18,7 +18,7 @@ from typing import Any
 from fedsim.checkpoint import store
 from fedsim.testing import TABLES, eventful_world
 from tests.benchmarks.script import Result, agree, is_sound, parser, start, tried, whole_run
-from tests.test_energy import BATTERY, CHARGED, ENERGY
+from tests.records.test_energy import BATTERY, CHARGED, PHONE
 from tests.test_runs import STRATEGIES
 
 _MOST_KILLS = 3
@@ -43,7 +43,7 @@ def kill_one(draw: random.Random, folder: Path, rounds: int) -> Result:
         strategy = strategy | {"secure_aggregation": {}}
     sections = eventful_world(strategy, seed=draw.randrange(1000), rounds=rounds)
     if draw.random() < 2 / 3 and strategy["kind"] not in _SERVERLESS:
-        sections["energy"] = ENERGY | {"battery": BATTERY | CHARGED, "idle_while": draw.choice(["there", "working"])}
+        sections["energy"] = PHONE | {"battery": BATTERY | CHARGED, "idle_while": draw.choice(["there", "working"])}
     if draw.random() < 2 / 3:
         sections["network"]["protocol"] = "tcp"
     sections["checkpoint"] = draw.choice([{"time": f"{draw.uniform(2, 30):.3f} s"}, {"rounds": draw.randrange(1, 9)}])

@@ -18,7 +18,7 @@ from fedsim.learning.refs import Ref
 from fedsim.toolbox import codecs
 from fedsim.toolbox.codecs import Lossy, Sparse, TopK, added, largest
 from tests.learning.small import federation, learning
-from tests.learning.test_functions import noisy
+from tests.learning.test_choices import noisy
 from tests.strategies.clustered import played, ran, weights, world
 
 

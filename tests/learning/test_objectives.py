@@ -16,8 +16,8 @@ from fedsim.cli import main
 from fedsim.data.federated import TokenShape
 from fedsim.data.sources import SOURCES
 from fedsim.errors import FedsimError
-from fedsim.learning.metrics import METRICS
 from fedsim.learning.modules import step_flops
+from fedsim.learning.objectives import METRICS
 from fedsim.streams import Streams
 from fedsim.toolbox.models.tokens import CharLSTM, Transformer
 from fedsim.toolbox.objectives import MaskedToken

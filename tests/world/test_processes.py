@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import fedsim
 from fedsim.analysis.timeline import draw_timeline
 from fedsim.audit import audit
-from fedsim.audit.capacity import Rate
+from fedsim.audit.links import Rate
 from fedsim.errors import CheckpointError, ScenarioError, SimulationError
 from fedsim.lab.trackers.trace import trace_events
 from fedsim.plugin import Process, World

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from fedsim.language.units import Bytes
-from fedsim.learning.architecture import Shape, Tensor
-from fedsim.learning.model import PartedModel, matching
+from fedsim.learning.architecture import Shape, Tensor, matching
+from fedsim.learning.models import PartedModel
 from fedsim.model_cost import ModelCost, operation
 
 if TYPE_CHECKING:

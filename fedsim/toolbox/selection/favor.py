@@ -210,9 +210,9 @@ def q_values(own: "Tensor", states: "Tensor", hidden: int, actions: int) -> "Ten
 def _tensors(models: list[Numbers]) -> "list[Tensor]":
     import torch
 
-    from fedsim.learning.solvers.base import compute_with_one_thread
+    from fedsim.learning.solvers.base import one_thread
 
-    compute_with_one_thread()
+    one_thread()
     return [torch.tensor(model) for model in models]
 
 

@@ -20,7 +20,7 @@ from fedsim.analysis.report.gather import gather
 from fedsim.lab.compare.show import write_tables
 from fedsim.lab.study import pool
 from fedsim.lab.study.folder import locked
-from fedsim.lab.study.progress import Ended, RunOrder, StudyProgress
+from fedsim.lab.study.pool import Ended, RunOrder, StudyProgress
 from fedsim.output.terminal import Console
 from fedsim.records.study_folder import read_index
 from fedsim.testing import quiet_world
@@ -339,7 +339,7 @@ def test_a_study_without_its_index_is_brought_up_to_date_without_a_run(finished:
 @pytest.mark.parametrize("terminal", [True, False])
 def test_how_far_it_is(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr("fedsim.lab.study.progress.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("fedsim.lab.study.pool.time.perf_counter", lambda: clock[0])
     shown = io.StringIO()
     progress = StudyProgress(Console(file=shown, force_terminal=terminal, width=200))
     orders = [
