@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Annotated, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
+from fedsim.arrays import Ints
 from fedsim.data.federated import NO_GROUP, FederatedData, Shard
 from fedsim.data.shifts import Change, Occasions, Shift, draw_pairs, exchange
 from fedsim.errors import ScenarioError
@@ -41,7 +41,7 @@ class SwapPart(Shift):
         for shard in data.shards:
             _require_alike(data.shards[0], shard)
 
-    def apply(self, data: FederatedData, occasion: int, candidates: NDArray[np.int64], streams: Streams) -> list[Change]:
+    def apply(self, data: FederatedData, occasion: int, candidates: Ints, streams: Streams) -> list[Change]:
         generator = streams.generator("world/drift", occasion)
         pairs = draw_pairs(candidates, generator)
         # Drawn for all pairs at once: what one pair draws does not depend on whether others could exchange.
@@ -113,7 +113,7 @@ class Incremental(Shift):
             raise ValueError(f"{shares} fall; each share includes the one before it")
         return shares
 
-    def apply(self, data: FederatedData, occasion: int, candidates: NDArray[np.int64], streams: Streams) -> list[Change]:
+    def apply(self, data: FederatedData, occasion: int, candidates: Ints, streams: Streams) -> list[Change]:
         changes: list[Change] = []
         for device in np.sort(candidates).tolist() if occasion < len(self.shares) else ():
             everything = data.shards[device].train
@@ -155,7 +155,7 @@ class LabelPermutation(Shift):
         if data.pool.classes < 2:
             raise ScenarioError("drift.kind is 'label-permutation'; the data have 1 class, and at least 2 are needed")
 
-    def apply(self, data: FederatedData, occasion: int, candidates: NDArray[np.int64], streams: Streams) -> list[Change]:
+    def apply(self, data: FederatedData, occasion: int, candidates: Ints, streams: Streams) -> list[Change]:
         self.check(data)
         changes: list[Change] = []
         identity = np.arange(data.pool.classes)
@@ -191,7 +191,7 @@ class Rotation(Shift):
                 f"drift.kind is 'rotation'; the samples have the shape {shape}, and only square images can be turned"
             )
 
-    def apply(self, data: FederatedData, occasion: int, candidates: NDArray[np.int64], streams: Streams) -> list[Change]:
+    def apply(self, data: FederatedData, occasion: int, candidates: Ints, streams: Streams) -> list[Change]:
         self.check(data)
         generator = streams.generator("world/drift", occasion)
         fires = _firing(data, candidates, self.probability, generator)
@@ -205,9 +205,7 @@ class Rotation(Shift):
         return changes
 
 
-def _firing(
-    data: FederatedData, candidates: NDArray[np.int64], probability: float, generator: np.random.Generator
-) -> list[int]:
+def _firing(data: FederatedData, candidates: Ints, probability: float, generator: np.random.Generator) -> list[int]:
     """The candidates that change; one draw for each device of the population."""
     fires = generator.random(len(data.shards)) < probability
     return [device for device in np.sort(candidates).tolist() if fires[device]]

@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from fedsim.arrays import Floats
+from fedsim.arrays import Floats, Floats32
 from fedsim.errors import SimulationError
 from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, Server, TaskEnd
 from fedsim.language.registry import Registry
@@ -104,7 +103,7 @@ _MOST_FAILURES = 100  # of the group cold start: a deadline may be shorter than 
 
 
 @pure
-def nearest_direction(models: list[NDArray[np.float32]]) -> NDArray[np.float64]:
+def nearest_direction(models: list[Floats32]) -> Floats:
     """Position of the direction most like the update; ``models`` are the initial one, the trained, and the directions."""
     initial, trained, *directions = models
     return np.array(pairs.most_alike([trained - initial], directions), dtype=np.float64)
