@@ -157,8 +157,7 @@ class LabelPermutation(Shift):
 
     def apply(self, data: FederatedData, occasion: int, candidates: Ints, streams: Streams) -> list[Change]:
         self.check(data)
-        changes: list[Change] = []
-        identity = np.arange(data.pool.classes)
+        changes, identity = list[Change](), np.arange(data.pool.classes)
         for device in _firing(data, candidates, self.probability, streams.generator("world/drift", occasion)):
             shard, generator = data.current(device), streams.generator("world/drift", occasion, device)
             label_map = identity
@@ -193,14 +192,13 @@ class Rotation(Shift):
 
     def apply(self, data: FederatedData, occasion: int, candidates: Ints, streams: Streams) -> list[Change]:
         self.check(data)
-        generator = streams.generator("world/drift", occasion)
+        generator, changes = streams.generator("world/drift", occasion), list[Change]()
         fires = _firing(data, candidates, self.probability, generator)
-        turns = generator.integers(1, 4, len(data.shards))
-        changes: list[Change] = []
+        turns = generator.integers(1, 4, len(data.shards)).tolist()
         for device in fires:
             shard = data.current(device)
-            shard = replace(shard, quarter_turns=(shard.quarter_turns + int(turns[device])) % 4)
-            changes.append(Change(device, data.replace_shard(device, shard)))
+            turned = replace(shard, quarter_turns=(shard.quarter_turns + turns[device]) % 4)
+            changes.append(Change(device, data.replace_shard(device, turned)))
         _set_groups(data, changes, _group_of_turns(data))
         return changes
 

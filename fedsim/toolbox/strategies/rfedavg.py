@@ -332,5 +332,4 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         return threshold(state["loss"], state["first_loss"], self.params.least_loss, theta)
 
     def group_of(self, device: int) -> int | None:
-        cluster: int | None = self.state.get("cluster", {}).get(device)
-        return cluster
+        return self.state.get("cluster", {}).get(device)  # type: ignore[no-any-return]

@@ -147,8 +147,7 @@ class Tiered(Strategy[P]):
             self.state["members"][tier].append(device)
 
     def group_of(self, device: int) -> int | None:
-        tier: int | None = self.state["tier"][device]
-        return tier
+        return self.state["tier"][device]  # type: ignore[no-any-return]
 
 
 def equal_width_bins(values: NDArray[np.float64], tiers: int) -> tuple[float, float]:
@@ -298,8 +297,7 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
         weights, generator = inhabited * state["probabilities"], self.server.rng("tier", number)
         if self.params.mode == "credits":
             weights *= np.array(state["credits"]) > 0
-        if not weights.any():  # nobody has credits left
-            weights = inhabited
+        weights = weights if weights.any() else inhabited  # else nobody has credits left
         while weights.any():
             tier = int(generator.choice(len(weights), p=weights / weights.sum()))
             chosen = self.pick(self.params.asked_per_round, among=state["members"][tier])
