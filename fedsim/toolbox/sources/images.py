@@ -134,7 +134,8 @@ def _load_idx(name: str, files: list[Path], classes: int) -> Raw:
         if images.shape[1:] != (28, 28):
             raise DataError(f"'{images_path}' has images of {images.shape[1]}x{images.shape[2]} pixels; 28x28 are expected")
         parts += [images[:, None], checked_labels(labels_path, labels, classes)]
-    return Raw(name, *parts, classes)
+    x_train, y_train, x_test, y_test = parts
+    return Raw(name, x_train, y_train, x_test, y_test, classes)
 
 
 class Emnist(PublishedImages):
