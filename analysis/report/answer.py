@@ -107,15 +107,12 @@ def _scale(entries: "Sequence[RankedLine]", ranking: "Ranking") -> tuple[float, 
     """The ends of an axis, and whether it is logarithmic."""
     values = [value for one in entries for value in one.values.values()]
     least, most = min(values), max(values)
-    is_log = ranking.measure.is_cost and least > 0 and most > _UNLIKE * least
-    if is_log:
-        low, high = least / 1.3, most * 1.3
-    elif ranking.measure.is_cost:
-        low, high = 0.0, most * 1.08 or 1.0
-    else:
+    if not ranking.measure.is_cost:
         room = max(0.005, (most - least) * 0.08)
-        low, high = max(0.0, least - room), min(1.0, most + room)
-    return low, high, is_log
+        return max(0.0, least - room), min(1.0, most + room), False
+    if least > 0 and most > _UNLIKE * least:
+        return least / 1.3, most * 1.3, True
+    return 0.0, most * 1.08 or 1.0, False
 
 
 def _dots(one: "RankedLine", place: Callable[[float], float], colour: str, least: float, most: float) -> Markup:

@@ -27,10 +27,10 @@ from fedsim.shipped import shipped_titles
 from fedsim.strategies import STRATEGIES
 from fedsim.strategies.parts.aggregation import AGGREGATIONS
 from fedsim.strategies.parts.deadline import DEADLINES
-from fedsim.strategies.parts.moment import MOMENTS
 from fedsim.strategies.parts.selection import SELECTIONS
 from fedsim.strategies.parts.server import OPTIMISERS
 from fedsim.toolbox.clustering.algorithms import CLUSTERERS
+from fedsim.toolbox.clustering.moments import MOMENTS
 from fedsim.toolbox.worlds.regions import cloud_facts
 from fedsim.world.availability import AVAILABILITIES
 from fedsim.world.device_kinds import CAPACITIES, LINKS, Figure, figures

@@ -86,7 +86,6 @@ class Linear:
 
     @property
     def kernel_shape(self) -> Shape:
-        """Shape of the weight."""
         return self.outputs, self.inputs
 
 
@@ -102,7 +101,6 @@ class Conv2d:
 
     @property
     def kernel_shape(self) -> Shape:
-        """Shape of the weight."""
         return self.outputs, self.inputs, self.kernel, self.kernel
 
 
@@ -152,12 +150,9 @@ class Architecture:
 
     @classmethod
     def of(cls, shape: Shape, layers: Sequence[Layer], width: float = 1.0) -> "Architecture":
-        """Layers whose inputs follow from the shape of a sample, of whatever is said.
+        """Layers whose inputs follow from the shape of a sample; a ``ScenarioError`` where that does not fit.
 
-        Of all but the last layer only this share of the channels or units is there, rounded up.
-
-        Raises:
-            ScenarioError: samples of that shape do not fit.
+        Of all but the last layer only the share ``width`` of the channels or units is there, rounded up.
         """
         found, now = list(layers), shape
         for at, layer in enumerate(layers):

@@ -176,20 +176,6 @@ class Learning(Learner):
         total = math.fsum(weight for _, weight in known)
         return math.fsum(loss * weight for loss, weight in known) / total if total else None
 
-    async def discrepancy(self, pairs: Sequence[tuple[Ref, Ref]]) -> float | None:
-        await self._compute(ref for pair in pairs for ref in pair)
-        finite = [(ref, center) for ref, center in pairs if ref.finite and center.finite]
-        total = sum(math.sqrt(np.square(_change(*pair)).sum()) for pair in finite)
-        return total / len(finite) if finite else None
-
-    async def cosines(self, pairs: Sequence[tuple[Ref, Ref]]) -> NDArray[np.float64]:
-        await self._compute(ref for pair in pairs for ref in pair)
-        with np.errstate(all="ignore"):
-            changes = [_change(update, start) for update, start in pairs]
-            units = np.array([change / np.linalg.norm(change) for change in changes])
-            found: NDArray[np.float64] = units @ units.T
-        return found
-
     async def _compute(self, wanted: Iterable[Ref]) -> None:
         for wave in waves(wanted):
             recipe, first = wave[0].recipe, wave[0]
@@ -341,10 +327,6 @@ def _of_choice(ref: Ref, found: Any) -> Any:
     if found is None:
         raise ValueError(f"{ref} is no choice: only ``best`` gives refs that choose")
     return found
-
-
-def _change(ref: Ref, start: Ref) -> NDArray[np.float64]:
-    return np.subtract(_known(ref), _known(start), dtype=np.float64)
 
 
 def _device(name: str) -> torch.device:

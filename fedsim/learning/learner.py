@@ -163,11 +163,3 @@ class Learner:
     async def train_loss(self, updates: Sequence[tuple[Ref, float]]) -> float | None:
         """The mean of the devices' training losses over their last local epoch, with the weights given; finite ones only."""
         return None
-
-    async def discrepancy(self, pairs: Sequence[tuple[Ref, Ref]]) -> float | None:
-        """The mean of ||update - center||_2 (FlexCFL, Eq. 3) over the pairs in which both are finite; None if there is none."""
-        return None
-
-    async def cosines(self, pairs: Sequence[tuple[Ref, Ref]]) -> NDArray[np.float64]:
-        """Cosines of all pairs of changes, update - start, [n, n]: NaN where a change has no direction or is not finite."""
-        return np.full((len(pairs), len(pairs)), np.nan)

@@ -6,7 +6,7 @@ sample, and finds its figure from those of all samples that are pooled: perplexi
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -19,18 +19,16 @@ from fedsim.errors import ScenarioError, nearest
 from fedsim.language.imports import at, refuse_unless_allowed
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
-from fedsim.language.stop import MORE_IS_BETTER
 from fedsim.learning.architecture import Shape
 from fedsim.streams import Streams
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+_MORE = "fedsim.toolbox.objectives"
+
 SampleNumbers = NDArray[np.float64]
 """Numbers that a metric keeps of samples, [n, m]."""
-
-UNASKED = -100
-"""A target token that is no answer: neither a loss nor a metric counts it."""
 
 
 @dataclass(frozen=True)
@@ -50,77 +48,19 @@ class EvaluationMetric:
     more_is_better: bool = False
 
 
-def _mean(facts: SampleNumbers) -> float:
+def mean_of_samples(facts: SampleNumbers) -> float:
+    """A figure that is the mean of all numbers kept."""
     return float(facts.mean())
 
 
 def reported_metric(name: str, more_is_better: bool) -> EvaluationMetric:
     """A number that trainers report, of which a round has the mean over its updates; tests do not know it."""
-    return EvaluationMetric(name, (), lambda outputs, targets: outputs[:0], _mean, more_is_better)
+    return EvaluationMetric(name, (), lambda outputs, targets: outputs[:0], mean_of_samples, more_is_better)
 
 
-def _entropies(outputs: "Tensor", targets: "Tensor") -> "Tensor":
-    """The summed cross-entropy of each sample's tokens, and their number."""
-    import torch
-    from torch.nn.functional import cross_entropy
-
-    each = cross_entropy(outputs.transpose(1, 2), targets, reduction="none", ignore_index=UNASKED).double()
-    return torch.stack([each.sum(dim=1), (targets != UNASKED).sum(dim=1)], dim=1)
-
-
-def _perplexity(facts: SampleNumbers) -> float:
-    total, tokens = facts.sum(axis=0)
-    with np.errstate(over="ignore"):
-        return float(np.exp(total / tokens))
-
-
-def _squares(outputs: "Tensor", targets: "Tensor") -> "Tensor":
-    return (outputs - targets).square().mean(dim=1, keepdim=True)
-
-
-def _labels(outputs: "Tensor", targets: "Tensor") -> "Tensor":
-    """Scores of labels, whether each is answered, and whether it is true: [n, 3 C], each C of them together."""
-    import torch
-    from torch.nn.functional import one_hot
-
-    if targets.ndim == 2:
-        return torch.cat([outputs, outputs > 0, targets], dim=1)
-    answered, truth = (one_hot(labels, outputs.shape[1]) for labels in (outputs.argmax(dim=1), targets))
-    return torch.cat([outputs.softmax(dim=1), answered, truth], dim=1)
-
-
-def _f1(facts: SampleNumbers) -> float:
-    from sklearn.metrics import f1_score
-
-    _, answered, truth = np.split(facts, 3, axis=1)
-    there = (answered + truth).any(axis=0)
-    return float(np.mean(f1_score(truth[:, there], answered[:, there], average=None))) if there.any() else float("nan")
-
-
-def _auc(facts: SampleNumbers) -> float:
-    from sklearn.metrics import roc_auc_score
-
-    scores, _, truth = np.split(facts, 3, axis=1)
-    there = np.flatnonzero(truth.any(axis=0) & ~truth.all(axis=0))
-    if not len(there) or not np.isfinite(scores).all():
-        return float("nan")
-    return float(np.mean([roc_auc_score(truth[:, label], scores[:, label]) for label in there]))
-
-
-_TOKENS, _NUMBERS, _LABELLED = ("next-token", "masked-token"), ("regression",), ("classification", "multi-label")
-METRICS = {
-    name: EvaluationMetric(name, kinds, keep, value, MORE_IS_BETTER[name])
-    for name, kinds, keep, value in (
-        ("perplexity", _TOKENS, _entropies, _perplexity),
-        ("mse", _NUMBERS, _squares, _mean),
-        ("rmse", _NUMBERS, _squares, lambda facts: float(np.sqrt(facts.mean()))),
-        ("f1", _LABELLED, _labels, _f1),
-        ("auc", _LABELLED, _labels, _auc),
-    )
-}
-"""``perplexity``: e to the mean cross-entropy of all tokens. ``mse``, ``rmse``: the mean squared error and its root. ``f1``,
-``auc``: means over labels (of classes each against the rest), of F1 over those that are true or answered somewhere, of the area
-under the ROC curve over those that some samples have and some lack."""
+def _known_metrics() -> dict[str, EvaluationMetric]:
+    found: dict[str, EvaluationMetric] = at(f"{_MORE}:METRICS", "objective.metrics")
+    return found
 
 
 _function = cache(at)
@@ -134,7 +74,7 @@ def own_metric(path: str) -> EvaluationMetric:
         return one_a_sample(path, "objective.metrics", outputs, targets)[:, None]
 
     more_is_better = getattr(_function(path, "objective.metrics"), "more_is_better", False)
-    return EvaluationMetric(path.rpartition(":")[2], (), keep, _mean, more_is_better)
+    return EvaluationMetric(path.rpartition(":")[2], (), keep, mean_of_samples, more_is_better)
 
 
 def one_a_sample(path: str, key: str, outputs: "Tensor", targets: "Tensor") -> "Tensor":
@@ -179,7 +119,7 @@ class Objective(Spec):
     @classmethod
     def _fit(cls, metrics: list[str]) -> list[str]:
         kind = cls.model_fields["kind"].default
-        known = [name for name, metric in METRICS.items() if kind in metric.kinds]
+        known = [name for name, metric in _known_metrics().items() if kind in metric.kinds] if metrics else []
         for name in metrics:
             if ":" in name:
                 refuse_unless_allowed(name, "objective.metrics")
@@ -198,7 +138,7 @@ class Objective(Spec):
     @property
     def figures(self) -> list[EvaluationMetric]:
         """The metrics."""
-        return [own_metric(name) if ":" in name else METRICS[name] for name in self.metrics]
+        return [own_metric(name) if ":" in name else _known_metrics()[name] for name in self.metrics]
 
     def sizes(self, shape: Shape, outputs: int) -> tuple[Shape, int]:
         """The shape of a model's samples and its numbers an answer, for a source's samples, if they fit, and classes."""
@@ -259,31 +199,6 @@ class Classification(Objective):
         return super().losses(outputs, targets) if self.loss else entropies(outputs, targets, **options)
 
 
-class Regression(Objective):
-    """Numbers, by the squared error."""
-
-    kind: Literal["regression"] = "regression"
-    metrics: list[str] = Field(default=["mse"])
-    needs: ClassVar[str] = "targets that are floats, [n] or [n, k]"
-    has_accuracy: ClassVar[bool] = False
-    of_entropy: ClassVar[bool] = False
-
-    def fitted(self, pool: Pool, streams: Streams) -> Pool:
-        if pool.targets is None or not self._takes(pool.targets):
-            raise self.misfit("labels" if pool.targets is None else told_targets(pool.targets))
-        return replace(pool, targets=pool.targets.astype(np.float32))
-
-    def _takes(self, targets: Any) -> bool:
-        return targets.ndim == 2 and np.issubdtype(targets.dtype, np.floating)
-
-    def each(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
-        return (outputs - targets).square()
-
-    def answers(self, outputs: "Tensor") -> "Tensor":
-        return outputs
-
-
-_MORE = "fedsim.toolbox.objectives"
 OBJECTIVES = Registry(
     "objective",
     "",
@@ -294,7 +209,7 @@ OBJECTIVES = Registry(
             "the next token at each of a sequence, by softmax cross-entropy over the vocabulary",
         ),
         "masked-token": (f"{_MORE}:MaskedToken", "the hidden tokens of a sequence"),
-        **Registry.of("objective", Regression).known,
+        "regression": (f"{_MORE}:Regression", "Numbers, by the squared error."),
         "multi-label": (f"{_MORE}:MultiLabel", "any number of C labels a sample, by binary cross-entropy"),
     },
 )

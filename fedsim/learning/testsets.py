@@ -29,10 +29,9 @@ Judged = dict[str, SampleNumbers]
 
 
 class Block:
-    """Some test images by ascending number, which is quarter turns x pool size + index.
+    """Some test images by ascending number, which is quarter turns x pool size + index; called on a worker, it makes them.
 
-    Called on a worker, it gives them as float32 [block, *shape]: made at the first call in a process and then, unless the list
-    is too long, kept.
+    They are float32 [block, *shape], in memory of torch's (aligned, whatever numpy's was), and kept if told so.
     """
 
     def __init__(self, samples: FederatedData, device: torch.device, numbers: NDArray[np.int64], keep: bool) -> None:
@@ -43,7 +42,6 @@ class Block:
         return Block, self._parts  # no image is sent to another process
 
     def __call__(self) -> Tensor:
-        """The images, in memory of torch's: aligned, whatever numpy's was."""
         if self._images is not None:
             return self._images
         samples, device, numbers, keep = self._parts

@@ -115,8 +115,8 @@ class Lifetimes:
         self._leavers, self._departures = _in_order(departure, departure < math.inf)
         self._arrived = self._left = 0
         self._waiting: list[tuple[float, int]] = []  # a heap: when newcomers who have arrived can be reached
-        self._arm("arrival")
-        self._arm("departure")
+        self._await_arrival()
+        self._await_departure()
 
     def present(self, time: float) -> Flags:
         """Devices that have arrived and not left at ``time`` (s), on or off; bool [devices]."""
@@ -129,16 +129,16 @@ class Lifetimes:
         self._arrived, self._left, self._waiting = state["arrived"], state["left"], state["waiting"]
 
     def rearm(self, kind: str, number: int, when: float) -> None:
-        self._simulation.wake((kind, number), when, self._arrive if kind == "arrival" else self._depart)
-
-    def _arm(self, kind: str) -> None:
-        """Wake up at the next arrival, or when a newcomer who is waiting comes on; or at the next departure."""
-        number, when = self._left, self._departures.item(self._left)
-        if kind == "arrival":
-            number = self._arrived
-            when = min(self._waiting[0][0] if self._waiting else math.inf, self._arrivals.item(number))
         if when < math.inf:
-            self.rearm(kind, number, when)
+            self._simulation.wake((kind, number), when, self._arrive if kind == "arrival" else self._depart)
+
+    def _await_arrival(self) -> None:
+        """Wake up at the next arrival, or when a newcomer who is waiting can be reached."""
+        reached = self._waiting[0][0] if self._waiting else math.inf
+        self.rearm("arrival", self._arrived, min(reached, self._arrivals.item(self._arrived)))
+
+    def _await_departure(self) -> None:
+        self.rearm("departure", self._left, self._departures.item(self._left))
 
     def _arrive(self) -> None:
         now = self._simulation.now
@@ -151,13 +151,13 @@ class Lifetimes:
                 heappush(self._waiting, (reachable, device))
         while self._waiting and self._waiting[0][0] <= now:
             self._on_arrival(heappop(self._waiting)[1])
-        self._arm("arrival")
+        self._await_arrival()
 
     def _depart(self) -> None:
         while self._departures.item(self._left) <= self._simulation.now:
             self._simulation.emit("departure", device=self._leavers.item(self._left))
             self._left += 1
-        self._arm("departure")
+        self._await_departure()
 
 
 def _in_order(times: Floats, chosen: Flags) -> tuple[Ints, Floats]:

@@ -27,7 +27,6 @@ _SERVERLESS = ("d-psgd", "gossip", "epidemic")  # what they draw is not counted
 
 
 def main() -> int:
-    """Kill, resume, compare."""
     options = parser(__doc__, runs=100, seed=1, rounds=60).parse_args()
     results = tried(options.runs, options.seed, lambda draw, folder: kill_one(draw, folder, options.rounds))
     same, kills = sum(result["same"] for result in results), sum(result["kills"] for result in results)

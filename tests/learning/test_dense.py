@@ -102,15 +102,6 @@ def test_a_result_does_not_depend_on_where_in_memory_its_arrays_begin(way: Way) 
         assert moved.train_loss == expected.train_loss
 
 
-def test_what_nobody_asked_for_is_not_made() -> None:
-    weights = np.ones(4, np.float32)
-    solve = solve_of(weights, 3, (1,), 2, seed=1)
-    away, linear, rule = replace(solve, anchor=weights * 3), replace(solve, linear=weights * 2), Descent(0.1, mu=0.5)
-    assert solve.constant(rule) is away.constant(Descent(0.1)) is None
-    assert linear.constant(rule) is linear.linear
-    assert np.array_equal(replace(away, linear=linear.linear).constant(rule), weights)
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_no_steps_give_the_start_back(way: Way) -> None:
     architecture = perceptron(61, 13, 7)

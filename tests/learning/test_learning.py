@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,8 +11,10 @@ from torch.nn import functional
 
 from fedsim.data.federated import Shard, stratified_part
 from fedsim.errors import ScenarioError, SimulationError
+from fedsim.evaluation.evaluator import EvaluationSpec, Evaluator, WorldView
 from fedsim.executors.inline import Inline
 from fedsim.executors.threads import Threads
+from fedsim.language.stop import StopSpec
 from fedsim.learning.engine import Learning
 from fedsim.learning.learner import Learner
 from fedsim.learning.models import CNN5, Logistic, ModelSpec, Perceptron, SizeOnly
@@ -109,16 +111,6 @@ def test_a_full_batch_is_the_whole_local_set_in_one_step_an_epoch(model: ModelSp
     values = [run(core.value(ref)).tobytes() for core, ref in ((usual, whole), (usual, by_steps), (huge, epochs))]
     assert values[0] == values[1] == values[2] != run(usual.value(small)).tobytes()
     assert whole.train_loss == epochs.train_loss
-
-
-def test_the_request_with_the_most_steps_in_all_goes_out_first() -> None:
-    """A device of 400 batches alone, and forty of 2 in two requests."""
-    data = federation([20] * 40 + [4000], shape=(500,))
-    core, _ = learning(data, Logistic(), batch_size=10)
-    start = core.initial()
-    run(core.value(start))
-    jobs = [core._work.job(core.train(Training(start), device, key=0), data) for device in range(41)]
-    assert core._work.split(jobs) == [[40], list(range(20)), list(range(20, 40))]
 
 
 def test_a_part_is_of_the_version_asked_for() -> None:
@@ -264,9 +256,9 @@ def test_training_loss_and_discrepancy() -> None:
     assert loss == pytest.approx((30 * updates[0].train_loss + 20 * updates[1].train_loss) / 50)
     mean = sum(float(np.linalg.norm(run(core.value(update)) - run(core.value(model)))) for update in updates) / 2
     pairs, bad = [(update, model) for update in updates], _poisoned(core, 2)
-    assert run(core.discrepancy(pairs)) == pytest.approx(mean, rel=1e-5)
-    assert run(core.discrepancy([*pairs, (bad, model), (model, bad)])) == pytest.approx(mean, rel=1e-5)
-    assert run(core.discrepancy([(bad, model)])) is run(core.discrepancy([])) is run(core.train_loss([(model, 1.0)])) is None
+    of = Evaluator(core, StopSpec(rounds=1), EvaluationSpec(), cast("WorldView", None)).discrepancy
+    assert run(of(pairs)) == run(of([*pairs, (bad, model), (model, bad)])) == pytest.approx(mean, rel=1e-5)
+    assert run(of([(bad, model)])) is run(of([])) is run(core.train_loss([(model, 1.0)])) is None
 
 
 def test_learning_off_has_names_and_sizes_only() -> None:
@@ -276,7 +268,7 @@ def test_learning_off_has_names_and_sizes_only() -> None:
     assert (update.name, update.device, off.mix([(update, 1.0)]).name) == ("update-1", 3, "model-2")
     best = off.best([update, update], 5, version=2)
     assert (best.device, off.train(Training(best, full_batch=True), 5, key=1).device) == (5, 5)
-    assert run(off.evaluate({"global": (update, None)})) is run(off.discrepancy([(update, update)])) is None
+    assert run(off.evaluate({"global": (update, None)})) is None
     assert run(off.losses([best])) is run(off.choices([best])) is None
     with pytest.raises(SimulationError, match='learning = "on"'):
         run(off.value(update))
@@ -332,33 +324,6 @@ def test_choices_are_a_wave_of_their_own_before_the_trainings_that_need_them() -
     ]
     assert late[0].value is mixed.value
     assert last.value is early[0].value is start.value
-
-
-NONE, MOST = np.nan, np.finfo(np.float64).max
-CHOICES = [([3.0, 1.0, 2.0], 1), ([2.0, 1.0, 1.0], 1), ([1.0, 1.0], 0), ([NONE, 7.0, np.inf], 1), ([-np.inf, 5.0, 4.0], 2)]
-CHOICES += [([np.inf, NONE], 0), ([NONE, NONE], 0), ([NONE, MOST], 1)]
-
-
-@pytest.mark.parametrize(("losses", "choice"), CHOICES, ids=str)
-def test_the_smallest_finite_loss_wins_and_the_first_of_equals(losses: list[float], choice: int) -> None:
-    models = [Ref(f"model-{at}", at, None) for at in range(len(losses))]
-    for at, model in enumerate(models):
-        model.settle(np.full(2, at, np.float32) if at != 1 else np.full(2, np.inf, np.float32))
-    ref = _choice(models, 9)
-    ref.choose(np.array(losses))
-    assert (ref.choice, ref.recipe) == (choice, None)
-    assert ref.value is models[choice].value
-    assert ref.finite == models[choice].finite
-    assert ref.losses is not None
-    assert not ref.losses.flags.writeable
-
-
-def test_a_choice_needs_models_and_is_made_once() -> None:
-    with pytest.raises(ValueError, match=r"device 7 .* at least one"):
-        Best((), 7, 0)
-    settled = Ref("model-0", 0, None)
-    with pytest.raises(ValueError, match="model-0 is no choice"):
-        settled.choose(np.zeros(1))
 
 
 def test_a_chain_of_thousands_needs_no_recursion_and_frees_what_nobody_holds() -> None:

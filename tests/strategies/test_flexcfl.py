@@ -16,8 +16,8 @@ import fedsim
 from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
 from fedsim.simulation import Simulation
-from fedsim.strategies.grouped import distance
 from fedsim.toolbox.strategies.flexcfl import FlexCFLParams, inter_group_coefficients
+from fedsim.toolbox.strategies.grouped import distance
 from fedsim.training import Training
 from tests.strategies.clustered import (
     PAIRED,

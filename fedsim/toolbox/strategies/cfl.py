@@ -11,10 +11,10 @@ from fedsim.errors import ScenarioError
 from fedsim.federation import Contents, Device, Instruction, LocalResult
 from fedsim.language.spec import Epochs, OnlyWith
 from fedsim.learning.refs import Ref
-from fedsim.strategies.grouped import Grouped, GroupedParams
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.clustering.algorithms import bipartition
 from fedsim.toolbox.clustering.similarity import cosine_matrix, length, most_alike, shown_pairs
+from fedsim.toolbox.strategies.grouped import Grouped, GroupedParams
 from fedsim.training import Training
 
 

@@ -13,10 +13,10 @@ from fedsim.language.registry import Registry
 from fedsim.language.spec import Epochs
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
-from fedsim.strategies.grouped import Migrating, MigratingClient, MigratingParams, PlainDeadline
-from fedsim.strategies.parts.moment import PreTraining, ShiftTest
 from fedsim.toolbox.clustering import similarity as pairs
 from fedsim.toolbox.clustering.algorithms import Clusterer, Hierarchical, KMeans, RandomGroups, kmeans
+from fedsim.toolbox.clustering.moments import PreTraining, ShiftTest
+from fedsim.toolbox.strategies.grouped import Migrating, MigratingClient, MigratingParams, PlainDeadline
 from fedsim.training import Limit, Training
 from fedsim.world.task import Computation
 

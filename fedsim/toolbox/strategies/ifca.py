@@ -9,9 +9,9 @@ from fedsim.errors import ScenarioError
 from fedsim.federation import BEST, Contents, Device, Header, Instruction, Lazy, LocalResult, TaskEnd
 from fedsim.language.spec import Epochs, OnlyWith
 from fedsim.learning.refs import Ref
-from fedsim.strategies.grouped import Migrating, MigratingClient, MigratingParams, Preset
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection, Weighted
-from fedsim.strategies.parts.moment import ShiftTest
+from fedsim.toolbox.clustering.moments import ShiftTest
+from fedsim.toolbox.strategies.grouped import Migrating, MigratingClient, MigratingParams, Preset
 from fedsim.training import Limit, Training
 from fedsim.world.task import Computation, Evaluate, Train
 

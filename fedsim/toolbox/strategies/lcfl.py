@@ -13,12 +13,12 @@ from fedsim.federation import Contents, Device, Header, Instruction, Lazy, Local
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Epochs
 from fedsim.learning.refs import Ref
-from fedsim.strategies.grouped import ClusteredParams, Grouped, PlainDeadline, Preset
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection
-from fedsim.strategies.parts.moment import AfterLocalTraining, AfterRounds
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.clustering.algorithms import Clusterer, Dbscan, Hierarchical, KMedoids, Linkage, canonical, k_medoids
+from fedsim.toolbox.clustering.moments import AfterLocalTraining, AfterRounds
 from fedsim.toolbox.clustering.similarity import Matrix, diff_norm, gradient_cosine, loss_distance, loss_gap, shown_pairs
+from fedsim.toolbox.strategies.grouped import ClusteredParams, Grouped, PlainDeadline, Preset
 from fedsim.training import Training
 from fedsim.world.task import Computation, Evaluate, Train
 

@@ -13,8 +13,9 @@ from fedsim.language.spec import OnlyWith
 from fedsim.learning.functions import weighted_sum
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, changes
-from fedsim.strategies.parts.selection import LeastAvailable, SelectionSpec
+from fedsim.strategies.parts.selection import SelectionSpec
 from fedsim.strategies.round_params import AggregatingParams
+from fedsim.toolbox.selection.least import LeastAvailable
 
 
 class REFLParams(AggregatingParams):

@@ -85,20 +85,18 @@ class Tides:
         last = self._found.get(device)
         if last is not None and last.start <= time < last.end:
             return last
-        follows = last is not None and time == last.end > 0
         on, start, end = self._stretch(device, time)
         while end < math.inf:
             other, _, beyond = self._stretch(device, end)
             if other != on:
                 break
             end = beyond
-        while start > 0 and not follows:  # what follows a phase that was found begins where that ends
+        while start > 0:
             other, before, _ = self._stretch(device, start - max(TICK_S, math.ulp(start)))
             if other != on:
                 break
             start = before
-        start = time if follows else max(0.0, start)
-        self._found[device] = found = Span(on, start, end)
+        self._found[device] = found = Span(on, max(0.0, start), end)
         return found
 
     def next_on(self, device: int, time: float) -> float:

@@ -87,23 +87,17 @@ class Sending(Activity):
 
 
 class ComputeActivity(Activity):
-    """A computation of a device under way, see ``World.compute``; from ``until`` (s) on the device cannot be reached."""
+    """A computation of a device, see ``World.compute``, with ``state`` as ``saved``; it is away from ``until`` (s) on."""
 
-    def __init__(
-        self,
-        env: Environment,
-        call: Call,
-        number: int,
-        device: int,
-        began: float,
-        ends: float,
-        until: float,
-        pace: float,
-        on_end: Callable[["ComputeActivity"], None],
-    ) -> None:
+    number: int
+    device: int
+    began: float
+    ends: float
+    until: float
+
+    def __init__(self, env: Environment, on_end: Callable[["ComputeActivity"], None], call: Call, *state: Any) -> None:
         super().__init__(env, call, on_end)
-        self.number, self.device, self.began, self.ends, self.until = number, device, began, ends, until
-        self._pace = pace
+        self.number, self.device, self.began, self.ends, self.until, self._pace = state
         self._left = 0.0  # when it has ended
         self._alarm: Alarm | None = None
 

@@ -8,7 +8,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from traceback import extract_tb
@@ -55,20 +55,12 @@ class DeviceFacts(NamedTuple):
     present: bool
 
 
-class Hold(AbstractContextManager["Hold"]):
+class Hold(ExitStack):
     """Something that a process does to the world until ``end()``, or to the end of a ``with``."""
-
-    def __init__(self, end: Callable[[], None]) -> None:
-        self._end: Callable[[], None] | None = end
 
     def end(self) -> None:
         """Undo it; once is enough."""
-        end, self._end = self._end, None
-        if end is not None:
-            end()
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
+        self.close()
 
 
 class Processes:
@@ -96,7 +88,7 @@ class Processes:
         self.begun: dict[tuple[int, Call], list[Any]] = {}
         self.asleep: dict[tuple[int, float], list[simpy.Event]] = {}
         self.sending: dict[Sending, int] = {}
-        self.computing: dict[int, tuple[ComputeActivity, int]] = {}
+        self.computing: dict[int, tuple[ComputeActivity, int]] = {}  # and whose each is
         self.computed = 0
         self.switched_on: dict[int, simpy.Event] = {}
         self.restoring = self.silent = False
@@ -147,8 +139,7 @@ class Processes:
         return begun.pop(0)
 
     def computing_of(self, number: int, *saved: Any) -> ComputeActivity:
-        arguments: Any = self.simulation.env, *saved, self._computed_by
-        computing = ComputeActivity(*arguments)
+        computing = ComputeActivity(self.simulation.env, self._computed_by, *saved)
         self.computing[computing.number] = computing, number
         return computing
 
@@ -160,7 +151,9 @@ class Processes:
         for key in keys:
             self.held.setdefault((what, key), []).append(value)
             self._carry_out(what, key)
-        return Hold(partial(self._let_go, what, keys, value))
+        hold = Hold()
+        hold.callback(self._let_go, what, keys, value)
+        return hold
 
     def _let_go(self, what: str, keys: Sequence[str | int], value: float) -> None:
         for key in keys:
