@@ -283,16 +283,11 @@ def pooled(raw: Raw, normalise: Normalise, *, over_test: bool = False, column: s
         names, labels = np.unique(raw.columns[column], return_inverse=True)
         pool = replace(pool, y=labels.astype(np.int64), classes=len(names), targets=y, outputs=raw.classes, labelled=True)
     if normalise == "standardise" and not raw.vocabulary:
-        mean, std = _moments(x if over_test else raw.x_train)
-        pool = replace(pool, mean=mean, std=std + np.float32(_STD_FLOOR))
+        basis = x if over_test else raw.x_train
+        blocks = [basis[start : start + _BLOCK] for start in range(0, len(basis), _BLOCK)]  # summed in float64
+        mean = sum(block.sum(axis=0, dtype=np.float64) for block in blocks) / len(basis)
+        std = np.sqrt(sum(((block - mean) ** 2).sum(axis=0) for block in blocks) / len(basis), dtype=np.float64)
+        pool = replace(pool, mean=np.asarray(mean, np.float32), std=std.astype(np.float32) + np.float32(_STD_FLOOR))
     elif normalise == "pixel":
         pool = replace(pool, scale=1.0 / raw.peak)
     return Dataset(raw.name, pool, len(raw.y_train))
-
-
-def _moments(x: Samples) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Mean and standard deviation of each feature, float32 of one sample's shape; summed in float64, block by block."""
-    blocks = [x[start : start + _BLOCK] for start in range(0, len(x), _BLOCK)]
-    mean = sum(block.sum(axis=0, dtype=np.float64) for block in blocks) / len(x)
-    variance = sum(((block - mean) ** 2).sum(axis=0) for block in blocks) / len(x)
-    return np.asarray(mean, dtype=np.float32), np.sqrt(variance, dtype=np.float64).astype(np.float32)

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from fedsim.arrays import Ints
 from fedsim.data.federated import Dataset, FederatedData, Index, Normalise, Shard
 from fedsim.errors import ScenarioError
 from fedsim.language.registry import Registry
@@ -34,9 +34,7 @@ class Partition(Spec):
         return self
 
 
-def federated(
-    dataset: Dataset, train: Sequence[Index], test: Sequence[Index], truth: NDArray[np.int64] | None = None
-) -> FederatedData:
+def federated(dataset: Dataset, train: Sequence[Index], test: Sequence[Index], truth: Ints | None = None) -> FederatedData:
     """Plain shards: device d trains on ``train[d]`` (one sample at least), is tested on ``test[d]``, of group ``truth[d]``."""
     empty = next((device for device, mine in enumerate(train) if not len(mine)), None)
     if empty is not None:
@@ -64,15 +62,13 @@ def deal_evenly(index: Index, devices: int, generator: np.random.Generator) -> l
     return np.array_split(generator.permutation(index), devices)
 
 
-def gather(owner: NDArray[np.int64], index: Index, devices: int) -> list[Index]:
+def gather(owner: Ints, index: Index, devices: int) -> list[Index]:
     """The entries of ``index`` that each device owns, in their order. ``owner`` is [n], of 0..devices-1."""
     order = np.argsort(owner, kind="stable")
     return np.split(index[order], np.bincount(owner, minlength=devices).cumsum()[:-1])
 
 
-def hold_out_tenths(
-    dataset: Dataset, held: Sequence[Index], streams: Streams, truth: NDArray[np.int64] | None = None
-) -> FederatedData:
+def hold_out_tenths(dataset: Dataset, held: Sequence[Index], streams: Streams, truth: Ints | None = None) -> FederatedData:
     """Shards whose samples are shuffled and cut into floor(0.9 n) for training and the rest for testing (FedProx)."""
     shuffled = [streams.generator("world/data/hold-out", device).permutation(index) for device, index in enumerate(held)]
     train, test = zip(*(np.split(index, [len(index) * 9 // 10]) for index in shuffled), strict=True)
@@ -93,7 +89,7 @@ def deal_test_alike(dataset: Dataset, train: Sequence[Index], streams: Streams) 
     return gather(owner, np.concatenate(dealt), devices)
 
 
-def _proportional(held: NDArray[np.int64], available: NDArray[np.int64]) -> NDArray[np.int64]:
+def _proportional(held: Ints, available: Ints) -> Ints:
     """Whole numbers [devices, C] in proportion to ``held`` within each class, whose columns sum to ``available`` [C].
 
     What rounding leaves over in a class goes to those who have been rounded down most so far: totals are in proportion too.
@@ -140,7 +136,7 @@ class SyntheticSizes(Partition):
     log_std: float = Field(default=2.0, ge=0.0, le=3.0)
     least: int = Field(default=50, ge=2, le=1_000_000_000)
 
-    def sizes(self, devices: int, streams: Streams) -> NDArray[np.int64]:
+    def sizes(self, devices: int, streams: Streams) -> Ints:
         """Samples of each device, int64 [devices]."""
         draws = streams.generator("world/data/sizes").lognormal(self.log_mean, self.log_std, devices)
         return draws.astype(np.int64) + self.least

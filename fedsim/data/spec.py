@@ -98,9 +98,8 @@ class DataSpec(Spec):
         data = data if self.pooled_from is None else data.on_one_device()
         if self.augmentation == "none":
             return data
-        if len(data.pool.shape) != 3:
-            said = f"data.augmentation is given for samples of shape {data.pool.shape}"
-            raise ScenarioError(f"{said}; only images can be augmented")
+        if len(shape := data.pool.shape) != 3:
+            raise ScenarioError(f"data.augmentation is given for samples of shape {shape}; only images can be augmented")
         seeds = (streams.word("world/data/augment", device) for device in range(len(data.shards)))
         shards = [replace(shard, augment_seed=seed) for shard, seed in zip(data.shards, seeds, strict=True)]
         return replace(data, shards=shards, augmentation=self.augmentation)

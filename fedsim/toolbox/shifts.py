@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Annotated, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
+from fedsim.arrays import Ints
 from fedsim.data.federated import NO_GROUP, FederatedData, Shard
 from fedsim.data.shifts import Change, Occasions, Shift, draw_pairs, exchange
 from fedsim.errors import ScenarioError
@@ -41,7 +41,7 @@ class SwapPart(Shift):
         for shard in data.shards:
             _require_alike(data.shards[0], shard)
 
-    def apply(self, data: FederatedData, occasion: int, candidates: NDArray[np.int64], streams: Streams) -> list[Change]:
+    def apply(self, data: FederatedData, occasion: int, candidates: Ints, streams: Streams) -> list[Change]:
         generator = streams.generator("world/drift", occasion)
         pairs = draw_pairs(candidates, generator)
         # Drawn for all pairs at once: what one pair draws does not depend on whether others could exchange.
@@ -113,7 +113,7 @@ class Incremental(Shift):
             raise ValueError(f"{shares} fall; each share includes the one before it")
         return shares
 
-    def apply(self, data: FederatedData, occasion: int, candidates: NDArray[np.int64], streams: Streams) -> list[Change]:
+    def apply(self, data: FederatedData, occasion: int, candidates: Ints, streams: Streams) -> list[Change]:
         changes: list[Change] = []
         for device in np.sort(candidates).tolist() if occasion < len(self.shares) else ():
             everything = data.shards[device].train
@@ -155,10 +155,9 @@ class LabelPermutation(Shift):
         if data.pool.classes < 2:
             raise ScenarioError("drift.kind is 'label-permutation'; the data have 1 class, and at least 2 are needed")
 
-    def apply(self, data: FederatedData, occasion: int, candidates: NDArray[np.int64], streams: Streams) -> list[Change]:
+    def apply(self, data: FederatedData, occasion: int, candidates: Ints, streams: Streams) -> list[Change]:
         self.check(data)
-        changes: list[Change] = []
-        identity = np.arange(data.pool.classes)
+        changes, identity = list[Change](), np.arange(data.pool.classes)
         for device in _firing(data, candidates, self.probability, streams.generator("world/drift", occasion)):
             shard, generator = data.current(device), streams.generator("world/drift", occasion, device)
             label_map = identity
@@ -191,23 +190,20 @@ class Rotation(Shift):
                 f"drift.kind is 'rotation'; the samples have the shape {shape}, and only square images can be turned"
             )
 
-    def apply(self, data: FederatedData, occasion: int, candidates: NDArray[np.int64], streams: Streams) -> list[Change]:
+    def apply(self, data: FederatedData, occasion: int, candidates: Ints, streams: Streams) -> list[Change]:
         self.check(data)
-        generator = streams.generator("world/drift", occasion)
+        generator, changes = streams.generator("world/drift", occasion), list[Change]()
         fires = _firing(data, candidates, self.probability, generator)
-        turns = generator.integers(1, 4, len(data.shards))
-        changes: list[Change] = []
+        turns = generator.integers(1, 4, len(data.shards)).tolist()
         for device in fires:
             shard = data.current(device)
-            shard = replace(shard, quarter_turns=(shard.quarter_turns + int(turns[device])) % 4)
-            changes.append(Change(device, data.replace_shard(device, shard)))
+            turned = replace(shard, quarter_turns=(shard.quarter_turns + turns[device]) % 4)
+            changes.append(Change(device, data.replace_shard(device, turned)))
         _set_groups(data, changes, _group_of_turns(data))
         return changes
 
 
-def _firing(
-    data: FederatedData, candidates: NDArray[np.int64], probability: float, generator: np.random.Generator
-) -> list[int]:
+def _firing(data: FederatedData, candidates: Ints, probability: float, generator: np.random.Generator) -> list[int]:
     """The candidates that change; one draw for each device of the population."""
     fires = generator.random(len(data.shards)) < probability
     return [device for device in np.sort(candidates).tolist() if fires[device]]

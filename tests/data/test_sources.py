@@ -75,18 +75,6 @@ def test_missing_files_are_named_with_their_folder(source: Source, tmp_path: Pat
     assert f"`fedsim data fetch {name} --root data` and then set data.root to 'data'" in nowhere
 
 
-def mnist_like(folder: Path, **changed: np.ndarray) -> None:
-    rng = np.random.default_rng(0)
-    arrays = {
-        "train-images-idx3-ubyte": rng.integers(0, 256, (20, 28, 28), dtype=np.uint8),
-        "train-labels-idx1-ubyte": np.arange(20, dtype=np.uint8) % 10,
-        "t10k-images-idx3-ubyte": rng.integers(0, 256, (10, 28, 28), dtype=np.uint8),
-        "t10k-labels-idx1-ubyte": np.arange(10, dtype=np.uint8),
-    }
-    for name, array in {**arrays, **changed}.items():
-        write_idx(folder / name, array)
-
-
 def test_files_written_by_fetch_are_read_back_and_their_labels_and_counts_are_checked(tmp_path: Path) -> None:
     folder = tmp_path / "fashion-mnist"
     folder.mkdir()
@@ -97,12 +85,16 @@ def test_files_written_by_fetch_are_read_back_and_their_labels_and_counts_are_ch
     assert raw.y_test.tolist() == [*range(10)]
     for packed in folder.iterdir():
         packed.unlink()
-    mnist_like(folder, **{"t10k-labels-idx1-ubyte": np.full(10, 11, dtype=np.uint8)})
-    assert "t10k-labels-idx1-ubyte' has the label 11; allowed are 0 to 9" in refusal(Fashion(), tmp_path)
-    mnist_like(folder, **{"train-labels-idx1-ubyte": np.zeros(19, dtype=np.uint8)})
-    assert "has 20 images, but" in refusal(Fashion(), tmp_path)
-    mnist_like(folder, **{"train-images-idx3-ubyte": np.zeros((20, 8, 8), dtype=np.uint8)})
-    assert "8x8 pixels; 28x28 are expected" in refusal(Fashion(), tmp_path)
+    for name, wrong, says in (
+        ("t10k-labels-idx1-ubyte", np.full(10, 11), "t10k-labels-idx1-ubyte' has the label 11; allowed are 0 to 9"),
+        ("train-labels-idx1-ubyte", np.zeros(19), "has 20 images, but"),
+        ("train-images-idx3-ubyte", np.zeros((20, 8, 8)), "8x8 pixels; 28x28 are expected"),
+    ):
+        rng = np.random.default_rng(0)
+        usual = rng.integers(0, 256, (20, 28, 28)), np.arange(20) % 10, rng.integers(0, 256, (10, 28, 28)), np.arange(10)
+        for file, array in (dict(zip(Fashion.files, usual, strict=True)) | {name: wrong}).items():
+            write_idx(folder / file, array.astype(np.uint8))
+        assert says in refusal(Fashion(), tmp_path)
 
 
 def test_cifar_batches(tmp_path: Path) -> None:
@@ -112,16 +104,13 @@ def test_cifar_batches(tmp_path: Path) -> None:
     y = (np.arange(60) % 10).astype(np.uint8)
     Cifar10.write(folder, x, y, train_size=50)
     raw = Cifar10().load(tmp_path)
-    assert np.array_equal(raw.x_train, x[:50])
-    assert np.array_equal(raw.y_test, y[50:])
+    assert (np.array_equal(raw.x_train, x[:50]), np.array_equal(raw.y_test, y[50:])) == (True, True)
     batch = folder / "data_batch_3.bin"
     content = batch.read_bytes()
-    batch.write_bytes(content[:-100])
-    assert "10 records of 3073 bytes are 30730 bytes, 30630 are there" in refusal(Cifar10(), tmp_path)
-    batch.write_bytes(b"")
-    assert "0 are there" in refusal(Cifar10(), tmp_path)
-    batch.write_bytes(b"\x0a" + content[1:])
-    assert "data_batch_3.bin' has the label 10" in refusal(Cifar10(), tmp_path)
+    damaged = {content[:-100]: "10 records of 3073 bytes are 30730 bytes, 30630 are there", b"": "0 are there"}
+    for changed, says in (damaged | {b"\x0a" + content[1:]: "data_batch_3.bin' has the label 10"}).items():
+        batch.write_bytes(changed)
+        assert says in refusal(Cifar10(), tmp_path)
 
 
 def test_emnist_is_put_upright_and_cut_to_its_ten_letters(tmp_path: Path) -> None:

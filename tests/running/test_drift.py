@@ -86,8 +86,7 @@ class TestSchedules:
         strategy = FEDAVG | {"retry": "1 s"}
         sections = drifting(swapping({"every_rounds": 1}), 12, strategy, population=population, learning="off")
         run = ran(sections, tmp_path / "run")
-        occasions = [event["data"]["occasion"] for event in of_kind(run, "shift")]
-        assert occasions == [occasion for occasion in range(12) for _ in range(10)]
+        assert [occasion for _, _, occasion in shifts(run)] == [occasion for occasion in range(12) for _ in range(10)]
 
     def test_without_rounds_a_version_is_one(self, tmp_path: Path) -> None:
         strategy = {"kind": "fedbuff", "concurrency": 6, "buffer": 3}
@@ -114,9 +113,8 @@ class TestWho:
         }
         drift = swapping({"times": ["500 ms", "1500 ms"]})
         run = ran(drifting(drift, 20, population=population), tmp_path / "run")
-        found = shifts(run)
-        assert {device for time, device, _ in found if time < 1} == set(range(10)) - {2, 6}
-        later = {device for time, device, _ in found if time > 1}
+        assert {device for time, device, _ in shifts(run) if time < 1} == set(range(10)) - {2, 6}
+        later = {device for time, device, _ in shifts(run) if time > 1}
         assert later < set(range(10)) - {1, 5, 9}
         assert len(later) == 6  # one of seven has no partner
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -70,15 +69,6 @@ def groups_of(run: RunFolder) -> list[int | None]:
 
 def moves(run: RunFolder, why: str) -> list[dict[str, Any]]:
     return [event for event in of_kind(run, "assign") if event["data"]["why"] == why]
-
-
-def homes(truth: Sequence[int], groups: Sequence[int | None]) -> dict[int, int]:
-    """For each true group the group that holds most of its devices."""
-    found = {}
-    for own in sorted(set(truth)):
-        inside = Counter(group for group, true in zip(groups, truth, strict=True) if true == own and group is not None)
-        found[own] = inside.most_common(1)[0][0]
-    return found
 
 
 Shards = Sequence[tuple[NDArray[Any], Sequence[int]]]

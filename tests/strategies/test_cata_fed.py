@@ -1,6 +1,5 @@
 """CATA-Fed in whole simulated runs: everything emerges from events."""
 
-import asyncio
 import json
 import math
 from pathlib import Path
@@ -12,11 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-import fedsim
 from fedsim.data.federated import stratified_part
 from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
-from fedsim.simulation import Simulation
 from fedsim.toolbox.strategies.cata_fed import (
     at_random,
     cluster_numbers,
@@ -26,7 +23,7 @@ from fedsim.toolbox.strategies.cata_fed import (
     moderate_range,
     most_splits,
 )
-from tests.strategies.clustered import of_kind, ran
+from tests.strategies.clustered import of_kind, played, ran
 from tests.strategies.curved import model_after as weights_after
 from tests.strategies.test_fedavg_family import initial_weights, sections, write_data
 
@@ -162,8 +159,7 @@ def test_a_part_is_trained_as_if_it_were_all_the_data(tmp_path: Path) -> None:
     """Round 0 splits 400 samples, round 1 trains an epoch on part 1: FedAvg's round on a device that holds only that part."""
     split = sections(write_data(tmp_path, [400]), 1, 2, {"kind": "cata-fed", "clusters": 1, "deadline": "250 s"})
     split["population"]["speed"] = "1 samples/s"
-    labels = np.load(tmp_path / "data.npz")["y_train"]
-    part = stratified_part(labels, 1, 1)
+    part = stratified_part(np.load(tmp_path / "data.npz")["y_train"], 1, 1)
     (tmp_path / "who.json").write_text(json.dumps({"0": {"train": list(range(400)), "test": [0]}}))
     after_split = weights_after(split)
     (tmp_path / "who.json").write_text(json.dumps({"0": {"train": part.tolist(), "test": [0]}}))
@@ -368,18 +364,9 @@ def test_how_often_data_may_be_halved() -> None:
 
 def connected(**strategy: Any) -> Run:
     """A run after its first round: 1,000 devices, all connected."""
-    simulation = Simulation(
-        fedsim.Scenario(
-            seed=2,
-            learning="off",
-            population={"devices": 1000, "samples": {"low": 100, "high": 3000}, "speed": "100 samples/s"},
-            strategy={"kind": "cata-fed", "clients_per_round": 40} | strategy,
-            stop={"rounds": 1},
-        )
-    )
-    asyncio.run(simulation.run())
-    run: Run = simulation.installed
-    return run
+    population = {"devices": 1000, "samples": {"low": 100, "high": 3000}, "speed": "100 samples/s"}
+    how = {"kind": "cata-fed", "clients_per_round": 40} | strategy
+    return played({"seed": 2, "learning": "off", "population": population, "strategy": how, "stop": {"rounds": 1}})[0]
 
 
 def test_waits_are_conserved_and_a_selected_client_starts_again_at_none() -> None:

@@ -9,7 +9,6 @@ import pytest
 from torch import Tensor
 
 from fedsim.records.reading import RunFolder
-from fedsim.running.assembly import Run
 from fedsim.toolbox.strategies.cfl import is_incongruent, lengths
 from tests.strategies.clustered import Sections, file_data, groups_of, moves, of_kind, played, ran, weights, world
 from tests.strategies.curved import Centre
@@ -49,12 +48,6 @@ def splits(run: RunFolder) -> list[dict[str, Any]]:
     return [{"round": event["round"], "group": event["group"]} | event["data"] for event in of_kind(run, "cluster-split")]
 
 
-def leaves(run: Run) -> dict[int, list[int]]:
-    """The leaves of the tree, and their clients."""
-    strategy: Any = run.strategy
-    return {node: strategy.members(node) for node, below in enumerate(strategy.state["children"]) if below is None}
-
-
 # The decision, as numbers.
 
 A = np.array([2.0, -1.0])
@@ -81,12 +74,10 @@ def test_four_quadratics_are_split_once_and_end_at_their_own_minima(tmp_path: Pa
     assert split["similarity"] == pytest.approx(-1, abs=1e-3)
     assert groups_of(run) == [1, 1, 2, 2]
     found = run.models()["group"]
-    assert found["1/w"] == pytest.approx(A, abs=1e-5)
-    assert found["2/w"] == pytest.approx(-A, abs=1e-5)
+    assert [found["1/w"], found["2/w"]] == [pytest.approx(A, abs=1e-5), pytest.approx(-A, abs=1e-5)]
     assert found["0/w"] == pytest.approx(0, abs=0.03)  # the parent's model at the split is kept
     (told,) = of_kind(run, "clustering")
-    assert told["data"]["devices"] == [0, 1, 2, 3]
-    assert told["data"]["groups"] == [1, 1, 2, 2]
+    assert (told["data"]["devices"], told["data"]["groups"]) == ([0, 1, 2, 3], [1, 1, 2, 2])
     similarity = np.array(told["data"]["similarity"])
     assert similarity == pytest.approx(np.kron([[1, -1], [-1, 1]], np.ones((2, 2))), abs=1e-3)
     assert max(len(repr(entry)) for entry in similarity.ravel().tolist()) <= len("-0.123456")
@@ -115,8 +106,7 @@ def test_one_cluster_after_the_other_is_trained_to_its_end(tmp_path: Path) -> No
     turns = [sorted(asked[number]) for number in sorted(asked)]
     assert [turn for at, turn in enumerate(turns) if not at or turns[at - 1] != turn] == [[0, 1, 2, 3], [0, 1], [2, 3]]
     found = run.models()["group"]
-    assert found["1/w"] == pytest.approx(A, abs=0.03)
-    assert found["2/w"] == pytest.approx(-A, abs=0.03)
+    assert [found["1/w"], found["2/w"]] == [pytest.approx(A, abs=0.03), pytest.approx(-A, abs=0.03)]
     assert len(turns) < 40
 
 
@@ -185,8 +175,7 @@ def test_small_clusters_and_early_rounds_can_be_spared(tmp_path: Path) -> None:
     for split in found:
         assert parents[split["group"]] >= 3
         parents |= dict(zip(split["children"], map(len, split["members"]), strict=True))
-    inner = {split["group"] for split in found}
-    assert all(size < 3 for node, size in parents.items() if node not in inner)
+    assert all(size < 3 for node, size in parents.items() if node not in {split["group"] for split in found})
 
 
 CORNERS = [(4.0, 4.0), (-4.0, 3.0), (-3.0, -4.0), (5.0, -4.0)]

@@ -18,7 +18,7 @@ PEERS: Sections = {"population": {"devices": 6}}
 LEAVING: Sections = {"kind": "exponential", "mean_stay": "60 s"}
 EDGE_3: Sections = {"world": {"processes": [{"kind": "edge-outage", "edge": 3, "every": "1 s", "lasts": "1 s"}]}}
 INSTANT: Sections = {"learning": "off", "population": {"speed": "inf samples/s"}}
-BATCHED: Sections = {"kind": "module", "factory": "tests.strategies.test_layers:normed", "args": {"norm": "batch"}}
+BATCHED: Sections = {"kind": "module", "factory": "tests.strategies.test_own_models:normed", "args": {"norm": "batch"}}
 BY_DATA = "goes by what clients find in their data"
 ASKS_FIRST = "which asks candidates before a round begins"
 

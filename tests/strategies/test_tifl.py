@@ -10,7 +10,6 @@ import pytest
 import fedsim
 from fedsim.lab.compare.published import Reading
 from fedsim.records.reading import RunFolder
-from fedsim.toolbox.strategies.fedat import tier_shares
 from fedsim.toolbox.strategies.tifl import credit_probabilities, equal_width_bins, tier_numbers
 from tests.records.test_audit import aggregated_never, events, found
 from tests.strategies.clustered import file_data, of_kind, played, ran, weights, world
@@ -58,9 +57,8 @@ def test_tiers_are_drawn_uniformly_and_so_are_their_members(tmp_path: Path) -> N
     chosen = Counter(event["device"] for event in of_kind(run, "task-start") if event["round"] is not None)
     for tier in range(4):
         members = [row["device"] for row in run.devices if row["group"] == tier]
-        share = 3 / len(members)
-        expected = counts[tier] * share
-        margin = 4.5 * (counts[tier] * share * (1 - share)) ** 0.5
+        expected = counts[tier] * 3 / len(members)
+        margin = 4.5 * (expected * (1 - 3 / len(members))) ** 0.5
         assert [chosen[device] for device in members] == pytest.approx([expected] * len(members), abs=margin)
 
 
@@ -197,11 +195,6 @@ FEDAT: dict[str, Any] = {"kind": "fedat", "tiers": 2, "clients_per_round": 2, "m
 def tiered(strategy: dict[str, Any], rounds: int) -> dict[str, Any]:
     population = {"devices": 12, "speed": SPEEDS}
     return {"seed": 2, "population": population, "strategy": FEDAT | strategy, "stop": {"rounds": rounds}}
-
-
-def test_a_tier_counts_the_more_the_seldomer_it_was_updated() -> None:
-    assert tier_shares([1, 0, 0]) == [0, 0, 1]
-    assert tier_shares([5, 3, 1]) == [1 / 9, 3 / 9, 5 / 9]
 
 
 def test_a_whole_run_replayed_by_hand(tmp_path: Path) -> None:

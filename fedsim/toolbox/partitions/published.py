@@ -4,9 +4,9 @@ import math
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from fedsim.arrays import Floats, Ints
 from fedsim.data.federated import Dataset, FederatedData, Index, Normalise
 from fedsim.data.partitions import (
     Partition,
@@ -63,7 +63,7 @@ class PowerLaw(Partition):
         amounts = np.stack([np.full_like(wanted, least), wanted])
         return hold_out_tenths(dataset, _deal(parts, labels, amounts, "skip"), streams, truth)
 
-    def _extras(self, labels: NDArray[np.int64], left: NDArray[np.int64], generator: np.random.Generator) -> NDArray[np.int64]:
+    def _extras(self, labels: Ints, left: Ints, generator: np.random.Generator) -> Ints:
         """Samples beyond the first few that each device asks for, [devices, classes_per_device]."""
         devices, slots = labels.shape
         classes = len(left)
@@ -72,7 +72,7 @@ class PowerLaw(Partition):
         used = np.zeros_like(draws)
         used[place] = draws[place]
         total = np.maximum(used.sum(axis=(1, 2), keepdims=True), np.finfo(np.float64).tiny)
-        wanted: NDArray[np.float64] = (left[:, None, None] * used / total)[place]
+        wanted: Floats = (left[:, None, None] * used / total)[place]
         return wanted.astype(np.int64)
 
 
@@ -154,7 +154,7 @@ class DittoPartition(Partition):
         return federated(dataset, train, test, truth)
 
 
-def _neighbours(dataset: Dataset, devices: int, slots: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+def _neighbours(dataset: Dataset, devices: int, slots: int) -> tuple[Ints, Ints | None]:
     """The classes u, u+1, ... (mod C) of each device u, int64 [devices, slots], and the true groups that they make: u mod C."""
     classes = dataset.pool.classes
     require_classes("classes_per_device", slots, classes, dataset.name)
@@ -162,9 +162,7 @@ def _neighbours(dataset: Dataset, devices: int, slots: int) -> tuple[NDArray[np.
     return labels, labels[:, 0] if slots < classes else None
 
 
-def _deal(
-    parts: list[Index], labels: NDArray[np.int64], amounts: NDArray[np.int64], at_end: Literal["skip", "rest", "again"]
-) -> list[Index]:
+def _deal(parts: list[Index], labels: Ints, amounts: Ints, at_end: Literal["skip", "rest", "again"]) -> list[Index]:
     """Deal samples to devices, which take in turn from the front of each class.
 
     A device asks for ``amounts`` [passes, devices, slots] of its classes ``labels`` [devices, slots]. When a class has fewer
@@ -227,7 +225,7 @@ class ClassBias(Partition):
         truth = np.array(first) if self.classes_per_device == 1 else None
         return federated(dataset, train, deal_test_alike(dataset, train, streams), truth)
 
-    def _draw(self, parts: list[Index], order: NDArray[np.int64], size: int, generator: np.random.Generator) -> Index:
+    def _draw(self, parts: list[Index], order: Ints, size: int, generator: np.random.Generator) -> Index:
         """One device's training samples; the first classes in ``order`` make the larger part."""
         biased, others = order[: self.classes_per_device], order[self.classes_per_device :]
         major = round(self.share * size) if len(others) else size
@@ -278,20 +276,20 @@ class ClassImbalance(Partition):
         truth = counts.argmax(axis=1) if self.classes_per_device == 1 else None
         return federated(dataset, gather(owner, index, devices), test, truth)
 
-    def _majority_chances(self, classes: int) -> NDArray[np.float64]:
+    def _majority_chances(self, classes: int) -> Floats:
         """The chance of each class to be a device's majority: of the rounded normal, given that it lies in 1..C."""
         if not 0.5 <= self.mean <= classes + 0.5:
             raise ScenarioError(f"data.partition.mean is {self.mean}; allowed is a class number from 1 to {classes}")
         edges = (np.arange(classes + 1) + 0.5 - self.mean) / math.sqrt(2.0 * self.variance)
-        chances: NDArray[np.float64] = np.diff([math.erf(edge) for edge in edges])
+        chances: Floats = np.diff([math.erf(edge) for edge in edges])
         return np.asarray(chances / chances.sum(), dtype=np.float64)
 
-    def _counts(self, majority: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.int64]:
+    def _counts(self, majority: Floats, generator: np.random.Generator) -> Ints:
         """One device's training samples of each class, int64 [C]."""
         classes = len(majority)
         chosen = generator.choice(classes, p=majority)
         others = generator.choice(np.delete(np.arange(classes), chosen), self.classes_per_device - 1, replace=False)
-        amounts: NDArray[np.int64] = np.zeros(self.classes_per_device, dtype=np.int64)
+        amounts: Ints = np.zeros(self.classes_per_device, dtype=np.int64)
         while not amounts.any():
             amounts = generator.integers(0, self.largest, self.classes_per_device, endpoint=True)
         most = int(amounts.argmax())

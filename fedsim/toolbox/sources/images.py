@@ -72,8 +72,8 @@ class PublishedImages(Source):
 
     def _found(self, root: Path | None) -> list[Path]:
         """The files, in their order."""
-        for folder in self.folders if root is not None else ():
-            found = [path for name in self.files if (path := self._present(Path(root or ""), folder, name)) is not None]
+        for folder in [root / name for name in self.folders] if root is not None else ():
+            found = [path for name in self.files if (path := self._present(folder, name)) is not None]
             if len(found) == len(self.files):
                 return found
         fetch = f"or run `fedsim data fetch {self.kind} --root {quote(str(root or 'data'))}`"
@@ -81,15 +81,15 @@ class PublishedImages(Source):
         raise DataError(f"data.source is '{self.kind}', whose files are missing: {self.advice(root)}, {fetch}{then}")
 
     @classmethod
-    def _present(cls, root: Path, folder: str, name: str) -> Path | None:
-        candidates = [root / folder / name, *([root / folder / f"{name}.gz"] if cls.packed else [])]
+    def _present(cls, folder: Path, name: str) -> Path | None:
+        candidates = [folder / name, *([folder / f"{name}.gz"] if cls.packed else [])]
         return next((path for path in candidates if path.is_file()), None)
 
     @classmethod
     def advice(cls, root: Path | None) -> str:
         """The sentence that says which files are missing, and where they belong."""
         folder = cls.folders[0]
-        lacking = [name for name in cls.files if root is None or cls._present(root, folder, name) is None]
+        lacking = [name for name in cls.files if root is None or cls._present(root / folder, name) is None]
         unset = f"the folder '{folder}' of the folder that data.root or $FEDSIM_DATA names (neither is set)"
         where = unset if root is None else f"'{root / folder}'"
         return f"put {', '.join(lacking)}{' (plain or .gz)' if cls.packed else ''} into {where}"
@@ -97,9 +97,9 @@ class PublishedImages(Source):
     @classmethod
     def write(cls, folder: Path, x: ByteArray, y: ByteArray, train_size: int) -> None:
         """Write images [n, c, h, w] and labels [n], of which the first are for training, as the files of the format."""
-        names = [folder / f"{name}.gz" for name in cls.files]
-        for name, array in zip(names, (x[:train_size, 0], y[:train_size], x[train_size:, 0], y[train_size:]), strict=True):
-            write_idx(name, array)
+        parts = (x[:train_size, 0], y[:train_size], x[train_size:, 0], y[train_size:])
+        for name, array in zip(cls.files, parts, strict=True):
+            write_idx(folder / f"{name}.gz", array)
 
 
 class Mnist(PublishedImages):

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from fedsim.arrays import Ints
 from fedsim.errors import ScenarioError
 from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, Server, TaskEnd
 from fedsim.language.spec import Epochs
@@ -19,10 +19,8 @@ from fedsim.toolbox.deadlines import Relative
 from fedsim.training import Limit, Part, Training
 from fedsim.world.task import Computation
 
-SampleCounts = NDArray[np.int64]
 
-
-def moderate_range(sizes: SampleCounts, whisker: float = 1.5) -> tuple[int, int]:
+def moderate_range(sizes: Ints, whisker: float = 1.5) -> tuple[int, int]:
     """R_l and R_u, the least and the largest of ``sizes`` [n] within ``whisker`` IQR of the quartiles (Eqs. 17, 18)."""
     first, third = np.percentile(sizes, (25, 75))
     reach = whisker * (third - first)
@@ -30,7 +28,7 @@ def moderate_range(sizes: SampleCounts, whisker: float = 1.5) -> tuple[int, int]
     return int(moderate.min()), int(moderate.max())
 
 
-def cluster_numbers(sizes: SampleCounts, clusters: int, bounds: tuple[int, int]) -> SampleCounts:
+def cluster_numbers(sizes: Ints, clusters: int, bounds: tuple[int, int]) -> Ints:
     """The cluster of each client, 0..P-1 by ``sizes`` [n] in samples (Eqs. 19, 20); int64 [n].
 
     R_l to R_u is cut into P clusters of equal width theta; a size on the border between two belongs to the upper one, outliers
@@ -43,7 +41,7 @@ def cluster_numbers(sizes: SampleCounts, clusters: int, bounds: tuple[int, int])
     return np.clip((sizes - low) * clusters // (high - low), 0, clusters - 1)
 
 
-def cut_groups(cluster: SampleCounts, size: int, generator: np.random.Generator) -> list[SampleCounts]:
+def cut_groups(cluster: Ints, size: int, generator: np.random.Generator) -> list[Ints]:
     """Shuffle each cluster and cut it into disjoint groups of exactly ``size``, [g, size] a cluster (Eq. 23).
 
     Clients that remain sit out this round. A cluster smaller than ``size`` is one group: it would never be selected otherwise.
@@ -54,19 +52,19 @@ def cut_groups(cluster: SampleCounts, size: int, generator: np.random.Generator)
     return [part[: len(part) // each * each].reshape(-1, each) for part, each in zip(parts, sizes, strict=True) if each]
 
 
-def fairest_group(blocks: list[SampleCounts], waiting: SampleCounts, generator: np.random.Generator) -> SampleCounts:
+def fairest_group(blocks: list[Ints], waiting: Ints, generator: np.random.Generator) -> Ints:
     """The group out of ``blocks``, [g, size] each, with the largest sum of A over its clients (Eqs. 24, 25); ties at random.
 
     A is ``waiting`` [n], rounds since each client was last selected.
     """
-    groups: list[SampleCounts] = [group for block in blocks for group in block]
+    groups: list[Ints] = [group for block in blocks for group in block]
     if not groups:
         return np.empty(0, dtype=np.int64)
     priorities = np.array([waiting[group].sum() for group in groups])
     return groups[int(generator.choice(np.flatnonzero(priorities == priorities.max())))]
 
 
-def in_turn(cluster: SampleCounts, clusters: int, size: int, number: int, generator: np.random.Generator) -> SampleCounts:
+def in_turn(cluster: Ints, clusters: int, size: int, number: int, generator: np.random.Generator) -> Ints:
     """Round robin over clusters: random clients of cluster ``number`` mod P, or of the next one that is not empty."""
     for step in range(clusters):
         if len(members := np.flatnonzero(cluster == (number + step) % clusters)):
@@ -74,7 +72,7 @@ def in_turn(cluster: SampleCounts, clusters: int, size: int, number: int, genera
     return np.empty(0, dtype=np.int64)
 
 
-def at_random(cluster: SampleCounts, size: int, generator: np.random.Generator) -> SampleCounts:
+def at_random(cluster: Ints, size: int, generator: np.random.Generator) -> Ints:
     """Random clients out of all who are connected, whatever their cluster."""
     shuffled = generator.permutation(len(cluster))
     return shuffled[cluster[shuffled] >= 0][:size]
@@ -150,7 +148,7 @@ def most_splits(samples: int, smallest_part: int) -> int:
 
 
 class CataFedClient(SynchronousClient[CataFedParams]):
-    """Trains on the part of its data whose turn it is (n, ``selected``); splits it (u, ``splits``) if no epoch was in time."""
+    """Trains on the part of its data whose turn it is (n, ``selected``); splits them (u, ``splits``) if no epoch was done."""
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         if instruction.job == "connect":

@@ -62,11 +62,6 @@ class FedATClient(Client[FedATParams]):
         return {"profiling": result.update} if instruction.job == "profile" else super().reply(device, instruction, result)
 
 
-def tier_shares(counts: Sequence[int]) -> list[float]:
-    """Weight of each tier in the global model: T_(M+1-m) / T, from the update counts of the tiers, the fastest first."""
-    return [count / sum(counts) for count in reversed(counts)]
-
-
 class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many work follows from the tiers
     """Federated learning with asynchronous tiers.
 
@@ -169,7 +164,8 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
         # What clients have changed, they have changed in the model that the tier was sent, not in the tier's last one.
         state["tiers"][tier] = how.combine(self.server, remembered, received, weights, received[0]["start"])
         state["counts"][tier] += 1
-        parts = list(zip(state["tiers"], tier_shares(state["counts"]), strict=True))
+        total = sum(state["counts"])  # a tier weighs T_(M+1-m) / T, by the counts of all, the fastest first
+        parts = [(model, count / total) for model, count in zip(state["tiers"], reversed(state["counts"]), strict=True)]
         for entry, weight in zip(received, weights, strict=True):
             entry |= {"weight": weight, "staleness": state["version"] - entry["version"]}
         model = self.server.models.mix(parts, otherwise=state["model"])

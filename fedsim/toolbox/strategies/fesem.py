@@ -51,11 +51,10 @@ class FeSEM(Grouped[FeSEMParams]):
     Params: ClassVar[type[FeSEMParams]] = FeSEMParams
 
     async def on_start(self) -> None:
-        server, groups, initial = self.server, self.params.groups, self.server.models.initial()
-        own = [server.models.initial(1 + group) for group in range(groups)]  # apart from the clients' common start
-        self.state |= {"models": own, "last": [initial] * server.devices}
-        if not self.params.as_published:
-            self.state |= {"known": [], "begun": False, "models": [initial] * groups}
+        groups, initial, draw = self.params.groups, self.server.models.initial(), self.server.models.initial
+        self.state |= {"models": [initial] * groups, "last": [initial] * self.server.devices, "known": [], "begun": False}
+        if self.params.as_published:  # apart from the clients' common start
+            self.state["models"] = [draw(1 + group) for group in range(groups)]
         await super().on_start()
 
     async def before_asking(self) -> None:
@@ -93,7 +92,7 @@ class FeSEM(Grouped[FeSEMParams]):
             nearest = kmeans(rows, groups, server.rng("k-means")).tolist()
         else:
             nearest = await self._nearest(known)
-        state["begun"] = state["begun"] or len(known) >= groups
+        state["begun"] |= len(known) >= groups
         for device, group in zip(known, nearest, strict=True):
             self.move(device, group, "e-step")
         for entry in state["received"]:

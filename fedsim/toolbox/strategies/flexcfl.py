@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from fedsim.arrays import Floats
+from fedsim.arrays import Floats, Floats32
 from fedsim.errors import SimulationError
 from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, Server, TaskEnd
 from fedsim.language.registry import Registry
@@ -89,27 +88,6 @@ class FedGroupParams(FlexCFLParams):
     kind: Literal["fedgroup"] = "fedgroup"  # type: ignore[assignment]
 
 
-def cluster_updates(
-    updates: NDArray[np.float32], groups: int, measure: str, generator: np.random.Generator, clusterer: Clusterer | None = None
-) -> tuple[list[int], dict[str, Any]]:
-    """The groups of pre-trained devices by their updates [k, d], and a record's fields: the measure, and what it compared."""
-    similarity = pairs.cosine_matrix(updates) if measure == "madc" or len(updates) <= pairs.MOST_SHOWN else None
-    record: dict[str, Any] = {"measure": measure}
-    if measure == "madc":
-        assert similarity is not None
-        labels = (clusterer or Hierarchical()).labels(pairs.madc(similarity), groups, generator)
-    else:
-        features = pairs.edc_features(updates, groups)
-        record["features"] = pairs.rounded(features)
-        if clusterer is None or isinstance(clusterer, KMeans):
-            labels = kmeans(features, groups, generator)
-        else:
-            labels = clusterer.labels(pairs.diff_norm(features), groups, generator)
-    if similarity is not None:
-        record |= pairs.shown_pairs("similarity", similarity)
-    return labels.tolist(), record | {"groups": labels.tolist()}
-
-
 def inter_group_coefficients(norms: Floats, eta: float, *, literal: bool = False) -> Floats:
     """Row j has the coefficients of all groups' models in group j's next model, float64 [m, m]; ``norms`` [m] are ||w_l||.
 
@@ -125,7 +103,7 @@ _MOST_FAILURES = 100  # of the group cold start: a deadline may be shorter than 
 
 
 @pure
-def nearest_direction(models: list[NDArray[np.float32]]) -> NDArray[np.float64]:
+def nearest_direction(models: list[Floats32]) -> Floats:
     """Position of the direction most like the update; ``models`` are the initial one, the trained, and the directions."""
     initial, trained, *directions = models
     return np.array(pairs.most_alike([trained - initial], directions), dtype=np.float64)
@@ -243,9 +221,20 @@ class FlexCFL(Migrating[FlexCFLParams]):
         server.compute("products", n, server.setting.parameters)
         server.compute(*(("absolute differences", n) if params.measure == "madc" else ("k-means", n, m, m)))
         changes = np.stack([trained[at] for at in kept]) - initial
-        labels, record = cluster_updates(changes, m, params.measure, generator, params.clusterer)
-        server.emit("clustering", devices=devices, **record)
-        return devices, updates, labels
+        similarity, record = pairs.cosine_matrix(changes), dict[str, Any]({"measure": params.measure})
+        clusterer = params.clusterer or (Hierarchical() if params.measure == "madc" else KMeans())
+        if params.measure == "madc":
+            labels = clusterer.labels(pairs.madc(similarity), m, generator)
+        else:
+            features = pairs.edc_features(changes, m)
+            record["features"] = pairs.rounded(features)
+            if isinstance(clusterer, KMeans):
+                labels = kmeans(features, m, generator)
+            else:
+                labels = clusterer.labels(pairs.diff_norm(features), m, generator)
+        record |= pairs.shown_pairs("similarity", similarity)
+        server.emit("clustering", devices=devices, **record, groups=labels.tolist())
+        return devices, updates, labels.tolist()
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
         state = self.state

@@ -137,8 +137,7 @@ class FPFC(Synchronous[FPFCParams]):
             state["models"][name] = server.models.mix(parts, otherwise=own[members[0]])
 
     def group_of(self, device: int) -> int | None:
-        group: int | None = self.state["group"].get(device)
-        return group
+        return self.state["group"].get(device)  # type: ignore[no-any-return]
 
     def center(self, entry: dict[str, Any]) -> Ref:
         return self.state["models"][self.state["group"][entry["device"]]]  # type: ignore[no-any-return]

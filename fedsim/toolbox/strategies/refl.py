@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from fedsim.arrays import Floats
 from fedsim.federation import TaskEnd
 from fedsim.language.spec import OnlyWith
 from fedsim.learning.functions import weighted_sum
@@ -52,12 +52,7 @@ class REFLParams(AggregatingParams):
 
 
 def stale_weights(
-    staleness: Sequence[int],
-    beta: float,
-    fresh: NDArray[np.float64] | None,
-    stale: Sequence[NDArray[np.float64]],
-    count: int,
-    scale: float = 1.0,
+    staleness: Sequence[int], beta: float, fresh: Floats | None, stale: Sequence[Floats], count: int, scale: float = 1.0
 ) -> list[float]:
     """Weights of stale updates of ``staleness`` tau, relative to 1 for a fresh one.
 

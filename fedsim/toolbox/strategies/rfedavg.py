@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-from fedsim.arrays import Floats
+from fedsim.arrays import Floats, Floats32, Ints
 from fedsim.errors import SimulationError
 from fedsim.federation import Contents, Device, Header, Instruction, Lazy, LocalResult, TaskEnd
 from fedsim.language.spec import OnlyWith
@@ -62,7 +61,6 @@ class RFedAvgParams(SynchronousParams):
         return self.clustering == "ccs" or self.kmeans_clusters == "ccs"
 
 
-LabelCounts = NDArray[np.int64]
 Clusters = list[list[int]]
 
 _SAME = 1e-10  # relative singular value below which mixtures of clusters are taken to be the same
@@ -70,7 +68,7 @@ _NONE = 1e-8  # weight below which a cluster is taken to have none
 _PULL = 1e-6
 
 
-def class_imbalance(counts: LabelCounts, samples: int | None = None) -> Floats:
+def class_imbalance(counts: Ints, samples: int | None = None) -> Floats:
     """I_k = sum over the M classes of |D/M - D_k^m| (Eq. 17), float64 [n], from the ``counts`` D_k^m [n, M].
 
     ``samples`` is D, those of all devices together, as the equation has it; None: each device's own number.
@@ -79,7 +77,7 @@ def class_imbalance(counts: LabelCounts, samples: int | None = None) -> Floats:
     return np.asarray(np.abs(totals / counts.shape[1] - counts).sum(axis=1))
 
 
-def cluster_imbalance(imbalance: Floats, sizes: LabelCounts, clusters: Sequence[Sequence[int]]) -> Floats:
+def cluster_imbalance(imbalance: Floats, sizes: Ints, clusters: Sequence[Sequence[int]]) -> Floats:
     """I_C of each cluster: the largest I_k (``imbalance`` [n]) of its members, less the samples D_k (``sizes``) of all others.
 
     At least 1 sample: with I_k from a device's own number of samples it could become negative.
@@ -93,7 +91,7 @@ def cluster_imbalance(imbalance: Floats, sizes: LabelCounts, clusters: Sequence[
     return np.array(values)
 
 
-def class_shares(counts: LabelCounts, clusters: Sequence[Sequence[int]]) -> Floats:
+def class_shares(counts: Ints, clusters: Sequence[Sequence[int]]) -> Floats:
     """Class shares of each cluster's samples, float64 [M, N]; a cluster without samples is refused (``SimulationError``)."""
     totals = np.stack([counts[list(cluster)].sum(axis=0) for cluster in clusters], axis=1)
     sizes = totals.sum(axis=0)
@@ -122,7 +120,7 @@ def optimal_weights(shares: Floats) -> Floats:
     return np.asarray(u / u.sum())
 
 
-def by_kmeans(gradients: NDArray[np.float32], groups: int, generator: np.random.Generator) -> Clusters:
+def by_kmeans(gradients: Floats32, groups: int, generator: np.random.Generator) -> Clusters:
     """Clusters of ``gradients`` [n, d] by K-means, positions in ascending order; fewer where gradients coincide."""
     distinct = len({row.tobytes() for row in gradients + 0.0})  # -0.0 becomes 0.0
     # In an orthonormal basis of what they span distances are the same, at less cost.
@@ -130,7 +128,7 @@ def by_kmeans(gradients: NDArray[np.float32], groups: int, generator: np.random.
     return members(kmeans(coordinates, min(groups, distinct), generator))
 
 
-def balance(counts: NDArray[np.int64], clusters: Clusters, weights: Sequence[Floats]) -> dict[str, list[float | None]]:
+def balance(counts: Ints, clusters: Clusters, weights: Sequence[Floats]) -> dict[str, list[float | None]]:
     """Balance of the classes in mixtures of clusters, one entry for each vector of weights.
 
     ``beta`` is the largest class share by the smallest (Eq. 3), None where a class is missing; ``distance`` the squared
@@ -297,7 +295,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         return [float(weight) for weight in weights]
 
     async def _cluster(
-        self, entries: list[dict[str, Any]], devices: list[int], gradients: NDArray[np.float32] | None
+        self, entries: list[dict[str, Any]], devices: list[int], gradients: Floats32 | None
     ) -> tuple[Clusters, float | None]:
         """The clusters, positions in ``entries``, and the threshold if there was one; at random without gradients."""
         params, server, number, classes = self.params, self.server, self.state["round"], self.setting.classes
@@ -334,5 +332,4 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         return threshold(state["loss"], state["first_loss"], self.params.least_loss, theta)
 
     def group_of(self, device: int) -> int | None:
-        cluster: int | None = self.state.get("cluster", {}).get(device)
-        return cluster
+        return self.state.get("cluster", {}).get(device)  # type: ignore[no-any-return]

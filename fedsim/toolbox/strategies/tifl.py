@@ -147,8 +147,7 @@ class Tiered(Strategy[P]):
             self.state["members"][tier].append(device)
 
     def group_of(self, device: int) -> int | None:
-        tier: int | None = self.state["tier"][device]
-        return tier
+        return self.state["tier"][device]  # type: ignore[no-any-return]
 
 
 def equal_width_bins(values: NDArray[np.float64], tiers: int) -> tuple[float, float]:
@@ -254,15 +253,12 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
         self.state["expected"] -= not self.server.clients.await_return(device)
 
     def met(self, device: int, message: TaskEnd, latency: float) -> None:
-        if self.params.tiers_from == "latency":
-            self._profiled(device, message, latency)
-        elif message.outcome == "done":
-            self._place(device, float(message["size-report"]))
-        else:
-            self._await(device)
-
-    def _profiled(self, device: int, message: TaskEnd, latency: float) -> None:
-        """A task of profiling has ended: the next one, or a tier, or none."""
+        if self.params.tiers_from == "size":
+            if message.outcome == "done":
+                self._place(device, float(message["size-report"]))
+            else:
+                self._await(device)
+            return
         limit, wanted, unable = self.params.profiling_limit, self.params.profiling_rounds, message.outcome == "memory"
         count, total = self.state["profiles"][device]
         away = message.outcome not in ("done", "late")
@@ -301,8 +297,7 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
         weights, generator = inhabited * state["probabilities"], self.server.rng("tier", number)
         if self.params.mode == "credits":
             weights *= np.array(state["credits"]) > 0
-        if not weights.any():  # nobody has credits left
-            weights = inhabited
+        weights = weights if weights.any() else inhabited  # else nobody has credits left
         while weights.any():
             tier = int(generator.choice(len(weights), p=weights / weights.sum()))
             chosen = self.pick(self.params.asked_per_round, among=state["members"][tier])
