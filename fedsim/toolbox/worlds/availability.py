@@ -67,7 +67,7 @@ class Diurnal(AvailabilityModel):
         return Tides(streams, self.least, self.most, peaks, self.lasts)
 
 
-class Tides:
+class Tides(Availability):
     """The paths of ``Diurnal``; ``peak`` is a time at which the share is highest, for each device (s), float64 [devices].
 
     Time is cut into pieces of one length, at places of each device's own. In a piece a device has one draw u, uniform from 0 to
@@ -98,10 +98,6 @@ class Tides:
             start = before
         self._found[device] = found = Span(on, max(0.0, start), end)
         return found
-
-    def next_on(self, device: int, time: float) -> float:
-        span = self.span(device, time)
-        return time if span.on else span.end
 
     def on(self, devices: Ints, time: float) -> Flags:
         first = self._streams.uniforms("world/availability/first", devices)
