@@ -14,8 +14,8 @@ from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
 from fedsim.analysis.style import Series, each_alone, group_by_scenario
+from fedsim.lab.reading.history import History
 from fedsim.records.folder import ROUNDS
-from fedsim.records.history import History
 from fedsim.records.reading import RunFolder
 
 _CUT = 0.02  # an axis that begins higher says so

@@ -14,9 +14,9 @@ from matplotlib.lines import Line2D
 from fedsim.analysis import style
 from fedsim.arrays import Floats, Ints
 from fedsim.errors import RunFolderError
+from fedsim.lab.reading.history import History
 from fedsim.language.units import show_seconds
 from fedsim.records.folder import EVENTS
-from fedsim.records.history import History
 from fedsim.records.reading import RunFolder
 
 _ORDERED_WELL = 300  # of more the best of the trees' orders takes too long to find

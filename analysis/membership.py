@@ -16,9 +16,9 @@ from fedsim.analysis import style
 from fedsim.analysis.timeline import MOST_LANES, mark_rows, number_rounds
 from fedsim.arrays import Ints
 from fedsim.errors import RunFolderError
+from fedsim.lab.reading.history import NO_GROUP, History
 from fedsim.language.units import show_seconds
 from fedsim.records.folder import EVENTS, ROUNDS
-from fedsim.records.history import NO_GROUP, History
 from fedsim.records.reading import RunFolder
 
 _ROW_IN, _LEAST_IN, _MOST_IN = 0.13, 2.4, 7.4  # the rows' height: so much a device, within these limits

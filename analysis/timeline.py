@@ -18,9 +18,9 @@ from fedsim.analysis.style import NothingToDrawError, PictureError, evenly
 from fedsim.arrays import Floats, Ints
 from fedsim.errors import FedsimError, nearest
 from fedsim.lab.compare.critical_path import CriticalPaths
+from fedsim.lab.reading.history import MARKS, NO_GROUP, History
 from fedsim.lab.trackers.link_load import Curve, link_load, means, summed
 from fedsim.language.units import BytesPerSecond, read_quantity, show_seconds
-from fedsim.records.history import MARKS, NO_GROUP, History
 from fedsim.records.reading import RunFolder
 
 _ORDERS = {"speed": "fastest on top", "first": "first at work on top", "number": "by number"}

@@ -9,9 +9,9 @@ from fedsim.analysis import style
 from fedsim.analysis.report.markup import Markup, el, plain
 from fedsim.analysis.report.words import without_places
 from fedsim.files import flat
+from fedsim.lab.reading.history import History
 from fedsim.language.units import show_bytes, show_joules, show_seconds
 from fedsim.records.folder import TRANSFERS
-from fedsim.records.history import History
 from fedsim.records.reading import RunFolder
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from fedsim.analysis.report.markup import Markup, asset, el, join
 from fedsim.analysis.timeline import MEANING, capacity, counted, on_lanes
 from fedsim.arrays import Ints
 from fedsim.lab.compare.critical_path import CriticalPaths
+from fedsim.lab.reading.history import MARKS, NO_GROUP, History, parsed
 from fedsim.lab.trackers.link_load import link_load, thinned
 from fedsim.records.folder import AVAILABILITY, ROUNDS
-from fedsim.records.history import MARKS, NO_GROUP, History, parsed
 from fedsim.records.reading import RunFolder
 
 STEPS = tuple(style.STEPS)

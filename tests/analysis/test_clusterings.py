@@ -11,7 +11,7 @@ import pytest
 import fedsim
 from fedsim.analysis.clusterings import Clustering, draw_embedding, draw_similarity, principal_components, read_clusterings
 from fedsim.errors import RunFolderError
-from fedsim.records.history import History
+from fedsim.lab.reading.history import History
 from fedsim.records.reading import RunFolder
 from tests.strategies.clustered import world
 

@@ -19,8 +19,8 @@ from fedsim.analysis.report.words import describe
 from fedsim.analysis.style import NothingToDrawError, pixels
 from fedsim.errors import RunFolderError
 from fedsim.lab.compare.measures import measure
-from fedsim.records.fairness import jain_over_time
-from fedsim.records.history import History
+from fedsim.lab.reading.fairness import jain_over_time
+from fedsim.lab.reading.history import History
 from fedsim.records.reading import RunFolder
 from fedsim.testing import quiet_world, run
 from tests.analysis.conftest import Ran

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedsim.analysis.report.markup import pack
 from fedsim.analysis.report.timeline import OUTCOMES, STEPS, key, read_timeline
 from fedsim.analysis.timeline import draw_timeline
-from fedsim.records.history import MARKS
+from fedsim.lab.reading.history import MARKS
 from fedsim.records.reading import RunFolder
 from tests.analysis.conftest import drawn
 

@@ -18,8 +18,8 @@ from fedsim.analysis.report.timeline import read_timeline
 from fedsim.analysis.style import PictureError, save
 from fedsim.analysis.timeline import TimeSpan, View, draw_load, draw_timeline, draw_work, span_of_rounds
 from fedsim.lab.compare.critical_path import CriticalPaths
+from fedsim.lab.reading.history import MARKS, History
 from fedsim.lab.trackers.trace import trace_events
-from fedsim.records.history import MARKS, History
 from fedsim.records.reading import RunFolder
 from tests.analysis.conftest import Ran, drawn
 

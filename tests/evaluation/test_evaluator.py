@@ -29,7 +29,7 @@ from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.models import CNN5, Logistic, ModelSpec, Perceptron
 from fedsim.learning.refs import Ref
 from fedsim.learning.solvers.reference import load_weights, module_of
-from fedsim.output.progress import summary_lines
+from fedsim.output.terminal import summary_lines
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.toolbox.clustering.agreement import adjusted_rand_index, normalised_mutual_information, purity
 from tests.learning.small import federation, learning, run

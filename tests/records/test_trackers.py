@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from fedsim.errors import RunFolderError
+from fedsim.lab.reading.study_folder import IndexedRun, IndexedVariant, StudyIndex, write_index
 from fedsim.lab.trackers.exports import exports, write_tensorboard
 from fedsim.records.reading import RunFolder
-from fedsim.records.study_folder import IndexedRun, IndexedVariant, StudyIndex, write_index
 from tests.calls import call
 
 PACKAGES = {"tensorboard": "tensorboard>=2.15", "mlflow": "mlflow-skinny>=2.10", "wandb": "wandb>=0.18"}

@@ -16,8 +16,8 @@ from fedsim.errors import SimulationError
 from fedsim.federation import server
 from fedsim.lab import forecast
 from fedsim.lab.forecast import nominal_lines
+from fedsim.lab.reading.fairness import jain_index, jain_over_time
 from fedsim.lab.trackers.link_load import link_load
-from fedsim.records.fairness import jain_index, jain_over_time
 from fedsim.records.reading import RunFolder
 from fedsim.streams import Streams
 from fedsim.world import columns

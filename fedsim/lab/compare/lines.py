@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import ScenarioError, nearest
+from fedsim.lab.reading.study_folder import UNNAMED, is_done, is_study, read_index
 from fedsim.output.notebook import strategy_of
 from fedsim.records.reading import RunFolder
-from fedsim.records.study_folder import UNNAMED, is_done, is_study, read_index
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Lines:
         baselines: the place of each line's baseline, or None.
         baseline: the name of the baseline, if there is one; ``is_first``: the first run, since none was named.
         goal: one of ``fedsim.lab.compare.measures.GOALS``.
-        budget: limits by cost, see ``fedsim.records.targets.within``.
+        budget: limits by cost, see ``fedsim.lab.reading.targets.within``.
     """
 
     lines: tuple[ComparedLine, ...]

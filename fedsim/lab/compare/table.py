@@ -8,9 +8,9 @@ from fedsim.lab.compare import measures
 from fedsim.lab.compare.answer import TARGETED, Aim, Answer, answers, usual_target
 from fedsim.lab.compare.lines import ComparedLine, Lines, short_key, shown
 from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference, ratio_of
+from fedsim.lab.reading.targets import Target
 from fedsim.output.harmless import clean
 from fedsim.records.ledger import LedgerPreset
-from fedsim.records.targets import Target
 
 
 @dataclass(frozen=True)

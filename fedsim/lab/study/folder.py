@@ -1,6 +1,6 @@
 """The folder of a study, and which runs of an earlier one in it can be resumed.
 
-``study.toml`` is the study as one file that needs no other, ``index.json`` its runs (see ``fedsim.records.study_folder``),
+``study.toml`` is the study as one file that needs no other, ``index.json`` its runs (see ``fedsim.lab.reading.study_folder``),
 ``runs/VARIANT/seed-N`` are run folders, ``published.toml`` holds published figures; ``fedsim.lab.compare.show`` adds tables.
 """
 
@@ -14,11 +14,11 @@ import tomli_w
 
 from fedsim.errors import RunFolderError
 from fedsim.files import flat, regular, toml
+from fedsim.lab.reading.study_folder import PUBLISHED, RUNS, STUDY, IndexedRun, IndexedVariant, StudyIndex, is_done, write_index
 from fedsim.lab.study.plan import Study
 from fedsim.overrides import first_difference, spread_out
 from fedsim.records import folder as files
 from fedsim.records import lock
-from fedsim.records.study_folder import PUBLISHED, RUNS, STUDY, IndexedRun, IndexedVariant, StudyIndex, is_done, write_index
 
 RunState = Literal["done", "resume", "anew", "new"]
 

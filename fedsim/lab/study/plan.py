@@ -16,12 +16,12 @@ from fedsim.errors import ScenarioError, nearest
 from fedsim.files import flat
 from fedsim.lab.compare.lines import ComparedLine, short_key, shown
 from fedsim.lab.compare.published import Published, beside_published
+from fedsim.lab.reading.study_folder import RUNS
 from fedsim.lab.study.search import METRICS
 from fedsim.lab.study.spec import PART, REFERENCES, SIZE, TRIAL, Size, StudyPart, StudySpec
 from fedsim.language.imports import from_file, is_allowed
 from fedsim.language.stop import MORE_IS_BETTER
 from fedsim.overrides import SetChange, Tables, apply_changes, at, changed, read_toml, spread_out
-from fedsim.records.study_folder import RUNS
 from fedsim.scenario import Scenario
 from fedsim.shipped import found, is_study, shipped
 from fedsim.strategies import STRATEGIES, params_class

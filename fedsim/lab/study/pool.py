@@ -23,8 +23,7 @@ from rich.text import Text
 from fedsim.executors.processes import start
 from fedsim.language.units import show_seconds
 from fedsim.output.harmless import clean
-from fedsim.output.progress import bar
-from fedsim.output.terminal import Console
+from fedsim.output.terminal import Console, bar
 
 News: TypeAlias = Mapping[str, Any]
 

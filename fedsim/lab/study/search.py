@@ -18,10 +18,10 @@ from typing_extensions import override
 
 from fedsim.errors import ScenarioError, nearest
 from fedsim.lab.compare.measures import WITHIN
+from fedsim.lab.reading.targets import Target
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.language.stop import MORE_IS_BETTER
-from fedsim.records.targets import Target
 from fedsim.streams import Streams
 
 Number = int | float

@@ -15,14 +15,14 @@ from fedsim.lab.compare.lines import short_key, shown
 from fedsim.lab.compare.measures import BEST, measure
 from fedsim.lab.compare.show import to_csv
 from fedsim.lab.compare.table import Cell, ComparedTable
+from fedsim.lab.reading.study_folder import BEST_OF, TRIALS, is_done
+from fedsim.lab.reading.targets import Target
 from fedsim.lab.study.plan import PlannedRun, Study, Variant, planned, searched
 from fedsim.lab.study.search import METRICS, Search, TrialResult, aim_of, importances
 from fedsim.lab.study.spec import TRIAL
 from fedsim.language.units import show_bytes, show_seconds
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
-from fedsim.records.study_folder import BEST_OF, TRIALS, is_done
-from fedsim.records.targets import Target
 
 _ENDED_WELL = {"done": 0, "pruned": 1, "failed": 2, "refused": 2, "open": 2}
 _FEW = 4  # so many others are needed before one is pruned

@@ -16,11 +16,11 @@ from typing import Any
 
 from fedsim.errors import RunFolderError
 from fedsim.files import flat
+from fedsim.lab.reading.study_folder import is_done, is_study, read_index
 from fedsim.records.folder import writing
 from fedsim.records.ledger import total_of_round
 from fedsim.records.reading import RunFolder
 from fedsim.records.schema import OF_PEERS
-from fedsim.records.study_folder import is_done, is_study, read_index
 
 _TAGS = {
     "model": ("accuracy", "loss", "train_loss", "discrepancy"),

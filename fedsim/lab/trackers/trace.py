@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from fedsim.lab.reading.history import History, parsed
 from fedsim.lab.trackers.link_load import link_load, summed, thinned
 from fedsim.records import schema
 from fedsim.records.folder import writing
-from fedsim.records.history import History, parsed
 from fedsim.records.reading import RunFolder, making_sense
 
 _SERVER, _DEVICES, _EDGES = 1, 2, 3

@@ -17,10 +17,10 @@ from fedsim.lab.compare.lines import read_lines
 from fedsim.lab.compare.published import Published, Reading, as_printed, beside_published
 from fedsim.lab.compare.show import to_markdown
 from fedsim.lab.compare.table import ComparedTable
+from fedsim.lab.reading.study_folder import IndexedRun, IndexedVariant, StudyIndex, write_index
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
 from fedsim.records.schema import EVENTS, ROUNDS
-from fedsim.records.study_folder import IndexedRun, IndexedVariant, StudyIndex, write_index
 from tests.calls import call, done
 
 Column = Sequence[float | None]
