@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 
 class _OfTokens(TorchModel):
-    """A built-in model of tokens."""
-
     def plain_module(self, shape: Shape, classes: int, seed: int = 0) -> "nn.Module":
         from fedsim.learning.modules import seeded
 
