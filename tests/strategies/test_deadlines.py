@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedsim
-from fedsim.records.fairness import jain_index, selections, worst_decile
+from fedsim.lab.reading.fairness import jain_index, selections, worst_decile
 from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
 from fedsim.simulation import Simulation
