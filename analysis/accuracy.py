@@ -128,7 +128,6 @@ def _course(run: RunFolder, name: str) -> pd.DataFrame:
 
 
 def _draw_epsilon(panels: Iterable[Axes], curve: pd.DataFrame, axes: Sequence[CurveAxis]) -> list[Line2D]:
-    """A line on an axis of its own: the privacy that was spent until then, where it is known; returns the legend's entry."""
     if curve["epsilon"].isna().all():
         return []
     for panel, axis in zip(panels, axes, strict=True):

@@ -138,7 +138,6 @@ def _name_rows(panel: Axes, history: History, shown: Ints, height: float) -> Non
 
 
 def _draw_sizes(panel: Axes, history: History, unit: float) -> None:
-    """The groups' sizes, one on the other, those without a group on top."""
     sizes = {group: history.sizes(group) for group in [*history.groups, NO_GROUP]}
     times = np.unique(np.concatenate([[history.end], *(at for at, _ in sizes.values())]))
     base = np.zeros(len(times))
@@ -286,7 +285,6 @@ def _draw_tree(panel: Axes, clusters: list[TreeCluster], leaves: list[TreeCluste
 
 
 def _tell_leaves(panel: Axes, leaves: list[TreeCluster], population: pd.DataFrame, height: float) -> None:
-    """At the end of each leaf its devices and the mean of their accuracies; ``height`` in inches."""
     panel.set_ylim(len(leaves) - 0.4, -0.75)
     panel.set_yticks([])
     panel.spines["left"].set_visible(False)

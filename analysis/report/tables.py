@@ -126,12 +126,8 @@ def _with_buttons(
 
 
 def read_devices(run: RunFolder) -> pd.DataFrame:
-    """A row a device that worked, who wasted most first.
-
-    Columns: ``device``, ``speed``, ``samples``, ``group``, ``accuracy``, ``joules`` and ``cost`` as in the devices' table;
-    ``tasks``, and how many of them ended in each way; ``worked_s`` (s), ``wasted_s`` (s, for tasks that were not done), its
-    ``share`` (0..1); ``bytes``.
-    """
+    """A row a device that worked, who wasted most first: some columns of the devices' table; ``tasks``, and how many ended in
+    each way; ``worked_s``, ``wasted_s`` (for tasks that were not done) and its ``share``; ``bytes``."""
     history = History(run)
     steps = history.steps.assign(length=history.steps["end"] - history.steps["start"])
     of_tasks = steps.drop_duplicates("task").groupby(["device", "outcome"]).size().unstack(fill_value=0)

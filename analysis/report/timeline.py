@@ -61,7 +61,6 @@ def read_timeline(run: RunFolder, most_lanes: int, most_steps: int) -> TimelineD
 
 
 def _shown(history: History, most_lanes: int, most_steps: int) -> Ints:
-    """The devices that have a lane, by number: all of them, or, of too many, those that worked, or some of these."""
     everyone, steps = history.population.index.to_numpy(np.int64), len(history.steps)
     if len(everyone) <= most_lanes and steps <= most_steps:
         return everyone
@@ -71,7 +70,6 @@ def _shown(history: History, most_lanes: int, most_steps: int) -> Ints:
 
 
 def _columns(history: History, tick: float, devices: Ints, lane: "pd.Series[Any]") -> TimelineColumns:
-    """Tables of the devices shown, lane by lane, times in whole ticks."""
     run = history.run
 
     def ticks(times: Any) -> NDArray[np.uint32]:

@@ -9,8 +9,9 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from fedsim.arrays import Floats
-from fedsim.energy.batteries import Batteries, ChargingSpec, Never
+from fedsim.energy.batteries import Batteries
 from fedsim.energy.carbon import Carbon
+from fedsim.energy.charging import ChargingSpec, Never
 from fedsim.errors import ScenarioError, nearest
 from fedsim.language.spec import Spec
 from fedsim.language.units import TICK_S, Joules, JoulesPerByte, Seconds, Watts

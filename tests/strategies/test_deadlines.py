@@ -47,13 +47,6 @@ def test_the_share_that_fedavg_drops(t: float | None, dropped: float, tmp_path: 
     assert survivors == set(np.flatnonzero(sizes <= (t or np.inf) * sizes.mean()).tolist())
 
 
-def test_long_tail_sizes_by_name(tmp_path: Path) -> None:
-    run = everybody_once({"devices": 1000, "samples": "long-tail", "speed": "10 samples/s"}, tmp_path / "run")
-    sizes = np.array([device["samples"] for device in run.devices])
-    assert sizes.mean() == pytest.approx(550, rel=0.03)
-    assert [int((sizes <= most).sum()) for most in (300, 500, 1000)] == pytest.approx([400, 700, 900], abs=6)
-
-
 @pytest.mark.parametrize("t", [1.0, 0.5, 0.1])
 def test_fedprox_does_as_many_epochs_as_fit_and_drops_only_whom_none_fits(t: float, tmp_path: Path) -> None:
     run = everybody_once(population(1000), tmp_path / "run", kind="fedprox", deadline={"kind": "relative", "times": t})

@@ -226,7 +226,6 @@ def answers(lines: Lines, figures: Sequence[Sequence[Values]], targets: Sequence
 
 
 def _bill(goal: Ranking, figures: Sequence[Sequence[Values]], target: Aim | None) -> Iterator[tuple[Measure, float]]:
-    """The costs of the best by the goal, as far as all its runs have them."""
     wanted = dict.fromkeys([goal.measure, *(goal_of(name, target) for name in (*TARGETED, "battery", "flat"))])
     for measure in wanted if goal.whole else ():
         values = [own.get(measure.name) for own in figures[goal.whole[0].place]] if measure else []
@@ -311,8 +310,6 @@ def _ranking(lines: Lines, figures: Sequence[Sequence[Values]], names: Mapping[i
 
 
 def _target(lines: Lines, figures: Sequence[Sequence[Values]], places: Sequence[int], targets: Sequence[Aim]) -> Aim | None:
-    """The hardest target that a line of a world reaches in all its runs, or else in any."""
-
     def reaches(values: Values, target: Aim) -> bool:
         if isinstance(target, Target):
             return values[cost_of("rounds", target).name] is not None

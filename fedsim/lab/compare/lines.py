@@ -14,13 +14,9 @@ from fedsim.records.reading import RunFolder
 
 @dataclass(frozen=True)
 class ComparedLine:
-    """One line of a comparison: a run by its folder's name, or a variant.
+    """One line of a comparison: a run by its folder's name, or a variant of a ``study`` at a ``point`` of its grid.
 
-    Attributes:
-        runs: one, or of a variant those of its seeds that are done, of so many ``planned``.
-        point: the grid's keys and their values, of a variant in a study with a grid.
-        study: the name of its folder; empty for a single run.
-        reference: whether it is shown for comparison only, such as training on pooled data.
+    A variant's runs are those of its seeds that are done, of so many ``planned``. A ``reference`` is not ranked.
     """
 
     name: str
@@ -69,10 +65,7 @@ class Lines:
 
 
 def read_lines(
-    paths: Sequence[str | Path],
-    baseline: str | None = None,
-    goal: str | None = None,
-    budget: Mapping[str, float] | None = None,
+    paths: Sequence[str | Path], baseline: str | None = None, goal: str | None = None, budget: Mapping[str, float] | None = None
 ) -> Lines:
     """The lines of folders of runs and of studies; ``ScenarioError`` if there is no such baseline.
 

@@ -168,7 +168,6 @@ def _escaped(text: str) -> str:
 
 
 def _marked(cell: Cell, column: ComparedColumn) -> str:
-    """A cell of Markdown; bold what differs too much from what was published, and this in italics."""
     if not isinstance(cell, Beside):
         return _escaped(shown(cell, column))
     ours = _escaped(_with_half(cell.ours, column))

@@ -76,28 +76,15 @@ def write_study(path: Path, study: Study) -> None:
 def index_of(study: Study) -> StudyIndex:
     """The index of a study's runs."""
     spec = study.spec
-    variants = [
-        IndexedVariant(
-            name=one.name,
-            label=one.label,
-            point=_plain(dict(one.point)),
-            changes=_plain(flat(spread_out(one.changes))),
-            reference=one.name in spec.references,
-            runs=tuple(IndexedRun(seed=run.scenario.seed, folder=run.folder.as_posix()) for run in study.runs_of[one.folder]),
-        )
-        for one in study.variants
-    ]
-    return StudyIndex(
-        format=1,
-        name=spec.name,
-        about=spec.about,
-        baseline=spec.baseline,
-        targets=tuple(spec.target),
-        goal=spec.goal,
-        budget=spec.budget.limits,
-        seeds=tuple(spec.seeds),
-        variants=tuple(variants),
-    )
+    variants = []
+    for one in study.variants:
+        runs = (IndexedRun(seed=run.scenario.seed, folder=run.folder.as_posix()) for run in study.runs_of[one.folder])
+        point, changes = _plain(dict(one.point)), _plain(flat(spread_out(one.changes)))
+        about: dict[str, Any] = {"name": one.name, "label": one.label, "reference": one.name in spec.references}
+        variants.append(IndexedVariant(**about, point=point, changes=changes, runs=tuple(runs)))
+    said: dict[str, Any] = {name: getattr(spec, name) for name in ("name", "about", "baseline", "goal")}
+    said |= {"targets": tuple(spec.target), "seeds": tuple(spec.seeds), "budget": spec.budget.limits}
+    return StudyIndex(format=1, **said, variants=tuple(variants))
 
 
 def _plain(value: Any) -> Any:
