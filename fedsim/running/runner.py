@@ -26,9 +26,6 @@ from fedsim.simulation import Simulation
 from fedsim.version import __version__
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from fedsim.running.assembly import Run
     from fedsim.scenario import Scenario
 
@@ -132,7 +129,9 @@ class Job:
         if status != "failed" and summary["accuracy"]["final"] is None:
             why = strategy.why_no_accuracy() or evaluator.why_no_accuracy(summary["rounds"], strategy.models())
             summary["no_accuracy"] = why
-        summary |= self._not_finite(tensors)
+        wrong = [name for name, model in tensors.items() if not all(bool((abs(one) < inf).all()) for one in model.values())]
+        if wrong:  # the strategy's doing, as no update with such numbers comes into a model
+            summary["not_finite"] = f"{', '.join(wrong)}{home_of(type(strategy))}"
         if status == "done" and self.scenario.evaluation.fine_tune_epochs:
             tuned = await evaluator.fine_tuned(strategy.models(), summary["rounds"], strategy.score)
             summary["accuracy"]["fine_tuned"] = tuned
@@ -157,11 +156,6 @@ class Job:
             told = {"final": values[-1], "best": best(values)} if values else {"final": None, "best": None}
             found[metric.name] = told | {"best_is": name}
         return {"metrics": found} if found else {}
-
-    def _not_finite(self, tensors: "dict[str, dict[str, NDArray[np.float32]]]") -> dict[str, str]:
-        """Names of models with numbers that are not finite: the strategy's doing, as no such update comes into one."""
-        wrong = [name for name, model in tensors.items() if not all(bool((abs(one) < inf).all()) for one in model.values())]
-        return {"not_finite": f"{', '.join(wrong)}{home_of(type(self.run.strategy))}"} if wrong else {}
 
     def _copy_to(self, folder: Path) -> None:
         """Write what there is of the run by now."""

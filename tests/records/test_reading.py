@@ -115,12 +115,9 @@ def test_a_changed_file_that_no_reader_makes_sense_of_is_named(
         assert told.exit_code == 0 or name in told.output
         refused += "was changed after the run" in told.output
     assert refused
-
-
-def test_a_run_of_which_nothing_can_be_made_in_a_notebook(copied: RunFolder) -> None:
-    emptied(copied.path)
-    with pytest.raises(RunFolderError, match=r"summary\.json was changed after the run"):
-        repr(fedsim.load_run(copied.path))
+    if change is emptied:  # likewise in a notebook
+        with pytest.raises(RunFolderError, match=r"summary\.json was changed after the run"):
+            repr(fedsim.load_run(copied.path))
 
 
 def test_a_model_that_is_a_pipe_is_not_waited_for(copied: RunFolder) -> None:
