@@ -50,8 +50,9 @@ from fedsim.toolbox.peers.collectives import AllReduce
 from fedsim.training import Limit, Part, Training
 from fedsim.world.availability import Availability, AvailabilityModel
 from fedsim.world.distributions import Distribution
-from fedsim.world.network.endpoints import SERVER, Flow, Sharing
-from fedsim.world.network.machine import Network
+from fedsim.world.network.endpoints import SERVER
+from fedsim.world.network.filling import Sharing
+from fedsim.world.network.flows import Flow, Network
 from fedsim.world.network.protocol import Protocol, Transport
 from fedsim.world.network.spec import NetworkModel
 from fedsim.world.phases import Span

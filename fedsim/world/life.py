@@ -24,7 +24,7 @@ from fedsim.simulation import Simulation
 from fedsim.world.availability import Availability
 from fedsim.world.compute import Compute, HostSpec
 from fedsim.world.messages import Messages
-from fedsim.world.network.machine import Network
+from fedsim.world.network.flows import Network
 from fedsim.world.steps import StepRunner
 from fedsim.world.task import Cause, Queue, Task, TaskStep
 

@@ -18,7 +18,7 @@ from fedsim.simulation import TICK_S, Simulation, on_grid, on_grid_after, tie_s
 from fedsim.training import NO_LIMIT, Limit
 from fedsim.world.compute import Compute, Hosts, HostSpec
 from fedsim.world.network.endpoints import SERVER, Direction, ends
-from fedsim.world.network.machine import Network
+from fedsim.world.network.flows import Network
 from fedsim.world.task import Cause, Code, Download, Evaluate, Pause, Queue, Task, TaskStep, Train, Upload, Work, in_line
 
 if TYPE_CHECKING:

@@ -177,7 +177,7 @@ def test_what_is_sent_so_far_and_how_fast(kind: Kind) -> None:
     simulation.wake(("look", 0), 10.0, look)
     run(simulation)
     assert seen == [([100.0, 900.0], [1000.0, 9000.0])]
-    assert [network.lone_rate(device, SERVER) for device in range(2)] == [100.0, 1000.0]
+    assert network.lone_rates("up").tolist() == [100.0, 1000.0]
 
 
 class TestStar:

@@ -60,7 +60,7 @@ class TestStar:
                 "device": {"down": "40 Mbit/s", "up": "10 Mbit/s", "latency": "40 ms"},
             }
         )
-        assert (network.access_rate(3, "down"), network.access_rate(3, "up")) == (5e6, 1.25e6)
+        assert (network.access["down"].item(3), network.access["up"].item(3)) == (5e6, 1.25e6)
         assert network.links_between(SERVER, 0) == [("server down", 125e6)]
         assert network.links_between(0, SERVER) == [("server up", 25e6)]
         assert network.latency_s(0, SERVER) == on_grid(0.04)
@@ -68,7 +68,7 @@ class TestStar:
     def test_draws_have_streams_of_their_own(self) -> None:
         section = {"device": {name: {"kind": "lognormal", "median": "1 MB/s", "spread": 2.0} for name in ("down", "up")}}
         one, same, other = (build({"kind": "star", **section}, seed=seed) for seed in (1, 1, 2))
-        rates = [[net.access_rate(device, way) for device in range(4)] for net in (one, same, other) for way in ("down", "up")]
+        rates = [[net.access[way].item(device) for device in range(4)] for net in (one, same, other) for way in ("down", "up")]
         assert rates[:2] == rates[2:4] != rates[4:]
         assert rates[0] != rates[1]
         drawn = Streams(1).generator("world/link-down").standard_normal(4)
@@ -102,13 +102,13 @@ class TestGraph:
 
     def test_a_relative_file_starts_at_the_root(self, tmp_path: Path) -> None:
         write(tmp_path, metro())
-        assert build(graph_section("net.json"), root=tmp_path).lone_rate(1, SERVER) == 1e7
+        assert build(graph_section("net.json"), root=tmp_path).lone_rates("up")[1] == 1e7
 
     def test_numbers_as_nodes_are_named_by_text(self, tmp_path: Path) -> None:
         graph = networkx.DiGraph([(0, 1, {"capacity": "1 MB/s"}), (1, 0, {"capacity": "2 MB/s"})])
         file = write(tmp_path, networkx.node_link_data(graph, edges="edges"))
         network = build({"kind": "graph", "file": file, "server": "0", "attach": ["1"]})
-        assert (network.lone_rate(SERVER, 0), network.lone_rate(0, SERVER)) == (1e6, 2e6)
+        assert [network.lone_rates(way)[0] for way in ("down", "up")] == [1e6, 2e6]
 
     @pytest.mark.parametrize(
         "text", ["not json", "[]", '{"nodes": []}', '{"nodes": [1], "edges": []}', '{"nodes": [], "edges": [{}]}']
@@ -149,14 +149,11 @@ def test_columns_say_what_is_said_of_each_device(kind: str, tmp_path: Path) -> N
         "graph": graph_section(write(tmp_path, metro())),
     }[kind]
     network = build(section | {"device": device}, devices=10)
-    devices, ways = range(10), ("down", "up")
-    assert [network.access_rates(way).tolist() for way in ways] == [
-        [network.access_rate(device, way) for device in devices] for way in ways
-    ]
-    assert [network.lone_rates(way).tolist() for way in ways] == [
-        [network.lone_rate(*ends(device, way)) for device in devices] for way in ways
-    ]
-    assert network.latencies_s().tolist() == [network.latency_s(device, SERVER) for device in devices] == [on_grid(0.033)] * 10
+    devices = range(10)
+    for way in ("down", "up"):
+        links = [network.links_between(*ends(device, way)) + network.own_links(*ends(device, way)) for device in devices]
+        assert network.lone_rates(way).tolist() == [min(rate for _, rate in found) for found in links]
+    assert network.latencies.tolist() == [network.latency_s(device, SERVER) for device in devices] == [on_grid(0.033)] * 10
 
 
 @pytest.mark.parametrize(

@@ -15,15 +15,13 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field, ValidationInfo, field_validator
 
-from fedsim.arrays import Floats
 from fedsim.errors import ScenarioError, nearest
 from fedsim.files import read_toml, sought
 from fedsim.simulation import Simulation, on_grid
-from fedsim.world.columns import ALL
 from fedsim.world.device_kinds import Figure
 from fedsim.world.distributions import DeviceTable
-from fedsim.world.network.endpoints import SERVER, Direction
-from fedsim.world.network.machine import Network
+from fedsim.world.network.endpoints import SERVER
+from fedsim.world.network.flows import Network
 from fedsim.world.network.protocol import Transport
 from fedsim.world.network.spec import AccessColumns, NetworkModel
 
@@ -127,7 +125,7 @@ class Regions(Network):
     ) -> None:
         down, up, latency = columns
         self._of, self._server, self._table, self._connections = of, server, table, connections
-        self._own_s = latency
+        self.repeats, self._own_s = len(of), latency
         far = np.array([self._way(server, region).round_trip / 2 for region in of])
         super().__init__(simulation, {}, down, up, latency + far[np.arange(len(latency)) % len(of)], transport)
 
@@ -158,13 +156,6 @@ class Regions(Network):
 
     def latency_s(self, source: int, destination: int) -> float:
         return on_grid(self._exact_latency_s(source, destination))
-
-    def lone_rates(self, direction: Direction, devices: slice = ALL) -> Floats:
-        ways = [(self._server, one) if direction == "down" else (one, self._server) for one in self._of]
-        rates = np.array([self._way(*way).rate * self._connections for way in ways])
-        numbers = np.arange(*devices.indices(self.devices)) % len(self._of)
-        found: Floats = np.minimum(self.access_rates(direction)[devices], rates[numbers])
-        return found
 
 
 class RegionsSpec(NetworkModel):

@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import model_validator
 
@@ -13,12 +13,9 @@ from fedsim.language.units import BytesPerSecond, Seconds
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
 from fedsim.world.distributions import Constant, LinkRate, RateDistribution, TimeDistribution
-from fedsim.world.network.machine import Network
+from fedsim.world.network.flows import Network
 from fedsim.world.network.protocol import Fluid, ProtocolSpec, Transport
 from fedsim.world.network.star import Star
-
-if TYPE_CHECKING:
-    pass
 
 OwnRates = tuple[Floats, ...] | None
 AccessColumns = tuple[Floats, Floats, Floats]
@@ -111,16 +108,18 @@ class StarSpec(NetworkModel):
         return Star(simulation, *columns, self.server.down, self.server.up, transport)
 
 
-_REGIONS = "Devices and a server in regions of clouds, over TCP connections that were measured."
-_GRAPH = "Any network, from a JSON node-link file as networkx writes it."
-_OTHERS = {
-    "tree": (
-        "fedsim.toolbox.worlds.graphs:TreeSpec",
-        "Cells with a link each to the server; device i is in cell i mod ``cells``.",
-    ),
-    "graph": ("fedsim.toolbox.worlds.graphs:GraphSpec", _GRAPH),
-    "regions": ("fedsim.toolbox.worlds.regions:RegionsSpec", _REGIONS),
-}
-_KNOWN = {**Registry.of("network", StarSpec).known, **_OTHERS}
-NETWORKS = Registry("network", "fedsim.world.network.spec:NetworkModel", _KNOWN)
+_GRAPHS, _REGIONS = "fedsim.toolbox.worlds.graphs", "fedsim.toolbox.worlds.regions"
+NETWORKS = Registry(
+    "network",
+    "fedsim.world.network.spec:NetworkModel",
+    {
+        **Registry.of("network", StarSpec).known,
+        "tree": (f"{_GRAPHS}:TreeSpec", "Cells with a link each to the server; device i is in cell i mod ``cells``."),
+        "graph": (f"{_GRAPHS}:GraphSpec", "Any network, from a JSON node-link file as networkx writes it."),
+        "regions": (
+            f"{_REGIONS}:RegionsSpec",
+            "Devices and a server in regions of clouds, over TCP connections that were measured.",
+        ),
+    },
+)
 NetworkSpec = Annotated[NetworkModel, NETWORKS]

@@ -28,7 +28,7 @@ from fedsim.world.device_kinds import Capacity
 from fedsim.world.life import TaskRunner
 from fedsim.world.messages import Messages
 from fedsim.world.network.endpoints import SERVER, Direction
-from fedsim.world.network.machine import Network
+from fedsim.world.network.flows import Network
 from fedsim.world.population import Population
 from fedsim.world.processes.activity import Activity, Call, ComputeActivity, Sending
 from fedsim.world.task import Payload, Work
@@ -369,8 +369,8 @@ class World:
         return DeviceFacts(
             population.speed.item(number),
             None if population.flops is None else population.flops.item(number),
-            network.access_rate(number, "down"),
-            network.access_rate(number, "up"),
+            network.access["down"].item(number),
+            network.access["up"].item(number),
             network.latency_s(SERVER, number),
             population.samples.item(number),
             self._processes.capacity.name(number),
