@@ -28,7 +28,6 @@ from fedsim.federation import (
     TaskEnd,
 )
 from fedsim.federation.codecs import Codec, Coded
-from fedsim.federation.malicious import Attack
 from fedsim.language.spec import Spec
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
@@ -45,6 +44,7 @@ from fedsim.strategies.parts.server import ServerOptimiser
 from fedsim.strategies.round_params import AggregatingParams, SynchronousParams
 from fedsim.strategies.synchronous import Synchronous, SynchronousClient
 from fedsim.streams import Streams
+from fedsim.toolbox.attacks import Attack
 from fedsim.toolbox.peers.base import PeerHalf, PeerParams, Peers
 from fedsim.toolbox.peers.collectives import AllReduce
 from fedsim.training import Limit, Part, Training

@@ -162,7 +162,7 @@ _LAYERS = {
     "toolbox.peers": "common evaluation federation learning strategies world",
     "toolbox.strategies": "common evaluation federation learning strategies toolbox.aggregation toolbox.clustering world",
     "checkpoint": "common federation learning world",
-    "plugin": "common engine meters toolbox.peers",
+    "plugin": "common engine meters toolbox.attacks toolbox.peers",
     "running": "common engine checkpoint executors meters output records signals version",
     "overrides": "errors files language strategies",
     "signals": "output",

@@ -274,7 +274,9 @@ class Dispatch:
 
     async def start(self) -> None:
         """The run begins."""
-        self._client_side.tell_attack()
+        side = self._client_side
+        if side.attack is not None:
+            self.simulation.emit("malicious", attack=side.attack.kind, devices=sorted(side.malicious))
         await self.strategy.on_start()
 
     # Snapshots, between two instants.

@@ -9,10 +9,11 @@ import pytest
 import fedsim
 from fedsim.data.federated import FederatedData
 from fedsim.data.shifts import SwapAll
-from fedsim.federation.malicious import ATTACKS, Attack, MaliciousSpec
+from fedsim.federation.malicious import ATTACKS, MaliciousSpec
 from fedsim.learning.models import Logistic
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
+from fedsim.toolbox.attacks import Attack
 from tests.learning.small import federation, learning
 from tests.strategies.clustered import played, ran, world
 
