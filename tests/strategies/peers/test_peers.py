@@ -15,7 +15,7 @@ from fedsim.errors import ScenarioError, SimulationError
 from fedsim.executors.inline import Inline
 from fedsim.running.runner import Job
 from fedsim.testing import ScenarioTables, StrategyContract, assert_sound, quiet_world
-from fedsim.toolbox.peers.rounds import Graphs, Topology, mixing_weight
+from fedsim.toolbox.peers.rounds import Topology
 from fedsim.training import Training
 
 Models = np.ndarray[Any, Any]
@@ -86,14 +86,13 @@ def test_gossip_without_training_leaves_the_mean_and_brings_models_together() ->
 
 
 def test_graphs_change_when_they_are_said_to() -> None:
-    def rng(purpose: str, *ids: int) -> np.random.Generator:
-        return np.random.default_rng(ids)
-
-    graphs = Graphs(Topology(kind="random-regular", parameters={"d": 3}, every=2), 12)
-    drawn = [graphs.in_round(number, rng) for number in range(4)]
+    topology = {"kind": "random-regular", "parameters": {"d": 3}, "every": 2}
+    run = fedsim.Simulation(fedsim.Scenario(**peers({"kind": "d-psgd", "topology": topology}, 12, 1))).installed
+    half, device = run.strategy._half, run.server.peer(0)
+    drawn = [half.neighbours(device, number) for number in range(4)]
     assert drawn[0] == drawn[1] != drawn[2] == drawn[3]
     assert all(len(neighbours) == 3 for neighbours in drawn[0])
-    assert mixing_weight(drawn[0], 0, drawn[0][0][0]) == 1 / 4
+    assert half.weight(device, 0, drawn[0][0][0], 3) == 1 / 4
     torus = Topology(kind="torus", parameters={"m": 3, "n": 4}).graph(12, 0)
     assert networkx.is_isomorphic(torus, networkx.grid_2d_graph(3, 4, True))
 
