@@ -52,10 +52,9 @@ def build_world(
     availability = bounded(spec.paths(streams, None), devices.arrival, devices.departure)
     messages = Messages(simulation, net, sections.network.edge_servers, _ignore)
     compute = Compute(streams, spec.jitters(streams, None), spec.slow_phases, spec.devices)
-    tasks = TaskRunner(simulation, devices, availability, compute, net, 1, lambda task: (), _ignore, None, messages, spec.host)
+    tasks = TaskRunner(messages, devices, availability, compute, 1, lambda task: (), _ignore, None, spec.host)
     Lifetimes(simulation, devices.arrival, devices.departure, availability, _ignore)
-    parts = (capacity, devices, compute, net, tasks, messages)
-    return Processes(sections.world.processes, simulation, streams, *parts, _ignore).world
+    return Processes(sections.world.processes, streams, capacity, tasks, _ignore).world
 
 
 def _ignore(_: object) -> None:  # no server hears of it

@@ -14,6 +14,7 @@ Events of one instant are processed by priority, and those of one priority as th
 
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, wait
+from functools import partial
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any
@@ -39,9 +40,9 @@ class Alarm(Event):
 
     _ok, _value = True, None  # it has been triggered
 
-    def __init__(self, env: "Environment", name: Name, when: float, ring: Callable[[], object], callback: Any) -> None:
+    def __init__(self, env: "Environment", name: Name, when: float, ring: Callable[[], object]) -> None:
         self.env = env  # what ``Event.__init__`` does
-        self.callbacks = [callback]
+        self.callbacks = [_ring]
         self.name, self.when = name, when
         self.ring: Callable[[], object] | None = ring
 
@@ -55,12 +56,8 @@ def _ring(alarm: Any) -> None:
     ring()
 
 
-def _ring_unnamed(alarm: Any) -> None:
-    """Nobody knows an unnamed alarm, so that it can be used again."""
-    ring, alarm.ring = alarm.ring, None
-    alarm.callbacks = [_ring_unnamed]
-    alarm.env.unnamed.append(alarm)
-    ring()
+def _is_cancelled(event: Event) -> bool:
+    return type(event) is Alarm and event.ring is None
 
 
 class Join(Event):
@@ -83,11 +80,11 @@ class Join(Event):
 
     def resolve(self) -> None:
         """Fire with the value or the exception of the work, which is done."""
-        error = self.work.exception()
+        error: Any = self.work.exception()
         if error is None:
             self.succeed(self.work.result())
         else:
-            self.fail(error)  # type: ignore[arg-type]
+            self.fail(error)
 
 
 class Environment(simpy.Environment):
@@ -107,35 +104,25 @@ class Environment(simpy.Environment):
         self.pending: tuple[Future[Any], Callable[[], None]] | None = None
         self.handling = False
         self.moved: Callable[[float], None] | None = None
-        self.unnamed: list[Alarm] = []
         self._schedule: list[Any] = self._queue
         self._room = _ROOM
 
     def peek(self) -> float:
         """The time of the next event (s), cancelled alarms aside; infinity if there is none."""
         schedule = self._schedule
-        while schedule:
-            when, _, _, event = schedule[0]
-            if type(event) is not Alarm or event.ring is not None:
-                return when  # type: ignore[no-any-return]
+        while schedule and _is_cancelled(schedule[0][3]):
             heappop(schedule)
-        return inf
+        return schedule[0][0] if schedule else inf
 
     def advance(self) -> float:
         """Process the events that are due now, or up to the first that joins real work, which is left ``pending``.
 
         Returns the time of the next event (s).
         """
-        schedule, step, now = self._schedule, super().step, self.now
-        while schedule:
-            when, _, _, event = schedule[0]
-            if type(event) is Alarm and event.ring is None:
-                heappop(schedule)
-            elif when > now or self.pending is not None:
-                return when  # type: ignore[no-any-return]
-            else:
-                step()
-        return inf
+        step, now = super().step, self.now
+        while (when := self.peek()) <= now and self.pending is None:
+            step()
+        return when
 
     def step(self) -> None:
         """Process the next event, and wait for the real work that it joins."""
@@ -152,30 +139,22 @@ class Environment(simpy.Environment):
         """Call ``ring`` at the absolute time ``when`` (s, not before now)."""
         if when < (now := self.now):
             raise ValueError(f"an alarm at {when!r} s cannot be set at {now!r} s")
-        alarm = Alarm(self, name, when, ring, _ring)
+        alarm = Alarm(self, name, when, ring)
         heappush(self._queue, (when, priority, next(self._eid), alarm))
         return alarm
 
     def call(self, ring: Callable[[], object], priority: EventPriority = NORMAL) -> None:
         """Call ``ring`` in this instant, after what is scheduled in it already with the same priority."""
-        now = self.now
-        if self.unnamed:
-            alarm = self.unnamed.pop()
-            alarm.when, alarm.ring = now, ring
-        else:
-            alarm = Alarm(self, _UNNAMED, now, ring, _ring_unnamed)
-        heappush(self._queue, (now, priority, next(self._eid), alarm))
+        self.at(_UNNAMED, self.now, ring, priority)
 
     def alarms(self) -> Iterator[Event]:
         """The events to come, cancelled alarms aside, in the order in which they will be processed."""
-        for *_, event in sorted(self._schedule, key=lambda entry: entry[:3]):
-            if type(event) is not Alarm or event.ring is not None:
-                yield event
+        return (entry[3] for entry in sorted(self._schedule, key=lambda entry: entry[:3]) if not _is_cancelled(entry[3]))
 
     def trim(self) -> None:
         """Drop cancelled alarms if they are half of a long schedule."""
         if len(self._schedule) > self._room:
-            self._schedule[:] = [entry for entry in self._schedule if type(entry[3]) is not Alarm or entry[3].ring is not None]
+            self._schedule[:] = [entry for entry in self._schedule if not _is_cancelled(entry[3])]
             heapify(self._schedule)
             self._room = max(_ROOM, 2 * len(self._schedule))
 
@@ -189,12 +168,8 @@ class Environment(simpy.Environment):
         """The result of ``work`` at this very instant."""
         join = Join(self, work)
         if self.active_process is not None:
-            self.call(lambda: self.wait_for(work, join.resolve), JOIN)
+            self.call(partial(setattr, self, "pending", (work, join.resolve)), JOIN)
         return join
-
-    def wait_for(self, work: "Future[Any]", go_on: Callable[[], None]) -> None:
-        """Process no event before ``work`` is done, and ``go_on`` then."""
-        self.pending = work, go_on
 
 
 __all__ = [

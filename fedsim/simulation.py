@@ -186,11 +186,8 @@ class Simulation:
     def record(self, kind: str, fields: dict[str, Any]) -> None:
         """Record an event whose fields are a dict already; it is kept as it is, and not copied."""
         record = _make_record(Record, (self.now, kind, fields))
-        for sink in self._sinks:
+        for sink in (*self._sinks, *self._sinks_of.get(kind, ())):
             sink(record)
-        if kind in self._sinks_of:
-            for sink in self._sinks_of[kind]:
-                sink(record)
         if self._watched is not None:
             self._watched.append(record)
 
@@ -236,10 +233,6 @@ class Simulation:
             found.append((*event.name, event.when))
         return found
 
-    def expected(self) -> Iterator[str]:
-        """The kind of each alarm to come."""
-        return (event.name[0] for event in self.env.alarms() if isinstance(event, Alarm))
-
     # What a person uses.
 
     async def run(self) -> str:
@@ -260,8 +253,17 @@ class Simulation:
         """Carry out instant after instant; yields between two of them, often enough to keep the event loop alive."""
         try:
             with _rare_collections():
-                async for _ in self._play():
-                    yield
+                breath, instants = time.perf_counter(), 0
+                while await self._goes_on():
+                    instants += 1
+                    if self._watched or instants >= _INSTANTS_A_LOOK:
+                        instants = 0
+                        yield
+                        self.env.trim()
+                        if time.perf_counter() - breath > _BREATH_S:
+                            await asyncio.sleep(0)
+                            breath = time.perf_counter()
+                    self.env.step()  # to the next instant
                 self._over = True  # no message is handled any more
                 for final in (lambda: None, *self._finals):  # the first event is that of the end itself
                     final()
@@ -272,42 +274,28 @@ class Simulation:
             for close in self._closers:
                 close()
 
-    async def _play(self) -> AsyncIterator[None]:
-        env = self.env
-        breath, instants = time.perf_counter(), 0
-        while True:
+    async def _goes_on(self) -> bool:
+        """Bring this instant to its end; returns whether another one follows."""
+        env, due = self.env, self.env.advance()
+        while env.pending is not None:
+            (work, go_on), env.pending = env.pending, None
+            with suppress(Exception):  # it is raised where it is joined
+                await asyncio.wrap_future(work)
+            go_on()
             due = env.advance()
-            if env.pending is None:
-                if self._between:
-                    self.settled = True
-                    while self._between:
-                        self._between.pop(0)()
-                    self.settled = False
-                if self._interrupted:
-                    self.stop("interrupted")
-                if self.stopped is not None:
-                    return
-                instants += 1
-                if self._watched or instants >= _INSTANTS_A_LOOK:
-                    instants = 0
-                    if self._watched:
-                        yield
-                    env.trim()
-                    if time.perf_counter() - breath > _BREATH_S:
-                        await asyncio.sleep(0)
-                        yield
-                        breath = time.perf_counter()
-                if due == math.inf or (self.idle is not None and self.idle()):
-                    return
-                if due > CLOCK_END_S:
-                    self.stop(f"the end of the clock ({CLOCK_END_S:g} s)")
-                    return
-                env.step()  # to the next instant
-            while env.pending is not None:
-                (work, go_on), env.pending = env.pending, None
-                with suppress(Exception):  # it is raised where it is joined
-                    await asyncio.wrap_future(work)
-                go_on()
+        if self._between:
+            self.settled = True
+            while self._between:
+                self._between.pop(0)()
+            self.settled = False
+        if self._interrupted:
+            self.stop("interrupted")
+        if self.stopped is not None or due == math.inf or (self.idle is not None and self.idle()):
+            return False
+        if due > CLOCK_END_S:
+            self.stop(f"the end of the clock ({CLOCK_END_S:g} s)")
+            return False
+        return True
 
     def _handle(self, handler: Generator[Any, None, None]) -> None:
         """Go on with a handler, to its end or its next wait."""
@@ -320,7 +308,7 @@ class Simulation:
             return
         finally:
             self.env.handling = False
-        self.env.wait_for(waited.work, partial(self._handle, handler))
+        self.env.pending = waited.work, partial(self._handle, handler)
 
 
 def _raise_failure(process: simpy.events.Event) -> None:

@@ -54,8 +54,6 @@ async def long(self, *_):
         time.sleep(0.01)
 
 fedsim.federation.dispatch.Dispatch.start = long
-from fedsim.cli import main
-main()
 """
 LONG_TRAINING = """
 import time
@@ -76,8 +74,6 @@ def slow(self, function, *args):
     return submit(self, long, *args)
 
 Simulation.submit = slow
-from fedsim.cli import main
-main()
 """
 LONG_BUILDING = """
 import time
@@ -89,8 +85,6 @@ def long(*_, **__):
         time.sleep(0.01)
 
 fedsim.running.runner.Simulation = long
-from fedsim.cli import main
-main()
 """
 
 
@@ -111,6 +105,7 @@ def test_a_signal_takes_effect_within_seconds(program: str, said: str, number: s
 def interrupted(program: str, number: signal.Signals, sections: dict[str, Any], place: Path, *options: str) -> str:
     """What a run says on stderr that gets a signal when it has begun something long."""
     (place / "s.toml").write_text(tomli_w.dumps(sections))
+    program += "from fedsim.cli import main\nmain()\n"
     command = [sys.executable, "-c", program, "run", str(place / "s.toml"), "--out", str(place / "out"), "--quiet", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

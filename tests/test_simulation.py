@@ -39,13 +39,12 @@ def test_a_sink_may_want_some_kinds_alone() -> None:
     assert (some, every) == ([0, 2, 3], [0, 1, 2, 3])
 
 
-class TestGrid:
-    def test_sums_of_grid_times_are_exact_in_any_order(self) -> None:
-        parts = [on_grid(x) for x in (0.1, 0.2, 0.3, 1 / 3, 1e-9, 86400.1)]
-        assert sum(parts) == sum(reversed(parts)) == sum(sorted(parts))
-        assert on_grid(10.0 + 1e-9) > 10.0
-        assert all(on_grid_after(x) >= x for x in (0.0, 1 / 3, 1e-12, 12345.678))
-        assert on_grid(math.inf) == on_grid_after(math.inf) == math.inf
+def test_sums_of_grid_times_are_exact_in_any_order() -> None:
+    parts = [on_grid(x) for x in (0.1, 0.2, 0.3, 1 / 3, 1e-9, 86400.1)]
+    assert sum(parts) == sum(reversed(parts)) == sum(sorted(parts))
+    assert on_grid(10.0 + 1e-9) > 10.0
+    assert all(on_grid_after(x) >= x for x in (0.0, 1 / 3, 1e-12, 12345.678))
+    assert on_grid(math.inf) == on_grid_after(math.inf) == math.inf
 
 
 class TestClock:

@@ -14,6 +14,7 @@ import numpy as np
 
 from fedsim.checkpoint import CheckpointSpec, store
 from fedsim.checkpoint.codec import Arrays, Encoder, decode
+from fedsim.energy.batteries import Load
 from fedsim.errors import CheckpointError
 from fedsim.federation.client import Instruction, PreviousResult
 from fedsim.federation.client_side import TaskContext
@@ -24,7 +25,6 @@ from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Ref, Trained
 from fedsim.simulation import Record
 from fedsim.training import Contrast, Limit, Part, Training
-from fedsim.world.batteries import Load
 from fedsim.world.messages import NOT_SAVED as NOT_SAVED_OF_MESSAGES
 from fedsim.world.messages import Message
 from fedsim.world.network.flows import Flow

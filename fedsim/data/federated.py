@@ -34,7 +34,6 @@ class TokenShape(tuple[int, ...]):
 
     @classmethod
     def of(cls, shape: tuple[int, ...], vocabulary: int, answers: TokenAnswers = "one") -> "TokenShape":
-        """The shape of samples of tokens out of a vocabulary."""
         made = cls(shape)
         made.vocabulary, made.answers = vocabulary, answers
         return made
@@ -89,7 +88,7 @@ class Shard:
         quarter_turns: images are rotated by this many quarter turns, counter-clockwise.
         label_map: new label of each class, int64 [C].
         augment_seed: sample j of ``train`` is augmented by the draw (augment_seed, j).
-        flips: whether its device takes the label l of a training sample, as it sees it, for C - 1 - l.
+        flips: its device takes the label l of a training sample, as it sees it, for C - 1 - l.
     """
 
     train: Index
@@ -106,9 +105,8 @@ class FederatedData:
 
     Attributes:
         shards: version 0 of each device's shard; the position is the device.
-        truth: the true group of the data that each device holds *now*, where the generator knows it, int64 [devices];
-            ``NO_GROUP`` where a shift left data of none of the groups. A copy of what is given, changed in place by the
-            rules of ``fedsim.data.shifts``: copy it to keep it. No strategy ever sees it.
+        truth: the true group of the data that each device holds *now*, where the generator knows it, int64 [devices], or
+            ``NO_GROUP``. A copy of what is given, changed in place by the rules of ``fedsim.data.shifts``. No strategy sees it.
         flipping: devices that turn their training labels around, whatever data they come to hold.
         initial_truth: ``truth`` as it was before any shift.
     """
@@ -169,7 +167,7 @@ class FederatedData:
 
     def test_targets(self, shard: Shard) -> NDArray[Any]:
         """The target of each test sample, [m, ...]."""
-        return self._labels(shard, shard.test) if self.pool.targets is None else self.pool.targets[shard.test]
+        return self.test_labels(shard) if self.pool.targets is None else self.pool.targets[shard.test]
 
     def train_labels(self, shard: Shard) -> NDArray[np.int64]:
         """The label of each training sample as the device sees it; int64 [n]."""
@@ -250,17 +248,14 @@ class Dataset:
 
     @property
     def all(self) -> Index:
-        """All samples."""
         return np.arange(len(self.pool.y), dtype=np.int32)
 
     @property
     def train(self) -> Index:
-        """The published training samples."""
         return self.all[: self.train_size]
 
     @property
     def test(self) -> Index:
-        """The published test samples."""
         return self.all[self.train_size :]
 
     def by_class(self, index: Index) -> list[Index]:

@@ -59,11 +59,6 @@ def require_classes(key: str, value: int, classes: int, name: str) -> None:
         raise ScenarioError(f"data.partition.{key} is {value}; '{name}' has {classes} classes, so 1 to {classes} are allowed")
 
 
-def cut(index: Index, counts: NDArray[np.int64]) -> list[Index]:
-    """``index`` cut into consecutive parts of the given lengths."""
-    return np.split(index, np.cumsum(counts)[:-1])
-
-
 def deal_evenly(index: Index, devices: int, generator: np.random.Generator) -> list[Index]:
     """``index`` shuffled and cut into parts whose sizes differ by at most one, one a device."""
     return np.array_split(generator.permutation(index), devices)
@@ -72,7 +67,7 @@ def deal_evenly(index: Index, devices: int, generator: np.random.Generator) -> l
 def gather(owner: NDArray[np.int64], index: Index, devices: int) -> list[Index]:
     """The entries of ``index`` that each device owns, in their order. ``owner`` is [n], of 0..devices-1."""
     order = np.argsort(owner, kind="stable")
-    return cut(index[order], np.bincount(owner, minlength=devices))
+    return np.split(index[order], np.bincount(owner, minlength=devices).cumsum()[:-1])
 
 
 def hold_out_tenths(
@@ -80,16 +75,14 @@ def hold_out_tenths(
 ) -> FederatedData:
     """Shards whose samples are shuffled and cut into floor(0.9 n) for training and the rest for testing (FedProx)."""
     shuffled = [streams.generator("world/data/hold-out", device).permutation(index) for device, index in enumerate(held)]
-    parts = [np.split(index, [len(index) * 9 // 10]) for index in shuffled]
-    return federated(dataset, [train for train, _ in parts], [test for _, test in parts], truth)
+    train, test = zip(*(np.split(index, [len(index) * 9 // 10]) for index in shuffled), strict=True)
+    return federated(dataset, train, test, truth)
 
 
 def deal_test_alike(dataset: Dataset, train: Sequence[Index], streams: Streams) -> list[Index]:
-    """The published test samples, dealt so that each device is tested on the labels that it trains on.
+    """The published test samples, each to one device, in proportion to how many training samples of its class the devices hold.
 
-    The test samples of a class go to the devices in proportion to how many training samples of it they hold. Each goes to
-    exactly one device, so that pooled over the devices the score is that on the published test set; only classes on which
-    nobody trains are left out. Where test samples are scarcer than devices, some devices get none.
+    Classes on which nobody trains are left out. Where test samples are scarcer than devices, some devices get none.
     """
     devices, parts = len(train), dataset.by_class(dataset.test)
     held = np.array([np.bincount(dataset.pool.y[index], minlength=len(parts)) for index in train])
@@ -103,8 +96,7 @@ def deal_test_alike(dataset: Dataset, train: Sequence[Index], streams: Streams) 
 def _proportional(held: NDArray[np.int64], available: NDArray[np.int64]) -> NDArray[np.int64]:
     """Whole numbers [devices, C] in proportion to ``held`` within each class, whose columns sum to ``available`` [C].
 
-    What rounding leaves over in a class goes to those who have been rounded down most so far, so that totals over the
-    classes are in proportion too, and small shares do not all vanish.
+    What rounding leaves over in a class goes to those who have been rounded down most so far: totals are in proportion too.
     """
     given = np.zeros_like(held)
     owed = np.zeros(len(held))
@@ -154,7 +146,7 @@ class SyntheticSizes(Partition):
         return draws.astype(np.int64) + self.least
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        return hold_out_tenths(dataset, cut(dataset.all, self.sizes(devices, streams)), streams)
+        return hold_out_tenths(dataset, np.split(dataset.all, self.sizes(devices, streams).cumsum()[:-1]), streams)
 
 
 _TOOLS = "fedsim.toolbox.partitions"

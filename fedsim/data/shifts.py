@@ -43,9 +43,7 @@ class Occasions(Spec):
 
     def has_round(self, number: int) -> bool:
         """Whether round ``number`` begins with an occasion."""
-        if self.every_rounds is not None:
-            return number % self.every_rounds == 0
-        return self.rounds is not None and number in self.rounds
+        return number % self.every_rounds == 0 if self.every_rounds is not None else number in (self.rounds or [])
 
     def time(self, index: int) -> float | None:
         """The time (s) of the ``index``-th timed occasion; None if there are not so many."""

@@ -88,9 +88,7 @@ class DataSpec(Spec):
     def build(self, devices: int, streams: Streams) -> FederatedData:
         """Load the source and deal it out to so many devices; draws come from the streams ``world/data/...``.
 
-        Raises:
-            ScenarioError: the partition cannot serve so many devices, or does not fit the source.
-            DataError: files are missing, truncated or malformed.
+        ``ScenarioError`` if the partition cannot serve so many or does not fit the source; ``DataError`` for wrong files.
         """
         if self.pooled_from is not None and devices != 1:
             raise ScenarioError(

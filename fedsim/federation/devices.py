@@ -16,8 +16,8 @@ from fedsim.world.network.endpoints import Direction
 
 if TYPE_CHECKING:
     from fedsim.learning import Learner
-    from fedsim.world.batteries import Batteries
     from fedsim.world.population import Population
+    from fedsim.world.task import Power
 
 
 class Device:
@@ -135,7 +135,7 @@ class Devices:
     ) -> None:
         self.population, self.learner, self.label_counts, self.sizes = population, learner, label_counts, sizes
         self.model_s: Callable[[int, Direction], float]  # these three are set when they are known
-        self.batteries: Batteries | None = None
+        self.batteries: Power | None = None
         self.link_of: Callable[[int], str | None] = lambda _: None
         self.states: dict[int, dict[str, Any]] = {}  # what each device remembers
         self.used_versions: dict[int, int] = {}  # of its data, on which each last computed for a task; absent: the first

@@ -93,7 +93,7 @@ class Dispatch:
 
         def model_s(device: int, way: Direction) -> float:
             wire = self.down if way == "down" else self.up
-            return tasks.nominal_s(device, way, wire.model_bytes + self.learner.state_bytes) + wire.model_s
+            return tasks.network.nominal_s(device, way, wire.model_bytes + self.learner.state_bytes) + wire.model_s
 
         self.devices.model_s = model_s
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 from fedsim.data.partitions import PARTITIONS
 from fedsim.data.shifts import SHIFTS
 from fedsim.data.sources import SOURCES
+from fedsim.energy.batteries import CHARGINGS
 from fedsim.energy.spec import TITLES, preset_figures
 from fedsim.errors import ScenarioError, nearest
 from fedsim.executors.named import EXECUTORS
@@ -32,7 +33,6 @@ from fedsim.strategies.parts.server import OPTIMISERS
 from fedsim.toolbox.clustering.algorithms import CLUSTERERS
 from fedsim.toolbox.worlds.regions import cloud_facts
 from fedsim.world.availability import AVAILABILITIES
-from fedsim.world.charging import CHARGINGS
 from fedsim.world.device_kinds import CAPACITIES, LINKS, Figure, figures
 from fedsim.world.device_kinds import catalogue as kinds_of_devices
 from fedsim.world.distributions import SPEEDS

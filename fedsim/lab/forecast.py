@@ -53,7 +53,7 @@ def nominal_lines(run: Run) -> list[str]:
     down_bytes, up_bytes = (wire.model_bytes + learner.state_bytes for wire in (dispatch.down, dispatch.up))
 
     def nominal(direction: Literal["down", "up"], count: float) -> Floats:
-        return np.array([run.tasks.nominal_s(device, direction, count, near=params.at_edges) for device in looked_at])
+        return np.array([run.network.nominal_s(device, direction, count, near=params.at_edges) for device in looked_at])
 
     down, up = nominal("down", down_bytes), nominal("up", up_bytes)
     lines = [

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.energy.batteries import Powered
 from fedsim.errors import ScenarioError
 from fedsim.evaluation.evaluator import Evaluator, WorldView
 from fedsim.federation.client import RunInfo
@@ -29,7 +30,6 @@ from fedsim.streams import Streams
 from fedsim.training import CutBy
 from fedsim.world import columns
 from fedsim.world.availability import changes, one_by_one, spans_of
-from fedsim.world.batteries import Powered
 from fedsim.world.compute import Compute
 from fedsim.world.device_kinds import Capacity, Rooflines, estimates
 from fedsim.world.life import TaskRunner
@@ -109,16 +109,14 @@ class Run:
         self.messages = Messages(simulation, self.network, scenario.network.edge_servers, dispatch.on_edge_lost)
         compute = Compute(streams, spec.jitters(streams, root), spec.slow_phases, spec.devices)
         self.tasks = TaskRunner(
-            simulation,
+            self.messages,
             self.population,
             availability,
             compute,
-            self.network,
             scenario.training.batch_size,
             client_side.next_steps,
             dispatch.on_task_end,
             batteries,
-            self.messages,
             spec.host,
         )
         setting, strategy = self._setting(capacity), strategy_class(scenario.strategy.kind)
@@ -131,8 +129,7 @@ class Run:
             scenario.drift.check(self.data)
             self.drift = Drift(scenario.drift, self.data, dispatch, self.present)
         self.capacity = capacity
-        world = (capacity, self.population, compute, self.network, self.tasks, self.messages)
-        self.processes = Processes(scenario.world.processes, simulation, streams, *world, dispatch.on_switched_on)
+        self.processes = Processes(scenario.world.processes, streams, capacity, self.tasks, dispatch.on_switched_on)
         begin_round = None if self.drift is None else self.drift.begin_round
         dispatch.connect(self.tasks, self.messages, self.strategy, client, begin_round)
         scenario.strategy.check_samples(int(self.samples.max()))

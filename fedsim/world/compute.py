@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from heapq import heappop, heappush
 from typing import Annotated, Any
 
 import numpy as np
@@ -46,9 +45,7 @@ class Compute:
     """The clockwork of local training; draws from ``world/jitter``, ``world/jitter/task`` and ``world/slow``.
 
     ``jitter`` is the coefficient of variation of an epoch's time (lognormal, mean 1), one for all or float64 [devices].
-
-    Attributes:
-        reach_s: how far to look ahead at first (s); what ends later is mostly never waited for.
+    ``reach_s`` is how far to look ahead at first (s): what ends later is mostly never waited for.
     """
 
     def __init__(self, streams: Streams, jitter: float | Floats, slow: SlowPhases | None, devices: int) -> None:
@@ -74,16 +71,12 @@ class Compute:
         horizon: float = math.inf,
         task: int | None = None,
     ) -> list[float]:
-        """When each of ``epochs`` epochs ends (absolute seconds on the clock's grid), begun at ``start`` back to back.
+        """When each of ``epochs`` epochs of ``epoch_s`` at full speed ends (s, on the grid), begun at ``start`` back to back.
 
+        Epochs that would begin at or after ``limit`` (s) are left out. Nothing after ``horizon`` (s) matters: epochs that would
+        begin later are left out but for one, and an end beyond it or the limit may be any time beyond. ``task``, how many tasks
+        the device was given before, names the jitter instead of the instants at which epochs begin.
         ``SimulationError``: the device would go through too many slow phases on the way.
-
-        Args:
-            epoch_s: time of an undisturbed epoch at full speed (s).
-            limit: epochs that would begin at or after this time are left out (s).
-            horizon: nothing after this time matters (s): epochs that would begin later are left out too, but for one, and an
-                end beyond this time or the limit may be any time beyond.
-            task: names the jitter instead of the instants at which epochs begin: how many tasks the device was given before.
         """
         horizon = min(limit, horizon)
         if self._sigma.item(device) == 0.0 and self._phases is None:
@@ -102,10 +95,10 @@ class Compute:
 
     @staticmethod
     def adapt(start: float, ends: list[float], limit: float) -> list[float]:
-        """The epochs that a device begins which watches its own clock (CATA-Fed's adaptive local update, its Eq. 8).
+        """The epochs that a device begins which watches its own clock (CATA-Fed's Eq. 8); all would end at ``ends`` (s).
 
         The first begins at ``start`` (s) in any case; another one only if the mean of the finished ones fits into what is left
-        until ``limit`` (s), to some ticks. Back to back they would end at ``ends`` (s).
+        until ``limit`` (s), to some ticks.
         """
         begun = min(1, len(ends))
         while begun < len(ends) and (ends[begun - 1] - start) * (begun + 1) / begun <= limit - start + _TIE_S:
@@ -124,7 +117,6 @@ class Compute:
         return math.exp(sigma * normal - sigma**2 / 2)
 
     def _finish(self, device: int, start: float, work_s: float, horizon: float) -> float:
-        """When ``work_s`` seconds of work at full speed are done, begun at ``start``; past ``horizon`` any later time."""
         if self._phases is None:
             return start + on_grid(work_s)
         self._phases.check_walk(device, start, min(horizon, start + work_s / self._mean_rate))
@@ -140,7 +132,6 @@ class Compute:
 
 
 def _sigmas(jitter: Floats) -> Floats:
-    """Of the lognormal factors with these coefficients of variation."""
     values, which = np.unique(jitter, return_inverse=True)
     return np.array([math.sqrt(math.log1p(value**2)) for value in values.tolist()])[which]
 
@@ -215,12 +206,11 @@ class _Computing:
 
 @dataclass(slots=True)
 class _Cores:
-    """A host's cores: ``served`` until the time ``at`` (s), to each of so many that are ``running``."""
+    """A host's cores: ``served`` until the time ``at`` (s), to each of the running ``jobs``, by their tasks' numbers."""
 
     at: float = 0.0
     served: float = 0.0
-    running: int = 0
-    ends: list[tuple[float, int]] = field(default_factory=list)  # heap of ends and tasks; some are out of date
+    jobs: dict[int, _Computing] = field(default_factory=dict)
     alarm: Alarm | None = None
 
 
@@ -230,12 +220,9 @@ class Hosts:
     def __init__(self, simulation: Simulation, spec: HostSpec, through: Callable[[Task], None]) -> None:
         self._simulation, self._spec, self._through = simulation, spec, through
         self._cores: dict[int, _Cores] = {}
-        self._jobs: dict[int, _Computing] = {}
         self._used: dict[int, float] = {}  # seconds of a core that running steps have had in computations that are through
         self._changed: dict[int, None] = {}
         self._pools: dict[int, simpy.Resource] = {}
-
-    # Workers.
 
     def admit(self, task: Task) -> tuple[TaskStep, ...]:
         """Ask for a worker; returns the steps that come before the task's own: the queue for it, and its start-up."""
@@ -243,104 +230,89 @@ class Hosts:
         return start_up if self._spec.slots == math.inf or self._take_worker(task) else (Queue(), *start_up)
 
     def _take_worker(self, task: Task) -> bool:
-        host = task.device % self._spec.number
+        host = self._host(task)
         if host not in self._pools:
             self._pools[host] = simpy.Resource(self._simulation.env, int(self._spec.slots))
         return task.request("worker", self._pools[host])
 
-    # Cores.
-
     def compute(self, task: Task, seconds: float) -> None:
         """Begin a computation that takes ``seconds`` at full speed."""
-        cores = self._changing(task)
-        job = self._jobs[task.id] = _Computing(task, cores.served, cores.served + seconds)
-        heappush(cores.ends, (job.end, task.id))
-        cores.running += 1
+        cores = self._advanced(self._host(task), changes=True)
+        cores.jobs[task.id] = _Computing(task, cores.served, cores.served + seconds)
 
     def is_due(self, task: Task) -> bool:
         """Whether the running computation ought to be through now, but for the rounding of times."""
-        job = self._jobs.get(task.id)
+        job = self._job(task)
         if job is None:
             return False
-        cores = self._advanced(task.device % self._spec.number)
-        return job.end - cores.served <= self._spec.rate(cores.running) * tie_s(self._simulation.now)
+        cores = self._advanced(self._host(task))
+        return job.end - cores.served <= self._spec.rate(len(cores.jobs)) * tie_s(self._simulation.now)
 
     def stop(self, task: Task) -> bool:
         """End the computation that runs, if one does; returns whether one did."""
-        job = self._jobs.pop(task.id, None)
+        job = self._job(task)
         if job is not None:
-            cores = self._changing(task)
-            cores.running -= 1
+            cores = self._advanced(self._host(task), changes=True)
+            del cores.jobs[task.id]
             self._used[task.id] = self._used.get(task.id, 0.0) + cores.served - job.begun
         return job is not None
 
     def stretch(self, task: Task, factor: float) -> None:
         """The rest of the running computation takes ``factor`` times as long."""
-        job = self._jobs.get(task.id)
+        job = self._job(task)
         if job is not None:
-            cores = self._changing(task)
-            job.end = cores.served + (job.end - cores.served) * factor
-            heappush(cores.ends, (job.end, task.id))
+            served = self._advanced(self._host(task), changes=True).served
+            job.end = served + (job.end - served) * factor
 
     def used_s(self, task: Task) -> float:
         """Seconds of a core that the step which ends has had."""
         return self._used.pop(task.id, 0.0)
 
-    def _advanced(self, host: int) -> _Cores:
+    def _host(self, task: Task) -> int:
+        return task.device % self._spec.number
+
+    def _job(self, task: Task) -> _Computing | None:
+        cores = self._cores.get(self._host(task))
+        return None if cores is None else cores.jobs.get(task.id)
+
+    def _advanced(self, host: int, *, changes: bool = False) -> _Cores:
+        """The cores of a host as of now; where something ``changes`` the alarm is set when this instant is over."""
+        if changes:
+            if not self._changed:
+                self._simulation.unsettle(self._solve)
+            self._changed[host] = None
         cores = self._cores.setdefault(host, _Cores(self._simulation.now))
-        if cores.running:
-            cores.served += (self._simulation.now - cores.at) * self._spec.rate(cores.running)
+        if cores.jobs:
+            cores.served += (self._simulation.now - cores.at) * self._spec.rate(len(cores.jobs))
         cores.at = self._simulation.now
         return cores
 
-    def _changing(self, task: Task) -> _Cores:
-        host = task.device % self._spec.number
-        self._note_change(host)
-        return self._advanced(host)
-
-    def _note_change(self, host: int) -> None:
-        if not self._changed:
-            self._simulation.unsettle(self._solve)
-        self._changed[host] = None
-
     def _solve(self) -> None:
-        """Set the alarms of hosts on which something has begun or ended in this instant."""
         changed, self._changed = self._changed, {}
         for host in changed:
             cores = self._advanced(host)
-            while cores.ends and not self._is_current(*cores.ends[0]):
-                heappop(cores.ends)
             if cores.alarm is not None:
                 cores.alarm.cancel()
                 cores.alarm = None
-            if cores.ends:
-                left = max(0.0, cores.ends[0][0] - cores.served) / self._spec.rate(cores.running)
-                self.rearm("host", host, on_grid_after(cores.at + left))
+            if cores.jobs:
+                left = max(0.0, min(job.end for job in cores.jobs.values()) - cores.served)
+                self.rearm("host", host, on_grid_after(cores.at + left / self._spec.rate(len(cores.jobs))))
             else:
                 cores.served = 0.0
 
-    def _is_current(self, end: float, task_id: int) -> bool:
-        return task_id in self._jobs and self._jobs[task_id].end == end
-
     def _ring(self, host: int) -> None:
-        cores = self._advanced(host)
+        cores = self._advanced(host, changes=True)
         cores.alarm = None
-        limit, through = cores.served + self._spec.rate(cores.running) * TICK_S / 2, []
-        while cores.ends and cores.ends[0][0] <= limit:
-            entry = heappop(cores.ends)
-            if self._is_current(*entry):
-                through.append(self._jobs[entry[1]].task)
-        for task in sorted(through, key=lambda task: task.id):
-            self.stop(task)
-            self._through(task)
-        self._note_change(host)
-
-    # Snapshots, between two instants.
+        limit = cores.served + self._spec.rate(len(cores.jobs)) * TICK_S / 2
+        for _, job in sorted(cores.jobs.items()):
+            if job.end <= limit:
+                self.stop(job.task)
+                self._through(job.task)
 
     def snapshot(self, running: Mapping[int, Task]) -> dict[str, Any]:
         pools = {host: in_line("worker", pool, running) for host, pool in self._pools.items()}
         cores = {host: [cores.at, cores.served] for host, cores in self._cores.items()}
-        jobs = {task_id: [job.begun, job.end] for task_id, job in self._jobs.items()}
+        jobs = {task_id: [job.begun, job.end] for cores in self._cores.values() for task_id, job in cores.jobs.items()}
         return {"cores": cores, "jobs": jobs, "used": self._used, "pools": pools}
 
     def restore(self, state: Mapping[str, Any], running: Mapping[int, Task]) -> None:
@@ -348,10 +320,8 @@ class Hosts:
         self._used = state["used"]
         self._cores = {host: _Cores(*saved) for host, saved in state["cores"].items()}
         for task_id, saved in state["jobs"].items():
-            job = self._jobs[task_id] = _Computing(running[task_id], *saved)
-            cores = self._cores[job.task.device % self._spec.number]
-            heappush(cores.ends, (job.end, task_id))
-            cores.running += 1
+            task = running[task_id]
+            self._cores[self._host(task)].jobs[task_id] = _Computing(task, *saved)
         for waiting in state["pools"].values():
             for task_id in waiting:
                 self._take_worker(running[task_id])

@@ -88,18 +88,12 @@ class DeviceKind(Spec):
         return self
 
     @property
-    def processor(self) -> Processor:
-        """The processor whose kernels train."""
-        return "gpu" if self.gpu else "arm" if self.arm else "cpu"
-
-    @property
     def room(self) -> float:
         """Bytes that a training may take up."""
         return self.memory * self.memory_share
 
 
 def _based(value: Any) -> Any:
-    """A kind of the user's own may be like one of the catalogue, but for what it says itself."""
     if not isinstance(value, Mapping) or "like" not in value:
         return value
     own = {key: figure for key, figure in value.items() if key != "like"}
@@ -119,9 +113,7 @@ OwnKind = Annotated[DeviceKind, BeforeValidator(_based), _Like()]
 
 
 class Figure(NamedTuple):
-    """A figure of the catalogue, as a scenario would write it, its source ("estimate" with its reason where nobody has
-    published it) and the date of that: ``YYYY-MM``.
-    """
+    """A figure as a scenario would write it, its source ("estimate" and why, where none is published) and that one's month."""
 
     value: Any
     source: str
@@ -146,16 +138,13 @@ def figures(name: Any, key: str, file: Path = _TABLE) -> dict[str, Figure]:
     return {field: Figure(*said) for field, said in known[name].items() if field != "title"}
 
 
-_COMPUTING = ("flops", "flops_share", "bandwidth", "bandwidth_share", "batch")
-_LINKS = ("down", "up", "latency")
-
-
 def estimates(names: Sequence[str], *, links: bool, energy: bool) -> str:
     """The catalogue's figures of these kinds that are estimates, in words; empty if there are none.
 
     Computing always counts, the kinds' ``links`` and what they draw (``energy``) where a run takes them from the kinds.
     """
-    fields = {*_COMPUTING, *(_LINKS if links else ()), *(("idle", *KIND_POWERS.values()) if energy else ())}
+    fields = {"flops", "flops_share", "bandwidth", "bandwidth_share", "batch"}
+    fields |= {*(("down", "up", "latency") if links else ()), *(KIND_POWERS.values() if energy else ())}
     found = []
     for name in names:
         known = figures(name, "kind") if name in _table() else {}
@@ -211,10 +200,7 @@ class Capacity:
 
     def flops(self) -> Floats | None:
         """FLOP/s that devices reach by their kinds, float64 [devices]; None where they have none."""
-        if self.which is None:
-            return None
-        by_kind: Floats = np.array([kind.flops * kind.flops_share for kind in self.kinds])
-        return by_kind[self.which]  # type: ignore[no-any-return]
+        return None if self.which is None else np.array([kind.flops * kind.flops_share for kind in self.kinds])[self.which]
 
     def powers(self) -> dict[str, Floats]:
         """Draw of devices by their kinds (W), by the names that energy is counted by; float64 [devices] each."""
@@ -269,13 +255,7 @@ class Rooflines:
     ) -> None:
         self.kinds, self.which, self._cost, self._batch_size = kinds, which, cost, batch_size
         self._batch_s = cache(self._batch_s_of)
-
-        @cache
-        def smaller(by: CutBy, size: float) -> Rooflines:
-            assert cost_of is not None
-            return Rooflines(kinds, which, cost_of(by, size), batch_size)
-
-        self._smaller = smaller
+        self._smaller = cache(lambda by, size: Rooflines(kinds, which, cost_of(by, size), batch_size))  # type: ignore[misc]
 
     def training_s(self, device: int, training: Training, samples: int) -> float:
         """Seconds of what counts as one epoch of a training on so many samples."""
@@ -312,8 +292,7 @@ class Rooflines:
     def speeds(self) -> Floats:
         """Samples/s of every device in full batches, float64 [devices]."""
         size = self._batch_size
-        by_kind: Floats = np.array([size / self._batch_s(kind, size, True) for kind in range(len(self.kinds))])
-        return by_kind[self.which]  # type: ignore[no-any-return]
+        return np.array([size / self._batch_s(kind, size, True) for kind in range(len(self.kinds))])[self.which]  # type: ignore[no-any-return]
 
     def needed(self, training: Training | None, samples: int) -> float:
         """Bytes that training on so many samples, or with None testing on them, takes up."""
@@ -346,4 +325,5 @@ class Rooflines:
         figures, cost = self.kinds[kind], self._cost
         parts = (cost.forward, cost.backward, cost.update) if learns else (cost.forward,)
         rates = figures.flops * figures.flops_share, figures.bandwidth * figures.bandwidth_share
-        return figures.batch + sum(operations_s(part, samples, *rates, figures.processor) for part in parts)
+        processor: Processor = "gpu" if figures.gpu else "arm" if figures.arm else "cpu"
+        return figures.batch + sum(operations_s(part, samples, *rates, processor) for part in parts)

@@ -1,7 +1,6 @@
-"""The life of a device at work: one SimPy process a task, which carries out one step after another.
+"""The life of a device at work: one SimPy process a task, ``TaskRunner.life``, which carries out one step after another.
 
-``TaskRunner.life`` is the story; what the steps do is in ``steps``. A process exists while a device works; idle devices are
-rows of the population.
+A process exists while a device works; idle devices are rows of the population.
 
 A step ends once: it completes, or the process is interrupted, with one cause. What completes in the same instant has
 completed, and the next step is interrupted as it begins. What is complete at the very instant of a deadline is in time, or
@@ -12,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import simpy
@@ -20,17 +19,12 @@ import simpy
 from fedsim.arrays import Flags, Ints
 from fedsim.environment import CUT, NORMAL, ProcessGenerator
 from fedsim.errors import SimulationError
-from fedsim.simulation import Simulation
 from fedsim.world.availability import Availability
 from fedsim.world.compute import Compute, HostSpec
 from fedsim.world.messages import Messages
-from fedsim.world.network.flows import Network
+from fedsim.world.population import Population
 from fedsim.world.steps import StepRunner
-from fedsim.world.task import Cause, Queue, Task, TaskStep
-
-if TYPE_CHECKING:
-    from fedsim.world.batteries import Batteries
-    from fedsim.world.population import Population
+from fedsim.world.task import Cause, Power, Queue, Task, TaskStep
 
 
 class TaskRunner(StepRunner):
@@ -46,35 +40,27 @@ class TaskRunner(StepRunner):
 
     def __init__(
         self,
-        simulation: Simulation,
-        population: "Population",
+        messages: Messages,
+        population: Population,
         availability: Availability,
         compute: Compute,
-        network: Network,
         batch_size: int,
         next_steps: Callable[[Task], tuple[TaskStep, ...]],
         on_end: Callable[[Task], None],
-        batteries: "Batteries | None" = None,
-        messages: Messages | None = None,
+        batteries: Power | None = None,
         host: HostSpec | None = None,
     ) -> None:
-        super().__init__(simulation, population, compute, network, batch_size, batteries, host)
-        self._availability, self._next_steps, self._on_end, self._messages = availability, next_steps, on_end, messages
-        if messages is not None:
-            messages.until = self.reachable_until
+        super().__init__(messages, population, compute, batch_size, batteries, host)
+        self._availability, self._next_steps, self._on_end = availability, next_steps, on_end
+        messages.until = self.reachable_until
         self.off: set[int] = set()
         self._busy = np.zeros(len(population.speed), dtype=np.bool_)  # who is in _working
         self._asked = 0
         self.times_asked: Counter[int] = Counter()
         self.times_selected: Counter[int] = Counter()
 
-    # The story.
-
     def life(self, task: Task) -> ProcessGenerator:
-        """Process of a device that carries out a task: step after step, until the last is done or something interrupts it.
-
-        A task that was saved goes on with the step that has begun.
-        """
+        """Process of a device that carries out a task; one that was saved goes on with the step that had begun."""
         if not task.begun:
             self._begin(task)
         cause: Cause | None = None
@@ -117,16 +103,12 @@ class TaskRunner(StepRunner):
     def _end_step(self, task: Task, cause: Cause | None) -> Cause | None:
         """End the running step; returns the cause for which the task ends with it, if any."""
         step, flow, was_cut = task.step, task.flow, cause is not None
-        if task.alarm is not None:
-            task.alarm.cancel()
-            task.alarm = None
+        task.cancel("alarm")
         cause, facts = self._ways[type(step)][1](task, step, cause)
         self._simulation.record("step-end", {**task.fields, "step": step.name, "outcome": cause or "done", **facts})
         task.begun, task.done = False, None
         if (battery := self._battery_of(task)) is not None:
-            if task.battery is not None:
-                task.battery.cancel()
-                task.battery = None
+            task.cancel("battery")
             self.scarce.pop(task.id, None)
             task.dry = math.inf
             battery.end(task.device, 0.0 if flow is None else flow.sent, dry=cause == "battery")
@@ -137,8 +119,7 @@ class TaskRunner(StepRunner):
         return cause
 
     def _end(self, task: Task, cause: Cause | None) -> None:
-        if task.vanish is not None:
-            task.vanish.cancel()
+        task.cancel("vanish")
         task.release("worker")
         del self.running[task.id], self._working[task.device]
         self._busy[task.device] = False
@@ -147,8 +128,6 @@ class TaskRunner(StepRunner):
         if (battery := self._battery_of(task)) is not None:
             battery.stop(task.device)
         self._on_end(task)
-
-    # Who can be asked.
 
     def is_idle(self, device: int) -> bool:
         """Whether the device can be reached now and has nothing to do."""
@@ -168,10 +147,10 @@ class TaskRunner(StepRunner):
     def reachable_until(self, endpoint: int) -> float:
         """When a device disconnects next, or another endpoint is lost (s); now if it cannot be reached, infinity for never."""
         now = self._simulation.now
-        if 0 <= endpoint < self._network.devices:
+        if 0 <= endpoint < self.network.devices:
             span = self._availability.span(endpoint, now)
             return span.end if span.on and endpoint not in self.off else now
-        return now if self._messages is not None and self._network.edge_at(endpoint) in self._messages.lost else math.inf
+        return now if self.network.edge_at(endpoint) in self.messages.lost else math.inf
 
     def next_on(self, device: int, time: float) -> float:
         """The first time at or after ``time`` at which the device can be reached (s); infinity if there is none.
@@ -183,11 +162,9 @@ class TaskRunner(StepRunner):
     def anyone_ever(self) -> bool:
         """Whether some device is on now or will be at some time."""
         now = self._simulation.now
-        departure = self._population.departure
+        departure = self.population.departure
         staying = (device for device in range(len(departure)) if departure.item(device) > now)
         return any(self._availability.next_on(device, now) < math.inf for device in staying)
-
-    # Who starts and ends tasks.
 
     def start(
         self,
@@ -200,25 +177,21 @@ class TaskRunner(StepRunner):
         edge: int | None = None,
         context: Any = None,
     ) -> Task:
-        """Give a task to an idle device; it begins in this instant with ``steps``, and ``next_steps`` is asked what follows.
+        """Give a task to an idle device, which begins in this instant with ``steps``; see ``Task``.
 
-        One that ``continues`` what the device's task before began is no other selection. For the rest see ``Task``.
-        ``SimulationError``: the device still works on another task.
+        One that ``continues`` what the device's task before began is no other selection. ``SimulationError``: the device works.
         """
-        if device in self._working:
-            raise SimulationError(
-                f"device {device} still works on task {self._working[device].id}; it does one thing at a time"
-            )
-        count = self.times_asked.get(device, 0)
+        if (other := self._working.get(device)) is not None:
+            raise SimulationError(f"device {device} still works on task {other.id}; it does one thing at a time")
+        count, spent_s = self.times_asked.get(device, 0), self._spent.pop(device, 0.0)
         task = Task(self._asked, device, steps, round, group, count, continues, edge, context)
-        spent_s = self._spent.pop(device, 0.0)
         task.spent_s = spent_s if continues else 0.0
         self._note_data(task)
         self._asked += 1
         self.times_asked[device] = count + 1
         if round is not None and not continues:  # not for a message outside of any round
             self.times_selected[device] += 1
-        lost = edge is not None and self._messages is not None and edge in self._messages.lost
+        lost = edge in self.messages.lost
         task.off = self._simulation.now if lost else self.reachable_until(device)  # now if it is away, or its edge server is
         self._put_to_work(task)
         self._watch(task)
@@ -231,8 +204,7 @@ class TaskRunner(StepRunner):
 
     def end(self, task_id: int, cause: Cause) -> None:
         """Interrupt a running task in this instant. A task that has just ended stays as it ended, one that is due is done."""
-        task = self.running.get(task_id)
-        if task is None:
+        if (task := self.running.get(task_id)) is None:
             return
         if cause == "late" and task.waits and self._is_due(task):
             task.carried_out()
@@ -244,11 +216,8 @@ class TaskRunner(StepRunner):
         for task_id in list(self.running):
             self.end(task_id, cause)
 
-    # Devices that vanish.
-
     def _watch(self, task: Task) -> None:
-        if task.vanish is not None:
-            task.vanish.cancel()
+        task.cancel("vanish")
         if task.off < math.inf:
             task.vanish = self._env.at(("vanish", task.id), max(task.off, self._env.now), partial(self._cut, task), CUT)
 
@@ -257,8 +226,7 @@ class TaskRunner(StepRunner):
         self.off.add(device)
         if device in self._working:
             self._lose(self._working[device])
-        if self._messages is not None:
-            self._messages.lose(device)
+        self.messages.lose(device)
 
     def lose_edge(self, edge: int) -> None:
         """An edge server is lost, and with it all tasks that run through it."""
@@ -270,18 +238,14 @@ class TaskRunner(StepRunner):
         task.off = self._simulation.now
         self._watch(task)
 
-    # Snapshots, between two instants.
-
     def snapshot(self) -> dict[str, Any]:
-        return {
-            "asked": self._asked,
-            "times_asked": np.array(list(self.times_asked.items()), dtype=np.int64).reshape(-1, 2),
-            "times_selected": np.array(list(self.times_selected.items()), dtype=np.int64).reshape(-1, 2),
-            "running": list(self.running.values()),
-            "off": sorted(self.off),
-            "batteries": None if self.batteries is None else self.batteries.snapshot(),
-            **super().snapshot(),
-        }
+        asked, selected = (
+            np.array(list(counts.items()), dtype=np.int64).reshape(-1, 2) for counts in (self.times_asked, self.times_selected)
+        )
+        batteries = None if self.batteries is None else self.batteries.snapshot()
+        counts = {"asked": self._asked, "times_asked": asked, "times_selected": selected}
+        running = {"running": list(self.running.values()), "off": sorted(self.off), "batteries": batteries}
+        return counts | running | super().snapshot()
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Each device's process goes on with the step that had begun; alarms follow by ``rearm``."""
@@ -305,12 +269,12 @@ class TaskRunner(StepRunner):
         if owner is not None:
             owner.rearm(kind, number, when)
             return
-        task = self.running[number]
-        rings: dict[str, Callable[[], object]] = {
-            "step": task.carried_out,
-            "look-ahead": partial(self._look_ahead, task),
-            "vanish": partial(self._cut, task),
-            "battery": partial(self._look_at_battery, task),
+        rings: dict[str, Callable[[Task], object]] = {
+            "step": Task.carried_out,
+            "look-ahead": self._look_ahead,
+            "vanish": self._cut,
+            "battery": self._look_at_battery,
         }
-        cuts = kind in ("vanish", "battery")
-        setattr(task, kind if cuts else "alarm", self._env.at((kind, number), when, rings[kind], CUT if cuts else NORMAL))
+        task, cuts = self.running[number], kind in ("vanish", "battery")
+        alarm = self._env.at((kind, number), when, partial(rings[kind], task), CUT if cuts else NORMAL)
+        setattr(task, kind if cuts else "alarm", alarm)

@@ -23,9 +23,7 @@ from fedsim.world.task import Outcome, Payload
 class Message:
     """A message on its way, between endpoints by their numbers.
 
-    Attributes:
-        flow: the transfer; None where an end could not be reached when it was sent.
-        alarm: rings when an end can no longer be reached.
+    It has no ``flow`` where an end could not be reached when it was sent; ``alarm`` rings when an end no longer can.
     """
 
     id: int
@@ -61,7 +59,7 @@ class Messages:
     """
 
     def __init__(self, simulation: Simulation, network: Network, edges: int, on_edge_lost: Callable[[int], None]) -> None:
-        self._simulation, self._network, self.edges, self._on_edge_lost = simulation, network, edges, on_edge_lost
+        self.simulation, self.network, self.edges, self._on_edge_lost = simulation, network, edges, on_edge_lost
         self.until: Callable[[int], float]
         self.under_way: dict[int, Message] = {}
         self.lost: set[int] = set()
@@ -80,24 +78,24 @@ class Messages:
 
         ``waited``: see ``Network.send``. ``SimulationError``: there is no such endpoint, or it would send to itself.
         """
-        now = self._simulation.now
+        now = self.simulation.now
         message = Message(self._sent, source, destination, payloads, number, now, on_end=on_end)
         until = min(self.until(source), self.until(destination))
         self._sent += 1
         self.under_way[message.id] = message
         if until <= now:
-            self._simulation.env.call(partial(self._end, message, "lost"))
+            self.simulation.env.call(partial(self._end, message, "lost"))
             return message
-        message.flow = self._network.send(source, destination, message.size, partial(self._end, message, "done"), waited)
+        message.flow = self.network.send(source, destination, message.size, partial(self._end, message, "done"), waited)
         if until < math.inf:
             self.rearm("cut", message.id, until)
         return message
 
     def edge_of(self, device: int) -> int:
         """The edge server of a device; ``SimulationError`` if there are none."""
-        if self._network.edges is None:
+        if self.network.edges is None:
             raise SimulationError("the network has no edge servers; give it some by network.edge")
-        return self._network.edges.item(device)
+        return self.network.edges.item(device)
 
     def carry(
         self, edge: int, direction: Direction, payloads: tuple[Payload, ...], number: int | None, on_end: OnEnd
@@ -108,7 +106,7 @@ class Messages:
         """
         if not 0 <= edge < self.edges:
             raise SimulationError(f"there is no edge server {edge}; allowed are 0 to {self.edges - 1}")
-        way = ends(self._network.devices + edge, direction)
+        way = ends(self.network.devices + edge, direction)
         if any((other.source, other.destination) == way for other in self.under_way.values()):
             raise SimulationError(f"edge server {edge} has a message {direction} on its way; it has one at a time each way")
         return self.send(*way, payloads, number, on_end)
@@ -117,7 +115,7 @@ class Messages:
         """From now on the edge server is lost, and what is on its way to or from it; not what is there at this instant."""
         self.lost.add(edge)
         self._on_edge_lost(edge)
-        self.lose(self._network.devices + edge)
+        self.lose(self.network.devices + edge)
 
     def lose(self, endpoint: int) -> None:
         for message in [one for one in self.under_way.values() if endpoint in (one.source, one.destination)]:
@@ -127,12 +125,12 @@ class Messages:
         """End a message now with a cause; one whose last byte has come is done."""
         flow = message.flow
         if flow is not None and message.id in self.under_way:
-            self._network.cancel(flow)
-            arrived = flow.sent == flow.size and self._simulation.now > message.start
+            self.network.cancel(flow)
+            arrived = flow.sent == flow.size and self.simulation.now > message.start
             self._end(message, "done" if arrived else outcome)
 
     def delivered(self, message: Message) -> float:
-        return 0.0 if message.flow is None else self._network.sent(message.flow)
+        return 0.0 if message.flow is None else self.network.sent(message.flow)
 
     def end_all(self) -> None:
         for message in list(self.under_way.values()):
@@ -143,17 +141,20 @@ class Messages:
             return
         if message.alarm is not None:
             message.alarm.cancel()
-        network, ends, delivered = self._network, (message.source, message.destination), self.delivered(message)
-        edge, fields = network.edge_at(max(ends)), dict[str, Any]()
-        if edge is not None and min(ends) == SERVER:
-            kind, fields = "edge-transfer", {"edge": edge, "direction": "down" if message.source == SERVER else "up"}
+        network, source, destination, delivered = self.network, message.source, message.destination, self.delivered(message)
+        edge = network.edge_at(max(source, destination))
+        fields: dict[str, Any] = {"round": message.round}
+        if edge is not None and SERVER in (source, destination):
+            kind = "edge-transfer"
+            fields |= {"edge": edge, "direction": "down" if source == SERVER else "up"}
         else:
-            kind, fields = "message", dict(zip(("source", "destination"), map(network.name, ends), strict=True))
-        fields = {"round": message.round, **fields, "start": message.start, "outcome": outcome, "bytes": message.size}
+            kind = "message"
+            fields |= {"source": network.name(source), "destination": network.name(destination)}
+        fields |= {"start": message.start, "outcome": outcome, "bytes": message.size}
         fields |= {"delivered": delivered, "payloads": message.payloads}
         if network.overhead != 1:
             fields["wire_bytes"] = delivered * network.overhead
-        self._simulation.record(kind, fields)
+        self.simulation.record(kind, fields)
         if message.on_end is not None:
             message.on_end(message, outcome)
 
@@ -171,4 +172,4 @@ class Messages:
 
     def rearm(self, kind: str, number: int, when: float) -> None:
         message = self.under_way[number]
-        message.alarm = self._simulation.wake((kind, number), when, partial(self.cut, message, "lost"), CUT)
+        message.alarm = self.simulation.wake((kind, number), when, partial(self.cut, message, "lost"), CUT)

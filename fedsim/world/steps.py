@@ -8,22 +8,19 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import simpy
 
 from fedsim.environment import CUT
 from fedsim.errors import SimulationError
-from fedsim.simulation import TICK_S, Simulation, on_grid, on_grid_after, tie_s
+from fedsim.simulation import TICK_S, on_grid, on_grid_after, tie_s
 from fedsim.training import NO_LIMIT, Limit
 from fedsim.world.compute import Compute, Hosts, HostSpec
+from fedsim.world.messages import Messages
 from fedsim.world.network.endpoints import SERVER, Direction, ends
-from fedsim.world.network.flows import Network
-from fedsim.world.task import Cause, Code, Download, Evaluate, Pause, Queue, Task, TaskStep, Train, Upload, Work, in_line
-
-if TYPE_CHECKING:
-    from fedsim.world.batteries import Batteries
-    from fedsim.world.population import Population
+from fedsim.world.population import Population
+from fedsim.world.task import Cause, Code, Download, Evaluate, Pause, Power, Queue, Task, TaskStep, Train, Upload, Work, in_line
 
 _DISCONNECTED = ("lost", "left", "battery")
 
@@ -39,32 +36,29 @@ class StepRunner:
         paces: device -> factor of its own speed at which it computes now, of those for which that is not 1.
         queues: direction -> what each message of that direction holds while it is under way. They wait for it in order.
         scarce: the tasks whose batteries may not last for what they send or receive.
-        nominal_s: how long a message takes if the device's own link is the only limit (s); what a device can know of it.
     """
 
     def __init__(
         self,
-        simulation: Simulation,
-        population: "Population",
+        messages: Messages,
+        population: Population,
         compute: Compute,
-        network: Network,
         batch_size: int,
-        batteries: "Batteries | None",
+        batteries: Power | None,
         host: HostSpec | None,
     ) -> None:
-        self._simulation, self._env, self._batch_size, self.batteries = simulation, simulation.env, batch_size, batteries
-        self._population, self._compute, self._network = population, compute, network
-        self.hosts = None if host is None else Hosts(simulation, host, self._end_epoch)
-        self.nominal_s = network.nominal_s
-        sending = self._send, self._sent
-        pausing: tuple[Any, Any] = self._pause, lambda task, step, cause: (cause, {})
+        self.messages, self.population, self.compute, self.batteries = messages, population, compute, batteries
+        self.network, self._simulation, self._batch_size = messages.network, messages.simulation, batch_size
+        self._env = self._simulation.env
+        self.hosts = None if host is None else Hosts(self._simulation, host, self._end_epoch)
+        sending, pausing = (self._send, self._sent), (self._pause, self._stood)
         self._ways: dict[type[TaskStep], tuple[Callable[[Task, Any], None], Callable[[Task, Any, Cause | None], Ending]]] = {
             Download: sending,
             Upload: sending,
             Queue: (lambda task, _: self._look_at_charge(task), self._stood),
-            Train: (self._learn, self._trained),
-            Evaluate: (self._learn, self._tested),
-            Work: (self._work, self._worked),
+            Train: (self._learn, self._computed),
+            Evaluate: (self._learn, self._computed),
+            Work: (self._work, self._computed),
             Code: pausing,
             Pause: pausing,
         }
@@ -75,20 +69,17 @@ class StepRunner:
         self._spent: dict[int, float] = {}  # seconds of the budget used so far, by device; a task that goes on begins there
         self.scarce: dict[int, Task] = {}
         if batteries is not None:
-            network.on_shared = self._look_at_scarce
+            self.network.on_shared = self._look_at_scarce
         self.queues: dict[Direction, simpy.Resource] = {}
         self._queued: dict[Direction, list[int]] = {}  # as a snapshot said: tasks with a slot, and then those that wait
 
-    def _battery_of(self, task: Task) -> "Batteries | None":
-        """The batteries, if the task's device has one that can be flat."""
+    def _battery_of(self, task: Task) -> Power | None:
         return self.batteries if self.batteries is not None and self.batteries.has(task.device) else None
 
     def _note_data(self, task: Task) -> None:
         """Data may change while a device works: what counts is what it holds when it begins to compute."""
-        task.samples = self._population.samples.item(task.device)
-        task.version = self._population.version.item(task.device)
-
-    # Who interrupts.
+        task.samples = self.population.samples.item(task.device)
+        task.version = self.population.version.item(task.device)
 
     def _interrupt(self, task: Task, cause: Cause) -> None:
         if task.waits and task.process is not None and task.process.target is task.done:
@@ -97,7 +88,7 @@ class StepRunner:
     def _cut(self, task: Task) -> None:
         """The device cannot be reached from now on: it has left for good, its battery is flat, or it is away."""
         now = self._simulation.now
-        left = now >= self._population.departure[task.device]
+        left = now >= self.population.departure[task.device]
         self._interrupt(task, "left" if left else "battery" if now >= task.dry else "lost")
 
     # Computations begin.
@@ -111,7 +102,7 @@ class StepRunner:
             task.samples = min(task.samples, step.samples)
         if task.budget_from is None:
             task.budget_from = self._simulation.now - task.spent_s
-        failing_s = self._population.failing_s(task.device, training, task.samples)
+        failing_s = self.population.failing_s(task.device, training, task.samples)
         task.fails = failing_s is not None
         if failing_s is None:
             self._look_ahead(task)
@@ -140,17 +131,17 @@ class StepRunner:
             self._begin_epoch(task)
             return
         last = max(start, min(task.off, self._simulation.end))  # then the device has vanished, or the run is over
-        reach = self._compute.reach_s
+        reach = self.compute.reach_s
         reach = reach if reach == math.inf else on_grid(start + max(reach, 2 * (now - start)))
-        known = self._known_ends.get(task.id, []) if self._known_ends else []
+        known = self._known_ends.get(task.id, [])
         begin = known[-1] if known else start
         horizon, left = min(last, reach), epochs - len(known)
-        ends = known + self._compute.epoch_ends(task.device, begin, epoch_s, left, limit, horizon, draw)
+        ends = known + self.compute.epoch_ends(task.device, begin, epoch_s, left, limit, horizon, draw)
         far = reach < last and bool(ends) and reach < min(ends[-1], limit)
         if isinstance(step, Train) and step.limit.reserve_upload and ends and limit < ends[-1] <= limit + tie_s(limit):
             ends[-1] = limit  # the time that is kept back was rounded up
         if adaptive and not far:
-            ends = self._compute.adapt(start, ends, limit)
+            ends = self.compute.adapt(start, ends, limit)
         task.epoch_ends = ends
         if far and self._runs_dry(task, reach):
             self._arm(task, math.inf)
@@ -161,11 +152,9 @@ class StepRunner:
             self._arm(task, ends[-1] if all_fit else max(limit, now))
 
     def _planned(self, task: Task) -> tuple[float, int, float, bool, int | None]:
-        """The running computation: seconds of an undisturbed epoch, how many, its limit (s), whether it adapts to that, and
-        the number that names its jitter.
-        """
-        step, population = task.step, self._population
-        pace = self.paces.get(task.device, 1.0) if self.paces else 1.0
+        """The running computation: an undisturbed epoch (s), how many, the limit (s), if it adapts, its jitter's name."""
+        step, population = task.step, self.population
+        pace = self.paces.get(task.device, 1.0)
         if isinstance(step, Train):
             limit = math.inf if step.limit is NO_LIMIT else self._limit(task, step.limit)
             epoch_s = population.training_s(task.device, step.training, task.samples, self._batch_size)
@@ -177,7 +166,6 @@ class StepRunner:
         return epoch_s / pace, 1, self._limit(task, step.limit), False, None
 
     def _limit(self, task: Task, limit: Limit) -> float:
-        """When the running computation must be over (s)."""
         until = math.inf if limit.stop_at is None else limit.stop_at
         if limit.budget is not None and task.budget_from is not None:
             until = min(until, task.budget_from + limit.budget)
@@ -185,7 +173,7 @@ class StepRunner:
             return math.inf
         reserve = 0.0
         if limit.reserve_upload:
-            alone_s = self.nominal_s(task.device, "up", limit.reserve_upload, near=task.edge is not None)
+            alone_s = self.network.nominal_s(task.device, "up", limit.reserve_upload, near=task.edge is not None)
             # News of the last byte comes on a tick: between two of them on the next one, or on that after it by rounding.
             reserve = alone_s if on_grid(alone_s) == alone_s else on_grid_after(alone_s) + TICK_S
         if limit.reserve_s:
@@ -220,11 +208,11 @@ class StepRunner:
         now, ends = self._simulation.now, task.epoch_ends
         over = len(ends) == epochs
         if ends and adaptive and not over:
-            over = len(self._compute.adapt(task.step_start, [*ends, math.inf], limit)) == len(ends)
+            over = len(self.compute.adapt(task.step_start, [*ends, math.inf], limit)) == len(ends)
         if over:
             task.carried_out()
         elif now < limit:  # else the alarm at the limit rings in this instant
-            self.hosts.compute(task, epoch_s * self._compute.jitter(task.device, now, draw))
+            self.hosts.compute(task, epoch_s * self.compute.jitter(task.device, now, draw))
 
     # Computations end.
 
@@ -232,7 +220,7 @@ class StepRunner:
         """Whether the running step ought to be over now, but for the rounding of times; it then is."""
         now, alarm, ends = self._simulation.now, task.alarm, task.epoch_ends
         if task.flow is not None:
-            return self._network.finish(task.flow)
+            return self.network.finish(task.flow)
         if self.hosts is not None and self.hosts.is_due(task) and ends is not None:
             return len(ends) + 1 == self._planned(task)[1]
         if alarm is None or alarm.name[0] != "step" or task.fails or alarm.when > now + tie_s(now):
@@ -241,60 +229,44 @@ class StepRunner:
             ends[-1] = min(ends[-1], now)
         return True
 
-    def _leave(self, task: Task, cause: Cause | None, limit: Limit = NO_LIMIT) -> dict[str, float]:
-        """The running computation ends: note its budget, and what its host has computed; returns the facts of that."""
-        if self._known_ends:
-            self._known_ends.pop(task.id, None)
+    def _computed(self, task: Task, step: Train | Evaluate | Work, cause: Cause | None) -> Ending:
+        """The running computation ends: note its budget, and what its host has computed."""
+        now, limit, shared = self._simulation.now, NO_LIMIT if isinstance(step, Work) else step.limit, dict[str, Any]()
+        self._known_ends.pop(task.id, None)
         if limit.budget is not None and task.budget_from is not None:
-            self._spent[task.device] = self._simulation.now - task.budget_from
-        if self.hosts is None:
-            return {}
-        is_due = cause is None and self.hosts.is_due(task)
-        if self.hosts.stop(task) and task.epoch_ends is not None:  # an epoch in between has no end
-            task.epoch_ends.append(self._simulation.now if is_due else math.inf)
-        return {"core_s": self.hosts.used_s(task)}
-
-    def _trained(self, task: Task, step: Train, cause: Cause | None) -> Ending:
-        training, limit = step.training, step.limit
-        shared = self._leave(task, cause, limit)
+            self._spent[task.device] = now - task.budget_from
+        if self.hosts is not None:
+            is_due = cause is None and self.hosts.is_due(task)
+            if self.hosts.stop(task) and task.epoch_ends is not None:  # an epoch in between has no end
+                task.epoch_ends.append(now if is_due else math.inf)
+            shared = {"core_s": self.hosts.used_s(task)}
         ends = task.epoch_ends or []
-        task.epochs = done = bisect_right(ends, self._simulation.now)
+        done = bisect_right(ends, now)
+        if isinstance(step, Work):
+            return cause, step.facts | shared
+        if isinstance(step, Evaluate):
+            part = {} if step.samples is None else {"samples": task.samples}
+            return cause or (None if done else "late"), {"models": len(step.models), **part, **shared}
         cut = limit.cut_undoes and done < len(ends)
-        if cause is None and (cut or done < limit.at_least):  # a slow straggler
-            if limit.go_on:
-                task.epochs = 0
-            else:
-                cause = "late"
+        is_slow = cause is None and (cut or done < limit.at_least)  # a straggler
+        task.epochs = 0 if is_slow and limit.go_on else done
         task.trained = (*task.trained, task.epochs)
-        facts: dict[str, Any] = {"epochs": task.epochs, "asked": training.epochs, "epoch_ends": ends[:done]} | shared
-        if training.part is not None:
-            facts["part"] = [training.part.number, 2**training.part.splits, training.part.samples]
-        return cause, facts
-
-    def _tested(self, task: Task, step: Evaluate, cause: Cause | None) -> Ending:
-        shared = self._leave(task, cause, step.limit)
-        if cause is None and not bisect_right(task.epoch_ends or [], self._simulation.now):
-            cause = "late"
-        part = {} if step.samples is None else {"samples": task.samples}
-        return cause, {"models": len(step.models), **part, **shared}
-
-    def _worked(self, task: Task, step: Work, cause: Cause | None) -> Ending:
-        return cause, step.facts | self._leave(task, cause)
+        facts: dict[str, Any] = {"epochs": task.epochs, "asked": step.training.epochs, "epoch_ends": ends[:done]} | shared
+        if (held := step.training.part) is not None:
+            facts["part"] = [held.number, 2**held.splits, held.samples]
+        return "late" if is_slow and not limit.go_on else cause, facts
 
     # What processes of the world do.
 
     def set_pace(self, device: int, pace: float) -> None:
-        """From now on the device computes at a factor of its own speed.
-
-        What is left of a running epoch or evaluation takes as much longer or shorter; later epochs are those of the new speed.
-        """
+        """From now on the device computes at a factor of its own speed, also what is left of a running epoch or evaluation."""
         before = self.paces.pop(device, 1.0)
         if pace != 1.0:
             self.paces[device] = pace
         task = self._working.get(device)
-        if task is None or not task.waits or not isinstance(task.step, Train | Evaluate | Work):
+        if task is None or not task.waits or task.epoch_ends is None or task.fails:
             return
-        if task.epoch_ends is None or task.fails:
+        if not isinstance(task.step, Train | Evaluate | Work):
             return
         if self.hosts is not None:
             self.hosts.stretch(task, before / pace)
@@ -303,9 +275,8 @@ class StepRunner:
         if done == len(task.epoch_ends):
             return
         end = on_grid(now + (task.epoch_ends[done] - now) * (before / pace))
-        for alarm in (task.alarm, task.battery):
-            if alarm is not None:
-                alarm.cancel()
+        task.cancel("alarm")
+        task.cancel("battery")
         self._known_ends[task.id] = [*task.epoch_ends[:done], end]
         self._look_ahead(task)
 
@@ -322,7 +293,7 @@ class StepRunner:
         for task_id in self._queued.pop(direction, ()):
             self.running[task_id].request("slot", slots)
 
-    # Messages begin.
+    # Messages.
 
     def _has_to_queue(self, task: Task, step: TaskStep) -> bool:
         """Whether a message has to wait for a slot; otherwise it has taken one, if there are any."""
@@ -333,19 +304,17 @@ class StepRunner:
     def _send(self, task: Task, step: Download | Upload) -> None:
         parts = step.payloads
         size = float(parts[0].bytes if len(parts) == 1 else sum([part.bytes for part in parts]))
-        at = SERVER if task.edge is None else self._network.devices + task.edge
-        task.flow = self._network.send(*ends(task.device, step.direction, at), size, task.carried_out)
+        at = SERVER if task.edge is None else self.network.devices + task.edge
+        task.flow = self.network.send(*ends(task.device, step.direction, at), size, task.carried_out)
         self._look_at_charge(task)
-
-    # The battery while a message moves or waits.
 
     def _look_at_charge(self, task: Task) -> None:
         """Set the alarm for when the battery is flat, or until when it surely lasts, whatever becomes of the message's rate."""
         battery, flow = self._battery_of(task), task.flow
         if battery is None:
             return
-        left, rate = (0.0, 0.0) if flow is None else (flow.size - self._network.sent(flow), self._network.rate(flow))
-        rate /= self._network.overhead  # batteries count bytes of payload, as ``left`` is
+        left, rate = (0.0, 0.0) if flow is None else (flow.size - self.network.sent(flow), self.network.rate(flow))
+        rate /= self.network.overhead  # batteries count bytes of payload, as ``left`` is
         when, is_dry, is_scarce = battery.look(task.device, left, rate)
         task.dry = when if is_dry else math.inf
         if is_scarce:
@@ -368,36 +337,30 @@ class StepRunner:
 
     def _look_again(self, task: Task) -> None:
         assert self.batteries is not None
-        self.batteries.settle(task.device, 0.0 if task.flow is None else self._network.sent(task.flow))
-        if task.battery is not None:
-            task.battery.cancel()
+        self.batteries.settle(task.device, 0.0 if task.flow is None else self.network.sent(task.flow))
+        task.cancel("battery")
         self._look_at_charge(task)
-
-    # Messages end.
 
     def _sent(self, task: Task, step: Download | Upload, cause: Cause | None) -> Ending:
         """A message has arrived, or was cut short; one interrupted after its last byte has arrived counts as received."""
         flow, task.flow = task.flow, None
         assert flow is not None
-        if task.slot is not None:
-            task.release("slot")
+        task.release("slot")
         if cause is not None:
-            self._network.cancel(flow)
+            self.network.cancel(flow)
             if cause in _DISCONNECTED and flow.sent == flow.size and self._simulation.now > task.step_start:
                 cause = None
         facts: dict[str, Any] = {"bytes": flow.size, "delivered": flow.sent, "payloads": step.payloads}
-        if self._network.overhead != 1:
-            facts["wire_bytes"] = flow.sent * self._network.overhead
+        if self.network.overhead != 1:
+            facts["wire_bytes"] = flow.sent * self.network.overhead
         if task.edge is not None:
-            facts["receiver" if step.direction == "up" else "sender"] = self._network.name(self._network.devices + task.edge)
+            facts["receiver" if step.direction == "up" else "sender"] = self.network.name(self.network.devices + task.edge)
         return cause, facts
 
     def _stood(self, task: Task, step: Queue, cause: Cause | None) -> Ending:
         if cause is not None:
             task.release("slot")
         return cause, {}
-
-    # Snapshots, between two instants.
 
     def snapshot(self) -> dict[str, Any]:
         queued = {way: in_line("slot", slots, self.running) for way, slots in self.queues.items()}

@@ -6,7 +6,7 @@ Each step is an interval of simulated time that can end early, with a cause. The
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import simpy
 from simpy.resources.resource import Request
@@ -119,6 +119,26 @@ Computation = Train | Evaluate | Work | Pause
 
 TaskStep = Download | Computation | Upload | Code | Pause | Queue
 
+
+class Power(Protocol):
+    """The batteries of devices, as the world asks them and tells them what a device does: ``fedsim.energy.batteries``."""
+
+    def has(self, device: int) -> bool: ...
+    def start(self, device: int) -> None: ...
+    def begin(self, device: int, step: TaskStep) -> None: ...
+    def dry(self, device: int, until: float) -> float: ...
+    def look(self, device: int, left: float, rate: float) -> tuple[float, bool, bool]: ...
+    def settle(self, device: int, moved: float = 0.0) -> None: ...
+    def end(self, device: int, moved: float, *, dry: bool) -> None: ...
+    def stop(self, device: int) -> None: ...
+    def close(self) -> None: ...
+    def charge(self, device: int) -> float: ...
+    def plugged_in(self, device: int) -> bool: ...
+    def snapshot(self) -> dict[str, Any]: ...
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+    def rearm(self, kind: str, device: int, when: float) -> None: ...
+
+
 NOT_SAVED = tuple(f"Task.{name}" for name in ("process", "done", "slot", "worker", "alarm", "vanish", "battery", "fields"))
 """Fields that a snapshot omits; ``Task.take_up``, the process and the alarms bring them back."""
 
@@ -138,8 +158,7 @@ class Task:
         off, dry: when its device disconnects, and when its battery is flat (s), as far as that is known.
         fails: the running computation ends for want of memory.
         done: the end of the running step, for which its device's ``process`` waits.
-        alarm, vanish, battery: ring at the end of the running computation, when the device disconnects, and when its battery is
-            flat or must be looked at again.
+        alarm, vanish, battery: ring at the end of a computation, when the device disconnects, and to look at its battery.
     """
 
     id: int
@@ -192,15 +211,19 @@ class Task:
     def step(self) -> TaskStep:
         return self.steps[self.position]
 
+    def cancel(self, what: Literal["alarm", "vanish", "battery"]) -> None:
+        alarm: Alarm | None = getattr(self, what)
+        setattr(self, what, None)
+        if alarm is not None:
+            alarm.cancel()
+
     @property
     def waits(self) -> bool:
         """Whether the running step has begun and not ended."""
         return self.begun and self.done is not None and not self.done.triggered
 
-    # A ``slot`` or a ``worker``, first come, first served.
-
     def request(self, what: str, resource: simpy.Resource) -> bool:
-        """Ask for one; returns whether there was one. If not, the running step ends when there is."""
+        """Ask for a ``slot`` or a ``worker``; returns whether there was one. If not, the running step ends when there is."""
         request = resource.request()
         setattr(self, what, request)
         if not request.triggered:

@@ -257,9 +257,7 @@ def lost_and_next(run: RunFolder) -> list[tuple[dict[str, Any], dict[str, Any] |
 def test_a_disconnected_client_is_removed_for_good(shaky: dict[str, Any], tmp_path: Path) -> None:
     run = ran(shaky, tmp_path / "run")
     assert run.summary["stopped"] == "no client is connected any more"
-    pairs = lost_and_next(run)
-    assert len(pairs) == 20
-    assert all(following is None for _, following in pairs)
+    assert [following for _, following in lost_and_next(run)] == [None] * 20
 
 
 def test_a_client_that_rejoins_is_a_new_one(shaky: dict[str, Any], tmp_path: Path) -> None:
@@ -271,8 +269,7 @@ def test_a_client_that_rejoins_is_a_new_one(shaky: dict[str, Any], tmp_path: Pat
     for lost, following in returned:
         assert following["round"] is None  # a size report comes first
         assert following["time"] >= lost["time"] + 25.0
-    again = {event["device"] for event in of_kind(run, "split")} & {following["device"] for _, following in returned}
-    assert again
+    assert {event["device"] for event in of_kind(run, "split")} & {following["device"] for _, following in returned}
     unsplit: set[int] = set()  # who has reported and not been split since
     for event in run.events:
         if event["kind"] == "task-start" and event["round"] is None:
@@ -287,11 +284,8 @@ def test_clusters_hold_who_is_connected(shaky: dict[str, Any], tmp_path: Path) -
     shaky["strategy"] |= {"rejoin": True}
     run = ran(shaky, tmp_path / "run")
     connected: set[int] = set()
-    reporting: set[int] = set()
     for event in run.events:
-        if event["kind"] == "task-start" and event["round"] is None:
-            reporting.add(event["task"])
-        elif event["kind"] == "task-end" and event["outcome"] == "done" and event["task"] in reporting:
+        if event["kind"] == "task-end" and event["outcome"] == "done" and event["round"] is None:
             connected.add(event["device"])
         elif event["kind"] == "task-end" and event["outcome"] == "lost":
             connected.discard(event["device"])
@@ -299,7 +293,7 @@ def test_clusters_hold_who_is_connected(shaky: dict[str, Any], tmp_path: Path) -
             assert sum(event["data"]["members"]) == len(connected)
 
 
-# CATA-Fed's parts one by one against known answers: clusters, groups, fairness, splits.
+# Its parts one by one against known answers: clusters, groups, splits, fairness.
 
 Ints = NDArray[np.int64]
 
@@ -317,78 +311,59 @@ def jain(times: Ints) -> float:
     return float(times.sum() ** 2 / (len(times) * (times**2).sum()))
 
 
-class TestClusters:
-    def test_the_example_with_an_outlier(self) -> None:
-        sizes = np.array([*range(100, 1001, 100), 5000])
-        assert moderate_range(sizes) == (100, 1000)
-        assert cluster_numbers(sizes, 3, (100, 1000)).tolist() == [0] * 3 + [1] * 3 + [2] * 5
-
-    def test_equal_sizes_are_one_cluster_the_last(self) -> None:
-        sizes = np.array([7] * 5 + [900])
-        assert moderate_range(sizes) == (7, 7)
-        assert cluster_numbers(sizes, 4, (7, 7)).tolist() == [3] * 6
-
-    def test_borders_belong_to_the_upper_cluster_even_where_theta_is_no_binary_fraction(self) -> None:
-        low, high, clusters = 7, 56, 49
-        assert cluster_numbers(np.arange(low, high), clusters, (low, high)).tolist() == list(range(49))
-
-    @given(st.lists(st.integers(1, 5000), min_size=1, max_size=60), st.integers(1, 9))
-    def test_larger_data_are_never_in_a_lower_cluster(self, sizes: list[int], clusters: int) -> None:
-        ordered = np.sort(np.array(sizes))
-        low, high = moderate_range(ordered)
-        assert ordered[0] <= low <= high <= ordered[-1]
-        numbers = cluster_numbers(ordered, clusters, (low, high))
-        assert (np.diff(numbers) >= 0).all()
-        assert 0 <= numbers.min() <= numbers.max() < clusters
+def test_clusters_by_hand() -> None:
+    outlier, equal = np.array([*range(100, 1001, 100), 5000]), np.array([7] * 5 + [900])
+    assert (moderate_range(outlier), moderate_range(equal)) == ((100, 1000), (7, 7))
+    assert cluster_numbers(outlier, 3, (100, 1000)).tolist() == [0] * 3 + [1] * 3 + [2] * 5
+    assert cluster_numbers(equal, 4, (7, 7)).tolist() == [3] * 6, "equal sizes are one cluster, the last"
+    borders = cluster_numbers(np.arange(7, 56), 49, (7, 56)).tolist()
+    assert borders == list(range(49)), "they belong to the upper cluster, even where theta is no binary fraction"
 
 
-class TestGroups:
-    def test_the_worked_example(self) -> None:
-        """Section 4.3: 40 clients in clusters of 16, 16 and 8; K = 4 gives 4 + 4 + 2 groups."""
-        cluster = members(16, 16, 8)
-        blocks = cut_groups(cluster, 4, rng())
-        assert [len(block) for block in blocks] == [4, 4, 2]
-        grouped = np.concatenate([block.ravel() for block in blocks])
-        assert sorted(grouped) == list(range(40))
-        assert all(len(set(cluster[group])) == 1 for block in blocks for group in block)
-        waiting = np.full(40, 4)
-        waiting[blocks[1][2]] = [6, 5, 4, 6]  # 21; all others sum to 16
-        assert fairest_group(blocks, waiting, rng()).tolist() == blocks[1][2].tolist()
-
-    def test_who_is_left_over_sits_out_and_a_small_cluster_is_one_group(self) -> None:
-        blocks = cut_groups(members(11, 3, 0, 4), 4, rng())
-        assert [block.shape for block in blocks] == [(2, 4), (1, 3), (1, 4)]
-        assert sorted(blocks[1][0]) == [11, 12, 13]
-
-    def test_who_is_not_connected_is_in_no_group(self) -> None:
-        cluster = members(8, 8)
-        cluster[[0, 3, 9]] = -1
-        grouped = np.concatenate([block.ravel() for block in cut_groups(cluster, 1, rng())])
-        assert sorted(grouped) == sorted(set(range(16)) - {0, 3, 9})
-        assert set(at_random(cluster, 16, rng())) == set(range(16)) - {0, 3, 9}
-
-    def test_ties_are_broken_uniformly(self) -> None:
-        blocks, generator = [np.arange(8).reshape(2, 4), np.arange(8, 16).reshape(2, 4)], rng()
-        picks = [int(fairest_group(blocks, np.zeros(16, dtype=np.int64), generator)[0]) // 4 for _ in range(4000)]
-        assert np.bincount(picks) == pytest.approx([1000] * 4, abs=110)  # 4 sd
-
-    def test_nobody_connected_nobody_chosen(self) -> None:
-        nobody = np.full(5, -1)
-        assert len(fairest_group(cut_groups(nobody, 2, rng()), np.zeros(5, dtype=np.int64), rng())) == 0
-        assert len(in_turn(nobody, 3, 2, 0, rng())) == len(at_random(nobody, 2, rng())) == 0
-
-    def test_round_robin_takes_clusters_in_turn_and_skips_empty_ones(self) -> None:
-        cluster = members(5, 0, 5)
-        turns = [set(cluster[in_turn(cluster, 3, 2, number, rng(number))]) for number in range(6)]
-        assert turns == [{0}, {2}, {2}, {0}, {2}, {2}]
+@given(st.lists(st.integers(1, 5000), min_size=1, max_size=60), st.integers(1, 9))
+def test_larger_data_are_never_in_a_lower_cluster(sizes: list[int], clusters: int) -> None:
+    ordered = np.sort(np.array(sizes))
+    low, high = moderate_range(ordered)
+    assert ordered[0] <= low <= high <= ordered[-1]
+    numbers = cluster_numbers(ordered, clusters, (low, high))
+    assert (np.diff(numbers) >= 0).all()
+    assert 0 <= numbers.min() <= numbers.max() < clusters
 
 
-class TestSplits:
-    @pytest.mark.parametrize(
-        ("samples", "beta"), [(1000, 3), (99, 0), (100, 0), (199, 0), (200, 1), (399, 1), (799, 2), (800, 3), (3000, 4)]
-    )
-    def test_how_often_data_may_be_halved(self, samples: int, beta: int) -> None:
-        assert most_splits(samples, 100) == beta
+def test_the_worked_example_of_groups() -> None:
+    """Section 4.3: 40 clients in clusters of 16, 16 and 8; K = 4 gives 4 + 4 + 2 groups."""
+    cluster = members(16, 16, 8)
+    blocks = cut_groups(cluster, 4, rng())
+    assert [len(block) for block in blocks] == [4, 4, 2]
+    assert sorted(np.concatenate([block.ravel() for block in blocks])) == list(range(40))
+    assert all(len(set(cluster[group])) == 1 for block in blocks for group in block)
+    waiting = np.full(40, 4)
+    waiting[blocks[1][2]] = [6, 5, 4, 6]  # 21; all others sum to 16
+    assert fairest_group(blocks, waiting, rng()).tolist() == blocks[1][2].tolist()
+
+
+def test_who_is_in_no_group_and_ties() -> None:
+    blocks = cut_groups(members(11, 3, 0, 4), 4, rng())
+    assert [block.shape for block in blocks] == [(2, 4), (1, 3), (1, 4)], "who is left over sits out"
+    assert sorted(blocks[1][0]) == [11, 12, 13], "a small cluster is one group"
+    cluster, there = members(8, 8), set(range(16)) - {0, 3, 9}
+    cluster[[0, 3, 9]] = -1
+    assert sorted(np.concatenate([block.ravel() for block in cut_groups(cluster, 1, rng())])) == sorted(there)
+    assert set(at_random(cluster, 16, rng())) == there
+    nobody = np.full(5, -1)
+    assert len(fairest_group(cut_groups(nobody, 2, rng()), np.zeros(5, dtype=np.int64), rng())) == 0
+    assert len(in_turn(nobody, 3, 2, 0, rng())) == len(at_random(nobody, 2, rng())) == 0
+    cluster = members(5, 0, 5)
+    turns = [set(cluster[in_turn(cluster, 3, 2, number, rng(number))]) for number in range(6)]
+    assert turns == [{0}, {2}, {2}, {0}, {2}, {2}], "round robin skips empty clusters"
+    blocks, generator = [np.arange(8).reshape(2, 4), np.arange(8, 16).reshape(2, 4)], rng()
+    picks = [int(fairest_group(blocks, np.zeros(16, dtype=np.int64), generator)[0]) // 4 for _ in range(4000)]
+    assert np.bincount(picks) == pytest.approx([1000] * 4, abs=110)  # 4 sd
+
+
+def test_how_often_data_may_be_halved() -> None:
+    splits = {1000: 3, 99: 0, 100: 0, 199: 0, 200: 1, 399: 1, 799: 2, 800: 3, 3000: 4}
+    assert {samples: most_splits(samples, 100) for samples in splits} == splits
 
 
 def connected(**strategy: Any) -> Run:
@@ -434,30 +409,22 @@ def test_jain_of_the_strategy_itself(selection: str, expected: Any) -> None:
     assert jain(times) == expected
 
 
-class TestFairness:
-    """Simulated selections, no world."""
+def test_a_cluster_is_selected_in_proportion_to_its_size() -> None:
+    cluster, generator = members(2094, 954, 459, 493), rng(3)
+    waiting, picks = np.zeros(len(cluster), dtype=np.int64), []
+    for _ in range(1000):
+        chosen = fairest_group(cut_groups(cluster, 40, generator), waiting, generator)
+        picks.append(cluster[chosen[0]])
+        waiting += 1
+        waiting[chosen] = 0
+    assert np.bincount(picks) == pytest.approx([524, 238, 115, 123], abs=8)
 
-    def fair(self, cluster: Ints, size: int, rounds: int) -> tuple[Ints, Ints]:
-        """(times selected of each client, of each cluster) by proportional fairness."""
-        waiting, times, picks = np.zeros(len(cluster), dtype=np.int64), np.zeros(len(cluster), dtype=np.int64), []
-        generator = rng(3)
-        for _ in range(rounds):
-            chosen = fairest_group(cut_groups(cluster, size, generator), waiting, generator)
-            times[chosen] += 1
-            picks.append(cluster[chosen[0]])
-            waiting += 1
-            waiting[chosen] = 0
-        return times, np.bincount(picks, minlength=int(cluster.max()) + 1)
 
-    def test_a_cluster_is_selected_in_proportion_to_its_size(self) -> None:
-        _, picks = self.fair(members(2094, 954, 459, 493), 40, 1000)
-        assert picks == pytest.approx([524, 238, 115, 123], abs=8)
-
-    def test_jain_of_round_robin_follows_its_closed_form(self) -> None:
-        """P^2 / (n sum of 1/|X_m|), without the noise of sampling within clusters: so each client's expected selections."""
-        cluster, generator = members(500, 250, 150, 100), rng()
-        times = np.zeros(1000, dtype=np.int64)
-        for number in range(8000):
-            times[in_turn(cluster, 4, 40, number, generator)] += 1
-        expected = 16 / (1000 * (1 / 500 + 1 / 250 + 1 / 150 + 1 / 100))
-        assert jain(times) == pytest.approx(expected, abs=0.01)
+def test_jain_of_round_robin_follows_its_closed_form() -> None:
+    """P^2 / (n sum of 1/|X_m|), without the noise of sampling within clusters: so each client's expected selections."""
+    cluster, generator = members(500, 250, 150, 100), rng()
+    times = np.zeros(1000, dtype=np.int64)
+    for number in range(8000):
+        times[in_turn(cluster, 4, 40, number, generator)] += 1
+    expected = 16 / (1000 * (1 / 500 + 1 / 250 + 1 / 150 + 1 / 100))
+    assert jain(times) == pytest.approx(expected, abs=0.01)

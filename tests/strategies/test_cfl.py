@@ -176,9 +176,6 @@ def test_in_the_round_of_a_split_the_children_move_as_one_or_apart(tmp_path: Pat
         assert parent == pytest.approx(np.array([3.0, 1.0] if source == "published-code" else [0.0, 0.0]), abs=1e-6)
 
 
-ANGLES = np.radians([0, 20, 42, 66, 92])
-
-
 def test_small_clusters_and_early_rounds_can_be_spared(tmp_path: Path) -> None:
     draw = np.random.default_rng(4)
     sections = quadratics(draw.normal(size=(9, 2)), tmp_path / "data", 12, min_cluster_size=3, first_split_round=4, **ALWAYS)
@@ -234,13 +231,9 @@ def test_four_permutations_are_told_apart_by_three_splits_and_the_models_are_twi
     assert run.rounds[-1]["accuracy"] >= 2 * fedavg.rounds[-1]["accuracy"]
     before = splits(run)[0]["round"] - 1
     assert run.rounds[before]["accuracy"] > 0.8 * fedavg.rounds[-1]["accuracy"], "a split only near a stationary point"
-    for split in splits(run):
-        told = next(
-            event["data"]
-            for event in of_kind(run, "clustering")
-            if set(event["data"]["devices"]) == set(chain(*split["members"]))
-        )
-        cosines, own = np.array(told["similarity"]), np.array(told["groups"])
+    for split, event in zip(splits(run), of_kind(run, "clustering"), strict=True):
+        assert set(event["data"]["devices"]) == set(chain(*split["members"]))
+        cosines, own = np.array(event["data"]["similarity"]), np.array(event["data"]["groups"])
         assert cosines[own[:, None] != own[None]].max() == pytest.approx(split["similarity"], abs=1e-6)
     told = [event["data"] for event in of_kind(run, "cosines")]
     mean = {kind: [data[kind][1] if kind in data else None for data in told] for kind in ("alike", "unlike", "settled")}
@@ -258,7 +251,6 @@ def test_an_absent_client_is_on_the_side_of_the_last_update_that_it_sent_to_the_
     run = ran(corners(tmp_path / "data", 12, 14, split_rounds=[8, 9, 10], population=population), tmp_path / "run")
     first, *others = splits(run)
     for clients in first["members"]:
-        assert {device % 4 for device in clients} == {device % 4 for device in clients if device not in (5, 6)}
         assert {device for device in range(12) if device % 4 in {client % 4 for client in clients}} == set(clients)
     told = of_kind(run, "clustering")[0]["data"]
     assert told["devices"] == [0, 1, 2, 3, 4, 7, 8, 9, 10, 11]  # the cut is about those that were there
@@ -325,6 +317,3 @@ def test_with_some_clients_a_round_the_others_find_their_place_when_they_are_sel
     groups = groups_of(run)
     assert [groups[device] == groups[device % 4] for device in range(16)] == [True] * 16
     assert len(splits(run)) == 3
-
-
-# The scenario.

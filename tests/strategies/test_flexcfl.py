@@ -84,22 +84,20 @@ class TestClustering:
 class TestTheGroupColdStart:
     """Devices that are lost on the way."""
 
-    def schedule(self, *away: int, devices: int = 20, at: str = "300 ms") -> Sections:
-        leaves = {"kind": "schedule", "times": [at] * len(away), "devices": list(away)}
-        return {"speed": "1000 samples/s", "devices": devices, "departures": leaves}
+    def without(self, folder: Path, *away: int, **strategy: Any) -> RunFolder:
+        """Pre-training takes half a second; some leave before."""
+        leaves = {"kind": "schedule", "times": ["300 ms"] * len(away), "devices": list(away)}
+        return ran(world(PAIRED, 20, flexcfl(5, 4, **strategy), 3, population={"departures": leaves}), folder)
 
     def test_groups_are_made_from_those_who_came_back(self, tmp_path: Path) -> None:
-        """Pre-training takes half a second; three leave before."""
-        run = ran(world(PAIRED, 20, flexcfl(5, 4), 3, population=self.schedule(0, 6, 13)), tmp_path / "run")
+        run = self.without(tmp_path / "run", 0, 6, 13)
         (event,) = of_kind(run, "clustering")
         assert sorted(event["data"]["devices"]) == sorted(set(range(20)) - {0, 6, 13})
         assert run.rounds[-1]["ari"] == 1.0
 
     def test_with_fewer_than_groups_it_is_repeated(self, tmp_path: Path) -> None:
         """Five are asked for five groups and one leaves: four are too few, so five of the others are asked again."""
-        population = self.schedule(*range(0, 20, 2))
-        strategy = flexcfl(5, 4, moment={"devices": 1}, retry="2 s")
-        run = ran(world(PAIRED, 20, strategy, 3, population=population), tmp_path / "run")
+        run = self.without(tmp_path / "run", *range(0, 20, 2), moment={"devices": 1}, retry="2 s")
         asked = [event for event in of_kind(run, "task-start") if event["round"] is None]
         assert len({event["time"] for event in asked}) == 2
         (event,) = of_kind(run, "clustering")
@@ -107,10 +105,8 @@ class TestTheGroupColdStart:
         assert all(device % 2 for device in event["data"]["devices"])
 
     def test_when_too_few_will_ever_be_there_the_run_ends_and_says_so(self, tmp_path: Path) -> None:
-        population = self.schedule(*range(16))
-        run = ran(world(PAIRED, 20, flexcfl(5, 4), 3, population=population), tmp_path / "run")
-        assert run.summary["rounds"] == 0
-        assert run.summary["stopped"] == "fewer than 5 devices will ever be there again"
+        summary = self.without(tmp_path / "run", *range(16)).summary
+        assert (summary["rounds"], summary["stopped"]) == (0, "fewer than 5 devices will ever be there again")
 
     def test_a_deadline_bounds_it_too(self, tmp_path: Path) -> None:
         population = {"speed": {"kind": "lognormal", "median": "800 samples/s", "spread": 2.0}}
@@ -158,13 +154,12 @@ class TestNewcomers:
 
     def test_random_groups_for_newcomers_where_there_are_none_is_flexcfl(self, tmp_path: Path) -> None:
         """alpha m = n: RAC is undefined in the paper's Table III for this very reason."""
-        runs = [
-            ran(world(PAIRED, 10, flexcfl(5, 4, moment={"devices": 2, "newcomers": newcomers}), 4), tmp_path / newcomers)
-            for newcomers in ("arrival", "random")
-        ]
-        assert runs[0].summary["models_sha256"] == runs[1].summary["models_sha256"]
-        assert [row["time"] for row in runs[0].rounds] == [row["time"] for row in runs[1].rounds]
-        assert runs[1].summary["bytes"]["by_purpose"].keys() == {"model", "update", "pre-training"}
+        moments = ({"devices": 2, "newcomers": newcomers} for newcomers in ("arrival", "random"))
+        usual, random = (
+            ran(world(PAIRED, 10, flexcfl(5, 4, moment=moment), 4), tmp_path / str(moment["newcomers"])) for moment in moments
+        )
+        assert usual.summary["models_sha256"] == random.summary["models_sha256"]
+        assert random.summary["bytes"]["by_purpose"].keys() == {"model", "update", "pre-training"}
 
     def test_random_groups_for_newcomers_spread_them(self, tmp_path: Path) -> None:
         run = ran(world(PAIRED, 60, flexcfl(5, 12, moment={"devices": 2, "newcomers": "random"}), 5), tmp_path / "run")
@@ -192,32 +187,23 @@ class TestNewcomers:
                     assert event["data"]["asked"] == (first if event["task"] in continued else 3)
 
 
-class TestOneGroup:
-    """m = 1 without influence between groups."""
-
-    def trajectories(self, folder: Path, alpha: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """(FlexCFL's model, that of FedAvg started from the mean of the models that were pre-trained), after six rounds."""
-        data = opposite_groups(folder, [5, 12, 30, 8, 21, 9])
-        strategy = flexcfl(1, 3, moment={"devices": alpha})
-        sections = world(data, 6, strategy, 6, training=FULL)
-        run, records = played(sections)
-        (chosen,) = (record.fields["devices"] for record in records if record.kind == "clustering")
-        assert len(chosen) == alpha
-        initial, trained = pretrained(sections)
-        start = initial + np.mean([trained[device] - initial for device in chosen], axis=0, dtype=np.float64)
-        fedavg = {"kind": STARTED, "clients_per_round": 3, "local_epochs": 2, "start": start.tolist()}
-        other, _ = played(sections | {"strategy": fedavg})
-        return weights(run)[0], weights(other, [other.strategy.state["model"]])[0]
-
-    @pytest.mark.parametrize("alpha", [6, 2])
-    def test_it_goes_on_as_fedavg_from_the_mean_of_what_was_pretrained(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alpha: int
-    ) -> None:
-        """With the same cohorts; devices without a group are pre-trained on the way, and no round is lost by it."""
-        monkeypatch.setattr(FlexCFLParams, "sweeps", False)
-        ours, theirs = self.trajectories(tmp_path, alpha)
-        assert ours == pytest.approx(theirs, abs=2e-6)
-        assert np.linalg.norm(ours) > 0.5
+@pytest.mark.parametrize("alpha", [6, 2])
+def test_one_group_goes_on_as_fedavg_from_the_mean_of_what_was_pretrained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alpha: int
+) -> None:
+    """With the same cohorts; devices without a group are pre-trained on the way, and no round is lost by it."""
+    monkeypatch.setattr(FlexCFLParams, "sweeps", False)
+    data = opposite_groups(tmp_path, [5, 12, 30, 8, 21, 9])
+    sections = world(data, 6, flexcfl(1, 3, moment={"devices": alpha}), 6, training=FULL)
+    run, records = played(sections)
+    (chosen,) = (record.fields["devices"] for record in records if record.kind == "clustering")
+    assert len(chosen) == alpha
+    initial, trained = pretrained(sections)
+    start = initial + np.mean([trained[device] - initial for device in chosen], axis=0, dtype=np.float64)
+    fedavg = {"kind": STARTED, "clients_per_round": 3, "local_epochs": 2, "start": start.tolist()}
+    other, _ = played(sections | {"strategy": fedavg})
+    assert weights(run)[0] == pytest.approx(weights(other, [other.strategy.state["model"]])[0], abs=2e-6)
+    assert np.linalg.norm(weights(run)[0]) > 0.5
 
 
 class TestBetweenGroups:
@@ -259,50 +245,42 @@ class TestBetweenGroups:
 # FlexCFL and FedGroup when data shift: who notices, and who migrates.
 
 
-class TestShiftTest:
-    """Eq. 9 with n = 100, C = 10: tau = 2."""
+@pytest.mark.parametrize(
+    ("other", "found"),
+    [
+        (40, [(10, False), (0, False)]),
+        (39, [(11, True), (11, True)]),
+        (60, [(10, False), (0, False)]),
+        (61, [(11, True), (11, True)]),
+    ],
+)
+def test_a_shift_is_seen_beyond_eq_9_and_is_the_next_reference(
+    tmp_path: Path, other: int, found: list[tuple[float, bool]]
+) -> None:
+    """Two devices with 50 samples of each of two classes, and (other, 100 - other), exchange their data: tau = 10.
 
-    def counts(self, *numbers: int) -> NDArray[np.int64]:
-        return np.array([*numbers, *([0] * (10 - len(numbers)))])
+    There and back: both shifts are seen. Without a migration the reference stays, and coming back is no shift.
+    """
+    draw = np.random.default_rng(1)
+    labels = [[0] * zeros + [1] * (100 - zeros) for zeros in (50, other)]
+    data = file_data(tmp_path / "data", [(draw.normal(size=(100, 4)), own) for own in labels])
+    drift = {"kind": "swap-all", "probability": 1.0, "at": {"rounds": [1, 3]}}
+    run = ran(world(data, 2, flexcfl(1, 2), 5, drift=drift), tmp_path / "run")
+    for device in (0, 1):
+        own = [event["data"] for event in of_kind(run, "shift-test") if event["device"] == device]
+        assert own == [{"distance": far, "threshold": 10.0, "fired": fires} for far, fires in found]
 
-    def test_labels_that_change_places_are_seen_by_the_aligned_distance_alone(self) -> None:
-        before, after = self.counts(50, 50), self.counts(50, 50)[::-1]
-        assert distance(after, before, "aligned_l1") == 20
-        assert distance(after, before, "sorted_counts") == 0
-        assert distance(before, before, "oracle") == math.inf
 
-    @pytest.mark.parametrize(("other", "fires"), [(40, False), (39, True), (60, False), (61, True)])
-    def test_nor_does_it_in_a_run(self, tmp_path: Path, other: int, fires: bool) -> None:
-        """Two devices with 50 samples of each of two classes, and (other, 100 - other), exchange their data: tau = 10."""
-        draw = np.random.default_rng(1)
-        labels = [[0] * zeros + [1] * (100 - zeros) for zeros in (50, other)]
-        data = file_data(tmp_path / "data", [(draw.normal(size=(100, 4)), own) for own in labels])
-        drift = {"kind": "swap-all", "probability": 1.0, "at": {"rounds": [1]}}
-        run = ran(world(data, 2, flexcfl(1, 2), 3, drift=drift), tmp_path / "run")
-        for event in of_kind(run, "shift-test"):
-            assert event["data"] == {"distance": abs(50 - other), "threshold": 10.0, "fired": fires}
-        assert len(of_kind(run, "shift-test")) == 2
+def test_the_sorted_distance_is_scipys_of_the_counts_as_samples_and_does_not_see_labels_that_change_places() -> None:
+    from scipy.stats import wasserstein_distance
 
-    def test_what_has_been_shifted_to_is_the_next_reference(self, tmp_path: Path) -> None:
-        """There and back: both shifts are seen. Without a migration the reference stays, and coming back is no shift."""
-        draw = np.random.default_rng(1)
-        for other, fires in ((10, [True, True]), (45, [False, False])):
-            labels = [[0] * zeros + [1] * (100 - zeros) for zeros in (50, other)]
-            data = file_data(tmp_path / f"{other}", [(draw.normal(size=(100, 4)), own) for own in labels])
-            drift = {"kind": "swap-all", "probability": 1.0, "at": {"rounds": [2, 4]}}
-            run = ran(world(data, 2, flexcfl(1, 2), 6, drift=drift), tmp_path / f"run-{other}")
-            for device in (0, 1):
-                own = [event["data"] for event in of_kind(run, "shift-test") if event["device"] == device]
-                assert [test["fired"] for test in own] == fires
-                assert [test["distance"] for test in own] == ([40.0, 40.0] if fires[0] else [5.0, 0.0])
-
-    def test_the_sorted_distance_is_scipys_of_the_counts_as_samples(self) -> None:
-        from scipy.stats import wasserstein_distance
-
-        draw = np.random.default_rng(1)
-        for _ in range(20):
-            one, other = draw.integers(0, 40, (2, 10))
-            assert distance(one, other, "sorted_counts") == pytest.approx(wasserstein_distance(one, other))
+    draw = np.random.default_rng(1)
+    for _ in range(20):
+        one, other = draw.integers(0, 40, (2, 10))
+        assert distance(one, other, "sorted_counts") == pytest.approx(wasserstein_distance(one, other))
+    before = np.array([50, 50, *[0] * 8])
+    assert [distance(before[::-1], before, metric) for metric in ("aligned_l1", "sorted_counts")] == [20, 0]
+    assert distance(before, before, "oracle") == math.inf
 
 
 def evenly_rotated(folder: Path) -> Sections:
@@ -363,10 +341,8 @@ class TestAfterASwap:
 
     def test_fedgroup_does_not(self, tmp_path: Path) -> None:
         run, crossed = self.swapped(tmp_path / "run", PAIRED, "fedgroup")
-        before = self.before(run)
         assert len(crossed) >= 5
-        assert groups_of(run) == [before[device] for device in range(20)]
-        assert run.rounds[-1]["ari"] < 0.5
+        assert groups_of(run) == [group for _, group in sorted(self.before(run).items())]
         assert not of_kind(run, "shift-test")
 
     def test_labels_alone_are_looked_at(self, tmp_path: Path) -> None:
@@ -422,12 +398,9 @@ def test_a_group_stays_within_the_bound_of_its_virtual_model(epochs: int, tmp_pa
         shards.append((x, (x[:, 0] * shift > 0).astype(np.int64)))
     strategy = {"kind": "fedavg", "clients_per_round": 2, "local_epochs": epochs, "aggregation": "mean"}
     training = {"lr": LR, "batch_size": 100}
-    run = ran(world(file_data(tmp_path / "data", shards), 2, strategy, 1, training=training), tmp_path / "run")
-    before = ran(
-        world(file_data(tmp_path / "data", shards), 2, strategy | {"local_epochs": 1}, 1, training=training | {"lr": 1e-12}),
-        tmp_path / "before",
-    )
-    (w, start) = (np.column_stack([*map(np.atleast_2d, tensors(folder))]) for folder in (run, before))
+    run, _ = played(world(file_data(tmp_path / "data", shards), 2, strategy, 1, training=training))
+    models = weights(run, [run.strategy.state["model"], run.learner.initial()])
+    w, start = (np.column_stack([flat[:6].reshape(2, 3), flat[6:]]).astype(np.float64) for flat in models)
     data = [(np.column_stack([x.astype(np.float32), np.ones(len(x))]), y.astype(float)) for x, y in shards]
     whole = np.concatenate([x for x, _ in data]), np.concatenate([y for _, y in data])
     v, delta = start.copy(), 0.0
@@ -443,28 +416,16 @@ def test_a_group_stays_within_the_bound_of_its_virtual_model(epochs: int, tmp_pa
     assert apart <= 1e-6 if epochs == 1 else apart > 1e-6
 
 
-def tensors(run: object) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The kernel [2, 3], and the bias as a column."""
-    found = run.models()["global"]  # type: ignore[attr-defined]
-    kernel = next(value for name, value in found.items() if name.endswith("weight"))
-    bias = next(value for name, value in found.items() if name.endswith("bias"))
-    return kernel.astype(np.float64), bias.astype(np.float64)[:, None]
-
-
-def mixed(models: np.ndarray, eta: float, form: Any) -> np.ndarray:
-    return inter_group_coefficients(np.linalg.norm(models, axis=1), eta, literal=form == "literal") @ models  # type: ignore[no-any-return]
-
-
 @given(
     arrays(np.float64, st.tuples(st.integers(1, 5), st.just(3)), elements=st.floats(-100, 100).map(lambda x: round(x, 3))),
     st.floats(0, 10),
 )
 def test_normalised_models_never_grow_and_literal_ones_add_directions(models: np.ndarray, eta: float) -> None:
     norms = np.linalg.norm(models, axis=1)
-    new = mixed(models, eta, "normalised")
+    new, literally = (inter_group_coefficients(norms, eta, literal=form) @ models for form in (False, True))
     assert (np.linalg.norm(new, axis=1) <= norms.max() * (1 + 1e-12)).all()
     for j in range(len(models)):
         others = [l for l in range(len(models)) if l != j and norms[l] > 0]  # noqa: E741
         literal = models[j] + eta * sum((models[l] / norms[l] for l in others), np.zeros(3))  # noqa: E741
-        assert mixed(models, eta, "literal")[j] == pytest.approx(literal, abs=1e-9)
+        assert literally[j] == pytest.approx(literal, abs=1e-9)
         assert new[j] * (1 + sum(eta / norms[l] for l in others)) == pytest.approx(literal, rel=1e-9, abs=1e-9)  # noqa: E741

@@ -143,24 +143,17 @@ def test_who_has_diverged_is_left_out_and_all_else_is_as_without() -> None:
 # Clusters.
 
 
-@pytest.mark.parametrize(
-    "clustering",
-    [
-        {"clusterer": "k-medoids"},
-        {"clusterer": {"start": "k-medoids++"}},
-        {"clusterer": "hierarchical"},
-        {"clusterer": "dbscan", "groups": 6},
-    ],
-    ids=lambda clustering: "-".join(str(value) for value in clustering.values()),
-)
+FOUND_BY: list[dict[str, Any]] = [{"clusterer": "k-medoids"}, {"clusterer": {"start": "k-medoids++"}}]
+FOUND_BY += [{"clusterer": "hierarchical"}, {"clusterer": "dbscan", "groups": 6}]
+
+
+@pytest.mark.parametrize("clustering", FOUND_BY, ids=str)
 def test_rotations_are_found_after_a_local_warm_up(clustering: dict[str, Any], tmp_path: Path) -> None:
     run = ran(rotated_digits(24, **LOCAL, **clustering), tmp_path / "run")
     found = clustering_of(run)
     distance, truth = np.array(found["distance"]), np.arange(24) % 4
     assert distance[truth[:, None] != truth].min() > 2 * distance[truth[:, None] == truth].max()
-    assert found["groups"] == truth.tolist()
-    assert run.rounds[-1]["ari"] == 1.0
-    assert [row["group"] for row in run.devices] == truth.tolist()
+    assert found["groups"] == [row["group"] for row in run.devices] == truth.tolist()
 
 
 def test_as_the_published_code_medoids_may_begin_in_one_cluster(tmp_path: Path) -> None:
@@ -251,27 +244,26 @@ def test_the_bytes_of_an_exchange_among_200(warmup: str, tmp_path: Path) -> None
     assert (purposes["model"], purposes["update"]) == (rounds * models, rounds * models)
 
 
-@pytest.mark.parametrize(
-    ("options", "gradients"),
-    [({"measure": "diff-norm"}, 0), ({"measure": "grad-cos"}, 10), ({"measure": "update-cos"}, 0)],
-    ids=str,
-)
-def test_other_metrics_need_no_exchange(options: dict[str, Any], gradients: int, tmp_path: Path) -> None:
-    run = ran(off(10, 3, moment={"rounds": 2}, **options), tmp_path / "run")
+@pytest.mark.parametrize(("measure", "gradients"), [("diff-norm", 0), ("grad-cos", 10), ("update-cos", 0)])
+def test_other_metrics_need_no_exchange(measure: str, gradients: int, tmp_path: Path) -> None:
+    run = ran(off(10, 3, moment={"rounds": 2}, measure=measure), tmp_path / "run")
     moved = dict(run.summary["bytes"]["by_purpose"])
     assert moved.pop("gradient", 0.0) == gradients * 1000.0
     assert moved == {"model": 30 * 1000.0, "update": 30 * 1000.0}
-    assert clustering_of(run)["measure"] == options["measure"]
-    rotated = rotated_digits(24, **LOCAL, **options)
+    assert clustering_of(run)["measure"] == measure
+    rotated = rotated_digits(24, **LOCAL, measure=measure)
     assert clustering_of(ran(rotated, tmp_path / "rotated"))["groups"] == (np.arange(24) % 4).tolist()
+
+
+def slow_four(**strategy: Any) -> dict[str, Any]:
+    scenario = off(4, 1, groups=2, **strategy)
+    scenario["population"] = {"devices": 4, "samples": {"low": 90, "high": 90}, "speed": "30 samples/s"}
+    return scenario | {"network": {"kind": "star", "device": {"down": "8 kbit/s", "up": "8 kbit/s"}}}
 
 
 def test_time_of_the_exchange(tmp_path: Path) -> None:
     """3 models of 1 kB over 8 kbit/s are 3 s, four forward passes over 90 samples at 30 samples/s are 4 s, 12 B up 12 ms."""
-    scenario = off(4, 1, groups=2, moment=OWN)
-    scenario["population"] = {"devices": 4, "samples": {"low": 90, "high": 90}, "speed": "30 samples/s"}
-    scenario["network"] = {"kind": "star", "device": {"down": "8 kbit/s", "up": "8 kbit/s"}}
-    run = ran(scenario, tmp_path / "run")
+    run = ran(slow_four(moment=OWN), tmp_path / "run")
     (begin,) = [e["time"] for e in of_kind(run, "campaign") if e["data"]["what"] == "exchange"]
     assert begin == pytest.approx(3 + 1)
     (end,) = [e["time"] for e in of_kind(run, "clustering")]
@@ -283,17 +275,10 @@ def test_time_of_the_exchange(tmp_path: Path) -> None:
 
 def on_and_off(folder: Path, **limit: Any) -> dict[str, Any]:
     """Four devices, all on for 10 s and off for 10 s, in turn; the exchange begins at 4 s and takes them 7 s."""
-    scenario = off(4, 1, groups=2, moment=OWN | limit, local_epochs=1)
+    scenario = slow_four(moment=OWN | limit, local_epochs=1)
     (folder / "on.json").write_text('{"1": {"start": 0, "end": 20, "ready": [[0, 10]], "ok": true}}')
     scenario["data"] = {"root": str(folder)}
-    availability = {"kind": "flash", "file": "on.json"}
-    scenario["population"] = {
-        "devices": 4,
-        "samples": {"low": 90, "high": 90},
-        "speed": "30 samples/s",
-        "availability": availability,
-    }
-    scenario["network"] = {"kind": "star", "device": {"down": "8 kbit/s", "up": "8 kbit/s"}}
+    scenario["population"] |= {"availability": {"kind": "flash", "file": "on.json"}}
     return scenario
 
 
@@ -311,6 +296,16 @@ def test_without_an_exchange_the_run_ends_and_says_so(limit: dict[str, Any], tim
     assert run.summary["stopped"] == "0 devices came back from the exchange, too few for 2 groups"
     assert run.summary["simulated_s"] == pytest.approx(time)
     assert not run.rounds
+
+
+def test_who_is_late_in_the_exchange_is_placed_like_a_newcomer(tmp_path: Path) -> None:
+    scenario = rotated_digits(24, moment=LOCAL["moment"] | {"deadline": "100 s"}) | {"stop": {"rounds": 12}}
+    scenario["population"]["speed"] = {"kind": "lognormal", "median": "40 samples/s", "spread": 3.0}
+    run = ran(scenario, tmp_path / "run")
+    late = sorted(set(range(24)) - set(clustering_of(run)["devices"]))
+    assert 0 < len(late) < 12
+    assert sorted(event["device"] for event in of_kind(run, "assign") if event["data"]["why"] == "cold-start") == late
+    assert run.rounds[-1]["ari"] == 1.0
 
 
 def test_newcomers_join_the_cluster_that_fits_them(tmp_path: Path) -> None:
@@ -342,11 +337,9 @@ def test_a_warm_up_that_diverges_is_named() -> None:
 FLHC: dict[str, Any] = {"kind": "fl-hc", "groups": 2, "local_epochs": 2, "moment": {"rounds": 1}}
 
 
-def test_distances_by_hand() -> None:
-    updates = np.array([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]])
-    assert update_distances(updates, "l1")[0] == pytest.approx([0, 3, 2])
-    assert update_distances(updates, "l2")[0] == pytest.approx([0, 5**0.5, 2])
-    assert update_distances(updates, "cosine")[0] == pytest.approx([0, 1, 0])
+@pytest.mark.parametrize(("measure", "expected"), [("l1", [0, 3, 2]), ("l2", [0, 5**0.5, 2]), ("cosine", [0, 1, 0])])
+def test_distances_by_hand(measure: Any, expected: list[float]) -> None:
+    assert update_distances(np.array([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]]), measure)[0] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("metric", ["l1", "l2", "cosine"])
@@ -360,10 +353,9 @@ def test_devices_with_opposite_labels_are_told_apart(metric: str, tmp_path: Path
 
 def test_a_threshold_leaves_as_many_clusters_as_there_are(tmp_path: Path) -> None:
     data = opposite_groups(tmp_path, [40] * 8)
-    one = ran(world(data, 8, FLHC | {"groups": 1, "clusterer": {"threshold": 1e6}}, 2), tmp_path / "one")
-    eight = ran(world(data, 8, FLHC | {"groups": 1, "clusterer": {"threshold": 1e-6}}, 2), tmp_path / "eight")
-    assert of_kind(one, "clustering")[0]["data"]["groups"] == [0] * 8
-    assert of_kind(eight, "clustering")[0]["data"]["groups"] == list(range(8))
+    for threshold, groups in ((1e6, [0] * 8), (1e-6, list(range(8)))):
+        strategy = FLHC | {"groups": 1, "clusterer": {"threshold": threshold}}
+        assert clustering_of(ran(world(data, 8, strategy, 2), tmp_path / str(threshold)))["groups"] == groups
 
 
 def test_what_is_compared_are_updates_of_one_model(tmp_path: Path) -> None:
@@ -373,13 +365,11 @@ def test_what_is_compared_are_updates_of_one_model(tmp_path: Path) -> None:
     (made,) = of_kind(run, "clustering")
     warm, _ = played(world(data, 4, {"kind": "fedavg", "clients_per_round": 4, "local_epochs": 2}, 1, **full))
     model = weights(warm, [warm.strategy.state["model"]])[0]
-    learner = warm.learner
-    start = learner.given(model)
-    ends = [learner.train(Training(start, 2), device, key=9) for device in range(4)]  # full batches: no shuffle matters
+    start = warm.learner.given(model)
+    ends = [warm.learner.train(Training(start, 2), device, key=9) for device in range(4)]  # full batches: no shuffle matters
     updates = np.array(weights(warm, ends)) - model
     expected = np.linalg.norm(updates[:, None] - updates[None, :], axis=2)
-    shown = made["data"]["distance"]
-    assert np.asarray(shown, dtype=np.float64) == pytest.approx(expected, rel=1e-3, abs=1e-4)
+    assert np.array(made["data"]["distance"]) == pytest.approx(expected, rel=1e-3, abs=1e-4)
 
 
 def merged(points: np.ndarray[Any, Any], method: Linkage, left: int, threshold: float) -> list[int]:

@@ -12,10 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-import fedsim
 from fedsim.errors import SimulationError
 from fedsim.running.assembly import Run
-from fedsim.simulation import Record, Simulation
+from fedsim.simulation import Record
 from fedsim.toolbox.strategies.rfedavg import (
     RFedAvgParams,
     balance,
@@ -54,12 +53,6 @@ def final(run: Run) -> Weights:
     return model
 
 
-def initial(sections: Sections) -> Weights:
-    run: Run = Simulation(fedsim.Scenario(**sections)).installed
-    (model,) = weights(run, [run.learner.initial()])
-    return model
-
-
 def told(records: Sequence[Record], kind: str) -> list[dict[str, Any]]:
     return [record.fields for record in records if record.kind == kind]
 
@@ -89,11 +82,9 @@ class Round:
         loss = float(self.sizes @ np.array(losses) / self.sizes.sum())
         self.first_loss = loss if self.first_loss is None else self.first_loss
         eps = math.cos(self.theta + (math.pi / 2 - self.theta) * (self.first_loss - loss) / self.first_loss)
-        left, clusters = set(devices), []
+        left, clusters, units = set(devices), [], [own / np.linalg.norm(own) for own in gradients]
         while left:
-            near = {
-                k: [j for j in sorted(left) if j == k or self.cosine(gradients[k], gradients[j]) >= eps] for k in sorted(left)
-            }
+            near = {k: [j for j in sorted(left) if j == k or units[k] @ units[j] >= eps] for k in sorted(left)}
             clusters.append(max(near.values(), key=len))
             left -= set(clusters[-1])
         p = np.array([1 / self.imbalance(cluster, imbalance) for cluster in clusters])
@@ -103,9 +94,6 @@ class Round:
             size = sum(self.sizes[k] for k in cluster)
             total += weight * sum(self.sizes[k] * gradients[k] for k in cluster) / size
         return flat - lr * total, clusters, p.tolist()
-
-    def cosine(self, one: Vector, other: Vector) -> float:
-        return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
 
     def imbalance(self, cluster: Sequence[int], how: str) -> float:
         own = []
@@ -124,7 +112,7 @@ def test_rounds_are_those_of_the_paper(tmp_path: Path, theta: float, imbalance: 
     data = one_class(tmp_path, sizes)
     sections = world(data, 7, rfedavg(7, theta=theta, imbalance=imbalance), rounds, training={"lr": lr})
     run, records = played(sections)
-    by_hand, flat = Round(data, sizes, theta), initial(sections).astype(np.float64)
+    by_hand, flat = Round(data, sizes, theta), weights(run, [run.learner.initial()])[0].astype(np.float64)
     for reweighting in told(records, "reweighting"):
         flat, clusters, p = by_hand.step(flat, lr, imbalance)
         assert reweighting["clusters"] == [len(cluster) for cluster in clusters]
@@ -163,7 +151,10 @@ def test_the_optimum_mends_what_samples_get_wrong(tmp_path: Path) -> None:
     assert by_data["optimal"] < by_data["rfedavg"] < by_data["uniform-by-data"]
 
 
-# What is recorded.
+def test_several_gradient_steps_are_several_rounds_of_one(tmp_path: Path) -> None:
+    data = file_data(tmp_path, [(np.random.default_rng(4).normal(size=(20, 4)), [0, 1] * 10)])
+    one, three = (played(world(data, 1, rfedavg(1, local_epochs=6 // rounds), rounds))[0] for rounds in (6, 2))
+    assert final(three) == pytest.approx(final(one), abs=1e-6)
 
 
 def test_clusterings_are_recorded_as_rounds_double(tmp_path: Path) -> None:
@@ -257,7 +248,7 @@ def test_k_means_makes_as_many_clusters_as_the_scenario_says(wanted: int) -> Non
     assert sorted(found) == {1: [[0, 1, 2, 3]], 2: [[0, 1], [2, 3]], 4: [[0], [1], [2], [3]]}[wanted]
 
 
-# FlexCFL's inter-group aggregation on hand-made models; RFedAvg's weights, and the benchmark that knows the classes.
+# Weights, and the benchmark that knows the classes.
 
 
 @given(st.lists(st.lists(st.integers(0, 20), min_size=3, max_size=3), min_size=2, max_size=8), st.integers(1, 4))
@@ -269,16 +260,11 @@ def test_a_cluster_lacks_what_it_does_not_have(rows: list[list[int]], parts: int
     assert found == pytest.approx([max(total - int(counts[cluster].sum()), 1) for cluster in clusters])
 
 
-def test_imbalance_is_at_least_one_sample() -> None:
-    one_class = np.zeros((3, 10), dtype=np.int64)
-    one_class[:, 4] = 50
+def test_imbalance_is_at_least_one_sample_and_the_first_of_the_most_imbalanced_members_is_spared() -> None:
+    one_class = np.repeat([[0, 50, 0]], 3, axis=0)
     assert cluster_imbalance(class_imbalance(one_class), one_class.sum(axis=1), [[0, 1, 2]]).tolist() == [1.0]
     everything = np.array([[5, 5], [5, 5]])
-    imbalance = cluster_imbalance(class_imbalance(everything, 20), everything.sum(axis=1), [[0, 1]])
-    assert imbalance.tolist() == [1.0]
-
-
-def test_the_first_of_the_most_imbalanced_members_is_spared() -> None:
+    assert cluster_imbalance(class_imbalance(everything, 20), everything.sum(axis=1), [[0, 1]]).tolist() == [1.0]
     assert cluster_imbalance(np.array([70.0, 90.0, 90.0]), np.array([1, 20, 3]), [[2, 1, 0]]).tolist() == [90 - 3 - 1]
 
 

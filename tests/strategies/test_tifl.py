@@ -14,7 +14,7 @@ from fedsim.toolbox.strategies.fedat import tier_shares
 from fedsim.toolbox.strategies.tifl import credit_probabilities, equal_width_bins, tier_numbers
 from tests.records.test_audit import aggregated_never, events, found
 from tests.strategies.clustered import file_data, of_kind, played, ran, weights, world
-from tests.strategies.curved import PULLS, curved
+from tests.strategies.curved import PULLS, curved, model_after
 
 
 def tiers_of(sizes: list[float], tiers: int) -> list[int]:
@@ -22,13 +22,10 @@ def tiers_of(sizes: list[float], tiers: int) -> list[int]:
     return tier_numbers(values, tiers, equal_width_bins(values, tiers)).tolist()  # type: ignore[no-any-return]
 
 
-def test_bins_are_of_equal_width_and_an_outlier_takes_them_all() -> None:
+def test_bins_are_of_equal_width_an_outlier_takes_them_all_and_who_comes_later_is_sorted_in() -> None:
     assert tiers_of([100, 399, 400, 699, 700, 1000], 3) == [0, 0, 1, 1, 2, 2]
     assert tiers_of([*range(100, 1001, 100), 5000], 3) == [0] * 10 + [2]
     assert tiers_of([7, 7, 7], 4) == [0, 0, 0]
-
-
-def test_who_comes_later_is_sorted_into_the_tiers_that_are() -> None:
     assert tier_numbers(np.array([5.0, 100.0, 250.0, 9000.0]), 3, (100.0, 100.0)).tolist() == [0, 0, 1, 2]
     assert tier_numbers(np.array([6.0, 7.0, 8.0]), 3, (7.0, 0.0)).tolist() == [0, 0, 2]
 
@@ -133,47 +130,27 @@ def test_credits_follow_accuracies_on_test_samples(accuracy_from: str, tmp_path:
     assert last["probabilities"] == pytest.approx([3 / 6, 2 / 6, 1 / 6])
 
 
-def probabilities_over_time(small: dict[str, Any], require: bool, folder: Path) -> list[dict[str, Any]]:
+@pytest.mark.parametrize("require", [True, False])
+def test_probabilities_change_without_improvement_or_if_told_so_at_every_test(
+    small: dict[str, Any], require: bool, tmp_path: Path
+) -> None:
     small["population"] |= {"availability": {"kind": "always"}}
     small["strategy"] = {"kind": "tifl", "tiers": 3, "mode": "credits", "clients_per_round": 2, "interval": 2}
     small["strategy"] |= {"accuracy_from": "measurement", "require_no_improvement": require}
-    small["stop"] = {"rounds": 24}
-    run = ran(small, folder)
-    return [
-        event["data"] | {"kind": event["kind"], "tier": event["group"]}
-        for event in run.events
-        if event["kind"] in ("tier", "tier-test")
-    ]
-
-
-def test_without_the_condition_every_test_changes_them(small: dict[str, Any], tmp_path: Path) -> None:
-    tests = [entry for entry in probabilities_over_time(small, False, tmp_path / "run") if entry["kind"] == "tier-test"]
-    assert len(tests) == 11  # none before round 0
-    for entry in tests:
-        n = sum(probability > 0 for probability in entry["probabilities"])
-        assert max(entry["probabilities"]) == pytest.approx(2 / (n + 1))
-
-
-def test_probabilities_change_only_without_improvement(small: dict[str, Any], tmp_path: Path) -> None:
-    before: dict[str, Any] | None = None
-    current, changes, stays = None, 0, 0
-    for entry in probabilities_over_time(small, True, tmp_path / "run"):
-        if entry["kind"] == "tier":
-            current = entry["tier"]
-            continue
-        if before is not None and current is not None:
-            if entry["accuracies"][current] > before["accuracies"][current]:
-                assert entry["probabilities"] == before["probabilities"]
-                stays += 1
-            else:
-                weakest = min(
-                    (tier for tier in range(3) if entry["probabilities"][tier]), key=lambda tier: entry["accuracies"][tier]
-                )
-                assert entry["probabilities"][weakest] == max(entry["probabilities"])
-                changes += 1
-        before = entry
-    assert changes > 0
-    assert stays > 0
+    run = ran(small | {"stop": {"rounds": 24}}, tmp_path / "run")
+    tests = [event["data"] for event in of_kind(run, "tier-test")]
+    assert len(tests) == 11 + require  # else none before round 0
+    current = drawn(run)[1::2]  # the tier drawn last before each test but the first
+    stays = 0
+    for before, entry, tier in zip(tests, tests[1:], current[not require :], strict=False):
+        if require and entry["accuracies"][tier] > before["accuracies"][tier]:
+            assert entry["probabilities"] == before["probabilities"]
+            stays += 1
+        else:
+            able = [tier for tier in range(3) if entry["probabilities"][tier]]
+            assert max(entry["probabilities"]) == pytest.approx(2 / (len(able) + 1))
+            assert max(able, key=lambda tier: entry["probabilities"][tier]) == min(able, key=lambda t: entry["accuracies"][t])
+    assert 0 < stays < len(tests) - 1 or not require
 
 
 def test_profiled_latency_makes_tiers_and_drops_whom_it_never_saw_in_time(tmp_path: Path) -> None:
@@ -283,18 +260,15 @@ def test_the_audit_misses_an_update_of_the_tier_that_was_aggregated(tmp_path: Pa
     assert "every valid update was aggregated once" in found(tmp_path / "run")
 
 
-def private(folder: Path, aggregation: Any) -> float:
-    sections = curved(folder, FEDAT, 6, population={"devices": 4, "speed": SPEEDS})
-    sections["strategy"] = FEDAT | {"local_epochs": 3, "aggregation": aggregation}
-    run, _ = played(sections)
-    return float(weights(run, [run.strategy.state["model"]])[0][0])
-
-
 def test_private_aggregation_is_one_of_what_has_changed_in_the_model_that_was_sent(tmp_path: Path) -> None:
+    sections = curved(tmp_path, FEDAT, 6, population={"devices": 4, "speed": SPEEDS})
     how = {"kind": "private", "clip": 1e6, "noise": 0.0, "account": False}
-    assert private(tmp_path, how) == pytest.approx(private(tmp_path, "mean"), abs=1e-5)
-    local = how | {"where": "local", "clip": 1e-9}
-    assert private(tmp_path, local) == pytest.approx(5.0, abs=1e-5), "clients did not clip what they have changed"
+    plain, private, clipped = (
+        model_after(sections | {"strategy": FEDAT | {"local_epochs": 3, "aggregation": aggregation}})[0]
+        for aggregation in ("mean", how, how | {"where": "local", "clip": 1e-9})
+    )
+    assert private == pytest.approx(plain, abs=1e-5)
+    assert clipped == pytest.approx(5.0, abs=1e-5), "clients did not clip what they have changed"
 
 
 def test_devices_without_room_for_the_training_are_in_no_tier(tmp_path: Path) -> None:

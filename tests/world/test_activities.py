@@ -1,18 +1,25 @@
 """What processes send and compute: known times, shares, losses, cancellations, books, and a run that goes on to the bit."""
 
+import asyncio
 import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as parquet
 import pytest
 import simpy
 
 import fedsim
+from fedsim.audit import audit
 from fedsim.errors import CheckpointError, ScenarioError, SimulationError
-from fedsim.plugin import Activity, Process, World
-from fedsim.testing import assert_same_run, assert_sound, eventful_world, go_on, run, run_until
+from fedsim.executors.inline import Inline
+from fedsim.lab.trackers.trace import trace_events
+from fedsim.plugin import SERVER, Activity, Process, World
+from fedsim.running.runner import Job
+from fedsim.testing import assert_same_run, assert_sound, eventful_world, go_on, quiet_world, run, run_until
+from fedsim.world.task import Payload
 
 HERE = __name__
 STAR = {"kind": "star", "server": {"up": "100 B/s"}, "device": {"up": "100 B/s", "down": "50 B/s", "latency": "500 ms"}}
@@ -150,22 +157,17 @@ def test_what_needs_a_device_that_is_away_is_lost(away: str, tmp_path: Path) -> 
 
 def test_facts() -> None:
     world = fedsim.build_world({"devices": 2, "device": "raspberry-pi-5", "samples": [3, 4]}, STAR)
-    facts = world.device("device 1")
-    assert (facts.kind, facts.samples, facts.up, facts.down, facts.latency) == ("raspberry-pi-5", 4, 100.0, 50.0, 0.5)
-    assert facts.present
-    assert facts.flops is not None
-    assert facts.flops > 1e9
-    assert (facts.arrival, facts.departure) == (0.0, math.inf)
+    _, flops, *facts = world.device("device 1")
+    assert facts == [50.0, 100.0, 0.5, 4, "raspberry-pi-5", 0.0, math.inf, True]
+    assert flops is not None
+    assert flops > 1e9
     assert fedsim.Simulation(fedsim.load("quickstart", ["learning=off"])).world.device(3).samples > 0
 
 
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (
-            lambda world: world.send("devise 1", "server", 1),
-            "no endpoint 'devise 1'; allowed are server, device 0 to device 3.*",
-        ),
+        (lambda world: world.send("devise 1", "server", 1), "no endpoint 'devise 1'; allowed are server, device 0 to device 3"),
         (lambda world: world.send("device 4", "server", 1), "no endpoint 'device 4'; allowed are"),
         (lambda world: world.send("sever", 1, 1), "did you mean 'server'"),
         (lambda world: world.send(1, 1, 1), "sends to itself"),
@@ -190,6 +192,41 @@ def test_a_world_that_cannot_be_built() -> None:
         fedsim.build_world({"device_count": 3})
     with pytest.raises(SimulationError, match="no world in a bare clock"):
         _ = fedsim.Simulation().world
+
+
+def test_any_endpoints_and_their_books(tmp_path: Path) -> None:
+    """Two messages of a device share its link up; one of the server's does not; ledger, transfers and trace tell of all.
+
+    They pass no server, which draws nothing for them. The audit finds what a slower link cannot have carried.
+    """
+    sections = quiet_world({"kind": "fedavg", "clients_per_round": 2}, rounds=1)
+    device = {"down": "1 MB/s", "up": "100 kB/s", "latency": "50 ms"}
+    sections |= {"network": {"kind": "star", "device": device}, "learning": "off", "stop": {"simulated_time": "40 s"}}
+    sections["energy"] = {"server": {"byte": "1 J/kB"}}
+    job, told = Job(fedsim.Scenario(**sections), tmp_path / "run", Inline()), list[tuple[float, str]]()
+
+    def send() -> Iterator[Any]:
+        yield job.simulation.env.timeout(30)
+        for ends in ((20, 21), (20, 22), (SERVER, 23)):
+            job.run.messages.send(*ends, (Payload("model", 1e5),), 7, lambda _, how: told.append((job.simulation.now, how)))
+
+    job.simulation.env.process(send())  # type: ignore[arg-type]
+    summary = asyncio.run(job.execute()).summary
+    assert told == [(pytest.approx(when, abs=1e-6), "done") for when in (30 + 0.05 + 0.1, 30 + 0.1 + 2, 30 + 0.1 + 2)]
+    folder = assert_sound(tmp_path / "run")
+    rows = [row for row in folder.transfers if row["direction"] == "peer"]
+    assert [(row["sender"], row["receiver"], row["round"], row["delivered"]) for row in rows] == [
+        ("server", "device 23", 7, 1e5),
+        ("device 20", "device 21", 7, 1e5),
+        ("device 20", "device 22", 7, 1e5),
+    ]
+    assert summary["bytes"]["peer"] == 3e5
+    assert [entry["name"] for entry in trace_events(folder) if entry["ph"] == "b"][1] == "device 20 to device 21"
+    path = tmp_path / "run" / "devices.parquet"
+    table = parquet.read_table(path)
+    slower = [rate.as_py() * (0.9 if device == 20 else 1.0) for device, rate in enumerate(table.column("link_up"))]
+    parquet.write_table(table.set_column(table.column_names.index("link_up"), "link_up", [slower]), path)
+    assert "link up of device 20" in str(audit(tmp_path / "run")["no link carried more than it can"])
 
 
 # Saved and resumed, in a run with a strategy at work.
@@ -274,10 +311,8 @@ def test_a_run_with_activities_is_sound_and_goes_on_to_the_bit(tmp_path: Path) -
     summary = run(scenario, tmp_path / "whole")
     folder = assert_sound(tmp_path / "whole")
     records = [event for event in folder.events if event["kind"] == "message"]
-    outcomes = {event["outcome"] for event in records}
-    assert {"done", "lost", "cancelled"} <= outcomes
-    computed = [event for event in folder.events if event["kind"] == "process:compute"]
-    assert len(computed) > 10
+    assert {"done", "lost", "cancelled"} <= {event["outcome"] for event in records}
+    assert sum(event["kind"] == "process:compute" for event in folder.events) > 10
     sent = [row for row in folder.transfers if row["task"] is None]
     for purpose in ("process", "part"):
         moved = math.fsum(row["delivered"] for row in sent if row["purpose"] == purpose)

@@ -1,6 +1,5 @@
 """Batteries: levels by hand, the instant at which one is flat, who is off for how long, and books that balance."""
 
-import asyncio
 import math
 from typing import Any
 
@@ -9,22 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.simulation import TICK_S, Record, Simulation
+from fedsim.energy.batteries import Batteries, Charging, ChargingModel, Never, Powered
+from fedsim.simulation import TICK_S, Simulation
 from fedsim.streams import Streams
 from fedsim.toolbox.worlds.availability import Diurnal
 from fedsim.toolbox.worlds.charging import Always, Daily, RenewalCharging, WhenReached
 from fedsim.training import Training
 from fedsim.world.availability import AlwaysOn, Availability
-from fedsim.world.batteries import Batteries, Powered
 from fedsim.world.calendar import CalendarSpec
-from fedsim.world.charging import Charging, ChargingModel, Never
-from fedsim.world.compute import Compute
-from fedsim.world.life import TaskRunner
 from fedsim.world.network import Star
 from fedsim.world.network.protocol import Fluid, Transport
 from fedsim.world.phases import Span
 from fedsim.world.population import Population
-from fedsim.world.task import Download, Payload, Task, TaskStep, Train, Upload
+from fedsim.world.task import Download, Payload, Train, Upload
+from tests.world.sites import WorkSite
 
 HOUR, DAY = 3600.0, 86_400.0
 DRAWS = {"idle_w": 0.5, "compute_w": 3.0, "receive_w": 1.0, "send_w": 2.0, "receive_j_byte": 0.01, "send_j_byte": 0.02}
@@ -36,7 +33,7 @@ def level(batteries: Batteries, device: int) -> float:
     return batteries.charge(device) * batteries._columns["capacity_j"].item(device)
 
 
-class Site:
+class Site(WorkSite):
     """Two devices: 100 B/s down, 50 B/s up; device 0 takes 10 s an epoch, device 1 15 s.
 
     Args:
@@ -57,40 +54,17 @@ class Site:
         header: float = 0.0,
         **draws: float,
     ) -> None:
-        self.simulation = Simulation()
+        simulation = Simulation()
         population = Population(np.full(2, 10.0), np.array([100, 150]), 1.0, np.zeros(2), np.full(2, np.inf))
         transport = Transport(Fluid.model_validate({"segment": "1 B", "header": f"{header} B"}), Streams(1))
-        network = Star(self.simulation, np.full(2, 100.0), np.full(2, 50.0), np.zeros(2), math.inf, up, transport)
+        network = Star(simulation, np.full(2, 100.0), np.full(2, 50.0), np.zeros(2), math.inf, up, transport)
         values = DRAWS | draws
         columns = {name: np.full(2, value) for name, value in ({"initial_j": values["capacity_j"]} | values).items()}
         within = AlwaysOn() if within is None else within
         path: Charging = (charging or Never()).build(Streams(5), 2, 0.0, within, None)
-        self.batteries = Batteries(self.simulation, columns, restart, path, np.zeros(2))
-        self.availability = Powered(within, self.batteries)
-        compute = Compute(Streams(1), 0.0, None, 2)
-        self.records: list[Record] = []
-        self.simulation.listen(self.records.append)
-        self.tasks = TaskRunner(
-            self.simulation, population, self.availability, compute, network, 10, lambda task: (), self._on_end, self.batteries
-        )
-        self.simulation.at_end(self.batteries.close)
-
-    def _on_end(self, task: Task) -> None: ...
-
-    def start(self, *steps: TaskStep, device: int = 0, at: float = 0.0) -> None:
-        self.simulation.wake(("start", device), at, lambda: self.tasks.start(device, steps, 0, None))
-
-    def run(self, until: float = math.inf) -> None:
-        if until < math.inf:
-            self.simulation.wake(("stop", 0), until, lambda: self.simulation.stop("time"))
-        asyncio.run(self.simulation.run())
-
-    def steps(self, device: int = 0) -> list[tuple[Any, ...]]:
-        return [
-            (record.fields["step"], record.time, record.fields["outcome"], record.fields.get("delivered"))
-            for record in self.records
-            if record.kind == "step-end" and record.fields["device"] == device
-        ]
+        self.batteries = Batteries(simulation, columns, restart, path, np.zeros(2))
+        super().__init__(network, population, Powered(within, self.batteries), self.batteries)
+        simulation.at_end(self.batteries.close)
 
     def told(self, device: int = 0) -> list[tuple[float, dict[str, Any]]]:
         return [(r.time, r.fields) for r in self.records if r.kind == "battery" and r.fields["device"] == device]
@@ -115,7 +89,7 @@ def test_a_device_with_1000_j_ends_at_the_right_instant() -> None:
     site.run()
     assert site.steps() == [
         ("download", 4.0, "done", 400.0),
-        ("train", pytest.approx(7 + 978 / 3.5, abs=TICK_S), "battery", None),
+        ("train", pytest.approx(7 + 978 / 3.5, abs=TICK_S), "battery", 28),
     ]
     (time, last) = site.told()[-1]
     assert (time, last["level"], last["flat"]) == (site.steps()[-1][1], 0.0, True)
@@ -129,7 +103,7 @@ def test_completion_wins_a_tie_and_the_next_step_ends_at_once() -> None:
     site = Site(capacity_j=7 * 10.0 + 3.5 * 10, idle_w=0.5, tail_s=0.0, compute_w=10.0)
     site.start(train(1), update(100.0))
     site.run()
-    assert site.steps() == [("train", 10.0, "done", None), ("upload", 10.0, "battery", 0.0)]
+    assert site.steps() == [("train", 10.0, "done", 1), ("upload", 10.0, "battery", 0.0)]
 
 
 @pytest.mark.parametrize(
@@ -208,7 +182,7 @@ def test_a_day_by_hand() -> None:
 
     for hour in hours:
         site.simulation.wake(("look", 0), hour * HOUR, lambda hour=hour: look(hour))  # type: ignore[misc]
-    asyncio.run(site.simulation.run())
+    site.run()
     assert levels[0.5] == pytest.approx(910, rel=1e-12)
     assert levels[1] == pytest.approx(820, rel=1e-12)
     assert levels[1.5] == pytest.approx(820 + 270, rel=1e-12)
@@ -305,15 +279,10 @@ def test_never_below_zero_and_the_books_balance(
         draws = {"capacity_j": capacity, "charge_w": charge, "tail_s": 1.5, "tail_w": tail_w}
         site = Site(pattern, up=60.0, restart=0.3, header=header, **draws)
 
-        def give(device: int, steps: tuple[TaskStep, ...]) -> None:
-            if site.tasks.is_idle(device):
-                site.tasks.start(device, steps, 0, None)
-
         time = 0.0
         for device, gap, epochs, size in tasks:
             time += gap
-            steps = (model(float(size)), train(epochs), update(float(size)))
-            site.simulation.wake(("give", device), time, lambda device=device, steps=steps: give(device, steps))  # type: ignore[misc]
+            site.start(model(float(size)), train(epochs), update(float(size)), device=device, at=time)
         for look in looks:
             site.simulation.wake(("look", 0), look, lambda: seen.append((look_at(site), look_at(site))))
         site.run(100.0)

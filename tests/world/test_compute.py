@@ -1,6 +1,5 @@
 """How long computing takes: exact sums, limits, jitter, slow phases; kinds of devices by hand; and hosts that are shared."""
 
-import asyncio
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,15 +15,14 @@ from fedsim.streams import Streams
 from fedsim.testing import StrategyContract, assert_sound, eventful_world, run
 from fedsim.toolbox.models.profile import profile
 from fedsim.training import Part, Training
-from fedsim.world.availability import AlwaysOn
 from fedsim.world.compute import Compute, HostSpec, SlowPhases
 from fedsim.world.device_kinds import DeviceKind, Rooflines, operations_s
-from fedsim.world.life import TaskRunner
 from fedsim.world.network import Star
 from fedsim.world.population import Population
-from fedsim.world.task import Task, Work
+from fedsim.world.task import Work
 from tests.benchmarks.hashes import STRATEGIES
 from tests.benchmarks.roofline import CLASSES, MODELS, batch_s, fit
+from tests.world.sites import WorkSite
 
 SLOW = SlowPhases(factor=0.25, mean_normal="10 s", mean_slow="10 s")  # type: ignore[arg-type]
 
@@ -84,17 +82,6 @@ def test_a_horizon_changes_nothing_before_it(slow: SlowPhases | None, jitter: fl
         assert known == [end for begin, end in begun if begin < limit and end <= min(limit, horizon)]
         assert ends[: len(known)] == known
         assert len(ends) <= len(known) + 2 or epoch_s == 0
-
-
-def test_an_epoch_far_beyond_the_limit_is_not_walked_through() -> None:
-    compute = Compute(Streams(9), 0.0, SLOW, 2)
-    assert compute._phases is not None
-    asked = []
-    span = compute._phases.span
-    compute._phases.span = lambda device, time: asked.append(time) or span(device, time)  # type: ignore[method-assign, func-returns-value]
-    (end,) = compute.epoch_ends(0, 3.0, 1e15, 5, 23.0)
-    assert end > 23.0
-    assert len(asked) < 50
 
 
 def test_a_billion_epochs_are_not_laid_out() -> None:
@@ -157,6 +144,7 @@ def test_an_epoch_by_hand() -> None:
     assert devices.training_s(2, NOW, 10) == pytest.approx(2 * (2 * full + rest))
     assert devices.training_s(0, NOW, 2) == pytest.approx(rest)
     assert devices.training_s(1, NOW, 0) == pytest.approx(5e-3)
+    assert [devices.testing_s(0, samples) for samples in (0, 10)] == [0, pytest.approx(2 * 10e-3 + 6e-3)]  # the forward pass
     samples = np.array([10, 10, 10])
     assert devices.epochs_s(samples) == pytest.approx([devices.training_s(device, NOW, 10) for device in range(3)])
     assert devices.speeds() == pytest.approx([4 / full, 4 / (full + 1e-3), 2 / full])
@@ -170,11 +158,6 @@ def test_full_batches_steps_and_parts() -> None:
     assert devices.training_s(0, Training(None, steps=2), 3) == pytest.approx(2 * (3 * (3 + 2 + 3) + 4) * 1e-3)
     part = Part(1, 1, 10)
     assert devices.training_s(0, Training(None, part=part), part.samples) == pytest.approx(34e-3 + 3 * 4e-3 + 4e-3)
-
-
-def test_a_test_is_the_forward_pass_alone() -> None:
-    assert rooflines(kind()).testing_s(0, 10) == pytest.approx(2 * 10e-3 + 6e-3)
-    assert rooflines(kind()).testing_s(0, 0) == 0
 
 
 def test_room() -> None:
@@ -199,26 +182,14 @@ def test_what_was_fitted_to_exact_times_is_found_again() -> None:
 
 def carried_out(host: dict[str, Any], arrivals: Sequence[float], seconds: Sequence[float]) -> dict[int, float]:
     """When each of some computations, a device each, that begin at ``arrivals`` (s), ends (s)."""
-    simulation, count, ends = Simulation(), len(arrivals), {}
+    count = len(arrivals)
     nothing, endless = np.zeros(count), np.full(count, math.inf)
     population = Population(np.ones(count), np.zeros(count, dtype=np.int64), 1.0, nothing, endless)
-    network = Star(simulation, endless, endless, nothing, math.inf, math.inf)
-    streams = Streams(1)
-    available, compute = AlwaysOn().build(streams, count, None), Compute(streams, 0.0, None, count)
-
-    def on_end(task: Task) -> None:
-        ends[task.device] = simulation.now
-
-    spec = HostSpec(**host)
-    tasks = TaskRunner(simulation, population, available, compute, network, 1, lambda task: (), on_end, None, None, spec)
-
-    def start(device: int) -> None:
-        tasks.start(device, (Work(seconds=seconds[device]),), 0, None)
-
+    site = WorkSite(Star(Simulation(), endless, endless, nothing, math.inf, math.inf), population, host=HostSpec(**host))
     for device, time in enumerate(arrivals):
-        simulation.wake(("start", device), time, lambda device=device: start(device))
-    asyncio.run(simulation.run())
-    return ends
+        site.start(Work(seconds=seconds[device]), device=device, at=time)
+    site.run()
+    return {record.fields["device"]: record.time for record in site.records if record.kind == "task-end"}
 
 
 @pytest.mark.parametrize(
@@ -278,17 +249,14 @@ def test_interrupted_and_resumed_at_any_instant(kind: str, tmp_path: Path) -> No
     contract.sections["population"] = population
     contract.test_it_goes_on_as_if_it_had_not_been_stopped(tmp_path)
     folder = assert_sound(tmp_path / "whole")
-    outcomes = {
-        event["outcome"] for event in folder.events if event["kind"] == "step-end" and event["step"] in ("train", "queue")
-    }
-    assert {"done", "lost"} <= outcomes
+    ends = [event for event in folder.events if event["kind"] == "step-end" and event["step"] in ("train", "queue")]
+    assert {"done", "lost"} <= {event["outcome"] for event in ends}
 
 
 def test_no_hosts_are_hosts_with_a_core_for_each_device() -> None:
     """What happens is the same; records of trainings only say how much of a core they had, so hashes differ."""
-    scenario = eventful_world({"kind": "fedavg", "clients_per_round": 6, "deadline": "30 s"}, seed=4, rounds=4) | {
-        "learning": "off"
-    }
+    scenario = eventful_world({"kind": "fedavg", "clients_per_round": 6, "deadline": "30 s"}, seed=4, rounds=4)
+    scenario["learning"] = "off"
     scenario["population"].pop("slow_phases", None)
     alone = run(scenario)
     scenario["population"]["host"] = {"cores": 100}

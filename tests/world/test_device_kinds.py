@@ -34,8 +34,10 @@ def world(**population: Any) -> dict[str, Any]:
     }
 
 
-def built(**population: Any) -> Run:
-    return Run(fedsim.Scenario(**world(**population)), Simulation())
+def built(device_links: dict[str, str] | None = None, **population: Any) -> Run:
+    sections = world(**population)
+    sections["network"]["device"] = device_links or {}
+    return Run(fedsim.Scenario(**sections), Simulation())
 
 
 def test_every_figure_of_the_catalogue_has_a_source_and_a_date() -> None:
@@ -65,9 +67,7 @@ def test_a_mixture_has_its_shares_and_each_its_own_link() -> None:
 
 
 def test_what_the_network_says_goes_before_the_kinds_links() -> None:
-    sections = world(device="laptop")
-    sections["network"]["device"] = {"up": "1 Mbit/s", "latency": "7 s"}
-    run = Run(fedsim.Scenario(**sections), Simulation())
+    run = built({"up": "1 Mbit/s", "latency": "7 s"}, device="laptop")
     assert run.network.access["up"].item(0) == 125e3
     assert run.network.latencies.tolist() == [7.0] * 12
 

@@ -1,8 +1,6 @@
 """Devices at work: what each step takes, how it can end early, and who wins a tie."""
 
-import asyncio
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,24 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsim.errors import SimulationError
-from fedsim.simulation import Record, Simulation, on_grid
-from fedsim.streams import Streams
+from fedsim.simulation import Simulation, on_grid
 from fedsim.toolbox.worlds.availability import Traces
 from fedsim.training import Limit, Part, Training
-from fedsim.world.availability import Availability
-from fedsim.world.compute import Compute
-from fedsim.world.life import TaskRunner
 from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.network import Star
 from fedsim.world.population import Population
 from fedsim.world.task import Download, Evaluate, Payload, Task, TaskStep, Train, Upload
+from tests.world.sites import WorkSite
 
 MODEL = Download((Payload("model", 1000.0),))
 BATCH = 30
 UPDATE = Upload((Payload("update", 500.0), Payload("control", 100.0)))
 
 
-class Site:
+class Site(WorkSite):
     """Two devices: 100 B/s down, 50 B/s up, no latency; 10 s an epoch (device 0), 20 s (device 1); unless said otherwise.
 
     Args:
@@ -38,7 +33,6 @@ class Site:
         lifetime: from when to when both are there (s).
         speed, rates: samples/s, and bytes/s down and up, of both.
         samples: of each.
-        server: what the server's link carries (bytes/s).
     """
 
     def __init__(
@@ -49,44 +43,18 @@ class Site:
         speed: float = 10.0,
         samples: tuple[int, int] = (100, 200),
         rates: tuple[float, float] = (100.0, 50.0),
-        server: float = math.inf,
     ) -> None:
-        self.simulation = Simulation()
         self.lives = np.full(2, lifetime[0]), np.full(2, lifetime[1])
-        self.population = population = Population(np.full(2, speed), np.array(samples), 1.0, *self.lives)
-        columns = (np.full(2, value) for value in (*rates, latency))
-        network = Star(self.simulation, *columns, server, server)
-        self.availability: Availability = bounded(Traces([(math.inf, [0.0, off])], [0, 0]), *self.lives)
-        self.compute = compute = Compute(Streams(1), 0.0, None, 2)
-        self.ended: list[Task] = []
-        self.following: Callable[[Task], tuple[TaskStep, ...]] | None = None
-        self.records: list[Record] = []
-        self.tasks = TaskRunner(
-            self.simulation, population, self.availability, compute, network, BATCH, self._more, self._on_end
-        )
-        self.simulation.listen(self.records.append)
+        population = Population(np.full(2, speed), np.array(samples), 1.0, *self.lives)
+        network = Star(Simulation(), *(np.full(2, value) for value in (*rates, latency)), math.inf, math.inf)
+        availability = bounded(Traces([(math.inf, [0.0, off])], [0, 0]), *self.lives)
+        super().__init__(network, population, availability, batch_size=BATCH)
 
-    def _on_end(self, task: Task) -> None:
-        self.ended.append(task)
-
-    def _more(self, task: Task) -> tuple[TaskStep, ...]:
-        """What follows on the steps that were asked for, once they are carried out."""
-        following, self.following = self.following, None
-        return () if following is None else following(task)
-
-    def run(
-        self, *steps: TaskStep, device: int = 0, meanwhile: Callable[["Site"], None] | None = None
-    ) -> list[tuple[Any, ...]]:
-        """Carry out one task; (step, end, outcome, amount) of each step."""
+    def carried_out(self, *steps: TaskStep, device: int = 0) -> list[tuple[Any, ...]]:
+        """Carry out one task; see ``steps``."""
         self.tasks.start(device, steps, round=0, group=None)
-        if meanwhile is not None:
-            meanwhile(self)
-        asyncio.run(self.simulation.run())
-        ends = [record for record in self.records if record.kind == "step-end"]
-        return [
-            (end.fields["step"], end.time, end.fields["outcome"], end.fields.get("delivered", end.fields.get("epochs")))
-            for end in ends
-        ]
+        self.run()
+        return self.steps(device)
 
     def end_at(self, time: float) -> None:
         """The server ends task 0 at a time; it acts only when the world stands still."""
@@ -99,17 +67,13 @@ class Site:
 
 def test_a_task_from_begin_to_end() -> None:
     site = Site()
-    steps = site.run(MODEL, Train(Training("model", 3)), UPDATE)
+    steps = site.carried_out(MODEL, Train(Training("model", 3)), UPDATE)
     assert steps == [("download", 10.0, "done", 1000.0), ("train", 40.0, "done", 3), ("upload", 52.0, "done", 600.0)]
     (task,) = site.ended
     assert (task.outcome, task.epochs, site.tasks.running) == ("done", 3, {})
     assert site.tasks.is_idle(0)
     kinds = [record.kind for record in site.records]
     assert kinds == ["task-start", *["step-start", "step-end"] * 3, "task-end"]
-
-
-def test_evaluating_takes_a_forward_pass_for_each_model() -> None:
-    assert Site().run(Evaluate(("a", "b", "c")), device=1)[0][:3] == ("evaluate", pytest.approx(20.0), "done")
 
 
 DOWN, TRAINED = ("download", 10.0, "done", 1000.0), ("train", 40.0, "done", 3)
@@ -131,7 +95,7 @@ def test_who_vanishes_or_leaves_loses_its_task_and_is_charged_for_what_moved(
     when: float, expected: list[Any], outcome: str
 ) -> None:
     site = Site(when) if outcome == "lost" else Site(lifetime=(0.0, when))
-    steps = site.run(MODEL, Train(Training("model", 3)), UPDATE)
+    steps = site.carried_out(MODEL, Train(Training("model", 3)), UPDATE)
     assert steps == [(name, end, how or outcome, amount) for name, end, how, amount in expected]
     assert (site.ended[0].outcome, site.simulation.now) == (steps[-1][2], when)
     assert not site.tasks.is_idle(0)
@@ -139,14 +103,16 @@ def test_who_vanishes_or_leaves_loses_its_task_and_is_charged_for_what_moved(
 
 
 def test_nothing_has_moved_in_latency_and_an_evaluation_can_be_left() -> None:
-    assert Site(3.0, latency=5.0).run(MODEL) == [("download", 3.0, "lost", 0.0)]
-    assert Site(lifetime=(0.0, 7.0)).run(Evaluate(("a", "b", "c")))[0][:3] == ("evaluate", 7.0, "left")
+    """An evaluation takes a forward pass, a third of a training's step, for each model."""
+    assert Site(3.0, latency=5.0).carried_out(MODEL) == [("download", 3.0, "lost", 0.0)]
+    assert Site(lifetime=(0.0, 7.0)).carried_out(Evaluate(("a", "b", "c")))[0][:3] == ("evaluate", 7.0, "left")
+    assert Site().carried_out(Evaluate(("a", "b", "c")), device=1)[0][:3] == ("evaluate", pytest.approx(20.0), "done")
 
 
 @pytest.mark.parametrize(("off", "departure", "outcome"), [(4.0, 5.0, "lost"), (5.0, 5.0, "left"), (6.0, 5.0, "left")])
 def test_who_vanishes_before_it_leaves_loses_its_task(off: float, departure: float, outcome: str) -> None:
     site = Site(off, lifetime=(0.0, departure))
-    assert site.run(MODEL) == [("download", min(off, departure), outcome, 100.0 * min(off, departure))]
+    assert site.carried_out(MODEL) == [("download", min(off, departure), outcome, 100.0 * min(off, departure))]
 
 
 def test_a_newcomer_is_nobody_before_its_arrival_and_gets_a_task_then() -> None:
@@ -163,7 +129,7 @@ def test_a_newcomer_is_nobody_before_its_arrival_and_gets_a_task_then() -> None:
     assert not tasks.is_idle(0)
     assert tasks.anyone_ever()
     assert tasks.next_on(0, 0.0) == 30.0
-    asyncio.run(site.simulation.run())
+    site.run()
     assert told == [(30.0, True), (30.0, True)]
     (task,) = site.ended
     assert (task.device, task.outcome) == (0, "done")
@@ -175,39 +141,27 @@ def test_a_newcomer_is_nobody_before_its_arrival_and_gets_a_task_then() -> None:
 def test_a_device_that_left_is_recorded_before_its_task_ends() -> None:
     site = Site(lifetime=(0.0, 25.0))
     Lifetimes(site.simulation, *site.lives, site.availability, lambda device: None)
-    site.run(MODEL, Train(Training("model", 3)), UPDATE)
+    site.carried_out(MODEL, Train(Training("model", 3)), UPDATE)
     last = [(record.time, record.kind) for record in site.records[-4:]]
     assert last == [(25.0, "departure"), (25.0, "departure"), (25.0, "step-end"), (25.0, "task-end")]
 
 
-class TestNotesOnData:
-    """What a device holds changes while it works: the task knows what it computed on, and its time does not change."""
-
-    def shifted(self, time: float, *steps: TaskStep) -> tuple[Site, list[tuple[Any, ...]]]:
-        site = Site()
-        site.simulation.wake(("shift", 0), time, lambda: site.population.shift(0, 1, 150))
-        return site, site.run(*steps)
-
-    @pytest.mark.parametrize(
-        ("step", "time", "end", "noted"),
-        [
-            (Train(Training("m", 3)), 5.0, 55.0, (150, 1)),
-            (Train(Training("m", 3)), 25.0, 40.0, (100, 0)),
-            (Evaluate(("a",)), 5.0, 15.0, (150, 1)),
-        ],
-    )
-    def test_a_shift_counts_from_the_next_computation(
-        self, step: TaskStep, time: float, end: float, noted: tuple[int, int]
-    ) -> None:
-        site, steps = self.shifted(time, MODEL, step)
-        assert steps[-1][:3] == (step.name, pytest.approx(end), "done")
-        assert (site.ended[0].samples, site.ended[0].version) == noted
-
-    @pytest.mark.parametrize(("step", "samples"), [(Train(Training("m", 1, part=Part(2, 4, 98))), 24), (MODEL, 100)])
-    def test_a_part_is_what_is_trained_on_and_without_computing_all_that_is_held(self, step: TaskStep, samples: int) -> None:
-        site = Site()
-        site.run(step)
-        assert site.ended[0].samples == samples
+@pytest.mark.parametrize(
+    ("step", "time", "end", "noted"),
+    [
+        (Train(Training("m", 3)), 5.0, 55.0, (150, 1)),
+        (Train(Training("m", 3)), 25.0, 40.0, (100, 0)),
+        (Evaluate(("a",)), 5.0, 15.0, (150, 1)),
+        (Train(Training("m", 1, part=Part(2, 4, 98))), 11.0, 12.4, (24, 0)),  # a part is what is trained on
+        (MODEL, 25.0, 20.0, (100, 0)),  # without computing, all that is held
+    ],
+)
+def test_a_task_knows_what_it_computed_on(step: TaskStep, time: float, end: float, noted: tuple[int, int]) -> None:
+    """A shift while a device works counts from its next computation."""
+    site = Site()
+    site.simulation.wake(("shift", 0), time, lambda: site.population.shift(0, 1, 150))
+    assert site.carried_out(MODEL, step)[-1][:3] == (step.name, pytest.approx(end), "done")
+    assert (site.ended[0].samples, site.ended[0].version) == noted
 
 
 class TestIterations:
@@ -231,14 +185,14 @@ class TestIterations:
             (Train(Training("m", 1, steps=3, full_batch=True)), 30.0),
             (Train(Training("m", 2, full_batch=True)), 20.0),
             (Train(Training("m", 1, steps=5, part=Part(2, 1, 100))), 12.5),  # 25 samples, less than a batch: 5 times all
+            (Train(Training("m", 2, part=Part(2, 1, 100))), 5.0),
         ],
     )
     def test_they_take_the_time_of_what_they_process_and_count_as_one_epoch(self, train: Train, end: float) -> None:
-        assert Site().run(train) == [("train", end, "done", train.training.epochs)]
-
-    def test_cut_off_they_are_late_and_none_counts(self) -> None:
-        train = Train(Training("m", 1, steps=4), Limit(budget=9.0))
-        assert Site().run(train) == [("train", 9.0, "late", 0)]
+        """Cut off they are late, and none counts."""
+        assert Site().carried_out(train) == [("train", end, "done", train.training.epochs)]
+        cut = Train(train.training, Limit(budget=end / train.training.epochs - 1.0))
+        assert Site().carried_out(cut) == [("train", end / train.training.epochs - 1.0, "late", 0)]
 
     @pytest.mark.parametrize(
         ("asked", "message"),
@@ -251,26 +205,28 @@ class TestIterations:
 
 def test_what_continues_is_no_selection_of_its_own() -> None:
     site = Site()
-    site.run(MODEL)
+    site.carried_out(MODEL)
     site.tasks.start(0, (MODEL,), 0, None, continues=True)
-    asyncio.run(site.simulation.run())
+    site.run()
     assert (site.tasks.times_asked[0], site.tasks.times_selected[0]) == (2, 1)
     starts = [record.fields for record in site.records if record.kind == "task-start"]
     assert ["continues" in fields for fields in starts] == [False, True]
 
 
-@pytest.mark.parametrize(("time", "step", "amount"), [(4.0, "download", 400.0), (35.0, "train", 2), (41.0, "upload", 50.0)])
+@pytest.mark.parametrize(
+    ("time", "step", "amount"), [(4.0, "download", 400.0), (35.0, "train", 2), (41.0, "upload", 50.0), (52.0, "upload", 600.0)]
+)
 def test_the_server_can_end_any_step(time: float, step: str, amount: float) -> None:
+    """And a task that ends in the instant of its deadline is in time."""
     site = Site()
-    steps = site.run(MODEL, Train(Training("model", 3)), UPDATE, meanwhile=lambda site: site.end_at(time))
-    assert steps[-1] == (step, time, "late", amount)
-    assert site.ended[0].outcome == "late"
-
-
-def test_what_ends_in_the_instant_of_the_deadline_is_in_time() -> None:
-    site = Site()
-    site.run(MODEL, Train(Training("model", 3)), UPDATE, meanwhile=lambda site: site.end_at(52.0))
-    assert site.ended[0].outcome == "done"
+    site.end_at(time)
+    assert site.carried_out(MODEL, Train(Training("model", 3)), UPDATE)[-1] == (
+        step,
+        time,
+        "late" if time < 52 else "done",
+        amount,
+    )
+    assert site.ended[0].outcome == ("late" if time < 52 else "done")
 
 
 class TestBudgets:
@@ -290,24 +246,20 @@ class TestBudgets:
         ],
     )
     def test_epochs_within_a_limit(self, epochs: int, limit: Limit, expected: tuple[float, str, int]) -> None:
-        ((_, end, outcome, done),) = Site().run(Train(Training("m", epochs), limit))
+        ((_, end, outcome, done),) = Site().carried_out(Train(Training("m", epochs), limit))
         assert (end, outcome, done) == (pytest.approx(expected[0], abs=2e-9), *expected[1:])
 
     @pytest.mark.parametrize(("at_least", "sent"), [(1, 600.0), (3, 600.0), (4, 100.0)])
     def test_who_goes_on_with_too_few_epochs_sends_what_it_has_instead(self, at_least: int, sent: float) -> None:
         site = Site()
         site.following = lambda task: (UPDATE if task.epochs else Upload((Payload("control", 100.0),)),)
-        steps = site.run(Train(Training("m", 4), Limit(budget=39.0, at_least=at_least, go_on=True)))
+        steps = site.carried_out(Train(Training("m", 4), Limit(budget=39.0, at_least=at_least, go_on=True)))
         assert [step[2] for step in steps] == ["done", "done"]
         assert steps[1][3] == sent
         assert site.ended[0].epochs == (3 if sent == 600.0 else 0)
 
-    def test_a_part_of_the_data_takes_its_share_of_the_time(self) -> None:
-        assert Site().run(Train(Training("m", 2, part=Part(2, 1, 100)))) == [("train", 5.0, "done", 2)]
-        assert [Part(1, number, 7).samples for number in (1, 2)] == [4, 3]
-
     def test_time_for_the_upload_is_kept_back(self) -> None:
-        steps = Site().run(Train(Training("m", 9), Limit(stop_at=42.0, reserve_upload=600.0)), UPDATE)
+        steps = Site().carried_out(Train(Training("m", 9), Limit(stop_at=42.0, reserve_upload=600.0)), UPDATE)
         assert steps == [("train", 30.0, "done", 3), ("upload", 42.0, "done", 600.0)]
 
 
@@ -337,10 +289,10 @@ def alone(
     """A task of a single device, which the server ends at a deadline (s); and when the run was over (s)."""
     site = Site(latency=latency, speed=speed, samples=(samples, samples), rates=rates)
     site.following = lambda task: more
-    site.simulation.wake(("begin", 0), begin, lambda: site.tasks.start(0, steps, None, None) and None)
+    site.start(*steps, at=begin)
     if deadline is not None:
         site.end_at(deadline)
-    asyncio.run(site.simulation.run())
+    site.run()
     return site.ended[0], site.simulation.now
 
 
@@ -351,7 +303,7 @@ def test_a_busy_device_and_an_empty_task_are_refused() -> None:
         site.tasks.start(0, (MODEL,), None, None)
     site.tasks.start(1, (), None, None)
     with pytest.raises(SimulationError, match="no steps"):
-        asyncio.run(site.simulation.run())
+        site.run()
 
 
 class TestDeadlineInDecimals:
@@ -401,7 +353,7 @@ class TestDeadlineInDecimals:
 def test_a_device_switched_off_while_the_workforce_looks_ahead(at: float, before: bool) -> None:
     """Looks at 4, 8 and 16 s at a training of 30 s: whoever comes first at such a tick, the training is lost at it."""
     site = Site()
-    site.compute.reach_s = 4.0
+    site.tasks.compute.reach_s = 4.0
 
     def off() -> None:
         site.tasks.switch_off(0)
@@ -410,5 +362,5 @@ def test_a_device_switched_off_while_the_workforce_looks_ahead(at: float, before
         site.simulation.wake(("off", 0), at, off)
     else:  # an alarm that is set when the look's is there already comes after it
         site.simulation.wake(("set", 0), at - 0.5, lambda: site.simulation.wake(("off", 0), at, off) and None)
-    assert site.run(Train(Training("model", 3))) == [("train", at, "lost", 0)]
+    assert site.carried_out(Train(Training("model", 3))) == [("train", at, "lost", 0)]
     assert site.simulation.now == at

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import fedsim
 from fedsim.errors import ScenarioError
-from fedsim.simulation import Record, Simulation, on_grid
+from fedsim.simulation import Simulation, on_grid
 from fedsim.streams import Streams
 from fedsim.toolbox.worlds.availability import Traces
 from fedsim.world.availability import AlwaysOn, Availability
@@ -20,12 +19,6 @@ from fedsim.world.lifetimes import Bounded, Lifetimes, bounded
 from fedsim.world.population import Population, PopulationSpec
 
 INF = math.inf
-
-
-def population(arrival: list[float], departure: list[float] | None = None) -> Population:
-    devices = len(arrival)
-    leaves = np.full(devices, INF) if departure is None else np.array(departure)
-    return Population(np.ones(devices), np.ones(devices, dtype=np.int64), 1.0, np.array(arrival), leaves)
 
 
 def columns(seed: int = 1, **sections: Any) -> Population:
@@ -57,24 +50,19 @@ class TestArrivals:
         assert (many > 0).sum() == 20
 
     def test_a_schedule_names_its_devices_or_draws_them(self) -> None:
-        named = columns(devices=4, arrivals={"kind": "schedule", "times": ["1 h", "90 s"], "devices": [3, 1]}).arrival
-        assert named.tolist() == [0.0, 90.0, 0.0, 3600.0]
-        departures = {"kind": "schedule", "times": ["1 h", "90 s"], "devices": [3, 1]}
-        assert columns(devices=4, departures=departures).departure.tolist() == [INF, 90.0, INF, 3600.0]
-        drawn = [
-            columns(seed, devices=4, arrivals={"kind": "schedule", "times": ["1 h", "90 s"]}).arrival for seed in range(30)
-        ]
+        schedule = {"kind": "schedule", "times": ["1 h", "90 s"]}
+        named = schedule | {"devices": [3, 1]}
+        assert columns(devices=4, arrivals=named).arrival.tolist() == [0.0, 90.0, 0.0, 3600.0]
+        assert columns(devices=4, departures=named).departure.tolist() == [INF, 90.0, INF, 3600.0]
+        drawn = [columns(seed, devices=4, arrivals=schedule).arrival for seed in range(30)]
         assert all(sorted(arrival) == [0.0, 0.0, 90.0, 3600.0] for arrival in drawn)
         assert {int(np.argmax(arrival)) for arrival in drawn} == {0, 1, 2, 3}
 
 
 class TestDepartures:
     def test_stays_are_exponential_and_counted_from_the_arrival(self) -> None:
-        built = columns(
-            devices=20_000,
-            arrivals={"kind": "poisson", "rate": "1 /s"},
-            departures={"kind": "exponential", "mean_stay": "10 h"},
-        )
+        come, leave = {"kind": "poisson", "rate": "1 /s"}, {"kind": "exponential", "mean_stay": "10 h"}
+        built = columns(devices=20_000, arrivals=come, departures=leave)
         stay = built.departure - built.arrival
         assert stay.min() > 0
         assert all(time == on_grid(time) for time in [*built.arrival.tolist(), *built.departure.tolist()])
@@ -163,28 +151,23 @@ class TestBounded:
 
     def test_who_is_always_there_costs_nothing(self) -> None:
         path = AlwaysOn()
-        assert bounded(path, np.zeros(2), np.full(2, INF)) is path
-        assert isinstance(bounded(path, np.array([0.0, 1.0]), np.full(2, INF)), Bounded)
-        assert isinstance(bounded(path, np.zeros(2), np.array([INF, 1.0])), Bounded)
+        lives = ([0.0, 0.0], [INF, INF]), ([0.0, 1.0], [INF, INF]), ([0.0, 0.0], [INF, 1.0])
+        assert [bounded(path, *map(np.array, each)) is path for each in lives] == [True, False, False]
 
 
 class Site:
     """A bare clock with lifetimes; who was told, and what was recorded."""
 
     def __init__(self, arrival: list[float], departure: list[float] | None = None, path: Availability | None = None) -> None:
-        self.simulation = Simulation()
-        self.columns = population(arrival, departure)
+        self.simulation = simulation = Simulation()
+        self.lives = np.array(arrival), np.array([INF] * len(arrival) if departure is None else departure)
         self.told: list[tuple[float, int]] = []
         self.records: list[tuple[float, str, int]] = []
-        self.simulation.listen(self._take)
-        lives = self.columns.arrival, self.columns.departure
-        self.availability = bounded(AlwaysOn() if path is None else path, *lives)
+        simulation.listen(lambda record: self.records.append((record.time, record.kind, record.fields["device"])))
+        self.availability = bounded(AlwaysOn() if path is None else path, *self.lives)
         self.lifetimes = Lifetimes(
-            self.simulation, *lives, self.availability, lambda device: self.told.append((self.simulation.now, device))
+            simulation, *self.lives, self.availability, lambda device: self.told.append((simulation.now, device))
         )
-
-    def _take(self, record: Record) -> None:
-        self.records.append((record.time, record.kind, record.fields["device"]))
 
     def run(self) -> None:
         asyncio.run(self.simulation.run())
@@ -210,7 +193,7 @@ class TestLifetimes:
         reached = [(site.availability.next_on(device, 0.0), device) for device, (come, _) in enumerate(lives) if come]
         assert site.told == sorted((time, device) for time, device in reached if time < INF)
         assert [time for time, _, _ in site.records] == sorted(time for time, _, _ in site.records)
-        for kind, times in (("arrival", site.columns.arrival), ("departure", site.columns.departure)):
+        for kind, times in zip(("arrival", "departure"), site.lives, strict=True):
             told = [(time, device) for time, which, device in site.records if which == kind]
             assert told == sorted((time, device) for device, time in enumerate(times) if 0 < time < INF)
 
@@ -224,9 +207,7 @@ class TestLifetimes:
         assert site.told == [(1.0, 1), (2.0, 2), (3.0, 3)]
 
     def test_present(self) -> None:
-        everybody = Site([0.0, 0.0])
-        assert not list(everybody.simulation.env.alarms())
-        assert everybody.lifetimes.present(0.0).all()
+        assert not list(Site([0.0, 0.0]).simulation.env.alarms())
         lifetimes = Site([0.0, 5.0], [8.0, INF]).lifetimes
         assert [lifetimes.present(time).tolist() for time in (4.9, 5.0, 8.0)] == [[True, False], [True, True], [False, True]]
 
@@ -238,14 +219,3 @@ def test_a_shift_changes_what_a_device_holds() -> None:
     built.shift(1, 4, 9)
     assert (built.version.tolist(), built.samples.tolist()) == ([0, 4], [3, 9])
     assert held.tolist() == [3, 5]  # what the data were dealt as stays known
-
-
-def test_a_scenario_with_lifetimes_reads_back_the_same(tmp_path: Any) -> None:
-    population = {
-        "devices": 9,
-        "arrivals": {"kind": "poisson", "rate": "30 /h"},
-        "departures": {"kind": "schedule", "times": ["1 h", "90 s"], "devices": [3, 1]},
-    }
-    scenario = fedsim.Scenario(population=population, strategy={"kind": "fedavg", "clients_per_round": 2})
-    (tmp_path / "scenario.toml").write_text(scenario.to_toml())
-    assert fedsim.load(tmp_path / "scenario.toml") == scenario

@@ -31,16 +31,15 @@ class ByLabel(Partition):
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         labels = dataset.pool.classes
-        held: list[list[Index]] = []
-        for part, index in (("train", dataset.train), ("test", dataset.test)):
-            dealt: list[list[Index]] = [[] for _ in range(devices)]
+        train, test = ([list[Index]() for _ in range(devices)] for _ in range(2))
+        for part, dealt, index in (("train", train, dataset.train), ("test", test, dataset.test)):
             for label, samples in enumerate(dataset.by_class(index)):
                 members = range(label, devices, labels) or [label % devices]
                 shares = deal_evenly(samples, len(members), streams.generator(f"world/data/{part}", label))
                 for device, share in zip(members, shares, strict=True):
                     dealt[device].append(share)
-            held.append([np.concatenate(own) for own in dealt])
-        return federated(dataset, held[0], held[1], np.arange(devices) % labels if devices >= labels else None)
+        truth = np.arange(devices) % labels if devices >= labels else None
+        return federated(dataset, [*map(np.concatenate, train)], [*map(np.concatenate, test)], truth)
 
 
 class Shards(Partition):

@@ -59,12 +59,8 @@ def write_idx(path: Path, array: ByteArray) -> None:
     """Write ``array`` as IDX, packed if the name ends in ``.gz``."""
     header = bytes([0, 0, _UNSIGNED_BYTE, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
     content = header + np.ascontiguousarray(array).tobytes()
-    _write_whole(path, gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
-
-
-def _write_whole(path: Path, content: bytes) -> None:
     with replacing(path) as beside:
-        beside.write_bytes(content)
+        beside.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
 
 
 class PublishedImages(Source):
@@ -193,7 +189,8 @@ class Cifar10(PublishedImages):
     def write(cls, folder: Path, x: ByteArray, y: ByteArray, train_size: int) -> None:
         cuts = np.linspace(0, train_size, len(cls.files)).astype(int)[1:]
         for name, images, labels in zip(cls.files, np.split(x, cuts), np.split(y, cuts), strict=True):
-            _write_whole(folder / name, np.concatenate([labels[:, None], images.reshape(len(images), -1)], axis=1).tobytes())
+            with replacing(folder / name) as beside:
+                beside.write_bytes(np.concatenate([labels[:, None], images.reshape(len(images), -1)], axis=1).tobytes())
 
 
 def _read_batch(path: Path) -> tuple[ByteArray, NDArray[np.int64]]:
@@ -210,9 +207,7 @@ def _read_batch(path: Path) -> tuple[ByteArray, NDArray[np.int64]]:
 def fetch(name: str, root: Path) -> Path:
     """Download a data set from OpenML and write it in its published format into its folder under ``root``, the result.
 
-    Raises:
-        ScenarioError: there is no data set of that name to download.
-        DataError: it cannot be downloaded; says which files to put where instead.
+    ``ScenarioError`` for an unknown name; ``DataError`` where it cannot be downloaded says which files to put where instead.
     """
     from sklearn.datasets import fetch_openml
 

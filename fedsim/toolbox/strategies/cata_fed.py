@@ -48,13 +48,9 @@ def cut_groups(cluster: SampleCounts, size: int, generator: np.random.Generator)
     Clients that remain sit out this round. A cluster smaller than ``size`` is one group: it would never be selected otherwise.
     """
     shuffled = generator.permutation(len(cluster))
-    blocks = []
-    for number in range(int(cluster.max(initial=-1)) + 1):
-        members = shuffled[cluster[shuffled] == number]
-        if len(members):
-            of_each = min(size, len(members))
-            blocks.append(members[: len(members) // of_each * of_each].reshape(-1, of_each))
-    return blocks
+    parts = [shuffled[cluster[shuffled] == number] for number in range(int(cluster.max(initial=-1)) + 1)]
+    sizes = [min(size, len(part)) for part in parts]
+    return [part[: len(part) // each * each].reshape(-1, each) for part, each in zip(parts, sizes, strict=True) if each]
 
 
 def fairest_group(blocks: list[SampleCounts], waiting: SampleCounts, generator: np.random.Generator) -> SampleCounts:
@@ -62,19 +58,17 @@ def fairest_group(blocks: list[SampleCounts], waiting: SampleCounts, generator: 
 
     A is ``waiting`` [n], rounds since each client was last selected.
     """
-    groups = [group for block in blocks for group in block]
+    groups: list[SampleCounts] = [group for block in blocks for group in block]
     if not groups:
         return np.empty(0, dtype=np.int64)
     priorities = np.array([waiting[group].sum() for group in groups])
-    fairest: SampleCounts = groups[int(generator.choice(np.flatnonzero(priorities == priorities.max())))]
-    return fairest
+    return groups[int(generator.choice(np.flatnonzero(priorities == priorities.max())))]
 
 
 def in_turn(cluster: SampleCounts, clusters: int, size: int, number: int, generator: np.random.Generator) -> SampleCounts:
     """Round robin over clusters: random clients of cluster ``number`` mod P, or of the next one that is not empty."""
     for step in range(clusters):
-        members = np.flatnonzero(cluster == (number + step) % clusters)
-        if len(members):
+        if len(members := np.flatnonzero(cluster == (number + step) % clusters)):
             return generator.permutation(members)[:size]
     return np.empty(0, dtype=np.int64)
 
@@ -243,7 +237,7 @@ class CataFed(FedAvg[CataFedParams]):
         here = set(server.clients.online())
         for device in filter(server.clients.arrived, range(devices)):
             if device in here:
-                self._connect(device)
+                await self.on_arrival(device)
             else:
                 self.state["away"] += server.clients.await_return(device)
         if not here:
@@ -251,23 +245,10 @@ class CataFed(FedAvg[CataFedParams]):
 
     async def on_return(self, device: int) -> None:
         self.state["away"] -= 1
-        self._connect(device)
+        await self.on_arrival(device)
 
     async def on_arrival(self, device: int) -> None:
-        self._connect(device)
-
-    def _connect(self, device: int) -> None:
         self.state["connecting"][self.server.ask(device, {}, "connect")] = device
-
-    def _take_report(self, message: TaskEnd) -> None:
-        self.state["sizes"][message.device] = np.max(message["size-report"]).item()
-        self.state["reported"] = True
-
-    def _disconnect(self, device: int) -> None:
-        state = self.state
-        state["sizes"][device], state["cluster"][device] = 0, -1
-        if self.params.rejoin:
-            state["away"] += self.server.clients.await_return(device, self.params.rejoin_delay)
 
     def _wait(self) -> None:
         self.state["waiting"] = True
@@ -311,22 +292,22 @@ class CataFed(FedAvg[CataFedParams]):
         return "slow" if verdict == "valid" and not message["control"] else verdict
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        state, device, arrived = self.state, message.device, message.outcome == "done"
-        if not arrived:
-            self._disconnect(device)
-        if message.task in state["connecting"]:
-            del state["connecting"][message.task]
-            if arrived:
+        state, device = self.state, message.device
+        if message.outcome != "done":  # it is connected no more
+            state["sizes"][device], state["cluster"][device] = 0, -1
+            if self.params.rejoin:
+                state["away"] += self.server.clients.await_return(device, self.params.rejoin_delay)
+        elif "size-report" in message.contents:
+            if "parts" in message.contents:  # it has split its data
+                number, group = state["round"], self.group_of(device)
+                self.server.emit("split", device=device, round=number, group=group, sizes=message["parts"])
+            else:
                 state["zeroed"][device] = state["round"] + bool(state["open"])  # A = 0 at the next selection
-                self._take_report(message)
-            if state["waiting"] and not state["connecting"]:
-                self._open_round()
-            return
-        if arrived and self._verdict(message) == "slow" and "size-report" in message.contents:  # it has split its data
-            number, group = state["round"], self.group_of(device)
-            self.server.emit("split", device=device, round=number, group=group, sizes=message["parts"])
-            self._take_report(message)
-        await super().on_task_end(message)
+            state["sizes"][device], state["reported"] = np.max(message["size-report"]).item(), True
+        if state["connecting"].pop(message.task, None) is None:
+            await super().on_task_end(message)
+        elif state["waiting"] and not state["connecting"]:
+            self._open_round()
 
     def group_of(self, device: int) -> int | None:
         cluster: int = self.state["cluster"][device]

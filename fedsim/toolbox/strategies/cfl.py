@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from fedsim.errors import ScenarioError
-from fedsim.federation import Contents, Device, Instruction, LocalResult, Server
+from fedsim.federation import Contents, Device, Instruction, LocalResult
 from fedsim.language.spec import Epochs, OnlyWith
 from fedsim.learning.refs import Ref
 from fedsim.strategies.grouped import Grouped, GroupedParams
@@ -66,14 +66,12 @@ class CFLParams(GroupedParams):
 
     def check(self, devices: int) -> None:
         super().check(devices)
-        given = {
-            "over_selection": (f"{self.over_selection:g}", "1", self.over_selection == 1),
-            "selection": (repr(self.selection.kind), "'random'", self.selection.uniform),
+        idle = {
+            f"over_selection is {self.over_selection:g}, but a round asks all clients; allowed is 1": self.over_selection == 1,
+            f"selection is {self.selection.kind!r}, but a round asks all clients; allowed is 'random'": self.selection.uniform,
         }
-        for key, (value, allowed, idle) in given.items():
-            if self.clients_per_round is None and not idle:
-                why = f"a round asks all clients; allowed is {allowed}, or give 'clients_per_round'"
-                raise ScenarioError(f"strategy.{key} is {value}, but {why}")
+        for said in (said for said, harmless in idle.items() if self.clients_per_round is None and not harmless):
+            raise ScenarioError(f"strategy.{said}, or give 'clients_per_round'")
 
 
 def lengths(updates: Sequence[NDArray[np.floating]] | NDArray[np.floating], weights: Sequence[float]) -> dict[str, float]:
@@ -90,15 +88,13 @@ def is_incongruent(mean_norm: float, max_norm: float, eps1: float, eps2: float) 
 
 
 Entries = list[dict[str, Any]]  # of ``received``, in order of the devices' numbers
+Pull = tuple[Ref, Ref]  # a trained model, and that from which it was trained
 
 ClusterUpdates = tuple[int, Entries, list[NDArray[np.float32]], dict[str, float]]
 """A cluster, entries whose updates are finite, these as float32 [d], and their ``lengths``."""
 
 Cut = tuple[int, Entries, tuple[list[int], list[int]], dict[str, Any], dict[str, Any]]
 """A cluster, entries, positions in these on both sides, and fields of the records of the split and its clustering."""
-
-Pull = tuple[Ref, Ref]
-"""A trained model, and that from which it was trained."""
 
 
 class CFLClient(SynchronousClient[CFLParams]):
@@ -139,13 +135,9 @@ class CFL(Grouped[CFLParams]):
     Params: ClassVar[type[CFLParams]] = CFLParams
     Client = CFLClient
 
-    def __init__(self, params: CFLParams, server: Server) -> None:
-        super().__init__(params, server)
-        self.state |= {"children": [None], "pulls": [[]], "down": {}, "last": {}, "scale": None, "scheduled": 0}
-        self.state["waiting"] = [0]
-
     async def on_start(self) -> None:
-        self.state["models"] = [self.server.models.initial()]
+        self.state |= {"children": [None], "pulls": [[]], "down": {}, "last": {}, "scale": None, "scheduled": 0}
+        self.state |= {"waiting": [0], "models": [self.server.models.initial()]}
         await super().on_start()
 
     def select(self) -> list[int]:
@@ -162,7 +154,7 @@ class CFL(Grouped[CFLParams]):
 
     async def before_asking(self) -> None:
         for device in self.state["cohort"]:
-            if self.state["group"][device] < 0 and self._is_leaf(self._node(device)):
+            if self.state["group"][device] < 0 and self.preparation(device) is None:
                 self.move(device, self.state["down"].pop(device, 0), "start")
 
     async def aggregate(self) -> None:
@@ -189,10 +181,8 @@ class CFL(Grouped[CFLParams]):
         if state["scale"] is None and clusters:
             norms = [length(update) for _, _, updates, _ in clusters for update in updates]
             state["scale"] = sum(norms) / len(norms)
-        limits: dict[str, float] = {}
-        if clusters:
-            eps1 = params.eps1_relative * state["scale"] if params.eps1 is None else params.eps1
-            limits = {"eps1": eps1, "eps2": params.eps2_ratio * eps1 if params.eps2 is None else params.eps2}
+        eps1 = params.eps1_relative * (state["scale"] or 0.0) if params.eps1 is None else params.eps1
+        limits = {"eps1": eps1, "eps2": params.eps2_ratio * eps1 if params.eps2 is None else params.eps2}
         for group, _, _, found in clusters:
             self.server.emit("cluster-criteria", round=number, group=group, **found, **(limits if schedule is None else {}))
         able = [cluster for cluster in clusters if len(cluster[1]) >= params.min_cluster_size] if may_split else []
@@ -249,10 +239,17 @@ class CFL(Grouped[CFLParams]):
     async def _split(
         self, parent: int, entries: Entries, sides: Sequence[list[int]], record: dict[str, Any], shown: dict[str, Any]
     ) -> None:
-        state, last = self.state, self.state["last"]
-        children, side = self._grow(parent, entries, sides), dict[int, int]()
+        state, last, side = self.state, self.state["last"], dict[int, int]()
+        children = [len(state["models"]), len(state["models"]) + 1]
+        state["children"][parent] = children
         for child, positions in zip(children, sides, strict=True):
             side |= {entries[at]["device"]: child for at in positions}
+            state["pulls"].append([(entries[at]["update"], entries[at]["start"]) for at in positions])
+            state["models"].append(state["models"][parent])
+            state["children"].append(None)
+        if parent in state["waiting"]:
+            at = state["waiting"].index(parent)
+            state["waiting"][at : at + 1] = reversed(children)
         devices = [entry["device"] for entry in entries]
         groups = [side[device] for device in devices]
         # Other clients that have sent an update to the cluster go by their last one.
@@ -274,19 +271,6 @@ class CFL(Grouped[CFLParams]):
         for entry in self._from(parent):
             entry["group"] = side[entry["device"]]
 
-    def _grow(self, parent: int, entries: Entries, sides: Sequence[list[int]]) -> list[int]:
-        state = self.state
-        children = [len(state["models"]), len(state["models"]) + 1]
-        for positions in sides:
-            state["pulls"].append([(entries[at]["update"], entries[at]["start"]) for at in positions])
-            state["models"].append(state["models"][parent])
-            state["children"].append(None)
-        state["children"][parent] = children
-        if parent in state["waiting"]:
-            at = state["waiting"].index(parent)
-            state["waiting"][at : at + 1] = reversed(children)
-        return children
-
     async def _most_like(self, trained: Mapping[int, Pull], children: Sequence[int]) -> dict[int, int]:
         """For each device the child that has the client whose update is most like its own, as Eq. 6 would have it."""
         if not self.server.models.learns:
@@ -302,32 +286,23 @@ class CFL(Grouped[CFLParams]):
         with np.errstate(invalid="ignore"):  # of a device that has diverged
             return [update - start for update, start in zip(known[::2], known[1::2], strict=True)]
 
-    def _is_leaf(self, node: int) -> bool:
-        return self.state["children"][node] is None
-
-    def _node(self, device: int) -> int:
-        """Current node in the tree of a device without a cluster."""
-        return int(self.state["down"].get(device, 0))
-
     async def on_arrival(self, device: int) -> None:
-        if not self._is_leaf(0):
+        if self.state["children"][0] is not None:
             self.must_prepare(device)
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
-        node = self._node(device)
-        if self.state["group"][device] >= 0 or self._is_leaf(node):
+        node = self.state["down"].get(device, 0)
+        if self.state["group"][device] >= 0 or self.state["children"][node] is None:
             return None
         return {"cold-start": self.state["models"][node]}, "cold-start"
 
     async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
         for entry in prepared:
-            device = entry["device"]
-            children = self.state["children"][self._node(device)]
+            device, down = entry["device"], self.state["down"]
             pull = entry["contents"]["cold-start"], entry["asked"]["cold-start"]
-            child = (await self._most_like({device: pull}, children))[device]
-            self.state["down"][device] = child
-            if self._is_leaf(child):
-                self.move(device, self.state["down"].pop(device), "cold-start")
+            down |= await self._most_like({device: pull}, self.state["children"][down.get(device, 0)])
+            if self.preparation(device) is None:
+                self.move(device, down.pop(device), "cold-start")
 
     async def _assign(self) -> None:
         aside = [entry["device"] for entry in self.state["prepared"] if not entry["in_round"]]

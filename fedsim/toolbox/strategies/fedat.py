@@ -106,11 +106,11 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
 
     def begin(self, known: list[int]) -> None:
         state, server, tiers = self.state, self.server, self.params.tiers
+        if server.devices - state["unable"] < tiers:
+            server.stop(f"fewer than {tiers} devices have room for the training")
+            return
         if len(known) < tiers:
-            if server.devices - state["unable"] < tiers:
-                server.stop(f"fewer than {tiers} devices have room for the training")
-            else:
-                server.look_again("begin", self.params.retry, at_least=tiers)
+            server.look_again("begin", self.params.retry, at_least=tiers)
             return
         server.cancel_timer("begin")
         parts = np.array_split(sorted(state["figures"][device] for device in known), tiers)
@@ -134,12 +134,13 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
         return any(begun["tier"] == tier for begun in self.state["open"].values())
 
     async def on_timer(self, name: str) -> None:
-        if name == "begin":
+        what, _, tier = name.partition("/")
+        if what == "begin":
             self._make_tiers()
-        elif not name.startswith("tier/"):
+        elif what != "tier":
             await super().on_timer(name)
-        elif not self.state["over"] and not self._at_work(tier := int(name.partition("/")[2])):
-            self._open(tier)
+        elif not self.state["over"] and not self._at_work(int(tier)):
+            self._open(int(tier))
 
     async def on_task_end(self, message: TaskEnd) -> None:
         state = self.state

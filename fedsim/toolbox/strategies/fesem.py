@@ -59,11 +59,9 @@ class FeSEM(Grouped[FeSEMParams]):
         await super().on_start()
 
     async def before_asking(self) -> None:
-        cohort = self.state["cohort"]
-        if not self.params.as_published:
-            cohort = [device for device in cohort if self.group_of(device) is None]
-        groups = await self._nearest(cohort) if self.params.as_published else [0] * len(cohort)
-        for device, group in zip(cohort, groups, strict=True):
+        cohort, groups = self.state["cohort"], self.state["group"]
+        nearest = await self._nearest(cohort) if self.params.as_published else [max(groups[device], 0) for device in cohort]
+        for device, group in zip(cohort, nearest, strict=True):
             self.move(device, group, "e-step")
 
     async def _nearest(self, devices: Sequence[int]) -> list[int]:
@@ -101,14 +99,12 @@ class FeSEM(Grouped[FeSEMParams]):
         for entry in state["received"]:
             entry["group"] = self.group_of(entry["device"])
         for group in sorted({*nearest}):
-            members = [device for device, own in zip(known, nearest, strict=True) if own == group]
-            share = 1 / len(members)
+            points = [last[device] for device, own in zip(known, nearest, strict=True) if own == group]
             entries = [entry for entry in state["received"] if entry["group"] == group]
             if entries:
-                self.record_aggregate(entries, [share] * len(entries), group=group)
-            state["models"][group] = server.models.mix(
-                [(last[device], share) for device in members], otherwise=state["models"][group]
-            )
+                self.record_aggregate(entries, [1 / len(points)] * len(entries), group=group)
+            parts = [(point, 1 / len(points)) for point in points]
+            state["models"][group] = server.models.mix(parts, otherwise=state["models"][group])
 
 
 class FeSEMMigParams(FeSEMParams):

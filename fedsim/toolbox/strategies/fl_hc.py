@@ -9,9 +9,7 @@ from pydantic import Field, model_validator
 from fedsim.language.registry import Registry
 from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
 from fedsim.strategies.parts.moment import AfterRounds
-from fedsim.toolbox.clustering.algorithms import (
-    Hierarchical,
-)
+from fedsim.toolbox.clustering.algorithms import Hierarchical
 from fedsim.toolbox.clustering.similarity import Matrix, diff_norm, gradient_cosine
 from fedsim.toolbox.strategies.lcfl import LCFL, Found, LCFLParams, by_rows
 
@@ -45,23 +43,20 @@ class FLHCParams(LCFLParams):
 
 def update_distances(updates: NDArray[np.floating], measure: Literal["l1", "l2", "cosine"]) -> Matrix:
     """Pairwise distances of ``updates`` [n, d], float64 [n, n]."""
-    if measure == "l1":
-        from scipy.spatial.distance import pdist, squareform
+    if measure != "l1":
+        return diff_norm(updates) if measure == "l2" else gradient_cosine(updates)
+    from scipy.spatial.distance import pdist, squareform
 
-        distance: Matrix = squareform(pdist(updates, "cityblock"))
-        return distance
-    return diff_norm(updates) if measure == "l2" else gradient_cosine(updates)
+    return np.asarray(squareform(pdist(updates, "cityblock")))
 
 
 class FLHC(LCFL):
     """Federated learning with hierarchical clustering of local updates.
 
     Source: Briggs, Fan and Andras, "Federated learning with hierarchical clustering of local updates" (IJCNN 2020), Algorithm
-    1.
-
-    After ``moment.rounds`` rounds of FedAvg every device that is there receives the global model, trains, and sends its update
-    (d parameters each way). The differences from the global model are clustered, and each cluster goes on from it. All else is
-    as in ``LCFL``.
+    1. After ``moment.rounds`` rounds of FedAvg every device that is there receives the global model, trains, and sends its
+    update (d parameters each way). The differences from the global model are clustered, and each cluster goes on from it. All
+    else is as in ``LCFL``.
     """
 
     Params: ClassVar[type[LCFLParams]] = FLHCParams

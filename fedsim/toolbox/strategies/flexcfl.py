@@ -101,9 +101,7 @@ class FedGroupParams(FlexCFLParams):
 def cluster_updates(
     updates: NDArray[np.float32], groups: int, measure: str, generator: np.random.Generator, clusterer: Clusterer | None = None
 ) -> tuple[list[int], dict[str, Any]]:
-    """The groups of pre-trained devices by their updates [k, d], and the fields of a record: the measure, and what it
-    compared.
-    """
+    """The groups of pre-trained devices by their updates [k, d], and a record's fields: the measure, and what it compared."""
     similarity = cosine_matrix(updates) if measure == "madc" or len(updates) <= MOST_SHOWN else None
     record: dict[str, Any] = {"measure": measure}
     if measure == "madc":
@@ -118,8 +116,7 @@ def cluster_updates(
             labels = clusterer.labels(diff_norm(features), groups, generator)
     if similarity is not None:
         record |= shown_pairs("similarity", similarity)
-    found: list[int] = labels.tolist()
-    return found, record | {"groups": found}
+    return labels.tolist(), record | {"groups": labels.tolist()}
 
 
 def inter_group_coefficients(norms: Floats, eta: float, *, literal: bool = False) -> Floats:
@@ -156,25 +153,21 @@ class FlexCFLClient(MigratingClient[FlexCFLParams]):
         return super().work(device, instruction)
 
     def training(self, device: Device, instruction: Instruction) -> Training:
-        if instruction.job == "train":
-            return Training(instruction["model"], self._epochs(instruction))
-        epochs, initial = self.params.pretraining_epochs, device.state["initial"]
-        return Training(initial, epochs) if epochs else Training(initial, steps=self.params.moment.steps or 50)
-
-    def _epochs(self, instruction: Instruction) -> int:
-        """In the paper a device that has been pre-trained in the same round trains one epoch less: that was the first."""
-        one_less = "pre-trained" in instruction.contents and not self.params.as_published
-        return max(1, self.params.local_epochs - one_less)
+        params, job = self.params, instruction.job
+        start, epochs = (instruction["model"], 0) if job == "train" else (device.state["initial"], params.pretraining_epochs)
+        if job == "train":  # in the paper a pre-training in the same round was the first epoch
+            one_less = "pre-trained" in instruction.contents and not params.as_published
+            epochs = max(1, params.local_epochs - one_less)
+        return Training(start, epochs) if epochs else Training(start, steps=params.moment.steps or 50)
 
     def limit(self, device: Device, instruction: Instruction) -> Limit:
-        return Limit(at_least=self._epochs(instruction) if instruction.job == "train" else self.params.pretraining_epochs or 1)
+        return Limit(at_least=self.training(device, instruction).epochs)
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
         match instruction.job:
             case "pre-train":
                 return {"pre-training": result.update}
-            case "find-group":
-                assert result.update is not None
+            case "find-group" if result.update is not None:
                 models = [device.state["initial"], result.update, *device.state["directions"]]
                 return {"id": device.numbers(nearest_direction, models)}
         return super().reply(device, instruction, result)
@@ -208,12 +201,12 @@ class FlexCFL(Migrating[FlexCFLParams]):
 
     def __init__(self, params: FlexCFLParams, server: Server) -> None:
         super().__init__(params, server)
-        self.state |= {"directions": [], "pretraining": {}, "pretrained": [], "attempts": 0, "failures": 0}
-        self.state["informed"] = [False] * server.devices
         self.at_random = params.moment.newcomers == "random"
 
     async def on_start(self) -> None:
+        self.state |= {"directions": [], "pretraining": {}, "pretrained": [], "attempts": 0, "failures": 0}
         self.state |= {"round": 0, "cohort": [], "open": {}, "initial": self.server.models.initial()}
+        self.state["informed"] = [False] * self.server.devices
         self._begin_groups()
 
     def _begin_groups(self) -> None:
@@ -302,18 +295,17 @@ class FlexCFL(Migrating[FlexCFLParams]):
         inhabited = sorted({group for group in state["group"] if group >= 0})
         if not params.eta_g or len(inhabited) < 2:
             return
-        for group in inhabited:
-            server.exchange({"group-exchange": state["models"][group]}, f"group-{group}", "auxiliary")
+        models = [state["models"][group] for group in inhabited]
+        for group, model in zip(inhabited, models, strict=True):
+            server.exchange({"group-exchange": model}, f"group-{group}", "auxiliary")
         if not server.models.learns:
             return
-        models = [state["models"][group] for group in inhabited]
         server.compute("distances", len(models), server.setting.parameters)
-        norms = [float(np.linalg.norm(value.astype(np.float64))) for value in await server.models.values(models)]
-        if not np.isfinite(norms).all():
-            return
-        matrix = inter_group_coefficients(np.array(norms), params.eta_g, literal=not params.as_published)
-        for group, row in zip(inhabited, matrix.tolist(), strict=True):
-            state["models"][group] = server.models.mix(list(zip(models, row, strict=True)))
+        norms = np.array([np.linalg.norm(value.astype(np.float64)) for value in await server.models.values(models)])
+        if np.isfinite(norms).all():
+            matrix = inter_group_coefficients(norms, params.eta_g, literal=not params.as_published)
+            for group, row in zip(inhabited, matrix.tolist(), strict=True):
+                state["models"][group] = server.models.mix(list(zip(models, row, strict=True)))
 
     async def on_task_end(self, message: TaskEnd) -> None:
         state, groups = self.state, self.params.groups

@@ -85,10 +85,9 @@ class FPFC(Synchronous[FPFCParams]):
 
     def __init__(self, params: FPFCParams, server: Server) -> None:
         super().__init__(params, server)
-        tensors = [(tensor.name.rpartition(".")[0], tensor.size) for tensor in self.setting.tensors()]
-        self.begin = 0  # of the numbers that distances are about
-        if params.layers == "last":
-            self.begin = sum(size for layer, size in tensors if layer != tensors[-1][0])
+        layers = [(tensor.name.rpartition(".")[0], tensor.size) for tensor in self.setting.tensors()]
+        whole = params.layers == "all"
+        self.begin = sum(size for layer, size in layers if not whole and layer != layers[-1][0])  # of what distances are about
 
     async def on_start(self) -> None:
         self.state["first"] = self.server.models.initial()
@@ -138,8 +137,7 @@ class FPFC(Synchronous[FPFCParams]):
         for name in sorted(set(group.values())):
             members = [device for device in group if group[device] == name]
             total = sum(state["samples"][device] for device in members)
-            shares = [state["samples"][device] / total if total else 1 / len(members) for device in members]
-            parts = list(zip([own[device] for device in members], shares, strict=True))
+            parts = [(own[at], state["samples"][at] / total if total else 1 / len(members)) for at in members]
             state["models"][name] = server.models.mix(parts, otherwise=own[members[0]])
 
     def group_of(self, device: int) -> int | None:

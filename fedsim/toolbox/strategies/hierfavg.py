@@ -112,18 +112,17 @@ class HierFAVG(FedAvg[HierFAVGParams]):
     async def on_carried(self, message: Carried) -> None:
         state, edge = self.state, message.edge
         own = state["edges"][edge]
+        if message.direction == "down" and message.outcome == "done" and not own["lost"]:
+            own["model"] = own["start"] = message["edge-model"]
+            await self._edge_round(edge)
+            return
         if message.direction == "up" and message.outcome == "done":
             entry = {"task": own["tasks"][0], "device": None, "group": edge, "contents": message.contents}
             samples = sum(each["samples"] for each in own["last"])
             state["arrived"].append(entry | {"update": message["edge-update"], "samples": samples, "start": own["start"]})
             state["received"] += own["last"]
             own["tasks"] = []
-            await self._leave(edge)
-        elif message.outcome == "done" and not own["lost"]:
-            own["model"] = own["start"] = message["edge-model"]
-            await self._edge_round(edge)
-        else:
-            await self._leave(edge)
+        await self._leave(edge)
 
     async def on_edge_lost(self, edge: int) -> None:
         if edge in self.state.get("edges", {}):
@@ -132,10 +131,10 @@ class HierFAVG(FedAvg[HierFAVGParams]):
     async def _edge_round(self, edge: int) -> None:
         state, server, own = self.state, self.server, self.state["edges"][edge]
         again = own["left"] < self.params.kappa2
-        own["clients"] = [] if state["over"] else [device for device in own["clients"] if server.clients.idle(device)]
+        own["clients"] = [device for device in own["clients"] if server.clients.idle(device) and not state["over"]]
+        how: dict[str, Any] = {"round": state["round"], "group": edge, "continues": again, "at_edge": True}
         for device in own["clients"]:
-            contents, number = {"model": own["model"]}, state["round"]
-            task = server.ask(device, contents, round=number, group=edge, continues=again, at_edge=True)
+            task = server.ask(device, {"model": own["model"]}, **how)
             state["open"][task] = device
             own["open"].append(task)
             state["valid"] -= again
@@ -151,12 +150,12 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         del state["open"][message.task]
         own["open"].remove(message.task)
         verdict = self._verdict(message)
+        state[verdict] += 1
         if verdict == "valid":
             own["updates"].append(self.entry(message))
             own["tasks"].append(message.task)
         else:
             own["clients"].remove(message.device)
-        state[verdict] += 1
         if verdict != "valid" or own["left"] == 1:
             self._heard(message)
         if not own["open"]:

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from fedsim.errors import ScenarioError, SimulationError
 from fedsim.evaluation.evaluator import ModelAssignment
-from fedsim.federation import Contents, Device, Header, Instruction, Lazy, LocalResult, Server, TaskEnd
+from fedsim.federation import Contents, Device, Header, Instruction, Lazy, LocalResult, TaskEnd
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Epochs
 from fedsim.learning.refs import Ref
@@ -17,16 +17,7 @@ from fedsim.strategies.grouped import ClusteredParams, Grouped, PlainDeadline, P
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection
 from fedsim.strategies.parts.moment import AfterLocalTraining, AfterRounds
 from fedsim.strategies.synchronous import SynchronousClient
-from fedsim.toolbox.clustering.algorithms import (
-    Clusterer,
-    Dbscan,
-    Hierarchical,
-    KMedoids,
-    Linkage,
-    canonical,
-    k_medoids,
-    members,
-)
+from fedsim.toolbox.clustering.algorithms import Clusterer, Dbscan, Hierarchical, KMedoids, Linkage, canonical, k_medoids
 from fedsim.toolbox.clustering.similarity import Matrix, diff_norm, gradient_cosine, loss_distance, loss_gap, shown_pairs
 from fedsim.training import Training
 from fedsim.world.task import Computation, Evaluate, Train
@@ -36,12 +27,6 @@ class AverageLinkage(Hierarchical):
     """Agglomerative clustering, by default with average linkage as in LCFL's published code; see ``Hierarchical``."""
 
     linkage: Linkage = "average"
-
-
-_CLUSTERERS = Registry.of("clusterer", KMedoids, AverageLinkage, Dbscan, usual="k-medoids")
-
-
-_MOMENTS = Registry.of("moment", AfterRounds, AfterLocalTraining, usual="rounds")
 
 
 class LCFLParams(PlainDeadline, ClusteredParams):
@@ -82,8 +67,10 @@ class LCFLParams(PlainDeadline, ClusteredParams):
     participation: float = Field(default=1.0, gt=0.0, le=1.0)
     aggregation: AggregationSpec = Mean()
     measure: Literal["lcfl", "loss-gap", "diff-norm", "grad-cos", "update-cos"] = "lcfl"
-    clusterer: Annotated[Clusterer, _CLUSTERERS] = KMedoids()
-    moment: Annotated[AfterRounds | AfterLocalTraining, _MOMENTS] = AfterRounds()
+    clusterer: Annotated[Clusterer, Registry.of("clusterer", KMedoids, AverageLinkage, Dbscan, usual="k-medoids")] = KMedoids()
+    moment: Annotated[
+        AfterRounds | AfterLocalTraining, Registry.of("moment", AfterRounds, AfterLocalTraining, usual="rounds")
+    ] = AfterRounds()
     clusters_start: Literal["global", "members"] = "global"
     __annotations__["as"] = Annotated[Preset, Field(default="paper")]
 
@@ -117,15 +104,11 @@ def _share_of(count: int, participation: float) -> int:
     return max(1, round(participation * count))
 
 
-Found = tuple[list[int], Matrix]
-"""Positions of the devices that can be compared, and their distances."""
+Found = tuple[list[int], Matrix]  # positions of the devices that can be compared, and their distances
 
 
 def by_losses(losses: Matrix, measure: Callable[[Matrix], Matrix] = loss_distance) -> Found:
-    """Distances by ``losses`` [n, n] as of ``loss_distance``.
-
-    Without devices whose own objective, or whose model on another's data, is no finite number.
-    """
+    """Distances by ``losses`` [n, n] as of ``loss_distance``, without devices whose own, or whose model's, are not finite."""
     own = np.flatnonzero(np.isfinite(losses.diagonal()))
     kept = own[np.isfinite(losses[np.ix_(own, own)]).all(axis=0)]
     return kept.tolist(), measure(losses[np.ix_(kept, kept)]) if len(kept) else np.zeros((0, 0))
@@ -138,9 +121,7 @@ def by_rows(rows: Sequence[NDArray[np.floating]], measure: Callable[[NDArray[np.
 
 
 class LCFLClient(SynchronousClient[LCFLParams]):
-    """Trains a model of its own at first (``own``, until it has been compared), compares it with others, and trains its
-    cluster's.
-    """
+    """Trains a model of its own (``own``, until it has been compared), compares it with others, and trains its cluster's."""
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         match instruction.job:
@@ -153,22 +134,21 @@ class LCFLClient(SynchronousClient[LCFLParams]):
             case "cold-start":
                 return (Evaluate(tuple(instruction["cold-start"])),)
             case "warm-up":
-                start, moment = instruction.contents.get("warm-up") or device.initial(1 + device.number), self.params.moment
-                if isinstance(moment, AfterRounds):
-                    return (Train(Training(start, self.params.local_epochs)),)
-                return (Train(Training(start, moment.epochs if moment.steps is None else 1, steps=moment.steps)),)
+                start = instruction.contents.get("warm-up") or device.initial(1 + device.number)
+                moment, epochs, steps = self.params.moment, self.params.local_epochs, None
+                if isinstance(moment, AfterLocalTraining):
+                    epochs, steps = (moment.epochs if moment.steps is None else 1), moment.steps
+                return (Train(Training(start, epochs, steps=steps)),)
         return super().work(device, instruction)
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
         match instruction.job:
-            case "exchange":
-                assert result.tested is not None
+            case "exchange" if result.tested is not None:
                 told = len(instruction["exchange"]) + (self.params.measure == "loss-gap")
                 return {"probe-loss": Lazy("losses", result.tested, told)}
             case "gradient":
                 return {"gradient": result.update}
-            case "cold-start":
-                assert result.tested is not None
+            case "cold-start" if result.tested is not None:
                 return {"id": Lazy("choice", result.tested)}
             case "warm-up":
                 return {"warm-up": result.update, "start": Header(result.start)}
@@ -202,28 +182,23 @@ class LCFL(Grouped[LCFLParams]):
     parameters), test them on their training data, join the best and say which (4 bytes): as soon as they can, but not before no
     two clusters have the same model.
 
-    State besides ``Grouped``'s: ``campaign``, one task each for many devices: its name, with ``campaign_open``,
-    ``campaign_waiting`` for returns and ``campaign_asked``, how often; ``global``, the model of the warm-up; ``own``, w_i, and
-    ``began``, from which it was trained; ``exchanged``, devices in order; ``tested``, what each found; ``admitting``, whether
-    all clusters differ.
+    State besides ``Grouped``'s: ``campaign``, a task each for many devices, with its open tasks, those who are waited for, and
+    how often each was asked; ``global``, the model of the warm-up; ``own``, w_i, and ``began``, from which it was trained;
+    ``exchanged``, devices in order; ``tested``, what each found; ``admitting``, whether all clusters differ.
     """
 
     Params: ClassVar[type[LCFLParams]] = LCFLParams
     Client = LCFLClient
 
-    def __init__(self, params: LCFLParams, server: Server) -> None:
-        super().__init__(params, server)
+    async def on_start(self) -> None:
+        devices = self.server.devices
         self.state |= {"campaign": None, "campaign_open": {}, "campaign_waiting": [], "campaign_asked": {}}
         self.state |= {"clustered": False, "admitting": False, "exchanged": [], "tested": {}, "cohort": [], "open": {}}
-        self.state |= {"own": [None] * server.devices, "began": [None] * server.devices}
-
-    async def on_start(self) -> None:
-        self.state["global"] = self.server.models.initial()
+        self.state |= {"own": [None] * devices, "began": [None] * devices, "global": self.server.models.initial()}
         await super().on_start()
 
     def _open_round(self) -> None:
-        moment = self.params.moment
-        if self.state["clustered"] or self.state["round"] < (moment.rounds if isinstance(moment, AfterRounds) else 0):
+        if self.state["clustered"] or self.state["round"] < getattr(self.params.moment, "rounds", 0):
             super()._open_round()
         else:
             self.state["cohort"] = []
@@ -347,16 +322,16 @@ class LCFL(Grouped[LCFLParams]):
 
     async def _make_clusters(self, devices: list[int]) -> None:
         """Cluster devices; a cluster gets its first model, and devices in none look for one."""
-        state, server, params = self.state, self.server, self.params
+        state, server = self.state, self.server
         devices, labels = await self._cluster(devices)
-        for cluster in members(np.array(labels)):
-            if params.clusters_start == "members":
-                own = [state["own"][devices[at]] for at in cluster]
-                state["models"].append(server.models.mix(await params.aggregation.total(server, own, 1 / len(cluster))))
-            else:
-                state["models"].append(state["global"])
-        for device, group in zip(devices, labels, strict=True):
-            self.move(device, group, "clustering")
+        for group in range(max(labels) + 1):
+            model = state["global"]
+            if self.params.clusters_start == "members":
+                own = [state["own"][device] for device, label in zip(devices, labels, strict=True) if label == group]
+                model = server.models.mix(await self.params.aggregation.total(server, own, 1 / len(own)))
+            state["models"].append(model)
+        for device, label in zip(devices, labels, strict=True):
+            self.move(device, label, "clustering")
         state |= {"clustered": True, "own": [], "began": [], "exchanged": [], "tested": {}}  # large, and needed no more
         await self.after_aggregation()
         self._open_round()
@@ -407,12 +382,11 @@ class LCFL(Grouped[LCFLParams]):
         if state["admitting"] or len({model.name for model in state["models"]}) < len(state["models"]):
             return
         state["admitting"] = True
-        for device in range(self.server.devices):
-            if state["group"][device] < 0:
-                there = self.server.clients.idle(device)
-                self.must_prepare(device)
-                if not there:
-                    self.server.clients.await_return(device)
+        for device in (device for device, group in enumerate(state["group"]) if group < 0):
+            there = self.server.clients.idle(device)
+            self.must_prepare(device)
+            if not there:
+                self.server.clients.await_return(device)
 
     async def on_arrival(self, device: int) -> None:
         if self.state["admitting"] and self.state["group"][device] < 0:

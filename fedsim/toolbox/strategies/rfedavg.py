@@ -10,7 +10,7 @@ from pydantic import Field
 
 from fedsim.arrays import Floats
 from fedsim.errors import SimulationError
-from fedsim.federation import Contents, Device, Header, Instruction, Lazy, LocalResult, Server, TaskEnd
+from fedsim.federation import Contents, Device, Header, Instruction, Lazy, LocalResult, TaskEnd
 from fedsim.language.spec import OnlyWith
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.server import ServerOptimiserSpec
@@ -59,13 +59,12 @@ class RFedAvgParams(SynchronousParams):
 
     @property
     def uses_loss(self) -> bool:
-        """Whether clients say how large their loss is."""
         return self.clustering == "ccs" or self.kmeans_clusters == "ccs"
 
 
 LabelCounts = NDArray[np.int64]
+Clusters = list[list[int]]
 
-_LEAST = 1.0  # sample: the imbalance of a cluster that has no more to gain
 _SAME = 1e-10  # relative singular value below which mixtures of clusters are taken to be the same
 _NONE = 1e-8  # weight below which a cluster is taken to have none
 _PULL = 1e-6
@@ -77,8 +76,7 @@ def class_imbalance(counts: LabelCounts, samples: int | None = None) -> Floats:
     ``samples`` is D, those of all devices together, as the equation has it; None: each device's own number.
     """
     totals = counts.sum(axis=1, keepdims=True) if samples is None else samples
-    imbalance: Floats = np.abs(totals / counts.shape[1] - counts).sum(axis=1)
-    return imbalance
+    return np.asarray(np.abs(totals / counts.shape[1] - counts).sum(axis=1))
 
 
 def cluster_imbalance(imbalance: Floats, sizes: LabelCounts, clusters: Sequence[Sequence[int]]) -> Floats:
@@ -91,7 +89,7 @@ def cluster_imbalance(imbalance: Floats, sizes: LabelCounts, clusters: Sequence[
         ordered = sorted(cluster)
         worst = ordered[int(np.argmax(imbalance[ordered]))]
         others = sum(int(sizes[device]) for device in ordered if device != worst)
-        values.append(max(float(imbalance[worst]) - others, _LEAST))
+        values.append(max(float(imbalance[worst]) - others, 1.0))
     return np.array(values)
 
 
@@ -101,8 +99,7 @@ def class_shares(counts: LabelCounts, clusters: Sequence[Sequence[int]]) -> Floa
     sizes = totals.sum(axis=0)
     if not sizes.all():
         raise SimulationError(f"cluster {int(np.argmin(sizes))} of {len(sizes)} has no samples, so that it has no class shares")
-    shares: Floats = totals / sizes
-    return shares
+    return np.asarray(totals / sizes)
 
 
 def optimal_weights(shares: Floats) -> Floats:
@@ -122,11 +119,7 @@ def optimal_weights(shares: Floats) -> Floats:
     exact = np.linalg.lstsq(system[:, u > _NONE], target, rcond=_SAME)[0]
     if exact.min() >= 0:
         u[u > _NONE], u[u <= _NONE] = exact, 0.0
-    weights: Floats = u / u.sum()
-    return weights
-
-
-Clusters = list[list[int]]
+    return np.asarray(u / u.sum())
 
 
 def cluster_gradients(
@@ -137,10 +130,7 @@ def cluster_gradients(
     classes: int,
     generator: np.random.Generator,
 ) -> Clusters:
-    """Clusters of like ``gradients`` [n, d] of one scale, with cosines ``similarity`` [n, n]; positions in ascending order.
-
-    ``eps`` is the cosine that like gradients have, needed where CCS is; ``classes`` is M; ``generator`` is for K-means.
-    """
+    """Clusters of like ``gradients`` [n, d], whose cosines are ``similarity`` and, where CCS is asked, at least ``eps``."""
     found = [] if eps is None else greedy_clusters(similarity, eps)
     if params.clustering == "ccs":
         return found
@@ -151,13 +141,6 @@ def cluster_gradients(
     # In an orthonormal basis of what they span distances are the same, at less cost.
     coordinates = np.asarray(np.linalg.qr(gradients.T.astype(np.float64), mode="r")).T
     return members(kmeans(coordinates, min(wanted, distinct), generator))
-
-
-def by_samples(clusters: Clusters, sizes: NDArray[np.int64]) -> Floats:
-    """D_Cn / D_S, each cluster's share of the samples, float64 [N]."""
-    totals = np.array([sizes[cluster].sum() for cluster in clusters], dtype=np.float64)
-    shares: Floats = totals / totals.sum()
-    return shares
 
 
 def balance(counts: NDArray[np.int64], clusters: Clusters, weights: Sequence[Floats]) -> dict[str, list[float | None]]:
@@ -195,8 +178,7 @@ class RFedAvgClient(SynchronousClient[RFedAvgParams]):
         if params.weights == "rfedavg":
             total = device.state["total"] if params.uses_total else None
             control.append(float(class_imbalance(device.label_counts[None], total)[0]))
-        if params.uses_loss:
-            assert result.update is not None
+        if params.uses_loss and result.update is not None:
             control.append(Lazy("loss", result.update))
         labels: list[int] = device.label_counts.tolist()
         counts = {"class-counts": labels} if params.weights == "optimal" else {}
@@ -228,26 +210,19 @@ class RFedAvg(FedAvg[RFedAvgParams]):
     Params: ClassVar[type[RoundParams]] = RFedAvgParams
     Client = RFedAvgClient
 
-    def __init__(self, params: RFedAvgParams, server: Server) -> None:
-        super().__init__(params, server)
-        devices = server.devices
+    async def on_start(self) -> None:
+        devices = self.server.devices
         self.state |= {"sizes": [None] * devices, "reporting": {}, "begun": False, "total": 0, "told": [0] * devices}
         self.state |= {"imbalance": [0.0] * devices, "counts": {}, "first_loss": None, "loss": None, "cluster": {}}
-
-    async def on_start(self) -> None:
-        if not self.params.uses_total:
-            await super().on_start()
-            return
         self.state |= {"model": self.server.models.initial(), "round": 0, "open": {}}
-        for device in range(self.server.devices):
+        for device in range(devices):
             self._hear_size(device)
         self._begin()
 
     async def on_return(self, device: int) -> None:
         self._hear_size(device)
 
-    async def on_arrival(self, device: int) -> None:
-        self._hear_size(device)
+    on_arrival = on_return
 
     def _hear_size(self, device: int) -> None:
         state, server = self.state, self.server
@@ -294,9 +269,8 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         if message.outcome == "done" and message.job == "train":
             state["sizes"][device] = self._samples(message)
             if self.params.weights == "rfedavg":
-                state["imbalance"][device] = message["control"][1]
-                state["told"][device] = state["total"]
-            if self.params.weights == "optimal":
+                state["imbalance"][device], state["told"][device] = message["control"][1], state["total"]
+            elif self.params.weights == "optimal":
                 state["counts"][device] = message["class-counts"]
         await super().on_task_end(message)
 
@@ -325,7 +299,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         devices = [entry["device"] for entry in entries]
         sizes = np.array([entry["samples"] for entry in entries], dtype=np.int64)
         clusters, eps = await self._cluster(entries, devices, gradients)
-        by_data = shares = by_samples(clusters, sizes)
+        by_data = shares = np.array([sizes[cluster].sum() / sizes.sum() for cluster in clusters])
         if self.params.weights == "rfedavg":
             inverse = 1.0 / cluster_imbalance(np.array([state["imbalance"][device] for device in devices]), sizes, clusters)
             shares = inverse / inverse.sum()
@@ -336,8 +310,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         self.server.emit("reweighting", round=state["round"], **told)
         for cluster, share in zip(clusters, shares, strict=True):
             weights[[held[at] for at in cluster]] = share * (sizes[cluster] / sizes[cluster].sum())
-        each: list[float] = weights.tolist()
-        return each
+        return [float(weight) for weight in weights]
 
     async def _cluster(
         self, entries: list[dict[str, Any]], devices: list[int], gradients: NDArray[np.float32] | None
@@ -368,12 +341,11 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         state, theta = self.state, self.params.theta
         loss = await self.server.models.train_loss([(entry["update"], float(entry["samples"])) for entry in entries])
         if loss is not None:
-            state["loss"] = loss
-            state["first_loss"] = loss if state["first_loss"] is None else state["first_loss"]
+            state |= {"loss": loss, "first_loss": loss if state["first_loss"] is None else state["first_loss"]}
         if state["first_loss"] is None:
             return threshold(0.0, 0.0, 0.0, theta)
         return threshold(state["loss"], state["first_loss"], self.params.least_loss, theta)
 
     def group_of(self, device: int) -> int | None:
-        cluster: int | None = self.state["cluster"].get(device)
+        cluster: int | None = self.state.get("cluster", {}).get(device)
         return cluster

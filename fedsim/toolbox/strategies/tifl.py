@@ -1,7 +1,7 @@
 """TiFL: who is in which tier, a cohort out of one of them, and tests of all (Chai et al., 2020)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
@@ -81,21 +81,16 @@ class TiFLParams(AggregatingParams):
 class Tiered(Strategy[P]):
     """A server half that meets each device once, by a report or a whole task, before it puts it into a tier.
 
-    State: ``meeting``, tasks by which devices are met, task -> device and when it was asked; ``figures``, size (samples) or
-    latency (s) of each device; ``cuts``, the borders of tiers, None until all who could be reached are met; ``tier``, of each
-    device; ``members``.
+    Its ``met`` places a device by its figure, meets it again, waits for it, or drops it; its ``begin`` is called when nobody
+    is being met any more, and sets ``cuts`` by the figures of ``known`` devices, sorts them in by ``tiers_of``, and trains.
+
+    State: ``meeting``, task -> device and when it was asked; ``figures``, size (samples) or latency (s) of each device;
+    ``cuts``, the borders of tiers, None until all who could be reached are met; ``tier``, of each device; ``members``.
     """
 
-    def met(self, device: int, message: TaskEnd, latency: float) -> None:
-        """Place the device (``_place``), meet it again, wait for it, or drop it."""
-        raise NotImplementedError
-
-    def begin(self, known: list[int]) -> None:
-        """Nobody is being met any more: set ``cuts`` by the figures of ``known`` devices, sort them in, and begin to train."""
-        raise NotImplementedError
-
-    def tiers_of(self, devices: Sequence[int]) -> list[int]:
-        raise NotImplementedError
+    met: Callable[[int, TaskEnd, float], None]
+    begin: Callable[[list[int]], None]
+    tiers_of: Callable[[Sequence[int]], list[int]]
 
     def _meet_all(self, tiers: int) -> None:
         devices = self.server.devices
@@ -119,8 +114,7 @@ class Tiered(Strategy[P]):
     async def on_return(self, device: int) -> None:
         self._meet(device)
 
-    async def on_arrival(self, device: int) -> None:
-        self._meet(device)
+    on_arrival = on_return
 
     async def on_timer(self, name: str) -> None:
         if name.startswith("profiling/"):
@@ -157,17 +151,13 @@ class Tiered(Strategy[P]):
         return tier
 
 
-Bins = tuple[float, float]
-"""Equal-width bins: where the first begins, and how wide each is."""
-
-
-def equal_width_bins(values: NDArray[np.float64], tiers: int) -> Bins:
-    """Bins over [min, max] of ``values`` [n], outliers included."""
+def equal_width_bins(values: NDArray[np.float64], tiers: int) -> tuple[float, float]:
+    """Bins over [min, max] of ``values`` [n], outliers included: where the first begins, and how wide each is."""
     low, high = float(values.min()), float(values.max())
     return low, (high - low) / tiers
 
 
-def tier_numbers(values: NDArray[np.float64], tiers: int, bins: Bins) -> NDArray[np.int64]:
+def tier_numbers(values: NDArray[np.float64], tiers: int, bins: tuple[float, float]) -> NDArray[np.int64]:
     """The tier of each value, int64 [n], from 0; a value between two tiers belongs to the upper, one outside to the nearest."""
     low, width = bins
     if width == 0:
@@ -208,8 +198,7 @@ class TiFLClient(SynchronousClient[TiFLParams]):
                 return {"size-report": result.samples}
             case "profile":
                 return {"profiling": result.update}
-            case "test":
-                assert result.tested is not None
+            case "test" if result.tested is not None:
                 return {"test-accuracy": Lazy("accuracy", result.tested)}
         return super().reply(device, instruction, result)
 
@@ -275,25 +264,19 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
 
     def _profiled(self, device: int, message: TaskEnd, latency: float) -> None:
         """A task of profiling has ended: the next one, or a tier, or none."""
-        limit, wanted = self.params.profiling_limit, self.params.profiling_rounds
-        if message.outcome == "memory":  # it never can train
-            self._drop(device, None)
-            return
+        limit, wanted, unable = self.params.profiling_limit, self.params.profiling_rounds, message.outcome == "memory"
         count, total = self.state["profiles"][device]
         away = message.outcome not in ("done", "late")
-        if not away or limit is not None:
+        if not unable and (not away or limit is not None):
             count, total = count + 1, total + (latency if message.outcome == "done" else limit or 0.0)
             self.state["profiles"][device] = (count, total)
-        if count < wanted:
+        if unable or (count == wanted and limit is not None and total >= wanted * limit):
+            self.state["expected"] -= 1
+            self.server.emit("tier-drop", device=device, latency=None if unable else total / wanted)
+        elif count < wanted:
             (self._await if away else self._meet)(device)
-        elif limit is not None and total >= wanted * limit:
-            self._drop(device, total / wanted)
         else:
             self._place(device, total / wanted)
-
-    def _drop(self, device: int, latency: float | None) -> None:
-        self.state["expected"] -= 1
-        self.server.emit("tier-drop", device=device, latency=latency)
 
     def _place(self, device: int, figure: float) -> None:
         self.state["expected"] -= 1
@@ -301,14 +284,12 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
 
     def tiers_of(self, devices: Sequence[int]) -> list[int]:
         figures = np.array([self.state["figures"][device] for device in devices])
-        found: list[int] = tier_numbers(figures, self.params.tiers, self.state["cuts"]).tolist()
-        return found
+        return [int(tier) for tier in tier_numbers(figures, self.params.tiers, self.state["cuts"])]
 
     def begin(self, known: list[int]) -> None:
         state, server = self.state, self.server
         if known:
-            figures = np.array([state["figures"][device] for device in known])
-            state["cuts"] = equal_width_bins(figures, self.params.tiers)
+            state["cuts"] = equal_width_bins(np.array([state["figures"][device] for device in known]), self.params.tiers)
             self._sort_in(known)
             server.emit("tiers", bins=list(state["cuts"]), members=[len(part) for part in state["members"]])
             self._open_round()
@@ -346,13 +327,11 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
     def _test(self) -> None:
         """Ask test clients of every tier; ``_tested`` takes in what they say."""
         state, params, server = self.state, self.params, self.server
-        state["heard"] = {}
-        if params.accuracy_from == "measurement":
-            state["heard"] = {tier: part for tier, part in enumerate(state["members"]) if part}
-        else:
-            for tier, part in enumerate(state["members"]):
-                for device in server.clients.sample(params.test_clients, "test", state["round"], tier, among=part):
-                    state["testing"][server.ask(device, {"model": state["model"]}, "test", group=tier)] = tier
+        known = params.accuracy_from == "measurement"
+        state["heard"] = {tier: part for tier, part in enumerate(state["members"]) if known and part}
+        for tier, part in enumerate(state["members"] if not known else ()):
+            for device in server.clients.sample(params.test_clients, "test", state["round"], tier, among=part):
+                state["testing"][server.ask(device, {"model": state["model"]}, "test", group=tier)] = tier
         if not state["testing"]:
             server.timer("tested", server.now)
 
@@ -361,8 +340,8 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
         state, params, before = self.state, self.params, self.state["accuracies"]
         now = list(before)
         for tier, devices in sorted(state["heard"].items()):
-            accuracy = await self.server.models.test(state["model"], sorted(devices))
-            now[tier] = before[tier] if accuracy is None else accuracy
+            if (accuracy := await self.server.models.test(state["model"], sorted(devices))) is not None:
+                now[tier] = accuracy
         state["accuracies"] = now
         current = state["current"]
         if current is not None and now[current] is not None:
@@ -374,17 +353,15 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
         super()._open_round()
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        state = self.state
-        if self._ends_meeting(message):
-            return
-        if message.task not in state["testing"]:
+        testing = self.state["testing"]
+        if message.task in testing:
+            tier = testing.pop(message.task)
+            if message.outcome == "done":
+                self.state["heard"].setdefault(tier, []).append(message.device)
+            if not testing:
+                await self._tested()
+        elif not self._ends_meeting(message):
             await super().on_task_end(message)
-            return
-        tier = state["testing"].pop(message.task)
-        if message.outcome == "done":
-            state["heard"].setdefault(tier, []).append(message.device)
-        if not state["testing"]:
-            await self._tested()
 
     async def on_timer(self, name: str) -> None:
         await (self._tested() if name == "tested" else super().on_timer(name))

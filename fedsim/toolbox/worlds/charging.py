@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fedsim.energy.batteries import Charging, ChargingModel
 from fedsim.language.units import PositiveSeconds
 from fedsim.simulation import TICK_S, on_grid
 from fedsim.streams import Streams
 from fedsim.world.availability import Availability
 from fedsim.world.calendar import DAY_S
-from fedsim.world.charging import Charging, ChargingModel
 from fedsim.world.distributions import Distribution, TimeDistribution
 from fedsim.world.phases import Phases, Span
 

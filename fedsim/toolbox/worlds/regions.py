@@ -17,7 +17,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from fedsim.errors import ScenarioError, nearest
 from fedsim.files import read_toml, sought
-from fedsim.simulation import Simulation, on_grid
+from fedsim.simulation import Simulation
 from fedsim.world.device_kinds import Figure
 from fedsim.world.distributions import DeviceTable
 from fedsim.world.network.endpoints import SERVER
@@ -153,9 +153,6 @@ class Regions(Network):
     def _exact_latency_s(self, source: int, destination: int) -> float:
         own = sum(self._own_s.item(end) for end in (source, destination) if end != SERVER)
         return own + self._way(self.region(source), self.region(destination)).round_trip / 2
-
-    def latency_s(self, source: int, destination: int) -> float:
-        return on_grid(self._exact_latency_s(source, destination))
 
 
 class RegionsSpec(NetworkModel):

@@ -18,18 +18,14 @@ import numpy as np
 import simpy
 from pydantic import TypeAdapter, ValidationError
 
-from fedsim.environment import Environment, ProcessGenerator
+from fedsim.environment import Alarm, Environment, ProcessGenerator
 from fedsim.errors import CheckpointError, FedsimError, ScenarioError, SimulationError
 from fedsim.language.units import Bytes, Flops, Seconds
-from fedsim.simulation import Simulation, on_grid
+from fedsim.simulation import on_grid
 from fedsim.streams import Streams
-from fedsim.world.compute import Compute
 from fedsim.world.device_kinds import Capacity
 from fedsim.world.life import TaskRunner
-from fedsim.world.messages import Messages
 from fedsim.world.network.endpoints import SERVER, Direction
-from fedsim.world.network.flows import Network
-from fedsim.world.population import Population
 from fedsim.world.processes.activity import Activity, Call, ComputeActivity, Sending
 from fedsim.world.task import Payload, Work
 
@@ -88,19 +84,19 @@ class Processes:
     def __init__(
         self,
         specs: Sequence[Any],
-        simulation: Simulation,
         streams: Streams,
         capacity: Capacity,
-        population: Population,
-        compute: Compute,
-        network: Network,
         tasks: TaskRunner,
-        messages: Messages,
         on_switched_on: Callable[[int], None],
     ) -> None:
-        self.simulation, self.streams, self.capacity, self.population = simulation, streams, capacity, population
-        self.compute, self.network, self.tasks, self.messages = compute, network, tasks, messages
-        self._specs, self._on_switched_on = specs, on_switched_on
+        self._specs, self.streams, self.capacity, self.tasks, self._on_switched_on = (
+            specs,
+            streams,
+            capacity,
+            tasks,
+            on_switched_on,
+        )
+        self.messages, self.network, self.simulation = tasks.messages, tasks.network, tasks.messages.simulation
         self.held: dict[tuple[str, str | int], list[float]] = {}
         self.begun: dict[tuple[int, Call], list[Any]] = {}
         self.asleep: dict[tuple[int, float], list[simpy.Event]] = {}
@@ -116,8 +112,8 @@ class Processes:
             except SimulationError as error:
                 raise ScenarioError(f"world.processes.{number} ({spec.kind!r}): {error}") from None
         if specs:
-            simulation.idle = self._nothing_left
-        simulation.at_end(self._fall_silent)
+            self.simulation.idle = self._nothing_left
+        self.simulation.at_end(partial(setattr, self, "silent", True))
         self._start()
 
     def _start(self) -> None:
@@ -140,18 +136,13 @@ class Processes:
 
     def _nothing_left(self) -> bool:
         """Whether nobody works, nobody is held off, and nothing is to come but what processes do: the run is over then."""
-        busy = self.tasks.running or len(self.messages.under_way) > len(self.sending)
-        return not (busy or self.tasks.off or self.messages.lost) and set(self.simulation.expected()) <= _OF_PROCESSES
-
-    def _fall_silent(self) -> None:
-        self.silent = True
+        if self.tasks.running or len(self.messages.under_way) > len(self.sending) or self.tasks.off or self.messages.lost:
+            return False
+        return all(alarm.name[0] in _OF_PROCESSES for alarm in self.simulation.env.alarms() if isinstance(alarm, Alarm))
 
     def emit(self, kind: str, **fields: Any) -> None:
         if not self.silent:
             self.simulation.emit(kind, **fields)
-
-    def wake(self, number: int, when: float, event: simpy.Event) -> None:
-        self.simulation.wake(("process", number), when, event.succeed)
 
     def taken_up(self, number: int, call: Call) -> Any:
         """Work that a restored process had begun by this call, else ``CheckpointError``; None if nothing is restored."""
@@ -273,7 +264,8 @@ class Processes:
             self.computing[number][0].arm()
         else:
             waiting = self.asleep.get((number, when))
-            self.wake(number, when, waiting.pop(0) if waiting else self.simulation.env.event())
+            event = waiting.pop(0) if waiting else self.simulation.env.event()
+            self.simulation.wake((kind, number), when, event.succeed)
 
 
 class World:
@@ -313,7 +305,7 @@ class World:
         if self._processes.restoring:  # its alarm is set again later
             self._processes.asleep.setdefault((self._number, when), []).append(event)
         elif not self._processes.silent:
-            self._processes.wake(self._number, when, event)
+            self.simulation.wake(("process", self._number), when, event.succeed)
         return event
 
     def send(
@@ -354,9 +346,9 @@ class World:
         if here.tasks.hosts is not None:
             raise SimulationError(f"a process computes on device {number}, whose host shares its cores among tasks alone")
         now, pace = self.now, here.tasks.paces.get(number, 1.0)
-        until, lasts = here.tasks.reachable_until(number), here.population.working_s(number, asked) / pace
+        until, lasts = here.tasks.reachable_until(number), here.tasks.population.working_s(number, asked) / pace
         away = until <= now
-        (ends,) = [on_grid(now + lasts)] if away else here.compute.epoch_ends(number, now, lasts, 1, math.inf, until)
+        (ends,) = [on_grid(now + lasts)] if away else here.tasks.compute.epoch_ends(number, now, lasts, 1, math.inf, until)
         computing = here.computing_of(self._number, call, here.computed, number, now, ends, until, pace)
         here.computed += 1
         computing.arm()
@@ -364,7 +356,7 @@ class World:
 
     def device(self, device: int | str) -> DeviceFacts:
         """Properties of a device."""
-        number, population, network = self._device(device), self._processes.population, self._processes.network
+        number, population, network = self._device(device), self._processes.tasks.population, self._processes.network
         arrival, departure = population.arrival.item(number), population.departure.item(number)
         return DeviceFacts(
             population.speed.item(number),
@@ -420,17 +412,15 @@ class World:
         """Devices compute at a factor of their speed meanwhile, also what they compute now."""
         if not 0 < factor < math.inf:
             raise SimulationError(f"a device cannot compute at {factor!r} of its speed; allowed is a number above 0")
-        return self._processes.hold("pace", self._numbers(devices), factor)
+        return self._processes.hold("pace", _numbers(devices, self.devices, "device"), factor)
 
     def off(self, devices: int | Iterable[int]) -> Hold:
         """Devices cannot be reached meanwhile, whatever their availability; what they do now is lost."""
-        return self._processes.hold("off", self._numbers(devices), 1.0)
+        return self._processes.hold("off", _numbers(devices, self.devices, "device"), 1.0)
 
     def lose(self, edges: int | Iterable[int]) -> Hold:
         """Edge servers are lost meanwhile, with all that they hold, and what their devices do for them now."""
-        count = self._processes.messages.edges
-        allowed = f"allowed are 0 to {count - 1}" if count else "the network has none (network.edge)"
-        return self._processes.hold("edge", _numbers(edges, count, "edge server", allowed), 1.0)
+        return self._processes.hold("edge", _numbers(edges, self._processes.messages.edges, "edge server"), 1.0)
 
     def queue(self, direction: Direction, slots: simpy.Resource) -> None:
         """From now on each upload (``up``) or download (``down``) requests a slot before it begins, and releases it after."""
@@ -454,16 +444,14 @@ class World:
         return endpoint if isinstance(endpoint, int) else self._processes.network.endpoint(endpoint)
 
     def _device(self, device: int | str) -> int:
-        return self._numbers(self._endpoint(device))[0]
-
-    def _numbers(self, devices: int | Iterable[int]) -> list[int]:
-        return _numbers(devices, self.devices, "device", f"allowed are 0 to {self.devices - 1}")
+        return _numbers(self._endpoint(device), self.devices, "device")[0]
 
 
-def _numbers(said: int | Iterable[int], count: int, what: str, allowed: str) -> list[int]:
+def _numbers(said: int | Iterable[int], count: int, what: str) -> list[int]:
     numbers = [said] if isinstance(said, int) else [int(number) for number in said]
     for number in numbers:
         if not 0 <= number < count:
+            allowed = f"allowed are 0 to {count - 1}" if count else "the network has none (network.edge)"
             raise SimulationError(f"there is no {what} {number}; {allowed}")
     return numbers
 

@@ -14,34 +14,70 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.arrays import Flags, Floats, Ints
+from fedsim.language.registry import Registry
+from fedsim.language.spec import Spec
 from fedsim.simulation import TICK_S, Alarm, Simulation, on_grid
+from fedsim.streams import Streams
 from fedsim.world.availability import Availability
-from fedsim.world.charging import Charging
 from fedsim.world.phases import Span
 from fedsim.world.task import Code, Download, Evaluate, TaskStep, Train, Upload, Work
 
-_MOVING: dict[type[TaskStep], str] = {Download: "receive", Upload: "send"}
-_DRAWS = _MOVING | dict.fromkeys((Train, Evaluate, Work, Code), "compute")
+
+class Charging(Protocol):
+    """When devices are plugged in, as paths: pure functions of (seed, device), whatever a device is asked to do."""
+
+    def span(self, device: int, time: float) -> Span:
+        """The phase that ``device`` is in at ``time`` (s): on while it is plugged in. An off phase may follow another one."""
+
+
+class ChargingModel(Spec):
+    """The base of every kind of charging."""
+
+    kind: str
+
+    def build(self, streams: Streams, devices: int, starts: float, availability: Availability, root: Path | None) -> Charging:
+        """Paths of a run from ``starts``, a time of the day (s); draws from ``world/charging``. By default the spec itself."""
+        return self  # type: ignore[return-value]
+
+
+class Never(ChargingModel):
+    """A device has what is in its battery at first."""
+
+    kind: Literal["never"] = "never"
+
+    def span(self, device: int, time: float) -> Span:
+        return Span(False, 0.0, math.inf)
+
+
+_KINDS = "fedsim.toolbox.worlds.charging"
+_OTHERS = {
+    "always": (f"{_KINDS}:Always", "a device is plugged in all the time"),
+    "reached": (f"{_KINDS}:WhenReached", "a device is plugged in while it can be reached: phones as FLASH recorded them"),
+    "renewal": (f"{_KINDS}:RenewalCharging", "plugged in and unplugged for exponential times"),
+    "daily": (f"{_KINDS}:Daily", "plugged in each day at a time of its own, for as long as it has always been"),
+}
+CHARGINGS = Registry("charging", "", {**Registry.of("charging", Never).known, **_OTHERS})
+ChargingSpec = Annotated[ChargingModel, CHARGINGS]
+
+_DRAWS: dict[type[TaskStep], str] = {Download: "receive", Upload: "send"}
+_DRAWS |= dict.fromkeys((Train, Evaluate, Work, Code), "compute")
 _NONE = array("d")
-_NO_SPAN = Span(False, 0.0, 0.0)
 _LOOK_S = 3_600.0  # nobody looks further ahead while a transfer goes on, whose end is not known
 
 
 @dataclass(slots=True)
 class Load:
-    """Power draw of a device that works.
+    """Draw of a device that works: watts beyond idle; of a transfer joules of each byte, and how many bytes are paid for.
 
-    Attributes:
-        watts: by time, beyond idle.
-        moves: whether that is a transfer.
-        byte, moved: joules of each of its bytes, and how many of them are paid for.
-        scarce: whether the battery may not last for the rest of it, so that its ``rate`` (bytes/s) matters; else that is 0.
+    It is ``scarce`` where the battery may not last for the rest of a message, so that the ``rate`` (bytes/s) matters; else that
+    is 0.
     """
 
     watts: float = 0.0
@@ -64,9 +100,9 @@ class _Point:
     level: float
     flat: bool
     tail: float
-    charged: float = 0.0
-    idled: float = 0.0
-    drawn: float = 0.0
+    charged: float
+    idled: float
+    drawn: float
 
 
 @dataclass(slots=True)
@@ -80,6 +116,18 @@ class _Course:
     task: float
     most: float
     target: float | None = None
+
+    def follow(self, point: _Point, to: float) -> None:
+        seconds = to - point.at
+        point.charged += self.charge * seconds
+        point.idled += self.idle * seconds
+        point.drawn += self.task * seconds
+        if to == self.end and self.target is not None:
+            point.level, point.flat = self.target, self.target == 0
+            point.tail = 0.0 if point.flat else point.tail  # it does not go on when the device does
+        else:
+            point.level = min(max(0.0, point.level + self.net * seconds), self.most)  # full or flat within the next half tick
+        point.at = to
 
 
 class Batteries:
@@ -106,7 +154,6 @@ class Batteries:
         self._turns: dict[int, array[float]] = {}  # when each that ever was ran flat, or went on again, in turn (s)
         self._paths: dict[int, array[float]] = {}  # of those that were ever asked: time and level of each breakpoint
         self._alarms: dict[int, Alarm] = {}
-        self._spans: dict[int, Span] = {}  # in which each was last found, plugged in or not: a cache
 
     def has(self, device: int) -> bool:
         """Whether the device has a battery that can be flat."""
@@ -135,7 +182,7 @@ class Batteries:
             line = self._line(device, point)
             if line.end > self._simulation.end:  # nobody cares how long after that
                 return line.end
-            self._follow(point, line, line.end)
+            line.follow(point, line.end)
         return max(time, point.at)
 
     def past(self, device: int, time: float) -> Span:
@@ -151,8 +198,8 @@ class Batteries:
         """Charge of the device's battery now, 0 to 1; 1 for a device without one. Changes nothing."""
         if not self.has(device):
             return 1.0
-        point, load = self._point(device), self._loads.get(device, Load())
-        self._reach(device, point, self._simulation.now, load.total)
+        point, now = self._point(device), self._simulation.now
+        self._go(device, point, now, self._loads.get(device, Load()).total).follow(point, now)
         return point.level / self._draws(device, "capacity_j")
 
     def plugged_in(self, device: int) -> bool:
@@ -171,10 +218,9 @@ class Batteries:
     def begin(self, device: int, step: TaskStep) -> None:
         self.settle(device)
         phase = _DRAWS.get(type(step))
-        watts = 0.0 if phase is None else self._draws(device, f"{phase}_w")
-        load = self._loads[device] = Load(watts, type(step) in _MOVING)
-        if load.moves:
-            load.byte = self._draws(device, f"{phase}_j_byte")
+        load = self._loads[device] = Load(0.0 if phase is None else self._draws(device, f"{phase}_w"))
+        if isinstance(step, Download | Upload):
+            load.moves, load.byte = True, self._draws(device, f"{phase}_j_byte")
             self._tails.pop(device, None)
 
     def dry(self, device: int, until: float) -> float:
@@ -235,9 +281,9 @@ class Batteries:
         return self._columns[name].item(device)  # type: ignore[no-any-return]
 
     def _point(self, device: int) -> _Point:
-        charged, idled, drawn = self._charged.item(device), self._idled.item(device), self._drawn.item(device)
+        books = self._charged.item(device), self._idled.item(device), self._drawn.item(device)
         at, level, flat = self._at.item(device), self._level.item(device), self._flat.item(device)
-        return _Point(at, level, flat, self._tails.get(device, 0.0), charged, idled, drawn)
+        return _Point(at, level, flat, self._tails.get(device, 0.0), *books)
 
     def _keep(self, device: int, point: _Point) -> None:
         if point.flat != self._flat.item(device):
@@ -249,15 +295,12 @@ class Batteries:
 
     def _line(self, device: int, point: _Point, watts: float = 0.0, reserve: float = 0.0) -> _Course:
         capacity = self._draws(device, "capacity_j") - reserve
-        charge = self._draws(device, "charge_w")
-        end = math.inf
+        charge, idle, end = self._draws(device, "charge_w"), 0.0, math.inf
         if charge:
-            span = self._spans.get(device, _NO_SPAN)
-            if not span.start <= point.at < span.end:
-                span = self._spans[device] = self._charging.span(device, point.at)
-            charge, end = charge if span.on else 0.0, span.end
+            plugged_in, _, end = self._charging.span(device, point.at)
+            charge = charge if plugged_in else 0.0
         if point.flat:
-            net, idle, watts, target = charge, 0.0, 0.0, self._restart * capacity
+            net, watts, target = charge, 0.0, self._restart * capacity
         else:
             idle = self._draws(device, "idle_w")
             if point.at < point.tail:
@@ -271,19 +314,6 @@ class Batteries:
             if there <= end:
                 return _Course(there, net, charge, idle, watts, capacity, target)
         return _Course(end, net, charge, idle, watts, capacity)
-
-    @staticmethod
-    def _follow(point: _Point, line: _Course, to: float) -> None:
-        seconds = to - point.at
-        point.charged += line.charge * seconds
-        point.idled += line.idle * seconds
-        point.drawn += line.task * seconds
-        if to == line.end and line.target is not None:
-            point.level, point.flat = line.target, line.target == 0
-            point.tail = 0.0 if point.flat else point.tail  # it does not go on when the device does
-        else:
-            point.level = min(max(0.0, point.level + line.net * seconds), line.most)  # full or flat within the next half tick
-        point.at = to
 
     def _go(
         self,
@@ -302,28 +332,25 @@ class Batteries:
             line = self._line(device, point, watts, reserve)
             if line.end > until or (to_flat and point.flat):
                 return line
-            self._follow(point, line, line.end)
+            line.follow(point, line.end)
             if keep:
                 self._keep(device, point)
                 if device in self._paths:
                     self._paths[device].extend((point.at, point.level))
 
-    def _reach(self, device: int, point: _Point, time: float, watts: float, *, keep: bool = False) -> None:
-        line = self._go(device, point, time, watts, keep=keep)
-        if time > point.at:
-            self._follow(point, line, time)
-
     def settle(self, device: int, moved: float = 0.0) -> None:
         """Take what was drawn until now off the battery; the bytes that have moved since the last time evenly."""
-        point, load = self._point(device), self._loads.get(device, Load())
-        owed, seconds = load.byte * (moved - load.moved), self._simulation.now - point.at
+        point, load, now = self._point(device), self._loads.get(device, Load()), self._simulation.now
+        owed, seconds = load.byte * (moved - load.moved), now - point.at
         watts = load.total
-        if load.moves and not load.scarce and seconds > 0:
-            watts, owed = watts + owed / seconds, 0.0
-        elif load.scarce:
+        if load.scarce:
             owed -= load.byte * load.rate * seconds
+        elif load.moves and seconds > 0:
+            watts, owed = watts + owed / seconds, 0.0
         if seconds > 0:
-            self._reach(device, point, self._simulation.now, watts, keep=True)
+            line = self._go(device, point, now, watts, keep=True)
+            if now > point.at:
+                line.follow(point, now)
         elif not owed:
             return
         point.level = min(max(0.0, point.level - owed), self._draws(device, "capacity_j"))  # rounding may leave ``owed`` < 0
