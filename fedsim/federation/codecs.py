@@ -4,13 +4,12 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import AfterValidator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import model_validator
 
 from fedsim.federation.contents import Contents, Partial
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
-from fedsim.language.units import Bytes, BytesPerSecond
+from fedsim.language.units import Bytes, LinkRate
 from fedsim.learning import Learner, Ref
 from fedsim.learning.functions import spliced, taken
 from fedsim.world.task import Code
@@ -42,12 +41,6 @@ class Coded(NamedTuple):
     kept: Ref | None = None
 
 
-def _above_0(rate: float) -> float:
-    if not rate:
-        raise PydanticCustomError("quantity", "a device that encodes at 0 B/s never answers; allowed is more", {})
-    return rate
-
-
 class Codec(Spec):
     """The base of every codec of models: a pure rule, whose loss the learning sees and whose bytes the network carries.
 
@@ -60,7 +53,7 @@ class Codec(Spec):
     """Whether it can be used from the server to the devices, or from them to the server."""
 
     kind: str
-    encode_rate: Annotated[BytesPerSecond, AfterValidator(_above_0)] | None = None
+    encode_rate: LinkRate | None = None
 
     @property
     def sends(self) -> float:

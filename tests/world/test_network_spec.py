@@ -123,7 +123,7 @@ class TestGraph:
             ([("hub", "north", None)], {}, "edge 'hub' - 'north' has no 'capacity', such as '1 Gbit/s'"),
             ([("hub", "north", 5)], {}, "has the capacity 5: a data rate needs its unit"),
             ([("hub", "north", "5 Mbit")], {}, "has the capacity '5 Mbit': a data rate is a number and a unit out of"),
-            ([("hub", "north", "0 B/s")], {}, "has the capacity '0 B/s': a link must carry something"),
+            ([("hub", "north", "0 B/s")], {}, "has the capacity '0 B/s': a data rate here must be above 0"),
             ([("hub", "nort", "1 B/s")], {}, r"has the unknown node 'nort' \(did you mean 'north'\?\)"),
             ([("hub", "north", "1 B/s"), ("north", "hub", "1 B/s")], {}, "edge 'north' - 'hub' is there twice"),
             ([], {"server": "hup"}, r"network.server is 'hup', which is no node of .* \(did you mean 'hub'\?\)"),

@@ -14,9 +14,8 @@ from fedsim.arrays import Floats, Ints
 from fedsim.errors import ScenarioError, SimulationError, nearest, shown
 from fedsim.files import read_json, sought
 from fedsim.language.spec import Spec
-from fedsim.language.units import Seconds
+from fedsim.language.units import LinkRate, Seconds
 from fedsim.simulation import Simulation
-from fedsim.world.distributions import LinkRate
 from fedsim.world.network.endpoints import SERVER, Direction, ends
 from fedsim.world.network.flows import Network
 from fedsim.world.network.protocol import PLAIN, Transport

@@ -4,15 +4,13 @@ import math
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import model_validator
-
 from fedsim.arrays import Floats
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
-from fedsim.language.units import BytesPerSecond, Seconds
+from fedsim.language.units import LinkRate, Seconds
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
-from fedsim.world.distributions import Constant, LinkRate, RateDistribution, TimeDistribution
+from fedsim.world.distributions import Constant, RateDistribution, TimeDistribution
 from fedsim.world.network.flows import Network
 from fedsim.world.network.protocol import Fluid, ProtocolSpec, Transport
 from fedsim.world.network.star import Star
@@ -31,17 +29,9 @@ class SharedLink(Spec):
 class DeviceLinks(Spec):
     """The devices' own links, and the latency that each transfer pays before its first byte."""
 
-    down: RateDistribution = Constant[BytesPerSecond].model_validate({"value": "inf B/s"})
-    up: RateDistribution = Constant[BytesPerSecond].model_validate({"value": "inf B/s"})
+    down: RateDistribution = Constant[LinkRate].model_validate({"value": "inf B/s"})
+    up: RateDistribution = Constant[LinkRate].model_validate({"value": "inf B/s"})
     latency: TimeDistribution = Constant[Seconds].model_validate({"value": "0 s"})
-
-    @model_validator(mode="after")
-    def _possible(self) -> "DeviceLinks":
-        for name, rate in (("down", self.down), ("up", self.up)):
-            least = [getattr(rate, key, None) for key in ("value", "low", "median")]
-            if 0 in (*least, *getattr(rate, "values", ())):
-                raise ValueError(f"{name!r} may draw a rate of 0 B/s; a link must carry something")
-        return self
 
 
 class NetworkModel(Spec):
