@@ -61,9 +61,10 @@ class Course:
         self.simulation.env.restart(now)
 
     def begin(self) -> "Course":
-        for kind, things in (("send", self.world.sends), ("limit", self.world.limits), ("kill", self.world.sends)):
-            for number, thing in enumerate(things):
-                when = thing[0] if isinstance(thing, tuple) else thing.start if kind == "send" else thing.kill
+        sends, limits = self.world.sends, self.world.limits
+        times = {"send": [send.start for send in sends], "limit": [limit[0] for limit in limits]}
+        for kind, whens in (times | {"kill": [send.kill for send in sends]}).items():
+            for number, when in enumerate(whens):
                 if when < math.inf:
                     self.wake(kind, number, when)
         return self
@@ -362,38 +363,35 @@ def test_hosts_are_endpoints_after_all_others() -> None:
     assert flow.ended == on_grid(0.5) + 2.0
 
 
-class TestRoutes:
-    def build(self, graph: "networkx.Graph[str]", attach: list[str]) -> Graph:
-        free = np.full(2, np.inf)
-        return between(Simulation(), free, free, np.zeros(2), graph, "s", attach)
+def routed(graph: "networkx.Graph[str]", attach: list[str]) -> Graph:
+    return between(Simulation(), *[np.full(2, math.inf)] * 2, np.zeros(2), graph, "s", attach)
 
-    def test_the_fewest_hops_and_among_these_the_first_by_name(self) -> None:
-        edges = [("s", "b"), ("b", "z"), ("s", "a"), ("a", "z"), ("s", "c"), ("c", "d"), ("d", "z")]
-        routes = set()
-        for order in (edges, edges[::-1]):
-            graph: networkx.Graph[str] = networkx.Graph()
-            graph.add_edges_from(order, capacity=5.0)
-            network = self.build(graph, ["z", "d"])
-            routes.add(tuple(tuple(network.links_between(*pair)) for pair in ((SERVER, 0), (0, SERVER), (1, SERVER))))
-        down, up = (("s -> a", 5.0), ("a -> z", 5.0)), (("z -> a", 5.0), ("a -> s", 5.0))
-        assert routes == {(down, up, (("d -> c", 5.0), ("c -> s", 5.0)))}
 
-    def test_a_directed_edge_goes_one_way(self) -> None:
-        graph: networkx.Graph[str] = networkx.DiGraph()
-        graph.add_edge("s", "z", capacity=3.0)
-        graph.add_edge("z", "m", capacity=2.0)
-        graph.add_edge("m", "s", capacity=1.0)
-        network = self.build(graph, ["z"])
-        assert network.links_between(SERVER, 1) == [("s -> z", 3.0)]
-        assert network.links_between(1, SERVER) == [("z -> m", 2.0), ("m -> s", 1.0)]
-        assert [network.lone_rates(way)[0] for way in ("down", "up")] == [3.0, 1.0]
-
-    def test_refused(self) -> None:
+def test_routes_have_the_fewest_hops_and_among_these_the_first_by_name() -> None:
+    edges = [("s", "b"), ("b", "z"), ("s", "a"), ("a", "z"), ("s", "c"), ("c", "d"), ("d", "z")]
+    down, up = [("s -> a", 5.0), ("a -> z", 5.0)], [("z -> a", 5.0), ("a -> s", 5.0)]
+    for order in (edges, edges[::-1]):
         graph: networkx.Graph[str] = networkx.Graph()
-        graph.add_edge("s", "north", capacity=1.0)
-        graph.add_node("island")
-        with pytest.raises(SimulationError, match="no way from the server 's' for node 'island'"):
-            self.build(graph, ["island"])
-        network = Listed(Simulation(), {"a": 1.0}, *[np.ones(1)] * 3, routes={"down": [["a"]], "up": [["b"]]})
-        with pytest.raises(SimulationError, match="the route from 0 to -1 has the unknown link 'b'"):
-            network.links_between(0, SERVER)
+        graph.add_edges_from(order, capacity=5.0)
+        network = routed(graph, ["z", "d"])
+        ways = [network.links_between(*pair) for pair in ((SERVER, 0), (0, SERVER), (1, SERVER))]
+        assert ways == [down, up, [("d -> c", 5.0), ("c -> s", 5.0)]]
+
+
+def test_a_directed_edge_goes_one_way() -> None:
+    graph: networkx.Graph[str] = networkx.DiGraph()
+    graph.add_weighted_edges_from([("s", "z", 3.0), ("z", "m", 2.0), ("m", "s", 1.0)], weight="capacity")
+    network = routed(graph, ["z"])
+    assert network.links_between(SERVER, 1) == [("s -> z", 3.0)]
+    assert network.links_between(1, SERVER) == [("z -> m", 2.0), ("m -> s", 1.0)]
+    assert [network.lone_rates(way)[0] for way in ("down", "up")] == [3.0, 1.0]
+
+
+def test_routes_that_lead_nowhere_are_refused() -> None:
+    graph: networkx.Graph[str] = networkx.Graph([("s", "north", {"capacity": 1.0})])
+    graph.add_node("island")
+    with pytest.raises(SimulationError, match="no way from the server 's' for node 'island'"):
+        routed(graph, ["island"])
+    network = Listed(Simulation(), {"a": 1.0}, *[np.ones(1)] * 3, routes={"down": [["a"]], "up": [["b"]]})
+    with pytest.raises(SimulationError, match="the route from 0 to -1 has the unknown link 'b'"):
+        network.links_between(0, SERVER)
