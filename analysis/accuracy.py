@@ -74,11 +74,9 @@ def draw_accuracy(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
 def draw_costs(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
     """Mean test accuracy against bytes, simulated time and rounds; bands go from the lowest to the highest of the seeds.
 
-    Of runs without any accuracy the first metric is drawn.
-
-    A band begins where every seed has been evaluated, and ends where the first seed does, so all of it is of the same runs.
-    Runs of one scenario are a series, unless ``series`` says which are. Of more than eight the first are drawn, over the means
-    of the others in grey.
+    Of runs without any accuracy the first metric is drawn. A band begins where every seed has been evaluated, and ends where
+    the first seed does, so all of it is of the same runs. Runs of one scenario are a series, unless ``series`` says which are.
+    Of more than eight the first are drawn, over the means of the others in grey.
     """
     series = group_by_scenario(runs) if series is None else series
     every = [run for one in series for run in one.runs]
@@ -124,9 +122,9 @@ def curves_of(series: Sequence[Series], name: str) -> list[list[pd.DataFrame]]:
 def _course(run: RunFolder, name: str) -> pd.DataFrame:
     table = run.table(ROUNDS).to_pandas()
     moved = table.filter(["bytes_down", "bytes_up", "bytes_peer"]).sum(axis=1).cumsum()
-    course = pd.DataFrame({"rounds": table["round"] + 1, "time": table["time"], "bytes": moved})
     value = table[name].astype(float) if name in table else np.nan
-    return course.assign(value=value, epsilon=table["epsilon"].astype(float))
+    course = {"rounds": table["round"] + 1, "time": table["time"], "bytes": moved, "value": value}
+    return pd.DataFrame(course | {"epsilon": table["epsilon"].astype(float)})
 
 
 def _draw_epsilon(panels: Iterable[Axes], curve: pd.DataFrame, axes: Sequence[CurveAxis]) -> list[Line2D]:
@@ -156,12 +154,13 @@ def axes_of(curves: Sequence[Sequence[pd.DataFrame]]) -> list[CurveAxis]:
 
 def band(curves: Sequence[pd.DataFrame], column: str) -> pd.DataFrame:
     """``at``, ``mean``, ``low`` and ``high`` of several curves along a column, which ascends, where all of them are known."""
-    if not curves:
-        return pd.DataFrame(columns=["at", "mean", "low", "high"], dtype=float)
     columns = [curve[column].to_numpy(float) for curve in curves]
-    places = np.unique(np.concatenate(columns))
-    at = places[(places >= max(own[0] for own in columns)) & (places <= min(own[-1] for own in columns))]
-    at = at[style.evenly(len(at), _POINTS)] if len(at) else at
+    places = np.unique(np.concatenate([[], *columns]))
+    for own in columns:
+        places = places[(places >= own[0]) & (places <= own[-1])]
+    if not len(places):
+        return pd.DataFrame(columns=["at", "mean", "low", "high"], dtype=float)
+    at = places[style.evenly(len(places), _POINTS)]
     values = np.array([np.interp(at, own, curve["value"]) for own, curve in zip(columns, curves, strict=True)])
     return pd.DataFrame({"at": at, "mean": values.mean(axis=0), "low": values.min(axis=0), "high": values.max(axis=0)})
 
@@ -173,14 +172,13 @@ def _plot(panel: Axes, series: Sequence[Series], curves: Sequence[Sequence[pd.Da
         drawn, look, several = band(own, axis.column), style.line_of(one.number, _WIDTH), len(own) > 1
         if drawn.empty:
             continue
-        x = drawn["at"].to_numpy() / axis.unit
+        x, gid = drawn["at"].to_numpy() / axis.unit, f"band-{one.number}"
         ends.append(float(x[-1]))
         if several:
-            shade: dict[str, Any] = {"color": look["color"], "alpha": _BAND, "linewidth": 0, "gid": f"band-{one.number}"}
-            panel.fill_between(x, drawn["low"], drawn["high"], **shade)
-        dots = {"marker": "o" if not several and len(x) <= _MARKED else "", "markersize": 3.5}
-        panel.plot(x, drawn["mean"], gid=f"mean-{one.number}", **look | dots)
-        panel.plot(x[-1:], drawn["mean"][-1:], **look | {"marker": "o", "markersize": 6})
+            panel.fill_between(x, drawn["low"], drawn["high"], color=look["color"], alpha=_BAND, linewidth=0, gid=gid)
+        marker = "o" if not several and len(x) <= _MARKED else ""
+        panel.plot(x, drawn["mean"], gid=f"mean-{one.number}", marker=marker, markersize=3.5, **look)
+        panel.plot(x[-1:], drawn["mean"][-1:], marker="o", markersize=6, **look)
     style.grid(panel)
     if max(ends, default=0.0) > _UNLIKE * min(ends, default=1.0):
         panel.set_xscale("log")

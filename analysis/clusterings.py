@@ -47,15 +47,10 @@ _MEAN: dict[str, Any] = {"marker": "+", "color": style.BLACK, "linestyle": "", "
 
 @dataclass(frozen=True)
 class Clustering:
-    """One ``clustering`` record.
+    """One ``clustering`` record: the ``groups`` of ``devices``, int64 [n], by the strategy's ``measure``, if it names one.
 
-    Attributes:
-        title: when, how many devices, and in how many groups.
-        measure: what was compared, by the strategy's name for it; empty if it says none.
-        devices, groups: those that were clustered, and the group of each, int64 [n].
-        matrix: of every two, [n, n]; None where it was not recorded.
-        alike: whether that is a similarity, not a distance.
-        features: what was clustered, [n, m]; None where it was not recorded.
+    The ``matrix`` of every two [n, n] is a similarity if ``alike``, else a distance; None, as the ``features`` [n, m] that were
+    clustered, where it was not recorded.
     """
 
     title: str
@@ -83,42 +78,47 @@ def _side_by_side(apart: Floats) -> Ints:
     n = len(apart)
     if n < 3:
         return np.arange(n)
-    both = (apart + apart.T) / 2
-    off = ~np.eye(n, dtype=bool) & np.isfinite(both)
-    low, high = (both[off].min(), both[off].max()) if off.any() else (0.0, 1.0)
-    distance = np.where(np.isfinite(both), both, high) - low
-    np.fill_diagonal(distance, 0.0)
-    tree = linkage(squareform(distance, checks=False), "average", optimal_ordering=n <= _ORDERED_WELL)
+    pairs = squareform((apart + apart.T) / 2, checks=False)
+    known = pairs[np.isfinite(pairs)]
+    pairs = np.where(np.isfinite(pairs), pairs, known.max(initial=-np.inf)) - known.min(initial=np.inf) if len(known) else pairs
+    tree = linkage(np.nan_to_num(pairs), "average", optimal_ordering=n <= _ORDERED_WELL)
     leaves: Ints = leaves_list(tree).astype(np.int64)
     return leaves if leaves[0] < leaves[-1] else leaves[::-1]
 
 
 def read_clusterings(history: History) -> list[Clustering]:
     """Every clustering of a run, in order."""
-    return [_clustering(history, row) for row in history.data("clustering")]
-
-
-def _clustering(history: History, row: dict[str, Any]) -> Clustering:
-    data, number = row["data"], row["round"]
-    devices, groups = (np.array(data[key], dtype=np.int64) for key in ("devices", "groups"))
-    n, alike = len(devices), data.get("similarity") is not None
-    matrix, features = (
-        None if data.get(key) is None else np.array(data[key], dtype=np.float64)
-        for key in ("similarity" if alike else "distance", "features")
-    )
-    fits = matrix is None or matrix.shape == (n, n)
-    if len(groups) != n or not fits or (features is not None and (features.ndim != 2 or len(features) != n)):
-        where = f"{EVENTS} of {str(history.run.path)!r} is damaged"
-        raise RunFolderError(f"{where}: the clustering at {row['time']:g} s does not fit its {n} devices")
-    when = f"after {show_seconds(row['time'])}" if number is None else f"round {int(number)}"
-    title = f"{when}: {n} devices in {style.counted(len(np.unique(groups)), 'group')}"
-    return Clustering(title, str(data.get("measure", "")), devices, groups, matrix, alike, features)
+    found = []
+    for row in history.data("clustering"):
+        data, number = row["data"], row["round"]
+        devices, groups = (np.array(data[key], dtype=np.int64) for key in ("devices", "groups"))
+        n, alike = len(devices), data.get("similarity") is not None
+        matrix, features = (
+            None if data.get(key) is None else np.array(data[key], dtype=np.float64)
+            for key in ("similarity" if alike else "distance", "features")
+        )
+        fits = matrix is None or matrix.shape == (n, n)
+        if len(groups) != n or not fits or (features is not None and (features.ndim != 2 or len(features) != n)):
+            where = f"{EVENTS} of {str(history.run.path)!r} is damaged"
+            raise RunFolderError(f"{where}: the clustering at {row['time']:g} s does not fit its {n} devices")
+        when = f"after {show_seconds(row['time'])}" if number is None else f"round {int(number)}"
+        title = f"{when}: {n} devices in {style.counted(len(np.unique(groups)), 'group')}"
+        found.append(Clustering(title, str(data.get("measure", "")), devices, groups, matrix, alike, features))
+    return found
 
 
 def _some_of(found: list[Clustering]) -> tuple[list[Clustering], str]:
     """The first, the last, and some between, of more than six, and words that say so."""
     chosen = [found[place] for place in style.evenly(len(found), _MOST)] if found else []
     return chosen, f"{len(chosen)} of {len(found)} clusterings" if len(chosen) < len(found) else ""
+
+
+def _grid(part: Figure | SubFigure, count: int) -> list[Axes]:
+    """So many panels, at most three in a row."""
+    panels = part.subplots(math.ceil(count / 3), min(3, count), squeeze=False).ravel()
+    for panel in panels[count:]:
+        panel.set_axis_off()
+    return list(panels)
 
 
 # Similarities and distances as matrices.
@@ -139,14 +139,14 @@ def draw_similarity(run: RunFolder) -> Figure:
     if not found and not cosines:
         raise style.NothingToDrawError(f"{str(run.path)!r} has recorded no similarity of devices, so there is none to draw")
     chosen, part = _some_of([clustering for clustering in found if clustering.alike == found[0].alike])
-    columns = max(min(3, len(chosen)), 1)
-    width = {1: 8.6, 2: 12.0, 3: style.WIDTH_IN}[columns] if chosen else style.WIDTH_IN
-    side = (width - 1.7) / columns - 0.25  # beside the matrices there are a colour bar and labels
-    heights = [math.ceil(len(chosen) / columns) * (side + 1.0) + 0.4] * bool(chosen) + [_OVER_TIME_IN] * bool(cosines)
+    columns = min(3, len(chosen))
+    width = {1: 8.6, 2: 12.0}.get(columns, style.WIDTH_IN)
+    side = (width - 1.7) / (columns or 1) - 0.25  # beside the matrices there are a colour bar and labels
+    heights = [math.ceil(len(chosen) / 3) * (side + 1.0) + 0.4] * bool(chosen) + [_OVER_TIME_IN] * bool(cosines)
     figure = Figure(figsize=(width, sum(heights)))
     parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False).ravel()
     if chosen:
-        _draw_matrices(parts[0], chosen, columns)
+        _draw_matrices(parts[0], chosen)
     if cosines:
         _draw_over_time(parts[-1], cosines, history.of("cluster-split")["round"].to_numpy(int))
     return style.finished(figure, [run], [], part)
@@ -155,9 +155,8 @@ def draw_similarity(run: RunFolder) -> Figure:
 def _draw_over_time(part: SubFigure, cosines: list[dict[str, Any]], splits: Ints) -> None:
     """Cosines of the pairs of each kind: the mean as a line, in a band from the least to the largest."""
     panel, rounds = part.subplots(), [row["round"] for row in cosines]
-    nothing = [np.nan] * 3
     for kind, (colour, words) in _PAIRS.items():
-        low, mean, high = np.array([row["data"].get(kind, nothing) for row in cosines]).T
+        low, mean, high = np.array([row["data"].get(kind, [np.nan] * 3) for row in cosines]).T
         if np.isfinite(mean).any():
             dot = "." if len(rounds) < 2 else None
             panel.fill_between(rounds, low, high, color=colour, alpha=0.2, linewidth=0)
@@ -170,10 +169,9 @@ def _draw_over_time(part: SubFigure, cosines: list[dict[str, Any]], splits: Ints
     part.legend(loc="outside lower center", ncols=3)
 
 
-def _draw_matrices(part: SubFigure, chosen: list[Clustering], columns: int) -> None:
+def _draw_matrices(part: SubFigure, chosen: list[Clustering]) -> None:
     """Similarities on a scale with white at 0, distances on one from 0 on; both are safe for the colour-blind."""
-    panels = np.atleast_1d(part.subplots(math.ceil(len(chosen) / columns), columns)).ravel()
-    orders = [clustering.order() for clustering in chosen]
+    panels, orders = _grid(part, len(chosen)), [clustering.order() for clustering in chosen]
     matrices = [
         np.where(np.eye(len(order), dtype=bool), np.nan, clustering.matrix[np.ix_(order, order)])  # type: ignore[index]
         for clustering, order in zip(chosen, orders, strict=True)
@@ -181,13 +179,11 @@ def _draw_matrices(part: SubFigure, chosen: list[Clustering], columns: int) -> N
     values = np.concatenate([matrix[np.isfinite(matrix)] for matrix in matrices])
     alike, most = chosen[0].alike, float(np.abs(values).max(initial=0.0)) or 1.0
     colours = matplotlib.colormaps["RdBu_r" if alike else "cividis"].with_extremes(bad="#BBBBBB")  # bad is the diagonal
-    look = {"cmap": colours, "vmin": -most if alike else 0.0, "vmax": most, "gid": "matrix"}
+    look: dict[str, Any] = {"cmap": colours, "vmin": -most if alike else 0.0, "vmax": most, "gid": "matrix"}
     for panel, clustering, order, matrix in zip(panels, chosen, orders, matrices, strict=False):
         image = panel.imshow(matrix, interpolation="nearest" if len(matrix) <= 400 else "antialiased", **look)
         _finish_panel(panel, clustering.title, clustering.groups[order], matrix, clustering.devices[order])
-    for panel in panels[len(chosen) :]:
-        panel.set_axis_off()
-    bar = part.colorbar(image, ax=list(panels), shrink=0.75, aspect=30, pad=0.02)
+    bar = part.colorbar(image, ax=panels, shrink=0.75, aspect=30, pad=0.02)
     bar.ax.set_ylim(float(values.min(initial=0.0)), float(values.max(initial=0.0)) or 1.0)
     name = chosen[0].measure
     known = _MEASURES.get(name, style.short(name, 24) if name else "")
@@ -246,6 +242,8 @@ def draw_embedding(run: RunFolder) -> Figure:
     for the inner product of the two. Panels have the first two principal components, turned so that devices lie near where they
     lay in the panel before.
     """
+    from scipy.linalg import orthogonal_procrustes
+
     found = [one for one in read_clusterings(History(run)) if len(one.devices) > 1 and _coordinates(one).size]
     if not found:
         raise style.NothingToDrawError(
@@ -253,23 +251,18 @@ def draw_embedding(run: RunFolder) -> Figure:
         )
     chosen, part = _some_of(found)
     columns = min(3, len(chosen))
-    rows = math.ceil(len(chosen) / columns)
     side = style.WIDTH_IN / max(2, columns) - 0.2
-    figure = Figure(figsize=(max(1.15 * columns, 1.3) * side, rows * (side + 0.4) + 1.1))
-    panels = np.atleast_1d(figure.subplots(rows, columns)).ravel()
-    before, points = chosen[0], np.empty((0, 2))
-    for panel, clustering in zip(panels, chosen, strict=False):
-        last = points
+    figure = Figure(figsize=(max(1.15 * columns, 1.3) * side, math.ceil(len(chosen) / 3) * (side + 0.4) + 1.1))
+    before, last = chosen[0], np.empty((0, 2))
+    for panel, clustering in zip(_grid(figure, len(chosen)), chosen, strict=True):
         points, share = principal_components(_coordinates(clustering))
-        if len(last):
+        if len(last):  # rotated or mirrored so that devices come nearest to where they were (Schoenemann 1966)
             _, there, here = np.intersect1d(before.devices, clustering.devices, return_indices=True)
-            points = turned(points, points[here], last[there])
+            points = points @ orthogonal_procrustes(points[here], last[there])[0]
         _draw_points(panel, clustering.groups, points)
         panel.set_title(f"{clustering.title}\n{share:.0%} of the variance", fontsize=11)
-        before = clustering
-    for panel in panels[len(chosen) :]:
-        panel.set_axis_off()
-    groups = [int(group) for group in np.unique(np.concatenate([one.groups for one in chosen]))]
+        before, last = clustering, points
+    groups = sorted({int(group) for one in chosen for group in one.groups})
     handles: list[Artist] = [Line2D([], [], linestyle="", markersize=7, label=_name(group), **_look(group)) for group in groups]
     handles.append(Line2D([], [], label="a group's mean", markersize=14, **_MEAN))
     return style.finished(figure, [run], handles, "; ".join(filter(None, [_what(chosen[0]), part])))
@@ -297,14 +290,6 @@ def _coordinates(clustering: Clustering) -> Floats:
     values, vectors = np.linalg.eigh(centre @ (near + near.T) @ centre / 2)
     points: Floats = vectors[:, ::-1] * np.sqrt(np.maximum(values[::-1], 0.0))
     return points
-
-
-def turned(points: Floats, some: Floats, to: Floats) -> Floats:
-    """The points [n, 2] rotated or mirrored so that ``some`` [k, 2] of them come nearest ``to`` [k, 2] (Schoenemann 1966)."""
-    from scipy.linalg import orthogonal_procrustes
-
-    there: Floats = points @ orthogonal_procrustes(some, to)[0]
-    return there
 
 
 def principal_components(features: Floats) -> tuple[Floats, float]:

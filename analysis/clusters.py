@@ -27,10 +27,9 @@ class ReportedGrouping:
     """A ``cluster`` or ``tiers`` record for a ``round``, with what each device had reported by then.
 
     Attributes:
-        low, high: what is cut into groups of equal width, in samples: the range of sizes without outliers.
+        low, high: the range of sizes (samples) without outliers, which is cut into groups of equal width.
         members: devices in each group, as recorded.
-        sizes: what those that were connected had reported, in samples, in order of the devices, int64 [n].
-        split: which of them had reported less than they hold, bool [n].
+        sizes, split: what each connected device had reported (samples), int64 [n]; whether it holds more, bool [n].
     """
 
     word: str
@@ -58,7 +57,7 @@ class ReportedGrouping:
 
     @property
     def outliers(self) -> Flags:
-        """Sizes outside of ``low`` to ``high``; bool [n]."""
+        """Whether each size is outside of ``low`` to ``high``, bool [n]."""
         return (self.sizes < self.low) | (self.sizes > self.high)
 
 
@@ -104,23 +103,21 @@ def draw_clusters(run: RunFolder) -> Figure:
     first, last = groupings[0], groupings[-1]
     changed = len(groupings) > 1
     figure = Figure(figsize=(style.WIDTH_IN, 7.4 if changed else 5.0))
-    spots = figure.subplot_mosaic(
-        [["first", "over"], ["last", "over"]] if changed else [["first"]], width_ratios=(3, 2)[: 1 + changed]
-    )
-    shown = {"first": first, "last": last} if changed else {"first": first}
+    shown = {"at first": first} | ({"last": last} if changed else {})
+    spots = figure.subplot_mosaic([[when, *["over"] * changed] for when in shown], width_ratios=(3, 2)[: 1 + changed])
     sizes = np.concatenate([grouping.sizes for grouping in shown.values()])
     width = max(1, int(np.ceil(np.ptp(sizes) / _BARS)))
     bars = np.arange(sizes.min(), sizes.max() + width + 1, width) - 0.5
     top = 1.12 * max(np.histogram(grouping.sizes, bars)[0].max() for grouping in shown.values())
-    for place, grouping in shown.items():
-        _draw_sizes(spots[place], grouping, bars, top)
+    for when, grouping in shown.items():
+        panel = spots[when]
+        _draw_sizes(panel, grouping, bars, top)
         outliers, groups = int(grouping.outliers.sum()), style.counted(len(grouping.members), grouping.word)
         title = f"{style.counted(len(grouping.sizes), 'device')} in {groups}, {style.counted(outliers, 'outlier')}"
-        when = f"{'at first' if place == 'first' else 'last'}, for round {grouping.round}: " if changed else ""
-        spots[place].set_title(when + title, fontsize=11, loc="left")
+        panel.set_title((f"{when}, for round {grouping.round}: " if changed else "") + title, fontsize=11, loc="left")
+    panel.set_xlabel("samples that a device has reported: all it has, or its largest part")
     if changed:
         _draw_members(spots["over"], groupings, int(run.summary["rounds"]))
-    spots[place].set_xlabel("samples that a device has reported: all it has, or its largest part")
     handles: list[Artist] = [Line2D([], [], label=f"{first.word}s' borders", **_BORDER)]
     if first.outliers.any() or last.outliers.any():
         handles.append(Line2D([], [], label=f"outliers: in the first or last {first.word}", **_OUTLIER))
@@ -134,17 +131,16 @@ def _draw_sizes(panel: Axes, grouping: ReportedGrouping, bars: Floats, top: floa
     base = np.zeros(len(bars) - 1)
     for is_split in (False, True):
         for group in range(len(grouping.members)):
-            colour = _colour(group)
-            look = {"facecolor": style.lighten(colour, 0.55), "edgecolor": colour, "hatch": "//////"}
+            look: dict[str, Any] = {"facecolor": (colour := _colour(group))}
+            if is_split:
+                look = {"facecolor": style.lighten(colour, 0.55), "edgecolor": colour, "hatch": "//////"}
             chosen = (grouping.split == is_split) & (grouping.groups == group)
             above = base + np.histogram(grouping.sizes[chosen], bars)[0]
             some = above > base
             if some.any():
-                look = look if is_split else {"facecolor": colour}
                 style.rectangles(panel, bars[:-1][some], bars[1:][some], base[some], above[some], gid="sizes", **look)
             base = above
-    panel.set_xlim(bars[0] - (bars[1] - bars[0]), bars[-1] + (bars[1] - bars[0]))
-    panel.set(ylim=(0, top), ylabel="devices")
+    panel.set(xlim=(2 * bars[0] - bars[1], 2 * bars[-1] - bars[-2]), ylim=(0, top), ylabel="devices")
     style.whole_ticks(panel.yaxis, 5)
     style.whole_ticks(panel.xaxis, 9)
     style.across([panel], grouping.edges, gid="borders", **_BORDER)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -46,7 +47,10 @@ def draw_energy(runs: Sequence[RunFolder], series: Sequence[Series] | None = Non
         most = max(float(table[[*phases]].sum(axis=1).max()) for table in tables)
         unit = style.unit_for(most, _JOULES)
         for place, (table, own) in enumerate(zip(tables, books, strict=True)):
-            words = show_joules(float(table[[*phases]].mean().sum())) + (_wasted(own) if phases == PHASES else "")
+            words = show_joules(float(table[[*phases]].mean().sum()))
+            shares = [book["wasted"] / drawn for book in own if (drawn := sum(book["by_phase"][phase] for phase in PHASES))]
+            if phases == PHASES and any(shares):
+                words += f", {np.mean(shares):.0%} wasted"
             if "grams" in own[0] and panel is panels[-1]:
                 grams = float(np.mean([book["grams"] for book in own]))
                 words += f", {grams / 1000:.3g} kg CO2" if grams >= 1000 else f", {grams:.3g} g CO2"
@@ -59,11 +63,6 @@ def draw_energy(runs: Sequence[RunFolder], series: Sequence[Series] | None = Non
     name_bars(panels[0], [one.label for one, own in zip(series, every, strict=True) if own])
     shown = {phase: colour for phase, colour in _COLOURS.items() if any(table[phase].any() for table in tables)}
     return style.finished(figure, runs, [Patch(facecolor=colour, label=phase) for phase, colour in shown.items()])
-
-
-def _wasted(books: Sequence[dict[str, Any]]) -> str:
-    shares = [book["wasted"] / drawn for book in books if (drawn := sum(book["by_phase"][phase] for phase in PHASES))]
-    return f", {np.mean(shares):.0%} wasted" if shares and any(shares) else ""
 
 
 @style.styled
@@ -84,10 +83,8 @@ def draw_batteries(run: RunFolder) -> Figure:
     unit = style.unit_for(run.summary["simulated_s"], style.TIMES)
     figure = Figure(figsize=(style.WIDTH_IN, 1.2 + 1.15 * len(shown)))
     panels = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
-    handles = [
-        Line2D([], [], color=style.BLUE, label="level of the battery"),
-        Patch(facecolor=style.GREEN, label="works on a task"),
-    ]
+    handles: list[Artist] = [Line2D([], [], color=style.BLUE, label="level of the battery")]
+    handles.append(Patch(facecolor=style.GREEN, label="works on a task"))
     for panel, device in zip(panels, shown, strict=True):
         times, joules = np.array(levels[device]).T
         share = 100 * joules / capacity[device]

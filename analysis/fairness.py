@@ -47,15 +47,14 @@ def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
     clock: Clock = "round" if max(rounds) <= _UNLIKE * max(1, min(rounds)) else "time"
 
     figure = Figure(figsize=(style.WIDTH_IN, 8.2))
-    grid = figure.add_gridspec(2, 1)
-    above, below = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
+    above, below = figure.subfigures(2, 1, squeeze=False)[:, 0]
     _draw_over_rounds(above.subplots(1, 4, sharex=True), series, clock)
-    grouped = [selections_of_groups(run) for run in runs]
+    grouped, looks = [selections_of_groups(run) for run in runs], [style.line_of(one.number, _WIDTH) for one in series]
     devices, *groups = np.ravel(below.subplots(1, 1 + any(len(own) > 1 for own in grouped)))
-    _draw_devices(devices, counts, [one.number for one in series])
+    _draw_devices(devices, counts, looks)
     for panel in groups:
-        _draw_groups(panel, grouped, [one.number for one in series])
-    lines = [Line2D([], [], label=one.name, **style.line_of(one.number, _WIDTH)) for one in series if len(series) > 1]
+        _draw_groups(panel, grouped, [look["color"] for look in looks])
+    lines = [Line2D([], [], label=one.name, **look) for one, look in zip(series, looks, strict=True) if len(series) > 1]
     age = Line2D([], [], label="the run's age: never selected", **_AGE)
     return style.finished(figure, runs, [*lines, age, *(Patch(label=_FAILED, **style.HATCHED) for _ in groups)])
 
@@ -64,8 +63,7 @@ def waiting_times(run: RunFolder, clock: Clock) -> pd.DataFrame:
     """Time that devices have waited at the end of at most 800 rounds, evenly spread: in rounds, or simulated time (s).
 
     Columns: ``at``, rounds that had ended or the time; over all devices that are there ``mean``, ``tenth`` (90th percentile)
-    and ``longest`` of the time since a device's last selection, or since its arrival if it never was selected; 0 rounds for
-    those selected in this one.
+    and ``longest`` of the time since a device's last selection (0 rounds for this one), or since its arrival without any.
     """
     kinds, columns = ("task-start", "arrival", "departure", "round"), ("time", "kind", "device", "round")
     population = run.table(DEVICES)
@@ -103,12 +101,11 @@ def selections_of_groups(run: RunFolder) -> pd.DataFrame:
     return pd.DataFrame({"valid": valid["sum"], "failed": valid["size"] - valid["sum"]})
 
 
-def _draw_groups(panel: Axes, grouped: Sequence[pd.DataFrame], looks: Sequence[int]) -> None:
+def _draw_groups(panel: Axes, grouped: Sequence[pd.DataFrame], colours: Sequence[str]) -> None:
     """A bar for each group and run, with the selections that were not valid hatched on top."""
     keys, width = sorted({key for own in grouped for key in own.index})[:_GROUPS], 0.84 / len(grouped)
-    for run, (own, number) in enumerate(zip(grouped, looks, strict=True)):
-        own = own.reindex(keys, fill_value=0)
-        at, colour = np.arange(len(keys)) + (run - (len(grouped) - 1) / 2) * width, style.line_of(number, _WIDTH)["color"]
+    for run, (own, colour) in enumerate(zip(grouped, colours, strict=True)):
+        own, at = own.reindex(keys, fill_value=0), np.arange(len(keys)) + (run - (len(grouped) - 1) / 2) * width
         panel.bar(at, own["valid"], width * 0.92, color=colour)
         panel.bar(at, own["failed"], width * 0.92, own["valid"], color="white", edgecolor=colour, hatch="//////", linewidth=0)
     panel.set_xticks(range(len(keys)), ["none" if key < 0 else str(key) for key in keys])
@@ -118,7 +115,7 @@ def _draw_groups(panel: Axes, grouped: Sequence[pd.DataFrame], looks: Sequence[i
 def _draw_over_rounds(panels: Sequence[Axes], series: Sequence[Series], clock: Clock) -> None:
     jain, mean, *_ = panels
     end = max(float(one.runs[0].summary["rounds" if clock == "round" else "simulated_s"]) for one in series)
-    unit = style.AxisUnit(1.0, "rounds") if clock == "round" else style.unit_for(end, style.TIMES)
+    unit = style.unit_for(end, style.TIMES if clock == "time" else ((0.0, 1.0, "rounds"),))
     titles = {"mean": "mean", "tenth": "90th percentile", "longest": "maximum"}
     for one in series:
         look, waiting = style.line_of(one.number, _WIDTH), waiting_times(one.runs[0], clock)
@@ -138,7 +135,7 @@ def _draw_over_rounds(panels: Sequence[Axes], series: Sequence[Series], clock: C
     style.grid(*panels)
 
 
-def _draw_devices(panel: Axes, counts: Sequence[Ints], looks: Sequence[int]) -> None:
+def _draw_devices(panel: Axes, counts: Sequence[Ints], looks: Sequence[dict[str, Any]]) -> None:
     """Selections of each device, the most often selected at the left; populations of any size have one width.
 
     Counts are whole numbers and often the same: each line is shifted by a hair, so that all can be seen.
@@ -146,7 +143,7 @@ def _draw_devices(panel: Axes, counts: Sequence[Ints], looks: Sequence[int]) -> 
     for number, count in enumerate(counts):
         begins = np.concatenate([[0], np.flatnonzero(np.diff(count)) + 1])  # a step a value: there are few, of any population
         edges = np.append(begins, len(count)) * (100 / len(count))
-        line = panel.stairs(count[begins], edges, baseline=None, **style.line_of(looks[number], _WIDTH))
+        line = panel.stairs(count[begins], edges, baseline=None, **looks[number])
         shift = _APART / 72 * (number - (len(counts) - 1) / 2)
         line.set_transform(panel.transData + ScaledTranslation(0, shift, panel.figure.dpi_scale_trans))
     panel.set(title="selections of each device", ylabel="selections", xlim=(0, 100))

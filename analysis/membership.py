@@ -70,49 +70,41 @@ def draw_membership(run: RunFolder, *, devices: int = MOST_LANES) -> Figure:
         style.across(panels.values(), np.unique(splits) / unit.size, zorder=2, gid="splits", **_SPLIT)
     _name_rows(rows, history, shown, heights["rows"])
     _draw_sizes(panels["sizes"], history, unit.size)
-    if "agreement" in panels:
-        panel = panels["agreement"]
+    if panel := panels.get("agreement"):
         for name, look in _AGREEMENT.items():
-            panel.plot(agreement["time"] / unit.size, agreement[name], linewidth=1.6, gid=name, **look)
+            handles += panel.plot(agreement["time"] / unit.size, agreement[name], linewidth=1.6, gid=name, **look)
         panel.set_ylim(min(0.0, float(agreement[list(_AGREEMENT)].min().min()) * 1.1) - 0.04, 1.04)
         panel.set_ylabel("agreement\nwith truth", fontsize=10)
         style.grid(panel)
-        handles += panel.get_legend_handles_labels()[0]
     if "moves" in panels:
         _draw_moves(panels["moves"], history, unit.size)
     ends = history.rounds["end"].to_numpy() / unit.size
     number_rounds(rows, np.arange(1, len(ends) + 1), ends, "rounds that have ended", tick=3)
     list(panels.values())[-1].set_xlabel(f"simulated time ({unit.name})")
-    return style.finished(figure, [run], handles, _counts(history, len(shown), counts, len(splits)))
-
-
-def _counts(history: History, shown: int, counts: "pd.Series[int]", splits: int) -> str:
-    final = history.final
     moves = style.counted(int((history.migrations["why"] != "split").sum()), "move")
-    words = [f"{len(final):,} devices" if shown == len(final) else f"{shown:,} of {len(final):,} devices"]
+    words = [f"{len(shown):,} of " * (len(shown) < len(order)) + f"{len(order):,} devices"]
     words += [style.counted(len(history.groups), "group"), f"{moves} between them"]
     names = {"shift": "data shift", "arrival": "newcomer", "departure": "departure"}
     words += [style.counted(counts[kind], word) for kind, word in names.items() if kind in counts]
-    words += [style.counted(splits, "split")] if splits else []
-    without = int((final == NO_GROUP).sum())
-    return ", ".join([*words, f"{without:,} without a group at the end"] if without else words)
+    words += [style.counted(len(splits), "split")] if len(splits) else []
+    without = int((history.final == NO_GROUP).sum())
+    words += [f"{without:,} without a group at the end"] if without else []
+    return style.finished(figure, [run], handles, ", ".join(words))
 
 
 def _draw_rows(panel: Axes, history: History, shown: Ints, unit: float) -> list[Artist]:
-    """Each device's stays as bars, and marks where something happened to it; returns the legend's entries."""
+    """Draw each device's stays as bars, and marks where something happened to it; returns the legend's entries."""
     row = pd.Series(np.arange(len(shown), dtype=float), index=shown)
     half = 0.42 if len(shown) <= _GAPPED_ROWS else 0.5
     stays = history.stays[history.stays["device"].isin(shown)]
     handles: list[Artist] = []
     for group in [*history.groups, NO_GROUP]:
-        own = stays[stays["group"] == group]
+        own, colour = stays[stays["group"] == group], _colour(group)
         if len(own):
             rows = own["device"].map(row)
-            style.bars(
-                panel, own["start"] / unit, own["end"] / unit, rows, half, gid=f"group-{group}", facecolor=_colour(group)
-            )
+            style.bars(panel, own["start"] / unit, own["end"] / unit, rows, half, gid=f"group-{group}", facecolor=colour)
         if len(own) if group == NO_GROUP else len(history.groups) <= _MOST_NAMED:
-            handles.append(Patch(label=_name(group), facecolor=_colour(group)))
+            handles.append(Patch(label=_name(group), facecolor=colour))
     panel.set_ylim(len(shown) - 0.5, -0.5)
     return handles + mark_rows(panel, history, row, unit)
 
@@ -148,16 +140,14 @@ def _name_rows(panel: Axes, history: History, shown: Ints, height: float) -> Non
 def _draw_sizes(panel: Axes, history: History, unit: float) -> None:
     """The groups' sizes, one on the other, those without a group on top."""
     sizes = {group: history.sizes(group) for group in [*history.groups, NO_GROUP]}
-    times = np.unique(np.concatenate([at for at, _ in sizes.values()]))
-    edge = np.append(times, history.end) / unit
-    base = np.zeros(len(edge))
+    times = np.unique(np.concatenate([[history.end], *(at for at, _ in sizes.values())]))
+    base = np.zeros(len(times))
     for group, (at, members) in sizes.items():
-        inside = members[np.searchsorted(at, times, side="right") - 1]
-        top = base + np.append(inside, inside[-1:])
-        panel.fill_between(edge, base, top, step="post", linewidth=0, gid=f"size-{group}", facecolor=_colour(group))
-        panel.step(edge, top, where="post", color="white", linewidth=0.8)
+        top = base + members[np.searchsorted(at, times, side="right") - 1]
+        panel.fill_between(times / unit, base, top, step="post", linewidth=0, gid=f"size-{group}", facecolor=_colour(group))
+        panel.step(times / unit, top, where="post", color="white", linewidth=0.8)
         base = top
-    panel.step(edge, base, where="post", color=style.BLACK, linewidth=1.0)
+    panel.step(times / unit, base, where="post", color=style.BLACK, linewidth=1.0)
     panel.set_ylim(0, max(1.0, base.max() * 1.05))
     style.whole_ticks(panel.yaxis, 4)
     panel.set_ylabel("devices\nin groups", fontsize=10)
@@ -192,10 +182,10 @@ _ACCURACY: dict[str, Any] = {"color": style.BLACK, "linewidth": 1.4}
 
 @dataclass
 class TreeCluster:
-    """A cluster from its making to its split or to the run's end.
+    """A cluster from its making to its split or to the run's end, by rounds that had ended, ``split_round`` included.
 
-    Rounds count those that had ended, ``split_round`` included. A child may carry on its parent's number. Its ``members`` are
-    those at its making, a root's when it was split. ``told`` says when it was split, and by which norms.
+    A child may carry on its parent's number. Its ``members`` are those at its making, a root's when it was split. ``told`` says
+    when it was split, and by which norms.
     """
 
     group: int
@@ -273,8 +263,9 @@ def draw_split_tree(run: RunFolder) -> Figure:
 
 def _draw_tree(panel: Axes, clusters: list[TreeCluster], leaves: list[TreeCluster], rounds: int) -> dict[int, float]:
     """Clusters as lines, the leaves one below the other; returns where each lies, in leaves from the top, by its id."""
-    most = max(cluster.members for cluster in clusters)
+    most, crowded = max(cluster.members for cluster in clusters), len(leaves) > _CROWDED
     places = {id(leaf): float(place) for place, leaf in enumerate(leaves)}
+    butt: dict[str, Any] = {"solid_capstyle": "butt"}
     for cluster in reversed(clusters):  # children before their parents
         width = 1.5 + 12.5 * cluster.members / most
         end, colour = float(cluster.split_round or rounds), style.group_colour(cluster.group)
@@ -283,15 +274,12 @@ def _draw_tree(panel: Axes, clusters: list[TreeCluster], leaves: list[TreeCluste
             places[id(cluster)] = sum(ys) / 2
             for child, below in zip(cluster.children, ys, strict=True):
                 thin = min(1.5 + 12.5 * child.members / most, 2.5)
-                look: dict[str, Any] = {"color": "#BBBBBB", "solid_capstyle": "butt", "zorder": 1, "linewidth": thin}
-                panel.plot([end, end], [places[id(cluster)], below], **look)
-            dot: dict[str, Any] = {"marker": "o", "linestyle": "", "color": style.BLACK}
-            size = 13 if len(leaves) <= _CROWDED else 6
-            panel.plot([end], [places[id(cluster)]], zorder=4, gid="split", markersize=size, **dot)
+                panel.plot([end, end], [places[id(cluster)], below], color="#BBBBBB", zorder=1, linewidth=thin, **butt)
+            size = 6 if crowded else 13
+            panel.plot([end], [places[id(cluster)]], "o", color=style.BLACK, zorder=4, gid="split", markersize=size)
         y = places[id(cluster)]
-        line: dict[str, Any] = {"color": colour, "linewidth": width, "solid_capstyle": "butt", "zorder": 2}
-        panel.plot([cluster.born, end], [y, y], gid=f"cluster-{cluster.group}", **line)
-        text = f"{cluster.members:,}" if len(leaves) > _CROWDED else style.counted(cluster.members, "device")
+        panel.plot([cluster.born, end], [y, y], gid=f"cluster-{cluster.group}", color=colour, linewidth=width, zorder=2, **butt)
+        text = f"{cluster.members:,}" if crowded else style.counted(cluster.members, "device")
         where: dict[str, Any] = {"va": "top", "fontsize": 9, "path_effects": _OUTLINE, "gid": "members"}
         panel.annotate(text, (cluster.born, y), (4, -width / 2 - 3), textcoords="offset points", **where)
     return places

@@ -1,7 +1,6 @@
 """The straggler timeline: each selected device's epochs against its deadline.
 
-Time counts from the start of the round. A round's deadline is one instant for all; CATA-Fed's T, which counts from the end of
-each device's own download, stands a little differently in each lane.
+Time counts from the start of the round. CATA-Fed's T, which counts from the end of a device's own download, differs by lane.
 """
 
 import math
@@ -45,6 +44,7 @@ _ENDS: dict[str, dict[str, Any]] = {
     "limit": {"label": "T, the deadline of training", "color": style.BLUE, "linewidth": 1.6},
     "deadline": {"label": "the round's deadline", "color": style.BLUE, "linewidth": 1.6, "linestyle": (0, (2, 1))},
 }
+_CUT: dict[str, Any] = {"facecolor": style.lighten(style.STEPS["upload"], 0.6), "hatch": "//////"}
 _NO_DOWNLOAD: dict[str, Any] = {"marker": "s", "markerfacecolor": "white", "markersize": 5, "linestyle": ""}
 _PART: dict[str, Any] = {"marker": "D", "color": style.PURPLE, "linestyle": ""}
 _SPLITS = _PART | {"markerfacecolor": "white"}
@@ -64,16 +64,13 @@ def draw_stragglers(run: RunFolder, *, rounds: tuple[int, int] | None = None, or
         raise style.PictureError(f"the order is {order!r}; allowed are {', '.join(SORTS)}{nearest(order, SORTS)}")
     history = History(run)
     trained = trained_rounds(history)
-    shown = _window(run, history, trained, rounds)
+    shown, excerpt = _choice(history, trained, rounds)
     attempts = read_attempts(history, list(shown))
     if attempts[["limit", "deadline"]].isna().all(axis=None):
         raise style.NothingToDrawError(f"the rounds of {str(run.path)!r} have no deadline that anybody could miss")
     keys = ["samples", "epoch_s", "task"] if order == "size" else ["epoch_s", "samples", "task"]
-    attempts = attempts.sort_values(keys, ascending=[False, False, True])
-    lanes = {
-        number: own.iloc[style.evenly(len(own), MOST_LANES)].reset_index(drop=True) for number, own in attempts.groupby("round")
-    }
-    most = max(map(len, lanes.values()))
+    by_round = dict([*attempts.sort_values(keys, ascending=[False, False, True]).groupby("round")])
+    most = min(MOST_LANES, max(map(len, by_round.values())))
     lane = np.interp(most, (_FEW_LANES, 2 * _FEW_LANES), (_LANE_IN, _THIN_IN))
     columns = min(_COLUMNS, len(shown))
     lines = math.ceil(len(shown) / columns)
@@ -83,12 +80,17 @@ def draw_stragglers(run: RunFolder, *, rounds: tuple[int, int] | None = None, or
     end = np.nanmax(attempts[list(_TIMES)].to_numpy(float))
     unit = style.unit_for(end, style.TIMES)
     counted = bool(((attempts["epochs"] == attempts["asked"]) & (attempts["asked"] > 0)).any())
-    for panel, number in zip(grid.flat, shown, strict=False):
-        panel.set_xlim(0, end * 1.02 / unit.size)
-        panel.set_ylim(most - 0.5, -0.5)
-        _draw_round(panel, lanes[number], unit.size)
-        _label(panel, lanes[number], order, counted)
-        panel.set_title(_heading(run, number, shown[number], attempts[attempts["round"] == number]), fontsize=10)
+    word = {"cata-fed": "cluster", "tifl": "tier"}.get(str(run.summary["strategy"]), "group")
+    for panel, (number, why) in zip(grid.flat, shown.items(), strict=False):
+        own = by_round[number]
+        panel.set(xlim=(0, end * 1.02 / unit.size), ylim=(most - 0.5, -0.5))
+        lanes = own.iloc[style.evenly(len(own), MOST_LANES)].reset_index(drop=True)
+        _draw_round(panel, lanes, unit.size)
+        _label(panel, lanes, order, counted)
+        groups, counts = own["group"].dropna().unique(), own["outcome"].value_counts()
+        heads = [f"round {number}", f"{word} {groups[0]:.0f}" if len(groups) == 1 else "", why]
+        ends = ", ".join(f"{counts[name]} {name}" for name in OUTCOMES if name in counts)
+        panel.set_title(f"{', '.join(filter(None, heads))}\n{ends}", fontsize=10)
     for panel in grid.flat[len(shown) :]:
         panel.set_visible(False)
     figure.supylabel(f"device · {'samples it trains on' if order == 'size' else 'nominal epoch (s)'}", fontsize=9)
@@ -98,46 +100,35 @@ def draw_stragglers(run: RunFolder, *, rounds: tuple[int, int] | None = None, or
         panel.set_xlabel(f"since the round began ({unit.name})", fontsize=9)
     what = f"epochs of {'the' if most < MOST_LANES else 'some'} selected devices against their deadlines"
     what += f"; at the right how many each finished{', of those asked for' if counted else ''}"
-    return style.finished(figure, [run], _handles(attempts), f"{_excerpt(shown, len(trained))}; {what}")
+    return style.finished(figure, [run], _handles(attempts), f"{excerpt}; {what}")
 
 
-def _window(run: RunFolder, history: History, trained: list[int], rounds: tuple[int, int] | None) -> dict[int, str]:
-    """The rounds to draw, in order, and why each is drawn, where that is not what was asked for."""
+def _choice(history: History, trained: list[int], rounds: tuple[int, int] | None) -> tuple[dict[int, str], str]:
+    """The rounds to draw, in order, with why each is drawn, where that is not what was asked for; and words that name them."""
     if not trained:
-        raise style.NothingToDrawError(f"{str(run.path)!r} has no rounds in which devices trained against a deadline")
-    if rounds is None:
-        if len(trained) <= _PICKED + 1:
-            return dict.fromkeys(trained, "")
+        raise style.NothingToDrawError(f"{str(history.run.path)!r} has no rounds in which devices trained against a deadline")
+    every = len(trained)
+    if rounds is None and every > _PICKED + 1:
         ends = history.of("task-end")
         wasted = ends.loc[ends["outcome"] != "done", "round"].dropna().astype(int).value_counts()
         lengths = history.rounds.set_index("round")["end"].diff()
         ranked = sorted(trained, key=lambda number: (-wasted.get(number, 0), -lengths.get(number, 0.0)))
-        picked = dict.fromkeys(ranked[:_PICKED], "one of the worst") | {ranked[len(ranked) // 2]: "the median"}
-        return dict(sorted(picked.items()))
-    inside = [number for number in trained if rounds[0] <= number < rounds[1]]
+        picked = dict.fromkeys(ranked[:_PICKED], "one of the worst") | {ranked[every // 2]: "the median"}
+        which = f"the {_PICKED} rounds in which most tasks were not done, and the median one, of {every:,} with training"
+        return dict(sorted(picked.items())), which
+    first, stop = rounds or (0, trained[-1] + 1)
+    inside = [number for number in trained if first <= number < stop][:MOST_PANELS]
     if not inside:
-        raise style.NothingToDrawError(f"nobody trained in rounds {rounds[0]}:{rounds[1]}, so there are no stragglers to draw")
-    return dict.fromkeys(inside[:MOST_PANELS], "")
-
-
-def _excerpt(shown: dict[int, str], every: int) -> str:
-    """Text that names the rounds drawn."""
-    if any(shown.values()):
-        return f"the {_PICKED} rounds in which most tasks were not done, and the median one, of {every:,} with training"
-    which = f"rounds {min(shown)} to {max(shown)}" if len(shown) > 1 else f"round {min(shown)}"
-    return f"all rounds with training ({which})" if len(shown) == every else f"{which}: {len(shown)} of {every:,} with training"
-
-
-def _heading(run: RunFolder, number: int, why: str, lanes: pd.DataFrame) -> str:
-    word = {"cata-fed": "cluster", "tifl": "tier"}.get(str(run.summary["strategy"]), "group")
-    groups = lanes["group"].dropna().unique()
-    counts = lanes["outcome"].value_counts()
-    title = ", ".join([f"round {number}", *([f"{word} {int(groups[0])}"] if len(groups) == 1 else []), *([why] if why else [])])
-    return f"{title}\n" + ", ".join(f"{counts[name]} {name}" for name in OUTCOMES if name in counts)
+        raise style.NothingToDrawError(f"nobody trained in rounds {first}:{stop}, so there are no stragglers to draw")
+    which = f"rounds {inside[0]} to {inside[-1]}" if len(inside) > 1 else f"round {inside[0]}"
+    part = (
+        f"all rounds with training ({which})" if len(inside) == every else f"{which}: {len(inside)} of {every:,} with training"
+    )
+    return dict.fromkeys(inside, ""), part
 
 
 def trained_rounds(history: History) -> list[int]:
-    """The rounds that were opened by the server and in which somebody trained, in order; none where there are no rounds."""
+    """The rounds that the server opened and in which somebody trained, in order."""
     trained = set(history.steps.loc[history.steps["step"] == "train", "round"].dropna().astype(int))
     return [number for number in history.of("round-start")["round"].astype(int) if number in trained]
 
@@ -147,16 +138,14 @@ def read_attempts(history: History, rounds: Sequence[int]) -> pd.DataFrame:
 
     Columns; a time is NaN where the device did not come so far:
         task, round, device, group: whose; ``group`` is NaN where the device was in none.
-        outcome: one of ``OUTCOMES``. ``slow``: it answered without having trained enough; ``late``: the server ended it, by its
-            time, or for want of memory; ``lost``: it disconnected; ``stopped``: it was at work when the run ended.
+        outcome: one of ``OUTCOMES``; ``late``: the server ended it, by its time, or for want of memory.
         samples, part: what it was to train on; the number of the part of its data from 1 on, or 0 where they are in one piece.
         epoch_s: one epoch over these samples at the device's nominal speed.
         splits: whether it split its data after this.
         epoch_ends, epochs, asked: when epochs ended (a list), how many counted for the device, and how many were asked for.
         begun, done, train_end: begin of training (0 if none), end of its last whole epoch, end of training.
         sends, answered, cut: begin of the upload, and its end if it was done and if it was not.
-        limit, deadline: the end of the time to train, and of the round; NaN where there is none.
-        ended: the end of the task.
+        limit, deadline, ended: the end of the time to train, of the round, and of the task.
     """
     events = history.events[history.events["round"].isin(list(rounds))]
     opened = {int(row["round"]): row for row in events[events["kind"] == "round-start"].to_dict("records")}
@@ -174,7 +163,6 @@ def read_attempts(history: History, rounds: Sequence[int]) -> pd.DataFrame:
 
 
 def _course(records: pd.DataFrame, start: float, limits: dict[str, Any]) -> dict[str, Any]:
-    """Course of the training of one task, from its records."""
     course: dict[str, Any] = dict.fromkeys(_TIMES, math.nan)
     course |= {"outcome": "stopped", "part": 0, "epoch_ends": [], "epochs": 0, "asked": 0, "begun": 0.0}
     for row in records.to_dict("records"):
@@ -201,15 +189,10 @@ def _course(records: pd.DataFrame, start: float, limits: dict[str, Any]) -> dict
     return course | {"done": course["epoch_ends"][-1] if course["epoch_ends"] else course["begun"]}
 
 
-def _hatched(face: str, edge: str) -> dict[str, Any]:
-    return {"facecolor": style.lighten(face, 0.6), "edgecolor": edge, "hatch": "//////"}
-
-
 def _draw_round(panel: Axes, lanes: pd.DataFrame, unit: float) -> None:
     for outcome, colour in _COLOURS.items():
         rows = lanes[lanes["outcome"] == outcome]
-        _draw_epochs(panel, rows, unit, colour)
-        _draw_tails(panel, rows, unit, colour)
+        _draw_bars(panel, rows, unit, colour)
         never = rows[rows["train_end"].isna()]
         where = never["ended"].fillna(0.0).to_numpy() / unit
         style.marks_at(panel, where, never.index, color=colour, markeredgecolor=colour, gid="no-download", **_NO_DOWNLOAD)
@@ -224,40 +207,34 @@ def _draw_round(panel: Axes, lanes: pd.DataFrame, unit: float) -> None:
     style.marks_at(panel, middle, splits.index, markersize=size, gid="splits", **_SPLITS)
 
 
-def _draw_epochs(panel: Axes, rows: pd.DataFrame, unit: float, colour: str) -> None:
-    """A bar an epoch, with gaps between them; where epochs are too short for that, one bar of them all."""
+def _draw_bars(panel: Axes, rows: pd.DataFrame, unit: float, colour: str) -> None:
+    """A bar an epoch, with gaps between them; where epochs are too short for that, one bar of them all. Before them the
+    download; after them one that was not finished, the wait in a queue, and the upload, cut or not."""
     least = panel.get_xlim()[1] * unit * _LEAST_EPOCH
     spans = []
     for lane, begun, ends in zip(rows.index, rows["begun"], rows["epoch_ends"], strict=True):
-        if ends and (ends[-1] - begun) / len(ends) < least:
-            spans.append((begun, ends[-1], lane))
-        else:
-            spans += [(start, end, lane) for start, end in zip([begun, *ends], ends, strict=False)]
+        wide = ends if ends and (ends[-1] - begun) / len(ends) >= least else ends[-1:]
+        spans += [(start, end, lane) for start, end in zip([begun, *wide], wide, strict=False)]
     if spans:
-        start, end, lanes = np.array(spans, dtype=float).T
+        start, stop, lanes = np.array(spans, dtype=float).T
         look: dict[str, Any] = {"facecolor": colour, "edgecolor": "white", "linewidth": 0.9, "gid": "epochs"}
-        style.bars(panel, start / unit, end / unit, lanes, 0.38, **look)
+        style.bars(panel, start / unit, stop / unit, lanes, 0.38, **look)
 
-
-def _draw_tails(panel: Axes, rows: pd.DataFrame, unit: float, colour: str) -> None:
-    """Before the epochs the download; after them one that was not finished, the wait in a queue, and the upload, cut or not."""
-
-    def bars(begin: str, end: str, half: float, **look: Any) -> None:
+    rows = rows.assign(opened=0.0, queued=rows["sends"].where(rows["answered"].notna()))
+    pale = {"facecolor": style.lighten(colour, 0.75), "edgecolor": colour, "hatch": "//////", "linewidth": 0.0}
+    for begin, end, half, look in (
+        ("opened", "begun", 0.12, {"facecolor": style.STEPS["download"]}),
+        ("done", "train_end", 0.34, {"gid": "unfinished", **pale}),
+        ("train_end", "queued", 0.12, {"gid": "queue", "facecolor": style.STEPS["queue"]}),
+        ("sends", "answered", 0.12, {"gid": "upload", "facecolor": style.STEPS["upload"]}),
+        ("sends", "cut", 0.3, {"gid": "cut-upload", "edgecolor": colour, **_CUT}),
+    ):
         own = rows[rows[end] > rows[begin]]
         if len(own):
             style.bars(panel, own[begin] / unit, own[end] / unit, own.index, half, **look)
 
-    rows = rows.assign(opened=0.0, queued=rows["sends"].where(rows["answered"].notna()))
-    pale = {"facecolor": style.lighten(colour, 0.75), "edgecolor": colour, "hatch": "//////", "linewidth": 0.0}
-    bars("opened", "begun", 0.12, facecolor=style.STEPS["download"])
-    bars("done", "train_end", 0.34, gid="unfinished", **pale)
-    bars("train_end", "queued", 0.12, gid="queue", facecolor=style.STEPS["queue"])
-    bars("sends", "answered", 0.12, gid="upload", facecolor=style.STEPS["upload"])
-    bars("sends", "cut", 0.3, gid="cut-upload", **_hatched(style.STEPS["upload"], colour))
-
 
 def _label(panel: Axes, lanes: pd.DataFrame, order: str, counted: bool) -> None:
-    """Label each lane: device and sort key, left; finished epochs, right."""
     panel.spines["left"].set_visible(False)
     panel.tick_params(axis="y", length=0, pad=6, labelsize=(small := 8 if len(lanes) <= _FEW_LANES else 6))
     values = lanes["samples"].astype(str) if order == "size" else lanes["epoch_s"].map("{:.3g}".format)
@@ -269,7 +246,7 @@ def _label(panel: Axes, lanes: pd.DataFrame, order: str, counted: bool) -> None:
 
 def _handles(attempts: pd.DataFrame) -> list[Artist]:
     no_download = Line2D([], [], label="ended during its download", **_NO_DOWNLOAD | {"markeredgecolor": style.BLACK})
-    cut = Patch(label="upload that was cut short", **_hatched(style.STEPS["upload"], style.GREY))
+    cut = Patch(label="upload that was cut short", edgecolor=style.GREY, **_CUT)
     keys = [
         *((attempts["outcome"] == name, Patch(facecolor=_COLOURS[name], label=_MEANING[name])) for name in OUTCOMES),
         (attempts["train_end"] > attempts["done"], Patch(label="epoch begun, not finished", **style.HATCHED)),

@@ -51,10 +51,8 @@ FORMATS = ("png", "svg")
 GROUPS = ("#542788", "#B35806", "#A6DBA0", "#994455", "#C2A5CF", "#661100", "#EECC66", "#AA4499", "#AA8866", "#7F3B08")
 SHAPES = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 
-AxisUnits = tuple[tuple[float, float, str], ...]
-"""From which value on an axis has a unit, the unit's size, and its name; the largest first."""
-TIMES: AxisUnits = ((2 * 86400.0, 86400.0, "days"), (2 * 3600.0, 3600.0, "h"), (180.0, 60.0, "min"), (0.0, 1.0, "s"))
-BYTES: AxisUnits = tuple((size, size, name) for size, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")))
+TIMES = ((2 * 86400.0, 86400.0, "days"), (2 * 3600.0, 3600.0, "h"), (180.0, 60.0, "min"), (0.0, 1.0, "s"))
+BYTES = ((1e12, 1e12, "TB"), (1e9, 1e9, "GB"), (1e6, 1e6, "MB"), (1e3, 1e3, "kB"), (1.0, 1.0, "B"))
 
 WIDTH_IN, DPI = 13.0, 120
 MANY_BARS = 4000  # as vectors they would make the SVG large and slow
@@ -92,15 +90,16 @@ class NothingToDrawError(PictureError):
 
 
 class AxisUnit(NamedTuple):
-    """A unit that suits an axis: divide by ``size``, and write ``name``."""
+    """A unit that suits an axis that reaches ``least``: divide by ``size``, and write ``name``."""
 
+    least: float
     size: float
     name: str
 
 
-def unit_for(most: float, units: AxisUnits) -> AxisUnit:
-    """The unit for an axis that reaches ``most``."""
-    return next((AxisUnit(size, name) for least, size, name in units if most >= least), AxisUnit(*units[-1][1:]))
+def unit_for(most: float, units: Sequence[tuple[float, float, str]]) -> AxisUnit:
+    """The unit for an axis that reaches ``most``, of several, those for the longest axes first."""
+    return next((AxisUnit(*unit) for unit in units if most >= unit[0]), AxisUnit(*units[-1]))
 
 
 def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
@@ -138,16 +137,14 @@ def pixels(figure: Figure, dpi: int = DPI) -> NDArray[np.uint8]:
 def rectangles(panel: Axes, x0: ArrayLike, x1: ArrayLike, y0: ArrayLike, y1: ArrayLike, **look: Any) -> None:
     """Draw rectangles between opposite corners, arrays [n] or one number for all, as one collection; limits stay."""
     x0, x1, y0, y1 = np.broadcast_arrays(np.atleast_1d(x0), x1, y0, y1)
-    corners = np.stack([np.stack([x0, x1, x1, x0], axis=1), np.stack([y0, y0, y1, y1], axis=1)], axis=2)
+    corners = np.stack([x0, y0, x1, y0, x1, y1, x0, y1], axis=1).reshape(-1, 4, 2)
     look = {"linewidth": 0, "rasterized": len(corners) > MANY_BARS} | look
-    shapes = PolyCollection(corners, **look)  # type: ignore[arg-type]  # [n, 4, 2]: the fast way
-    panel.add_collection(shapes, autolim=False)
+    panel.add_collection(PolyCollection(corners, **look), autolim=False)  # type: ignore[arg-type]  # [n, 4, 2]: the fast way
 
 
 def bars(panel: Axes, start: ArrayLike, end: ArrayLike, row: ArrayLike, half: float, **look: Any) -> None:
     """Draw horizontal bars from start to end, arrays [n], of the height ``2 * half`` around their rows."""
-    middle = np.asarray(row, dtype=float)
-    rectangles(panel, start, end, middle - half, middle + half, **look)
+    rectangles(panel, start, end, np.asarray(row) - half, np.asarray(row) + half, **look)
 
 
 def marks_at(panel: Axes, x: ArrayLike, y: ArrayLike, **look: Any) -> None:
@@ -196,15 +193,15 @@ def group_colour(group: int) -> str:
     return to_hex(lighten(GROUPS[place], 1 - 0.5 ** min(turn, 2)))
 
 
-def tint(colour: str) -> str:
-    """The colour as pale as a background has to be."""
-    return to_hex(lighten(colour, 0.72))
+def group_tint(group: int) -> str:
+    """The colour of a group of devices, as pale as a background has to be."""
+    return to_hex(lighten(group_colour(group), 0.72))
 
 
 def write_beside(panel: Axes, y: float, text: str, apart: float, **look: Any) -> None:
     """Write a text right of a panel, ``apart`` points from it, at a height of its own axis."""
-    place: dict[str, Any] = {"xycoords": panel.get_yaxis_transform(), "textcoords": "offset points"}
-    panel.annotate(text, (1, y), (apart, 0), va="center", annotation_clip=False, **place, **look)
+    look |= {"va": "center", "annotation_clip": False}
+    panel.annotate(text, (1, y), (apart, 0), xycoords=panel.get_yaxis_transform(), textcoords="offset points", **look)
 
 
 def spread(values: Sequence[float] | Floats, apart: float) -> Floats:
@@ -219,11 +216,9 @@ def spread(values: Sequence[float] | Floats, apart: float) -> Floats:
 def short(name: str, most: int = 40) -> str:
     """A name fit to be drawn: one line, no characters that the font lacks, the middle left out when it is long."""
     font = get_font(findfont(FontProperties(family=_FONT)))
-    one_line = " ".join(name.split())
-    drawn = "".join(c if c == " " or (c.isprintable() and font.get_char_index(ord(c))) else "□" for c in one_line)
-    if drawn.startswith("_"):
-        drawn = f" {drawn}"  # matplotlib keeps labels with a leading underscore out of legends
-    return folded(drawn, most) or "unnamed"
+    drawn = "".join(c if c.isprintable() and font.get_char_index(ord(c)) else "□" for c in " ".join(name.split()))
+    hidden = drawn.startswith("_")  # matplotlib keeps such labels out of legends
+    return folded(" " * hidden + drawn, most) or "unnamed"
 
 
 def folded(text: str, most: int) -> str:
@@ -239,12 +234,9 @@ def as_file_name(name: str) -> str:
 def run_names(runs: Iterable[RunFolder]) -> list[str]:
     """Names of runs side by side: their folders, with the parent's name where two are called the same."""
     paths = [run.path.resolve() for run in runs]
-    names = [path.name for path in paths]
-    longer = [f"{path.parent.name}/{path.name}" for path in paths]
-    return [
-        short(long if names.count(name) > 1 and longer.count(long) == 1 else name)
-        for name, long in zip(names, longer, strict=True)
-    ]
+    pairs = [(path.name, f"{path.parent.name}/{path.name}") for path in paths]
+    names, longer = zip(*pairs, strict=True)
+    return [short(long if names.count(name) > 1 and longer.count(long) == 1 else name) for name, long in pairs]
 
 
 def with_strategy(name: str, run: RunFolder) -> str:
@@ -273,29 +265,23 @@ def step_for(count: int, most: int) -> int:
 
 def headline(runs: Sequence[RunFolder]) -> str:
     """Headline of a picture: the scenario, and of one run the strategy and the seed."""
-    summary, *others = [run.summary for run in runs]
-    name = short(str(summary["name"]), 70)
-    if not others:
-        return f"{name}   ({short(str(summary['strategy']), 30)}, seed {summary['seed']})"
-    count = len({short(str(other["name"]), 70) for other in others} - {name})
-    more = f" and {counted(count, 'other scenario')}" if count else ""
+    name, *others = dict.fromkeys(short(str(run.summary["name"]), 70) for run in runs)
+    if len(runs) == 1:
+        return f"{name}   ({short(str(runs[0].summary['strategy']), 30)}, seed {runs[0].summary['seed']})"
+    more = f" and {counted(len(others), 'other scenario')}" if others else ""
     return f"{name}{more}   ({len(runs)} runs)"
 
 
 def finished(figure: Figure, runs: Sequence[RunFolder], handles: Sequence[Artist], told: str = "") -> Figure:
     """The figure with its title, ``told`` below the headline, and a legend of the labelled handles under all panels."""
     figure.suptitle("\n".join([headline(runs), *textwrap.wrap(told, _LONGEST_LINE)]), fontsize=12)
+    lengths = [len(str(handle.get_label())) + 7 for handle in handles]
+    columns = len(handles)  # matplotlib fills them one by one, the first ones with one entry more
+    while columns > 1 and sum(map(max, np.array_split(lengths, columns))) > figure.get_figwidth() * 11:
+        columns -= 1
     if handles:
-        lengths = [len(str(handle.get_label())) for handle in handles]
-        letters = figure.get_figwidth() * 11
-        columns = next(n for n in range(len(lengths), 0, -1) if n == 1 or _legend_letters(lengths, n) <= letters)
         figure.legend(handles=handles, loc="outside lower center", ncols=columns)
     return figure
-
-
-def _legend_letters(lengths: Sequence[int], columns: int) -> int:
-    """The width of a legend; matplotlib fills it column by column, the first ones with one entry more."""
-    return sum(int(max(own)) + 7 for own in np.array_split(lengths, columns))
 
 
 # Series: runs of one scenario with several seeds.
@@ -306,11 +292,7 @@ _MOST_KEYS = 2  # more differences than this do not fit into a name
 
 @dataclass(frozen=True)
 class Series:
-    """Runs whose scenarios are the same but for the seed.
-
-    Attributes:
-        number: which look it has (``line_of``), the same in all pictures of a page.
-    """
+    """Runs whose scenarios are the same but for the seed; its look is that of ``number`` (``line_of``) in all pictures."""
 
     name: str
     runs: tuple[RunFolder, ...]
@@ -328,16 +310,15 @@ def group_by_scenario(runs: Sequence[RunFolder]) -> list[Series]:
     A series is called after its strategy. Where several have the same one, what they differ in is added, or they are called
     after the folders of their first runs where that is too much to say.
     """
-    seen: Counter[str] = Counter()
+    seen: Counter[tuple[str, Any]] = Counter()
     found: dict[tuple[str, int], list[RunFolder]] = {}
     for run in runs:
         scenario = json.dumps({key: value for key, value in run.scenario.items() if key not in _APART}, sort_keys=True)
-        again = f"{run.summary['seed']} {scenario}"
+        again = scenario, run.summary["seed"]
         found.setdefault((scenario, seen[again]), []).append(run)
         seen[again] += 1
-    members = list(found.values())
-    named = zip(_series_names([part[0] for part in members]), members, strict=True)
-    return [Series(name, tuple(part), number) for number, (name, part) in enumerate(named)]
+    names = _series_names([own[0] for own in found.values()])
+    return [Series(name, tuple(own), number) for number, (name, own) in enumerate(zip(names, found.values(), strict=True))]
 
 
 def each_alone(runs: Sequence[RunFolder]) -> list[Series]:
@@ -347,18 +328,16 @@ def each_alone(runs: Sequence[RunFolder]) -> list[Series]:
 
 
 def _series_names(firsts: Sequence[RunFolder]) -> list[str]:
-    strategies = [str(run.summary["strategy"]) for run in firsts]
-    settings = [{key: value for key, value in flat(run.scenario).items() if key not in _APART} for run in firsts]
+    settings = [(str(run.summary["strategy"]), flat(run.scenario)) for run in firsts]
     folders, names = run_names(firsts), []
-    for folder, strategy, own in zip(folders, strategies, settings, strict=True):
-        rivals = [other for other, its in zip(settings, strategies, strict=True) if its == strategy and other is not own]
-        keys = sorted({key for key in own for rival in rivals if own[key] != rival.get(key)})
+    for folder, (strategy, own) in zip(folders, settings, strict=True):
+        rivals = [other for its, other in settings if its == strategy and other is not own]
+        keys = sorted({key for key in own for rival in rivals if own[key] != rival.get(key)} - {*_APART})
         if rivals and not 0 < len(keys) <= _MOST_KEYS:
             names.append(f"{folder}: {short(strategy, 20)}")
         else:
             names.append(short(", ".join([strategy, *(f"{key.rpartition('.')[2]} {own[key]}" for key in keys)])))
-    repeated = Counter(names)
-    return [f"{folder}: {name}" if repeated[name] > 1 else name for name, folder in zip(names, folders, strict=True)]
+    return [f"{folder}: {name}" if names.count(name) > 1 else name for name, folder in zip(names, folders, strict=True)]
 
 
 def draw_mean_bar(panel: Axes, place: int, seeds: pd.DataFrame, looks: Mapping[str, dict[str, Any]], words: str) -> None:

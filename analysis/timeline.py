@@ -3,6 +3,7 @@
 Bars of one kind are one collection, and many bars become pixels inside the SVG: it stays small, and takes seconds.
 """
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,10 @@ from matplotlib.ticker import MaxNLocator
 from fedsim.analysis import style
 from fedsim.analysis.style import NothingToDrawError, PictureError, evenly
 from fedsim.arrays import Floats, Ints
-from fedsim.errors import nearest
+from fedsim.errors import FedsimError, nearest
 from fedsim.lab.compare.critical_path import CriticalPaths
 from fedsim.lab.trackers.link_load import Curve, link_load, means, summed
-from fedsim.language.units import show_seconds
+from fedsim.language.units import BytesPerSecond, read_quantity, show_seconds
 from fedsim.records.history import MARKS, NO_GROUP, History
 from fedsim.records.reading import RunFolder
 
@@ -67,25 +68,17 @@ MEANING = {
 
 
 class View:
-    """The part of a run that is shown.
+    """The part of a run within a ``span`` (from and to, s), with at most ``most`` devices that worked, evenly spread.
 
-    Args:
-        history: what happened. If it is known of some devices when they could be reached, only those have lanes.
-        span: from and to, in simulated seconds; None for the whole run. Records at its start belong to the time before.
-        most: show at most so many of the devices that worked, evenly spread over the order.
-        order: ``speed`` (fastest on top), ``first`` (who worked first on top) or ``number``.
+    If it is known of some devices when they could be reached, only those have lanes. Records at the span's start belong to the
+    time before. ``PictureError`` for no such order, span or number of devices, ``NothingToDrawError`` if nobody worked.
 
     Attributes:
-        devices: the devices shown, from the top lane to the bottom one.
-        lane: the lane of each of them.
+        devices, lane: the devices shown, from the top lane to the bottom one, and the lane of each.
         at_work: how many devices worked within the span, shown or not.
         there, away, steps, tasks: tables of the history cut to the devices, with ``lane``, the last two to the span as well;
             ``away`` is None where nobody knows.
         rounds, acts: tables of the history cut to the span.
-
-    Raises:
-        PictureError: there is no such order, span or number of devices.
-        NothingToDrawError: nobody worked within the span.
     """
 
     def __init__(self, history: History, span: TimeSpan | None = None, most: int = MOST_LANES, order: str = "speed") -> None:
@@ -102,9 +95,12 @@ class View:
         steps = history.steps[(history.steps["end"] > since) & (history.steps["start"] < end)]
         tables = (history.tasks, history.rounds, history.acts)
         tasks, self.rounds, self.acts = (table[table["end"].between(since, end, inclusive="right")] for table in tables)
-        at_work = _sorted(steps, history.population, order)
-        if not len(at_work):
+        keys = steps.groupby("device")["start"].min()
+        if keys.empty:
             raise NothingToDrawError(f"no device worked between {start:g} s and {end:g} s, so there is no timeline to draw")
+        if order == "speed":
+            keys = -history.population["speed"][keys.index]
+        at_work = (keys if order == "number" else keys.sort_values(kind="stable")).index.to_numpy(np.int64)
         known = at_work[np.isin(at_work, history.known)] if len(history.known) else at_work
         self.history, self.start, self.end, self.span, self.order = history, start, end, end - start, order
         self.devices, self.at_work = known[evenly(len(known), most)], len(at_work)
@@ -131,14 +127,6 @@ def on_lanes(rows: pd.DataFrame, lane: "pd.Series[Any]") -> pd.DataFrame:
     return shown.assign(lane=shown["device"].map(lane).astype(int))
 
 
-def _sorted(steps: pd.DataFrame, population: pd.DataFrame, order: str) -> Ints:
-    """The devices that did these steps, in order."""
-    keys = steps.groupby("device")["start"].min()
-    if order == "speed":
-        keys = -population.loc[population.index.isin(steps["device"]), "speed"]
-    return (keys if order == "number" else keys.sort_values(kind="stable")).index.to_numpy(np.int64)
-
-
 @style.styled
 def draw_timeline(
     run: RunFolder,
@@ -154,7 +142,8 @@ def draw_timeline(
         run: the run.
         rounds: show rounds ``rounds[0]`` to ``rounds[1] - 1`` only, numbered from 0 as in the records.
         window: show this span only, from and to in simulated seconds; ``rounds`` goes before it.
-        devices, order: see ``View``, which says what is refused.
+        devices: show at most so many, evenly spread over the order.
+        order: ``speed`` (fastest on top), ``first`` (who worked first on top) or ``number``.
     """
     history = History(run)
     view = View(history, window if rounds is None else span_of_rounds(history, *rounds), devices, order)
@@ -191,10 +180,11 @@ def _draw_lanes(axes: Axes, view: View) -> list[Artist]:
     axes.set_xlim(view.start / view.unit.size, view.end / view.unit.size)
     _draw_bars(axes, view, view.there, facecolor=style.PALE, zorder=0)
     handles: list[Artist] = []
+    pixel = view.span / _PIXELS
     for step, colour in style.STEPS.items():
         own = view.steps[view.steps["step"] == step]
         if len(own):
-            _draw_steps(axes, view, own[own["outcome"] == "done"], gid=step, facecolor=colour)
+            _draw_bars(axes, view, own[own["outcome"] == "done"], least=pixel, gid=step, facecolor=colour)
             handles.append(Patch(facecolor=colour, label=step))
     edge: dict[str, Any] = {"edgecolor": style.GREY, "linewidth": 0.4}
     handles.append(Patch(facecolor=style.PALE, label="idle" if view.away is not None else "idle or disconnected", **edge))
@@ -205,10 +195,10 @@ def _draw_lanes(axes: Axes, view: View) -> list[Artist]:
         wasted, colour = view.steps[view.steps["outcome"] == outcome], style.OUTCOMES[outcome]
         hatched: dict[str, Any] = {"edgecolor": colour, "hatch": "//////", "linewidth": 0.8}
         if not coarse:
-            _draw_steps(axes, view, wasted, gid=f"wasted-{outcome}", facecolor=colour)
+            _draw_bars(axes, view, wasted, least=pixel, gid=f"wasted-{outcome}", facecolor=colour)
         for of_step, rows in wasted.groupby("step") if coarse else ():
             pale = style.lighten(style.STEPS[str(of_step)], 0.5)
-            _draw_steps(axes, view, rows, gid=f"{of_step}-{outcome}", facecolor=pale, **hatched)
+            _draw_bars(axes, view, rows, least=pixel, gid=f"{of_step}-{outcome}", facecolor=pale, **hatched)
         if len(wasted):
             look = {"facecolor": "white"} | hatched if coarse else {"facecolor": colour}
             handles.append(Patch(label=f"wasted, {meaning}", **look))
@@ -224,12 +214,9 @@ def _draw_lanes(axes: Axes, view: View) -> list[Artist]:
     return handles
 
 
-def _draw_steps(axes: Axes, view: View, steps: pd.DataFrame, **look: Any) -> None:
-    _draw_bars(axes, view, steps.assign(end=np.maximum(steps["end"], steps["start"] + view.span / _PIXELS)), **look)
-
-
-def _draw_bars(axes: Axes, view: View, rows: pd.DataFrame, **look: Any) -> None:
-    style.bars(axes, rows["start"] / view.unit.size, rows["end"] / view.unit.size, rows["lane"], view.half_lane, **look)
+def _draw_bars(axes: Axes, view: View, rows: pd.DataFrame, *, least: float = 0.0, **look: Any) -> None:
+    end = np.maximum(rows["end"], rows["start"] + least)
+    style.bars(axes, rows["start"] / view.unit.size, end / view.unit.size, rows["lane"], view.half_lane, **look)
 
 
 def _name_lanes(axes: Axes, view: View) -> None:
@@ -268,7 +255,7 @@ def mark_rows(panel: Axes, history: History, row: "pd.Series[Any]", unit: float)
 
 
 def _draw_marks(panel: Axes, x: "pd.Series[float]", y: "pd.Series[float]", kind: str, size: float) -> list[Artist]:
-    """Marks of one kind; returns the legend's entry, which is large enough to be recognised however many lanes there are."""
+    """Draw marks of one kind; returns the legend's entry, which is large however many lanes there are."""
     if x.empty:
         return []
     shape = _SHAPES.get(kind, "o")
@@ -290,9 +277,9 @@ def _tint_groups(axes: Axes, view: View) -> list[Artist]:
     stays = stays[(stays["group"] != NO_GROUP) & (stays["end"] > view.start) & (stays["start"] < view.end)]
     for group, own in stays.groupby("group"):
         inside = own.assign(start=own["start"].clip(view.start), end=own["end"].clip(upper=view.end))
-        _draw_bars(axes, view, inside, gid="group", zorder=0.5, facecolor=style.tint(style.group_colour(int(str(group)))))
-    some = style.tint(style.group_colour(int(stays["group"].iloc[0]))) if len(stays) else None
-    return [Patch(facecolor=some, label="in a group, each its colour")] if some else []
+        _draw_bars(axes, view, inside, gid="group", zorder=0.5, facecolor=style.group_tint(int(str(group))))
+    some = [style.group_tint(int(group)) for group in stays["group"][:1]]
+    return [Patch(facecolor=colour, label="in a group, each its colour") for colour in some]
 
 
 def _draw_path(axes: Axes, view: View) -> list[Artist]:
@@ -315,18 +302,12 @@ def _draw_path(axes: Axes, view: View) -> list[Artist]:
 
 def capacity(run: RunFolder) -> dict[str, float | None]:
     """Capacity of the server's link, bytes/s each way; None where the scenario sets no limit."""
-    from pydantic import TypeAdapter, ValidationError
-
-    from fedsim.language.units import BytesPerSecond
-
     server = run.scenario.get("network", {}).get("server", {})
-    limits: dict[str, float | None] = {}
-    for way in ("down", "up"):
-        try:
-            rate = TypeAdapter[float](BytesPerSecond).validate_python(server[way]) if isinstance(server, dict) else np.inf
-        except (KeyError, ValidationError):
-            rate = np.inf
-        limits[way] = rate if np.isfinite(rate) else None
+    limits: dict[str, float | None] = dict.fromkeys(("down", "up"))
+    for way in limits:
+        with suppress(KeyError, TypeError, FedsimError):  # no such limit, or a server that is no table
+            rate = read_quantity(way, server[way], BytesPerSecond)
+            limits[way] = rate if np.isfinite(rate) else None
     return limits
 
 
@@ -361,7 +342,7 @@ def draw_load(axes: Axes, view: View) -> list[Artist]:
     rates = {way: np.minimum(means(link_load(run, way), edges), limits[way] or np.inf) for way in ("down", "up")}
     peaks = {way: float(rate.max()) for way, rate in rates.items()}
     most = max(1e-9, *peaks.values())
-    size, name = style.unit_for(most, _RATES)
+    _, size, name = style.unit_for(most, _RATES)
     handles: list[Artist] = []
     for way, sign, step in (("down", 1.0, "download"), ("up", -1.0, "upload")):
         look: dict[str, Any] = {"color": style.STEPS[step], "linewidth": 0, "gid": way}

@@ -1,8 +1,8 @@
 """Bytes by direction and purpose, over simulated time and in total, with the wasted part; and messages of edge servers.
 
-A byte is wasted when the task that moved it did not end as ``done``, or trained without an epoch that counts: the same rule,
-and the same split of a message into its purposes, as the ledger's (``fedsim.records.ledger``). What parts of the server's side
-send each other belongs to no task, is never wasted, and is drawn as a direction of its own; the ledger counts it as up.
+A byte is wasted when the task that moved it did not end as ``done``, or trained without an epoch that counts, as in the ledger
+(``fedsim.records.ledger``). Bytes between parts of the server's side belong to no task, are never wasted, and are drawn as a
+direction of their own; the ledger counts them as up.
 """
 
 import json
@@ -54,12 +54,9 @@ def draw_traffic(run: RunFolder) -> Figure:
     colours = _colours(parts)
     figure = Figure(figsize=(style.WIDTH_IN, max(5.6, len(colours) * _BAR_IN + _FRAME_IN)))
     over_time, totals = figure.subplots(1, 2, width_ratios=(3, 2))
-    _plot_over_time(over_time, parts, colours)
-    _plot_totals(totals, parts, colours)
     handles: list[Artist] = [Patch(facecolor=colour, label=_label(kind)) for kind, colour in colours.items()]
-    if parts["purpose"].isin(NOT_IN_PAPER).any():
-        paper = show_bytes(float(parts.loc[~parts["purpose"].isin(NOT_IN_PAPER), "bytes"].sum()))
-        handles.append(Line2D([], [], label=f"all as the papers count it: models and updates, {paper}", **_PAPER))
+    handles += _plot_over_time(over_time, parts, colours)
+    _plot_totals(totals, parts, colours)
     return style.finished(figure, [run], [*handles, _WASTED_KEY])
 
 
@@ -72,16 +69,16 @@ def draw_traffic_compared(runs: Sequence[RunFolder], series: Sequence[Series] | 
     ledgers = [read_parts(run) for run in runs]
     most = _most(float(parts["bytes"].sum()) for parts in ledgers)
     unit = style.unit_for(most, style.BYTES)
-    ways = [way for way in _HUES if any((parts["direction"] == way).any() for parts in ledgers)]
     figure = Figure(figsize=(style.WIDTH_IN, 2.0 + 0.55 * len(runs)))
     panel = figure.subplots()
-    looks: dict[str, dict[str, Any]] = {way: {"color": _HUES[way][0]} for way in ways} | {"wasted": _WASTED}
+    looks: dict[str, dict[str, Any]] = {way: {"color": hues[0]} for way, hues in _HUES.items()} | {"wasted": _WASTED}
     for place, parts in enumerate(ledgers):
         sums = parts["bytes"].groupby(parts["direction"].where(~parts["wasted"], "wasted")).sum().reindex(list(looks)).dropna()
         draw_mean_bar(panel, place, sums.to_frame().T / unit.size, looks, _amount(sums.sum(), sums.get("wasted", 0.0)))
     name_bars(panel, style.run_names(runs) if series is None else [one.name for one in series])
     panel.set_xlim(0, most / unit.size * 1.2)  # room for what is written beside the bars
     panel.set_xlabel(f"moved in total ({unit.name})")
+    ways = [way for way in _HUES if any((parts["direction"] == way).any() for parts in ledgers)]
     return style.finished(figure, runs, [*(Patch(facecolor=_HUES[way][0], label=_WAYS[way]) for way in ways), _WASTED_KEY])
 
 
@@ -125,41 +122,38 @@ def _label(kind: _Kind) -> str:
     return f"{_WAYS[kind[0]]}: {style.short(kind[1], 24)}"
 
 
-def _plot_over_time(panel: Axes, parts: pd.DataFrame, colours: dict[_Kind, str]) -> None:
+def _plot_over_time(panel: Axes, parts: pd.DataFrame, colours: dict[_Kind, str]) -> list[Line2D]:
     """Stacked areas: what counted, a kind on the other, and what was wasted on top, so that the top edge is everything."""
     end = float(parts["end"].max())
     time, size = style.unit_for(end, style.TIMES), style.unit_for(float(parts["bytes"].sum()), style.BYTES)
     moments = np.linspace(0.0, end, _POINTS)
-    useful = parts[~parts["wasted"]].groupby(["direction", "purpose"])
-    layers: list[tuple[Any, dict[str, Any]]] = [
-        (useful.get_group(kind), {"color": colour, "linewidth": 0}) for kind, colour in colours.items() if kind in useful.groups
-    ]
+
+    def moved_by(own: pd.DataFrame) -> Floats:
+        ordered = own.sort_values("end", kind="stable")
+        sums = np.concatenate([[0.0], ordered["bytes"].cumsum().to_numpy()])
+        return sums[np.searchsorted(ordered["end"].to_numpy(), moments, side="right")] / size.size
+
+    useful = dict([*parts[~parts["wasted"]].groupby(["direction", "purpose"])])
+    layers = [(useful[kind], {"color": colour, "linewidth": 0}) for kind, colour in colours.items() if kind in useful]
     base = np.zeros_like(moments)
     for own, look in [*layers, (parts[parts["wasted"]], _WASTED)]:
-        top = base + _moved_by(moments, own) / size.size
+        top = base + moved_by(own)
         panel.fill_between(moments / time.size, base, top, **look)
         base = top
     panel.plot(moments / time.size, base, color=style.BLACK, linewidth=1.2)
-    in_paper = ~parts["purpose"].isin(NOT_IN_PAPER)
-    if not in_paper.all():
-        panel.plot(moments / time.size, _moved_by(moments, parts[in_paper]) / size.size, gid="paper", **_PAPER)
     panel.set(xlabel=f"simulated time ({time.name})", ylabel=f"moved so far ({size.name})", title="over time")
-    panel.set_xlim(0, end / time.size or 1.0)  # transfers may take no time
-    panel.set_ylim(bottom=0)
+    panel.set(xlim=(0, end / time.size or 1.0), ylim=(0, None))  # transfers may take no time
     style.grid(panel)
-
-
-def _moved_by(moments: Floats, parts: pd.DataFrame) -> Floats:
-    """Bytes of messages that had ended by each moment."""
-    ordered = parts.sort_values("end", kind="stable")
-    sums = np.concatenate([[0.0], ordered["bytes"].cumsum().to_numpy()])
-    return sums[np.searchsorted(ordered["end"].to_numpy(), moments, side="right")]
+    in_paper = parts[~parts["purpose"].isin(NOT_IN_PAPER)]
+    if len(in_paper) == len(parts):
+        return []
+    label = f"all as the papers count it: models and updates, {show_bytes(float(in_paper['bytes'].sum()))}"
+    return panel.plot(moments / time.size, moved_by(in_paper), gid="paper", label=label, **_PAPER)
 
 
 def _plot_totals(panel: Axes, parts: pd.DataFrame, colours: dict[_Kind, str]) -> None:
-    sums = parts.pivot_table("bytes", ["direction", "purpose"], "wasted", "sum", fill_value=0.0).reindex(
-        columns=[False, True], fill_value=0.0
-    )
+    sums = parts.pivot_table("bytes", ["direction", "purpose"], "wasted", "sum", fill_value=0.0)
+    sums = sums.reindex(columns=[False, True], fill_value=0.0)
     unit = style.unit_for(float(sums.sum(axis=1).max()), style.BYTES)
     for place, (kind, colour) in enumerate(colours.items()):
         useful, wasted = sums.loc[[kind]].to_numpy(float)[0]

@@ -32,9 +32,8 @@ _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "R
 class Growing:
     """The newest report of some folders of runs or studies, which may not be there yet.
 
-    Attributes:
-        page: the report as HTML; empty as long as there is nothing to report.
-        state: what the page around it is told: ``version`` of the report, its ``title``, and ``says``, a line for people.
+    ``page`` is the report as HTML, empty as long as there is nothing to report. The page around it is told the ``state``: the
+    report's ``version`` and ``title``, and what it ``says``, a line for people.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:

@@ -186,7 +186,7 @@ def study_command(study: str, out: Path, changes: Any, only: Any, dry_run: bool,
     from fedsim.lab.compare.table import Comparison
     from fedsim.lab.study.conduct import Conductor
     from fedsim.lab.study.plan import read_study
-    from fedsim.lab.study.progress import StudyProgress
+    from fedsim.lab.study.pool import StudyProgress
     from fedsim.output.terminal import Console
     from fedsim.records.study_folder import PUBLISHED
 

@@ -36,7 +36,6 @@ from fedsim.meters.base import Column, Meter, MeterContext, Step, Transfer
 from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams
 from fedsim.strategies.base import Strategy, StrategyParams
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.grouped import Grouped, GroupedParams
 from fedsim.strategies.parts.aggregation import Aggregation
 from fedsim.strategies.parts.deadline import Deadline
 from fedsim.strategies.parts.selection import Selection
@@ -47,6 +46,7 @@ from fedsim.streams import Streams
 from fedsim.toolbox.attacks import Attack
 from fedsim.toolbox.peers.base import PeerHalf, PeerParams, Peers
 from fedsim.toolbox.peers.collectives import AllReduce
+from fedsim.toolbox.strategies.grouped import Grouped, GroupedParams
 from fedsim.training import Limit, Part, Training
 from fedsim.world.availability import Availability, AvailabilityModel
 from fedsim.world.distributions import Distribution

@@ -20,9 +20,8 @@ from fedsim.federation.costs import ServerSpec
 from fedsim.federation.malicious import MaliciousSpec
 from fedsim.language.spec import Spec
 from fedsim.language.stop import StopSpec
-from fedsim.learning.metrics import EvaluationMetric, reported_metric
 from fedsim.learning.models import Logistic, ModelSpec
-from fedsim.learning.objectives import Classification, ObjectiveSpec
+from fedsim.learning.objectives import Classification, EvaluationMetric, ObjectiveSpec, reported_metric
 from fedsim.learning.spec import TrainerSpec, TrainingSpec
 from fedsim.meters.base import MeterContext, Meters
 from fedsim.meters.spec import METERS, CostsSpec, MeterSpec

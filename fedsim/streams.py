@@ -10,6 +10,7 @@ the same world.
 import hashlib
 import math
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +23,8 @@ _ID_STEP = 0xD1342543DE82EF95  # an odd multiplier, so that consecutive ids land
 _UNIT = 2.0**-53
 
 
-def _mix(z: int) -> int:
-    """The finaliser of splitmix64: a bijection of 64-bit words in which every input bit moves every output bit."""
+def _mix(z: Any) -> Any:
+    """The finaliser of splitmix64: a bijection of 64-bit words (int, or uint64 arrays), each bit of which moves all others."""
     z = ((z ^ (z >> 30)) * _MIX1) & _MASK
     z = ((z ^ (z >> 27)) * _MIX2) & _MASK
     return z ^ (z >> 31)
@@ -41,14 +42,14 @@ class Streams:
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
-    def word(self, purpose: str, entity: int = 0, count: int = 0) -> int:
-        """64 random bits, the same for the same (seed, purpose, entity, count)."""
+    def word(self, purpose: str, entity: Any = 0, count: Any = 0) -> Any:
+        """64 random bits, the same for the same (seed, purpose, entity, count): an int, or uint64 for arrays of uint64."""
         z = _mix((_root(self.seed, purpose) + (entity + 1) * _ID_STEP) & _MASK)
         return _mix((z + (count + 1) * _GOLDEN) & _MASK)
 
     def uniform(self, purpose: str, entity: int = 0, count: int = 0) -> float:
         """A number in (0, 1): never 0 and never 1, so that its logarithm exists."""
-        return ((self.word(purpose, entity, count) >> 11) + 0.5) * _UNIT
+        return ((self.word(purpose, entity, count) >> 11) + 0.5) * _UNIT  # type: ignore[no-any-return]
 
     def exponential(self, purpose: str, mean: float, entity: int = 0, count: int = 0) -> float:
         """An exponential draw with the given mean (same unit as ``mean``)."""
@@ -62,9 +63,8 @@ class Streams:
     def uniforms(self, purpose: str, entities: NDArray[np.int64], count: int | NDArray[np.int64] = 0) -> NDArray[np.float64]:
         """``uniform`` for many entities and counts at once: the same numbers, vectorised. Shape as both, broadcast."""
         with np.errstate(over="ignore"):
-            z = np.uint64(_root(self.seed, purpose)) + (entities.astype(np.uint64) + np.uint64(1)) * np.uint64(_ID_STEP)
-            z = _mix_array(z) + (np.asarray(count).astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
-            return ((_mix_array(z) >> np.uint64(11)).astype(np.float64) + 0.5) * _UNIT
+            words = self.word(purpose, entities.astype(np.uint64), np.atleast_1d(count).astype(np.uint64))
+        return ((words >> 11).astype(np.float64) + 0.5) * _UNIT  # type: ignore[no-any-return]
 
     def generator(self, purpose: str, *ids: int) -> np.random.Generator:
         """A numpy generator of its own for an array of draws; never kept between two uses."""
@@ -92,9 +92,3 @@ class Shuffle:
             moved[position] = moved.pop(remaining, remaining)
         self.remaining = remaining
         return numbers
-
-
-def _mix_array(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(_MIX1)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(_MIX2)
-    return z ^ (z >> np.uint64(31))

@@ -70,17 +70,12 @@ def world(tmp_path: Path) -> tuple[dict[str, Any], Path]:
 
 def replaced(path: Path) -> None:
     """The same kind of file with other content."""
-    other = path.parent.with_name("others")
-    written(other, seed=2)
-    shutil.copy(other / path.name, path)
+    written(path.parent.with_name("others"), seed=2)
+    shutil.copy(path.parent.with_name("others") / path.name, path)
 
 
 def truncated(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def removed(path: Path) -> None:
-    path.unlink()
 
 
 @pytest.mark.parametrize("name", FILES[1:])
@@ -93,7 +88,7 @@ def test_what_they_are_replaced_by_would_be_another_run(world: tuple[dict[str, A
     assert run(sections)["events_sha256"] != before["events_sha256"]
 
 
-@pytest.mark.parametrize("harm", [replaced, truncated, removed])
+@pytest.mark.parametrize("harm", [replaced, truncated, Path.unlink])
 def test_a_run_reads_its_files_once(world: tuple[dict[str, Any], Path], tmp_path: Path, harm: Callable[[Path], None]) -> None:
     sections, files = world
     run(sections, tmp_path / "still")
@@ -162,7 +157,7 @@ class TestResume:
     def test_files_that_are_gone_are_named(self, stopped: tuple[dict[str, Any], Path, Path], name: str) -> None:
         sections, files, cut = stopped
         before = content(cut)
-        removed(files / name)
+        (files / name).unlink()
         with pytest.raises((DataError, fedsim.ScenarioError), match=name):
             go_on(sections, cut)
         assert content(cut) == before

@@ -213,33 +213,24 @@ def test_a_run_in_which_nothing_is_left_has_ended() -> None:
 
 def test_what_simpy_does_in_the_quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Devices at work are SimPy processes, at every instant; what ends them early are its interrupts."""
-    counts, lives = Counter[str](), list[simpy.Process]()
+    made: dict[type, list[Any]] = {}
 
-    def counted(owner: Any, name: str, what: str) -> None:
-        inner = getattr(owner, name)
+    def noted(owner: type) -> None:
+        inner, found = owner.__init__, made.setdefault(owner, [])  # type: ignore[misc]
+        monkeypatch.setattr(owner, "__init__", lambda self, *given: (found.append(self), inner(self, *given))[1])
 
-        def outer(self: Any, *given: Any) -> Any:
-            counts[what] += 1
-            found = inner(self, *given)
-            if what == "process" and self.name == "life":
-                lives.append(self)
-            return found
-
-        monkeypatch.setattr(owner, name, outer)
-
-    counted(simpy.Environment, "step", "stepped")
-    counted(simpy.Process, "__init__", "process")
-    counted(Interruption, "__init__", "interrupt")
+    noted(simpy.Process)
+    noted(Interruption)
     simulation, records = Simulation(fedsim.load("quickstart", ["learning=off", "stop.rounds=30"])), Counter[str]()
     run, inner = simulation.installed, simulation.env.moved
     assert inner is not None
     most = 0
 
     def moved(when: float) -> None:
-        nonlocal lives, most
-        lives = [life for life in lives if life.is_alive]
-        assert len(lives) == len(run.tasks.running) == sum(run.tasks._busy)
-        assert {*map(id, lives)} == {id(task.process) for task in run.tasks.running.values()}
+        nonlocal most
+        lives = {id(process) for process in made[simpy.Process] if process.is_alive}
+        assert lives == {id(task.process) for task in run.tasks.running.values()}
+        assert len(lives) == sum(run.tasks._busy)
         most = max(most, len(lives))
         inner(when)
 
@@ -248,6 +239,5 @@ def test_what_simpy_does_in_the_quick_start(monkeypatch: pytest.MonkeyPatch) -> 
     asyncio.run(simulation.run())
     cut = sum(records[f"{cause} task-end"] for cause in ("late", "lost", "left"))
     assert (records[" task-start"], most) == (600, 20)
-    assert counts["process"] == records[" task-start"]
-    assert counts["interrupt"] == cut > 50
-    assert counts["stepped"] > sum(records.values())
+    assert len(made[simpy.Process]) == records[" task-start"]
+    assert len(made[Interruption]) == cut > 50

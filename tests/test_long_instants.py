@@ -91,7 +91,8 @@ fedsim.running.runner.Simulation = long
 @pytest.mark.parametrize(
     ("program", "said", "number"),
     [
-        *((LONG_INSTANT, "this instant takes too long", number) for number in (signal.SIGINT, signal.SIGTERM)),
+        (LONG_INSTANT, "this instant takes too long", signal.SIGINT),
+        (LONG_INSTANT, "this instant takes too long", signal.SIGTERM),
         (LONG_BUILDING, "", signal.SIGTERM),
     ],
 )

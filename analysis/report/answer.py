@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fedsim.analysis import style
 from fedsim.analysis.report.markup import Markup, el, join, plain
 from fedsim.lab.compare import explore
-from fedsim.lab.compare.answer import ANY, PLACES, VARIANT, show_figure
+from fedsim.lab.compare.answer import ANY, PLACES, VARIANT
 
 if TYPE_CHECKING:
     from fedsim.lab.compare.answer import Answer, RankedLine, Ranking
@@ -54,9 +54,9 @@ def _card(answer: "Answer", goal: "Ranking") -> Markup:
     figures = [(f"best by {goal.measure.name}", plain(best.name, 60), doubt)]
     for measure, mean in answer.bill:
         ranked = next((one.whole for one in answer.rankings if one.measure == measure and one.measure != goal.measure), ())
-        least = f"least: {plain(ranked[0].name, 60)}, {show_figure(measure, ranked[0].mean.mean)}" if ranked else ""
+        least = f"least: {plain(ranked[0].name, 60)}, {measure.show(ranked[0].mean.mean)}" if ranked else ""
         least = "the least" if ranked and ranked[0].place == best.place else least
-        figures.append((measure.name, show_figure(measure, mean), least))
+        figures.append((measure.name, measure.show(mean), least))
     return tiles(figures)
 
 
@@ -107,15 +107,12 @@ def _scale(entries: "Sequence[RankedLine]", ranking: "Ranking") -> tuple[float, 
     """The ends of an axis, and whether it is logarithmic."""
     values = [value for one in entries for value in one.values.values()]
     least, most = min(values), max(values)
-    is_log = ranking.measure.is_cost and least > 0 and most > _UNLIKE * least
-    if is_log:
-        low, high = least / 1.3, most * 1.3
-    elif ranking.measure.is_cost:
-        low, high = 0.0, most * 1.08 or 1.0
-    else:
+    if not ranking.measure.is_cost:
         room = max(0.005, (most - least) * 0.08)
-        low, high = max(0.0, least - room), min(1.0, most + room)
-    return low, high, is_log
+        return max(0.0, least - room), min(1.0, most + room), False
+    if least > 0 and most > _UNLIKE * least:
+        return least / 1.3, most * 1.3, True
+    return 0.0, most * 1.08 or 1.0, False
 
 
 def _dots(one: "RankedLine", place: Callable[[float], float], colour: str, least: float, most: float) -> Markup:

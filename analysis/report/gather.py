@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,7 +13,7 @@ from fedsim.errors import RunFolderError
 from fedsim.records.reading import RunFolder
 
 if TYPE_CHECKING:
-    from fedsim.lab.compare.lines import ComparedLine, Lines
+    from fedsim.lab.compare.lines import ComparedLine
     from fedsim.lab.compare.table import Comparison
 
 MOST_SHOWN = 6  # each has a timeline, and tables of its rounds and devices, and can be chosen
@@ -29,15 +30,12 @@ class Shown(NamedTuple):
 
 @dataclass(frozen=True)
 class Subject:
-    """The subject of a report.
+    """The subject of a report: a comparison of lines, with their names, and all their ``runs``.
 
     Attributes:
-        comparison: all lines, with the figures of all their runs.
-        names: of the lines.
         order: the places of the lines, the best first; as they were given where nothing ranks them.
-        runs: all runs, in the order of the lines.
         shown: the runs that can be chosen on the page: the first of each line, the best line first, then others.
-        title, about: what to call all of it, and what the studies say that they show.
+        title, about: a name for all of it, and what the studies say that they show.
     """
 
     comparison: "Comparison"
@@ -49,33 +47,24 @@ class Subject:
     about: str
 
     @property
-    def lines(self) -> "Lines":
+    def lines(self) -> "tuple[ComparedLine, ...]":
         """The compared lines, with all runs."""
-        return self.comparison.lines
-
-    @property
-    def numbers(self) -> dict[int, int]:
-        """The look of each line, by its place: the best have the clearest ones (``style.line_of``)."""
-        return {place: rank for rank, place in enumerate(self.order)}
+        return self.comparison.lines.lines
 
     @property
     def series(self) -> list[Series]:
-        """The lines that have runs, with the runs of all their seeds, the best first."""
-        lines = self.lines.lines
+        """The lines that have runs, with the runs of all their seeds, the best first and with the clearest looks."""
+        lines = self.lines
         return [Series(self.names[at], lines[at].runs, rank) for rank, at in enumerate(self.order) if lines[at].runs]
 
     def alone(self, most: int) -> list[Series]:
-        """Some of the runs that are shown as a series each, the first ones."""
-        rank = {id(self.lines.lines[place]): number for place, number in self.numbers.items()}
+        """The first of the runs that are shown, a series each, with the looks of their lines."""
+        rank = {id(self.lines[place]): rank for rank, place in enumerate(self.order)}
         return [Series(style.with_strategy(one.name, one.run), (one.run,), rank[id(one.line)]) for one in self.shown[:most]]
 
 
 def gather(paths: Sequence[str | Path]) -> Subject:
-    """Find the runs.
-
-    Raises:
-        RunFolderError: a folder is neither a run nor a study or is damaged, or no run of a study is done.
-    """
+    """Find the runs. ``RunFolderError``: a folder is neither a run nor a study or is damaged, or no run of a study is done."""
     from fedsim.lab.compare.answer import cell_names
     from fedsim.lab.compare.lines import read_lines, title_of
     from fedsim.lab.compare.table import Comparison
@@ -90,13 +79,14 @@ def gather(paths: Sequence[str | Path]) -> Subject:
     ranked = [] if lines.are_runs else [place for one in comparison.answers() for place in one.order]
     order = (*ranked, *(place for place in range(len(lines.lines)) if place not in ranked))
     names = tuple(plain(name, 60) for name in cell_names(lines))
-    own = [(at, rank, run) for rank, place in enumerate(order) for at, run in enumerate(lines.lines[place].runs)]
     shown = []
-    for _, rank, run in sorted(own, key=lambda one: one[:2])[:MOST_SHOWN]:
-        line, name = lines.lines[order[rank]], names[order[rank]]
-        shown.append(Shown(run, plain(f"{name}, seed {run.summary['seed']}" if line.study else name, 80), line))
+    for seeds in zip_longest(*(lines.lines[place].runs for place in order)):
+        for run, place in zip(seeds, order, strict=True):
+            line, name = lines.lines[place], names[place]
+            if run is not None:
+                shown.append(Shown(run, plain(f"{name}, seed {run.summary['seed']}" if line.study else name, 80), line))
     studies = [path for path in map(Path, paths) if is_study(path)]
     titles = [plain(title_of(path), 80) for path in studies] or [*dict.fromkeys(plain(run.summary["name"], 80) for run in runs)]
     title = titles[0] if len(titles) == 1 else f"{titles[0]} and {len(titles) - 1} more"
     about = " ".join(plain(read_index(path).about, 2000) for path in studies)
-    return Subject(comparison, names, order, runs, tuple(shown), title, about)
+    return Subject(comparison, names, order, runs, tuple(shown[:MOST_SHOWN]), title, about)

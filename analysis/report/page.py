@@ -28,11 +28,7 @@ CHART = ("uPlot.iife.min", "chart")
 
 
 def write_report(paths: Sequence[str | Path], out: str | Path | None = None) -> Path:
-    """Write the report of runs and studies; returns its file.
-
-    Args:
-        paths: folders of runs or studies, one or more.
-        out: an HTML file; by default beside the first folder and named after it.
+    """Write the report of folders of runs and studies to an HTML file, by default beside the first one; returns the file.
 
     Raises:
         PictureError: ``out`` is no name for an HTML file.
@@ -43,21 +39,16 @@ def write_report(paths: Sequence[str | Path], out: str | Path | None = None) -> 
     if target.suffix.lower() not in ENDINGS:
         raise style.PictureError(f"--out is {str(target)!r}; allowed is a file whose name ends in {' or '.join(ENDINGS)}")
     subject = gather(folders)
-    _refuse_unusable(target)
-    text = build(subject)
-    with writing(target) as beside:
-        beside.write_text(text, encoding="utf-8")
-    return target
-
-
-def _refuse_unusable(target: Path) -> None:
-    """Look whether the file can be written, before the work of drawing, and change nothing."""
-    refuse_within_run(target)
+    refuse_within_run(target)  # and what cannot be written, before the work of drawing
     if target.is_dir():
         raise RunFolderError(f"--out {str(target)!r} is a folder; give a file")
     parent = next(folder for folder in target.resolve().parents if folder.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise RunFolderError(f"--out {str(target)!r} cannot be written: {str(parent)!r} is not a folder that you may write to")
+    text = build(subject)
+    with writing(target) as beside:
+        beside.write_text(text, encoding="utf-8")
+    return target
 
 
 def default_out(folder: Path) -> Path:
@@ -84,7 +75,8 @@ def _frame(title: str, body: Markup) -> str:
     has_chart = 'class="chart"' in body
     script = "\n".join(asset(f"{name}.js") for name in (*SCRIPTS, *(CHART if has_chart else ())))
     sheet = "\n".join(asset(name) for name in ("report.css", *(("uPlot.min.css",) if has_chart else ())))
-    own = f"script-src 'sha256-{_hash(script)}'; style-src 'sha256-{_hash(sheet)}'"
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, sheet)]
+    own = "script-src 'sha256-{}'; style-src 'sha256-{}'".format(*hashes)
     policy = f"default-src 'none'; {own}; img-src data:; base-uri 'none'; form-action 'none'"
     palette = data_block("palette", {"steps": style.STEPS, "outcomes": style.OUTCOMES, "idle": style.PALE, "away": style.AWAY})
     texts = {"policy": html.escape(policy), "title": html.escape(title)}
@@ -92,15 +84,11 @@ def _frame(title: str, body: Markup) -> str:
     return Template(asset("page.html")).substitute(texts | parts) + "\n"
 
 
-def _hash(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
-
-
 def _header(subject: Subject, several: bool) -> Markup:
     strategies = dict.fromkeys(plain(words.strategy_name(str(run.summary["strategy"])), 60) for run in subject.runs)
     about = f"{', '.join(strategies)}, seed {subject.runs[0].summary['seed']}"
     if several:
-        lines = [line for line in subject.lines.lines if line.runs]
+        lines = [line for line in subject.lines if line.runs]
         of = f" of {len(lines)} variants" if len(lines) < len(subject.runs) else ""
         about = f"{len(subject.runs)} runs{of}: {', '.join(strategies)}"
     links = [("summary", "In short"), ("timeline", "Timeline")]
@@ -127,7 +115,7 @@ _LONG = 1.2  # times the median: a round that stands out
 def _compared(subject: Subject) -> list[tuple[str, str]]:
     worlds = subject.comparison.answers()
     told = [
-        f"{f'{answer.world}: ' if answer.world else ''}{answer.to(ranking)}{ranking.sentences[0]}"
+        f"{answer.where}{answer.to(ranking)}{ranking.sentences[0]}"
         for answer in worlds
         for ranking in answer.rankings[: 1 if len(worlds) > 1 else None]
         if ranking.sentences
@@ -172,7 +160,6 @@ def _of_run(run: RunFolder) -> list[tuple[str, str]]:
     joules = summary["energy"]["by_phase"] if "energy" in summary else {}
     if drawn := sum(joules.get(phase, 0.0) for phase in PHASES):
         phase = max(PHASES, key=joules.__getitem__)
-        found.append(
-            (f"Devices drew {show_joules(drawn)}, {joules[phase] / drawn:.0%} of it for the phase {phase!r}.", "run-0")
-        )
+        told = f"Devices drew {show_joules(drawn)}, {joules[phase] / drawn:.0%} of it for the phase {phase!r}."
+        found.append((told, "run-0"))
     return found

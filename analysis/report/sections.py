@@ -16,7 +16,7 @@ from fedsim.analysis.report.answer import answers, tiles
 from fedsim.analysis.report.chart import chart
 from fedsim.analysis.report.gather import MOST_DRAWN, Shown, Subject
 from fedsim.analysis.report.markup import Markup, data_block, deflated, el, join, pack, plain, visible
-from fedsim.analysis.report.timeline import TimelineData, key, read_timeline, stage
+from fedsim.analysis.report.timeline import key, read_timeline, stage
 from fedsim.analysis.style import Series
 from fedsim.lab.compare.critical_path import CriticalPaths, path_table, round_in_words, run_in_words
 from fedsim.language.units import show_bytes, show_seconds
@@ -80,8 +80,8 @@ def _scenario(run: RunFolder) -> Iterator[Markup]:
 
 def answer(subject: Subject) -> Markup:
     """Several runs: which is the best by what, by how much, and how sure that is."""
-    lines = subject.lines.lines
-    colours = {place: str(style.line_of(number, 1.0)["color"]) for place, number in subject.numbers.items()}
+    lines = subject.lines
+    colours = {place: str(style.line_of(rank, 1.0)["color"]) for rank, place in enumerate(subject.order)}
     done, planned = sum(len(line.runs) for line in lines), sum(line.planned for line in lines)
     hint = _HINT if any(line.planned > 1 for line in lines) else "Each is one run, so nothing says how sure that is."
     return el(
@@ -102,7 +102,7 @@ def comparison(subject: Subject) -> Iterator[Markup]:
     pictures = [*chart(subject.series), *_of_all(subject.alone(few), subject.series)]
     yield el("section", el("h2", "Pictures", id="pictures"), *pictures, hint)
     firsts = {id(shown.line): shown for shown in reversed(subject.shown)}
-    lines = [firsts[id(line)] for line in subject.lines.lines if id(line) in firsts]
+    lines = [firsts[id(line)] for line in subject.lines if id(line) in firsts]
     differing = tables.differing([shown.run for shown in lines], [shown.name for shown in lines])
     said = f"That is {lines[0].name}." if differing else "All runs have this scenario, with seeds of their own."
     head = el("h2", "Scenario", id="scenario")
@@ -124,9 +124,13 @@ def timelines(shown: tuple[Shown, ...], of: int) -> Markup:
     parts.append(el("noscript", el("p", "The timeline needs JavaScript; python -m analysis RUN draws one as a picture.")))
     for place, (one, data) in enumerate(zip(shown, found, strict=True)):
         head = el("h3", one.name) if len(shown) > 1 else None
-        said = el("p", _lanes_in_words(data), class_="soft")
+        lanes, population, worked = len(data.columns["device"]), data.header["population"], data.header["worked"]
+        said = f"{lanes:,} of the {worked:,} devices that worked, evenly spread over them; the population has {population:,}."
+        if lanes == population:
+            said = f"All {population:,} devices; {worked:,} of them worked."
         block = data_block(f"timeline-{place}-data", {"header": data.header, "packed": pack(data.columns)})
-        parts.append(el("div", head, said, stage(place, one.name, bool(data.header["groups"])), block, data_run=place))
+        drawn = stage(place, one.name, bool(data.header["groups"]))
+        parts.append(el("div", head, el("p", said, class_="soft"), drawn, block, data_run=place))
     return el("section", *parts)
 
 
@@ -142,13 +146,6 @@ def _chooser(shown: tuple[Shown, ...], of: int) -> Iterator[Markup]:
     yield el("p", told, class_="soft")
 
 
-def _lanes_in_words(data: TimelineData) -> str:
-    lanes, population, worked = len(data.columns["device"]), data.header["population"], data.header["worked"]
-    if lanes == population:
-        return f"All {population:,} devices; {worked:,} of them worked."
-    return f"{lanes:,} of the {worked:,} devices that worked, evenly spread over them; the population has {population:,}."
-
-
 def details(place: int, shown: Shown, several: bool) -> Markup:
     """One run's pictures, and the tables of its devices and rounds."""
     run, block, drawn = shown.run, f"timeline-{place}-data", place < MOST_DRAWN
@@ -160,17 +157,12 @@ def details(place: int, shown: Shown, several: bool) -> Markup:
         pictures += [*([] if several else _of_all(series, series, _key_of(run))), waiting(run)]
     else:
         pictures.append(el("p", "It has no pictures here: fedsim report, called with its folder, draws them.", class_="soft"))
+    for found in filter(None, (tables.devices(run, block), tables.rounds(run, block))):
+        summary, table = found
+        packed = el("div", data_html=deflated(table.encode())) if several else table  # put into the page when it is opened
+        pictures.append(el("details", el("summary", summary), packed))
     name = shown.name if several else "Pictures and tables"
-    found = (_opened_later(table, several) for table in (tables.devices(run, block), tables.rounds(run, block)))
-    return el("section", el("h2", name, id=f"run-{place}"), *pictures, *found, data_run=place)
-
-
-def _opened_later(found: tuple[str, Markup] | None, packed: bool) -> Markup | None:
-    """A table under its summary; of several runs deflated, and put into the page when it is opened."""
-    if found is None:
-        return None
-    summary, table = found
-    return el("details", el("summary", summary), el("div", data_html=deflated(table.encode())) if packed else table)
+    return el("section", el("h2", name, id=f"run-{place}"), *pictures, data_run=place)
 
 
 def waiting(run: RunFolder) -> Markup | None:
@@ -178,10 +170,10 @@ def waiting(run: RunFolder) -> Markup | None:
     paths = CriticalPaths(run)
     if not paths.rounds or not paths.end:
         return None
-    rows: list[list[str | tables.TableCell]] = [
-        [name, tables.TableCell(show_seconds(seconds), seconds), tables.TableCell(f"{seconds / paths.end:.1%}", seconds)]
-        for name, seconds in paths.totals.items()
-    ]
+    rows: list[list[str | tables.TableCell]] = []
+    for name, seconds in paths.totals.items():
+        told = (show_seconds(seconds), f"{seconds / paths.end:.1%}")
+        rows.append([name, *(tables.TableCell(text, seconds) for text in told)])
     usual = median(one.seconds for one in paths.rounds)
     longest = max(paths.rounds, key=lambda one: one.seconds)
     middle = min(paths.rounds, key=lambda one: abs(one.seconds - usual))

@@ -52,18 +52,14 @@ def grid(
 
 
 def comparison(table: "ComparedTable", order: Sequence[int]) -> Iterator[Markup]:
-    """A comparison as a table a topic, with what says which row it is, and the notes.
+    """A comparison as a table a topic, and its notes; rows stand in the ``order`` of the lines, where it has them all."""
+    from fedsim.lab.compare.show import by_topic
 
-    Columns in which no row has anything are left out. Rows stand in the ``order`` of the lines, where the table has them all.
-    """
     count = len(table.columns[0].cells)
-    rows = order if len(order) == count else range(count)
-    who = [column for column in table.columns if not column.topic]
-    for topic in dict.fromkeys(column.topic for column in table.columns if column.topic):
-        own = [column for column in table.columns if column.topic == topic and any(cell is not None for cell in column.cells)]
-        if own:
+    for topic, columns in by_topic(table):
+        if topic:
             yield el("h3", f"{topic[:1].upper()}{topic[1:]}")
-            yield of_columns([*who, *own], rows)
+            yield of_columns(columns, order if len(order) == count else range(count))
     yield from (el("p", plain(note, 400), class_="soft") for note in table.notes)
 
 
@@ -77,8 +73,8 @@ def of_columns(columns: Sequence["ComparedColumn"], order: Sequence[int]) -> Mar
         value = float(mean) if isinstance(mean, int | float) else None
         return TableCell(plain(shown(cell, column)), value, row in column.best_cells)
 
-    words = [any(isinstance(cell, str) for cell in column.cells) for column in columns]
-    return grid([column.head for column in columns], [[told(column, row) for column in columns] for row in order], words)
+    rows = [[told(column, row) for column in columns] for row in order]
+    return grid([column.head for column in columns], rows, [column.is_text for column in columns])
 
 
 _ENDINGS = {"late": "late", "lost": "lost", "left": "left", "battery": "flat", "memory": "no room", "stopped": "cut off"}

@@ -42,10 +42,7 @@ class TimelineData(NamedTuple):
 
 
 def read_timeline(run: RunFolder, most_lanes: int, most_steps: int) -> TimelineData:
-    """Read what a run's timeline shows.
-
-    Of too many devices or steps only devices that worked are read, evenly spread by number.
-    """
+    """Read what a run's timeline shows; of too many devices or steps only devices that worked, evenly spread by number."""
     history = History(run)
     tick = max(min(_TICK_S, history.end / _LEAST_TICKS), history.end / _MOST_TICKS) or 1.0
     devices = _shown(history, most_lanes, most_steps)
@@ -55,7 +52,7 @@ def read_timeline(run: RunFolder, most_lanes: int, most_steps: int) -> TimelineD
         "end": round(history.end / tick),
         "population": run.population,
         "worked": int(history.steps["device"].nunique()),
-        "groups": {str(group): style.tint(style.group_colour(group)) for group in history.groups},
+        "groups": {str(group): style.group_tint(group) for group in history.groups},
         "knows_away": run.has(AVAILABILITY),
         "capacity": capacity(run),
         "evaluated": bool(np.isfinite(columns["round_accuracy"]).any()),
@@ -184,15 +181,18 @@ def key(found: Sequence[TimelineData]) -> Markup:
         return any((data.columns[column] >= least).any() for data in found)
 
     knows = all(data.header["knows_away"] for data in found)
-    colours = [style.tint(style.group_colour(group)) for group in (0, 1)]
-    tints = [el("rect", x=10 * place, y="0", width="10", height="13", fill=own) for place, own in enumerate(colours)]
-    signs = [name for name in ("lost", "left", "battery") if name in outcomes]
+    tints = [el("rect", x=10 * group, y="0", width="10", height="13", fill=style.group_tint(group)) for group in (0, 1)]
+    signs = []
+    for name in [*(name for name in ("lost", "left", "battery") if name in outcomes), *(MARKS[mark] for mark in marks)]:
+        fill, edge = {"left": (style.PURPLE,) * 2, "shift": ("#ffffff", "#000000")}.get(name, ("#000000",) * 2)
+        path, meaning = _SIGNS[name]
+        signs.append((_icon(el("path", d=path, stroke=edge, stroke_width="1.6", fill=fill)), meaning))
     entries = [
         *((_swatch(colour), step) for step, colour in style.STEPS.items() if step in steps),
         (_swatch(style.PALE), "idle" if knows else "idle or disconnected"),
         *([(_swatch(style.AWAY), "cannot be reached")] if has("off_start") else []),
         *((_swatch("#ffffff", style.OUTCOMES[own]), f"wasted, {MEANING[own]}") for own in MEANING if own in outcomes),
-        *((_sign(name), _SIGNS[name][1]) for name in [*signs, *(MARKS[mark] for mark in marks)]),
+        *signs,
         (_line("#283036", None), "round's end"),
     ]
     if has("path_lane"):
@@ -204,12 +204,6 @@ def key(found: Sequence[TimelineData]) -> Markup:
     entries += [(_swatch(style.VERMILLION), "devices whose work is wasted")] if outcomes - {"done"} else []
     items = [el("li", swatch, text) for swatch, text in entries]
     return join(el("ul", *items, class_="key", aria_label="Colours and signs"), asset("help.html"))
-
-
-def _sign(name: str) -> Markup:
-    fill = {"left": style.PURPLE, "shift": "#ffffff"}.get(name, "#000000")
-    edge = style.PURPLE if name == "left" else "#000000"
-    return _icon(el("path", d=_SIGNS[name][0], stroke=edge, stroke_width="1.6", fill=fill))
 
 
 def _swatch(colour: str, hatch: str | None = None) -> Markup:

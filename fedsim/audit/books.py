@@ -188,7 +188,6 @@ def _own_meters(evidence: Evidence, context: MeterContext) -> Iterator[Meter]:
 
 
 def _records(evidence: Evidence) -> Iterator[Record]:
-    """The records as the meters heard them."""
     for row in evidence.run.events:
         kind, data = row["kind"], dict(row["data"])
         if "payloads" in data:

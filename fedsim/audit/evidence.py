@@ -152,7 +152,6 @@ class Evidence:
         return self.run.table(files.EVENTS, ["data"])["data"]
 
     def frame(self, name: str, columns: Sequence[str]) -> pd.DataFrame:
-        """Columns of a table."""
         table = self.run.table(name, columns)
         return pd.DataFrame({column: _values(table[column]) for column in columns})
 
@@ -215,7 +214,6 @@ class Evidence:
 
     @cached_property
     def trainings(self) -> pd.DataFrame:
-        """Ends of trainings, with their ``data``."""
         trainings = self.said("step-end of train")
         return self.steps.loc[trainings.index].join(trainings).join(self.core_s)
 
@@ -237,7 +235,6 @@ class Evidence:
 
     @cached_property
     def devices(self) -> pd.DataFrame:
-        """The devices."""
         return self.frame(files.DEVICES, DEVICES.names)
 
     def row_of(self, device: Any) -> Ints:
@@ -250,7 +247,6 @@ class Evidence:
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
-        """The rounds."""
         return self.frame(files.ROUNDS, ROUNDS.names)
 
     @cached_property
@@ -262,11 +258,9 @@ class Evidence:
 
     @cached_property
     def network(self) -> dict[str, Any] | None:
-        """The links and routes that the run has left in the folder; None where it left none."""
         return self.document(files.NETWORK) if self.run.has(files.NETWORK) else None
 
     def document(self, name: str) -> Any:
-        """A JSON file of the folder."""
         try:
             return read_json(self.run.path / name)
         except (OSError, ValueError) as error:
@@ -287,7 +281,6 @@ class Evidence:
 
     @property
     def has_own_protocol(self) -> bool:
-        """Whether the protocol is of the user's own, which may count bytes otherwise."""
         return ":" in self.run.scenario["network"]["protocol"]["kind"]
 
 

@@ -172,7 +172,6 @@ def limits_kept(evidence: Evidence) -> Iterator[str]:
 
 
 def _cohort(said: Mapping[str, Any], devices: int) -> float:
-    """Most clients that a round asks; infinity where the scenario sets no limit."""
     if "participation" in said:
         share = max(said["participation"], said["moment"].get("participation", 0.0))
         return float(round(share * devices) + said.get("groups", 0))

@@ -121,8 +121,6 @@ def _drawn(scenario: TomlTable, said: TomlTable | None, purpose: str, unit: Any)
 
 
 def _setting(said: TomlTable, cells: int, overhead: float) -> dict[str, Any]:
-    """Expected ``energy.json``, as far as the scenario says it."""
-
     def place(told: TomlTable | None, count: int) -> dict[str, float]:
         given = {"idle": "0 W", "update": "0 J", "byte": "0 J/B"}
         given |= {key: value for key, value in (told or {}).items() if value is not None}

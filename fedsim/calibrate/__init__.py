@@ -64,10 +64,10 @@ def calibrate(
 
 def _protocol(path: Path, name: str | None) -> Protocol:
     """By its name, or that of a run folder, whose own code is never imported."""
-    is_run = (path / SCENARIO).is_file()
-    said: Any = name or (RunFolder(path).scenario["network"].get("protocol") if is_run else None) or "fluid"
+    said: Any = name or "fluid"
+    if name is None and (path / SCENARIO).is_file():
+        said = RunFolder(path).scenario["network"].get("protocol") or said
     kind = said if isinstance(said, str) else said["kind"]
     if kind not in PROTOCOLS.kinds:
         raise DataError(f"the run {str(path)!r} has a protocol of its own, {kind!r}; say --protocol fluid, tcp or bbr")
-    protocol: Protocol = TypeAdapter(ProtocolSpec).validate_python(said)
-    return protocol
+    return TypeAdapter(ProtocolSpec).validate_python(said)

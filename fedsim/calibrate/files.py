@@ -35,23 +35,15 @@ _UNITS: dict[str, tuple[Any, str, float]] = {  # the type of a quantity, and a u
 
 @dataclass(frozen=True)
 class Drawn:
-    """The quantities of clients as a scenario says and draws them.
+    """The quantities of clients as a scenario says and draws them."""
 
-    Attributes:
-        said: by name: a quantity, a list of quantities, or a distribution.
-        fitted: the world.
-        samples: of each client, [clients].
-        epochs: of a training.
-    """
-
-    said: dict[str, Any]
+    said: dict[str, Any]  # by name: a quantity, a list of quantities, or a distribution
     fitted: Fitted
-    samples: Floats
-    epochs: int
+    samples: Floats  # [clients]
+    epochs: int  # of a training
 
     @classmethod
     def of(cls, fitted: Fitted, log: Log, tasks: Tasks, by_client: bool) -> "Drawn":
-        """Say what was fitted to some tasks of a log."""
         quantities = fitted.world.quantities.items()
         listed = {name: [_text(name, value) for value in values.tolist()] for name, values in quantities}
         said = listed if by_client else {name: _distribution(name, values) for name, values in quantities}
@@ -70,7 +62,7 @@ class Drawn:
 
 
 def told(drawn: Drawn, log: Log, there: Presence | None) -> Iterator[str]:
-    """Lines for people, one a quantity."""
+    """Lines for people."""
     fitted, world = drawn.fitted, drawn.fitted.world
     kind = "synchronous" if log.synchronous else f"asynchronous, {log.at_once} clients at work"
     yield f"log        {len(log.clients)} clients, {len(log.rounds)} rounds, {len(log.tasks)} tasks ({kind})"
@@ -103,7 +95,7 @@ def told(drawn: Drawn, log: Log, there: Presence | None) -> Iterator[str]:
 def write(out: Path, name: str, log: Log, drawn: Drawn, there: Presence | None, prediction: Prediction) -> None:
     """Write all files."""
     sections = _sections(name, log, drawn, there)
-    Scenario(**sections)  # what it would be refused for, it is refused for here
+    Scenario(**sections)  # refuses what it would be refused for when it is read
     with writing(out / SCENARIO) as beside:
         beside.write_text(f"# Fitted by fedsim calibrate to {clean(name)}.\n{tomli_w.dumps(sections)}", encoding="utf-8")
     clients = {
@@ -140,9 +132,8 @@ def _sections(name: str, log: Log, drawn: Drawn, there: Presence | None) -> dict
         phases = {"mean_on": f"{max(there.mean_on, 1e-3):.6g} s", "mean_off": f"{max(there.mean_off, 1e-3):.6g} s"}
         population["availability"] = {"kind": "renewal"} | phases
     server = {way: _text(way, rate) for way, rate in world.server.items() if rate < math.inf}
-    strategy: dict[str, Any] = {"kind": "fedbuff", "concurrency": at_once, "buffer": log.per_version}
-    if log.synchronous:
-        strategy = {"kind": "fedavg", "clients_per_round": at_once}
+    rounds: dict[str, Any] = {"kind": "fedavg", "clients_per_round": at_once}
+    strategy = rounds if log.synchronous else {"kind": "fedbuff", "concurrency": at_once, "buffer": log.per_version}
     network: dict[str, Any] = {"kind": "star", "server": server}
     if world.protocol != Fluid():
         network["protocol"] = world.protocol.model_dump(mode="json", exclude_defaults=True) | {"kind": world.protocol.kind}
@@ -158,7 +149,7 @@ def _sections(name: str, log: Log, drawn: Drawn, there: Presence | None) -> dict
 
 
 def _message_bytes(tasks: Tasks) -> tuple[float, float]:
-    """Of a download and of an upload; of the other where there are none."""
+    """Medians of a download and of an upload; of the other where there are none."""
     sizes = [steps.amount[~np.isnan(steps.amount)] for steps in (tasks.down, tasks.up)]
     down, up = (float(np.median(of)) if len(of) else 0.0 for of in sizes)
     return down or up, up
@@ -170,7 +161,6 @@ def _text(name: str, value: float) -> str:
 
 
 def _distribution(name: str, values: Floats) -> Any:
-    """A quantity where all are alike, or else a lognormal distribution of the same mean and deviation of logarithms."""
     middle, spread = _lognormal(values)
     if spread < _ALIKE:
         return _text(name, middle)
@@ -178,6 +168,7 @@ def _distribution(name: str, values: Floats) -> Any:
 
 
 def _lognormal(values: Floats) -> tuple[float, float]:
+    """The median and the spread of a lognormal distribution with the mean and deviation of the values' logarithms."""
     if not (values > 0).all() or np.isinf(values).any():
         return float(np.median(values)), 1.0
     logarithms = np.log(values)

@@ -34,21 +34,13 @@ _MOSTLY = 0.8  # of the clients in a round: then who is not in it was away
 
 
 class Fitted(NamedTuple):
-    """A world, and what is known of it beyond that.
-
-    Attributes:
-        world: what a run is made of.
-        overhead: fixed part of a training (s), NaN where it cannot be told, [clients]. The world's speeds have it in them.
-        latency_is_known: whether latencies were told or fitted; if not, rates have them in them.
-        notes: what the log does not tell, for people.
-        seen: how many tasks each client was fitted to, [clients].
-    """
+    """A world, and what is known of it beyond that; arrays are [clients]."""
 
     world: FittedWorld
-    overhead: Floats
-    latency_is_known: bool
-    seen: Ints
-    notes: tuple[str, ...] = ()
+    overhead: Floats  # fixed part of a training (s), NaN where it cannot be told; the world's speeds contain it
+    latency_is_known: bool  # told or fitted; if not, rates contain latencies
+    seen: Ints  # tasks that each client was fitted to
+    notes: tuple[str, ...]  # what the log does not tell, for people
 
 
 class Presence(NamedTuple):
@@ -60,11 +52,11 @@ class Presence(NamedTuple):
 
 
 def fit(tasks: Tasks, clients: int, latency: float | None = None, protocol: Protocol | None = None) -> Fitted:
-    """The world that tasks are from.
+    """The world that tasks of a log are from; a client without a task gets the median of the others.
 
     Args:
         tasks: some of a log.
-        clients: how many the log has; one without a task here gets the median of the others.
+        clients: how many the log has.
         latency: of all clients (s), if it is known.
         protocol: of the messages, fluid by default; shares of links are taken as alike.
     """
@@ -120,7 +112,7 @@ def _median(values: Floats, client: Ints, clients: int) -> Floats:
 
 
 def _usual(values: Floats) -> Floats:
-    """With the median in the place of what is not known."""
+    """The values with their median in place of NaN."""
     known = values[~np.isnan(values)]
     return np.where(np.isnan(values), np.median(known) if len(known) else math.inf, values)
 
@@ -145,10 +137,7 @@ def _speeds(tasks: Tasks, clients: int) -> tuple[Floats, float]:
 
 
 def _lines(steps: Any, client: Ints, clients: int) -> Floats:
-    """Intercept (at least 0) and slope of each client's line of time over amount (Theil, 1950; Sen, 1968), [2, clients].
-
-    NaN where there is none, and of one amount.
-    """
+    """Intercept (at least 0) and slope of each client's Theil-Sen line of time over amount; NaN of one amount; [2, clients]."""
     found = np.full((2, clients), math.nan)
     times = pd.DataFrame({"client": client, "amount": steps.amount, "took": took(steps)}).dropna(subset="took")
     for one, own in times.groupby("client"):
@@ -176,10 +165,8 @@ def _latencies(tasks: Tasks, clients: int, protocol: Protocol) -> Floats | None:
             return np.asarray(tried + sending < large)
 
         latency = _bisected(is_low, np.zeros_like(large), lines[0])
-    sums = np.where(known, latency, 0.0).sum(axis=0)
     with np.errstate(invalid="ignore"):
-        mean: Floats = sums / known.sum(axis=0)
-    return _usual(mean)
+        return _usual(np.where(known, latency, 0.0).sum(axis=0) / known.sum(axis=0))
 
 
 def _bisected(is_low: Callable[[Floats], Flags], low: Floats, high: Floats) -> Floats:
@@ -189,9 +176,6 @@ def _bisected(is_low: Callable[[Floats], Flags], low: Floats, high: Floats) -> F
         below = is_low(middle)
         low, high = np.where(below, middle, low), np.where(below, high, middle)
     return np.asarray(low, dtype=np.float64)
-
-
-# Links.
 
 
 def _links(tasks: Tasks, way: Direction, latency: Floats, protocol: Protocol) -> tuple[Floats, float, list[str]]:
@@ -229,7 +213,7 @@ def _sending_s(protocol: Protocol, sizes: Floats, rates: Floats, latency: Floats
 def _rates(protocol: Protocol, sizes: Floats, sending: Floats, latency: Floats) -> Floats:
     """The rates (bytes/s) by which messages take that long beside their latencies (s), [messages].
 
-    By bisection from that without slow start on. NaN where any faster link would take as long, since windows alone limit it.
+    NaN where any faster link would take as long, since windows alone limit it.
     """
     low = sizes * protocol.overhead / sending
     if protocol.window == math.inf:
@@ -243,9 +227,9 @@ def _rates(protocol: Protocol, sizes: Floats, sending: Floats, latency: Floats) 
 class _LinkSearch:
     """The links of one direction behind which a log's transfers would take as long as they did.
 
-    Whether the server's link limits them is asked of the simulator: for each capacity that is tried, clients' rates are found
-    by which each takes as long as it did, on the median of those that its own link holds up. What is left of the errors, of
-    single transfers and of whole busy times, says which capacity is right; a limit that explains little more than none is none.
+    The simulator says whether the server's link limits them: for each capacity that is tried, clients' rates are found by which
+    each takes as long as it did, on the median of those that its own link holds up. The remaining errors, of single transfers
+    and of whole busy times, say which capacity is right; a limit that explains little more than none is none.
     """
 
     def __init__(self, way: Direction, steps: Any, client: Ints, latency: Floats, protocol: Protocol) -> None:

@@ -55,7 +55,7 @@ _ROUND = [("number", int), ("start", float), ("end", float)]
 
 
 class LogDefaults(NamedTuple):
-    """Values of columns that a log lacks, and whether rows that cannot be used are left out (``lenient``) or refused."""
+    """Values of columns that a log lacks; ``lenient`` leaves out rows that cannot be used, instead of refusing the log."""
 
     bytes: float | None = None
     samples: int | None = None
@@ -82,25 +82,15 @@ def whole(tasks: Tasks) -> Flags:
 
 @dataclass(frozen=True)
 class Log:
-    """A log that makes sense.
+    """A log that makes sense."""
 
-    Attributes:
-        clients: their names, [clients].
-        tasks: of all clients.
-        rounds: a recarray of ``number``, ``start`` and ``end`` (s), in order of time; of an asynchronous server its versions.
-        synchronous: whether a round begins only when the one before is over.
-        on: client, start and end (s) of intervals in which it could be reached, if the log has any.
-        aggregate_s: durations of the server's aggregations (s).
-        notes: for the reader.
-    """
-
-    clients: tuple[str, ...]
+    clients: tuple[str, ...]  # their names
     tasks: Tasks
-    rounds: Any
-    synchronous: bool
-    on: tuple[tuple[int, float, float], ...]
-    aggregate_s: Floats
-    notes: tuple[str, ...]
+    rounds: Any  # a recarray of ``number``, ``start`` and ``end`` (s), in order of time; of an asynchronous server its versions
+    synchronous: bool  # a round begins only when the one before is over
+    on: tuple[tuple[int, float, float], ...]  # client, start and end (s) of intervals in which it could be reached, if told
+    aggregate_s: Floats  # durations of the server's aggregations (s)
+    notes: tuple[str, ...]  # for the reader
 
     @property
     def at_once(self) -> int:
@@ -145,12 +135,11 @@ def read_log(path: Path, said: LogDefaults) -> Log:
     kept = {name: own for name in names if (own := _tasks_of(name, by_client[name], kinds, refuse))}
     if not kept:
         raise DataError(f"{where} holds no client with two tasks")
-    zero = rows["start"].min()
-    tasks = _tasks([task for own in kept.values() for task in own], {name: at for at, name in enumerate(kept)}, zero)
+    zero, places = rows["start"].min(), {name: at for at, name in enumerate(kept)}
+    tasks = _tasks([task for own in kept.values() for task in own], places, zero)
     if torn := len(tasks) - int(whole(tasks).sum()):
         notes.append(f"{torn} of {len(tasks)} tasks did not come to the end of an upload; no deadline or loss is fitted")
     on = rows[(rows["what"] == "on") & rows["client"].isin(kept)].sort_values("start", kind="stable")
-    places = [list(kept).index(name) for name in on["client"]]
     server, told = rows[rows["what"] == "aggregate"], rows[rows["what"] == "round"].sort_values(["start", "end", "round"])
     of_tasks = _rounds(tasks)
     rounds = of_tasks[np.argsort(of_tasks.start, kind="stable")]  # from the first start of a round's tasks to their last end
@@ -163,7 +152,7 @@ def read_log(path: Path, said: LogDefaults) -> Log:
         tasks=tasks,
         rounds=rounds,
         synchronous=not len(over) or bool(np.mean(over) >= _MOSTLY),
-        on=tuple(zip(places, on["start"] - zero, on["end"] - zero, strict=True)),
+        on=tuple(zip(on["client"].map(places), on["start"] - zero, on["end"] - zero, strict=True)),
         aggregate_s=(server["end"] - server["start"]).to_numpy(np.float64),
         notes=tuple(notes),
     )
@@ -199,13 +188,12 @@ def _of_file(path: Path, where: str, said: LogDefaults, notes: list[str]) -> Any
             rows[name] = _seconds(table[name], texts[name]) if name in ("start", "end") else _numbers(table[name])
             for row in np.flatnonzero(~np.isfinite(rows[name]) & (texts[name] != ""))[:1]:
                 raise wrong(row, f"{name} is {shown(texts[name][row])}, which cannot be read")
-        elif getattr(said, name) is not None or name not in needed:
-            rows[name] = np.nan if getattr(said, name) is None else float(getattr(said, name))
+        elif (usual := getattr(said, name)) is not None or name not in needed:
+            rows[name] = np.nan if usual is None else float(usual)
         else:
-            example = {"bytes": "'2 MB'", "samples": "60"}[name]
+            such = "--bytes '2 MB'" if name == "bytes" else "--samples 60"
             raise DataError(
-                f"{where} has no column {name!r}; add one, or say with --{name} what is the same in all rows, "
-                f"such as --{name} {example}"
+                f"{where} has no column {name!r}; add one, or say with --{name} what is the same in all rows, such as {such}"
             )
     for name in ("start", "end"):
         for row in np.flatnonzero(rows[name].abs() > CLOCK_END_S)[:1]:
@@ -292,21 +280,19 @@ def _tasks_of(name: str, rows: Any, kinds: list[str], refuse: Callable[[str], No
                 tasks.append(task)
             task[row.what] = row
             trained = row if row.what == "train" else trained
-    whole = []
+    usable = []
     for task in tasks:
         there = [what for what in kinds if what in task]
         if there == kinds[: len(there)]:
-            whole.append(task)
+            usable.append(task)
             continue
         missing = next(what for what in kinds if what not in task)
         refuse(f"client {name!r} has a hole: {_told(task[there[-1]])} without {missing!r} before it in the same round")
-    if len(whole) >= 2:
-        return whole
-    if whole:
-        number = next(iter(whole[0].values())).round
-        refuse(f"client {name!r} appears once, in round {number}; two tasks at least are needed to tell a device from chance")
-    else:
-        refuse(f"client {name!r} has no task that can be used")
+    if len(usable) >= 2:
+        return usable
+    once = "appears once, in round {}; two tasks at least are needed to tell a device from chance"
+    why = once.format(next(iter(usable[0].values())).round) if usable else "has no task that can be used"
+    refuse(f"client {name!r} {why}")
     return []
 
 
@@ -316,21 +302,17 @@ def _told(row: Any) -> str:
 
 
 def _tasks(tasks: list[_Task], numbers: dict[str, int], zero: float) -> Tasks:
-    table = np.recarray(len(tasks), dtype=_TASK)
-    for place, task in enumerate(sorted(tasks, key=lambda task: next(iter(task.values())).start)):
-        first, steps = next(iter(task.values())), []
-        for what in _ORDER:
-            row = task.get(what)
-            step = (math.nan,) * 3
-            if row is not None:
-                step = row.start - zero, row.end - zero, row.samples if what == "train" else row.bytes
-            steps.append(step)
-        table[place] = (numbers[first.client], first.round, task["train"].epochs if "train" in task else 1, *steps)
-    return table
+    found = []
+    for task in sorted(tasks, key=lambda task: next(iter(task.values())).start):
+        first, steps = next(iter(task.values())), dict.fromkeys(_ORDER, (math.nan,) * 3)
+        for what, row in task.items():
+            steps[what] = row.start - zero, row.end - zero, row.samples if what == "train" else row.bytes
+        found.append((numbers[first.client], first.round, task["train"].epochs if "train" in task else 1, *steps.values()))
+    return np.array(found, dtype=_TASK).view(np.recarray)
 
 
 def _rounds(tasks: Tasks) -> Any:
-    """When the first task of each round begins and the last one ends, in order of the rounds' numbers."""
+    """The first begin and the last end of a task of each round, in order of the rounds' numbers."""
     order = np.argsort(tasks.number, kind="stable")
     numbers, first = np.unique(tasks.number[order], return_index=True)
     start, end = spans(tasks)

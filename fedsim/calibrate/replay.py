@@ -19,44 +19,34 @@ from fedsim.world.network.protocol import Fluid, Protocol, Transport
 
 HoldOut = Literal["third", "last", "none"]
 
-_LEAST_ROUNDS = 3
 _UPDATES = 200  # over so many an asynchronous server's rate is counted
 
 
 class FittedWorld(NamedTuple):
-    """A world fitted to a log.
+    """A world fitted to a log; arrays are [clients]."""
 
-    Attributes:
-        down, up: links of the clients, bytes/s, [clients].
-        latency: s, [clients].
-        server: links of the server by direction, bytes/s, infinity allowed.
-        protocol: of the messages.
-        speed: samples/s, [clients].
-        jitter: coefficient of variation of an epoch's time.
-    """
-
-    down: Floats
+    down: Floats  # bytes/s
     up: Floats
-    latency: Floats
-    server: dict[Direction, float]
+    latency: Floats  # s
+    server: dict[Direction, float]  # links of the server, bytes/s, infinity allowed
     protocol: Protocol = Fluid()
-    speed: Floats = np.zeros(0)
-    jitter: float = 0.0
+    speed: Floats = np.zeros(0)  # samples/s
+    jitter: float = 0.0  # coefficient of variation of an epoch's time
 
     @property
     def quantities(self) -> dict[str, Floats]:
         """The values of the clients by name, [clients] each."""
-        return {"speed": self.speed, "down": self.down, "up": self.up, "latency": self.latency}
+        return {name: getattr(self, name) for name in ("speed", "down", "up", "latency")}
 
 
 class _Play:
-    """A fitted world in which processes of SimPy carry out tasks; what is drawn follows from the seed."""
+    """A fitted world in which processes of SimPy carry out tasks."""
 
     def __init__(self, world: FittedWorld, seed: int) -> None:
-        simulation, self.streams, self._world = Simulation(), Streams(seed), world
+        simulation, self._streams, self._world = Simulation(), Streams(seed), world
         self.env = simulation.env
         links = world.down, world.up, world.latency, world.server["down"], world.server["up"]
-        self._network = Star(simulation, *links, Transport(world.protocol, self.streams))
+        self._network = Star(simulation, *links, Transport(world.protocol, self._streams))
         self._sigma = math.sqrt(math.log1p(world.jitter**2))
 
     def arrival(self, client: int, way: Direction, size: float) -> Event:
@@ -78,14 +68,11 @@ class _Play:
     def _jitter(self, task: int, epoch: int) -> float:
         if not self._sigma:
             return 1.0
-        return math.exp(self._sigma * self.streams.normal("world/jitter", task, epoch) - self._sigma**2 / 2)
+        return math.exp(self._sigma * self._streams.normal("world/jitter", task, epoch) - self._sigma**2 / 2)
 
 
 def transfers(world: FittedWorld, way: Direction, steps: Any, client: Ints) -> Floats:
-    """Durations of the downloads or uploads of a log if each began when it did (s), [steps].
-
-    One that would begin before the one before it of the same client is over waits for that.
-    """
+    """Durations of the downloads or uploads of a log if each began when it did, or after the client's last (s), [steps]."""
     play, took = _Play(world, 0), np.zeros(len(client))
     env = play.env
 
@@ -118,9 +105,9 @@ def rounds(world: FittedWorld, tasks: Tasks, cohorts: Sequence[Ints], seed: int 
 
 
 def updates_per_s(world: FittedWorld, tasks: Tasks, at_work: int, seed: int = 0) -> float:
-    """Updates a second from so many clients at work; the next client is drawn from those that are idle.
+    """Updates a second from so many clients at work, after a warm-up; the next client is drawn from those that are idle.
 
-    Updates are counted when three times as many as are at work have gone by. ``tasks``: one of each client, in their order.
+    ``tasks``: one of each client, in their order.
     """
     play, over, draws, drawn = _Play(world, seed), list[float](), Streams(seed), itertools.count()
     idle, before = list(range(len(tasks))), 3 * at_work
@@ -139,18 +126,12 @@ def updates_per_s(world: FittedWorld, tasks: Tasks, at_work: int, seed: int = 0)
 
 
 class Prediction(NamedTuple):
-    """Rounds, or of an asynchronous server the times between two versions; [rounds] each.
+    """Rounds, or of an asynchronous server the times between two versions; arrays are [rounds]."""
 
-    Attributes:
-        held_out: whether nothing was fitted to it.
-        measured, predicted: s; NaN where a round cannot be predicted.
-        updates: a second, measured and predicted; None of a synchronous server.
-    """
-
-    held_out: Flags
-    measured: Floats
-    predicted: Floats
-    updates: tuple[float, float] | None
+    held_out: Flags  # nothing was fitted to it
+    measured: Floats  # s
+    predicted: Floats  # s; NaN where a round cannot be predicted
+    updates: tuple[float, float] | None  # updates a second, measured and predicted; None of a synchronous server
 
     def told(self, whose: str) -> Iterator[str]:
         """Lines for people; ``whose`` values predicted it."""
@@ -164,29 +145,25 @@ class Prediction(NamedTuple):
         if not known.any():
             yield f"fit        not known {whose}: no round can be predicted, since each has a task that did not come to its end"
         for what, part in (("held out", known & self.held_out), ("fitted", known & ~self.held_out)):
-            if part.any():
-                measured_s, predicted_s = self.measured[part], self.predicted[part]
-                errors = np.abs(predicted_s / measured_s - 1)
-                yield (
-                    f"{what:<10} {len(errors)} rounds of {measured_s.mean():.4g} s on the mean, "
-                    f"{predicted_s.mean():.4g} s predicted {whose}: "
-                    f"error {errors.mean():.1%} on the mean, {np.percentile(errors, 95):.1%} at the 95th percentile"
-                )
+            if not part.any():
+                continue
+            errors = np.abs(self.predicted[part] / self.measured[part] - 1)
+            means = f"{self.measured[part].mean():.4g} s on the mean, {self.predicted[part].mean():.4g} s predicted"
+            error_told = f"{errors.mean():.1%} on the mean, {np.percentile(errors, 95):.1%} at the 95th percentile"
+            yield f"{what:<10} {len(errors)} rounds of {means} {whose}: error {error_told}"
 
 
 def held_out(log: Log, how: HoldOut) -> Flags:
     """Rounds that are held out of the fit, bool [rounds]."""
     count = len(log.rounds)
-    held = np.zeros(count, dtype=bool)
+    places = np.arange(count)
     if how == "none":
-        return held
-    if count < _LEAST_ROUNDS:
-        raise DataError(f"the log has {count} rounds; {_LEAST_ROUNDS} at least are needed to hold one out (--hold-out none)")
+        return np.zeros(count, dtype=np.bool_)
+    if count < 3:
+        raise DataError(f"the log has {count} rounds; 3 at least are needed to hold one out (--hold-out none)")
     if not log.synchronous or how == "last":  # versions run into each other, so none can be taken from among them
-        held[-(count // 3) :] = True
-    else:
-        held[2::3] = True
-    return held
+        return np.asarray(places >= count - count // 3)
+    return np.asarray(places % 3 == 2)
 
 
 def predict(log: Log, held: Flags, worlds: Sequence[FittedWorld]) -> Prediction:

@@ -1,7 +1,7 @@
 """Data sets as published and as one pool, and who holds what: for each device an index into the pool plus a transform.
 
-Nothing is stored twice: a device's samples come into being when somebody asks for them. A device whose data shift gets another
-shard under the next version number; earlier ones stay, because a training is often computed long after its simulated time.
+A device's samples come into being when somebody asks for them. One whose data shift gets another shard under the next version
+number; earlier ones stay, because a training is often computed long after its simulated time.
 """
 
 from collections.abc import Mapping

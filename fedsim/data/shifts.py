@@ -82,13 +82,9 @@ class Shift(Spec):
 
     @abstractmethod
     def apply(self, data: FederatedData, occasion: int, candidates: NDArray[np.int64], streams: Streams) -> list[Change]:
-        """Change ``data`` once; returns the devices that hold other data now, each once.
+        """Give ``data`` its next versions, and the truth about them; returns the devices that hold other data now, each once.
 
-        Args:
-            data: given its next versions and the truth about them; older versions stay as they are.
-            occasion: how often the rule was applied before: 0, 1, ...
-            candidates: the devices that may change, int64, in any order, each at most once.
-            streams: of the run.
+        ``occasion`` counts from 0; ``candidates``, int64 in any order, each at most once, are the devices that may change.
         """
 
 

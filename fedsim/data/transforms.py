@@ -1,7 +1,4 @@
-"""Quarter turns of raw images on the way to a model, and random augmentation that is never stored.
-
-An augmented sample is a function of (seed, position in the shard) alone: the same whenever and with whomever it is asked for.
-"""
+"""Quarter turns of raw images on the way to a model, and random augmentation that is never stored."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -1,16 +1,17 @@
 """Evaluation: how good the models are, measured from outside. It takes no simulated time and moves no bytes."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedsim.evaluation.agreement import adjusted_rand_index, normalised_mutual_information, purity
+from fedsim.language.imports import at
 from fedsim.language.spec import Spec
 from fedsim.language.stop import StopSpec
-from fedsim.learning.metrics import EvaluationMetric
+from fedsim.learning.objectives import EvaluationMetric
 from fedsim.learning.refs import Ref
 from fedsim.training import Training
 
@@ -77,7 +78,7 @@ class Measured(NamedTuple):
 
 
 class WorldView(NamedTuple):
-    """The evaluator's view of all devices, hidden from strategies; None: everybody is there, nobody knows the groups."""
+    """The evaluator's view of all devices; None: everybody is there, nobody knows the groups."""
 
     present: Callable[[], NDArray[np.bool_] | None]
     truth: Callable[[], NDArray[np.int64] | None]
@@ -178,8 +179,19 @@ class Evaluator:
                     row[name] = sum(value * weight for value, weight in told) / total
             pairs = [(entry.update, entry.center) for entry in updates if entry.center is not None]
             starts = [(entry.update, entry.start) for entry in updates if entry.start is not None]
-            row |= {"discrepancy": await learner.discrepancy(pairs), "discrepancy_start": await learner.discrepancy(starts)}
+            row |= {"discrepancy": await self.discrepancy(pairs), "discrepancy_start": await self.discrepancy(starts)}
         return row
+
+    async def _changes(self, pairs: Sequence[tuple[Ref, Ref]]) -> Iterator[NDArray[np.float64]]:
+        """update - start of each pair, float64 [d]."""
+        values = await self._learner.values([ref for pair in pairs for ref in pair])
+        return (np.subtract(*pair, dtype=np.float64) for pair in zip(values[::2], values[1::2], strict=True))
+
+    async def discrepancy(self, pairs: Sequence[tuple[Ref, Ref]]) -> float | None:
+        """The mean of ||update - center||_2 (FlexCFL, Eq. 3) over the pairs in which both are finite; None if there is none."""
+        with np.errstate(all="ignore"):
+            lengths = [math.sqrt(np.square(change).sum()) for change in await self._changes(pairs) if np.isfinite(change).all()]
+        return sum(lengths) / len(lengths) if lengths else None
 
     def _how(self, usual_score: str) -> str:
         return "pooled" if self._spec.score == "historical" else self._spec.score or usual_score
@@ -203,14 +215,18 @@ class Evaluator:
         ``within`` and ``across``. The strategy's groups are those after the round; without groups all are in one. Empty where
         cosines are not wanted, or no test is due.
         """
-        if not (self._spec.cosines and self._is_due(number)):
+        known = [
+            (each.update, each.start, each.device) for each in updates if each.start is not None and each.device is not None
+        ]
+        if not (self._spec.cosines and self._learner.learns and self._is_due(number)) or len(known) < 2:
             return {}
-        known = [entry for entry in updates if entry.start is not None]
-        pairs = [(entry.update, entry.start) for entry in known if entry.start is not None and entry.device is not None]
-        devices = [entry.device for entry in known if entry.device is not None]
-        if len(pairs) < 2:
-            return {}
-        cosines = await self._learner.cosines(pairs)
+        devices, changes = (
+            [device for *_, device in known],
+            await self._changes([(update, start) for update, start, _ in known]),
+        )
+        with np.errstate(all="ignore"):
+            units = np.array([change / np.linalg.norm(change) for change in changes])
+            cosines = units @ units.T
         groups, truth = self._groups(strategy), self._world.truth()
         together = groups[devices][:, None] == groups[devices]
         of_two, kinds = np.triu(np.isfinite(cosines), 1), {"within": together}
@@ -254,19 +270,18 @@ class Evaluator:
         groups[truth < 0] = -1
         if present is not None:
             groups[~present] = -1
-        measures = {"purity": purity, "ari": adjusted_rand_index, "nmi": normalised_mutual_information}
-        return {name: measure(groups, truth) for name, measure in measures.items()} if (groups >= 0).any() else {}
+        return at("fedsim.toolbox.clustering.agreement:measures", "agreement")(groups, truth) if (groups >= 0).any() else {}
 
     async def fine_tuned(self, models: ModelAssignment, number: int, usual_score: str) -> float | None:
         """Accuracy when each device has trained its own model further, from round ``number`` on; None if it is not wanted."""
-        epochs, version = self._spec.fine_tune_epochs, self._world.version()
+        epochs, version, train = self._spec.fine_tune_epochs, self._world.version(), self._learner.train
         if not epochs:
             return None
-        tuned: list[tuple[Ref, int]] = []
-        for ref, served in self._here(models).values():
-            for device in range(len(version)) if served is None else served:
-                told: dict[str, Any] = {"key": _FINE_TUNING, "round": number, "version": int(version[device])}
-                tuned.append((self._learner.train(Training(ref, epochs), device, **told), device))
+        tuned = [
+            (train(Training(ref, epochs), device, key=_FINE_TUNING, round=number, version=int(version[device])), device)
+            for ref, served in self._here(models).values()
+            for device in (range(len(version)) if served is None else served)
+        ]
         evaluation = await self._learner.evaluate_each(tuned)
         return None if evaluation is None else evaluation.score(self._how(usual_score))[0]
 

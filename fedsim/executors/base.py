@@ -15,7 +15,7 @@ class Executor(Protocol):
     workers: int
 
     def place(self, thing: Any) -> None:
-        """Be told that ``thing`` never changes and goes into many calls, so that it is brought to each worker only once."""
+        """Broadcast an immutable object, which goes into many calls, to all workers."""
         return
 
     def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
@@ -38,10 +38,7 @@ class Executor(Protocol):
 
 
 def answer(work: Callable[[], Any]) -> bytes:
-    """Do some work; pickles (True, its value) or (False, its error, with the traceback as a note).
-
-    An error that cannot be pickled, or made again from its pickle, comes as a ``SimulationError``.
-    """
+    """Do some work; pickles (True, its value) or (False, its error with the traceback as a note, or a ``SimulationError``)."""
     try:
         outcome = True, work()
     except Exception as error:

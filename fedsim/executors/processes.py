@@ -27,11 +27,10 @@ from {module} import {name}
 
 
 def start(module: str, name: str, *words: str, **options: Any) -> "subprocess.Popen[Any]":
-    """Start a fresh Python that calls a function of fedsim's, in a session of its own.
+    """Start a fresh Python that calls a function of fedsim's, with ``words`` as its command line, in a session of its own.
 
     It searches for modules where this process does, but for the working directory, and knows the code that was allowed here.
-    Unlike the processes of ``multiprocessing`` it does not run the user's program again. The function takes nothing; ``words``
-    are its command line, ``options`` those of ``subprocess.Popen``.
+    Unlike the processes of ``multiprocessing`` it does not run the user's program again.
     """
     here, home = Path.cwd().resolve(), str(Path(__file__).absolute().parents[2])
     places_now = list(sys.path)  # at once: another thread may change it meanwhile, as a Flower app in use does

@@ -1,7 +1,4 @@
-"""Work on a pool of threads of this process: torch, numpy and compiled loops release the interpreter lock.
-
-Work that must be alone in its process has processes of its own, as many as there are threads; with one thread, this process.
-"""
+"""Work on a pool of threads of this process: torch, numpy and compiled loops release the interpreter lock."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,7 +9,7 @@ from fedsim.executors.processes import WorkerProcesses
 
 
 class Threads(Executor):
-    """A pool of ``workers`` threads, each of which computes with one torch thread (see ``learning``)."""
+    """A pool of ``workers`` threads. Work that must be alone has as many processes, or with one thread this one."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers

@@ -109,8 +109,8 @@ def _innermost(frames: traceback.StackSummary, folder: Path) -> str:
 
 
 def _endless(called: str, patience_s: float, place: str) -> SimulationError:
-    told = f"{called} has computed for {patience_s:g} s of real time{place}"
-    return SimulationError(f"{told}; if that is no mistake, give strategy.real_patience more")
+    hint = "if that is no mistake, give strategy.real_patience more"
+    return SimulationError(f"{called} has computed for {patience_s:g} s of real time{place}; {hint}")
 
 
 def carried_out(function: Callable[[], T], patience_s: float, folder: Path, called: str) -> T:
@@ -173,7 +173,6 @@ class Turns:
             alarm.cancel()
 
     def _take(self) -> None:
-        """The thread does not give the turn back."""
         if not self._back.done():
             self._back.set_exception(_endless("the ServerApp", self._patience_s, f" without calling the Grid{self.place()}"))
 
@@ -187,7 +186,6 @@ class Turns:
         self._within.__enter__()
 
     def place(self) -> str:
-        """Current place in its own code, as ``place_in``."""
         return _place_of_thread(self.thread, self._folder)
 
     def close(self) -> None:

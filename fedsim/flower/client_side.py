@@ -119,7 +119,6 @@ def _counter(job: AppJob, around: ExitStack) -> Callable[[], float | None]:
 
 
 def _place_of(app: Any, message: Message) -> str:
-    """Source file and line of the ClientApp's function for such messages."""
     category, _, action = message.metadata.message_type.partition(".")
     function = app._registered_funcs.get(f"{category}.{action or 'default'}") or app._call
     while hasattr(function, "__wrapped__"):

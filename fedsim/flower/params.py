@@ -24,8 +24,6 @@ _FAR = 1.5  # a factor between the samples that count and those that a model was
 
 
 class _Time(Spec):
-    """A way to tell the time."""
-
     def check(self, population: PopulationSpec) -> None:
         """Refuse devices whose speed is in other units, with a ``ScenarioError``."""
 
@@ -199,7 +197,6 @@ class FlowerParams(StrategyParams):
                 raise ScenarioError(f"{wrong}; allowed are one value for all devices, or a list with one for each")
 
     def node_config_of(self, device: int, devices: int) -> dict[str, Value]:
-        """The node config of a device."""
         own = {key: value[device] if isinstance(value, list) else value for key, value in self.node_config.items()}
         return {"partition-id": device, "num-partitions": devices} | own
 

@@ -200,8 +200,12 @@ def replace_all() -> None:
         for place in (app, default_workflows, app_utils):
             _instead(place, "start_update_client_manager_thread", _follow_nodes)
         _instead(SimpleClientManager, "wait_for", _wait_for)
-        _instead(server, "fit_clients", _fit_clients)
-        _instead(server, "evaluate_clients", _evaluate_clients)
+        read_fit = partial(compat.recorddict_to_fitres, keep_input=False)
+        for name, how in (
+            ("fit_clients", (MessageType.TRAIN, compat.fitins_to_recorddict, read_fit)),
+            ("evaluate_clients", (MessageType.EVALUATE, compat.evaluateins_to_recorddict, compat.recorddict_to_evaluateres)),
+        ):
+            _instead(server, name, partial(_ask_all, how))
         _instead(server, "reconnect_clients", lambda *_, **__: ([], []))
         _instead(app, "run_fl", _run_fl)
         _instead(default_workflows, "default_centralized_evaluation_workflow", _note_state)
@@ -237,7 +241,6 @@ def _instead(place: Any, name: str, other: Callable[..., Any]) -> None:
 
 
 def _now() -> datetime.datetime:
-    """Flower's own clock: when a message was made."""
     now_s = here.now_s if here.side is None else EPOCH_S + here.side.clock()
     return datetime.datetime.now(tz=datetime.UTC) if now_s is None else datetime.datetime.fromtimestamp(now_s, tz=datetime.UTC)
 
@@ -254,11 +257,10 @@ def _noted(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 def _start(real: Any, side: Any, self: Any, grid: Any, initial_arrays: Any, *args: Any, **named: Any) -> Any:
     at = 4  # its place among ``args``: after num_rounds, timeout, train_config and evaluate_config
     given = named.pop("evaluate_fn", None) if len(args) <= at else args[at]
-    side.note_algorithm(self)
-    side.note_model(initial_arrays)
+    side.strategy, side.model = self, initial_arrays
 
     def evaluate(number: int, arrays: Any) -> Any:
-        side.note_model(arrays)
+        side.model = arrays
         measured = given(number, arrays)
         if measured is not None:
             side.note_figures(number, dict(measured))
@@ -266,7 +268,7 @@ def _start(real: Any, side: Any, self: Any, grid: Any, initial_arrays: Any, *arg
 
     result = real(self, grid, initial_arrays, *args[:at], **named, evaluate_fn=None if given is None else evaluate)
     if result.arrays:
-        side.note_model(result.arrays)
+        side.model = result.arrays
     return result
 
 
@@ -310,20 +312,11 @@ def _wait_for(real: Any, side: Any, self: Any, num_clients: int, timeout: float 
     return len(self.clients) >= num_clients
 
 
-def _fit_clients(real: Any, side: Any, *asked: Any, **named: Any) -> tuple[list[Any], list[Any]]:
-    read = partial(compat.recorddict_to_fitres, keep_input=False)
-    return _ask_all(real, MessageType.TRAIN, compat.fitins_to_recorddict, read, *asked, **named)
-
-
-def _evaluate_clients(real: Any, side: Any, *asked: Any, **named: Any) -> tuple[list[Any], list[Any]]:
-    read = compat.recorddict_to_evaluateres
-    return _ask_all(real, MessageType.EVALUATE, compat.evaluateins_to_recorddict, read, *asked, **named)
-
-
 def _ask_all(
-    real: Any, kind: str, write: Any, read: Any, client_instructions: Any, max_workers: Any, timeout: Any, group_id: int
+    how: Any, real: Any, side: Any, client_instructions: Any, max_workers: Any, timeout: Any, group_id: int
 ) -> tuple[list[Any], list[Any]]:
-    """All clients are asked at once, and waited for together."""
+    """All clients are asked at once, and waited for together; ``how``: the kind of message, to write one, to read a reply."""
+    kind, write, read = how
     if not all(isinstance(client, GridClientProxy) for client, _ in client_instructions):
         found: tuple[list[Any], list[Any]] = real(client_instructions, max_workers, timeout, group_id)
         return found
@@ -331,8 +324,7 @@ def _ask_all(
         Message(write(told, True), client.node_id, kind, group_id=str(group_id), ttl=timeout)
         for client, told in client_instructions
     ]
-    results: list[Any] = []
-    failures: list[Any] = []
+    results, failures = list[Any](), list[Any]()
     replies = client_instructions[0][0].grid.send_and_receive(messages) if messages else []
     for (client, _), reply in zip(client_instructions, replies, strict=True):
         if reply.has_error():
@@ -344,16 +336,15 @@ def _ask_all(
 
 
 def _run_fl(real: Any, side: Any, server: Any, config: Any) -> Any:
-    side.note_algorithm(server.strategy)
+    side.strategy = server.strategy
     history = real(server=server, config=config)
     if server.parameters.tensors:
-        side.note_model(compat.parameters_to_arrayrecord(server.parameters, keep_input=True))
+        side.model = compat.parameters_to_arrayrecord(server.parameters, keep_input=True)
     return history
 
 
 def _note_state(real: Any, side: Any, grid: Any, context: Any) -> None:
-    side.note_algorithm(context.strategy)
-    side.note_model(context.state.array_records[MAIN_PARAMS_RECORD])
+    side.strategy, side.model = context.strategy, context.state.array_records[MAIN_PARAMS_RECORD]
     real(grid, context)
 
 

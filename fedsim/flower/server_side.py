@@ -2,14 +2,14 @@
 
 import threading
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy, deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.app.message import make_message
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.serverapp import Grid
@@ -21,10 +21,124 @@ from fedsim.errors import SimulationError
 from fedsim.federation.contents import Header, Opaque, TaskEnd
 from fedsim.federation.server import Server
 from fedsim.flower.app import App, Over, Turns, place_in
-from fedsim.flower.client_side import AppReply, bytes_of, bytes_of_content, config_of
+from fedsim.flower.client_side import AppReply, bytes_of, bytes_of_content, config_of, figure
 from fedsim.flower.params import FlowerParams, SamplesTaken, SamplesTime
 from fedsim.flower.replaced import EPOCH_S, AppHalf, replace_all, where
-from fedsim.flower.rounds import AppRounds, Round
+
+_NUMBERS = ("server-round", "server_round", "current-round", "current_round", "round")
+_COUNTED = {"done": "valid", "late": "slow", "memory": "slow"} | dict.fromkeys(("lost", "left", "battery"), "disconnected")
+
+
+@dataclass(eq=False)
+class Round:
+    """A round."""
+
+    number: int  # from 0
+    told: int | None  # its number as the app has it
+    # Tasks by how they ended; a device that went on with another message counts once.
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("selected", "valid", "slow", "disconnected"), 0))
+    used: list[tuple[int, float]] = field(default_factory=list)  # tasks whose replies the ServerApp has, and their examples
+    sums: Counter[str] = field(default_factory=Counter)  # of each column value x examples
+    weights: Counter[str] = field(default_factory=Counter)  # and examples
+    own: dict[str, float] = field(default_factory=dict)  # measured by the ServerApp itself
+
+    def count(self, outcome: str, by: int = 1) -> None:
+        if outcome in _COUNTED:
+            self.counts["selected"] += by
+            self.counts[_COUNTED[outcome]] += by
+
+
+class AppRounds:
+    """The rounds of a run, one after another: ``names`` has the metric of each column; ``close`` takes a round that is over.
+
+    Messages of training make the rounds; of an app that has not trained yet, all messages do. Flower's own strategies number
+    them: by ``group_id``, or by a config ``server-round``. Without a number a round begins whenever other arrays are sent than
+    the last time, or a device is asked the same again where there are no arrays.
+    """
+
+    def __init__(self, names: dict[str, str], close: Callable[[Round], None]) -> None:
+        self._names, self._close = names, close
+        self._open: Round | None = None
+        self._count = 0
+        self._sent: ArrayRecord | None = None
+        self._asked: set[tuple[str, int]] = set()
+        self._trains = False
+        self._early: dict[int, dict[str, float]] = defaultdict(dict)
+        self.seen: set[str] = set()
+
+    def of(self, message: Message) -> Round | None:
+        """The round of a message that is about to be sent; one that begins a new round closes the one before."""
+        if not self.leads(message):
+            return self._open
+        told, asked = _told(message), (message.metadata.message_type, message.metadata.dst_node_id)
+        arrays = next((record for record in message.content.values() if isinstance(record, ArrayRecord)), None)
+        again = not _alike(arrays, self._sent) or (arrays is None and asked in self._asked)
+        if not self._trains and _trains(message):
+            self._trains = True
+            if self._open is not None:  # what was asked last prepares the first training, and is of its round
+                self._open.told, again = told, False
+        if self._open is None or (told != self._open.told if told is not None else again):
+            self.end()
+            self._open = Round(self._count, told)
+            self._count += 1
+            self._asked.clear()
+        if told is not None:
+            self._open.own |= self._early.pop(told, {})
+        self._sent = arrays if arrays is not None else self._sent
+        self._asked.add(asked)
+        return self._open
+
+    def leads(self, message: Message) -> bool:
+        """Whether a message, or a reply, is one of those that rounds are made of."""
+        return not self._trains or _trains(message)
+
+    def end(self) -> None:
+        over, self._open = self._open, None
+        if over is not None:
+            self._close(over)
+
+    def note_reply(self, task: int, reply: Message, examples: float | None) -> None:
+        one = self._open  # what comes late counts when it comes
+        if one is None or reply.has_error():
+            return
+        content, weight = reply.content, 1.0 if examples is None else examples
+        self.seen |= {name for record in content.values() if not isinstance(record, ArrayRecord) for name in record}
+        if self.leads(reply):
+            one.used.append((task, weight))
+        for column in ("train_loss",) if _trains(reply) else ("accuracy", "loss"):
+            if (value := figure(content, self._names[column])) is not None:
+                one.sums[column] += value * weight  # type: ignore[assignment]
+                one.weights[column] += weight  # type: ignore[assignment]
+
+    def note_figures(self, told: int, figures: dict[str, Any]) -> None:
+        """The ServerApp has measured something in the round that it calls so."""
+        self.seen |= set(figures)
+        found = {column: float(figures[name]) for column, name in self._names.items() if name in figures}
+        if self._open is not None and self._open.told in (told, None):
+            self._open.own |= found
+        elif told > 0:
+            self._early[told] |= found
+
+
+def _trains(message: Message) -> bool:
+    return message.metadata.message_type.partition(".")[0] == "train"  # type: ignore[no-any-return]
+
+
+def _told(message: Message) -> int | None:
+    if (group := message.metadata.group_id).isdecimal():
+        return int(group)
+    configs = [record for record in message.content.values() if isinstance(record, ConfigRecord)]
+    return next((record[name] for record in configs for name in _NUMBERS if type(record.get(name)) is int), None)
+
+
+def _alike(one: ArrayRecord | None, other: ArrayRecord | None) -> bool:
+    """Whether a message says the same as the one before: has no arrays, or equal ones."""
+    if one is None or one is other:
+        return True
+    if other is None or list(one) != list(other):
+        return False
+    return all(one[name].data is other[name].data or one[name].data == other[name].data for name in one)
+
 
 _POLL_S = 0.01  # what asking again for replies that are not there costs, of simulated time
 _MOST_IDLE = 200_000  # times that a ServerApp may wait in a row with nothing under way
@@ -69,7 +183,7 @@ class Session(Grid):  # type: ignore[misc]
         self.rounds = AppRounds(names, self._close_round)
         self.note_figures = self.rounds.note_figures
         self.model: ArrayRecord | None = None  # that the ServerApp sent last, or its strategy returned in the end
-        self._algorithm: str | None = None
+        self.strategy: Any = None  # the app's own, if it has one
         self._taken = SamplesTaken(params.time) if isinstance(params.time, SamplesTime) else None
         self._sent: dict[str, Sent] = {}
         self._by_task: dict[int, Sent] = {}
@@ -137,38 +251,27 @@ class Session(Grid):  # type: ignore[misc]
             yield
 
     def _run(self) -> None:
-        """The ServerApp's thread."""
         context = Context(self.run_id, SUPERLINK_NODE_ID, {}, RecordDict(), dict(self._app.config))
         self._half.loaded(grid=self, context=context)
         self.rounds.end()
 
     def clock(self) -> float:
-        """The simulated time (s)."""
         return float(self._server.now)
 
     def sleep(self, seconds: float) -> None:
-        """Let simulated time pass."""
         if seconds > 0:
             self._wait(self._server.now + seconds)
 
-    def note_model(self, record: Any) -> None:
-        """An ArrayRecord that the server now has."""
-        self.model = record
-
-    def note_algorithm(self, strategy: Any) -> None:
-        """The app's own strategy."""
-        self._algorithm = type(strategy).__name__
-
     def facts(self) -> dict[str, Any]:
-        """Entries for the summary."""
-        facts = {"algorithm": self._algorithm} | ({} if self._taken is None else self._taken.facts())
-        return {name: value for name, value in facts.items() if value}
+        facts = {} if self._taken is None else {name: told for name, told in self._taken.facts().items() if told}
+        return facts if self.strategy is None else {"algorithm": type(self.strategy).__name__} | facts
 
     def _close_round(self, one: Round) -> None:
         if one.used:
             tasks, weights = zip(*one.used, strict=True)
             self._server.emit("aggregate", round=one.number, tasks=list(tasks), weights=list(weights))
-        if not self._server.note_round(one.number, one.figures(), **one.counts):
+        means: dict[str, float | None] = {name: one.sums[name] / weight for name, weight in one.weights.items() if weight}
+        if not self._server.note_round(one.number, means | one.own, **one.counts):  # its own measurements go first
             raise Over
 
     def set_run(self, run: Run) -> None:
@@ -184,7 +287,6 @@ class Session(Grid):  # type: ignore[misc]
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> list[int]:
-        """The nodes that can be reached now."""
         return [self.nodes[device] for device in self._server.clients.reachable()]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
@@ -221,7 +323,6 @@ class Session(Grid):  # type: ignore[misc]
         return name
 
     def _serve(self, device: int) -> None:
-        """Give a device its next message, as soon as it can take one."""
         queue = self._queues[device]
         while queue and queue[0].reply is not None:
             queue.popleft()
@@ -252,8 +353,7 @@ class Session(Grid):  # type: ignore[misc]
         """The replies that are there, of those that were not pulled before, in the order in which the messages were pushed."""
         self._check_thread()
         wanted = sorted({name for name in message_ids if name in self._sent}, key=lambda name: int(name.rpartition("-")[2]))
-        replies = self._take(wanted)
-        if not replies:
+        if not (replies := self._take(wanted)):
             if self._asked_at == self._server.now:
                 self._wait(self._server.now + _POLL_S)
                 replies = self._take(wanted)
@@ -325,7 +425,6 @@ class Session(Grid):  # type: ignore[misc]
         self._call()
 
     def on_return(self, device: int) -> None:
-        """A device that was waited for can be reached."""
         self._settle()
         self._awaited.discard(device)
         self._serve(device)

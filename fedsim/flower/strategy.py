@@ -98,7 +98,6 @@ class Flower(Strategy[FlowerParams]):
 
     @property
     def session(self) -> "Session":
-        """The running app."""
         assert self._session is not None
         return self._session
 

@@ -27,10 +27,10 @@ from fedsim.shipped import shipped_titles
 from fedsim.strategies import STRATEGIES
 from fedsim.strategies.parts.aggregation import AGGREGATIONS
 from fedsim.strategies.parts.deadline import DEADLINES
-from fedsim.strategies.parts.moment import MOMENTS
 from fedsim.strategies.parts.selection import SELECTIONS
 from fedsim.strategies.parts.server import OPTIMISERS
 from fedsim.toolbox.clustering.algorithms import CLUSTERERS
+from fedsim.toolbox.clustering.moments import MOMENTS
 from fedsim.toolbox.worlds.regions import cloud_facts
 from fedsim.world.availability import AVAILABILITIES
 from fedsim.world.device_kinds import CAPACITIES, LINKS, Figure, figures
@@ -217,7 +217,6 @@ def _key_lines(spec: type[Spec], only: str = "") -> list[str]:
 
 
 def _in_words(said: Mapping[str, Any], tables: Mapping[str, Any]) -> str:
-    """The allowed values of a JSON schema, in words."""
     ways = said.get("anyOf", [said])
     kinds = [str(name) for way in ways for name in way.get("enum", [way["const"]] if "const" in way else ())]
     others = []
@@ -272,7 +271,6 @@ def schema(file: Literal["scenario", "study"]) -> dict[str, Any]:
 
 
 def _loosened(schema: Any) -> Any:
-    """A schema in which nothing is required and keys may have dots."""
     if isinstance(schema, list):
         return [_loosened(item) for item in schema]
     if not isinstance(schema, dict):

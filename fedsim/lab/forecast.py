@@ -87,7 +87,6 @@ def nominal_lines(run: Run) -> list[str]:
 
 
 def _round_lines(run: Run, params: RoundParams, rounds: int, task_s: Floats, samples: Ints) -> list[str]:
-    """The cost of rounds if all devices are there: a round lasts as long as its slowest client or its deadline."""
     scenario, learner, dispatch = run.scenario, run.learner, run.dispatch
     asked = params.cohort_size(scenario.population.devices)
     round_s, trained = expected_maximum(task_s, min(asked, len(task_s))) * params.turns, asked * params.turns
@@ -123,19 +122,16 @@ def _range(seconds: Floats) -> str:
     return f"{middle} (median; {low} to {high})"
 
 
-UsedTraining = tuple[int, Training]
-"""A device and its local training, whose result a run would have used."""
+UsedTraining = tuple[int, Training]  # a device and its local training, whose result a run would have used
 
 
 class Tally(Learner):
     """Learns nothing, and notes the trainings whose results were handed in, and how often models would have been tested."""
 
-    trainings: list[UsedTraining]
-    tests: int
-
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.trainings, self.tests = [], 0
+        self.trainings: list[UsedTraining] = []
+        self.tests = 0
 
     @override
     def train(self, training: Training, device: int, **others: Any) -> "Ref":
@@ -148,27 +144,20 @@ class Tally(Learner):
 
 
 class Beginning:
-    """The beginning of a run, built with the work to be done by ``executor``, and what it cost once it has been tried.
+    """The beginning of a run, built with the work to be done by ``executor``, and what it cost once it has been tried."""
 
-    Attributes:
-        core: where its models would be made; None without learning.
-        build_s: real seconds until it could begin.
-        real_s: real seconds that the simulation and its records took.
-        share: tried part of the run, 0..1.
-        rounds, simulated_s: how far it came.
-        events: records written.
-        growing_bytes, fixed_bytes: on disk; the part that grows with the run, and the rest.
-        stopped: why it ended.
-    """
-
-    core: "Learning | None" = None
-    real_s = share = simulated_s = 0.0
-    rounds = events = growing_bytes = fixed_bytes = 0
-    stopped = ""
+    core: "Learning | None" = None  # where its models would be made; None without learning
+    real_s = 0.0  # real seconds that the simulation and its records took
+    share = 0.0  # tried part of the run, 0..1
+    simulated_s, rounds = 0.0, 0  # how far it came
+    events = growing_bytes = fixed_bytes = 0  # records written; the part on disk that grows with the run, and the rest
+    stopped = ""  # why it ended
 
     def __init__(self, scenario: "Scenario", executor: Executor) -> None:
         began = time.perf_counter()
         self.run = assemble(scenario, Simulation(executor=Inline()), Tally)
+        assert isinstance(self.run.learner, Tally)
+        self.tally = self.run.learner
         if scenario.learning == "on":
             from fedsim.learning.engine import Learning  # loads torch
 
@@ -176,13 +165,7 @@ class Beginning:
             streams = Streams(scenario.seed)
             parts = scenario.model, scenario.training, self.run.data, streams, scenario.data.own_folder(), scenario.objective
             self.core = Learning(Simulation(executor=executor), *parts)
-        self.build_s = time.perf_counter() - began
-
-    @property
-    def tally(self) -> Tally:
-        learner = self.run.learner
-        assert isinstance(learner, Tally)
-        return learner
+        self.build_s = time.perf_counter() - began  # real seconds until it could begin
 
     @property
     def futile(self) -> str | None:
@@ -222,9 +205,14 @@ class Beginning:
     async def costs(self, core: "Learning", patience_s: float) -> tuple[float, float]:
         """Real seconds for a step of SGD of one device, and for a test of the models.
 
-        Trains what would have been trained at once, or as much of it as fits into the patience (s), and tests twice.
+        Trains what would have been trained at once (between two tests in the middle of the trial), or as much of it as fits
+        into the patience (s), and tests twice.
         """
-        trainings = [each for each in self._at_once() if self.steps_of(each)]
+        tests = max(1, self.tally.tests)
+        together = max(1, round(len(self.tally.trainings) / tests))
+        middle = tests // 2 * together
+        at_once = self.tally.trainings[middle : middle + together] or self.tally.trainings[-together:]
+        trainings = [each for each in at_once if self.steps_of(each)]
         step_s = await self._step_s(core, trainings, patience_s) if trainings else 0.0
         model, test_s = core.initial(), 0.0
         for _ in range(2):  # the first time, images are made that are kept for later
@@ -234,13 +222,6 @@ class Beginning:
             if test_s > patience_s:
                 break
         return step_s, test_s
-
-    def _at_once(self) -> list[UsedTraining]:
-        """The trainings between two tests in the middle of the trial: they would have been trained together."""
-        trainings, tests = self.tally.trainings, max(1, self.tally.tests)
-        together = max(1, round(len(trainings) / tests))
-        middle = tests // 2 * together
-        return trainings[middle : middle + together] or trainings[-together:]
 
     async def _step_s(self, core: "Learning", trainings: list[UsedTraining], patience_s: float) -> float:
         first = trainings[:1]
@@ -281,7 +262,23 @@ def forecast_lines(scenario: "Scenario", executor: Executor, patience_s: float =
         return [f"{scenario.population.devices} devices; {about}", *scenario.stop.notes, *scenario.strategy.notes]
     trial = Beginning(scenario, executor)
     lines = nominal_lines(trial.run)
-    return [*lines, *_real_lines(trial, patience_s)] if patience_s else lines
+    if not patience_s:
+        return lines
+    found = forecast(trial, patience_s)
+    if not trial.share:
+        return [*lines, "what a run takes here cannot be told: not one round ended within the trial"]
+    parts = [f"{show_seconds(found['simulation_s'])} to simulate {found['events']:.0f} events"]
+    if scenario.learning == "on":
+        parts.append(f"{show_seconds(found['training_s'])} for {found['trained_steps']:.0f} steps of SGD")
+        parts.append(f"{show_seconds(found['testing_s'])} for {found['tests']:.0f} tests")
+    most = "at most " if scenario.stop.accuracy is not None else ""
+    real_s = trial.build_s + found["simulation_s"] + found["training_s"] + found["testing_s"]
+    memory = "" if (peak := _peak_memory()) is None else f"{show_bytes(peak)} of memory and "
+    lines.append(f"here a run takes {most}about {show_seconds(real_s)}: {', '.join(parts)}")
+    lines.append(f"it needs about {memory}{show_bytes(found['disk_bytes'])} on disk")
+    if trial.futile is not None:
+        lines.append(f"it makes not one round ({trial.futile}): devices, deadline and strategy do not go together")
+    return lines
 
 
 def forecast(trial: Beginning, patience_s: float = PATIENCE_S) -> dict[str, float]:
@@ -301,26 +298,6 @@ def forecast(trial: Beginning, patience_s: float = PATIENCE_S) -> dict[str, floa
     seconds = {"simulation_s": trial.real_s * times, "training_s": steps * step_s, "testing_s": tests * test_s}
     counts = {"events": trial.events * times, "trained_steps": steps, "tests": tests}
     return seconds | counts | {"disk_bytes": trial.growing_bytes * times + trial.fixed_bytes + models}
-
-
-def _real_lines(trial: Beginning, patience_s: float) -> list[str]:
-    found, scenario = forecast(trial, patience_s), trial.run.scenario
-    if not trial.share:
-        return ["what a run takes here cannot be told: not one round ended within the trial"]
-    parts = [f"{show_seconds(found['simulation_s'])} to simulate {found['events']:.0f} events"]
-    if scenario.learning == "on":
-        parts.append(f"{show_seconds(found['training_s'])} for {found['trained_steps']:.0f} steps of SGD")
-        parts.append(f"{show_seconds(found['testing_s'])} for {found['tests']:.0f} tests")
-    most = "at most " if scenario.stop.accuracy is not None else ""
-    real_s = trial.build_s + found["simulation_s"] + found["training_s"] + found["testing_s"]
-    memory = "" if (peak := _peak_memory()) is None else f"{show_bytes(peak)} of memory and "
-    lines = [
-        f"here a run takes {most}about {show_seconds(real_s)}: {', '.join(parts)}",
-        f"it needs about {memory}{show_bytes(found['disk_bytes'])} on disk",
-    ]
-    if trial.futile is not None:
-        lines.append(f"it makes not one round ({trial.futile}): devices, deadline and strategy do not go together")
-    return lines
 
 
 def _peak_memory() -> float | None:

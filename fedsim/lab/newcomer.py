@@ -130,5 +130,4 @@ def _link(text: str, size: float) -> tuple[str, str, float]:
 
 
 def _round(seconds: float) -> float:
-    """The time with two digits."""
     return float(f"{seconds:.2g}")

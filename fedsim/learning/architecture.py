@@ -1,4 +1,4 @@
-"""Layers as data, and their arithmetic: shapes, parameters, FLOPs. No tensor is made here.
+"""Layers, tensors and adapters as data, and their arithmetic: shapes, parameters, FLOPs. No tensor is made here.
 
 FLOPs count two for a multiply-add. A training step costs three forward passes (one forward, two backward).
 """
@@ -6,17 +6,57 @@ FLOPs count two for a multiply-add. A training step costs three forward passes (
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from fedsim.errors import ScenarioError
+from fedsim.language.spec import Spec
 
 Shape = tuple[int, ...]
 
 STATISTICS = ("running_mean", "running_var")
 """Buffers of torch's batch and instance norms."""
+
+
+Patterns = Annotated[list[str], Field(min_length=1)] | str
+"""Names of tensors or layers, in which * stands for anything."""
+
+
+def matching(names: Sequence[str], patterns: Patterns, key: str, what: str = "tensor") -> set[str]:
+    """The names (of a model's tensors or layers) that match one of the patterns, as ``fnmatch`` has them.
+
+    A pattern of the scenario's ``key`` that matches nothing raises ``ScenarioError``.
+    """
+    chosen: set[str] = set()
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        if not (found := [name for name in names if fnmatchcase(name, pattern)]):
+            near = get_close_matches(pattern, names, n=3, cutoff=0.3)
+            hint = f"; the nearest are {', '.join(near)}" if near else ""
+            raise ScenarioError(f"{key} has {pattern!r}, and the model has no such {what}{hint}; it has {', '.join(names)}")
+        chosen.update(found)
+    return chosen
+
+
+class LoRA(Spec):
+    """``model.lora``: low-rank adapters beside dense layers, W x + b + alpha / rank B A x (Hu et al., "LoRA", 2021).
+
+    Their tensors are called ``LAYER.lora_A`` [rank, inputs], which is drawn as a dense layer's weights are, and
+    ``LAYER.lora_B`` [outputs, rank], which begins at 0. Without ``model.train`` they alone are trained.
+
+    Attributes:
+        rank: of every adapter.
+        alpha: over the rank the factor of what an adapter adds.
+        where: names of the layers that get one; by default every ``torch.nn.Linear``.
+    """
+
+    rank: int = Field(ge=1, le=100_000)
+    alpha: float = Field(default=16.0, gt=0.0, le=1e6)
+    where: Patterns = "*"
 
 
 class Tensor(NamedTuple):
@@ -46,7 +86,6 @@ class Linear:
 
     @property
     def kernel_shape(self) -> Shape:
-        """Shape of the weight."""
         return self.outputs, self.inputs
 
 
@@ -62,7 +101,6 @@ class Conv2d:
 
     @property
     def kernel_shape(self) -> Shape:
-        """Shape of the weight."""
         return self.outputs, self.inputs, self.kernel, self.kernel
 
 
@@ -112,12 +150,9 @@ class Architecture:
 
     @classmethod
     def of(cls, shape: Shape, layers: Sequence[Layer], width: float = 1.0) -> "Architecture":
-        """Layers whose inputs follow from the shape of a sample, of whatever is said.
+        """Layers whose inputs follow from the shape of a sample; a ``ScenarioError`` where that does not fit.
 
-        Of all but the last layer only this share of the channels or units is there, rounded up.
-
-        Raises:
-            ScenarioError: samples of that shape do not fit.
+        Of all but the last layer only the share ``width`` of the channels or units is there, rounded up.
         """
         found, now = list(layers), shape
         for at, layer in enumerate(layers):

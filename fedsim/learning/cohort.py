@@ -11,20 +11,9 @@ from numpy.typing import NDArray
 
 from fedsim.data.federated import FederatedData, Shard, stratified_part
 from fedsim.learning.refs import Best, Ref, Trained, Weights
-from fedsim.learning.solvers.base import (
-    WHOLE,
-    Descent,
-    LocalSolve,
-    Solved,
-    Solver,
-    batch_width,
-    compute_with_one_thread,
-    shuffled,
-)
+from fedsim.learning.solvers.base import WHOLE, Descent, LocalSolve, Solved, Solver, batch_width, one_thread, shuffled
 from fedsim.learning.spec import Trainer
 from fedsim.streams import Streams
-
-_SAMPLES_AT_ONCE = 512  # training samples in one request for choices, unless one device alone has more
 
 
 class TrainingJob(NamedTuple):
@@ -44,17 +33,12 @@ class TrainingJob(NamedTuple):
         return samples, batch_width(samples, self.batch_size), steps
 
 
-class Question(NamedTuple):
-    """Choice of the best of several known models, float32 [d] each, on the training samples of a shard or some (positions)."""
-
-    shard: Shard
-    models: list[Weights]
-    samples: NDArray[np.int64] | None
+Question = tuple[Shard, list[Weights], NDArray[np.int64] | None]
+"""Choice of the best of several known models, float32 [d] each, on the training samples of a shard or some (positions)."""
 
 
 class LocalWork:
-    """Makes jobs and questions, splits them into requests by looking at them alone (never at the number of workers), and
-    carries them out on a worker. It never changes; ``samples`` are the shared ones, without anybody's shard."""
+    """Makes jobs and questions, and carries them out on a worker; ``samples`` are the shared ones, without shards."""
 
     def __init__(self, solver: Solver, training: Trainer, samples: FederatedData, streams: Streams) -> None:
         self._solver, self._training, self._samples, self._streams = solver, training, samples, streams
@@ -85,12 +69,12 @@ class LocalWork:
 
     def train(self, jobs: Sequence[TrainingJob]) -> list[Solved]:
         """Carry out jobs; the results in the order given."""
-        compute_with_one_thread()
+        one_thread()
         rule, found = self._training.sgd, []
         for job in jobs:
             local = job.recipe.training
-            mixed = (local.mu, rule.l2_on, local.held, rule.clip)
-            descent = Descent(job.lr, rule.momentum, rule.weight_decay, rule.l2, *mixed)
+            own = (local.mu, rule.l2_on, local.held, rule.clip)
+            descent = Descent(job.lr, rule.momentum, rule.weight_decay, rule.l2, *own)
             solver = self._solver if local.contrast is None and rule.clip is None else self._solver.plain
             found.append(solver.solve(self._local_solve(job), descent))
         return found
@@ -124,30 +108,14 @@ class LocalWork:
             size, key = recipe.batch
             generator = self._streams.generator("learning/batch", recipe.device, key)
             samples = generator.choice(len(shard.train), size, replace=False)
-        return Question(shard, [model.value for model in recipe.models if model.value is not None], samples)
-
-    def split_questions(self, questions: Sequence[Question]) -> list[list[int]]:
-        """Positions of the questions that are answered together, those with the most work first."""
-        counts = [len(each.shard.train if each.samples is None else each.samples) for each in questions]
-        work = [count * len(question.models) for count, question in zip(counts, questions, strict=True)]
-        chunks: list[list[int]] = []
-        room = 0
-        for at in sorted(range(len(questions)), key=lambda at: (-work[at], at)):
-            if not chunks or counts[at] > room:
-                chunks.append([])
-                room = _SAMPLES_AT_ONCE
-            chunks[-1].append(at)
-            room -= counts[at]
-        return chunks
+        return shard, [model.value for model in recipe.models if model.value is not None], samples
 
     def objectives(self, questions: Sequence[Question]) -> list[NDArray[np.float64]]:
         """The mean loss of each model over the device's training samples, and its penalty; float64 [models] each."""
-        compute_with_one_thread()
-        solver, rule = self._solver, self._training.sgd
-        found = []
+        one_thread()
+        solver, rule, found = self._solver, self._training.sgd, []
         for shard, models, chosen in questions:
-            # Copied into memory of torch's, which is aligned, whatever numpy's was.
-            parts = self._samples.train_samples(shard)
+            parts = self._samples.train_samples(shard)  # copied into memory of torch's, which is aligned, whatever numpy's was
             x, y = (torch.tensor(part if chosen is None else part[chosen], device=solver.device) for part in parts)
             found.append(np.array([solver.objective(weights, x, y, rule.l2, rule.l2_on) for weights in models]))
         return found

@@ -25,11 +25,10 @@ from fedsim.learning.cohort import LocalWork
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.functions import FunctionCall, carry_out_all, function_at, mean_state, weighted_sum
 from fedsim.learning.learner import Learner
-from fedsim.learning.model import Model
-from fedsim.learning.models import Layered, TorchModel
+from fedsim.learning.models import Layered, Model, TorchModel
 from fedsim.learning.modules import fit, load, numbers
 from fedsim.learning.objectives import Classification, Objective
-from fedsim.learning.refs import Applied, Best, Initial, Mixed, Recipe, Ref, Trained, Weights, waves
+from fedsim.learning.refs import Applied, Best, Initial, Mixed, Ref, Trained, Weights, waves
 from fedsim.learning.solvers.base import Solver
 from fedsim.learning.solvers.by_trainer import ByTrainer
 from fedsim.learning.solvers.reference import Reference, flat_weights, load_weights, module_of
@@ -42,9 +41,8 @@ from fedsim.training import Training
 _ADAPTERS = "strategy/adapters"
 _INIT = "strategy/init"  # the stream of initial models: one seed gives every strategy the same
 _TESTED_AT_ONCE = 64  # models in one request to a worker when each has a device of its own
+_ASKED_AT_ONCE = 16  # devices that choose among models in one request
 _APPLIED_AT_ONCE = 1 << 21  # numbers of models that functions are given in one request, unless one is given more: a millisecond
-
-_PLAIN = Classification()
 _MOST_PARAMETERS = 1_000_000_000  # 4 GB, of which a run holds several
 
 
@@ -68,7 +66,7 @@ class Learning(Learner):
         data: FederatedData,
         streams: Streams,
         root: Path | None = None,
-        objective: Objective = _PLAIN,
+        objective: Objective | None = None,
     ) -> None:
         if not isinstance(model, TorchModel):
             raise ScenarioError(
@@ -76,7 +74,7 @@ class Learning(Learner):
             )
         shape, classes = data.pool.shape, data.pool.outputs or data.pool.classes
         super().__init__(model, shape, classes)
-        self._simulation, self._may_wait, self._objective = simulation, True, objective
+        self._simulation, self._may_wait, self._objective = simulation, True, objective or Classification()
         self._model, self._training, self._streams, self._data = model, training, streams, data
         self._samples_are, self._root = (shape, classes), root
         self._architecture = model.architecture(shape, classes) if isinstance(model, Layered) else None
@@ -90,9 +88,8 @@ class Learning(Learner):
         if model.has_frozen or model.file is not None:
             first = self._module(0, 0)  # the frozen tensors of all models are those of the first one
             whole = first if model.has_frozen else whole
-        whole = self._module() if whole is None else whole
-        losses = None if objective.is_plain else objective.losses
-        self._solver = pick(whole, device, training.sgd.solver, training, losses)
+        losses = None if self._objective.is_plain else self._objective.losses
+        self._solver = pick(whole or self._module(), device, training.sgd.solver, training, losses)
         samples = data.without_shards()
         self._work = LocalWork(self._solver, training, samples, streams)
         self._tests = TestSets(data, samples, device)
@@ -106,11 +103,6 @@ class Learning(Learner):
 
     def shift(self, device: int, version: int) -> None:
         self._tests.shift(device, version)
-
-    def _name(self, what: str, recipe: Recipe | None, device: int | None = None) -> Ref:
-        ref = super()._name(what, recipe, device)
-        ref.recipe = recipe
-        return ref
 
     # Numbers.
 
@@ -184,20 +176,6 @@ class Learning(Learner):
         total = math.fsum(weight for _, weight in known)
         return math.fsum(loss * weight for loss, weight in known) / total if total else None
 
-    async def discrepancy(self, pairs: Sequence[tuple[Ref, Ref]]) -> float | None:
-        await self._compute(ref for pair in pairs for ref in pair)
-        finite = [(ref, center) for ref, center in pairs if ref.finite and center.finite]
-        total = sum(math.sqrt(np.square(_change(*pair)).sum()) for pair in finite)
-        return total / len(finite) if finite else None
-
-    async def cosines(self, pairs: Sequence[tuple[Ref, Ref]]) -> NDArray[np.float64]:
-        await self._compute(ref for pair in pairs for ref in pair)
-        with np.errstate(all="ignore"):
-            changes = [_change(update, start) for update, start in pairs]
-            units = np.array([change / np.linalg.norm(change) for change in changes])
-            found: NDArray[np.float64] = units @ units.T
-        return found
-
     async def _compute(self, wanted: Iterable[Ref]) -> None:
         for wave in waves(wanted):
             recipe, first = wave[0].recipe, wave[0]
@@ -205,7 +183,9 @@ class Learning(Learner):
                 await self._train(wave)
             elif isinstance(recipe, Best):
                 questions = [self._work.question(ref, self._data) for ref in wave]
-                found = await self._in_chunks(self._work.objectives, questions, self._work.split_questions(questions))
+                positions = range(len(wave))
+                chunks = [positions[at : at + _ASKED_AT_ONCE] for at in positions[::_ASKED_AT_ONCE]]
+                found = await self._in_chunks(self._work.objectives, questions, chunks)
                 for ref, objectives in zip(wave, found, strict=True):
                     ref.choose(objectives)
             elif isinstance(recipe, Applied):
@@ -252,11 +232,9 @@ class Learning(Learner):
             ref.settle(solved.weights, solved.train_loss, solved.numbers)
             ref.state = solved.state or ref.state
 
-    async def _in_chunks(
-        self, function: Callable[..., Any], items: Sequence[Any], chunks: Sequence[Sequence[int]]
-    ) -> list[Any]:
-        """The result for each item, of a function that takes a list of them; each chunk has positions of items."""
-        found = await self._joined(function, [([items[at] for at in chunk],) for chunk in chunks])
+    async def _in_chunks(self, work: Callable[..., Any], items: Sequence[Any], chunks: Iterable[Sequence[int]]) -> list[Any]:
+        """The result for each item, of ``work``, which takes a list of them; each chunk has positions of items."""
+        found = await self._joined(work, [([items[at] for at in chunk],) for chunk in chunks])
         results = dict(zip(chain(*chunks), chain(*found), strict=True))
         return [results[at] for at in range(len(items))]
 
@@ -349,10 +327,6 @@ def _of_choice(ref: Ref, found: Any) -> Any:
     if found is None:
         raise ValueError(f"{ref} is no choice: only ``best`` gives refs that choose")
     return found
-
-
-def _change(ref: Ref, start: Ref) -> NDArray[np.float64]:
-    return np.subtract(_known(ref), _known(start), dtype=np.float64)
 
 
 def _device(name: str) -> torch.device:

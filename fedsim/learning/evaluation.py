@@ -7,7 +7,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.learning.metrics import EvaluationMetric, SampleNumbers
+from fedsim.learning.objectives import EvaluationMetric, SampleNumbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +65,7 @@ class Evaluation:
         return float(self.loss_sum.sum() / self.count.sum()) if self.count.any() else float("nan")
 
     def device_accuracy(self) -> dict[int, float | None]:
-        """Accuracy of each device on its own samples; None for one without."""
+        """Each device's accuracy on its own samples; None for one without."""
         return dict(zip(self.devices, self._ratios(self.correct), strict=True))
 
     def score(self, how: str) -> tuple[float | None, float | None]:

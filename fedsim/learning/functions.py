@@ -22,8 +22,7 @@ F = TypeVar("F", bound=Function)
 
 _BLOCK = 1 << 15  # numbers that are summed at once: what stays in a core's own cache
 
-_KNOWN: dict[str, Function] = {}
-"""Every marked function whose module has been imported, by its import path."""
+_KNOWN: dict[str, Function] = {}  # every marked function whose module has been imported, by its import path
 
 
 def pure(function: F) -> F:
@@ -37,7 +36,7 @@ def _path(function: Function) -> str:
 
 
 def path_of(function: Function) -> str:
-    """The import path ``package.module:function`` of a function that is marked by ``pure``, at the top of its module."""
+    """The import path ``package.module:function`` of a marked function at the top of its module."""
     path = _path(function)
     if _KNOWN.get(path) is not function:
         raise SimulationError(f"{path} cannot be applied to models: it is not marked by fedsim's decorator 'pure'")
@@ -94,11 +93,10 @@ def taken(models: list[NDArray[np.float32]], places: Places) -> NDArray[np.float
 def spliced(models: list[NDArray[np.float32]], places: Places) -> NDArray[np.floating]:
     """The first model with others at some places: those of the second, a whole model or the numbers there alone; [d]."""
     result, other = models[0].copy(), models[1]
-    numbers = other if len(other) < len(result) else np.concatenate([other[begin:end] for begin, end in places])
-    at = 0
+    there = np.zeros(len(result), dtype=bool)
     for begin, end in places:
-        result[begin:end] = numbers[at : at + end - begin]
-        at += end - begin
+        there[begin:end] = True
+    result[there] = other if len(other) < len(result) else other[there]
     return result
 
 

@@ -10,7 +10,7 @@ from fedsim.errors import SimulationError
 from fedsim.learning.architecture import Shape
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.functions import Function, path_of
-from fedsim.learning.model import Model
+from fedsim.learning.models import Model
 from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Recipe, Ref, Trained
 from fedsim.training import Training
 
@@ -43,7 +43,7 @@ class Learner:
     # Names.
 
     def initial(self, count: int = 0) -> Ref:
-        """A freshly initialised model; another ``count`` is another independent draw, the same for every strategy."""
+        """A freshly initialised model; another ``count`` is another draw, the same for every strategy."""
         return self._name("model", Initial(count))
 
     def train(
@@ -69,10 +69,8 @@ class Learner:
     def best(self, models: Sequence[Ref], device: int, *, version: int = 0, batch: tuple[int, int] | None = None) -> Ref:
         """The one of some models (at least one) with the smallest training objective on a device's data; see ``Best``.
 
-        The objective is what local training minimises: the mean loss over the device's training samples, plus
-        ``training.l2`` times the sum of the squared kernel entries; without dropout. The first of equals wins; an objective
-        that is not finite never does, unless none is finite: then the first model is taken. The name returned becomes the
-        chosen model itself; ``losses`` and ``choices`` tell how it was chosen.
+        The objective is the mean loss over the device's training samples, without dropout, plus ``training.l2`` times the sum
+        of the squared kernel entries. The first of equals wins; an objective that is not finite never does, unless none is.
         """
         return self._name("choice", Best(tuple(models), device, version, batch), device)
 
@@ -108,8 +106,8 @@ class Learner:
         return self._name("model", Applied(path_of(function), tuple(models), constants, stream, otherwise, leave_out, size))
 
     def _name(self, what: str, recipe: Recipe | None, device: int | None = None) -> Ref:
-        """A new name. How its model would come about is forgotten: here nobody will ask."""
-        ref = Ref(f"{what}-{self._serial}", self._serial, None, device)
+        """A new name. Without learning, how its model would come about is forgotten: nobody will ask."""
+        ref = Ref(f"{what}-{self._serial}", self._serial, recipe if self.learns else None, device)
         self._serial += 1
         return ref
 
@@ -165,11 +163,3 @@ class Learner:
     async def train_loss(self, updates: Sequence[tuple[Ref, float]]) -> float | None:
         """The mean of the devices' training losses over their last local epoch, with the weights given; finite ones only."""
         return None
-
-    async def discrepancy(self, pairs: Sequence[tuple[Ref, Ref]]) -> float | None:
-        """The mean of ||update - center||_2 (FlexCFL, Eq. 3) over the pairs in which both are finite; None if there is none."""
-        return None
-
-    async def cosines(self, pairs: Sequence[tuple[Ref, Ref]]) -> NDArray[np.float64]:
-        """Cosines of all pairs of changes, update - start, [n, n]: NaN where a change has no direction or is not finite."""
-        return np.full((len(pairs), len(pairs)), np.nan)

@@ -16,8 +16,7 @@ from fedsim.data.federated import TokenShape
 from fedsim.errors import DataError, ScenarioError
 from fedsim.files import SOUGHT, regular, sought
 from fedsim.language.imports import find
-from fedsim.learning.architecture import STATISTICS, Shape
-from fedsim.learning.model import LoRA, Patterns, matching
+from fedsim.learning.architecture import STATISTICS, LoRA, Patterns, Shape, matching
 from fedsim.learning.solvers.dropout import REPLACEABLE
 
 

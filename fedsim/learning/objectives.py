@@ -1,10 +1,13 @@
 """``[objective]``: what a model learns to give for a sample, its loss, and the metrics of tests beside it.
 
 A sample asks for one answer or several: a class, each token of a sequence, each number of a vector. The loss of a sample is
-the mean over its answers; the loss and the accuracy of a test are means over all answers.
+the mean over its answers; the loss and the accuracy of a test are means over all answers. A metric keeps some numbers of each
+sample, and finds its figure from those of all samples that are pooled: perplexity is that of all tokens, F1 of all scores.
 """
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -13,15 +16,75 @@ from pydantic import Field, field_validator
 
 from fedsim.data.federated import Pool
 from fedsim.errors import ScenarioError, nearest
-from fedsim.language.imports import refuse_unless_allowed
+from fedsim.language.imports import at, refuse_unless_allowed
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.learning.architecture import Shape
-from fedsim.learning.metrics import METRICS, EvaluationMetric, one_a_sample, own_metric
 from fedsim.streams import Streams
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_MORE = "fedsim.toolbox.objectives"
+
+SampleNumbers = NDArray[np.float64]
+"""Numbers that a metric keeps of samples, [n, m]."""
+
+
+@dataclass(frozen=True)
+class EvaluationMetric:
+    """A figure of tests: the name of its column, and the kinds of objectives that it fits.
+
+    Attributes:
+        keep: outputs and targets of samples -> its ``SampleNumbers`` of them.
+        value: ``SampleNumbers`` of one sample at least -> the figure; NaN where it is not defined.
+        more_is_better: whether the most is the best; else the least.
+    """
+
+    name: str
+    kinds: tuple[str, ...]
+    keep: "Callable[[Tensor, Tensor], Tensor]"
+    value: Callable[[SampleNumbers], float]
+    more_is_better: bool = False
+
+
+def mean_of_samples(facts: SampleNumbers) -> float:
+    """A figure that is the mean of all numbers kept."""
+    return float(facts.mean())
+
+
+def reported_metric(name: str, more_is_better: bool) -> EvaluationMetric:
+    """A number that trainers report, of which a round has the mean over its updates; tests do not know it."""
+    return EvaluationMetric(name, (), lambda outputs, targets: outputs[:0], mean_of_samples, more_is_better)
+
+
+def _known_metrics() -> dict[str, EvaluationMetric]:
+    found: dict[str, EvaluationMetric] = at(f"{_MORE}:METRICS", "objective.metrics")
+    return found
+
+
+_function = cache(at)
+
+
+@cache
+def own_metric(path: str) -> EvaluationMetric:
+    """The mean of a user's function of outputs and targets, one number a sample; its name is the function's."""
+
+    def keep(outputs: "Tensor", targets: "Tensor") -> "Tensor":
+        return one_a_sample(path, "objective.metrics", outputs, targets)[:, None]
+
+    more_is_better = getattr(_function(path, "objective.metrics"), "more_is_better", False)
+    return EvaluationMetric(path.rpartition(":")[2], (), keep, mean_of_samples, more_is_better)
+
+
+def one_a_sample(path: str, key: str, outputs: "Tensor", targets: "Tensor") -> "Tensor":
+    """The numbers that a user's function gives, one for each sample, [n]."""
+    found: Tensor = _function(path, key)(outputs, targets)
+    if tuple(found.shape) != (len(targets),):
+        raise ScenarioError(
+            f"{key} has {path!r}, which gave {tuple(found.shape)} for {len(targets)} samples; it must give one number a sample"
+        )
+    return found
 
 
 class Objective(Spec):
@@ -56,7 +119,7 @@ class Objective(Spec):
     @classmethod
     def _fit(cls, metrics: list[str]) -> list[str]:
         kind = cls.model_fields["kind"].default
-        known = [name for name, metric in METRICS.items() if kind in metric.kinds]
+        known = [name for name, metric in _known_metrics().items() if kind in metric.kinds] if metrics else []
         for name in metrics:
             if ":" in name:
                 refuse_unless_allowed(name, "objective.metrics")
@@ -75,7 +138,7 @@ class Objective(Spec):
     @property
     def figures(self) -> list[EvaluationMetric]:
         """The metrics."""
-        return [own_metric(name) if ":" in name else METRICS[name] for name in self.metrics]
+        return [own_metric(name) if ":" in name else _known_metrics()[name] for name in self.metrics]
 
     def sizes(self, shape: Shape, outputs: int) -> tuple[Shape, int]:
         """The shape of a model's samples and its numbers an answer, for a source's samples, if they fit, and classes."""
@@ -136,31 +199,6 @@ class Classification(Objective):
         return super().losses(outputs, targets) if self.loss else entropies(outputs, targets, **options)
 
 
-class Regression(Objective):
-    """Numbers, by the squared error."""
-
-    kind: Literal["regression"] = "regression"
-    metrics: list[str] = Field(default=["mse"])
-    needs: ClassVar[str] = "targets that are floats, [n] or [n, k]"
-    has_accuracy: ClassVar[bool] = False
-    of_entropy: ClassVar[bool] = False
-
-    def fitted(self, pool: Pool, streams: Streams) -> Pool:
-        if pool.targets is None or not self._takes(pool.targets):
-            raise self.misfit("labels" if pool.targets is None else told_targets(pool.targets))
-        return replace(pool, targets=pool.targets.astype(np.float32))
-
-    def _takes(self, targets: Any) -> bool:
-        return targets.ndim == 2 and np.issubdtype(targets.dtype, np.floating)
-
-    def each(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
-        return (outputs - targets).square()
-
-    def answers(self, outputs: "Tensor") -> "Tensor":
-        return outputs
-
-
-_MORE = "fedsim.toolbox.objectives"
 OBJECTIVES = Registry(
     "objective",
     "",
@@ -171,7 +209,7 @@ OBJECTIVES = Registry(
             "the next token at each of a sequence, by softmax cross-entropy over the vocabulary",
         ),
         "masked-token": (f"{_MORE}:MaskedToken", "the hidden tokens of a sequence"),
-        **Registry.of("objective", Regression).known,
+        "regression": (f"{_MORE}:Regression", "Numbers, by the squared error."),
         "multi-label": (f"{_MORE}:MultiLabel", "any number of C labels a sample, by binary cross-entropy"),
     },
 )

@@ -5,7 +5,7 @@ that only the recipe needed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
 
@@ -97,30 +97,28 @@ Recipe = Initial | Trained | Mixed | Best | Applied
 def parents(recipe: Recipe) -> list["Ref"]:
     """The models that a recipe needs."""
     needed: list[Ref | None] = []
-    if isinstance(recipe, Trained):
-        training = recipe.training
-        previous = None if training.contrast is None else training.contrast.previous
-        needed = [training.start, training.anchor, training.linear, previous, recipe.before]
-    elif isinstance(recipe, Mixed):
-        needed = [*(ref for ref, _ in recipe.parts), recipe.otherwise]
-    elif isinstance(recipe, Best | Applied):
-        needed = [*recipe.models, recipe.otherwise if isinstance(recipe, Applied) else None]
+    match recipe:
+        case Trained(training=training, before=before):
+            previous = None if training.contrast is None else training.contrast.previous
+            needed = [training.start, training.anchor, training.linear, previous, before]
+        case Mixed(parts=parts, otherwise=otherwise):
+            needed = [*(ref for ref, _ in parts), otherwise]
+        case Applied(models=models, otherwise=otherwise):
+            needed = [*models, otherwise]
+        case Best(models=models):
+            needed = [*models]
     return [ref for ref in needed if ref is not None]
 
 
+@dataclass(slots=True, eq=False)
 class Loss:
-    """Reported training loss: the mean over the samples of the last local epoch; NaN until then.
+    """Reported training loss, the mean over the samples of the last local epoch, and the trainer's numbers by name."""
 
-    ``numbers`` are those that the trainer reports besides, by name.
-    """
-
-    __slots__ = ("numbers", "value")
-
-    def __init__(self) -> None:
-        self.value = float("nan")
-        self.numbers: Mapping[str, float] = {}
+    value: float = float("nan")
+    numbers: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
 class Ref:
     """The name of a model, unique within a run: ``model-3``, ``update-17``. Only ``Learning`` looks inside.
 
@@ -136,16 +134,16 @@ class Ref:
             of mixes of trainings too, and empty until then.
     """
 
-    __slots__ = ("__weakref__", "choice", "device", "finite", "loss", "losses", "name", "recipe", "serial", "state", "value")
-
-    def __init__(self, name: str, serial: int, recipe: Recipe | None, device: int | None = None) -> None:
-        self.name, self.serial, self.recipe, self.device = name, serial, recipe, device
-        self.value: Weights | None = None
-        self.finite = False
-        self.loss: Loss | None = None
-        self.losses: NDArray[np.float64] | None = None
-        self.choice: int | None = None
-        self.state: Mapping[str, NDArray[Any]] | None = None
+    name: str
+    serial: int
+    recipe: Recipe | None
+    device: int | None = None
+    value: Weights | None = None
+    finite: bool = False
+    loss: Loss | None = None
+    losses: NDArray[np.float64] | None = None
+    choice: int | None = None
+    state: Mapping[str, NDArray[Any]] | None = None
 
     def __repr__(self) -> str:
         return self.name
@@ -163,8 +161,7 @@ class Ref:
     def settle(self, value: Weights, train_loss: float = float("nan"), numbers: Mapping[str, float] | None = None) -> None:
         """Take the computed weights and forget how they were made."""
         value.setflags(write=False)
-        self.value = value
-        self.finite = bool(np.isfinite(value).all())
+        self.value, self.finite = value, bool(np.isfinite(value).all())
         if self.loss is not None and isinstance(self.recipe, Trained):
             self.loss.value, self.loss.numbers = train_loss, numbers or {}
         self.recipe = None
@@ -177,11 +174,9 @@ class Ref:
         if not isinstance(self.recipe, Best):
             raise ValueError(f"{self} is no choice that is still to be made")
         losses.setflags(write=False)
-        self.losses = losses
-        self.choice = int(np.where(np.isfinite(losses), losses, np.inf).argmin())
+        self.losses, self.choice = losses, int(np.where(np.isfinite(losses), losses, np.inf).argmin())
         chosen = self.recipe.models[self.choice]
-        self.value, self.finite = chosen.value, chosen.finite
-        self.recipe = None
+        self.value, self.finite, self.recipe = chosen.value, chosen.finite, None
 
 
 _RANKS: dict[type[Recipe], int] = {Initial: 0, Mixed: 0, Applied: 1, Best: 2, Trained: 3}
@@ -191,12 +186,10 @@ def waves(wanted: Iterable[Ref]) -> Iterator[list[Ref]]:
     """The refs that must be computed for ``wanted`` to be known, wave by wave, each of one kind of recipe and oldest first.
 
     An initial model or a mix that can be computed now comes first, alone. Then come every function, every choice or every
-    training that can be. A wave must be computed before the next is asked for; it is then held no longer. Walks no recursion:
-    chains may be of any length.
+    training that can be. A wave must be computed before the next is asked for. Chains may be of any length.
     """
     stack, ready = list(wanted), list[tuple[int, int, Ref]]()
-    missing: dict[Ref, int] = {}
-    children: dict[Ref, list[Ref]] = {}
+    missing, children = dict[Ref, int](), dict[Ref, list[Ref]]()
 
     def add(ref: Ref, recipe: Recipe) -> None:
         heappush(ready, (_RANKS[type(recipe)], ref.serial, ref))

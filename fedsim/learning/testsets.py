@@ -16,10 +16,9 @@ from torch import Tensor
 
 from fedsim.data.federated import FederatedData, Shard
 from fedsim.learning.evaluation import Evaluation
-from fedsim.learning.metrics import SampleNumbers
-from fedsim.learning.objectives import Objective
+from fedsim.learning.objectives import Objective, SampleNumbers
 from fedsim.learning.refs import Weights
-from fedsim.learning.solvers.base import Solver, compute_with_one_thread
+from fedsim.learning.solvers.base import Solver, one_thread
 
 _BLOCK_NUMBERS = 1 << 20  # numbers in the samples of one block of work
 _KEPT_BYTES = 1 << 30  # of the lists of who holds which, and of their images
@@ -30,10 +29,9 @@ Judged = dict[str, SampleNumbers]
 
 
 class Block:
-    """Some test images by ascending number, which is quarter turns x pool size + index.
+    """Some test images by ascending number, which is quarter turns x pool size + index; called on a worker, it makes them.
 
-    Called on a worker, it gives them as float32 [block, *shape]: made at the first call in a process and then, unless the list
-    is too long, kept.
+    They are float32 [block, *shape], in memory of torch's (aligned, whatever numpy's was), and kept if told so.
     """
 
     def __init__(self, samples: FederatedData, device: torch.device, numbers: NDArray[np.int64], keep: bool) -> None:
@@ -44,7 +42,6 @@ class Block:
         return Block, self._parts  # no image is sent to another process
 
     def __call__(self) -> Tensor:
-        """The images, in memory of torch's: aligned, whatever numpy's was."""
         if self._images is not None:
             return self._images
         samples, device, numbers, keep = self._parts
@@ -140,7 +137,7 @@ def judge(
     solver: Solver, objective: Objective, weights: Weights, block: Block, image: NDArray[np.int64], y: NDArray[Any]
 ) -> Judged:
     """Apply a model to the samples of a block, given which image each is, and its target; runs on a worker."""
-    compute_with_one_thread()
+    one_thread()
     return _judged(solver, objective, solver.outputs(weights, block())[torch.from_numpy(image).to(solver.device)], y)
 
 
@@ -152,7 +149,7 @@ def judge_each(
     ys: Sequence[NDArray[Any]],
 ) -> Judged:
     """Apply several models, each to samples of its own, one model after the other; runs on a worker."""
-    compute_with_one_thread()
+    one_thread()
     return _judged(solver, objective, torch.cat(solver.outputs_each(weights, [x() for x in samples])), np.concatenate(ys))
 
 

@@ -17,8 +17,7 @@ from fedsim.federation.devices import Devices
 from fedsim.federation.dispatch import Dispatch
 from fedsim.federation.server import Server
 from fedsim.learning import Learner
-from fedsim.learning.architecture import STATISTICS, Tensor
-from fedsim.learning.model import LoRA
+from fedsim.learning.architecture import STATISTICS, LoRA, Tensor
 from fedsim.learning.models import SizeOnly
 from fedsim.meters.base import Column, MeterContext
 from fedsim.model_cost import ModelCost

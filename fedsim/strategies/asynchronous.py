@@ -56,12 +56,12 @@ class Asynchronous(Strategy[A]):
     """A strategy without rounds. An algorithm fills in ``receive``, and has a ``Client`` of its own if that is not plain SGD.
 
     So many clients work at any time. Each downloads the model of its time (d parameters), trains, and uploads the result (d
-    parameters); its staleness is the number of versions that the server has made meanwhile. It is replaced after every message
-    of the instant, so that clients who end together are replaced together. The run records each version as a round.
+    parameters); its staleness is the number of versions that the server has made meanwhile. Clients who end in one instant are
+    replaced together. The run records each version as a round.
 
-    State: ``version``, the number of that which is waited for, from 0; ``model``; ``open``, task -> the version and the model
-    that it started from; ``draws``, how often clients were drawn, which names the stream; ``refilling``, whether replacements
-    are to be asked at the end of this instant; ``selection``, what that remembers; ``over``, whether the last version is made.
+    State: ``version``, the number of the next one, from 0; ``model``; ``open``, task -> the version and the model that it
+    started from; ``draws``, how often clients were drawn, which names the stream; ``refilling``, whether replacements are to be
+    asked at the end of this instant; ``selection``; ``over``, whether the last version is made.
     """
 
     async def receive(self, message: TaskEnd, base: Ref, staleness: int) -> None:
@@ -127,9 +127,7 @@ class Asynchronous(Strategy[A]):
         state["model"] = model
         tasks, weights, staleness = ([entry[name] for entry in updates] for name in ("task", "weight", "staleness"))
         server.emit("aggregate", round=state["version"], tasks=tasks, weights=weights, staleness=staleness, **about)
-        measured = [
-            Measured(entry["update"], float(entry["samples"]), entry["base"], model, entry.get("device")) for entry in updates
-        ]
+        measured = [Measured(one["update"], float(one["samples"]), one["base"], model, one.get("device")) for one in updates]
         state["over"] = not await server.finish_round(state["version"], self.models(), updates=measured)
         if not state["over"] and self._selection is not None:
             await self._selection.learn(server, self.remembered("selection"))

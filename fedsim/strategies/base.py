@@ -14,7 +14,7 @@ from fedsim.language.stop import StopSpec
 from fedsim.learning.architecture import Tensor
 from fedsim.strategies.parts.aggregation import PROTECTS, Aggregation, Protection
 from fedsim.strategies.parts.keeping import KeepingClient, Split
-from fedsim.strategies.parts.secure import SecureAggregation, SecureClient
+from fedsim.strategies.parts.secure import SecureClient
 from fedsim.strategies.parts.selection import Selection, SelectionClient
 from fedsim.world.population import DeadlineBase, PopulationSpec
 
@@ -24,27 +24,22 @@ class StrategyParams(Spec):
 
     kind: str
 
-    # Whether it needs edge servers in the network; whether devices send to each other, without a server; whether models and
-    # data are its own, and the sections of a scenario about learning not for it; whether it goes by the labels of devices.
-    at_edges: ClassVar[bool] = False
-    serverless: ClassVar[bool] = False
-    brings_learning: ClassVar[bool] = False
-    needs_labels: ClassVar[bool] = False
+    at_edges: ClassVar[bool] = False  # needs edge servers in the network
+    serverless: ClassVar[bool] = False  # devices send to each other, without a server
+    brings_learning: ClassVar[bool] = False  # has models and data of its own; sections about learning are refused
+    needs_labels: ClassVar[bool] = False  # goes by the labels of devices
+    plain_down: ClassVar[bool] = False  # devices receive something else than a model that a codec could write
+    mixes_states: ClassVar[bool] = False
+    """Whether a model is the mean of a round's updates and no more, as ``training.state = "sent"`` needs; not inherited."""
 
     added_up: ClassVar[tuple[str, ...]] = ()
     """Contents of answers that device and server each add up: what a lossy codec left out is in the next one anyway."""
-
-    plain_down: ClassVar[bool] = False
-    """Whether devices receive something else than a model that a codec could write."""
 
     kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "nobody"
     """Which side says that tensors of the model stay on the devices; the scenario does by ``model.keep`` or ``model.send``."""
 
     beside: ClassVar[str | None] = None
     """Something that is made of answers beside the aggregation, which a private one does not protect."""
-
-    mixes_states: ClassVar[bool] = False
-    """Whether a model is the mean of a round's updates and no more, as ``training.state = "sent"`` needs; not inherited."""
 
     @property
     def resizes(self) -> bool:
@@ -57,14 +52,15 @@ class StrategyParams(Spec):
 
     def split_of(self, setting: RunInfo) -> Split | None:
         """Ranges of a flat model that are sent, and that stay on the devices; None: all are sent. Refuses to send nothing."""
-        by_strategy = self.kept_by == "strategy"
-        tensors = setting.tensors() if by_strategy or (self.kept_by == "scenario" and setting.keeps) else ()
-        if not tensors and by_strategy:
-            raise ScenarioError(
-                f"strategy.kind is {self.kind!r}, which tells the tensors of a model apart, and model.kind is 'size', which "
-                "has none; allowed is any other model"
-            )
-        key = f"strategy.kind is {self.kind!r}" if by_strategy else "model.keep or model.send is given"
+        if self.kept_by == "scenario" and setting.keeps:
+            tensors, key = setting.tensors(), "model.keep or model.send is given"
+        elif self.kept_by == "strategy":
+            tensors, key = setting.tensors(), f"strategy.kind is {self.kind!r}"
+            if not tensors:
+                has_none = "which tells the tensors of a model apart, and model.kind is 'size', which has none"
+                raise ScenarioError(f"{key}, {has_none}; allowed is any other model")
+        else:
+            return None
         return Split.of(tensors, self.stays(tensors), key) if tensors else None
 
     def unprotected(self, protection: Protection) -> str | None:
@@ -85,9 +81,9 @@ class StrategyParams(Spec):
     @property
     def unaccounted(self) -> str | None:
         """Why an account (``Aggregation.accounts``) would not count all that is given away; None if it does."""
-        selection = self.selected_by
-        why = "goes by what clients find in their data, which no account counts"
-        return f"the selection {selection.kind!r} {why}" if selection and selection.looks_at_data else None
+        if (selection := self.selected_by) is None or not selection.looks_at_data:
+            return None
+        return f"the selection {selection.kind!r} goes by what clients find in their data, which no account counts"
 
     @property
     def aggregations(self) -> dict[str, Aggregation]:
@@ -184,7 +180,7 @@ class Strategy(Generic[P]):
             own = KeepingClient(own, split)
         if params.selected_by and params.selected_by.talks:
             own = SelectionClient(own, params.selected_by)
-        secure: SecureAggregation | None = getattr(params, "secure_aggregation", None)
+        secure = getattr(params, "secure_aggregation", None)
         return own if secure is None else SecureClient(own, secure)
 
     def __init__(self, params: P, server: Server) -> None:
@@ -194,8 +190,7 @@ class Strategy(Generic[P]):
 
     def remembered(self, part: str) -> dict[Any, Any]:
         """Memory of a part (selection, deadline, ...), kept in ``state`` under the part's name."""
-        state: dict[Any, Any] = self.state.setdefault(part, {})
-        return state
+        return self.state.setdefault(part, {})  # type: ignore[no-any-return]
 
     async def on_start(self) -> None:
         """The run begins."""

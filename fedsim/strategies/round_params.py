@@ -73,7 +73,7 @@ class RoundParams(StrategyParams):
     def deadline_rule(self, mean_epoch_s: float) -> Deadline | None:
         """The deadline, in whichever way it is given, where a mean epoch takes so many seconds; None without one."""
         given = Fixed.of(self.deadline) if isinstance(self.deadline, float) else self.deadline
-        return None if given is None else given.among(mean_epoch_s)
+        return given and given.among(mean_epoch_s)
 
     def deadline_s(self, mean_epoch_s: float) -> float | None:
         """The time that clients have at first (s); see ``deadline_rule``."""
@@ -107,8 +107,9 @@ class RoundParams(StrategyParams):
         self.refuse_more("clients_per_round", devices)
 
     def check_deadline(self, fastest_download_s: float) -> None:
-        counts_here = not self.bounds_training and not isinstance(self.deadline, Relative)
-        least = self.deadline_s(math.nan) if counts_here else None
+        if self.bounds_training or isinstance(self.deadline, Relative):
+            return
+        least = self.deadline_s(math.nan)
         if least is not None and least <= fastest_download_s:
             raise ScenarioError(
                 f"strategy.deadline is {show_seconds(least)}, but the fastest device needs "

@@ -9,7 +9,7 @@ from fedsim.federation import Client, Contents, Device, Instruction, LocalResult
 from fedsim.learning.refs import Ref
 from fedsim.strategies.base import Strategy
 from fedsim.strategies.parts.aggregation import Aggregation
-from fedsim.strategies.parts.secure import PHASES, SecureAggregation, SecurePhases
+from fedsim.strategies.parts.secure import PHASES, SecurePhases
 from fedsim.strategies.parts.selection import QUESTION
 from fedsim.strategies.parts.server import ServerOptimiser
 from fedsim.strategies.round_params import RoundParams
@@ -24,21 +24,17 @@ S = TypeVar("S", bound=RoundParams)
 
 
 class SynchronousClient(Client[S]):
-    """Trains for ``local_epochs``; with a deadline from the download on, all of them must fit before it.
-
-    Derived from the parameters: ``training_limit``, how long a client may train after its download (s), or None.
-    """
+    """Trains for ``local_epochs``, which must fit into ``training_limit`` (s) after the download if that is not None."""
 
     def __init__(self, params: S, setting: RunInfo) -> None:
         super().__init__(params, setting)
         self.training_limit = self.params.deadline_s(setting.mean_epoch_s) if self.params.bounds_training else None
-        self._limit = Limit(budget=self.training_limit, at_least=self.params.local_epochs)
 
     def limit(self, device: Device, instruction: Instruction) -> Limit:
-        return self._limit
+        return Limit(budget=self.training_limit, at_least=self.params.local_epochs)
 
     def testing_limit(self, instruction: Instruction) -> Limit:
-        """Tests in a round have the same deadline as training."""
+        """The limit of tests, which in a round is that of the training."""
         return NO_LIMIT if instruction.round is None else Limit(budget=self.training_limit)
 
     def computed(self, device: Device, instruction: Instruction, result: LocalResult) -> LocalResult:
@@ -53,18 +49,16 @@ class Synchronous(Strategy[S]):
     """A strategy in rounds. Most algorithms fill in ``contents``, ``aggregate`` and ``center``.
 
     State:
-        round: the number of the round that is open, from 0; ``cohort``: whom it asks; ``selected``: how many; ``asked_at``:
-            when (s).
-        open: tasks that have not ended, task -> device; ``slow`` and ``disconnected``: how many have ended so.
+        round: the number of the open round, from 0; ``cohort``, the devices it asks; ``selected``, how many; ``asked_at`` (s).
+        open: tasks that have not ended, task -> device; ``slow`` and ``disconnected``, how many have ended so.
         received: the round's updates in order of arrival (``entry``).
         limit: time from ``asked_at`` to the deadline (s), or None; absent before the first round, and if it limits training.
-        candidates: where the selection asks first: those of each call of it, and how many are wanted of them; ``questions``:
-            tasks that have not answered, task -> device; ``answers``: what the others said, by device.
+        candidates: with a selection that asks first, those of each call and how many are wanted of them; ``questions``, tasks
+            that have not answered, task -> device; ``answers``, by device.
         selection, deadline, aggregation, server: what these parts remember; the last two by group.
-        phase, phase_open, phase_there, graph, masked, unread, take_back: with secure aggregation (``SecurePhases``).
-        drawn: in a round whose clients were all drawn uniformly, how many, and from how many; ``draws``: how many rounds were
-            drawn so, or (1, 1) otherwise. Both where the aggregation ``accounts``.
-        slot: with a schedule, which of its multiples the round belongs to, from 0.
+        drawn: of an aggregation that ``accounts``, how many clients were drawn uniformly from how many, in a round where all
+            were; ``draws``, the number of rounds with each such pair, or with (1, 1).
+        slot: with a schedule, the multiple at which the round began.
     """
 
     Client: ClassVar[type[Client[Any]]] = SynchronousClient
@@ -72,8 +66,8 @@ class Synchronous(Strategy[S]):
     def __init__(self, params: S, server: Server) -> None:
         super().__init__(params, server)
         self._deadline = self.params.deadline_rule(self.setting.mean_epoch_s)
-        self._enough = self.params.enough
         self._aggregation: Aggregation | None = getattr(params, "aggregation", None)
+        self._accounts = self._aggregation is not None and self._aggregation.accounts
         self._optimiser: ServerOptimiser | None = getattr(params, "server", None)
 
     def select(self) -> list[int]:
@@ -86,7 +80,7 @@ class Synchronous(Strategy[S]):
         assert selection is not None
         chosen = selection.select(self.server, self.remembered("selection"), count, stream, among)
         chosen = self.server.clients.chosen(chosen, type(selection).select)
-        if self._account is not None and selection.uniform and among is None and not self.params.late_goes_on:
+        if self._accounts and selection.uniform and among is None and not self.params.late_goes_on:
             self.state["drawn"] = (len(chosen), len(self.server.clients.online()))
         if selection.asks and (asked := selection.asked_first(self.remembered("selection"), chosen)):
             self.state["candidates"].append((asked, count - len(chosen) + len(asked)))
@@ -111,7 +105,8 @@ class Synchronous(Strategy[S]):
 
     def weights(self, entries: Sequence[dict[str, Any]]) -> list[float]:
         """The weight of each update; by default from the aggregation. The weights sum to 1."""
-        return self.params.aggregation.weights(entries)  # type: ignore[attr-defined, no-any-return]  # who has none never calls it
+        assert self._aggregation is not None
+        return self._aggregation.weights(entries)
 
     async def next_model(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any) -> Ref:
         """The model that follows on ``model``: what the aggregation, and the server optimiser, make of ``entries``.
@@ -119,10 +114,9 @@ class Synchronous(Strategy[S]):
         ``slot`` tells models apart whose aggregations and server optimisers remember; ``record`` goes into the record
         ``aggregate``.
         """
-        params = self.params
-        most = params.cohort_size(self.server.devices)
-        updates = most if params.late_goes_on else int(min(most, params.enough))
-        how: Aggregation = params.aggregation.for_rounds_of(updates)  # type: ignore[attr-defined]  # who has none does not call it
+        assert self._aggregation is not None
+        most = self.params.cohort_size(self.server.devices)
+        how = self._aggregation.for_rounds_of(most if self.params.late_goes_on else int(min(most, self.params.enough)))
         weights = await how.weigh(self.server, entries, self.weights(entries))
         self.record_aggregate(entries, weights, **record)
         state = self.remembered("aggregation").setdefault(slot, {})
@@ -145,12 +139,8 @@ class Synchronous(Strategy[S]):
         raise NotImplementedError
 
     @property
-    def _account(self) -> Aggregation | None:
-        return self._aggregation if self._aggregation is not None and self._aggregation.accounts else None
-
-    @property
     def _secure(self) -> SecurePhases | None:
-        costs: SecureAggregation | None = getattr(self.params, "secure_aggregation", None)
+        costs = getattr(self.params, "secure_aggregation", None)
         return None if costs is None else SecurePhases(costs, self.server, self.state)
 
     @property
@@ -166,10 +156,10 @@ class Synchronous(Strategy[S]):
         return self.models()
 
     def _passed_over(self, device: int) -> None:
-        """A candidate of the round was not chosen after all."""
+        """A candidate of the round was not chosen."""
 
     def _samples(self, message: TaskEnd) -> int:
-        """The number of samples behind the update, as reported by the client."""
+        """The samples behind the update, as the client reports them."""
         return int(message["samples"])
 
     def _verdict(self, message: TaskEnd) -> Verdict:
@@ -200,14 +190,15 @@ class Synchronous(Strategy[S]):
             server.timer("round", self.state["slot"] * every)
 
     def _open_round(self) -> None:
-        self.state |= {"cohort": [], "open": {}, "received": [], "slow": 0, "disconnected": 0, "selected": 0}
-        self.state |= {"candidates": [], "questions": {}, "answers": {}}
-        self.state.pop("unread", None)
-        self.state.pop("drawn", None)
-        self.state["cohort"] = self.server.clients.chosen(self.select(), type(self).select, idle=False)
-        if self.state.get("drawn", (0, 0))[0] != len(self.state["cohort"]):
-            self.state.pop("drawn", None)  # not all were drawn
-        if self.state["candidates"]:
+        state = self.state
+        state |= {"cohort": [], "open": {}, "received": [], "slow": 0, "disconnected": 0, "selected": 0}
+        state |= {"candidates": [], "questions": {}, "answers": {}}
+        state.pop("unread", None)
+        state.pop("drawn", None)
+        state["cohort"] = self.server.clients.chosen(self.select(), type(self).select, idle=False)
+        if state.get("drawn", (0, 0))[0] != len(state["cohort"]):
+            state.pop("drawn", None)  # not all were drawn
+        if state["candidates"]:
             self._ask_candidates()
         else:
             self._begin_round()
@@ -215,24 +206,26 @@ class Synchronous(Strategy[S]):
     def _begin_round(self) -> None:
         if not self.state["cohort"]:
             self._wait()
-        else:
-            self.server.begin_round(self.state["round"])
-            self.server.timer("ask", self.server.now)  # when those whose data shift in this round have been told
+            return
+        self.server.begin_round(self.state["round"])
+        self.server.timer("ask", self.server.now)  # when those whose data shift in this round have been told
 
     def _ask_candidates(self) -> None:
         selection, models = self._selection, list(self._shared_models().values())
         assert selection is not None
         served = [None if devices is None else set(devices) for _, devices in models]
-        for device in [device for candidates, _ in self.state["candidates"] for device in candidates]:
+        for device in self._candidates():
             own = [model for (model, _), devices in zip(models, served, strict=True) if devices is None or device in devices]
             contents = selection.question(own or [model for model, _ in models])
             self.state["questions"][self.server.ask(device, contents, QUESTION, group=self.group_of(device))] = device
-        patience: float | None = getattr(selection, "patience", None)
-        if patience is not None:
+        if (patience := getattr(selection, "patience", None)) is not None:
             self.server.timer("questions", self.server.now + patience)
 
+    def _candidates(self) -> list[int]:
+        return [device for candidates, _ in self.state["candidates"] for device in candidates]
+
     async def _answered(self, message: TaskEnd) -> None:
-        """A candidate has answered, or not; the last one chooses the cohort."""
+        """Take in the end of a question; after the last one choose the cohort."""
         state, server, selection = self.state, self.server, self._selection
         assert selection is not None
         device = state["questions"].pop(message.task)
@@ -247,7 +240,7 @@ class Synchronous(Strategy[S]):
             chosen = await selection.choose(server, self.remembered("selection"), count, there)
             state["cohort"] = [device for device in state["cohort"] if device in chosen or device not in candidates]
         state["cohort"] = [device for device in state["cohort"] if server.clients.idle(device)]
-        for device in (device for candidates, _ in state["candidates"] for device in candidates):
+        for device in self._candidates():
             if device not in state["cohort"]:
                 self._passed_over(device)
         state |= {"candidates": [], "answers": {}}
@@ -289,13 +282,13 @@ class Synchronous(Strategy[S]):
         match name:
             case "retry" | "round":
                 self._open_round()
-            case "ask":  # those whose data shift in this round have been told
+            case "ask":
                 await self.before_asking()
                 if self.server.computing:
                     self.server.timer("computed", self.server.now)
                 else:
                     self._begin_asking()
-            case "computed":  # the server is done with what it computes
+            case "computed":
                 self._begin_asking()
             case "aggregated":
                 await self._finish_round()
@@ -317,28 +310,28 @@ class Synchronous(Strategy[S]):
             self.server.end(task, "late")
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        state = self.state
+        state, secure = self.state, self._secure
         if message.job == QUESTION:
             await self._answered(message)
             return
-        if message.job in PHASES:
-            assert self._secure is not None
-            self._secure.ended(message)
+        if secure is not None and message.job in PHASES:
+            secure.ended(message)
             return
         del state["open"][message.task]
         self._heard(message)
         verdict = self._verdict(message)
         if verdict == "valid":
             state["received"].append(self.entry(message))
-            if len(state["received"]) == self._enough:
+            if len(state["received"]) == self.params.enough:
                 self._end_open()
         else:
             state[verdict] += 1
-        if not state["open"]:
-            if self._secure is None or not state["received"]:
-                await self._close_round()
-            else:
-                self._secure.begin("secure-unmask", [entry["device"] for entry in state["received"]])
+        if state["open"]:
+            return
+        if secure is None or not state["received"]:
+            await self._close_round()
+        else:
+            secure.begin("secure-unmask", [entry["device"] for entry in state["received"]])
 
     def _heard(self, message: TaskEnd) -> None:
         if self._selection is not None:
@@ -360,8 +353,7 @@ class Synchronous(Strategy[S]):
             await self._finish_round()
 
     async def _finish_round(self) -> None:
-        state, server, selection = self.state, self.server, self._selection
-        received = state["received"]
+        state, server, selection, received = self.state, self.server, self._selection, self.state["received"]
         updates = [
             Measured(entry["update"], float(entry["samples"]), entry["start"], self.center(entry), entry["device"])
             for entry in received
@@ -376,8 +368,8 @@ class Synchronous(Strategy[S]):
 
     def _spent(self) -> dict[str, float]:
         """Privacy spending of the aggregation, for the record of the round."""
-        if (account := self._account) is None:
+        if self._aggregation is None or not self._accounts:
             return {}
         draws, drawn = self.remembered("draws"), self.state.get("drawn", (1, 1))
         draws[drawn] = draws.get(drawn, 0) + 1
-        return account.spent(draws, self.server.devices)
+        return self._aggregation.spent(draws, self.server.devices)

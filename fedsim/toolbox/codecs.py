@@ -24,8 +24,7 @@ class Lossy(Codec):
 
     With ``error_feedback`` the device adds to a change what it has not sent before, and keeps what it does not send now (Stich,
     Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018; Karimireddy et al., "Error feedback fixes SignSGD", ICML
-    2019, Algorithm 2): what was sent and what is kept are together what was meant, to the precision of float32. What is cut off
-    on its way was not sent.
+    2019, Algorithm 2). What is cut off on its way was not sent.
 
     Attributes:
         encodes: of an update either by how much it has changed that from which it was trained (``change``), which both sides
@@ -61,13 +60,7 @@ class Lossy(Codec):
         """As under error feedback, which bounds what is left out."""
         return self.model_copy(update={"error_feedback": True})
 
-    def loses_nothing(self, parameters: int) -> bool:
-        """Whether everything arrives as it was sent."""
-        return False
-
     def code(self, arithmetic: Learner, parameters: int, value: Ref, base: Ref | None, kept: Ref | None) -> Coded:
-        if self.loses_nothing(parameters):
-            return Coded(value)
         start = base if self.encodes == "change" else None
         change = value if start is None else arithmetic.mix([(value, 1.0), (start, -1.0)])
         meant = change if kept is None else arithmetic.apply(added, [change, kept])
@@ -148,25 +141,26 @@ def as_signs(models: list[Floats32], bucket: int | None) -> Floats32:
     return _array(_rows(np.where(array < 0, -1.0, 1.0), bucket) * scales, len(array))
 
 
-class Float16(Lossy):
-    """Every number as an IEEE half: 11 bits of precision; a magnitude beyond 65,504 becomes infinite, and is then left out."""
-
-    kind: Literal["float16"] = "float16"
+class Halved(Lossy):
+    """A codec that sends every number in two bytes."""
 
     def bytes(self, parameters: int) -> float:
         return 2 * parameters
+
+
+class Float16(Halved):
+    """Every number as an IEEE half: 11 bits of precision; a magnitude beyond 65,504 becomes infinite, and is then left out."""
+
+    kind: Literal["float16"] = "float16"
 
     def rule(self, parameters: int) -> tuple[Function, dict[str, Any]]:
         return as_float16, {}
 
 
-class BFloat16(Lossy):
+class BFloat16(Halved):
     """Every number as the upper half of a float32: its range, and 8 bits of precision."""
 
     kind: Literal["bfloat16"] = "bfloat16"
-
-    def bytes(self, parameters: int) -> float:
-        return 2 * parameters
 
     def rule(self, parameters: int) -> tuple[Function, dict[str, Any]]:
         return as_bfloat16, {}
@@ -243,10 +237,6 @@ class Sign(Lossy):
         return as_signs, {"bucket": self.bucket}
 
 
-_APART = 16  # of so many entries one is in the sample
-_SEED_BYTES = 8
-
-
 class Sparse(Lossy):
     """A codec that sends k of d entries, 4 bytes each (Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", 2018).
 
@@ -270,8 +260,10 @@ class Sparse(Lossy):
         k = self.k(parameters)
         return 4 * k + (min(4 * k, -(-parameters // 8)) if k < parameters else 0)
 
-    def loses_nothing(self, parameters: int) -> bool:
-        return self.k(parameters) == parameters
+    def code(self, arithmetic: Learner, parameters: int, value: Ref, base: Ref | None, kept: Ref | None) -> Coded:
+        if self.k(parameters) == parameters:
+            return Coded(value)
+        return super().code(arithmetic, parameters, value, base, kept)
 
 
 def _at(array: Floats32, positions: Ints) -> Floats32:
@@ -284,16 +276,10 @@ def _at(array: Floats32, positions: Ints) -> Floats32:
 def largest(array: Floats32, k: int) -> Ints:
     """Positions of the k entries of largest magnitude, of equals the first; ascending."""
     sizes = -np.abs(array)
-    nearby, about = np.arange(len(array)), k // _APART * 3 // 2 + _APART
-    if about * _APART < len(array):  # a sample says which entries are worth a closer look
-        chosen = np.flatnonzero(sizes <= np.partition(sizes[::_APART], about)[about])
-        nearby = chosen if len(chosen) >= k else nearby
-    near = sizes[nearby]
-    last = np.partition(near, k - 1)[k - 1]
-    taken = near < last
-    taken[np.flatnonzero(near == last)[: k - np.count_nonzero(taken)]] = True
-    found: Ints = nearby[taken]
-    return found
+    last = np.partition(sizes, k - 1)[k - 1]
+    taken = sizes < last
+    taken[np.flatnonzero(sizes == last)[: k - np.count_nonzero(taken)]] = True
+    return np.flatnonzero(taken)
 
 
 @pure
@@ -327,8 +313,7 @@ class RandomK(Sparse):
     """A ``share`` of the entries of a change is sent, drawn uniformly without replacement.
 
     Without error feedback (Konecny et al., "Federated learning: strategies for improving communication efficiency", 2016) the
-    receiver scales them by d / k, which makes the mean over all draws what was meant; with it they
-    arrive as they are, and what is sent and what is kept are together what was meant, to the bit.
+    receiver scales them by d / k, which makes the mean over all draws what was meant; with it they arrive as they are.
 
     Attributes:
         positions: ``sent`` with the values, as a bitmap or as numbers; or found by both sides from a ``seed`` of 8 bytes.
@@ -339,8 +324,8 @@ class RandomK(Sparse):
     positions: Literal["sent", "seed"] = "sent"
 
     def bytes(self, parameters: int) -> float:
-        seeded = self.positions == "seed" and not self.loses_nothing(parameters)
-        return 4 * self.k(parameters) + _SEED_BYTES if seeded else super().bytes(parameters)
+        k = self.k(parameters)
+        return 4 * k + 8 if self.positions == "seed" and k < parameters else super().bytes(parameters)
 
     def rule(self, parameters: int) -> tuple[Function, dict[str, Any]]:
         k = self.k(parameters)

@@ -1,7 +1,4 @@
-"""Targets besides a class and numbers: tokens of a sequence, several labels.
-
-Metrics and losses of all are in ``fedsim.learning``.
-"""
+"""Objectives besides classification (tokens of a sequence, numbers, several labels), and metrics of tests."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -10,13 +7,81 @@ import numpy as np
 from pydantic import Field
 
 from fedsim.data.federated import Pool, TokenShape
+from fedsim.language.stop import MORE_IS_BETTER
 from fedsim.learning.architecture import Shape
-from fedsim.learning.metrics import UNASKED
-from fedsim.learning.objectives import Objective, Regression, entropies
+from fedsim.learning.objectives import EvaluationMetric, Objective, SampleNumbers, entropies, mean_of_samples, told_targets
 from fedsim.streams import Streams
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+UNASKED = -100
+"""A target token that is no answer: neither a loss nor a metric counts it."""
+
+
+def _entropies(outputs: "Tensor", targets: "Tensor") -> "Tensor":
+    """The summed cross-entropy of each sample's tokens, and their number."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    each = cross_entropy(outputs.transpose(1, 2), targets, reduction="none", ignore_index=UNASKED).double()
+    return torch.stack([each.sum(dim=1), (targets != UNASKED).sum(dim=1)], dim=1)
+
+
+def _perplexity(facts: SampleNumbers) -> float:
+    total, tokens = facts.sum(axis=0)
+    with np.errstate(over="ignore"):
+        return float(np.exp(total / tokens))
+
+
+def _squares(outputs: "Tensor", targets: "Tensor") -> "Tensor":
+    return (outputs - targets).square().mean(dim=1, keepdim=True)
+
+
+def _labels(outputs: "Tensor", targets: "Tensor") -> "Tensor":
+    """Scores of labels, whether each is answered, and whether it is true: [n, 3 C], each C of them together."""
+    import torch
+    from torch.nn.functional import one_hot
+
+    if targets.ndim == 2:
+        return torch.cat([outputs, outputs > 0, targets], dim=1)
+    answered, truth = (one_hot(labels, outputs.shape[1]) for labels in (outputs.argmax(dim=1), targets))
+    return torch.cat([outputs.softmax(dim=1), answered, truth], dim=1)
+
+
+def _f1(facts: SampleNumbers) -> float:
+    from sklearn.metrics import f1_score
+
+    _, answered, truth = np.split(facts, 3, axis=1)
+    there = (answered + truth).any(axis=0)
+    return float(np.mean(f1_score(truth[:, there], answered[:, there], average=None))) if there.any() else float("nan")
+
+
+def _auc(facts: SampleNumbers) -> float:
+    from sklearn.metrics import roc_auc_score
+
+    scores, _, truth = np.split(facts, 3, axis=1)
+    there = np.flatnonzero(truth.any(axis=0) & ~truth.all(axis=0))
+    if not len(there) or not np.isfinite(scores).all():
+        return float("nan")
+    return float(np.mean([roc_auc_score(truth[:, label], scores[:, label]) for label in there]))
+
+
+_TOKENS, _NUMBERS, _LABELLED = ("next-token", "masked-token"), ("regression",), ("classification", "multi-label")
+METRICS = {
+    name: EvaluationMetric(name, kinds, keep, value, MORE_IS_BETTER[name])
+    for name, kinds, keep, value in (
+        ("perplexity", _TOKENS, _entropies, _perplexity),
+        ("mse", _NUMBERS, _squares, mean_of_samples),
+        ("rmse", _NUMBERS, _squares, lambda facts: float(np.sqrt(facts.mean()))),
+        ("f1", _LABELLED, _labels, _f1),
+        ("auc", _LABELLED, _labels, _auc),
+    )
+}
+"""``perplexity``: e to the mean cross-entropy of all tokens. ``mse``, ``rmse``: the mean squared error and its root. ``f1``,
+``auc``: means over labels (of classes each against the rest), of F1 over those that are true or answered somewhere, of the area
+under the ROC curve over those that some samples have and some lack."""
 
 
 class NextToken(Objective):
@@ -67,6 +132,30 @@ class MaskedToken(NextToken):
         hidden = (draws < self.share) | (draws == draws.min(axis=1, keepdims=True))
         x, targets = np.where(hidden, pool.vocabulary, pool.x), np.where(hidden, pool.x, UNASKED)
         return replace(pool, x=x, targets=targets, vocabulary=more, outputs=more, answers="each")
+
+
+class Regression(Objective):
+    """Numbers, by the squared error."""
+
+    kind: Literal["regression"] = "regression"
+    metrics: list[str] = Field(default=["mse"])
+    needs: ClassVar[str] = "targets that are floats, [n] or [n, k]"
+    has_accuracy: ClassVar[bool] = False
+    of_entropy: ClassVar[bool] = False
+
+    def fitted(self, pool: Pool, streams: Streams) -> Pool:
+        if pool.targets is None or not self._takes(pool.targets):
+            raise self.misfit("labels" if pool.targets is None else told_targets(pool.targets))
+        return replace(pool, targets=pool.targets.astype(np.float32))
+
+    def _takes(self, targets: Any) -> bool:
+        return targets.ndim == 2 and np.issubdtype(targets.dtype, np.floating)
+
+    def each(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
+        return (outputs - targets).square()
+
+    def answers(self, outputs: "Tensor") -> "Tensor":
+        return outputs
 
 
 class MultiLabel(Regression):

@@ -164,8 +164,7 @@ class LabelPermutation(Shift):
             label_map = identity
             while np.array_equal(label_map, identity):
                 label_map = generator.permutation(data.pool.classes)
-            if shard.label_map is not None:
-                label_map = label_map[shard.label_map]
+            label_map = label_map if shard.label_map is None else label_map[shard.label_map]
             changes.append(Change(device, data.replace_shard(device, replace(shard, label_map=label_map))))
         _set_groups(data, changes)
         return changes
@@ -211,9 +210,7 @@ def _firing(
 ) -> list[int]:
     """The candidates that change; one draw for each device of the population."""
     fires = generator.random(len(data.shards)) < probability
-    devices = np.sort(candidates)
-    found: list[int] = devices[fires[devices]].tolist()
-    return found
+    return [device for device in np.sort(candidates).tolist() if fires[device]]
 
 
 def _set_groups(data: FederatedData, changes: list[Change], groups: dict[int, int] | None = None) -> None:

@@ -67,12 +67,9 @@ class CalendarSpec(Spec):
 
 @dataclass(frozen=True)
 class Calendar:
-    """The calendar of a run.
+    """The calendar of a run: the instant that time 0 is, all zones, and ``which`` of these each device is in, int [devices].
 
-    Attributes:
-        starts: which instant time 0 is.
-        zones, which: the time zones that there are, and the place of each device's among them, int [devices].
-        stated: whether the scenario says so; else it is only assumed.
+    It is ``stated`` where the scenario says it, else only assumed.
     """
 
     starts: datetime
@@ -86,10 +83,7 @@ class Calendar:
         return cls(datetime(2024, 1, 1, tzinfo=UTC), [UTC], alike(0, devices), stated=False)
 
     def day_s(self) -> Floats:
-        """Time of the day that has passed for each device at time 0 (s), float64 [devices].
-
-        A zone's offset is that at time 0: a run over the change to summer time keeps it.
-        """
+        """Time of the day at time 0 of each device (s), float64 [devices]; over a change to summer time it keeps the offset."""
         passed: Floats = np.array([seconds_of_day(self.starts.astimezone(zone).time()) for zone in self.zones])
         return each(lambda which: passed[which], self.which)
 

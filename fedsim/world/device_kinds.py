@@ -181,10 +181,8 @@ KIND_POWERS = {
 class Capacity:
     """Speeds of all devices (samples/s, float64 [devices]) and, where a file or kinds say them, their links.
 
-    Attributes:
-        links: down and up (bytes/s) and perhaps latency (s), float64 [devices] each; None where the network's own hold.
-        kinds, which, names: the kinds of devices that there are, each device's place among them, int [devices], and their
-            names; none where ``speed`` says how fast devices are.
+    ``links`` are down and up (bytes/s) and perhaps latency (s), float64 [devices] each. ``kinds`` of devices have ``names``,
+    and ``which`` of these each device is, int [devices]; none where ``speed`` says how fast devices are.
     """
 
     speed: Floats
@@ -239,10 +237,7 @@ def operations_s(operations: Operations, samples: int, flops: float, bandwidth: 
 
 
 class Rooflines:
-    """Training times of each device of a population; ``which`` of the ``kinds`` each is, int [devices].
-
-    ``cost_of`` gives the cost of a smaller model (``Training.cut``).
-    """
+    """Training times of devices, ``which`` of the ``kinds`` each is; ``cost_of`` a smaller model (``Training.cut``)."""
 
     def __init__(
         self,

@@ -54,26 +54,22 @@ class DeviceTable:
         self.rows: int = table.num_rows
         if not self.rows:
             raise DataError(f"{key}: {str(path)!r} has no rows")
-        self._cells = {name: [_stripped(cell) for cell in table.column(name).to_pylist()] for name in table.column_names}
-
-    def cells(self, column: str) -> list[Any]:
-        return self._cells[column]
+        self.cells = {name: [_stripped(cell) for cell in table.column(name).to_pylist()] for name in table.column_names}
 
     def wrong(self, row: int, column: str, why: str) -> DataError:
         """The error that says what is wrong with a cell; ``row`` is counted from 0."""
-        said = f"{column} is {shown(self._cells[column][row])}" if column else "it"
-        return DataError(f"{self._key}: row {row + 1} of {str(self._path)!r}: {said}{': ' if column else ' '}{why}")
+        said = f"{column} is {shown(self.cells[column][row])}"
+        return DataError(f"{self._key}: row {row + 1} of {str(self._path)!r}: {said}: {why}")
 
     def values(self, column: str, kind: Any, unit: str | None = None, empty: Any = _NEEDED) -> list[Any]:
         """A column's cells as values of a type, [rows]; ``DataError`` names the first row whose cell is not allowed.
 
         ``unit`` is that of bare numbers where ``kind`` is a quantity; ``empty`` is for empty cells, else refused.
         """
-        cells = self._cells[column]
+        cells = self.cells[column]
         full = [row for row, cell in enumerate(cells) if cell is not None]
         if len(full) < len(cells) and empty is _NEEDED:
-            row = next(row for row, cell in enumerate(cells) if cell is None)
-            raise self.wrong(row, column, "every row needs a value")
+            raise self.wrong(cells.index(None), column, "every row needs a value")
         carries_unit = any(isinstance(part, Quantity) for part in get_args(kind))
         said = [_quantity(cells[row], unit) if carries_unit else cells[row] for row in full]
         try:
@@ -84,12 +80,8 @@ class DeviceTable:
             bare = carries_unit and unit is None and _BARE.fullmatch(str(cells[row]))
             hint = ", or give the 'unit' of all of them in the scenario" if bare else ""
             raise self.wrong(row, column, f"{in_words(problem)}{hint}") from None
-        if len(full) == len(cells):
-            return found
-        values = [empty] * len(cells)
-        for row, value in zip(full, found, strict=True):
-            values[row] = value
-        return values
+        values = dict(zip(full, found, strict=True))
+        return [values.get(row, empty) for row in range(len(cells))]
 
     def devices(self, devices: int) -> list[int]:
         """The device of each row, [rows]; ``DataError`` if it is no number from 0 to ``devices`` - 1."""
@@ -103,14 +95,14 @@ class DeviceTable:
         """The values of a column in order of devices, [devices]; ``DataError`` if a device has no row, or several."""
         values = self.values(column, kind, unit, empty)
         where = f"{self._key}: {str(self._path)!r}"
-        if "device" in self._cells:
+        if "device" in self.cells:
             rows: dict[int, int] = {}
             for row, device in enumerate(self.devices(devices)):
                 if rows.setdefault(device, row) != row:
                     raise self.wrong(row, "device", f"row {rows[device] + 1} is of the same device; allowed is one a device")
-            for device in range(devices):
-                if device not in rows:
-                    raise DataError(f"{where} has no row for device {device}; allowed is one for each of 0 to {devices - 1}")
+            missing = [device for device in range(devices) if device not in rows]
+            if missing:
+                raise DataError(f"{where} has no row for device {missing[0]}; allowed is one for each of 0 to {devices - 1}")
             return [values[rows[device]] for device in range(devices)]
         if self.rows != devices:
             raise DataError(f"{where} has {self.rows} rows for {devices} devices; allowed is one a device")
@@ -118,7 +110,6 @@ class DeviceTable:
 
 
 def _read(path: Path, wanted: Iterable[str]) -> tuple[list[str], Any]:
-    """The names of all columns of a file, and a table of those that are wanted and there."""
     import pyarrow as pa
     import pyarrow.parquet as pq
     from pyarrow import csv as arrow

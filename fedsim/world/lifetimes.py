@@ -98,8 +98,7 @@ class Lifetimes:
     """Records who joins and who leaves, and tells of newcomers when they can first be reached.
 
     Emits ``arrival`` and ``departure`` with the ``device``, in order of time, then device; a device that is there from time 0
-    does not arrive. ``on_arrival`` is called with each newcomer at the first instant in which it can be reached, be it its
-    arrival or later; never for one who leaves before.
+    does not arrive. ``on_arrival`` is called with each newcomer at the first instant in which it can be reached, if any.
     """
 
     def __init__(
@@ -115,9 +114,9 @@ class Lifetimes:
         self._newcomers, self._arrivals = _in_order(arrival, arrival > 0)
         self._leavers, self._departures = _in_order(departure, departure < math.inf)
         self._arrived = self._left = 0
-        self._waiting: list[tuple[float, int]] = []  # a heap: newcomers who have arrived but cannot be reached yet, and when
-        self._arm("arrival")
-        self._arm("departure")
+        self._waiting: list[tuple[float, int]] = []  # a heap: when newcomers who have arrived can be reached
+        self._await_arrival()
+        self._await_departure()
 
     def present(self, time: float) -> Flags:
         """Devices that have arrived and not left at ``time`` (s), on or off; bool [devices]."""
@@ -130,16 +129,16 @@ class Lifetimes:
         self._arrived, self._left, self._waiting = state["arrived"], state["left"], state["waiting"]
 
     def rearm(self, kind: str, number: int, when: float) -> None:
-        self._simulation.wake((kind, number), when, self._arrive if kind == "arrival" else self._depart)
-
-    def _arm(self, kind: str) -> None:
-        """Wake up at the next arrival, or when a newcomer who is waiting comes on; or at the next departure."""
-        number, when = self._left, self._departures.item(self._left)
-        if kind == "arrival":
-            number = self._arrived
-            when = min(self._waiting[0][0] if self._waiting else math.inf, self._arrivals.item(number))
         if when < math.inf:
-            self.rearm(kind, number, when)
+            self._simulation.wake((kind, number), when, self._arrive if kind == "arrival" else self._depart)
+
+    def _await_arrival(self) -> None:
+        """Wake up at the next arrival, or when a newcomer who is waiting can be reached."""
+        reached = self._waiting[0][0] if self._waiting else math.inf
+        self.rearm("arrival", self._arrived, min(reached, self._arrivals.item(self._arrived)))
+
+    def _await_departure(self) -> None:
+        self.rearm("departure", self._left, self._departures.item(self._left))
 
     def _arrive(self) -> None:
         now = self._simulation.now
@@ -152,13 +151,13 @@ class Lifetimes:
                 heappush(self._waiting, (reachable, device))
         while self._waiting and self._waiting[0][0] <= now:
             self._on_arrival(heappop(self._waiting)[1])
-        self._arm("arrival")
+        self._await_arrival()
 
     def _depart(self) -> None:
         while self._departures.item(self._left) <= self._simulation.now:
             self._simulation.emit("departure", device=self._leavers.item(self._left))
             self._left += 1
-        self._arm("departure")
+        self._await_departure()
 
 
 def _in_order(times: Floats, chosen: Flags) -> tuple[Ints, Floats]:

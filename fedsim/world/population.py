@@ -52,8 +52,8 @@ class Population:
         samples, version: training samples held now, and of which version of the device's data, from 0; int64.
         cost: how many times the reference model's cost a sample of the trained model takes.
         arrival, departure: when the device joins, and leaves for good (s), ``inf`` if never; float64.
-        slowness: the factor of its own speed at which a tentative straggler computes, already contained in ``speed``; else 1.
-        rooflines: what says how long training takes, instead of ``speed`` and ``cost``, where devices are of kinds.
+        slowness: a tentative straggler's factor, already contained in ``speed``; else 1.
+        rooflines: say how long training takes, instead of ``speed`` and ``cost``, where devices are of kinds.
         flops: FLOP/s that each device reaches, float64; None where nothing says so.
         share_of: cost of a sample of a smaller model (``Training.cut``) over that of the trained model.
     """
@@ -85,8 +85,7 @@ class Population:
         if self.rooflines is not None:
             return training.share * self.rooflines.training_s(device, training, samples) / self.slowness.item(device)
         cost = self.cost * (1.0 + _FORWARD_SHARE * training.asked_besides)
-        if training.cut is not None:
-            assert self.share_of is not None
+        if training.cut is not None and self.share_of is not None:
             cost *= self.share_of(*training.cut)
         return training.share * (training.samples_an_epoch(samples, batch_size) * cost / self.speed.item(device))
 
@@ -112,24 +111,20 @@ class Population:
         """Seconds until a device finds no room for a training on so many samples, or with None for testing; None if it has."""
         return None if self.rooflines is None else self.rooflines.failing_s(device, training, samples)
 
-    def epochs_s(self, devices: slice = ALL) -> Floats:
-        """Seconds of an undisturbed epoch of all devices or some, float64 [devices]."""
+    def epochs_s(self, devices: slice = ALL, over: DeadlineBase = "all") -> Floats:
+        """Seconds of an undisturbed epoch of all devices or some, float64 [devices]; see ``DeadlineBase``."""
+        slowness = self.slowness[devices] if over == "unslowed" else 1.0
         if self.rooflines is not None:
             epochs: Floats = self.rooflines.epochs_s(self.samples) / self.slowness
-            return epochs[devices]
-        return self.samples[devices] * self.cost / self.speed[devices]
+            return epochs[devices] * slowness
+        return self.samples[devices] * self.cost / (self.speed[devices] / slowness)
 
     def mean_epoch_s(self, over: DeadlineBase) -> float:
-        """Mean over all devices of an undisturbed epoch's time (s), see ``DeadlineBase``."""
+        """Mean over all devices of an undisturbed epoch's time (s)."""
         if self.rooflines is not None:
-            return float(np.mean(self.epochs_s() * (self.slowness if over == "unslowed" else 1.0)))
-
-        def epochs_s(devices: slice) -> Floats:
-            speed = self.speed[devices] / self.slowness[devices] if over == "unslowed" else self.speed[devices]
-            return self.samples[devices] * self.cost / speed
-
+            return float(np.mean(self.epochs_s(over=over)))
         with np.errstate(divide="ignore"):
-            return mean(epochs_s, len(self.speed))
+            return mean(lambda devices: self.epochs_s(devices, over), len(self.speed))
 
 
 class Stragglers(Spec):
@@ -212,7 +207,7 @@ class PopulationSpec(Spec):
         return {"capacity": data} if isinstance(data, str) else data
 
     @model_validator(mode="after")
-    def _one_source_of_speed(self) -> "PopulationSpec":
+    def _parts_fit(self) -> "PopulationSpec":
         said = [name for name in ("speed", "capacity", "device") if getattr(self, name) is not None]
         if len(said) > 1:
             raise ValueError(f"{said[0]!r} and {said[1]!r} both say how fast devices are; give one of them")
@@ -221,10 +216,6 @@ class PopulationSpec(Spec):
         if isinstance(self.device, Constant | Choice | Listed):
             for name in [self.device.value] if isinstance(self.device, Constant) else self.device.values:
                 find_kind(name, self.kinds, "population.device")
-        return self
-
-    @model_validator(mode="after")
-    def _parts_fit(self) -> "PopulationSpec":
         if self.host is not None and self.slow_phases is not None:
             raise ValueError("'host' shares cores by what runs on them, which 'slow_phases' of devices cannot change; give one")
         if self.host is not None and self.host.number > self.devices:
@@ -293,8 +284,7 @@ class PopulationSpec(Spec):
         if rooflines is not None:
             rooflines.check(int(samples.min()))
             speed = rooflines.speeds()
-        slowest = int(np.argmin(speed))
-        if not speed[slowest] > 0:
+        if not speed[slowest := int(np.argmin(speed))] > 0:
             told = f"population.speed gives device {slowest} {speed[slowest]:g} samples/s"
             raise ScenarioError(f"{told}, which trains nothing, ever; allowed is more than 0")
         cost = 1.0 if self.reference_flops is None else flops_per_sample / self.reference_flops

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-import fedsim
 from fedsim import analysis
 from fedsim.analysis.__main__ import main
 from fedsim.analysis.pictures import OF_ONE, OF_SEVERAL
@@ -51,15 +50,6 @@ def test_of_several_runs_only_what_is_asked_for(grouped: RunFolder, renamed: Run
     assert "no split-tree-1-flexcfl: " in result.stderr
 
 
-def test_a_run_that_takes_no_time_has_no_timeline(tmp_path: Path) -> None:
-    sections = {"learning": "off", "population": {"devices": 10}, "stop": {"rounds": 2}}
-    fedsim.run(fedsim.Scenario(**sections), tmp_path / "run", executor="inline")
-    result = call(tmp_path / "run", "--out", tmp_path / "out", "--format", "png")
-    assert result.exit_code == 0, result.output
-    assert "no timeline: no simulated time passes" in result.stderr
-    assert (tmp_path / "out" / "traffic.png").exists()
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -84,14 +74,6 @@ def test_mistakes_get_one_message(run: RunFolder, tmp_path: Path, options: list[
     assert message in result.stderr
     assert result.stderr.startswith("analysis: ")
     assert len(result.stderr.splitlines()) == 1
-
-
-def test_no_run_and_a_damaged_run_are_named(run: RunFolder, tmp_path: Path) -> None:
-    (run.path / "events.parquet").write_bytes(b"PAR1 and then nothing")
-    for folder, message in ((tmp_path, "is not a run folder"), (run.path, "events.parquet")):
-        result = call(folder)
-        assert result.exit_code == 2
-        assert message in result.stderr
 
 
 def test_drawing_loads_nothing_of_the_engine(run: RunFolder, tmp_path: Path) -> None:
@@ -125,13 +107,13 @@ def test_a_picture_that_a_plain_run_has_nothing_for(run: RunFolder, kind: str, m
 
 
 def test_runs_that_moved_nothing_or_learned_nothing(unlearned: RunFolder, ran: Ran) -> None:
-    alone, other = ran("alone", strategy={"kind": "local"}, stop={"rounds": 1}), ran("other", seed=2, learning="off")
-    with pytest.raises(NothingToDrawError, match="moved no bytes"):
-        OF_ONE["traffic"].draw(alone)
-    for kind in ("traffic-compared", "traffic-purposes"):
-        with pytest.raises(NothingToDrawError, match="moved any bytes"):
-            OF_SEVERAL[kind].draw([alone, alone])
-    with pytest.raises(NothingToDrawError, match="learning is off"):
-        OF_SEVERAL["accuracy"].draw([unlearned])
-    with pytest.raises(NothingToDrawError, match="no round was evaluated"):
-        OF_SEVERAL["costs"].draw([unlearned, other])
+    alone = ran("alone", population={"devices": 3}, strategy={"kind": "local"}, stop={"rounds": 1}, learning="off")
+    for kind, message in (("timeline", "no simulated time passes"), ("traffic", "moved no bytes")):
+        with pytest.raises(NothingToDrawError, match=message):
+            OF_ONE[kind].draw(alone)
+    other = ran("other", seed=2, learning="off")
+    several = [("traffic-compared", [alone, alone], "moved any bytes"), ("traffic-purposes", [alone, alone], "moved any bytes")]
+    several += [("accuracy", [unlearned], "learning is off"), ("costs", [unlearned, other], "no round was evaluated")]
+    for kind, runs, message in several:
+        with pytest.raises(NothingToDrawError, match=message):
+            OF_SEVERAL[kind].draw(runs)

@@ -204,13 +204,9 @@ def test_lines_last_as_long_as_their_clusters(divided: RunFolder) -> None:
     assert [text.get_text() for text in panel.texts if text.get_text().isdigit()] == ["1", "2", "3"]
     assert drawn(panel)["split"] == 3
     assert len(below.lines[0].get_xdata()) == sum(row["accuracy"] is not None for row in divided.rounds)
-
-
-def test_splits_are_seen_in_the_membership_too(divided: RunFolder) -> None:
-    rows = draw_membership(divided).axes[0]
-    (lines,) = [item for item in rows.collections if item.get_gid() == "splits"]
+    (splits,) = [item for item in draw_membership(divided).axes[0].collections if item.get_gid() == "splits"]
     ends = {row["round"]: row["time"] for row in divided.rounds}
-    assert [path.vertices[0, 0] for path in lines.get_paths()] == pytest.approx([ends[1], ends[4]])
+    assert [path.vertices[0, 0] for path in splits.get_paths()] == pytest.approx([ends[1], ends[4]])
 
 
 def test_a_cluster_that_is_split_twice_is_damage(run: RunFolder, tmp_path: Path) -> None:

@@ -86,12 +86,9 @@ def test_orders_of_lanes_and_some_of_them(history: History) -> None:
     assert (some.at_work, len(some.devices)) == (len(everyone.devices), 4)
     assert set(some.steps["device"]) == set(some.devices)
     assert (some.devices[some.tasks["lane"]] == some.tasks["device"]).all()
-
-
-def test_rounds_side_by_side_share_out_all_tasks(history: History, run: RunFolder) -> None:
-    views = [View(history, span_of_rounds(history, number, number + 1)) for number in range(len(run.rounds))]
+    views = [View(history, span_of_rounds(history, number, number + 1)) for number in range(len(history.rounds))]
     assert [list(view.rounds["round"]) for view in views] == [[number] for number in range(len(views))]
-    assert [len(view.tasks) for view in views] == [row["selected"] for row in run.rounds]
+    assert [len(view.tasks) for view in views] == [row["selected"] for row in history.run.rounds]
 
 
 @pytest.mark.parametrize(

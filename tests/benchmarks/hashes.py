@@ -18,7 +18,6 @@ import os
 import platform
 import sys
 import tomllib
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
@@ -65,14 +64,6 @@ def made_with() -> dict[str, str]:
     return {name: version(name) for name in ("numba", "numpy", "torch")} | {"libc": " ".join(platform.libc_ver())}
 
 
-def _all(kinds: list[str], workers: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    pairs = [(kind, world) for kind in kinds for world in WORLDS]
-    with ProcessPoolExecutor(workers) as pool:
-        futures = [pool.submit(fingerprint, *pair) for pair in pairs]
-        for pair, future in zip(pairs, futures, strict=True):
-            yield *pair, future.result()
-
-
 def main() -> int:
     """Run, and compare or write."""
     arguments = parser(__doc__, write=False, native=False, workers=2)
@@ -85,14 +76,16 @@ def main() -> int:
     table = json.loads(TABLE.read_text(encoding="utf-8")) if TABLE.exists() else {"runs": {}}
     # ``flower`` is what its app is: tests/flower has some
     kinds = options.kinds or [kind for kind in dict.fromkeys([*REGISTERED, *STRATEGIES]) if kind != "flower"]
-    differing = 0
-    for kind, world, found in _all(kinds, options.workers):
-        kept = table["runs"].get(kind, {}).get(world, {})
-        if options.write:
-            table["runs"].setdefault(kind, {})[world] = found
-        wrong = [name for name in (_ANYWHERE if options.native else _STATED) if kept.get(name) != found.get(name)]
-        differing += bool(wrong)
-        print(f"{kind:<10} {world:<5} {found['events']:>6} events  {'same' if not wrong else 'DIFFERS in ' + ', '.join(wrong)}")
+    differing, pairs = 0, [(kind, world) for kind in kinds for world in WORLDS]
+    with ProcessPoolExecutor(options.workers) as pool:
+        for (kind, world), found in zip(pairs, pool.map(fingerprint, *zip(*pairs, strict=True)), strict=True):
+            kept = table["runs"].get(kind, {}).get(world, {})
+            if options.write:
+                table["runs"].setdefault(kind, {})[world] = found
+            wrong = [name for name in (_ANYWHERE if options.native else _STATED) if kept.get(name) != found.get(name)]
+            differing += bool(wrong)
+            told = f"DIFFERS in {', '.join(wrong)}" if wrong else "same"
+            print(f"{kind:<10} {world:<5} {found['events']:>6} events  {told}")
     if options.write:
         table["made_with"] = made_with()
         TABLE.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", encoding="utf-8")

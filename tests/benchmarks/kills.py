@@ -18,7 +18,7 @@ from typing import Any
 from fedsim.checkpoint import store
 from fedsim.testing import TABLES, eventful_world
 from tests.benchmarks.script import Result, agree, is_sound, parser, start, tried, whole_run
-from tests.test_energy import BATTERY, CHARGED, ENERGY
+from tests.records.test_energy import BATTERY, CHARGED, PHONE
 from tests.test_runs import STRATEGIES
 
 _MOST_KILLS = 3
@@ -27,7 +27,6 @@ _SERVERLESS = ("d-psgd", "gossip", "epidemic")  # what they draw is not counted
 
 
 def main() -> int:
-    """Kill, resume, compare."""
     options = parser(__doc__, runs=100, seed=1, rounds=60).parse_args()
     results = tried(options.runs, options.seed, lambda draw, folder: kill_one(draw, folder, options.rounds))
     same, kills = sum(result["same"] for result in results), sum(result["kills"] for result in results)
@@ -43,7 +42,7 @@ def kill_one(draw: random.Random, folder: Path, rounds: int) -> Result:
         strategy = strategy | {"secure_aggregation": {}}
     sections = eventful_world(strategy, seed=draw.randrange(1000), rounds=rounds)
     if draw.random() < 2 / 3 and strategy["kind"] not in _SERVERLESS:
-        sections["energy"] = ENERGY | {"battery": BATTERY | CHARGED, "idle_while": draw.choice(["there", "working"])}
+        sections["energy"] = PHONE | {"battery": BATTERY | CHARGED, "idle_while": draw.choice(["there", "working"])}
     if draw.random() < 2 / 3:
         sections["network"]["protocol"] = "tcp"
     sections["checkpoint"] = draw.choice([{"time": f"{draw.uniform(2, 30):.3f} s"}, {"rounds": draw.randrange(1, 9)}])

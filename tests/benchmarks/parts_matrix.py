@@ -95,12 +95,11 @@ ROBUST = ("median", "trimmed-mean", "krum", "multi-krum", "bulyan")
 
 
 def kind_of(part: Any) -> str:
-    """The kind of a part that is given by its name or as a table."""
     return str(part if isinstance(part, str) else part.get("kind", "on"))
 
 
 def rounds_of(cell: Cell) -> int:
-    """How many rounds a cell is run for; more where each version is one, or where who was away must come back."""
+    """More where each version is a round, or where who was away must come back."""
     asynchronous = cell["strategy"] in ("fedasync", "fedat", "fedbuff")
     return ROUNDS * (4 if asynchronous else 1) * (4 if cell.get("selection") == "least-available" else 1)
 
@@ -143,15 +142,9 @@ class Played:
     """A run of a cell that is over: what its server has aggregated, and how far it moved in each aggregation."""
 
     def __init__(self, cell: Cell, attacked: bool = False) -> None:
-        moves: list[Ref] = []
-        original = Synchronous.advance
-
-        def advance(own: Any, model: Ref, aggregated: Ref, group: int = 0) -> Ref:
-            moves.extend([model, aggregated])
-            return original(own, model, aggregated, group)
-
-        with patch.object(Synchronous, "advance", advance):
+        with patch.object(Synchronous, "advance", autospec=True, side_effect=Synchronous.advance) as advance:
             self.run, records = played(sections(cell, attacked))
+        moves: list[Ref] = [ref for call in advance.call_args_list for ref in call.args[1:3]]
         self.epsilons = [record.fields.get("epsilon") for record in records if record.kind == "round"]
         self.told = [(record.kind, record.time) for record in records]
         flat = weights(self.run, moves)
@@ -159,7 +152,6 @@ class Played:
         self.states = dict(_aggregated(self.run))
 
     def models(self) -> list[NDArray[np.float32]]:
-        """The models that the server has to send."""
         strategy = self.run.strategy
         served = strategy._shared_models() if isinstance(strategy, Synchronous) else strategy.models()
         return weights(self.run, [model for model, _ in served.values()])
@@ -172,7 +164,6 @@ class Played:
 
 
 def distance(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
-    """The Euclidean distance; infinite where it is no number."""
     found = float(np.linalg.norm(one.astype(np.float64) - other))
     return found if np.isfinite(found) else inf
 
@@ -184,9 +175,7 @@ def _aggregated(run: Run) -> Iterator[tuple[str, NDArray[np.float32]]]:
             yield from ((f"{name}/{at}", found) for at, found in enumerate(weights(run, refs)))
 
 
-@lru_cache(maxsize=1024)
-def _played(frozen: str) -> Played:
-    return Played(eval(frozen))  # what `repr` made of a cell of ours
+_played = lru_cache(maxsize=1024)(lambda frozen: Played(eval(frozen)))  # what `repr` made of a cell of ours
 
 
 def judge(cell: Cell) -> tuple[str, str]:
@@ -259,7 +248,7 @@ def _idle(cell: Cell, found: Played) -> Iterator[str]:
 
 def able_parts(kind: str) -> list[str]:
     """The parts that a strategy has keys for; a codec is a key of all messages, of which ``local`` has none."""
-    keys = {*params_class(kind.partition("/")[0]).model_fields} | (set() if kind == "local" else {"codec"})
+    keys = {*params_class(kind.partition("/")[0]).model_fields, *(["codec"] if kind != "local" else [])}
     return [part for part in PARTS if part in keys]
 
 

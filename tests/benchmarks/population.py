@@ -37,7 +37,6 @@ ROUNDS_A_DAY = 48
 
 
 def run_one(devices: int, rounds: int, batteries: bool, out: Path) -> dict[str, Any]:
-    """One run, in this process: CPU seconds of its rounds, and what it has left."""
     week = read_toml(shipped()["population"])
     week["population"]["devices"] = devices
     week["stop"] = {"rounds": rounds}
@@ -81,7 +80,6 @@ def measure(devices: int, rounds: int, batteries: bool) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure all populations and print."""
     arguments = parser(__doc__, batteries=False, rounds=0, repeats=1, one=0)  # --one with --out: a child of this script
     arguments.add_argument("--devices", type=int, nargs="+")
     arguments.add_argument("--out", type=Path)

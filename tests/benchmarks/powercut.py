@@ -30,7 +30,6 @@ _DISK_BYTES = 32 << 20
 
 
 def main() -> int:
-    """Cut, resume, compare."""
     options = parser(__doc__, cuts=20, rounds=60, seed=1).parse_args()
     try:
         with tempfile.TemporaryDirectory() as folder, mounted(made(Path(folder, "try")), Path(folder, "there")):
@@ -71,7 +70,6 @@ def cut_one(draw: random.Random, folder: Path, rounds: int) -> Result:
 
 
 def _resumed(path: Path, out: Path, whole: Path, saved: int) -> Result:
-    """Go on with what the power cut left."""
     empty, found = sum(file.stat().st_size == 0 for file in out.rglob("*") if file.is_file() and file.name != LOCK), saved
     if not (out / "summary.json").exists():  # else it was done before
         _, tree, _ = store.read(store.latest(out))

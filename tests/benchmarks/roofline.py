@@ -41,8 +41,6 @@ MOST_ERROR = 0.25
 
 
 class Residual(nn.Module):
-    """Two convolutions around which the input goes too."""
-
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.inner = nn.Sequential(
@@ -56,8 +54,6 @@ class Residual(nn.Module):
 
 
 class Mean(nn.Module):
-    """Of what a transformer says of each element of a sequence."""
-
     def forward(self, x: Tensor) -> Tensor:
         return x.mean(1)
 
@@ -99,8 +95,6 @@ def transformer() -> nn.Module:
 
 
 class Recurrent(nn.Module):
-    """What a recurrent layer says at the end of a sequence."""
-
     def __init__(self, kind: Callable[..., nn.RNNBase], inputs: int, hidden: int, layers: int = 1) -> None:
         super().__init__()
         self.inner, self.outer = kind(inputs, hidden, layers, batch_first=True), nn.Linear(hidden, CLASSES)
@@ -153,7 +147,6 @@ def measured_s(module: nn.Module, shape: Sequence[int], seconds: float, batch: i
 
 
 def batch_s(cost: ModelCost, flops: float, bandwidth: float, fixed: float, batch: int = BATCH) -> float:
-    """What the roofline says of a step (s)."""
     return fixed + sum(operations_s(part, batch, flops, bandwidth) for part in (cost.forward, cost.backward, cost.update))
 
 
@@ -169,7 +162,6 @@ def fit(costs: Mapping[str, ModelCost], times: Mapping[str, float], fixed: float
 
 
 def layers() -> list[tuple[nn.Module, tuple[int, ...]]]:
-    """Single layers, of shapes that no model has."""
     convolutions = [
         *((16, 8, 8, 32, 3, 1, 1), (16, 16, 24, 20, 3, 1, 1), (64, 16, 16, 16, 3, 1, 1), (32, 24, 24, 24, 3, 1, 1)),
         *((8, 32, 48, 28, 3, 1, 1), (16, 48, 48, 14, 3, 1, 1), (32, 64, 96, 8, 3, 1, 1), (16, 96, 96, 12, 3, 1, 1)),
@@ -239,7 +231,6 @@ def fit_passes(seconds: float) -> None:
 
 
 def main() -> int:
-    """Measure, fit, predict, and show."""
     options = parser(__doc__, seconds=2.0, layers=False, batches=False).parse_args()
     torch.manual_seed(1)
     torch.set_num_threads(1)

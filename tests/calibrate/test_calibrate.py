@@ -1,6 +1,5 @@
 """``fedsim calibrate``, as a user meets it: a world that is known is found again, and real rounds are predicted."""
 
-import csv
 import json
 import tomllib
 from collections.abc import Callable
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
+import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 
@@ -44,17 +43,21 @@ def call(*words: object) -> Result:
     return CliRunner().invoke(main, ["calibrate", *map(str, words)])
 
 
+def calibrated(log: Path, out: Path, *words: object) -> str:
+    """What is said of a log."""
+    result = call(log, "--out", out, *words)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
 def table(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    with path.open() as lines:
-        rows = list(csv.DictReader(lines))
-    return {
-        name: np.array([float(row[name] or "nan") for row in rows if name != "client"]) for name in rows[0] if name != "client"
-    }
+    columns = pd.read_csv(path)
+    return {name: columns[name].to_numpy(float) for name in columns if name != "client"}
 
 
 def of_devices(run: Path) -> dict[str, np.ndarray[Any, Any]]:
-    columns = pq.read_table(run / "devices.parquet")
-    return {name: np.array(columns[name].to_pylist()) for name in ("speed", "link_down", "link_up", "samples")}
+    columns = pd.read_parquet(run / "devices.parquet")
+    return {name: columns[name].to_numpy() for name in ("speed", "link_down", "link_up", "samples")}
 
 
 def errors(run: Path) -> np.ndarray[Any, Any]:
@@ -67,8 +70,7 @@ def errors(run: Path) -> np.ndarray[Any, Any]:
 
 def test_a_world_of_fedsims_own_is_found_again(tmp_path: Path, made: Callable[[dict[str, Any], Path], Path]) -> None:
     run, out = made(WORLD, tmp_path / "run"), tmp_path / "out"
-    result = call(run, "--out", out)
-    assert result.exit_code == 0, result.output
+    calibrated(run, out)
     true, found = of_devices(run), table(out / "clients.csv")
     np.testing.assert_allclose(found["speed"], true["speed"], rtol=0.02)
     np.testing.assert_allclose(found["down"], true["link_down"], rtol=0.02)
@@ -77,8 +79,8 @@ def test_a_world_of_fedsims_own_is_found_again(tmp_path: Path, made: Callable[[d
     scenario = fedsim.load(out / "scenario.toml")
     assert scenario.network.server.up == pytest.approx(20 * 125e3, rel=0.02)  # type: ignore[union-attr]
     assert scenario.network.server.down == np.inf  # type: ignore[union-attr]
-    assert scenario.strategy.model_dump()["clients_per_round"] == 7
-    assert scenario.strategy.model_dump()["local_epochs"] == 2
+    said = scenario.strategy.model_dump()
+    assert (said["clients_per_round"], said["local_epochs"]) == (7, 2)
     assert errors(out).mean() < 0.01
 
 
@@ -92,8 +94,7 @@ def test_a_world_of_tcp_is_found_again(tmp_path: Path, made: Callable[[dict[str,
     """Links by what is on the wire, with slow start taken off; the protocol is the run's, and is written."""
     everyone = {"kind": "fedavg", "clients_per_round": 12, "local_epochs": 2}
     run, out = made(of_tcp({}) | {"strategy": everyone, "stop": {"rounds": 6}}, tmp_path / "run"), tmp_path / "out"
-    result = call(run, "--out", out, "--latency", "40 ms", "--by-client")
-    assert result.exit_code == 0, result.output
+    calibrated(run, out, "--latency", "40 ms", "--by-client")
     true, found = of_devices(run), table(out / "clients.csv")
     np.testing.assert_allclose(found["down"], true["link_down"], rtol=0.02)
     np.testing.assert_allclose(found["up"], true["link_up"], rtol=0.02)
@@ -101,17 +102,16 @@ def test_a_world_of_tcp_is_found_again(tmp_path: Path, made: Callable[[dict[str,
     scenario = fedsim.load(out / "scenario.toml")
     assert scenario.network.protocol == Tcp()
     again = fedsim.run(scenario, tmp_path / "again")
-    before = pq.read_table(run / "rounds.parquet")["time"].to_pylist()
+    before = pd.read_parquet(run / "rounds.parquet")["time"]
     np.testing.assert_allclose(again.rounds["time"], before, rtol=0.02)
-    assert call(run, "--out", out, "--latency", "40 ms", "--protocol", "fluid").exit_code == 0
+    calibrated(run, out, "--latency", "40 ms", "--protocol", "fluid")
     assert (table(out / "clients.csv")["up"] < 0.96 * true["link_up"]).all()  # as if headers were not there
 
 
 def test_a_limit_at_the_server_is_found_behind_tcp(tmp_path: Path, made: Callable[[dict[str, Any], Path], Path]) -> None:
     """Shares differ by chance there, so that it is found by what all send together."""
     run, out = made(of_tcp({"up": "20 Mbit/s"}) | {"stop": {"rounds": 12}}, tmp_path / "run"), tmp_path / "out"
-    result = call(run, "--out", out, "--latency", "40 ms", "--by-client")
-    assert result.exit_code == 0, result.output
+    calibrated(run, out, "--latency", "40 ms", "--by-client")
     scenario = fedsim.load(out / "scenario.toml")
     assert scenario.network.server.up == pytest.approx(20 * 125e3, rel=0.02)  # type: ignore[union-attr]
     assert errors(out).mean() < 0.03
@@ -121,14 +121,13 @@ def test_a_buffered_server_is_found_again(tmp_path: Path, made: Callable[[dict[s
     population = WORLD["population"] | {"jitter": 0.1}
     strategy = {"kind": "fedbuff", "concurrency": 5, "buffer": 4, "local_epochs": 2}
     run, out = made(WORLD | {"population": population, "strategy": strategy}, tmp_path / "run"), tmp_path / "out"
-    result = call(run, "--out", out)
-    assert result.exit_code == 0, result.output
+    told = calibrated(run, out)
     scenario = fedsim.load(out / "scenario.toml")
     said = scenario.strategy.model_dump()
     assert (said["kind"], said["concurrency"], said["buffer"]) == ("fedbuff", 5, 4)
     jitter = tomllib.loads((out / "scenario.toml").read_text())["population"]["jitter"]
     assert jitter == pytest.approx(0.1, rel=0.3)  # of a hundred trainings
-    line = next(line for line in result.output.splitlines() if "updates/s" in line)
+    line = next(line for line in told.splitlines() if "updates/s" in line)
     assert float(line.rpartition("error ")[2].rstrip("%")) < 10
 
 
@@ -137,22 +136,20 @@ def test_real_rounds_are_predicted(name: str, tmp_path: Path) -> None:
     if not REAL.is_dir():
         pytest.skip("needs the logs of real rounds, shared/oracles/realrun")
     size = json.loads((REAL / "worlds.json").read_text())[name]["bytes"]
-    result = call(REAL / f"{name}-cubic.csv", "--bytes", f"{size} B", "--samples", 100, "--out", tmp_path / "out")
-    assert result.exit_code == 0, result.output
-    assert "columns that are not used: retrans, srtt_us" in result.output
+    told = calibrated(REAL / f"{name}-cubic.csv", tmp_path / "out", "--bytes", f"{size} B", "--samples", 100)
+    assert "columns that are not used: retrans, srtt_us" in told
     assert errors(tmp_path / "out").mean() < 0.01
 
 
 def test_rounds_without_noise(tmp_path: Path) -> None:
     path = written(tmp_path / "a log.csv", rounds(9))
     for how, held in (("third", [2, 5, 8]), ("last", [6, 7, 8]), ("none", [])):
-        result = call(path, "--out", tmp_path / how, "--hold-out", how)
-        assert result.exit_code == 0, result.output
+        told = calibrated(path, tmp_path / how, "--hold-out", how)
         found = table(tmp_path / how / "rounds.csv")
         assert np.flatnonzero(found["held_out"]).tolist() == held
         np.testing.assert_allclose(found["predicted"], round_s(), rtol=1e-6)
         np.testing.assert_allclose(found["measured"], round_s(), rtol=1e-6)
-    assert "all clients are in every round" in result.output
+    assert "all clients are in every round" in told
     scenario = fedsim.load(tmp_path / "third" / "scenario.toml")
     assert scenario.population.devices == 3
     assert scenario.population.speed.median == pytest.approx(np.prod([device[0] for device in DEVICES]) ** (1 / 3), rel=1e-4)  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""Logs as they are met: what is read, and what is refused, with one message each."""
+"""Logs as they are met: what is read and refused, with one message each; devices and links that are known are found in them."""
 
 import math
 from collections import Counter
@@ -8,20 +8,26 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedsim.calibrate.fitting import fit
-from fedsim.calibrate.log import LogDefaults, read_log, spans, took
+from fedsim.calibrate.fitting import Fitted, Presence, fit, presence
+from fedsim.calibrate.log import Log, LogDefaults, read_log, spans, took
 from fedsim.errors import DataError
 from fedsim.records.reading import RunFolder
 from fedsim.testing import quiet_world, run
+from fedsim.world.network.protocol import Tcp
 from tests.calibrate.logs import DEVICES, HEAD, SIZE, rounds, task, written
 
 GOOD = rounds(3)
+SPEED, DOWN, UP = (np.array(of) for of in zip(*DEVICES, strict=True))
+
+
+def read(text: str, folder: Path, head: str = HEAD) -> Log:
+    return read_log(written(folder / "log.csv", text, head), LogDefaults())
 
 
 def test_tasks_and_rounds_are_found_whatever_the_order_of_rows(tmp_path: Path) -> None:
     lines = GOOD.splitlines(keepends=True)
-    for number, order in enumerate((lines, lines[::-1], lines[1::2] + lines[::2])):
-        log = read_log(written(tmp_path / f"{number}.csv", "".join(order)), LogDefaults())
+    for order in (lines, lines[::-1], lines[1::2] + lines[::2]):
+        log = read("".join(order), tmp_path)
         assert log.clients == ("phone 0", "phone 1", "phone 2")
         assert log.synchronous
         assert log.tasks.number.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
@@ -34,11 +40,8 @@ def test_tasks_and_rounds_are_found_whatever_the_order_of_rows(tmp_path: Path) -
 
 
 def test_parquet_dates_and_servers_rows(tmp_path: Path) -> None:
-    path = written(
-        tmp_path / "a.csv",
-        GOOD + "server,0,round,1000,1012,,\nserver,1,round,1100,1111.5,,\nserver,0,aggregate,1012,1012.5,,\n",
-    )
-    table = pd.read_csv(path)
+    told = "server,0,round,1000,1012,,\nserver,1,round,1100,1111.5,,\nserver,0,aggregate,1012,1012.5,,\n"
+    table = pd.read_csv(written(tmp_path / "a.csv", GOOD + told))
     for name in ("start", "end"):
         table[name] = pd.to_datetime(table[name], unit="s", utc=True)
     table.to_parquet(tmp_path / "a.parquet")
@@ -51,10 +54,8 @@ def test_parquet_dates_and_servers_rows(tmp_path: Path) -> None:
 
 
 def test_what_is_the_same_in_all_rows_can_be_said_beside_the_log(tmp_path: Path) -> None:
-    lines = [line.split(",")[:5] for line in GOOD.splitlines()]
-    path = written(
-        tmp_path / "a.csv", "".join(f"{','.join(line)},7\n" for line in lines), "client,round,what,start,end,retrans"
-    )
+    text = "".join(f"{line.rsplit(',', 2)[0]},7\n" for line in GOOD.splitlines())
+    path = written(tmp_path / "a.csv", text, "client,round,what,start,end,retrans")
     log = read_log(path, LogDefaults(bytes=5e5, samples=40, epochs=2))
     assert set(log.tasks.up.amount) == {5e5}
     assert set(log.tasks.train.amount) == {40}
@@ -63,10 +64,9 @@ def test_what_is_the_same_in_all_rows_can_be_said_beside_the_log(tmp_path: Path)
 
 
 def test_versions_that_overlap_are_of_an_asynchronous_server(tmp_path: Path) -> None:
-    text = "".join(task(str(one), number, 10.0 * one + 30.0 * number, DEVICES[2]) for number in range(5) for one in range(2))
-    assert read_log(written(tmp_path / "a.csv", text), LogDefaults()).synchronous
-    text = "".join(task(str(one), number, 10.0 * one + 12.0 * number, DEVICES[2]) for number in range(5) for one in range(2))
-    assert not read_log(written(tmp_path / "b.csv", text), LogDefaults()).synchronous
+    for apart in (30.0, 12.0):
+        tasks = (task(str(one), number, 10.0 * one + apart * number, DEVICES[2]) for number in range(5) for one in range(2))
+        assert read("".join(tasks), tmp_path).synchronous == (apart == 30.0)
 
 
 def test_what_a_run_asks_before_its_rounds_is_left_out(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_several_transfers_of_a_client_at_once_are_read(tmp_path: Path) -> None:
     """A download in two pieces at once, and an upload that goes on while the next round's download does."""
     first = "a,0,down,0,2,5,\na,0,down,1,3,7,\na,0,train,3,5,,10\na,0,up,5,9,4,\n"
     text = first + "a,1,down,6,8,4,\na,1,train,9,11,,10\na,1,up,11,12,4,\n"
-    tasks = read_log(written(tmp_path / "log.csv", text), LogDefaults()).tasks
+    tasks = read(text, tmp_path).tasks
     assert tasks.number.tolist() == [0, 1]
     assert tasks.down.amount.tolist() == [12, 4]
     assert (tasks.down.end.tolist(), tasks.up.start.tolist()) == ([3, 8], [5, 11])
@@ -142,20 +142,19 @@ def test_several_transfers_of_a_client_at_once_are_read(tmp_path: Path) -> None:
 
 def test_logs_of_nvflares_clients(tmp_path: Path) -> None:
     """Two sites and three rounds: 2 s down, 10 s of training, 4 s up; both ways in which NVFlare has written sizes."""
+
+    def line(second: int, text: str, who: str = "Communicator") -> str:
+        return f"2024-03-01 10:{second // 60:02}:{second % 60:02},500 - {who} - INFO - {text}\n"
+
+    old = "Received from demo server  (4000 Bytes). getTask: train time: 2.0 seconds"
+    new = "Received from demo server. getTask: train size: 3.9KB (4000 Bytes) time: 2.000000 seconds"
     for site in (1, 2):
-        lines = []
+        text = ""
         for number in range(3):
-            got, sent = 30 * number + 2, 30 * number + 16
-            old = f"Received from demo server  (4000 Bytes). getTask: train time: {2.0} seconds"
-            new = "Received from demo server. getTask: train size: 3.9KB (4000 Bytes) time: 2.000000 seconds"
-            lines += [f"2024-03-01 10:{got // 60:02}:{got % 60:02},500 - Communicator - INFO - {old if number else new}"]
-            lines += ["2024-03-01 10:00:05,000 - ClientRunner - INFO - [identity=site-1]: invoking task executor"]
-            said = "(4000 Bytes). time: 4.0 seconds"
-            lines += [
-                f"2024-03-01 10:{sent // 60:02}:{sent % 60:02},500 - Communicator - INFO -  SubmitUpdate size: 3.9KB {said}"
-            ]
+            text += line(30 * number + 2, old if number else new) + line(5, "[identity=site-1]: invoking", "ClientRunner")
+            text += line(30 * number + 16, "SubmitUpdate size: 3.9KB (4000 Bytes). time: 4.0 seconds")
         (tmp_path / f"site-{site}").mkdir()
-        (tmp_path / f"site-{site}" / "log.txt").write_text("\n".join(lines))
+        (tmp_path / f"site-{site}" / "log.txt").write_text(text)
     log = read_log(tmp_path, LogDefaults(samples=100))
     assert log.clients == ("site-1", "site-2")
     assert len(log.tasks.number) == 6
@@ -163,9 +162,7 @@ def test_logs_of_nvflares_clients(tmp_path: Path) -> None:
         assert took(steps) == pytest.approx([seconds] * 6)
     with pytest.raises(DataError, match="logs no samples"):
         read_log(tmp_path, LogDefaults())
-    (tmp_path / "server.log").write_text(
-        "INFO :      [ROUND 1]\nINFO :      aggregate_fit: received 2 results and 0 failures\n"
-    )
+    (tmp_path / "server.log").write_text("INFO :      [ROUND 1]\nINFO :      aggregate_fit: received 2 results\n")
     with pytest.raises(DataError, match="what Flower's server says"):
         read_log(tmp_path / "server.log", LogDefaults())
 
@@ -212,3 +209,151 @@ def test_logs_of_appfl(asynchronous: bool, tmp_path: Path) -> None:
     server.write_text(server.read_text().replace("client Client2", "client 12e7104d"))
     with pytest.raises(DataError, match=r"updates of 'Client1, 12e7104d'.* trainings of 'Client1, Client2'.*client_id"):
         read_log(tmp_path, LogDefaults(bytes=8e6, samples=100))
+
+
+# Devices and links, from the times that they would have taken.
+
+
+def fitted_to(text: str, folder: Path, latency: float | None = None, protocol: Tcp | None = None) -> Fitted:
+    log = read(text, folder)
+    return fit(log.tasks, len(log.clients), latency, protocol)
+
+
+def test_speeds_and_links_without_noise(tmp_path: Path) -> None:
+    found = fitted_to(rounds(4), tmp_path)
+    np.testing.assert_allclose(found.world.speed, SPEED)
+    np.testing.assert_allclose(found.world.down, DOWN)
+    np.testing.assert_allclose(found.world.up, UP)
+    assert found.world.jitter == 0
+    assert found.world.server == {"down": math.inf, "up": math.inf}
+    assert not found.latency_is_known
+    assert np.isnan(found.overhead).all()
+
+
+def test_sizes_that_differ_tell_latency_from_rate(tmp_path: Path) -> None:
+    for latency in (None, 0.2):
+        found = fitted_to(rounds(6, sizes=(1e5, 1e6, 3e6), wait=0.2), tmp_path, latency)
+        assert found.latency_is_known
+        np.testing.assert_allclose(found.world.latency, 0.2, rtol=1e-6)
+        np.testing.assert_allclose(found.world.up, UP, rtol=1e-6)
+
+
+def test_sizes_that_differ_tell_latency_from_slow_start(tmp_path: Path) -> None:
+    """By TCP with 0.02 s of latency: after n round trips of 0.04 s, each twice the window before, at the link's rate."""
+    text = ""
+    for number, size in enumerate((1e6, 2e6, 4e6, 1e6, 2e6, 4e6)):
+        for name, (speed, down, up) in enumerate(DEVICES):
+            wire, begin, times = size * 1514 / 1448, 1000.0 + 100 * number, list[float]()
+            for rate in (down, up):
+                trips = math.ceil(math.log2(rate * 0.04 / 15140)) if rate * 0.04 > 15140 else 0
+                times.append(0.02 + trips * 0.04 + (wire - 15140 * (2**trips - 1)) / rate)
+            text += task(str(name), number, begin, (speed, size / times[0], size / times[1]), size=size)
+    links = fitted_to(text, tmp_path, protocol=Tcp()).world
+    np.testing.assert_allclose(links.latency, 0.02, rtol=1e-6)
+    np.testing.assert_allclose(links.down, DOWN, rtol=1e-6)
+    np.testing.assert_allclose(links.up, UP, rtol=1e-6)
+
+
+def test_a_few_odd_rows_move_nothing(tmp_path: Path) -> None:
+    slow = task("phone 0", 9, 1900.0, (2.0, 1e5, 1e4))
+    found = fitted_to(rounds(9) + slow, tmp_path)
+    np.testing.assert_allclose(found.world.speed, SPEED)
+    np.testing.assert_allclose(found.world.down, DOWN)
+    assert found.world.jitter == 0
+
+
+def test_jitter(tmp_path: Path) -> None:
+    noise = np.random.default_rng(2)
+    sigma = math.sqrt(math.log1p(0.2**2))
+    factors = np.exp(sigma * noise.standard_normal((300, 3)) - sigma**2 / 2).tolist()
+    text = "".join(
+        task(str(one), number, 100.0 * number, (speed / factors[number][one], down, up))
+        for number in range(300)
+        for one, (speed, down, up) in enumerate(DEVICES)
+    )
+    found = fitted_to(text, tmp_path)
+    assert found.world.jitter == pytest.approx(0.2, rel=0.05)
+    np.testing.assert_allclose(found.world.speed, SPEED, rtol=0.03)  # 0.2 / sqrt(300) = 0.012
+
+
+def test_a_fixed_part_of_trainings(tmp_path: Path) -> None:
+    text = ""
+    for number, samples in enumerate((50, 100, 200, 400)):
+        lines = task("a", number, 100.0 * number, (samples / (3.0 + samples / 20.0), 1e6, 1e6), samples=samples)
+        text += lines + task("b", number, 100.0 * number, (20.0, 1e6, 1e6))
+    found = fitted_to(text, tmp_path)
+    assert found.overhead[0] == pytest.approx(3.0)
+    assert math.isnan(found.overhead[1])
+
+
+def shared(capacity: float, own: list[float], count: int) -> str:
+    """Downloads of different cohorts that begin at once behind one link: all get the same share, or what their own carries."""
+    text = ""
+    for number in range(count):
+        cohort = [one for one in range(len(own)) if (number + one) % 4]
+        left, at, ends = dict.fromkeys(cohort, SIZE), 0.0, {}
+        while left:  # progressive filling, by hand
+            room, rate, free = capacity, {}, sorted(left, key=lambda one: own[one])
+            for place, one in enumerate(free):
+                rate[one] = min(own[one], room / (len(free) - place))
+                room -= rate[one]
+            step = min(left[one] / rate[one] for one in left)
+            at += step
+            left = {one: rest - rate[one] * step for one, rest in left.items()}
+            ends |= {one: at for one, rest in left.items() if rest < 1e-3}
+            left = {one: rest for one, rest in left.items() if rest >= 1e-3}
+        for one in cohort:
+            begin = 100.0 * number
+            text += task(str(one), number, begin, (20.0, SIZE / ends[one], 1e6))
+    return text
+
+
+def test_a_limit_at_the_server_is_told_from_the_clients_own_links(tmp_path: Path) -> None:
+    own = [1e6, 1.2e6, 1.4e6, 8e6, 3e6, 8e6]
+    found = fitted_to(shared(6e6, own, 12), tmp_path).world
+    assert found.server["down"] == pytest.approx(6e6, rel=0.02)
+    assert found.server["up"] == math.inf
+    np.testing.assert_allclose(found.down[:3], own[:3], rtol=0.02)  # the third is held up now and then
+
+
+def test_presence_of_those_who_miss_a_round(tmp_path: Path) -> None:
+    lines = [task(str(one), number, 100.0 * number, DEVICES[0]) for number in range(10) for one in range(5)
+             if not (one == 1 and number in (4, 5)) and not (one == 3 and number == 8)]  # fmt: skip
+    there = presence(read("".join(lines), tmp_path))
+    assert there is not None
+    whole = 905.0  # from the first round to the end of the last
+    assert there.mean_on == pytest.approx((5 * whole - 300.0) / 2)  # two leave
+    assert there.mean_off == pytest.approx(150.0)  # and come back, after 200 s and 100 s
+    np.testing.assert_allclose(there.share, [1, 1 - 200 / whole, 1, 1 - 100 / whole, 1])
+
+
+def test_presence_that_the_log_says_and_that_cohorts_do_not_tell(tmp_path: Path) -> None:
+    def of(lines: str) -> Presence | None:
+        return presence(read(lines, tmp_path))
+
+    on = ("phone 0,,on,1000,1040", "phone 0,,on,1100,1211.25", "phone 1,,on,1000,1211.25", "phone 2,,on,1000,1211.25")
+    there = of(rounds(3) + "".join(f"{line},,\n" for line in on))
+    assert there is not None
+    assert there.mean_off == pytest.approx(60.0)
+    assert there.share[0] == pytest.approx(1 - 60 / 211.25)
+    assert of(rounds(3)) is None  # nobody is ever away
+    asked = (
+        task(str(one), number, 100.0 * number, DEVICES[0]) for number in range(9) for one in range(6) if (one + number) % 3
+    )
+    assert of("".join(asked)) is None  # two of three are asked
+
+
+def test_many_clients_of_one_rate_share_a_link(tmp_path: Path) -> None:
+    """Ten at once get 100 kB/s each: three of them alone would get a third of the whole, not a tenth."""
+    found = fitted_to(rounds(4, [(20.0, 1e5, 1e5)] * 10), tmp_path)
+    assert found.world.server == pytest.approx({"down": 1e6, "up": 1e6})
+    assert found.world.down.tolist() == pytest.approx([1e6] * 10)
+    assert "taken for one link that they share, of 8 Mbit/s" in found.notes[0]
+
+
+def test_tiny_messages_tell_no_rate_and_nothing_is_infinite(tmp_path: Path) -> None:
+    small = fitted_to(rounds(4, sizes=(1000.0,)), tmp_path)
+    assert all("they tell latency, not the links' rates" in note for note in small.notes)
+    only = fitted_to("".join(line for line in rounds(4).splitlines(True) if ",down," not in line), tmp_path)
+    assert only.world.down.tolist() == only.world.up.tolist()
+    assert only.notes == ("nothing tells the links down: they are taken for those up",)

@@ -160,5 +160,11 @@ def all_samples(data: FederatedData) -> tuple[list[tuple[int, ...]], list[tuple[
     return sorted(one for train, _ in held for one in train), sorted(one for _, test in held for one in test)
 
 
+def truth(data: FederatedData) -> list[int]:
+    """The true groups, where they are known."""
+    assert data.truth is not None
+    return data.truth.tolist()  # type: ignore[no-any-return]
+
+
 def everyone(data: FederatedData) -> np.ndarray:
     return np.arange(len(data.shards))

@@ -27,11 +27,18 @@ def test_fedprox_mnist(mnist: Dataset, seed: int) -> None:
     assert np.array_equal(data.train_sizes(), np.floor(0.9 * sizes))
     held = np.concatenate([all_train(data), all_test(data)])
     assert len(np.unique(held)) == len(held)
-    classes = [frozenset(np.unique(mnist.pool.y[np.concatenate([s.train, s.test])]).tolist()) for s in data.shards]
-    assert all(mine == {u % 10, (u + 1) % 10} for u, mine in enumerate(classes))
-    assert len(set(classes)) == 10
     assert (held < 60_000).any()
     assert (held >= 60_000).any()
+
+
+@pytest.mark.parametrize("classes", [1, 2, 6])
+def test_power_law_gives_each_device_as_many_classes_as_it_says(mnist: Dataset, classes: int) -> None:
+    data = PowerLaw(classes_per_device=classes).split(mnist, 1000, Streams(1))
+    sizes = data.train_sizes() + held_out(data)
+    assert sizes.min() >= 5 * classes
+    assert 67_000 < sizes.sum() < 70_000
+    for user, shard in enumerate(data.shards):
+        assert {*mnist.pool.y[np.append(shard.train, shard.test)]} == {(user + slot) % 10 for slot in range(classes)}
 
 
 def test_ditto_fashion_exactly(fashion: Dataset) -> None:
@@ -47,8 +54,8 @@ def test_ditto_fashion_exactly(fashion: Dataset) -> None:
     assert all(np.array_equal(a.train, b.train) for a, b in zip(data.shards, other_run.shards, strict=True))
 
 
-def test_femnist_as_published_overlaps(letters: Dataset) -> None:
-    data = Femnist().split(letters, 200, Streams(1))
+def test_femnist_as_published_overlaps_and_without_the_slip_is_clean(letters: Dataset) -> None:
+    data, clean = (Femnist(overlap=overlap).split(letters, 200, Streams(1)) for overlap in (True, False))
     sizes = data.train_sizes() + held_out(data)
     assert sizes.sum() == pytest.approx(18_820, abs=3 * 1_656)
     held = [np.concatenate([shard.train, shard.test]) for shard in data.shards]
@@ -60,33 +67,24 @@ def test_femnist_as_published_overlaps(letters: Dataset) -> None:
     tested = all_test(data)
     assert np.isin(tested, all_train(data)).mean() > 0.9
     assert all(np.bincount(letters.pool.y[h], minlength=10).max() == len(h) // 3 for h in held)
+    once = np.concatenate([all_train(clean), all_test(clean)])
+    assert len(np.unique(once)) == len(once)
+    assert np.array_equal(clean.train_sizes(), data.train_sizes())
 
 
-def test_femnist_without_the_slip_is_clean(letters: Dataset) -> None:
-    dirty, data = (Femnist(overlap=overlap).split(letters, 200, Streams(1)) for overlap in (True, False))
-    held = np.concatenate([all_train(data), all_test(data)])
-    assert len(np.unique(held)) == len(held)
-    assert np.array_equal(data.train_sizes(), dirty.train_sizes())
-
-
-def test_synthetic_sizes() -> None:
+def test_synthetic_devices_and_their_sizes() -> None:
     sizes = SyntheticSizes().sizes(4000, Streams(1))
     assert sizes.min() >= 50
     assert np.median(sizes) == pytest.approx(50 + np.exp(4), rel=0.08)
     assert np.log(sizes - 49.5).std() == pytest.approx(2.0, rel=0.1)
-
-
-def test_synthetic_devices() -> None:
     streams = Streams(3)
     dataset = Synthetic().draw(SyntheticSizes().sizes(30, streams), streams)
     data = SyntheticSizes().split(dataset, 30, streams)
     sizes = SyntheticSizes().sizes(30, streams)
     assert np.array_equal(data.train_sizes(), np.floor(0.9 * sizes))
     assert np.array_equal(data.train_sizes() + held_out(data), sizes)
-    start = 0
-    for shard, size in zip(data.shards, sizes, strict=True):
-        assert np.array_equal(np.sort(np.concatenate([shard.train, shard.test])), np.arange(start, start + size))
-        start += size
+    for shard, end, size in zip(data.shards, sizes.cumsum(), sizes, strict=True):
+        assert sorted([*shard.train, *shard.test]) == [*range(end - size, end)]
 
 
 DEVICES = 400
@@ -157,15 +155,12 @@ def test_class_imbalance(large: Dataset, classes: int) -> None:
     assert np.ptp(held_out(data)) <= 1
 
 
-def test_majorities_follow_the_rounded_normal(large: Dataset) -> None:
+def test_majorities_follow_the_rounded_normal_and_hold_the_largest_amount(large: Dataset) -> None:
     data = ClassImbalance(classes_per_device=1, largest=10).split(large, 3000, Streams(1))
     majority = np.argmax(label_table(data), axis=1) + 1
     draws = np.rint(np.random.Generator(np.random.Philox(1)).normal(5.0, np.sqrt(10.0), 400_000))
     expected = np.bincount(draws[(draws >= 1) & (draws <= 10)].astype(int), minlength=11)[1:]
     assert np.bincount(majority, minlength=11)[1:] / 3000 == pytest.approx(expected / expected.sum(), abs=0.025)
-
-
-def test_the_majority_class_holds_the_largest_amount(large: Dataset) -> None:
-    """With the normal so narrow that class 3 is everybody's majority."""
+    # With the normal so narrow that class 3 is everybody's majority.
     table = label_table(ClassImbalance(classes_per_device=5, mean=3.0, variance=1e-4).split(large, 60, Streams(1)))
     assert np.array_equal(table[:, 2], table.max(axis=1))

@@ -18,7 +18,7 @@ from fedsim.learning.refs import Ref
 from fedsim.toolbox import codecs
 from fedsim.toolbox.codecs import Lossy, Sparse, TopK, added, largest
 from tests.learning.small import federation, learning
-from tests.learning.test_functions import noisy
+from tests.learning.test_choices import noisy
 from tests.strategies.clustered import played, ran, weights, world
 
 
@@ -112,14 +112,12 @@ def test_int8_is_within_half_a_step_of_each_bucket(bucket: int | None) -> None:
 @pytest.mark.parametrize(
     ("spec", "bound"),
     [
-        ({"kind": "qsgd", "levels": 1}, lambda n, squared: min(n, n**0.5) * squared),
-        ({"kind": "qsgd", "levels": 4}, lambda n, squared: min(n / 16, n**0.5 / 4) * squared),
-        ({"kind": "qsgd", "levels": 64}, lambda n, squared: min(n / 64**2, n**0.5 / 64) * squared),
-        ({"kind": "random-k", "share": 0.25}, lambda n, squared: (n / 10 - 1) * squared),
+        *(({"kind": "qsgd", "levels": s}, min(40 / s**2, 40**0.5 / s)) for s in (1, 4, 64)),
+        ({"kind": "random-k", "share": 0.25}, 40 / 10 - 1),
     ],
-    ids=lambda value: str(value.get("levels", "")) if isinstance(value, dict) else "",
+    ids=str,
 )
-def test_the_mean_of_all_draws_is_what_was_meant_and_the_variance_is_bounded(spec: dict[str, Any], bound: Any) -> None:
+def test_the_mean_of_all_draws_is_what_was_meant_and_the_variance_is_bounded(spec: dict[str, Any], bound: float) -> None:
     array, codec, count = np.random.default_rng(3).normal(size=40).astype(np.float32), lossy(spec), 10_000
     function, constants = codec.rule(40)
     draw = np.random.default_rng(5)
@@ -127,7 +125,7 @@ def test_the_mean_of_all_draws_is_what_was_meant_and_the_variance_is_bounded(spe
     errors = drawn.std(axis=0) / count**0.5
     assert (np.abs(drawn.mean(axis=0) - array) <= 4 * errors + 1e-6).all()
     variance = ((drawn - array) ** 2).sum(axis=1).mean()
-    assert variance <= bound(40, float(array @ array)) * 1.02
+    assert variance <= bound * float(array @ array) * 1.02
 
 
 def test_signs_by_hand() -> None:
@@ -183,8 +181,8 @@ def sections(up: Any, **others: Any) -> dict[str, Any]:
 
 
 def test_with_k_of_d_it_is_the_plain_run_and_with_less_links_carry_what_is_encoded(tmp_path: Any) -> None:
-    ups = ({}, {"kind": "top-k", "share": 1.0}, {"kind": "top-k", "share": 0.05})
-    plain, whole, sparse = (ran(sections(up), tmp_path / f"{number}") for number, up in enumerate(ups))
+    ways = ({}, {"kind": "top-k", "share": 1.0}, {"kind": "top-k", "share": 0.05})
+    plain, whole, sparse = (ran(sections(up), tmp_path / str(up.get("share"))) for up in ways)
     for name in ("events_sha256", "models_sha256", "bytes"):
         assert plain.summary[name] == whole.summary[name]
     assert {row["bytes"] for row in sparse.transfers if row["direction"] == "up"} == {TopK(share=0.05).bytes(650)}
@@ -210,7 +208,7 @@ def test_encoding_and_decoding_take_time_on_the_device(tmp_path: Any) -> None:
     free = {way: {"kind": codec["kind"]} for way, codec in coded.items()}
     slow, quick = (
         ran(sections({}, strategy=strategy, messages=messages, stop={"rounds": 2}), tmp_path / name)
-        for name, messages in (("slow", coded), ("quick", free))
+        for name, messages in (("coded", coded), ("free", free))
     )
     steps = [event for event in slow.events if event["kind"] in ("step-start", "step-end")]
     names = [event["step"] for event in steps if event["task"] == 0 and event["kind"] == "step-start"]
@@ -221,9 +219,8 @@ def test_encoding_and_decoding_take_time_on_the_device(tmp_path: Any) -> None:
             for kind in ("step-start", "step-end")
         )
         assert [end[task] - begin[task] for task in begin] == pytest.approx([seconds] * 8)
-    assert [slow.summary[key] for key in ("models_sha256", "bytes")] == [
-        quick.summary[key] for key in ("models_sha256", "bytes")
-    ]
+    for name in ("models_sha256", "bytes"):
+        assert slow.summary[name] == quick.summary[name]
     assert not {"encode", "decode"} & {event["step"] for event in quick.events}
 
 

@@ -1,16 +1,24 @@
 """Apps as Flower's quickstarts have them, unmodified: what they learn, and that it always is the same."""
 
+import inspect
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 
 pytest.importorskip("flwr")
 
+from flwr.serverapp import strategy as strategies
+
+import fedsim
 from fedsim.executors.threads import Threads
 from fedsim.records.reading import RunFolder
 from fedsim.testing import FIGURES, assert_sound
+from tests.calls import done
 from tests.flower.plain import last_arrays, run_plain
 from tests.flower.runs import eventful, execute, scenario
 
@@ -62,11 +70,84 @@ def test_an_eventful_world_is_the_same_twice_and_on_any_number_of_workers(tmp_pa
 
 def test_the_run_folder_says_it_again(tmp_path: Path) -> None:
     """The scenario that is written can be read and gives the same run; sections that are not used are not in it."""
-    import fedsim
-
     execute(scenario("numpy_app"), tmp_path / "one")
     text = (tmp_path / "one" / "scenario.toml").read_text()
     assert "[model]" not in text
     assert "[data]" not in text
     again = fedsim.run(fedsim.load(tmp_path / "one" / "scenario.toml", allow_code=True), tmp_path / "two", executor="inline")
     assert again.summary["events_sha256"] == RunFolder(tmp_path / "one").summary["events_sha256"]
+
+
+# Every strategy that Flower has runs among stragglers and devices that come and go.
+
+
+NAMES = [name for name in strategies.__all__ if not inspect.isabstract(getattr(strategies, name)) and name != "Result"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_five_rounds_of(name: str, tmp_path: Path) -> None:
+    assert len(NAMES) >= 18
+    config = {"strategy": name, "fraction-train": 0.3, "num-server-rounds": 5, "timeout": 60.0}
+    summary = execute(eventful("numpy_app", run_config=config), tmp_path / "run").summary
+    assert summary["status"] == "done"
+    assert summary["stopped"] == "the ServerApp has ended"
+    assert summary["rounds"] == 5
+    assert summary["accuracy"]["final"] > (0.2 if "Xgb" not in name else 0.8)
+    folder = assert_sound(tmp_path / "run")
+    assert [row["round"] for row in folder.rounds] == [0, 1, 2, 3, 4]
+    (tensors,) = folder.models().values()
+    assert tensors
+
+
+# The page's example of Flower's partitions, as it stands there.
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "flower.md"
+
+
+@pytest.mark.filterwarnings("ignore")  # of Hugging Face's libraries
+def test_a_partition_of_flower_s_deals_fedsim_s_own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("flwr_datasets")
+    monkeypatch.chdir(tmp_path)
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    Path("scenario.toml").write_text(fedsim.Scenario().to_toml())
+    exec(compile(example, str(PAGE), "exec"), {})
+    sections = {"data": {"partition": {"kind": "file", "path": "shards.json"}}, "population": {"devices": 20}}
+    summary = fedsim.run(fedsim.Scenario(**sections, stop={"rounds": 1}), executor="inline").summary
+    assert summary["rounds"] == 1
+
+
+# The other verbs on runs of Flower apps: they are as any other.
+
+
+def test_report_compare_audit_and_trace(tmp_path: Path) -> None:
+    """Two strategies of Flower's in the same world, one of which sends twice the bytes."""
+    for name in ("FedAvg", "FedAdam"):
+        config = {"strategy": name, "size": 2_000, "num-server-rounds": 3, "fraction-train": 0.3}
+        execute(eventful("numpy_app", devices=8, run_config=config), tmp_path / name)
+        done("audit", tmp_path / name)
+    one, other = (fedsim.load_run(tmp_path / name) for name in ("FedAvg", "FedAdam"))
+    table = done("compare", tmp_path / "FedAvg", tmp_path / "FedAdam")
+    assert "flower (FedAvg)" in table
+    assert "flower (FedAdam)" in table
+    down = [run.summary["bytes"]["down"] for run in (one, other)]
+    assert 1.5 < down[1] / down[0] < 2.1  # FedAdam's server computes in float64
+    done("report", tmp_path / "FedAvg", tmp_path / "FedAdam", "--out", tmp_path / "report.html")
+    assert "compute" in (tmp_path / "report.html").read_text()
+    done("trace", tmp_path / "FedAvg", "--out", tmp_path / "trace.json")
+    entries = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {"compute", "download", "upload"} <= {entry["name"].split(" ")[0] for entry in entries}
+
+
+def test_check_and_a_study_of_strategies(tmp_path: Path) -> None:
+    base = eventful("numpy_app", devices=6)
+    (tmp_path / "app.toml").write_text(fedsim.Scenario(**base).to_toml())
+    said = done("check", tmp_path / "app.toml", "--allow-code")
+    assert "6 devices; what they compute, send and learn is for a Flower app" in said
+    variants = {
+        name: {"strategy": {"run_config": {"strategy": name, "num-server-rounds": 2}}} for name in ("FedAvg", "FedMedian")
+    }
+    (tmp_path / "study.toml").write_text(tomli_w.dumps({"seeds": [1], "base": base, "variants": variants}))
+    done("study", tmp_path / "study.toml", "--out", tmp_path / "study", "--allow-code", "--workers", "1", "--quiet")
+    assert {run.parent.name for run in (tmp_path / "study" / "runs").glob("*/seed-1")} == {"FedAvg", "FedMedian"}
+    assert (tmp_path / "study" / "compare.csv").is_file()

@@ -12,7 +12,6 @@ from fedsim.learning import testsets
 from fedsim.learning.engine import Learning
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.models import CNN5, Logistic, ModelSpec, Perceptron
-from fedsim.learning.objectives import Classification
 from fedsim.learning.refs import Ref
 from fedsim.learning.solvers.reference import load_weights, module_of
 from tests.learning.small import federation, learning, run
@@ -130,16 +129,6 @@ def test_nobody_to_test_and_devices_in_several_lists(model: ModelSpec) -> None:
     for name, ref in (("a", refs[0]), ("b", refs[1])):
         _check(found[name], [_naive(core, model, data, ref, data.shards[device]) for device in found[name].devices])
     assert found["c"].count.sum() == 0
-
-
-def test_what_workers_say_is_counted_device_by_device() -> None:
-    """Devices 7 and 9 hold the images c, a and b, a; three workers have judged a, a, then b, then c."""
-    said = [([1.0, 2.0], [1, 0]), ([4.0], [1]), ([8.0], [1])]
-    judged = [{"": np.column_stack([losses, right, np.ones(len(right))])} for losses, right in said]
-    owner, order = np.array([0, 0, 1, 1]), np.array([1, 3, 2, 0])
-    found = testsets.counted(Classification(), [7, 9], owner, judged, order)
-    assert (found.devices, found.count.tolist()) == ([7, 9], [2, 2])
-    assert (found.correct.tolist(), found.loss_sum.tolist()) == ([2, 1], [9.0, 6.0])
 
 
 def test_scores() -> None:

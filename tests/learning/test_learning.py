@@ -1,23 +1,25 @@
 """The core as strategies meet it: oracles of federated averaging, laziness, what is not finite, equality over workers."""
 
-from typing import Any
+import gc
+import weakref
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 from torch.nn import functional
 
 from fedsim.data.federated import Shard, stratified_part
 from fedsim.errors import ScenarioError, SimulationError
+from fedsim.evaluation.evaluator import EvaluationSpec, Evaluator, WorldView
 from fedsim.executors.inline import Inline
 from fedsim.executors.threads import Threads
+from fedsim.language.stop import StopSpec
 from fedsim.learning.engine import Learning
 from fedsim.learning.learner import Learner
 from fedsim.learning.models import CNN5, Logistic, ModelSpec, Perceptron, SizeOnly
-from fedsim.learning.refs import Ref
+from fedsim.learning.refs import Best, Initial, Mixed, Ref, Trained, waves
 from fedsim.learning.solvers.reference import flat_weights, load_weights, module_of
-from fedsim.learning.spec import TrainingSpec
 from fedsim.training import Part, Training
 from tests.learning.small import Counting, federation, learning, own, run
 
@@ -109,16 +111,6 @@ def test_a_full_batch_is_the_whole_local_set_in_one_step_an_epoch(model: ModelSp
     values = [run(core.value(ref)).tobytes() for core, ref in ((usual, whole), (usual, by_steps), (huge, epochs))]
     assert values[0] == values[1] == values[2] != run(usual.value(small)).tobytes()
     assert whole.train_loss == epochs.train_loss
-
-
-def test_the_request_with_the_most_steps_in_all_goes_out_first() -> None:
-    """A device of 400 batches alone, and forty of 2 in two requests."""
-    data = federation([20] * 40 + [4000], shape=(500,))
-    core, _ = learning(data, Logistic(), batch_size=10)
-    start = core.initial()
-    run(core.value(start))
-    jobs = [core._work.job(core.train(Training(start), device, key=0), data) for device in range(41)]
-    assert core._work.split(jobs) == [[40], list(range(20)), list(range(20, 40))]
 
 
 def test_a_part_is_of_the_version_asked_for() -> None:
@@ -264,9 +256,9 @@ def test_training_loss_and_discrepancy() -> None:
     assert loss == pytest.approx((30 * updates[0].train_loss + 20 * updates[1].train_loss) / 50)
     mean = sum(float(np.linalg.norm(run(core.value(update)) - run(core.value(model)))) for update in updates) / 2
     pairs, bad = [(update, model) for update in updates], _poisoned(core, 2)
-    assert run(core.discrepancy(pairs)) == pytest.approx(mean, rel=1e-5)
-    assert run(core.discrepancy([*pairs, (bad, model), (model, bad)])) == pytest.approx(mean, rel=1e-5)
-    assert run(core.discrepancy([(bad, model)])) is run(core.discrepancy([])) is run(core.train_loss([(model, 1.0)])) is None
+    of = Evaluator(core, StopSpec(rounds=1), EvaluationSpec(), cast("WorldView", None)).discrepancy
+    assert run(of(pairs)) == run(of([*pairs, (bad, model), (model, bad)])) == pytest.approx(mean, rel=1e-5)
+    assert run(of([(bad, model)])) is run(of([])) is run(core.train_loss([(model, 1.0)])) is None
 
 
 def test_learning_off_has_names_and_sizes_only() -> None:
@@ -276,7 +268,7 @@ def test_learning_off_has_names_and_sizes_only() -> None:
     assert (update.name, update.device, off.mix([(update, 1.0)]).name) == ("update-1", 3, "model-2")
     best = off.best([update, update], 5, version=2)
     assert (best.device, off.train(Training(best, full_batch=True), 5, key=1).device) == (5, 5)
-    assert run(off.evaluate({"global": (update, None)})) is run(off.discrepancy([(update, update)])) is None
+    assert run(off.evaluate({"global": (update, None)})) is None
     assert run(off.losses([best])) is run(off.choices([best])) is None
     with pytest.raises(SimulationError, match='learning = "on"'):
         run(off.value(update))
@@ -287,17 +279,71 @@ def test_a_bare_size_cannot_learn() -> None:
         learning(federation([3]), SizeOnly.model_validate({"bytes": "4 MB"}))
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"lr": 0.0}, {"lr": np.nan}, {"batch_size": 0}, {"momentum": 1.0}, {"l2": -1.0}, {"lr_decay": 1.1}, {"device": "gpu"}],
-    ids=str,
-)
-def test_ranges(wrong: dict[str, object]) -> None:
-    with pytest.raises(ValidationError):
-        TrainingSpec.model_validate(wrong)
-
-
 def test_a_device_that_is_not_there_is_refused_when_learning_starts() -> None:
     with pytest.raises(ScenarioError, match=r"'cuda:99'.*it has cpu") as refusal:
         learning(federation([5]), Logistic(), device="cuda:99")
     assert refusal.value.exit_status == 2
+
+
+def _training(base: Ref, serial: int) -> Ref:
+    return Ref(f"update-{serial}", serial, Trained(Training(base), 0, 0, 0, 0), 0)
+
+
+def _play(wanted: list[Ref]) -> list[list[str]]:
+    """Compute everything with zeros, and choose the last; returns the waves of choices and the cohorts."""
+    cohorts = []
+    for wave in waves(wanted):
+        for ref in wave:
+            if isinstance(ref.recipe, Best):
+                ref.choose(np.arange(len(ref.recipe.models), 0.0, -1.0))
+            else:
+                ref.settle(np.zeros(2, np.float32))
+        if wave[0].device is not None:
+            cohorts.append([ref.name for ref in wave])
+    return cohorts
+
+
+def _choice(models: list[Ref], serial: int) -> Ref:
+    return Ref(f"choice-{serial}", serial, Best(tuple(models), 0, 0), 0)
+
+
+def test_choices_are_a_wave_of_their_own_before_the_trainings_that_need_them() -> None:
+    start = Ref("model-0", 0, Initial(0))
+    updates = [_training(start, at) for at in (1, 2)]
+    mixed = Ref("model-3", 3, Mixed(tuple((update, 0.5) for update in updates), None, True))
+    late = [_choice([start, mixed], at) for at in (4, 5)]  # between models of which one must be trained first
+    early = [_choice([start, start], 6)]  # ready at once: made before any training
+    after = [_training(choice, serial) for serial, choice in enumerate([*late, *early], 7)]
+    last = _choice([*after, early[0]], 10)
+    assert _play([last, *after[::-1], *late]) == [
+        ["choice-6"],
+        ["update-1", "update-2", "update-9"],
+        ["choice-4", "choice-5"],
+        ["update-7", "update-8"],
+        ["choice-10"],
+    ]
+    assert late[0].value is mixed.value
+    assert last.value is early[0].value is start.value
+
+
+def test_a_chain_of_thousands_needs_no_recursion_and_frees_what_nobody_holds() -> None:
+    ref = start = Ref("model-0", 0, Initial(0))
+    middle: weakref.ref[Ref] | None = None
+    for at in range(1, 20_001):
+        ref = _training(ref, at) if at % 2 else Ref(f"model-{at}", at, Mixed(((ref, 1.0),), start, True))
+        if at == 10_000:
+            middle = weakref.ref(ref)
+    assert len(_play([ref])) == 10_000
+    assert middle is not None
+    assert middle() is None
+    assert ref.recipe is None
+
+
+def test_a_long_chain_that_is_never_computed_is_dropped_quietly() -> None:
+    ref = Ref("model-0", 0, Initial(0))
+    start = weakref.ref(ref)
+    for at in range(1, 100_000):
+        ref = _training(ref, at)
+    del ref
+    gc.collect()
+    assert start() is None

@@ -16,11 +16,10 @@ from fedsim.cli import main
 from fedsim.data.federated import TokenShape
 from fedsim.data.sources import SOURCES
 from fedsim.errors import FedsimError
-from fedsim.learning.metrics import METRICS
 from fedsim.learning.modules import step_flops
 from fedsim.streams import Streams
 from fedsim.toolbox.models.tokens import CharLSTM, Transformer
-from fedsim.toolbox.objectives import MaskedToken
+from fedsim.toolbox.objectives import METRICS, MaskedToken
 
 HERE = "tests.learning.test_objectives"
 TOKENS = {"data": {"source": {"kind": "text", "length": 12}, "partition": "by-label"}, "objective": {"kind": "next-token"}}

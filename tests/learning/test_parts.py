@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from torch import nn
 
 import fedsim
-from fedsim.learning.model import LoRA
+from fedsim.learning.architecture import LoRA
 from fedsim.learning.modules import fit, frozen_numbers, numbers
 from tests.strategies.clustered import played, ran, weights, world
 

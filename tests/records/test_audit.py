@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import fedsim
 from fedsim.audit import CHECKS, _findings, audit
 from fedsim.audit.evidence import Evidence
 from fedsim.errors import RunFolderError
@@ -142,16 +141,16 @@ def step_out_of_turn(rows: Rows) -> None:
     rows[start]["kind"], rows[end]["kind"] = "step-end", "step-start"
 
 
-def task_never_ends(rows: Rows) -> Rows:
-    gone = first(rows, kind="task-end")
-    return rows[:gone] + rows[gone + 1 :]
-
-
 def in_two_places(rows: Rows) -> None:
     one, two = (row["device"] for row in rows if row["kind"] == "task-start" and row["round"] == 0 and row["task"] in (0, 1))
     for row in rows:
         if row["round"] == 0 and row["device"] == two:
             row["device"] = one
+
+
+def without(**wanted: Any) -> Callable[[Rows], Rows]:
+    """All records but the first of a kind."""
+    return lambda rows: [row for number, row in enumerate(rows) if number != first(rows, **wanted)]
 
 
 def said(change: Callable[[dict[str, Any]], Any], **wanted: Any) -> Callable[[Rows], None]:
@@ -176,22 +175,14 @@ def late_one_counted(rows: Rows) -> None:
     said(lambda data: data["tasks"].append(late["task"]), kind="aggregate", round=late["round"])(rows)
 
 
-def bytes_invented(rows: Rows) -> None:
-    rows[0]["delivered"] = rows[0]["bytes"] * 2
-
-
-def message_dropped(rows: Rows) -> Rows:
-    return rows[1:]
-
-
 def purpose_relabelled(rows: Rows) -> None:
     for row in rows:
         if row["direction"] == "up":
             row["payloads"] = row["payloads"].replace("update", "probe-loss")
 
 
-def round_improved(rows: Rows) -> None:
-    rows[-1]["accuracy"] = 0.999
+def transfers(change: Callable[[Rows], Rows | None]) -> Callable[[Path], None]:
+    return edit(files.TRANSFERS, TRANSFERS, change)
 
 
 @pytest.mark.parametrize(
@@ -199,16 +190,16 @@ def round_improved(rows: Rows) -> None:
     [
         (events(effect_before_cause), "time never runs backwards"),
         (events(step_out_of_turn), "every task begins, takes its steps in order and ends once"),
-        (events(task_never_ends), "every task begins, takes its steps in order and ends once"),
+        (events(without(kind="task-end")), "every task begins, takes its steps in order and ends once"),
         (events(in_two_places), "no device does two things at once"),
         (events(aggregated_twice), "every valid update was aggregated once"),
         (events(aggregated_never), "every valid update was aggregated once"),
         (events(late_one_counted), "every valid update was aggregated once"),
         (events(deadline_missed), "deadlines held"),
-        (edit(files.TRANSFERS, TRANSFERS, bytes_invented), "no more bytes arrived than were sent"),
-        (edit(files.TRANSFERS, TRANSFERS, message_dropped), "transfers agree with the records"),
-        (edit(files.TRANSFERS, TRANSFERS, purpose_relabelled), "ledger, transfers and summary agree"),
-        (edit(files.ROUNDS, ROUNDS, round_improved), "rounds agree with their tasks"),
+        (transfers(lambda rows: rows[0].update(delivered=rows[0]["bytes"] * 2)), "no more bytes arrived than were sent"),
+        (transfers(lambda rows: rows[1:]), "transfers agree with the records"),
+        (transfers(purpose_relabelled), "ledger, transfers and summary agree"),
+        (edit(files.ROUNDS, ROUNDS, lambda rows: rows[-1].update(accuracy=0.999)), "rounds agree with their tasks"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -234,18 +225,7 @@ def test_a_forged_summary_is_found(tiny_run: Path, forged: dict[str, Any], check
     assert found(tiny_run) == {check}
 
 
-# Stragglers that end their tasks with nothing trained.
-
-
-@pytest.fixture
-def straggling(small: dict[str, Any], tmp_path: Path, made: Callable[[dict[str, Any], Path], Path]) -> Path:
-    """The folder of a run of CATA-Fed with valid clients and slow stragglers."""
-    small["population"]["availability"] = {"kind": "always"}
-    small["strategy"] = {"kind": "cata-fed", "clients_per_round": 6, "deadline": "1 s", "clusters": 1}
-    folder = made(small, tmp_path / "run")
-    first_round = read(folder, files.ROUNDS)[0]
-    assert min(first_round["slow"], first_round["valid"]) > 0
-    return folder
+# Runs in which more happens.
 
 
 def idle_task(rows: Rows) -> int:
@@ -262,42 +242,40 @@ def call_an_idle_one_trained(rows: Rows) -> None:
     said(lambda data: data.update(epochs=1), kind="step-end", step="train", task=idle_task(rows))(rows)
 
 
+def shift_nobody(rows: Rows) -> None:
+    rows[first(rows, kind="shift")]["device"] = None
+
+
 allow_less_time = said(lambda data: data.update(training_limit=0.5), kind="round-start")
-
-
-def test_an_honest_run_with_stragglers_passes(straggling: Path) -> None:
-    assert found(straggling) == set()
+share_more = said(lambda data: data.update(core_s=data["core_s"] * 1.1), kind="step-end", step="train", outcome="done")
+WORLDS: dict[str, dict[str, Any]] = {
+    "straggling": {"strategy": {"kind": "cata-fed", "clients_per_round": 6, "deadline": "1 s", "clusters": 1}},
+    "shifting": {"drift": {"kind": "label-permutation", "probability": 1.0}, "stop": {"rounds": 3}},
+    "sharing": {"learning": "off", "stop": {"rounds": 2}},
+}
 
 
 @pytest.mark.parametrize(
-    ("damage", "checks"),
+    ("world", "damage", "checks"),
     [
-        (count_an_idle_one, {"every valid update was aggregated once"}),
-        (call_an_idle_one_trained, {"every valid update was aggregated once", "rounds agree with their tasks"}),
-        (allow_less_time, {"deadlines held"}),
+        ("straggling", count_an_idle_one, {"every valid update was aggregated once"}),
+        ("straggling", call_an_idle_one_trained, {"every valid update was aggregated once", "rounds agree with their tasks"}),
+        ("straggling", allow_less_time, {"deadlines held"}),
+        ("shifting", shift_nobody, {"devices agree with the records"}),
+        ("sharing", share_more, {"hosts shared their cores and workers"}),
     ],
 )
-def test_damage_to_stragglers_is_found(straggling: Path, damage: Callable[[Rows], None], checks: set[str]) -> None:
-    events(damage)(straggling)
-    assert checks <= found(straggling)
-
-
-def test_a_shift_of_no_device_is_found(small: dict[str, Any], tmp_path: Path) -> None:
-    small |= {"drift": {"kind": "label-permutation", "probability": 1.0}, "stop": {"rounds": 3}}
-    fedsim.run(fedsim.Scenario(**small), tmp_path / "run")
-    assert not found(tmp_path / "run")
-
-    def nameless(rows: Rows) -> None:
-        rows[first(rows, kind="shift")]["device"] = None
-
-    events(nameless)(tmp_path / "run")
-    assert "devices agree with the records" in found(tmp_path / "run")
-
-
-def test_a_share_of_a_host_that_it_did_not_give_is_found(small: dict[str, Any], tmp_path: Path) -> None:
-    small["population"] |= {"host": {"number": 2, "cores": 2, "workers": 3}}
-    fedsim.run(fedsim.Scenario(**small | {"learning": "off", "stop": {"rounds": 2}}), tmp_path / "run")
-    assert not found(tmp_path / "run")
-    more = said(lambda data: data.update(core_s=data["core_s"] * 1.1), kind="step-end", step="train", outcome="done")
-    events(more)(tmp_path / "run")
-    assert "hosts shared their cores and workers" in found(tmp_path / "run")
+def test_damage_to_stragglers_shifts_and_hosts_is_found(
+    world: str,
+    damage: Callable[[Rows], None],
+    checks: set[str],
+    small: dict[str, Any],
+    tmp_path: Path,
+    made: Callable[[dict[str, Any], Path], Path],
+) -> None:
+    more = {"straggling": {"availability": {"kind": "always"}}, "sharing": {"host": {"number": 2, "cores": 2, "workers": 3}}}
+    small["population"] |= more.get(world, {})
+    folder = made(small | WORLDS[world], tmp_path / "run")
+    assert found(folder) == set()
+    events(damage)(folder)
+    assert checks <= found(folder)

@@ -1,5 +1,6 @@
 """Energy: joules by phase by hand, what they weigh, whose they are, and an audit that finds what is changed."""
 
+import copy
 import json
 import math
 import tomllib
@@ -17,9 +18,10 @@ from fedsim.meters.energy import TABLE, Zone
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
 from fedsim.streams import Streams
+from fedsim.testing import StrategyContract, eventful_world, quiet_world, run, run_until
 from fedsim.testing import assert_sound as sound
-from fedsim.testing import run
 from fedsim.world.device_kinds import catalogue, find_kind
+from tests.benchmarks.hashes import STRATEGIES
 from tests.records.test_audit import found
 from tests.records.test_forgeries import column, times
 
@@ -54,34 +56,42 @@ def close(value: float) -> Any:
     return pytest.approx(value, rel=1e-9)
 
 
-def test_a_round_by_hand(tmp_path: Path) -> None:
-    """34 s: idle all the time; 9 J to receive, 60 to train, 26 to send; 3 s of tail in the training, and after the run."""
-    summary = run(world(ENERGY), tmp_path / "run")
-    assert summary["simulated_s"] == 34
-    phases = {"idle": 17, "compute": 60, "receive": 9, "send": 26, "tail": 3, "server": 0, "edge": 0}
-    by_phase = {phase: close(joules) for phase, joules in phases.items()}
-    assert summary["energy"] == {"joules": close(115), "by_phase": by_phase, "wasted": 0.0}
-    folder = sound(tmp_path / "run")
-    assert folder.devices[0]["joules"] == close(115)
-    assert folder.rows(TABLE)[0]["send_j"] == close(26)
-    assert (folder.rounds[0]["joules"], folder.rounds[0]["grams"]) == (close(113.5), None)
+PLACES = {"server": {"idle": "100 W", "update": "5 J", "byte": "1 J/MB"}, "edge": {"idle": "10 W", "byte": "2 J/kB"}}
+LINKS: dict[str, Any] = {"device": {"down": "1 kB/s", "up": "0.5 kB/s", "latency": "1 s"}}
+WIRE = 4 * 1514 / 1448  # kB that TCP makes of 4 kB
+CODECS = {way: {"kind": "float16", "encode_rate": rate} for way, rate in (("down", "4 kB/s"), ("up", "2 kB/s"))}
+TREE = {"network": {"kind": "tree", "cells": 2} | LINKS}
+TCP = {"network": {"kind": "star", "protocol": {"kind": "tcp", "slow_start": False}} | LINKS}
+BY_HAND: dict[str, tuple[dict[str, Any], dict[str, Any], list[float], dict[str, float]]] = {
+    # 34 s: idle all the time; 9 J to receive, 60 to train, 26 to send; 3 s of tail in the training, and after the run.
+    "a round": (ENERGY, {}, [113.5], {"idle": 17, "compute": 60, "receive": 9, "send": 26, "tail": 3, "server": 0, "edge": 0}),
+    # A radio awake for 30 s: 20 s until it sends; then none, as the next round begins at once; 20 s again; 30 s.
+    "tails are cut short": (ENERGY | {"tail_lasts": "30 s"}, {"rounds": 2}, [122, 122], {"tail": 35, "joules": 259}),
+    # The run ends 5 s into the upload: 2 J/s and 2,000 bytes; all of it was wasted.
+    "cut off": (ENERGY, {"stop": {"rounds": 1, "simulated_time": "30 s"}}, [], {"send": 14, "joules": 101, "wasted": 101}),
+    # 100 W for 34 s, 5 J an update, 8,000 bytes at the server; and at the one of two cells that they pass.
+    "the server's side": (PLACES, TREE, [4101.008], {"server": 3405.008, "edge": 2 * 340 + 16}),
+    # By TCP 4,000 bytes are 4,182.3 on the wire: so much longer, and at 1 and 2 J/kB so much more; latency, time, bytes.
+    "bytes on the wire": (
+        ENERGY | {"server": {"byte": "3 J/kB"}},
+        TCP,
+        [],
+        {"receive": 1 + WIRE + WIRE, "send": 2 + 4 * WIRE + 2 * WIRE, "server": 6 * WIRE},
+    ),
+    # 4,000 bytes of float32: 1 s to decode and 2 s to encode at 3 W, and half of them to receive and send.
+    "codecs": (ENERGY, {"messages": CODECS}, [105], {"idle": 15.5, "compute": 60 + 9, "receive": 5, "send": 14, "tail": 3}),
+}
 
 
-def test_a_tail_is_cut_short_by_the_next_transfer(tmp_path: Path) -> None:
-    """A radio awake for 30 s: 20 s until it sends; then none, as the next round begins at once; 20 s again; 30 s."""
-    summary = run(world(ENERGY | {"tail_lasts": "30 s"}, rounds=2), tmp_path / "run")
-    assert summary["energy"]["by_phase"]["tail"] == close(0.5 * 70)
-    rounds = sound(tmp_path / "run").rounds
-    assert [row["joules"] for row in rounds] == [close(17 + 60 + 9 + 26 + 10)] * 2
-
-
-def test_a_transfer_that_is_cut_off_is_charged_for_what_moved(tmp_path: Path) -> None:
-    """The run ends 5 s into the upload: 2 J/s and 2,000 bytes; all of it was wasted."""
-    summary = run(world(ENERGY, stop={"rounds": 1, "simulated_time": "30 s"}), tmp_path / "run")
-    assert summary["energy"]["by_phase"]["send"] == close(2 * 5 + 2 * 2)
-    assert summary["energy"]["wasted"] == close(summary["energy"]["joules"])
-    assert summary["energy"]["joules"] == close(15 + 60 + 9 + 14 + 3)
-    sound(tmp_path / "run")
+@pytest.mark.parametrize("name", BY_HAND)
+def test_joules_by_hand(name: str, tmp_path: Path) -> None:
+    energy, more, rounds, due = BY_HAND[name]
+    said = run(world(energy, **more), tmp_path / "run")["energy"]
+    folder, found = sound(tmp_path / "run"), said | said["by_phase"]
+    assert {key: found[key] for key in {"wasted": 0.0} | due} == pytest.approx({"wasted": 0.0} | due, rel=1e-8)
+    assert found["joules"] == close(math.fsum(said["by_phase"].values()))
+    assert folder.rows(TABLE)[0]["send_j"] == pytest.approx(found["send"])
+    assert name == "bytes on the wire" or [row["joules"] for row in folder.rounds] == [close(each) for each in rounds]
 
 
 def test_slow_phases_take_the_same_power_for_longer(tmp_path: Path) -> None:
@@ -106,16 +116,6 @@ def test_who_is_there_draws_between_its_tasks_too(tmp_path: Path) -> None:
     assert idle == {device: close(0.5 * (end[device] - first[device])) for device in (0, 1)}
     rounds = math.fsum(row["joules"] for row in folder.rounds)
     assert rounds + 0.5 * 3 == close(folder.summary["energy"]["joules"])  # a tail outlives the run
-
-
-def test_the_servers_side(tmp_path: Path) -> None:
-    """100 W for 34 s, 5 J an update, 8,000 bytes at the server; and at the one of two cells that they pass."""
-    places = {"server": {"idle": "100 W", "update": "5 J", "byte": "1 J/MB"}, "edge": {"idle": "10 W", "byte": "2 J/kB"}}
-    network = {"kind": "tree", "cells": 2, "device": {"down": "1 kB/s", "up": "0.5 kB/s", "latency": "1 s"}}
-    summary = run(world(places, network=network), tmp_path / "run")
-    assert summary["energy"]["by_phase"]["server"] == close(3400 + 5 + 0.008)
-    assert summary["energy"]["by_phase"]["edge"] == close(2 * 340 + 16)
-    sound(tmp_path / "run")
 
 
 def test_carbon_by_the_hour_and_zone(tmp_path: Path) -> None:
@@ -220,28 +220,6 @@ def test_a_phone_on_lte_by_the_whole_model(tmp_path: Path) -> None:
     sound(tmp_path / "run")
 
 
-def test_joules_a_byte_are_of_bytes_on_the_wire(tmp_path: Path) -> None:
-    """By TCP 4,000 bytes are 4,182.3 on the wire: so much longer, and at 1 and 2 J/kB so much more."""
-    network = {"kind": "star", "device": {"down": "1 kB/s", "up": "0.5 kB/s", "latency": "1 s"}}
-    network["protocol"] = {"kind": "tcp", "slow_start": False}
-    summary = run(world(ENERGY | {"server": {"byte": "3 J/kB"}}, network=network), tmp_path / "run")
-    wire = 4 * 1514 / 1448
-    assert summary["energy"]["by_phase"]["receive"] == pytest.approx(1 + wire + wire, rel=1e-8)  # latency, time, bytes
-    assert summary["energy"]["by_phase"]["send"] == pytest.approx(2 + 2 * 2 * wire + 2 * wire, rel=1e-8)
-    assert summary["energy"]["by_phase"]["server"] == pytest.approx(2 * 3 * wire, rel=1e-8)
-    assert sum(row["wire_bytes"] for row in sound(tmp_path / "run").transfers) == pytest.approx(2000 * wire)
-
-
-def test_encoding_and_decoding_draw_what_computing_does(tmp_path: Path) -> None:
-    """4,000 bytes of float32: 1 s to decode and 2 s to encode at 3 W, and half of them to receive and send."""
-    codecs = {way: {"kind": "float16", "encode_rate": rate} for way, rate in (("down", "4 kB/s"), ("up", "2 kB/s"))}
-    run(world(ENERGY, messages=codecs), tmp_path / "run")
-    folder = sound(tmp_path / "run")
-    phases = {"idle": 0.5 * (3 + 20 + 3 + 5), "compute": 60 + 3 * 3, "receive": 3 + 2, "send": 10 + 4, "tail": 3}
-    drawn = folder.summary["energy"]["by_phase"]
-    assert {phase: drawn[phase] for phase in phases} == {phase: close(joules) for phase, joules in phases.items()}
-
-
 def test_a_training_without_an_epoch_that_counts_is_wasted_energy(tmp_path: Path) -> None:
     """CATA-Fed's slow straggler sends the model back as it was: its task is done, and all that it drew is wasted.
 
@@ -329,3 +307,71 @@ def test_the_audit_finds_what_was_changed(tmp_path: Path) -> None:
     for key in ("joules", "wasted", "grams"):
         path.write_text(json.dumps(summary | {"energy": summary["energy"] | {key: summary["energy"][key] + 1}}))
         assert any(f"energy.{key}" in problem for problem in audit(tmp_path / "run")[check])
+
+
+# Energy and batteries in whole runs: nothing changes without them, and with them a run is still resumed to the bit.
+
+
+FEDAVG = {"kind": "fedavg", "clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"}
+BATTERY = {
+    "capacity": {"kind": "uniform", "low": "20 J", "high": "150 J"},
+    "initial": {"kind": "uniform", "low": 0.1, "high": 1.0},
+}
+CHARGED = {"charge": "3 W", "charging": {"kind": "renewal", "mean_on": "30 s", "mean_off": "30 s"}, "restart": 0.3}
+PHONE: dict[str, Any] = {"preset": "smartphone-4g", "receive_byte": "1 J/kB", "send_byte": "2 J/kB", "tail_lasts": "4 s"}
+PHONE |= {"carbon": "400 g/kWh", "server": {"idle": "50 W"}}
+
+
+def test_nothing_happens_otherwise_when_energy_is_counted_or_batteries_are_never_flat(tmp_path: Path) -> None:
+    sections = eventful_world(FEDAVG, seed=4, rounds=6) | {"learning": "off"}
+    without = run(sections)
+    assert "energy" not in without
+    for name, energy in {"counted": PHONE, "endless": PHONE | {"battery": {"capacity": "inf J"} | CHARGED}}.items():
+        summary = run(sections | {"energy": energy}, tmp_path / name)
+        assert summary["events_sha256"] == without["events_sha256"]
+        sound(tmp_path / name)
+
+
+def test_two_strategies_have_the_same_batteries() -> None:
+    """What is drawn by lot is the same; levels differ by what is asked."""
+    sections = quiet_world(FEDAVG) | {"energy": PHONE | {"battery": BATTERY | CHARGED}, "learning": "off"}
+    other = copy.deepcopy(sections) | {"strategy": {"kind": "fedbuff", "concurrency": 7, "buffer": 3}}
+    runs = [fedsim.Simulation(fedsim.Scenario(**each)).installed for each in (sections, other)]
+    for name, drawn in runs[0].meters.of_sections["energy"].columns.items():
+        assert (drawn == runs[1].meters.of_sections["energy"].columns[name]).all(), name
+
+
+@pytest.mark.parametrize(
+    ("kind", "idle_while"),
+    [("flexcfl", "working"), ("cata-fed", "working"), ("fedbuff", "there")],
+)
+def test_batteries_run_flat_at_any_instant(kind: str, idle_while: str, tmp_path: Path) -> None:
+    """No run hangs, all books balance, and some tasks end for that; stopped on the way the run is the same."""
+    contract = StrategyContract()
+    contract.strategy = {"kind": kind} | STRATEGIES[kind]
+    energy = PHONE | {"battery": BATTERY | CHARGED, "idle_while": idle_while}
+    contract.sections = {"energy": energy, "learning": "off"}
+    contract.test_it_goes_on_as_if_it_had_not_been_stopped(tmp_path)
+    assert (tmp_path / "cut" / TABLE).read_bytes() == (tmp_path / "whole" / TABLE).read_bytes()
+    assert RunFolder(tmp_path / "cut").summary["energy"] == RunFolder(tmp_path / "whole").summary["energy"]
+    folder = sound(tmp_path / "whole")
+    outcomes = [event["outcome"] for event in folder.events if event["kind"] == "task-end"]
+    assert "battery" in outcomes
+    assert "done" in outcomes
+    assert folder.summary["energy"]["wasted"] > 0
+
+
+def test_a_population_that_is_flat_for_good_ends_the_run(tmp_path: Path) -> None:
+    sections = quiet_world(FEDAVG, rounds=10_000) | {"learning": "off"}
+    summary = run(sections | {"energy": PHONE | {"battery": {"capacity": "100 J"}}}, tmp_path / "run")
+    assert summary["stopped"] == "no device will ever be there again"
+    assert summary["simulated_s"] < 3600
+    folder = sound(tmp_path / "run")
+    drawn = sum(row["joules"] for row in folder.devices)
+    assert 0 < drawn <= 24 * 100 + 1e-6
+
+
+def test_an_interrupted_run_balances_too(tmp_path: Path) -> None:
+    sections = quiet_world(FEDAVG) | {"learning": "off", "energy": PHONE | {"battery": BATTERY | CHARGED}}
+    assert run_until(sections, tmp_path / "run", 80) == "interrupted"
+    sound(tmp_path / "run")

@@ -68,9 +68,8 @@ class TestSchedules:
                 assert started + 1 not in asked
         assert found == dict(enumerate(expected))
         assert len(shifts(run)) == 10 * len(expected)
-        exchanged = [(event["data"]["occasion"], event["device"], event["data"]["partner"]) for event in of_kind(run, "shift")]
-        assert all((occasion, partner, device) in exchanged for occasion, device, partner in exchanged)
-        assert {event["data"]["what"] for event in of_kind(run, "shift")} == {"swap-all"}
+        exchanged = {(event["data"]["occasion"], event["device"], event["data"]["partner"]) for event in of_kind(run, "shift")}
+        assert exchanged == {(occasion, partner, device) for occasion, device, partner in exchanged}
 
     @pytest.mark.parametrize(
         ("at", "expected"), [({"times": ["0 s", "250 ms", "1 s"]}, [0.0, 0.25, 1.0]), ({"every": "500 ms"}, [0.5, 1.0, 1.5])]
@@ -99,8 +98,7 @@ class TestSchedules:
 class TestWho:
     def test_of_those_who_have_been_selected(self, tmp_path: Path) -> None:
         run = ran(drifting(swapping({"every_rounds": 1}, among="selected"), 8), tmp_path / "run")
-        selected: set[int] = set()
-        occasions: list[int] = []
+        selected, occasions = set[int](), list[int]()
         for event in run.events:
             if event["kind"] == "task-start":
                 selected.add(event["device"])
@@ -180,16 +178,13 @@ class TestWhatItDoes:
 
 
 class TestWhoHears:
-    def heard(self, run: RunFolder) -> list[tuple[float, int]]:
-        return [(event["time"], event["device"]) for event in of_kind(run, "heard")]
-
     def test_those_who_are_there_hear_of_it_at_once_before_the_round_asks_them(self, tmp_path: Path) -> None:
         run = ran(drifting(swapping({"rounds": [1]}), 3, FEDAVG | {"kind": HeardParams().kind}), tmp_path / "run")
         kinds = [(event["kind"], event["round"]) for event in run.events]
         first, last = kinds.index(("shift", None)), len(kinds) - 1 - kinds[::-1].index(("heard", None))
         assert kinds[first:last] == [("shift", None)] * 10 + [("heard", None)] * 9
         assert kinds[last + 1][0] == "round-start"
-        assert [device for _, device in self.heard(run)] == [device for _, device, _ in shifts(run)]
+        assert [event["device"] for event in of_kind(run, "heard")] == [device for _, device, _ in shifts(run)]
         for event in of_kind(run, "heard"):
             place = event["device"] % 5
             assert sum(event["data"]["first"][2 * place : 2 * place + 2]) == sum(event["data"]["first"])
@@ -204,7 +199,7 @@ class TestWhoHears:
         run = ran(sections | {"stop": {"simulated_time": "20 s"}}, tmp_path / "run")
         built: Run = Simulation(fedsim.Scenario(**sections)).installed
         expected = {device: built.tasks.next_on(device, 4.0) for device in range(40)}
-        heard = {device: time for time, device in self.heard(run)}
+        heard = {event["device"]: event["time"] for event in of_kind(run, "heard")}
         assert heard == {device: time for device, time in expected.items() if time < 20}
         assert sum(time == 4.0 for time in heard.values()) > 10
         assert sum(time > 4.0 for time in heard.values()) > 10
@@ -233,8 +228,5 @@ def test_sizes_without_data_cannot_shift() -> None:
 
 def test_a_drift_without_end_does_not_keep_a_run_alive() -> None:
     """``every`` has always another occasion to come; the run ends by its own conditions."""
-
-    async def run() -> str:
-        return await Simulation(fedsim.Scenario(**drifting(swapping({"every": "1 s"}), 3, learning="off"))).run()
-
-    assert asyncio.run(run()) == "3 rounds"
+    sections = drifting(swapping({"every": "1 s"}), 3, learning="off")
+    assert asyncio.run(Simulation(fedsim.Scenario(**sections)).run()) == "3 rounds"

@@ -84,37 +84,32 @@ def outcomes(run: RunFolder) -> list[str]:
 
 def test_exactly_at_the_budget_survives_and_a_nanosecond_late_does_not(tmp_path: Path) -> None:
     """Mean size 40: T = 1 is 200 sample-passes, 20 s; the device of 40 samples needs exactly that."""
-    just: list[tuple[list[int], dict[str, Any], str]] = [
-        ([30, 40, 50], {"deadline": {"kind": "relative", "times": 1.0}}, "done"),
-        ([30, 40, 50], {"deadline": {"kind": "relative", "times": 1.0 - 5e-11}}, "late"),
-        ([31, 42, 47], {"deadline": {"kind": "relative", "times": 1.05}}, "done"),
-        ([30, 40, 50], {"deadline": {"kind": "fixed", "time": "20 s", "since": "download"}}, "done"),
-        ([30, 40, 50], {"deadline": "20 s"}, "done"),
-        ([30, 40, 50], {"deadline": "19.999999999 s"}, "late"),
+    just: list[tuple[list[int], Any, str]] = [
+        ([30, 40, 50], {"kind": "relative", "times": 1.0}, "done"),
+        ([30, 40, 50], {"kind": "relative", "times": 1.0 - 5e-11}, "late"),
+        ([31, 42, 47], {"kind": "relative", "times": 1.05}, "done"),
+        ([30, 40, 50], {"kind": "fixed", "time": "20 s", "since": "download"}, "done"),
+        ([30, 40, 50], "20 s", "done"),
+        ([30, 40, 50], "19.999999999 s", "late"),
     ]
-    for number, (sizes, keys, outcome) in enumerate(just):
-        assert outcomes(budget_run(sizes, tmp_path / str(number), **keys)) == ["done", outcome, "late"]
-
-
-def test_the_mean_need_not_be_a_round_number(tmp_path: Path) -> None:
-    """All of one size: everybody is exactly at T = 1, at whatever speed."""
+    for number, (sizes, deadline, outcome) in enumerate(just):
+        assert outcomes(budget_run(sizes, tmp_path / str(number), deadline=deadline)) == ["done", outcome, "late"]
+    # All of one size: everybody is exactly at T = 1, at whatever speed.
     for speed in ("7 samples/s", "0.3 samples/s", "333 samples/s"):
         run = budget_run([13, 13, 13], tmp_path / speed[:3], {"speed": speed}, deadline={"kind": "relative", "times": 1.0})
         assert outcomes(run) == ["done"] * 3
 
 
-def built(scenario: dict[str, Any]) -> Run:
-    run: Run = Simulation(fedsim.Scenario(**scenario)).installed
+def built(**scenario: Any) -> Run:
+    run: Run = Simulation(fedsim.Scenario(learning="off", **scenario)).installed
     return run
 
 
 def test_tentative_stragglers_are_a_share_at_a_factor_of_their_speed() -> None:
-    scenario = {"learning": "off", "population": population(1000)}
-    plain = built(scenario).population
+    plain = built(population=population(1000)).population
     slowed = {}
     for share in (0.1, 0.2):
-        scenario["population"] = population(1000, stragglers={"share": share, "factor": 0.5})
-        run = built(scenario)
+        run = built(population=population(1000, stragglers={"share": share, "factor": 0.5}))
         slow = np.flatnonzero(run.population.speed == plain.speed / 2)
         assert len(slow) == share * 1000
         assert (np.delete(run.population.speed, slow) == np.delete(plain.speed, slow)).all()
@@ -125,27 +120,22 @@ def test_tentative_stragglers_are_a_share_at_a_factor_of_their_speed() -> None:
 
 def test_stragglers_do_not_move_the_unit_of_time_unless_asked(tmp_path: Path) -> None:
     """7.6: at lambda = .2, FedAvg(1) drops 55.3 % of the devices, but 45.7 % if the mean were taken over all of them."""
-    people = population(4000, stragglers={"share": 0.2})
-    dropped = {}
-    for base in ("unslowed", "all"):
-        run = everybody_once(people, tmp_path / base, deadline={"kind": "relative", "devices": base})
-        dropped[base] = run.rounds[0]["slow"] / 4000
-    assert dropped["unslowed"] == pytest.approx(0.553, abs=0.02)
-    assert dropped["all"] == pytest.approx(0.457, abs=0.02)
-    means = []
-    for base in ("unslowed", "all"):
-        strategy = {"kind": "fedavg", "deadline": {"kind": "relative", "devices": base}}
-        means.append(built({"learning": "off", "population": people, "strategy": strategy}).server.setting.mean_epoch_s)
+    people, means = population(4000, stragglers={"share": 0.2}), []
+    for base, dropped in (("unslowed", 0.553), ("all", 0.457)):
+        deadline = {"kind": "relative", "devices": base}
+        run = everybody_once(people, tmp_path / base, deadline=deadline)
+        assert run.rounds[0]["slow"] / 4000 == pytest.approx(dropped, abs=0.02)
+        means.append(built(population=people, strategy={"deadline": deadline}).server.setting.mean_epoch_s)
     assert means[1] / means[0] == pytest.approx(1.2, abs=0.01)
 
 
 # Rounds on a schedule (``every``): each begins at the first multiple at which the one before has closed.
 
 
-def begins_and_ends(folder: RunFolder) -> tuple[list[float], list[float]]:
+def begins_and_ends(sections: dict[str, Any], path: Path) -> tuple[list[float], list[float]]:
     """When rounds began, and when they closed (s)."""
-    begins = [event["time"] for event in of_kind(folder, "round-start")]
-    return begins, [event["time"] for event in of_kind(folder, "round")]
+    folder = ran(sections, path)
+    return tuple([event["time"] for event in of_kind(folder, kind)] for kind in ("round-start", "round"))  # type: ignore[return-value]
 
 
 def rounds(folder: Path, count: int = 12, **strategy: Any) -> tuple[list[float], list[float]]:
@@ -157,7 +147,7 @@ def rounds(folder: Path, count: int = 12, **strategy: Any) -> tuple[list[float],
     }
     strategy = {"kind": "fedavg", "clients_per_round": 1} | strategy
     sections = {"learning": "off", "population": people, "strategy": strategy, "stop": {"rounds": count}, "seed": 2}
-    return begins_and_ends(ran(sections, folder))
+    return begins_and_ends(sections, folder)
 
 
 def test_a_round_begins_at_the_next_multiple(tmp_path: Path) -> None:
@@ -172,29 +162,27 @@ def test_a_round_begins_at_the_next_multiple(tmp_path: Path) -> None:
 
 
 def test_one_that_closes_at_a_multiple_is_followed_there(tmp_path: Path) -> None:
+    """Also where multiples are not on the clock's grid."""
     begins, ends = rounds(tmp_path / "run", every="10 s")
     assert ends[:-1] == begins[1:]
     begins, ends = rounds(tmp_path / "deadline", every="20 s", deadline="20 s")
     assert begins == [20.0 * number for number in range(12)]
+    begins, ends = rounds(tmp_path / "off", 500, every="0.7 s", deadline="0.7 s")
+    assert begins == pytest.approx([0.7 * number for number in range(500)], abs=1e-5)
+    assert ends[:-1] == begins[1:]
 
 
 def test_a_round_that_takes_no_time_is_not_followed_at_once(tmp_path: Path) -> None:
     sections = {"learning": "off", "strategy": {"kind": "fedavg", "every": "1 h"}, "stop": {"rounds": 5}}
-    begins, ends = begins_and_ends(ran(sections, tmp_path / "run"))
+    begins, ends = begins_and_ends(sections, tmp_path / "run")
     assert begins == ends == [3600.0 * number for number in range(5)]
-
-
-def test_multiples_that_are_not_on_the_clocks_grid(tmp_path: Path) -> None:
-    begins, ends = rounds(tmp_path / "run", 500, every="0.7 s", deadline="0.7 s")
-    assert begins == pytest.approx([0.7 * number for number in range(500)], abs=1e-5)
-    assert ends[:-1] == begins[1:]
 
 
 def test_with_nobody_to_ask_it_looks_again_and_then_keeps_to_the_schedule(tmp_path: Path) -> None:
     sections = quiet_world({"kind": "fedavg", "clients_per_round": 5, "every": "100 s", "retry": "30 s"}, rounds=3)
     late = {"kind": "schedule", "times": ["130 s"] * 24, "devices": list(range(24))}
     sections["population"]["arrivals"] = late
-    begins, _ = begins_and_ends(ran(sections, tmp_path / "run"))
+    begins, _ = begins_and_ends(sections, tmp_path / "run")
     assert begins == [150.0, 200.0, 300.0]
 
 
@@ -210,7 +198,7 @@ def test_with_nobody_to_ask_it_looks_again_and_then_keeps_to_the_schedule(tmp_pa
 )
 def test_every_synchronous_strategy_keeps_to_it(strategy: dict[str, Any], tmp_path: Path) -> None:
     sections = eventful_world(strategy | {"every": "25 s"}, rounds=6) | {"learning": "off"}
-    begins, ends = begins_and_ends(ran(sections, tmp_path / "whole"))
+    begins, ends = begins_and_ends(sections, tmp_path / "run")
     on_time = sum(begin % 25 == 0 for begin in begins)
     assert on_time >= len(begins) - 2  # the first comes when all are introduced; one may find nobody to ask
     assert all(closed <= begin for closed, begin in zip(ends, begins[1:], strict=False))
@@ -219,12 +207,12 @@ def test_every_synchronous_strategy_keeps_to_it(strategy: dict[str, Any], tmp_pa
 # How evenly devices are selected: Jain's index against known answers and against the published figures.
 
 
-def test_the_index_of_known_allocations() -> None:
-    assert jain_index([3, 3, 3]) == 1.0
-    assert jain_index([1, 0, 0, 0]) == 0.25
+def test_the_index_and_the_worst_decile_of_known_allocations() -> None:
+    assert (jain_index([3, 3, 3]), jain_index([1, 0, 0, 0])) == (1.0, 0.25)
     assert jain_index([1, 2, 3]) == pytest.approx(36 / (3 * 14))
-    assert math.isnan(jain_index([0, 0]))
-    assert math.isnan(jain_index([]))
+    assert all(map(math.isnan, (jain_index([0, 0]), jain_index([]), worst_decile([]))))
+    assert worst_decile(range(100)) == pytest.approx(4.5)
+    assert (worst_decile([5.0, 7.0]), worst_decile(range(11))) == (5.0, 0.5)
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0.1, 1e3))
@@ -233,13 +221,6 @@ def test_the_index_lies_between_its_bounds_and_knows_no_unit(values: list[float]
     if sum(values) > 1e-3:
         assert 1 / len(values) - 1e-9 <= index <= 1 + 1e-9
         assert jain_index([value * scale for value in values]) == pytest.approx(index)
-
-
-def test_the_worst_decile_is_the_mean_of_the_lowest_tenth() -> None:
-    assert worst_decile(range(100)) == pytest.approx(4.5)
-    assert worst_decile([5.0, 7.0]) == 5.0
-    assert worst_decile(range(11)) == 0.5
-    assert math.isnan(worst_decile([]))
 
 
 def test_outcomes_add_up_by_device_and_by_group(small: dict[str, Any], tmp_path: Path) -> None:

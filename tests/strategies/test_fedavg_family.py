@@ -14,7 +14,7 @@ from fedsim.plugin import Synchronous
 from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
 from fedsim.simulation import Simulation
-from tests.strategies.clustered import file_data, played, weights
+from tests.strategies.clustered import file_data, of_kind, played, ran, weights
 from tests.strategies.curved import PULLS, curved, model_after
 
 FEATURES, CLASSES = 6, 3
@@ -53,18 +53,14 @@ def initial_weights(scenario: dict[str, Any]) -> NDArray[np.float32]:
 def gradient_step(flat: NDArray[np.float32], scenario: dict[str, Any]) -> NDArray[np.float64]:
     """One step w - lr sum_i (n_i / N) grad_i by autograd in float64: the same as the full-batch gradient over all data."""
     built: Run = Simulation(fedsim.Scenario(**scenario)).installed
-    named = {
-        name: torch.tensor(value, dtype=torch.float64, requires_grad=True)
-        for name, value in built.learner.tensors(flat).items()
-    }
-    kernel = next(tensor for tensor in named.values() if tensor.ndim == 2)
-    bias = next(tensor for tensor in named.values() if tensor.ndim == 1)
+    found = [torch.tensor(value, dtype=torch.float64, requires_grad=True) for value in built.learner.tensors(flat).values()]
+    (kernel,), (bias,) = ([tensor for tensor in found if tensor.ndim == axes] for axes in (2, 1))
     with np.load(Path(scenario["data"]["root"]) / "data.npz") as file:
         x, y = torch.tensor(file["x_train"], dtype=torch.float64), torch.tensor(file["y_train"])
     kernel_in_out = kernel if kernel.shape == (FEATURES, CLASSES) else kernel.T
     torch.nn.functional.cross_entropy(x @ kernel_in_out + bias, y).backward()  # type: ignore[no-untyped-call]
     lr = scenario["training"]["lr"]
-    return np.concatenate([(tensor - lr * tensor.grad).detach().numpy().ravel() for tensor in named.values()])
+    return np.concatenate([(tensor - lr * tensor.grad).detach().numpy().ravel() for tensor in found])
 
 
 def test_the_round_loop_has_few_members_that_an_author_may_override() -> None:
@@ -101,52 +97,42 @@ def test_when_all_are_dropped_the_model_stays(small: dict[str, Any], tmp_path: P
     small["population"]["speed"] = "1 samples/h"
     small["strategy"] |= {"deadline": "2 s", "local_epochs": 1}
     assert (model_after(small) == initial_weights(small)).all()
-    result = fedsim.run(fedsim.Scenario(**small), tmp_path / "run", executor="inline")
-    assert all(row["valid"] == 0 and row["selected"] > 0 for row in result.rows)
+    result = ran(small, tmp_path / "run")
+    assert all(row["valid"] == 0 and row["selected"] > 0 for row in result.rounds)
     assert result.summary["bytes"]["wasted"] == pytest.approx(result.summary["bytes"]["down"])
 
 
-def outcomes(folder: Path) -> list[tuple[float, str]]:
-    """(time of end, outcome) of every task, by device."""
-    events = [event for event in RunFolder(folder).events if event["kind"] == "task-end"]
-    return [(event["time"], event["outcome"]) for event in sorted(events, key=lambda event: event["device"])]
-
-
-def deadline_run(tmp_path: Path, name: str, strategy: dict[str, Any], sizes: list[int]) -> Path:
-    """One round without network time: device d needs sizes[d] / 10 seconds an epoch."""
+def deadline_run(tmp_path: Path, strategy: dict[str, Any], sizes: list[int]) -> tuple[RunFolder, list[str]]:
+    """One round without network time, in which device d needs sizes[d] / 10 seconds an epoch; how each device's task ended."""
     scenario = sections(write_data(tmp_path, sizes), len(sizes), 1, strategy)
     scenario["population"]["speed"] = "10 samples/s"
-    fedsim.run(fedsim.Scenario(**scenario), tmp_path / name, executor="inline")
-    return tmp_path / name
+    run = ran(scenario, tmp_path / "run")
+    ends = sorted(of_kind(run, "task-end"), key=lambda event: event["device"])  # type: ignore[no-any-return]
+    return run, [event["outcome"] for event in ends]
 
 
 def test_fedprox_sends_what_it_has_done_and_drops_only_those_without_an_epoch(tmp_path: Path) -> None:
-    folder = deadline_run(tmp_path, "run", {"kind": "fedprox", "local_epochs": 5, "deadline": "7 s"}, [10, 20, 30, 70, 80])
-    trainings = {
-        event["device"]: event["data"]["epochs"]
-        for event in RunFolder(folder).events
-        if event["step"] == "train" and event["kind"] == "step-end"
-    }
-    assert trainings == {0: 5, 1: 3, 2: 2, 3: 1, 4: 0}
-    assert [end for _, end in outcomes(folder)] == ["done"] * 4 + ["late"]
+    strategy = {"kind": "fedprox", "local_epochs": 5, "deadline": "7 s"}
+    run, ends = deadline_run(tmp_path, strategy, [10, 20, 30, 70, 80])
+    trainings = [event for event in of_kind(run, "step-end") if event["step"] == "train"]
+    assert {event["device"]: event["data"]["epochs"] for event in trainings} == {0: 5, 1: 3, 2: 2, 3: 1, 4: 0}
+    assert ends == ["done"] * 4 + ["late"]
 
 
 def test_over_selection_closes_when_enough_have_come(tmp_path: Path) -> None:
     strategy = {"kind": "fedavg", "clients_per_round": 4, "over_selection": 1.3}
-    folder = deadline_run(tmp_path, "run", strategy, [10, 20, 30, 40, 50, 60])
-    (row,) = RunFolder(folder).rounds
-    assert (row["selected"], row["valid"], row["slow"]) == (6, 4, 2)
-    assert [end for _, end in outcomes(folder)] == ["done"] * 4 + ["late"] * 2
-    assert row["time"] == 4.0
+    run, ends = deadline_run(tmp_path, strategy, [10, 20, 30, 40, 50, 60])
+    (row,) = run.rounds
+    assert (row["selected"], row["valid"], row["slow"], row["time"]) == (6, 4, 2, 4.0)
+    assert ends == ["done"] * 4 + ["late"] * 2
 
 
 def test_local_sends_nothing_and_scores_each_device_by_its_own_model(small: dict[str, Any], tmp_path: Path) -> None:
     small["population"] |= {"availability": {"kind": "always"}}
     small["strategy"] = {"kind": "local", "local_epochs": 2}
-    result = fedsim.run(fedsim.Scenario(**small), tmp_path / "run", executor="inline")
-    assert result.summary["bytes"] == {"down": 0.0, "up": 0.0, "wasted": 0.0, "by_purpose": {}, "paper": 0}
-    devices = RunFolder(tmp_path / "run").devices
-    accuracies = [row["accuracy"] for row in devices if row["accuracy"] is not None]
-    assert result.summary["accuracy"]["final"] == pytest.approx(np.mean(accuracies))
-    models = RunFolder(tmp_path / "run").models()["device"]
+    run = ran(small, tmp_path / "run")
+    assert run.summary["bytes"] == {"down": 0.0, "up": 0.0, "wasted": 0.0, "by_purpose": {}, "paper": 0}
+    accuracies = [row["accuracy"] for row in run.devices if row["accuracy"] is not None]
+    assert run.summary["accuracy"]["final"] == pytest.approx(np.mean(accuracies))
+    models = run.models()["device"]
     assert len({values.tobytes() for name, values in models.items() if name.endswith("weight")}) == 20

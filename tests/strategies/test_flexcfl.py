@@ -16,8 +16,8 @@ import fedsim
 from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
 from fedsim.simulation import Simulation
-from fedsim.strategies.grouped import distance
 from fedsim.toolbox.strategies.flexcfl import FlexCFLParams, inter_group_coefficients
+from fedsim.toolbox.strategies.grouped import distance
 from fedsim.training import Training
 from tests.strategies.clustered import (
     PAIRED,
@@ -333,6 +333,14 @@ class TestAfterASwap:
         ids = [row for row in run.transfers if row["purpose"] == "id" and row["start"] >= at]
         assert (len(ids), {row["bytes"] for row in ids}) == (len(fired), {4.0})
         assert not [row for row in run.transfers if "directions" in row["purpose"] and row["start"] >= at]
+
+    def test_all_members_of_a_group_may_migrate_away(self, tmp_path: Path) -> None:
+        """The labels of all change places: who was of one group is of the other."""
+        drift = {"kind": "label-permutation", "probability": 1.0, "at": {"rounds": [4]}, "among": "selected"}
+        sections = world(opposite_groups(tmp_path / "data", [40] * 8), 8, flexcfl(2, 4, moment={"shift": "oracle"}), 8)
+        run = ran(sections | {"drift": drift}, tmp_path / "run")
+        migrated = {event["device"]: event["group"] for event in moves(run, "migration")}
+        assert migrated == {device: 1 - group for device, group in self.before(run).items()}
 
     def before(self, run: RunFolder) -> dict[int, int]:
         """The group of each device before the shift."""

@@ -14,7 +14,6 @@ from tests.strategies.clustered import (
     STARTED,
     Sections,
     file_data,
-    moves,
     of_kind,
     opposite_groups,
     played,
@@ -23,6 +22,7 @@ from tests.strategies.clustered import (
     world,
 )
 
+FEDAVG = {"kind": "fedavg", "clients_per_round": 3, "local_epochs": 2}
 D = 650 * 4  # bytes of a logistic model of 8x8 digits
 
 
@@ -30,14 +30,12 @@ def ifca(groups: int, clients: int, **others: Any) -> Sections:
     return {"kind": "ifca", "groups": groups, "clients_per_round": clients, "local_epochs": 2} | others
 
 
-class TestOneGroup:
-    @pytest.mark.parametrize(("aggregation", "sizes"), [("weighted", [5, 12, 30, 8, 21]), ("mean", [14] * 5)])
-    def test_it_is_fedavg_bit_for_bit(self, tmp_path: Path, aggregation: str, sizes: list[int]) -> None:
-        data = opposite_groups(tmp_path, sizes)
-        ours, _ = played(world(data, 5, ifca(1, 3, aggregation=aggregation, **{"as": "paper"}), 6, training={"batch_size": 4}))
-        fedavg = {"kind": "fedavg", "clients_per_round": 3, "local_epochs": 2}
-        theirs, _ = played(world(data, 5, fedavg, 6, training={"batch_size": 4}))
-        assert weights(ours)[0].tobytes() == weights(theirs, [theirs.strategy.state["model"]])[0].tobytes()
+@pytest.mark.parametrize(("aggregation", "sizes"), [("weighted", [5, 12, 30, 8, 21]), ("mean", [14] * 5)])
+def test_one_group_is_fedavg_bit_for_bit(tmp_path: Path, aggregation: str, sizes: list[int]) -> None:
+    data = opposite_groups(tmp_path, sizes)
+    ours, _ = played(world(data, 5, ifca(1, 3, aggregation=aggregation, **{"as": "paper"}), 6, training={"batch_size": 4}))
+    theirs, _ = played(world(data, 5, FEDAVG, 6, training={"batch_size": 4}))
+    assert weights(ours)[0].tobytes() == weights(theirs, [theirs.strategy.state["model"]])[0].tobytes()
 
 
 def quadratics(folder: Path, seed: int, **strategy: Any) -> Sections:
@@ -48,27 +46,21 @@ def quadratics(folder: Path, seed: int, **strategy: Any) -> Sections:
     return world(data, 6, ifca(2, 6, **strategy), 1, model=model, training=training, seed=seed)
 
 
+@pytest.mark.parametrize("averaging", ["models", "gradients"])
 @pytest.mark.parametrize("seed", range(2))
-def test_two_groups_of_quadratics_are_found_in_one_round(tmp_path: Path, seed: int) -> None:
-    """All choose rightly, and the mean of full steps is the centre itself."""
-    sections = quadratics(tmp_path, seed, local_epochs=1)
-    run, _ = played(sections)
+def test_two_groups_of_quadratics_are_found_in_one_round(tmp_path: Path, seed: int, averaging: str) -> None:
+    """All choose rightly, and the mean of full steps is the centre itself.
+
+    Option I: w_j <- w_j - lr / 6 sum (w_j - c) over the 3 clients of group j: half the way to its centre.
+    """
+    run, _ = played(quadratics(tmp_path, seed, averaging=averaging, local_epochs=1 if averaging == "models" else 10))
     starts = [float(value[0]) for value in weights(run, [run.learner.initial(group) for group in (0, 1)])]
     assert max(map(abs, starts)) < 5.0
     low = int(starts[1] < starts[0])  # the start that is nearer to -5, the other being nearer to 5
     assert run.strategy.state["group"] == [low, 1 - low] * 3
-    assert [float(value[0]) for value in weights(run)] == ([-5.0, 5.0] if low == 0 else [5.0, -5.0])
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_gradients_are_averaged_over_all_clients_of_the_round(tmp_path: Path, seed: int) -> None:
-    """Option I: w_j <- w_j - lr / 6 sum (w_j - c) over the 3 clients of group j: half the way to its centre."""
-    run, _ = played(quadratics(tmp_path, seed, averaging="gradients", local_epochs=10))
-    starts = [float(value[0]) for value in weights(run, [run.learner.initial(group) for group in (0, 1)])]
-    low = int(starts[1] < starts[0])
-    centres = [-5.0, 5.0] if low == 0 else [5.0, -5.0]
-    halfway = [(start + centre) / 2 for start, centre in zip(starts, centres, strict=True)]
-    assert [float(value[0]) for value in weights(run)] == pytest.approx(halfway, abs=1e-5)
+    share, centres = (1.0 if averaging == "models" else 0.5), [-5.0, 5.0] if low == 0 else [5.0, -5.0]
+    expected = [start + share * (centre - start) for start, centre in zip(starts, centres, strict=True)]
+    assert [float(value[0]) for value in weights(run)] == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_test_takes_a_third_of_a_trainings_time_for_each_model(tmp_path: Path) -> None:
@@ -107,24 +99,21 @@ class TestMigration:
         drift = {"kind": "swap-all", "probability": 1.0, "at": {"times": ["3 s", "4500 ms", "6 s"]}}
         strategy = ifca(5, 15, moment={"shift": "oracle"}, local_epochs=3) | {"kind": "ifca-mig"}
         run = ran(world(PAIRED, 20, strategy, 8, population=population, drift=drift), tmp_path / "run")
-        overtaken = 0
-        begun: dict[int, dict[str, Any]] = {}
-        latest: dict[int, int] = {}
+        overtaken, device_of = 0, {}
+        last, latest, in_round = {}, dict[int, int](), {}
         for event in run.events:
+            device = event["device"]
             if event["kind"] == "task-start":
-                begun[event["task"]] = event
+                device_of[event["task"]], last[device] = device, event["task"]
+                in_round |= {} if event["round"] is None else {device: event["task"]}
             elif event["kind"] == "assign" and event["data"]["why"] == "migration":
-                latest[event["device"]] = max(task for task, start in begun.items() if start["device"] == event["device"])
+                latest[device] = last[device]
             elif event["kind"] == "aggregate":
-                for task in event["data"]["tasks"]:
-                    overtaken += task < latest.get(begun[task]["device"], -1)
+                overtaken += sum(task < latest.get(device_of[task], -1) for task in event["data"]["tasks"])
             elif event["kind"] == "assign" and event["data"]["why"] == "choice":
-                rounds = [
-                    task for task, start in begun.items() if start["device"] == event["device"] and start["round"] is not None
-                ]
-                assert max(rounds) > latest.get(event["device"], -1)
+                assert in_round[device] > latest.get(device, -1)
         assert overtaken > 0
-        assert moves(run, "migration")
+        assert latest
 
     def test_who_chose_for_the_first_time_on_data_that_it_has_lost_meanwhile_chooses_again(self, tmp_path: Path) -> None:
         drift = {"kind": "swap-all", "probability": 1.0, "at": {"times": ["200 ms"]}}
@@ -167,22 +156,18 @@ def asked(run: Any) -> list[tuple[int, int, int]]:
 
 
 def test_a_client_joins_the_model_nearest_to_what_it_sent_last() -> None:
-    """In a round after all have sent something: by the definition, from what the server holds."""
+    """In a round after all have sent something, and in the first: by the definition, from what the server holds."""
     sections = world(PAIRED, 10, fesem(3, 10), 4)
-    before, _ = played(sections)
+    before, first = played(sections)
+    initial, *starts = weights(before, [before.learner.initial(count) for count in range(4)])
+    nearest = int(np.argmin([np.linalg.norm(initial - start) for start in starts]))
+    tasks = [record.fields for record in first if record.kind == "task-start"]
+    assert {task["group"] for task in tasks if task["round"] == 0} == {nearest}
     _, records = played(sections | {"stop": {"rounds": 5}})
     centers, last = weights(before), weights(before, before.strategy.state["last"])
     expected = [int(np.argmin([np.linalg.norm(own.astype(np.float64) - center) for center in centers])) for own in last]
     found = {record.fields["device"]: record.fields["group"] for record in records if record.kind == "task-start"}
     assert [found[device] for device in range(10)] == expected
-
-
-def test_in_their_first_round_clients_are_where_the_initial_model_is_nearest() -> None:
-    run, records = played(world(PAIRED, 20, fesem(4, 5), 4))
-    initial, *starts = weights(run, [run.learner.initial(count) for count in range(5)])
-    nearest = int(np.argmin([np.linalg.norm(initial - start) for start in starts]))
-    tasks = [record.fields for record in records if record.kind == "task-start"]
-    assert [task["group"] for task in tasks if task["round"] == 0] == [nearest] * 5
 
 
 @pytest.mark.parametrize("kind", ["fesem", "fesem-mig"])
@@ -194,47 +179,37 @@ def test_groups_are_found_without_a_look_at_the_data(tmp_path: Path, kind: str) 
     shifted = ran(sections | {"drift": drift}, tmp_path / "shifted")
     assert len(of_kind(shifted, "shift")) == 20
 
-    def until(rounds: int, run: Any) -> list[tuple[int, int, int]]:
-        return [entry for entry in asked(run) if entry[0] <= rounds]
-
-    assert until(5, still) == until(5, shifted)
+    early, others = ([entry for entry in asked(run) if entry[0] <= 5] for run in (still, shifted))
+    assert early == others
     assert still.summary["models_sha256"] != shifted.summary["models_sha256"]
     assert not of_kind(shifted, "shift-test")
 
 
-class TestOneCenter:
-    def test_from_its_second_round_on_it_is_an_unweighted_fedavg(self, tmp_path: Path, monkeypatch: Any) -> None:
-        """Devices of equal size, so FedAvg's weights are equal too; its one model is a draw of its own."""
-        data = opposite_groups(tmp_path, [14] * 5)
-        monkeypatch.setattr(FeSEMParams, "sweeps", False)
-        sections = world(data, 5, fesem(1, 3), 6, training={"batch_size": 4})
-        ours, _ = played(sections)
-        start = weights(ours, [ours.learner.initial(1)])[0].tolist()
-        fedavg = {"kind": STARTED, "clients_per_round": 3, "local_epochs": 2, "start": start}
-        theirs, _ = played(sections | {"strategy": fedavg})
-        assert weights(ours)[0].tobytes() == weights(theirs, [theirs.strategy.state["model"]])[0].tobytes()
+def test_one_center_is_an_unweighted_fedavg(tmp_path: Path, monkeypatch: Any) -> None:
+    """Devices of equal size, so FedAvg's weights are equal too; its one model is a draw of its own."""
+    monkeypatch.setattr(FeSEMParams, "sweeps", False)
+    sections = world(opposite_groups(tmp_path, [14] * 5), 5, fesem(1, 3), 6, training={"batch_size": 4})
+    ours, _ = played(sections)
+    start = weights(ours, [ours.learner.initial(1)])[0].tolist()
+    theirs, _ = played(sections | {"strategy": FEDAVG | {"kind": STARTED, "start": start}})
+    assert weights(ours)[0].tobytes() == weights(theirs, [theirs.strategy.state["model"]])[0].tobytes()
 
 
-class TestPoints:
-    """The k-means form: clients are points, groups are their means."""
+@pytest.mark.parametrize(("clients", "rounds"), [(4, 5), (8, 3)])
+def test_in_the_k_means_form_groups_are_the_means_of_the_last_models_of_all_members(
+    tmp_path: Path, clients: int, rounds: int
+) -> None:
+    data = opposite_groups(tmp_path / "data", [14] * 8)
+    run, _ = played(world(data, 8, fesem(2, clients, **{"as": "paper"}), rounds, training={"batch_size": 4}))
+    last, groups = weights(run, run.strategy.state["last"]), run.strategy.state["group"]
+    assert sorted({*groups}) == [0, 1]
+    assert clients < 8 or groups in ([0, 1] * 4, [1, 0] * 4), "clients of opposite labels part"
+    for group, model in enumerate(weights(run)):
+        members = [own.astype(np.float64) for own, found in zip(last, groups, strict=True) if found == group]
+        assert model == pytest.approx(np.mean(members, axis=0), abs=1e-6)
 
-    def sections(self, tmp_path: Path, clients: int, rounds: int) -> Sections:
-        strategy = fesem(2, clients, **{"as": "paper"})
-        return world(opposite_groups(tmp_path / "data", [14] * 8), 8, strategy, rounds, training={"batch_size": 4})
 
-    def test_groups_are_the_means_of_the_last_models_of_all_members(self, tmp_path: Path) -> None:
-        run, _ = played(self.sections(tmp_path, 4, 5))
-        last, groups = weights(run, run.strategy.state["last"]), run.strategy.state["group"]
-        assert sorted({*groups}) == [0, 1]
-        for group, model in enumerate(weights(run)):
-            members = [own.astype(np.float64) for own, found in zip(last, groups, strict=True) if found == group]
-            assert model == pytest.approx(np.mean(members, axis=0), abs=1e-6)
-
-    def test_clients_of_opposite_labels_part(self, tmp_path: Path) -> None:
-        groups = played(self.sections(tmp_path, 8, 3))[0].strategy.state["group"]
-        assert groups in ([0, 1] * 4, [1, 0] * 4)
-
-    def test_it_goes_on_as_if_it_had_not_been_stopped(self, tmp_path: Path) -> None:
-        contract = StrategyContract()
-        contract.strategy = fesem(2, 6, **{"as": "paper"})
-        contract.test_it_goes_on_as_if_it_had_not_been_stopped(tmp_path)
+def test_the_k_means_form_goes_on_as_if_it_had_not_been_stopped(tmp_path: Path) -> None:
+    contract = StrategyContract()
+    contract.strategy = fesem(2, 6, **{"as": "paper"})
+    contract.test_it_goes_on_as_if_it_had_not_been_stopped(tmp_path)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.cluster import AgglomerativeClustering
 from torch import Tensor
 
 import fedsim
@@ -372,34 +373,12 @@ def test_what_is_compared_are_updates_of_one_model(tmp_path: Path) -> None:
     assert np.array(made["data"]["distance"]) == pytest.approx(expected, rel=1e-3, abs=1e-4)
 
 
-def merged(points: np.ndarray[Any, Any], method: Linkage, left: int, threshold: float) -> list[int]:
-    """Brute force: merge the nearest two until so few are left, or none are near enough."""
-    clusters = [[at] for at in range(len(points))]
-
-    def apart(one: list[int], other: list[int]) -> float:
-        if method == "ward":
-            share = 2 * len(one) * len(other) / (len(one) + len(other))
-            return float(np.sqrt(share) * np.linalg.norm(points[one].mean(axis=0) - points[other].mean(axis=0)))
-        all_pairs = [float(np.linalg.norm(points[a] - points[b])) for a in one for b in other]
-        return {"single": min, "complete": max, "average": np.mean}[method](all_pairs)  # type: ignore[operator, no-any-return]
-
-    while len(clusters) > left:
-        nearest, i, j = min((apart(clusters[i], clusters[j]), i, j) for j in range(len(clusters)) for i in range(j))
-        if nearest > threshold:
-            break
-        clusters[i] += clusters.pop(j)
-    labels = np.empty(len(points), dtype=np.int64)
-    for number, cluster in enumerate(clusters):
-        labels[cluster] = number
-    return canonical(labels).tolist()
-
-
 @pytest.mark.parametrize("method", ["single", "complete", "average", "ward"])
-def test_linkages_against_brute_force(method: Linkage) -> None:
+def test_linkages_are_those_of_scikit_learn(method: Linkage) -> None:
     draw = np.random.default_rng(5)
     for _ in range(10):
         points = draw.normal(size=(12, 3))
         distance = update_distances(points, "l2")
-        assert agglomerative(distance, 4, method).tolist() == merged(points, method, 4, np.inf)
-        for threshold in (0.5, 1.5, 3.0, 100.0):
-            assert agglomerative(distance, 1, method, threshold).tolist() == merged(points, method, 1, threshold)
+        for groups, threshold in ((4, None), *((None, threshold) for threshold in (0.5, 1.5, 3.0, 100.0))):
+            other = AgglomerativeClustering(n_clusters=groups, linkage=method, distance_threshold=threshold).fit(points)
+            assert np.array_equal(agglomerative(distance, groups or 1, method, threshold), canonical(other.labels_))

@@ -89,6 +89,12 @@ def test_three_rounds_of_pfedme_by_hand(tmp_path: Path) -> None:
     assert own[:, 0] == pytest.approx(theta, abs=1e-5)
 
 
+def test_a_local_round_of_pfedme_is_so_many_steps_on_one_batch(tmp_path: Path) -> None:
+    pfedme = {"kind": "pfedme", "clients_per_round": 8, "local_rounds": 3, "steps": 4}
+    run = ran(world(ROTATED, 8, pfedme, 1, population={"speed": "100 samples/s"}), tmp_path / "run")
+    assert [event["time"] for event in of_kind(run, "task-end")] == pytest.approx([3 * 4 * 10 / 100] * 8)
+
+
 # MOON.
 
 MU, TAU, LR = 3.0, 0.25, 0.2

@@ -15,6 +15,10 @@ OORT: Sections = {"kind": "oort", "pacer_step": "20 s"}
 SECURE: Sections = {"neighbours": 4}
 FROM_DOWNLOAD: Sections = {"deadline": {"kind": "fixed", "time": "9 s", "since": "download"}}
 PEERS: Sections = {"population": {"devices": 6}}
+LEAVING: Sections = {"kind": "exponential", "mean_stay": "60 s"}
+EDGE_3: Sections = {"world": {"processes": [{"kind": "edge-outage", "edge": 3, "every": "1 s", "lasts": "1 s"}]}}
+INSTANT: Sections = {"learning": "off", "population": {"speed": "inf samples/s"}}
+BATCHED: Sections = {"kind": "module", "factory": "tests.strategies.test_layers:normed", "args": {"norm": "batch"}}
 BY_DATA = "goes by what clients find in their data"
 ASKS_FIRST = "which asks candidates before a round begins"
 
@@ -25,6 +29,10 @@ def private(**how: Any) -> Sections:
 
 def chosen_by(kind: str, **keys: Any) -> Sections:
     return {"selection": {"kind": kind} | keys}
+
+
+def relative(**keys: Any) -> Sections:
+    return {"deadline": {"kind": "relative"} | keys}
 
 
 Case = tuple[Sections, Sections, str]
@@ -39,37 +47,26 @@ PARAMETERS: list[Case] = [
     ({"kind": "fedasync", "deadline": {"kind": "relative"}}, {}, "'deadline', which .* without rounds nobody waits"),
     ({"kind": "fedbuff", "every": "1 h"}, {}, "unknown key 'every'"),
     *(({"kind": "fedasync", "alpha_decay_at": at}, {}, r"strategy\.alpha_decay_at") for at in ([4, 2], [3, 3], [0])),
-    ({"kind": "fedat", "tiers": 9}, {"population": {"devices": 8}}, "tiers is 9, more than the population's 8 devices"),
-    (
-        {"kind": "fedat", "tiers": 2, "clients_per_round": 2, "aggregation": {"kind": "krum", "malicious": 1}},
-        {"population": {"devices": 8}},
-        r"malicious is 1.*there are 2",
-    ),
+    ({"kind": "fedat", "tiers": 9}, PEERS, "tiers is 9, more than the population's 6 devices"),
+    ({"kind": "fedat", "tiers": 2, "clients_per_round": 2, "aggregation": "krum"}, PEERS, r"malicious is 1.*there are 2"),
     # Deadlines and schedules.
-    *(
-        ({"deadline": {"kind": "relative", "times": value}}, {}, f"strategy.deadline.times is {value}")
-        for value in (0.0, -1.0, float("inf"))
-    ),
+    *((relative(times=value), {}, f"strategy.deadline.times is {value}") for value in (0.0, -1.0, float("inf"))),
     ({"relative_deadline": 1.0}, {}, "has the key 'relative_deadline', which it does not take; allowed is 'deadline.times'"),
-    ({"deadline": {"kind": "relative", "devices": "slowed"}}, {}, "deadline.devices is 'slowed'; allowed are unslowed, all"),
-    ({"deadline": {"kind": "relative", "since": "upload"}}, {}, "deadline.since is 'upload'; allowed are round, download"),
+    (relative(devices="slowed"), {}, "deadline.devices is 'slowed'; allowed are unslowed, all"),
+    (relative(since="upload"), {}, "deadline.since is 'upload'; allowed are round, download"),
     ({"deadline": "0 s"}, {}, "strategy.deadline is .*: a time here must be above 0 s"),
     ({"kind": "ditto"} | FROM_DOWNLOAD, {}, "'deadline.since' is 'download'.*trains its own model too"),
     ({"kind": "fedrep"} | FROM_DOWNLOAD, {}, "'deadline.since' is 'download'.*trains its head too"),
-    (
-        {"kind": "scaffold", "option": "I", "deadline": {"kind": "relative"}},
-        {},
-        "'deadline.since' is 'download'.*allowed is 'round'",
-    ),
+    ({"kind": "scaffold", "option": "I"} | relative(), {}, "'deadline.since' is 'download'.*allowed is 'round'"),
     ({"every": "0 s"}, {}, "^strategy.every is.*above 0 s"),
     ({"every": "inf s"}, {}, "^strategy.every is.*0.001 s to 1e.10 s"),
     ({"every": 1800}, {}, "^strategy.every is.*needs its unit"),
     ({"every": "half an hour"}, {}, "^strategy.every is.*'90 s'"),
     ({"kind": "pfedme", "local_epochs": 3}, {}, "'local_epochs' is 3, but pFedMe's clients train for 'local_rounds'"),
-    ({}, {"population": {"devices": 20, "stragglers": {"share": 1.2}}}, "population.stragglers.share is 1.2"),
-    ({}, {"population": {"devices": 20, "stragglers": {"share": 0.2, "factor": 0.0}}}, "population.stragglers.factor is 0.0"),
-    ({}, {"population": {"devices": 20, "samples": {"low": 30, "high": 20}}}, "population.samples.*'low' is above 'high'"),
-    ({}, {"population": {"devices": 20, "samples": "longtail"}}, "samples.kind is 'longtail'; allowed are uniform, long-tail"),
+    ({}, {"population": {"stragglers": {"share": 1.2}}}, "population.stragglers.share is 1.2"),
+    ({}, {"population": {"stragglers": {"share": 0.2, "factor": 0.0}}}, "population.stragglers.factor is 0.0"),
+    ({}, {"population": {"samples": {"low": 30, "high": 20}}}, "population.samples.*'low' is above 'high'"),
+    ({}, {"population": {"samples": "longtail"}}, "samples.kind is 'longtail'; allowed are uniform, long-tail"),
     # Groups and tiers.
     *(({"kind": "cfl", "split_rounds": at}, {}, r"split_rounds.*from 0 on, in ascending") for at in ([5, 5], [9, 5], [-1])),
     ({"kind": "cfl", "groups": 3}, {}, "strategy.groups"),
@@ -100,11 +97,7 @@ PARAMETERS: list[Case] = [
     ({"kind": "cata-fed", "clusters": 7, "clients_per_round": 6}, PEERS, "clusters is 7, more than the .*1 to 6"),
     ({"kind": "cata-fed", "deadline": {"kind": "fixed", "time": "9 s", "since": "round"}}, {}, "'since' may not be 'round'"),
     # Aggregations and server optimisers.
-    (
-        {"clients_per_round": 6, "aggregation": KRUM},
-        {},
-        r"is 2; 'krum' then needs at least 7 updates at a time \(2 f \+ 3\), and there are 6; allowed are at most 1",
-    ),
+    ({"clients_per_round": 6, "aggregation": KRUM}, {}, r"is 2; .* at least 7 .* \(2 f \+ 3\), .* 6; allowed are at most 1"),
     ({"clients_per_round": 6, "aggregation": "bulyan"}, {}, r"needs at least 7 updates.*allowed are at most 0"),
     ({"kind": "ifca", "clients_per_round": 6, "aggregation": KRUM}, {}, r"'krum' then needs at least 7"),
     ({"kind": "flexcfl", "moment": {"devices": 4}, "aggregation": "krum"}, {}, r"at least 5 updates .* there are 4"),
@@ -113,11 +106,7 @@ PARAMETERS: list[Case] = [
     ({"kind": "lcfl", "selection": {"kind": "flanp", "accuracy": 1.0}, "aggregation": "bulyan"}, {}, r"there are 2"),
     ({"kind": "fedavg", "aggregation": "median"}, {"messages": {"up": "top-k"}}, r"leaves out so much.*share = 0.5"),
     ({"kind": "fedavg", "aggregation": "bulyan"}, {"messages": {"up": "random-k"}}, r"leaves out so much"),
-    (
-        {"kind": "fedavg", "aggregation": {"kind": "private", "where": "local", "account": False}},
-        {"messages": {"up": "sign"}},
-        r"makes changes longer again.*where = 'central'",
-    ),
+    (private(where="local"), {"messages": {"up": "sign"}}, r"makes changes longer again.*where = 'central'"),
     ({"kind": "lcfl", "groups": 2, "aggregation": KRUM | {"malicious": 60}}, {}, r"'krum' then needs at least 123"),
     ({"aggregation": {"kind": "trimmed-mean", "share": 0.5}}, {}, r"strategy.aggregation.share is 0.5"),
     ({"aggregation": "trimed-mean"}, {}, r"did you mean 'trimmed-mean'"),
@@ -144,10 +133,9 @@ PARAMETERS: list[Case] = [
     # Edge servers.
     ({"kind": "hierfavg"}, {"network": {"kind": "star"}}, "'hierfavg', which needs edge servers, and the network has none"),
     ({"kind": "hierfavg"}, {"network": {"kind": "tree", "cells": 2}}, "network.edge"),
-    *(
-        ({"kind": "hierfavg", "selection": how}, TREE, f"'selection' is '{how['kind']}', which goes by what clients send")
-        for how in (OORT, {"kind": "flanp", "accuracy": 1.0}, {"kind": "favor", "target": 0.9})
-    ),
+    ({"kind": "hierfavg", "selection": OORT}, TREE, "'selection' is 'oort', which goes by what clients send"),
+    ({"kind": "hierfavg"} | chosen_by("flanp", accuracy=1.0), TREE, "'selection' is 'flanp', which goes by what"),
+    ({"kind": "hierfavg"} | chosen_by("favor", target=0.9), TREE, "'selection' is 'favor', which goes by what"),
     ({"kind": "hierfavg", "cloud_aggregation": private()["aggregation"]}, TREE, "'cloud_aggregation' is"),
     ({"kind": "hierfavg", "kappa1": 5, "local_epochs": 2}, TREE, "'kappa1' and 'local_epochs' both say"),
     ({"kind": "hierfavg", "over_selection": 1.5}, TREE, "over_selection"),
@@ -162,11 +150,7 @@ PARAMETERS: list[Case] = [
     ({"kind": "d-psgd"}, PEERS | {"messages": {"up": "top-k"}}, "messages.up is given, which writes changes"),
     ({"kind": "gossip"}, PEERS | {"messages": {"up": {"kind": "qsgd", "error_feedback": True}}}, "messages.up is given"),
     ({"kind": "epidemic"}, PEERS | {"server": {"patience": "5 s"}}, "server is given"),
-    (
-        {"kind": "gossip"},
-        {"population": {"devices": 6, "departures": {"kind": "exponential", "mean_stay": "60 s"}}},
-        "strategy.deadline is missing",
-    ),
+    ({"kind": "gossip"}, {"population": {"departures": LEAVING}}, "strategy.deadline is missing"),
 ]
 
 ACCOUNTS: list[tuple[Sections, str]] = [
@@ -181,18 +165,10 @@ ACCOUNTS: list[tuple[Sections, str]] = [
 ]
 
 WHEN_IT_RUNS: list[Case] = [
-    (
-        {"deadline": {"kind": "relative", "times": 1.0}},
-        {"learning": "off", "population": {"devices": 20, "speed": "inf samples/s"}},
-        "0 s in this population",
-    ),
+    (relative(), INSTANT, "0 s in this population"),
     ({"kind": "cata-fed", "smallest_part": 5000, "deadline": "9 s"}, {"data": DIGITS}, r"or strategy\.mitigation = false"),
     ({"kind": "cata-fed", "deadline": "9 s", "margin": "9 s"}, {"data": DIGITS}, "which leaves nothing of the deadline of 9 s"),
-    (
-        {"kind": "tifl", "mode": "credits"},
-        {"stop": {"simulated_time": "1 h"}},
-        "credits is missing: its default is the planned",
-    ),
+    ({"kind": "tifl", "mode": "credits"}, {"stop": {"simulated_time": "1 h"}}, "credits is missing: its default is the"),
     ({"kind": "fednova", "mu": 20}, {"training": {"lr": 0.1}}, r"strategy\.mu is 20.*allowed is less than 10"),
     ({"kind": "moon"}, {"model": {"kind": "logistic"}}, r"its layers are Linear; allowed are models with a torch\.nn\.Linear"),
     ({"kind": "fedper", "head": ["4.bias"]}, MLP, r"strategy\.head has '4\.bias'.*it has 1\.weight, 1\.bias, 3\.weight"),
@@ -202,15 +178,10 @@ WHEN_IT_RUNS: list[Case] = [
     ({"kind": "fedbn", "keeps": "statistics"}, MLP, "no layer of the model has running statistics; allowed is 'layers'"),
     (
         {"kind": "fedbn"},
-        {"training": {"batch_size": 1}, "data": DIGITS}
-        | {"model": {"kind": "module", "factory": "tests.strategies.test_layers:normed", "args": {"norm": "batch"}}},
+        {"training": {"batch_size": 1}, "data": DIGITS, "model": BATCHED},
         r"the part '2' is a BatchNorm1d.*two samples.*allowed is a training",
     ),
-    (
-        {"kind": "hierfavg"},
-        TREE | {"world": {"processes": [{"kind": "edge-outage", "edge": 3, "every": "1 s", "lasts": "1 s"}]}},
-        "there is no link 'edge 3 receive'",
-    ),
+    ({"kind": "hierfavg"}, TREE | EDGE_3, "there is no link 'edge 3 receive'"),
 ]
 
 

@@ -16,11 +16,10 @@ from fedsim.errors import SimulationError
 from fedsim.running.assembly import Run
 from fedsim.simulation import Record
 from fedsim.toolbox.strategies.rfedavg import (
-    RFedAvgParams,
     balance,
+    by_kmeans,
     class_imbalance,
     class_shares,
-    cluster_gradients,
     cluster_imbalance,
     optimal_weights,
 )
@@ -243,8 +242,7 @@ def test_an_update_that_is_not_finite_counts_for_nothing(tmp_path: Path) -> None
 def test_k_means_makes_as_many_clusters_as_the_scenario_says(wanted: int) -> None:
     """Two pairs of neighbours: N = 2 puts each pair together, N = 4 every device by itself."""
     rows = np.array([[0.0, 0.0], [0.0, 1.0], [10.0, 0.0], [10.0, 1.0]], dtype=np.float32)
-    params = RFedAvgParams(clustering="kmeans", kmeans_clusters=wanted)
-    found = cluster_gradients(params, rows, np.eye(4), None, 10, np.random.default_rng(1))
+    found = by_kmeans(rows, wanted, np.random.default_rng(1))
     assert sorted(found) == {1: [[0, 1, 2, 3]], 2: [[0, 1], [2, 3]], 4: [[0], [1], [2], [3]]}[wanted]
 
 

@@ -105,21 +105,18 @@ def test_stacked_adapters_are_merged_exactly_and_charged_by_hand(tmp_path: Path)
 
 def test_widths_are_drawn_again_up_to_that_of_the_kind() -> None:
     table = {"sizes": {"a": 1.0, "b": 0.5, "c": 0.1}, "redraw": True, "kind": "heterofl", "clients_per_round": 3}
-    population = {
-        "devices": 3,
-        "device": {"kind": "list", "values": ["a", "b", "c"]},
-        "kinds": {kind: {"like": "phone-low"} for kind in "abc"},
+    _, records = played(world(DIGITS, 3, table, 12, model=MLP) | three_kinds(memory="1 GB", memory_share=1.0))
+    downloads = [record.fields for record in records if record.kind == "step-end" and record.fields["step"] == "download"]
+    assert [len({step["bytes"] for step in downloads if step["device"] == device}) for device in range(3)] == [3, 2, 1]
+
+
+def three_kinds(**of_all: Any) -> dict[str, Any]:
+    """One device each of a, b and c, which have less and less memory unless all have the same."""
+    kinds = {
+        kind: {"like": "phone-low", "memory": size, "memory_share": 1.0} | of_all
+        for kind, size in (("a", "600 kB"), ("b", "50 kB"), ("c", "15 kB"))
     }
-    _, records = played(world(DIGITS, 3, table, 12, model=MLP) | {"population": population})
-    sizes = {0: set(), 1: set(), 2: set()}
-    for record in records:
-        if record.kind == "step-end" and record.fields["step"] == "download":
-            sizes[record.fields["device"]].add(record.fields["bytes"])
-    assert [len(sizes[device]) for device in range(3)] == [3, 2, 1]
-
-
-KINDS = {name: {"like": "phone-low", "memory": size, "memory_share": 1.0} for name, size in (("a", "600 kB"), ("b", "50 kB"))}
-KINDS["c"] = KINDS["b"] | {"memory": "15 kB"}
+    return {"population": {"devices": 3, "device": {"kind": "list", "values": list(kinds)}, "kinds": kinds}}
 
 
 @pytest.mark.parametrize("kind", ["hetlora", "flora", "diloco", "heterofl"])
@@ -173,7 +170,6 @@ def test_a_narrow_model_has_the_parameters_that_the_paper_counts(width: float) -
 @pytest.mark.parametrize("kind", ["fedavg", "heterofl"])
 def test_devices_without_room_for_the_model_take_part_with_a_smaller_one(kind: str, tmp_path: Path) -> None:
     sizes = {"sizes": {"a": 1.0, "b": 0.2, "c": 0.05}} if kind == "heterofl" else {}
-    sections = world(DIGITS, 3, {"kind": kind, "clients_per_round": 3} | sizes, 2) | {"model": {"kind": "mlp", "hidden": [200]}}
-    sections["population"] = {"devices": 3, "device": {"kind": "list", "values": ["a", "b", "c"]}, "kinds": KINDS}
-    rounds = ran(sections, tmp_path / "run").rounds
+    sections = world(DIGITS, 3, {"kind": kind, "clients_per_round": 3} | sizes, 2, model={"kind": "mlp", "hidden": [200]})
+    rounds = ran(sections | three_kinds(), tmp_path / "run").rounds
     assert [row["valid"] for row in rounds] == ([3, 3] if kind == "heterofl" else [1, 1])

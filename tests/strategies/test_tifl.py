@@ -165,14 +165,10 @@ def test_profiled_latency_makes_tiers_and_drops_whom_it_never_saw_in_time(tmp_pa
     assert all(run.devices[device]["group"] is None for device in dropped)
     profiled = Counter(event["device"] for event in of_kind(run, "task-end") if event["round"] is None)
     assert set(profiled.values()) == {2}
+    scenario["strategy"] |= {"profiling_limit": "100 ms"}
+    none = fedsim.run(fedsim.Scenario(**scenario))
+    assert (none.summary["stopped"], none.rows) == ("no device can be put into a tier", [])
     assert {event["device"] for event in run.events if event["round"] is not None and event["device"] is not None} <= set(kept)
-
-
-def test_where_all_are_too_slow_the_run_ends_and_says_so() -> None:
-    scenario = sections(5, 5, tiers=2, tiers_from="latency", profiling_limit="100 ms", clients_per_round=3)
-    result = fedsim.run(fedsim.Scenario(**scenario))
-    assert result.summary["stopped"] == "no device can be put into a tier"
-    assert result.rows == []
 
 
 def test_a_deadline_shorter_than_a_tier_needs_leaves_its_rounds_without_an_update(tmp_path: Path) -> None:

@@ -36,13 +36,8 @@ def level(batteries: Batteries, device: int) -> float:
 class Site(WorkSite):
     """Two devices: 100 B/s down, 50 B/s up; device 0 takes 10 s an epoch, device 1 15 s.
 
-    Args:
-        charging: when they are plugged in.
-        up: what the server's link carries from both (bytes/s).
-        restart: of the batteries.
-        within: when they can be reached.
-        header: bytes on the wire beside each byte of payload.
-        draws: what replaces ``DRAWS``; ``initial_j`` is the capacity if nothing else is said.
+    ``up`` is what the server's link carries from both (bytes/s), ``header`` are bytes on the wire beside each of payload, and
+    ``draws`` replace ``DRAWS``; ``initial_j`` is the capacity if nothing else is said.
     """
 
     def __init__(
@@ -94,7 +89,7 @@ def test_a_device_with_1000_j_ends_at_the_right_instant() -> None:
     (time, last) = site.told()[-1]
     assert (time, last["level"], last["flat"]) == (site.steps()[-1][1], 0.0, True)
     assert last["drawn"] == pytest.approx(8 + 1.5 + 3 * (time - 4), rel=1e-12)
-    assert [r.fields["outcome"] for r in site.records if r.kind == "task-end"] == ["battery"]
+    assert site.ended[0].outcome == "battery"
     assert not site.tasks.is_idle(0)
     assert site.availability.next_on(0, time) == math.inf
 
@@ -174,24 +169,14 @@ def now_and_then(mean_s: float) -> RenewalCharging:
 def test_a_day_by_hand() -> None:
     """From midnight on 1,000 J at 0.05 W; plugged in from 1 h to 2 h with 0.2 W; full at the end of the second charge."""
     site = Site(day("1 h", "1 h"), capacity_j=1200.0, initial_j=1000.0, idle_w=0.05, charge_w=0.2)
-    levels = {}
-    hours = (0.5, 1, 1.5, 2, 5, 24, 25.5, 26)
-
-    def look(hour: float) -> None:
-        levels[hour] = level(site.batteries, 0)
-
-    for hour in hours:
-        site.simulation.wake(("look", 0), hour * HOUR, lambda hour=hour: look(hour))  # type: ignore[misc]
+    levels: list[float] = []
+    for hour in (0.5, 1, 1.5, 2, 5, 24, 25.5, 26):
+        site.simulation.wake(("look", 0), hour * HOUR, lambda: levels.append(level(site.batteries, 0)))
     site.run()
-    assert levels[0.5] == pytest.approx(910, rel=1e-12)
-    assert levels[1] == pytest.approx(820, rel=1e-12)
-    assert levels[1.5] == pytest.approx(820 + 270, rel=1e-12)
-    assert levels[2] == pytest.approx(1200, rel=1e-12)  # it would be 1,360: full after 0.704 h
-    assert levels[5] == pytest.approx(1200 - 540, rel=1e-12)
-    # Flat 6 h 40 min after 2 h; off until the charger comes at 25 h, and on at 120 J, after 10 min; then 0.15 W until 26 h.
-    assert levels[24] == 0.0
-    assert levels[25.5] == pytest.approx(120 + 0.15 * 1200, rel=1e-9)
-    assert levels[26] == pytest.approx(120 + 0.15 * 3000, rel=1e-9)
+    # At 2 h it would be 1,360: full after 0.704 h. Flat 6 h 40 min after that; off until the charger comes at 25 h, and on at
+    # 120 J, after 10 min; then 0.15 W until 26 h.
+    assert levels[:5] == pytest.approx([910, 820, 820 + 270, 1200, 1200 - 540], rel=1e-12)
+    assert levels[5:] == [0.0, pytest.approx(120 + 0.15 * 1200, rel=1e-9), pytest.approx(120 + 0.15 * 3000, rel=1e-9)]
 
 
 def test_days_follow_each_other_beyond_the_clocks_exact_time() -> None:

@@ -8,14 +8,13 @@ the geometric mean, with Student's t interval of the logarithms. Reference lines
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedsim.lab.compare.lines import ComparedLine, Lines, short_key, shown
+from fedsim.lab.compare.lines import Lines, short_key, shown
 from fedsim.lab.compare.measures import BEST, FINAL, Measure, Values, cost_of, goal_of
 from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference, pairs_to_tell, ratio_of
-from fedsim.language.units import show_bytes, show_joules, show_seconds
 from fedsim.output.harmless import clean
 from fedsim.records.targets import Target
 
@@ -27,16 +26,6 @@ ANY = "any"  # the value of a key that changes nothing in a cell
 VARIANT, PLACES = "variant", ("size", "part")
 _CHOSEN = ("name", "seed", "strategy", "training", "model", "messages", "stop", "checkpoint", "meters")
 """Sections of a scenario that are no part of its world."""
-_TELLS: Mapping[str, tuple[str, str, str, Callable[[float], str]]] = {
-    "s": ("takes", "time", "as long", show_seconds),
-    "bytes": ("moves", "bytes", "as much", show_bytes),
-    "J": ("draws", "energy", "as much", show_joules),
-    "g": ("emits", "CO2", "as much", "{:,.3g} g".format),
-    "": ("costs", "money", "as much", "{:,.4g}".format),
-    "rounds": ("takes", "rounds", "as many", "{:,.3g}".format),
-    "%": ("drains", "of each battery", "as much", "{:.3g} %".format),
-    "devices": ("empties", "batteries", "as many", "{:,.3g}".format),
-}
 
 
 @dataclass(frozen=True)
@@ -79,15 +68,12 @@ class Ranking:
         return ratio_of(above, below) if self.measure.is_cost else paired_difference(above, below)
 
     @property
-    def _same(self) -> float:
-        return 1.0 if self.measure.is_cost else 0.0
-
-    @property
     def alike(self) -> list[RankedLine]:
         """The lines that the seeds do not tell apart from the best: the interval of their comparison includes no difference."""
         first, *rest = self.whole
+        same = float(self.measure.is_cost)
         found = ((one, self.against(one, first)) for one in rest)
-        return [one for one, by in found if by is not None and by.pairs > 1 and by.low <= self._same <= by.high]
+        return [one for one, by in found if by is not None and by.pairs > 1 and by.low <= same <= by.high]
 
     @property
     def is_sure(self) -> bool:
@@ -99,15 +85,19 @@ class Ranking:
 
     @property
     def sentences(self) -> list[str]:
-        whole = self.whole
+        whole, measure = self.whole, self.measure
         if not whole or len([one for one in self.entries if not one.reference]) < 2:
             return []
         first, *rest = whole
-        words = [f"{clean(first.name)} {self._best(first)}."]
+        if measure.is_cost:
+            best = f"{measure.words.verb} the least {measure.words.what}, {self.show(first.mean.mean)}"
+        else:
+            most, what = "lowest" if measure.best == "least" else "highest", measure.name.removeprefix("final ")
+            best = f"{'reaches' if what == measure.name else 'ends with'} the {most} {what}, {first.mean.mean:.3f}"
+        words = [f"{clean(first.name)} {best}."]
         words += [f"{clean(one.name)}, the next, {self._beside(one, first)}." for one in rest[:1]]
-        words += [
-            f"{clean(one.name)}, the baseline, {self._beside(one, first)}." for one in rest[1:] if one.place == self.baseline
-        ]
+        base = [one for one in rest[1:] if one.place == self.baseline]
+        words += [f"{clean(one.name)}, the baseline, {self._beside(one, first)}." for one in base]
         if alike := self.alike:
             known = sorted(count for one in alike if (count := self._seeds_more(one, first)) is not None)
             upto = f" to {known[-1]}" if len(known) == len(alike) and known[-1] > known[0] else ""
@@ -133,50 +123,33 @@ class Ranking:
         return f"{most} {self.measure.name}: {clean(first.name)}, {self.show(first.mean.mean)}{doubt}."
 
     def show(self, value: float) -> str:
-        return show_figure(self.measure, value)
-
-    def _best(self, first: RankedLine) -> str:
-        if not self.measure.is_cost:
-            most, what = "lowest" if self.measure.best == "least" else "highest", self.measure.name.removeprefix("final ")
-            return f"{'reaches' if what == self.measure.name else 'ends with'} the {most} {what}, {first.mean.mean:.3f}"
-        verb, what, *_ = _tells(self.measure)
-        return f"{verb} the least {what}, {self.show(first.mean.mean)}"
+        return self.measure.show(value)
 
     def _beside(self, other: RankedLine, first: RankedLine) -> str:
-        found = self.against(other, first)
+        found, measure = self.against(other, first), self.measure
         if found is None:
             return f"comes to {self.show(other.mean.mean)}"
-        if found.mean == self._same and (found.pairs < 2 or found.low == found.high):
+        if found.mean == float(measure.is_cost) and (found.pairs < 2 or found.low == found.high):
             return "does exactly as well"
-        if self.measure.is_cost:
-            verb, _, as_much, _ = _tells(self.measure)
-            said, within = f"{verb} {found.mean:.3g} times {as_much}", f"{found.low:.3g} to {found.high:.3g}"
+        if measure.is_cost:
+            said = f"{measure.words.verb} {found.mean:.3g} times {measure.words.as_much}"
+            within = f"{found.low:.3g} to {found.high:.3g}"
         else:
             low, high = (found.low, found.high) if found.mean > 0 else (-found.high, -found.low)
             said = f"ends {abs(found.mean):.3f} {'lower' if found.mean <= 0 else 'higher'}"
             within = f"{low:.3f} to {high:.3f}"
         if found.pairs < 2:
             return said
-        sign = 1 if self.measure.best == "least" else -1
+        sign = 1 if measure.best == "least" else -1
         beaten = sum(sign * other.values[seed] > sign * value for seed, value in first.values.items())
         return f"{said} (95 % interval {within}; worse in {beaten} of {found.pairs} worlds)"
 
 
-def show_figure(measure: Measure, value: float) -> str:
-    """A figure of a measure for people, with its unit."""
-    return _tells(measure)[-1](value) if measure.is_cost else f"{value:.3f}"
-
-
-def _tells(measure: Measure) -> tuple[str, str, str, Callable[[float], str]]:
-    return _TELLS["rounds" if measure.name.startswith("rounds") else measure.unit]
-
-
 @dataclass(frozen=True)
 class Answer:
-    """The answer for one world.
+    """The answer for one world, of which ``world`` says the point of the grid, or the study, if there are several.
 
     Attributes:
-        world: the point of the grid, or the study, in words; empty if there is only one.
         target: the accuracy, or a metric's value, that costs are compared at; None where no line was evaluated, or reached any.
         rankings: by the goal, then by time, bytes, joules and money to the target, as far as they are known, and by accuracy.
         missed: the lines that did not reach the target in all their runs: name, runs that did, runs.
@@ -193,19 +166,17 @@ class Answer:
 
     @property
     def words(self) -> list[str]:
-        """The goal's sentences, the other costs of the best by it, the best by each other figure, and who missed the target."""
         said = [f"{self.where}{self.to(one)}{' '.join(one.sentences)}" for one in self.rankings[:1] if one.sentences]
         bill = []
         for measure, mean in self.bill[1:]:
-            verb, what, _, show = _tells(measure)
-            bill.append(f"{verb} {show(mean)}" + (f" {what}" if measure.unit in ("%", "devices") else ""))
+            what = f" {measure.words.what}" if measure.unit in ("%", "devices") else ""
+            bill.append(f"{measure.words.verb} {measure.show(mean)}{what}")
         there = [f"There it {', '.join(bill)}."] if bill and said else []
         others = [one.in_short for one in self.rankings[1:] if one.in_short]
         return [*said, *there, *others, *([self.where + self.missing] if self.missed else [])]
 
     @property
     def where(self) -> str:
-        """The beginning of its sentences: the world, if there are several."""
         return f"{self.world}: " if self.world else ""
 
     def to(self, ranking: Ranking) -> str:
@@ -222,8 +193,8 @@ class Answer:
     @property
     def order(self) -> list[int]:
         """The places of its lines, the best first: by the first ranking, then by the last."""
-        places = [one.place for ranking in (self.rankings[:1] + self.rankings[-1:]) for one in ranking.entries if one.values]
-        return list(dict.fromkeys(places))
+        ranked = [one for ranking in (self.rankings[:1] + self.rankings[-1:]) for one in ranking.entries if one.values]
+        return list(dict.fromkeys(one.place for one in ranked))
 
 
 def answers(lines: Lines, figures: Sequence[Sequence[Values]], targets: Sequence[Aim]) -> Iterator[Answer]:
@@ -275,14 +246,11 @@ def _worlds(lines: Lines) -> list[list[int]]:
     worlds: dict[tuple[Any, ...], list[int]] = {}
     for key, places in points.items():
         own = [lines.lines[place] for place in places]
-        kept = [line for line in own if not line.reference] or own
-        worlds.setdefault((key[0], frozenset(map(_world_of, kept))), []).extend(places)
+        kept = [line.runs[0].scenario for line in own if not line.reference] or [line.runs[0].scenario for line in own]
+        worlds_of = [{name: value for name, value in scenario.items() if name not in _CHOSEN} for scenario in kept]
+        same = frozenset(json.dumps(world, sort_keys=True, default=str) for world in worlds_of)
+        worlds.setdefault((key[0], same), []).extend(places)
     return [sorted(places) for places in worlds.values()]
-
-
-def _world_of(line: ComparedLine) -> str:
-    scenario = line.runs[0].scenario
-    return json.dumps({key: value for key, value in scenario.items() if key not in _CHOSEN}, sort_keys=True, default=str)
 
 
 def _varying(lines: Lines, places: Sequence[int]) -> list[str]:
@@ -344,18 +312,18 @@ def _ranking(lines: Lines, figures: Sequence[Sequence[Values]], names: Mapping[i
 
 def _target(lines: Lines, figures: Sequence[Sequence[Values]], places: Sequence[int], targets: Sequence[Aim]) -> Aim | None:
     """The hardest target that a line of a world reaches in all its runs, or else in any."""
-    ranked = [place for place in places if not lines.lines[place].reference]
+
+    def reaches(values: Values, target: Aim) -> bool:
+        if isinstance(target, Target):
+            return values[cost_of("rounds", target).name] is not None
+        return (values[BEST.name] or 0.0) >= target
+
+    ranked = [figures[place] for place in places if not lines.lines[place].reference]
     for sure in (all, any):
         for target in reversed(targets):
-            if any(sure(_reaches(one, target) for one in figures[place]) for place in ranked):
+            if any(sure(reaches(one, target) for one in own) for own in ranked):
                 return target
     return None
-
-
-def _reaches(values: Values, target: Aim) -> bool:
-    if isinstance(target, Target):
-        return values[cost_of("rounds", target).name] is not None
-    return (values[BEST.name] or 0.0) >= target
 
 
 def usual_target(lines: Lines, figures: Sequence[Sequence[Values]]) -> float | None:

@@ -49,10 +49,9 @@ class PathStep:
 
     Attributes:
         step: its name; ``edge-transfer`` and ``message`` for those outside of tasks, ``wait`` where nothing was under way.
-        outcome: ``done``, or why it was cut short.
+        outcome, data: ``done``, or why it was cut short, and the data of that record.
         shared: the part of a transfer (s) that its device's own link would not have needed.
         label: which edge server or endpoints, where no device.
-        data: of its end's record.
     """
 
     step: str
@@ -83,10 +82,7 @@ class _WaitedFor:
     steps: list[PathStep] = field(default_factory=list)
 
     def rank(self, now: float) -> tuple[float, ...]:
-        """Less is what a round waited for: what was done before what was lost, and this before what was late.
-
-        Of late ones it is the one that was farthest from its end, as the round waited for all of them.
-        """
+        """Less is what a round waited for: done before lost, and this before late; of late ones the farthest from its end."""
         if self.end == now and self.outcome not in ("late", "stopped"):
             return (0 if self.outcome == "done" else 1, self.start, self.task or 0)
         begun = [step.start for step in self.steps if step.start < now]
@@ -99,8 +95,7 @@ class RoundPath:
 
     Attributes:
         selected: how many clients were asked; 0 where the strategy has no rounds but versions.
-        late: the devices whose tasks the round's end cut off.
-        deadline: whether the round ended by its deadline.
+        late, deadline: the devices whose tasks the round's end cut off, and whether that was its deadline.
         sooner: how much sooner all of its tasks would have ended without those that ended last (s); 0 without rounds.
         half: when half of its tasks had ended (s); the round's end without rounds.
     """
@@ -210,6 +205,7 @@ class CriticalPaths:
         return RoundPath(number, start, end, steps, facts.get("selected", 0), late, by_deadline, sooner, half)
 
     def _back(self, start: float, number: int, end: float, used: set[int]) -> Iterator[PathStep]:
+        """The steps from the round's end back to its start."""
 
         def last(now: float) -> _WaitedFor | None:
             """The task or message of the round that ended in an instant; at the round's end also one that goes on."""
@@ -224,10 +220,10 @@ class CriticalPaths:
         while now > start:
             found = last(now)
             if found is None:
-                earlier = (self._times[place] for place in range(bisect_left(self._times, now) - 1, -1, -1))
-                before = next((time for time in earlier if time <= start or last(time) is not None), start)
-                yield PathStep(WAIT, max(before, start), now)
-                now = max(before, start)
+                earlier = reversed(self._times[: bisect_left(self._times, now)])
+                before = max(start, next((time for time in earlier if time <= start or last(time) is not None), start))
+                yield PathStep(WAIT, before, now)
+                now = before
             for step in reversed(found.steps if found else []):
                 if step.start < now and start < now:
                     yield self._part(step, max(step.start, start), now)
@@ -250,9 +246,8 @@ class CriticalPaths:
         return replace(part, shared=min(part.seconds, math.floor(shared / TICK_S) * TICK_S))
 
     @cached_property
-    def _links(self) -> dict[int | None, dict[str | None, Any]]:
-        rows: list[dict[Any, Any]] = as_rows(self._run.table(DEVICES).select(["device", *_LINK]))
-        return {row["device"]: row for row in rows}
+    def _links(self) -> dict[int | None, dict[Any, Any]]:
+        return {row["device"]: row for row in as_rows(self._run.table(DEVICES).select(["device", *_LINK]))}
 
 
 def _summed(pairs: Iterable[tuple[Any, float]]) -> dict[Any, float]:
@@ -306,10 +301,10 @@ def round_in_words(paths: CriticalPaths, number: int) -> list[str]:
         idle = step.label or "the server, or its timers; no device was at work"
         whom = idle if step.device is None else f"device {step.device} ({step.step})"
         words.append(f"It waited longest for {whom}: {show_seconds(step.seconds)}, {step.seconds / one.seconds:.0%}.")
-    if one.steps and one.sooner > 0:
-        whom = "the late clients" if one.deadline else f"device {one.device}"
-        words.append(f"Without {whom} it would have ended {show_seconds(one.sooner)} sooner.")
-        if step.step not in (WAIT, "queue") and step.outcome == "done":
+        if one.sooner > 0:
+            whom = "the late clients" if one.deadline else f"device {one.device}"
+            words.append(f"Without {whom} it would have ended {show_seconds(one.sooner)} sooner.")
+        if one.sooner > 0 and step.step not in (WAIT, "queue") and step.outcome == "done":
             gain = min(step.seconds / 2, one.sooner)
             then = "; then another client is the last" if gain == one.sooner else ""
             words.append(f"With twice the rate there, {show_seconds(gain)} sooner{then}.")
@@ -337,14 +332,11 @@ def path_table(one: RoundPath) -> ComparedTable:
 
 def totals_table(runs: Mapping[str, CriticalPaths]) -> ComparedTable:
     """The simulated time of runs by category of their critical paths, with bars on one axis of time."""
-    names = dict.fromkeys(name for paths in runs.values() for name in paths.totals)
     most = max((seconds for paths in runs.values() for seconds in paths.totals.values()), default=0.0)
     rows: list[dict[str, Cell]] = []
-    for name in names:
+    for name in dict.fromkeys(name for paths in runs.values() for name in paths.totals):
         for run, paths in runs.items():
             seconds = paths.totals.get(name, 0.0)
-            share = f"{seconds / paths.end:.1%}" if paths.end else None
-            bar = "#" * round(_BAR * seconds / most)
+            share, bar = f"{seconds / paths.end:.1%}" if paths.end else None, "#" * round(_BAR * seconds / most)
             rows.append({"critical path": name, "run": run, "took": show_seconds(seconds), "share": share, "": bar})
-    heads = ["critical path", *(["run"] if len(runs) > 1 else []), "took", "share", ""]
-    return ComparedTable.of(heads, rows)
+    return ComparedTable.of(["critical path", *(["run"] if len(runs) > 1 else []), "took", "share", ""], rows)

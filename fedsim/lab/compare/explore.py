@@ -42,7 +42,7 @@ class HeatMap:
         known = [one for one in self.figures.to_numpy().ravel().tolist() if math.isfinite(one)]
         worst, best = (max(known), min(known)) if self.goal.measure.is_cost else (min(known), max(known))
         if self.goal.measure.is_cost and best > 0:
-            value, worst, best = math.log(value), math.log(worst), math.log(best)
+            value, worst, best = map(math.log, (value, worst, best))
         return 1.0 if worst == best else (value - worst) / (best - worst)
 
     def table(self) -> ComparedTable:
@@ -109,18 +109,16 @@ def heat_map(answer: Answer) -> HeatMap | None:
 
 def fronts(answer: Answer) -> list[ParetoFront]:
     """The Pareto fronts of any two costs that three cells or more have; that of the goal and the next cost first."""
-    costs = [one for one in answer.rankings if one.measure.is_cost and len(one.whole) > 2]
-    return [_front(first, other) for first, other in combinations(costs, 2)]
-
-
-def _front(first: Ranking, other: Ranking) -> ParetoFront:
-    seconds = {one.place: one.mean.mean for one in other.whole}
-    points: list[CostPoint] = []
-    for line in (line for line in first.whole if line.place in seconds):
-        x, y, front = line.mean.mean, seconds[line.place], [one for one in points if one.factor == 1]
-        more = (max(x / one.first, y / one.other) for one in front if one.first and one.other)
-        points.append(CostPoint(line, x, y, 1.0 if not front or y < front[-1].other else min(more, default=math.inf)))
-    return ParetoFront(first, other, tuple(points))
+    found = []
+    for first, other in combinations([one for one in answer.rankings if one.measure.is_cost and len(one.whole) > 2], 2):
+        seconds = {one.place: one.mean.mean for one in other.whole}
+        points: list[CostPoint] = []
+        for line in (line for line in first.whole if line.place in seconds):
+            x, y, front = line.mean.mean, seconds[line.place], [one for one in points if one.factor == 1]
+            more = (max(x / one.first, y / one.other) for one in front if one.first and one.other)
+            points.append(CostPoint(line, x, y, 1.0 if not front or y < front[-1].other else min(more, default=math.inf)))
+        found.append(ParetoFront(first, other, tuple(points)))
+    return found
 
 
 def in_words(answer: Answer) -> list[str]:

@@ -41,13 +41,11 @@ class ComparedLine:
 
 @dataclass(frozen=True)
 class Lines:
-    """All lines of a comparison, in the order of their arguments, and of the studies' variants.
+    """All lines of a comparison, in the order of their arguments, and of the studies' variants, with the studies' targets.
 
     Attributes:
-        targets: those that the studies name.
         baselines: the place of each line's baseline, or None.
-        baseline: the name of the baseline; empty if there is none.
-        is_first: whether the first run is the baseline since none was named.
+        baseline: the name of the baseline, if there is one; ``is_first``: the first run, since none was named.
         goal: one of ``fedsim.lab.compare.measures.GOALS``.
         budget: limits by cost, see ``fedsim.records.targets.within``.
     """
@@ -76,14 +74,10 @@ def read_lines(
     goal: str | None = None,
     budget: Mapping[str, float] | None = None,
 ) -> Lines:
-    """The lines of folders of runs and of studies.
+    """The lines of folders of runs and of studies; ``ScenarioError`` if there is no such baseline.
 
     The ``baseline`` (a run's folder or a variant), ``goal`` and ``budget`` are by default those of the first study; else the
     first run, and the least time.
-
-    Raises:
-        RunFolderError: a folder is neither a run nor a study, or is damaged.
-        ScenarioError: there is no such baseline.
     """
     lines: list[ComparedLine] = []
     targets: list[float | str] = []

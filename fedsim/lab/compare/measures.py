@@ -2,16 +2,16 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
 from fedsim.errors import RunFolderError, ScenarioError, nearest
 from fedsim.language.spec import Spec
 from fedsim.language.stop import MORE_IS_BETTER
-from fedsim.language.units import Bytes, Joules, PositiveSeconds
+from fedsim.language.units import Bytes, Joules, PositiveSeconds, show_bytes, show_joules, show_seconds
 from fedsim.language.wording import explain
 from fedsim.meters.energy import PHASES
 from fedsim.meters.energy import TABLE as ENERGY
@@ -25,12 +25,30 @@ Preferred = Literal["least", "most"] | None
 Values = dict[str, float | int | None]
 
 
+class CostWords(NamedTuple):
+    """Words for a cost: a line takes the least time, or 1.5 times as long."""
+
+    verb: str
+    what: str
+    as_much: str
+    show: Callable[[float], str]
+
+
+_WORDS = {
+    "s": CostWords("takes", "time", "as long", show_seconds),
+    "bytes": CostWords("moves", "bytes", "as much", show_bytes),
+    "J": CostWords("draws", "energy", "as much", show_joules),
+    "g": CostWords("emits", "CO2", "as much", "{:,.3g} g".format),
+    "": CostWords("costs", "money", "as much", "{:,.4g}".format),
+    "rounds": CostWords("takes", "rounds", "as many", "{:,.3g}".format),
+    "%": CostWords("drains", "of each battery", "as much", "{:.3g} %".format),
+    "devices": CostWords("empties", "batteries", "as many", "{:,.3g}".format),
+}
+
+
 @dataclass(frozen=True)
 class Measure:
-    """A figure that every run may have, by a name of its own; ``topic`` is the table in which it is shown.
-
-    A plain count has no unit; ``best`` is the preferred extreme, if one is.
-    """
+    """A figure by a name of its own, in its unit if it is no plain count, in the table of a ``topic``."""
 
     name: str
     unit: str
@@ -50,6 +68,14 @@ class Measure:
     @property
     def head(self) -> str:
         return f"{self.name} ({self.unit})" if self.unit else self.name
+
+    @property
+    def words(self) -> CostWords:
+        return _WORDS["rounds" if self.name.startswith("rounds") else self.unit]
+
+    def show(self, value: float) -> str:
+        """A figure for people, with its unit."""
+        return self.words.show(value) if self.is_cost else f"{value:.3f}"
 
 
 FINAL = Measure("final accuracy", "0-1", "accuracy", "most")
@@ -85,6 +111,7 @@ _LAST = (
     Measure("mean purity of groups", "0-1", "fairness and groups", "most"),
     Measure("last purity of groups", "0-1", "fairness and groups", "most"),
 )
+_OF_WORK = ("assign", "step-start", "step-end", "task-end")
 _TO_TARGET = {"rounds": "", "time": "s", "traffic": "bytes", "energy": "J", "carbon": "g", "cost": ""}
 _ALONE = {"battery": _BATTERY, "flat": _FLAT, "accuracy": FINAL, "budget": WITHIN}  # goals without a target
 GOALS = ("time", "bytes", "energy", "carbon", "money", "rounds", *_ALONE, *MORE_IS_BETTER)
@@ -163,9 +190,8 @@ def measure(
 ) -> Values:
     """The figures of a run, by their measures' names. ``RunFolderError``: the folder is damaged.
 
-    A run on pooled data (the reference line of centralised training) has accuracy and rounds alone: its times and bytes are
-    those of no federation. The ``ledger`` is ``strict``, which counts every byte that moved, or ``paper``, as papers count; the
-    bytes until a target are strict. Limits of the ``budget`` are by cost, see ``fedsim.records.targets.within``.
+    A run on pooled data has accuracy and rounds alone: its times and bytes are those of no federation. A ledger that is
+    ``paper`` counts bytes as papers do, but those until a target. For the ``budget`` see ``fedsim.records.targets.within``.
     """
     try:
         values = _of_run(run, ledger)
@@ -227,18 +253,15 @@ def costs_until(run: RunFolder, target: float | Target) -> Values:
 def read_work(run: RunFolder) -> Values:
     """``compute`` and ``wasted compute`` of a run's devices (device-seconds), and ``migrations`` between its groups.
 
-    Wasted is all of a task that ended late, lost, left or with the run, and of the others what came after the last epoch that
-    counted. No device migrates when its group is split; without groups there are None.
+    Wasted is all of a task that was not done, and of the others what came after the last epoch that counted. No device migrates
+    when its group is split; without groups there are None.
     """
     begun: dict[int, float] = {}
     computed: dict[int, list[float]] = {}  # of each open task: seconds in all, and those that count if it is done
     seconds = wasted = 0.0
     moves: int | None = None
-    kinds, columns = (
-        ("assign", "step-start", "step-end", "task-end"),
-        ("time", "kind", "task", "group", "step", "outcome", "data"),
-    )
-    for time, kind, task, group, step, outcome, data in run.events_of(kinds, columns):
+    columns = ("time", "kind", "task", "group", "step", "outcome", "data")
+    for time, kind, task, group, step, outcome, data in run.events_of(_OF_WORK, columns):
         if kind == "assign":
             facts = json.loads(data or "{}")
             moves = (moves or 0) + (group is not None and facts["before"] is not None and facts["why"] != "split")
@@ -250,15 +273,11 @@ def read_work(run: RunFolder) -> Values:
             if kind == "step-start":
                 begun[task] = time
                 continue
-            spent = time - begun.pop(task)
+            spent, facts = time - begun.pop(task), json.loads(data or "{}")
+            counts = spent
+            if "epochs" in facts and facts["epochs"] != facts["asked"]:  # finished epochs alone; all of an evaluation
+                counts = spent - float(time - facts["epoch_ends"][facts["epochs"] - 1]) if facts["epochs"] else 0.0
             entry = computed.setdefault(task, [0.0, 0.0])
             entry[0] += spent
-            entry[1] += _that_counts(time, spent, json.loads(data or "{}"))
+            entry[1] += counts
     return {"compute": seconds, "wasted compute": wasted, "migrations": moves}
-
-
-def _that_counts(end: float, spent: float, facts: dict[str, Any]) -> float:
-    """Of a computation that ended at ``end`` after ``spent`` seconds: those of finished epochs, or all of an evaluation."""
-    if "epochs" not in facts or facts["epochs"] == facts["asked"]:
-        return spent
-    return spent - float(end - facts["epoch_ends"][facts["epochs"] - 1]) if facts["epochs"] else 0.0

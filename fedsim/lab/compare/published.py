@@ -52,21 +52,12 @@ Take = Literal[
 ]  # fmt: skip
 
 _LEAST = {"mean": 1, "median": 1, "zeros": 1, "variance": 2, "variance around a line": 3}  # values that each needs
-
-
-def _around_a_line(values: NDArray[np.float64]) -> float:
-    """The variance of the residuals of a straight line through the values, by least squares."""
-    at = np.arange(len(values))
-    left = values - np.polyval(np.polyfit(at, values, 1), at)
-    return float(left @ left / (len(values) - 2))
-
-
 _OF_VALUES: dict[str, Callable[[NDArray[np.float64]], Any]] = {
     "max": np.max,
     "mean": np.mean,
     "median": np.median,
     "variance": lambda values: values.var(ddof=1),
-    "variance around a line": _around_a_line,
+    "variance around a line": lambda values: np.polyfit(np.arange(len(values)), values, 1, full=True)[1][0] / (len(values) - 2),
     "zeros": lambda values: (values == 0).mean(),
     "last": lambda values: values[-1],
 }
@@ -290,12 +281,9 @@ def beside_published(lines: Sequence[ComparedLine], published: Published) -> lis
 
     A table has the seeds with which all of its rows were run.
     """
-    tables, claims = [], []
-    for table in published.apart:
-        if any(_is_at(line, table.at) for line in lines):
-            measured = _MeasuredTable(table, published, lines)
-            tables.append(measured.table())
-            claims += measured.claims()
+    there = [table for table in published.apart if any(_is_at(line, table.at) for line in lines)]
+    measured = [_MeasuredTable(table, published, lines) for table in there]
+    tables, claims = [one.table() for one in measured], [claim for one in measured for claim in one.claims()]
     if claims:
         heads = ("table", "claim", "difference", "95 % interval", "verdict")
         tables.append(ComparedTable(tuple(map(ComparedColumn, heads, zip(*claims, strict=True))), (_CLAIMS,), CLAIMS))
@@ -319,19 +307,15 @@ def _printed(table: ComparedTable) -> ComparedTable:
         found = Beside(ours, said, None if within is None else within == "yes") if isinstance(ours, Estimate) else None
         cells.setdefault(str(figure), {})[str(row)] = found
         tolerances.setdefault(str(figure), {})[str(row)] = tolerance
-    usual = {}
-    for figure, by_row in tolerances.items():
-        own = [one for one in by_row.values() if one is not None]
-        usual[figure] = max(own, key=own.count, default=None)
+    known = {figure: [one for one in own.values() if one is not None] for figure, own in tolerances.items()}
+    usual = {figure: max(own, key=own.count, default=None) for figure, own in known.items()}
     names = []
     for row in next(iter(cells.values())):
         others = {by_row[row] for by_row in tolerances.values()} - {None, *usual.values()}
         names.append(row + "".join(f" (+-{other:g})" for other in sorted(others)))
-    columns = [ComparedColumn("row", tuple(names))]
-    for figure, by_name in cells.items():
-        head = figure if usual[figure] is None else f"{figure} (+-{usual[figure]:g})"
-        columns.append(ComparedColumn(head, tuple(by_name.values())))
-    return ComparedTable(tuple(columns), table.notes, table.title)
+    heads = [figure if often is None else f"{figure} (+-{often:g})" for figure, often in usual.items()]
+    parts = zip(["row", *heads], [names, *(own.values() for own in cells.values())], strict=True)
+    return ComparedTable(tuple(ComparedColumn(head, tuple(own)) for head, own in parts), table.notes, table.title)
 
 
 def _is_at(line: ComparedLine, where: Mapping[str, Any]) -> bool:
@@ -376,9 +360,7 @@ class _MeasuredTable:
 
     def _compared(self, one: Reading, row: PublishedRow, best: float) -> list[float]:
         own = self._of(one, row.where, best)
-        if not one.over and not one.minus:
-            return own
-        other = self._of(one, {**row.where, **(one.over or one.minus)}, best)
+        other = self._of(one, {**row.where, **(one.over or one.minus)}, best) if one.over or one.minus else [0.0] * len(own)
         if one.over and 0 in other:
             raise RunFolderError(f"table {self._table.title!r} has no {one.title!r}: it would be divided by 0")
         return [a / b if one.over else a - b for a, b in zip(own, other, strict=True)]

@@ -6,6 +6,7 @@ import io
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -78,9 +79,10 @@ def _in_one(tables: Sequence[ComparedTable]) -> ComparedTable:
     """The tables that have the columns of the first one as one table, which says first out of which each row is."""
     heads = [column.head for column in tables[0].columns]
     same = [table for table in tables if [column.head for column in table.columns] == heads]
-    titles = ComparedColumn("table", tuple(table.title for table in same for _ in table.columns[0].cells))
-    parts = zip(*(table.columns for table in same), strict=True)
-    return ComparedTable((titles, *(replace(one[0], cells=tuple(cell for own in one for cell in own.cells)) for one in parts)))
+    columns = [ComparedColumn("table", tuple(table.title for table in same for _ in table.columns[0].cells))]
+    for own in zip(*(table.columns for table in same), strict=True):
+        columns.append(replace(own[0], cells=tuple(chain.from_iterable(column.cells for column in own))))
+    return ComparedTable(tuple(columns))
 
 
 def form_of(path: Path, said: Form | None) -> Form:
@@ -152,14 +154,12 @@ def to_markdown(table: ComparedTable, title: str = "") -> str:
     """A table for each topic, below the ``title`` of the page; columns in which no row has anything are left out."""
     lines = [f"# {_escaped(title)}", ""] if title else []
     lines += [f"## {_escaped(table.title)}", ""] if table.title else []
-    for topic, columns in _by_topic(table):
+    for topic, columns in by_topic(table):
         lines += [f"## {_escaped(topic.capitalize())}", ""] if topic else []
-        heads, rules = (
-            [_escaped(column.head) for column in columns],
-            ["---" if _is_text(column) else "---:" for column in columns],
-        )
-        rows = zip(*([_marked(cell, column) for cell in column.cells] for column in columns), strict=True)
-        lines += [*("| " + " | ".join(row) + " |" for row in (heads, rules, *rows)), ""]
+        cells = [[_marked(cell, column) for cell in column.cells] for column in columns]
+        heads = [[_escaped(column.head), "---" if column.is_text else "---:"] for column in columns]
+        rows = zip(*(head + own for head, own in zip(heads, cells, strict=True)), strict=True)
+        lines += [*("| " + " | ".join(row) + " |" for row in rows), ""]
     return "\n".join([*lines, *(f"{for_markdown(note)}\n" for note in table.notes)]).rstrip("\n") + "\n"
 
 
@@ -183,7 +183,7 @@ def to_terminal(table: ComparedTable, width: int) -> "list[RenderableType]":
     from rich.text import Text
 
     parts: list[RenderableType] = [Text(clean(table.title), style="bold")] if table.title else []
-    for topic, columns in _by_topic(table):
+    for topic, columns in by_topic(table):
         cells = [[clean(column.head), *(shown(cell, column) for cell in column.cells)] for column in columns]
         if sum(max(map(len, " ".join(own).split()), default=0) + 3 for own in cells) + 1 > width:
             parts += [Text(topic, style="bold")] if topic else []
@@ -193,7 +193,7 @@ def to_terminal(table: ComparedTable, width: int) -> "list[RenderableType]":
             continue
         drawn = RichTable(title=topic or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
         for (head, *_), column in zip(cells, columns, strict=True):
-            drawn.add_column(Text(head), justify="left" if _is_text(column) else "right", overflow="fold")
+            drawn.add_column(Text(head), justify="left" if column.is_text else "right", overflow="fold")
         best = [column.best_cells for column in columns]
         for number, row in enumerate(zip(*(own[1:] for own in cells), strict=True)):
             drawn.add_row(*(Text(cell, style="bold" if number in of else "") for cell, of in zip(row, best, strict=True)))
@@ -205,11 +205,10 @@ def shown(cell: Cell, column: ComparedColumn) -> str:
     """A cell of a column for people: empty where there is nothing."""
     if cell is None:
         return ""
+    if isinstance(cell, Estimate) and cell.half:
+        return "{} ({} to {})".format(*_as_fine_as_known((cell.mean, cell.low, cell.high), cell.half, column))
     if isinstance(cell, Estimate):
-        if not cell.half:
-            return shown(cell.mean, column)
-        mean, low, high = _as_fine_as_known((cell.mean, cell.low, cell.high), cell.half, column)
-        return f"{mean} ({low} to {high})"
+        return shown(cell.mean, column)
     if isinstance(cell, Beside):
         return _with_half(cell.ours, column) + ("" if cell.published is None else f" ({shown(cell.published, column)})")
     if isinstance(cell, str):
@@ -244,7 +243,7 @@ def _scale(size: float) -> tuple[str, float]:
     return next((scale for scale in _SCALES if size >= scale[1]), _SCALES[-1])
 
 
-def _by_topic(table: ComparedTable) -> Iterator[tuple[str, list[ComparedColumn]]]:
+def by_topic(table: ComparedTable) -> Iterator[tuple[str, list[ComparedColumn]]]:
     """Each topic with its columns that have anything, after those that say which row it is."""
     who = [column for column in table.columns if not column.topic]
     topics = dict.fromkeys(column.topic for column in table.columns if column.topic)
@@ -254,7 +253,3 @@ def _by_topic(table: ComparedTable) -> Iterator[tuple[str, list[ComparedColumn]]
         there = [one for one in table.columns if one.topic == topic and any(cell is not None for cell in one.cells)]
         if there:
             yield topic, [*who, *there]
-
-
-def _is_text(column: ComparedColumn) -> bool:
-    return any(isinstance(cell, str) for cell in column.cells)

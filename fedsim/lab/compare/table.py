@@ -46,6 +46,10 @@ class ComparedColumn:
     best: measures.Preferred = None
 
     @property
+    def is_text(self) -> bool:
+        return any(isinstance(cell, str) for cell in self.cells)
+
+    @property
     def best_cells(self) -> set[int]:
         """The rows of the best number; none if all are equal, there is only one, or its interval holds another."""
         means = {row: cell.mean if isinstance(cell, Estimate) else cell for row, cell in enumerate(self.cells)}
@@ -76,7 +80,7 @@ _NOISE = 1e-12  # of figures: sums of floats differ by less
 _KEYS = ("variant", "baseline")
 _PAIRED = ("measure", "unit", "pairs", "mean difference", "low", "high", "ratio")
 _TAKEN = (*_KEYS, *_PAIRED, "study", "strategy", "runs", "rounds", "seed")
-_MOST_NOTES = 6
+_MOST_ROWS, _MOST_NOTES = 24, 6
 
 Pairs = dict[int, tuple[float, float]]
 """By seed: the figure of a line and that of its baseline."""
@@ -135,13 +139,13 @@ class Comparison:
             notes.append("Means over seeds with 95 % intervals (Student's t); empty unless all seeds have the figure.")
         return ComparedTable(tuple(columns), (*notes, *_not_done(self.lines)))
 
-    def in_short(self, most: int = 24) -> ComparedTable:
-        """The few figures that are asked for most, the best lines first, world by world, and at most about so many of them."""
+    def in_short(self) -> ComparedTable:
+        """The few figures that are asked for most, the best lines first, world by world."""
         found, bases = self.answers(), set(self.lines.baselines)
-        each = max(3, most // max(1, len(found)))
+        each = max(3, _MOST_ROWS // max(1, len(found)))
         rows = [place for one in found for rank, place in enumerate(one.order) if rank < each or place in bases]
         ranked = {place for one in found for place in one.order}
-        rows += [place for place in range(len(self._figures)) if place not in ranked][: max(0, most - len(rows))]
+        rows += [place for place in range(len(self._figures)) if place not in ranked][: max(0, _MOST_ROWS - len(rows))]
         targets = [one for one in self._aims if any(one == answer.target for answer in found)]
         goals = [measures.goal_of(goal, target) for target in targets or (None,) for goal in (self.lines.goal, *TARGETED)]
         wanted = [one for one in goals if one not in (None, measures.FINAL)] or [measures.TIME, measures.TRAFFIC]
@@ -209,12 +213,8 @@ class Comparison:
             row = self._point(line) | {"study": line.study or None, "strategy": line.strategy, "runs": len(line.runs)}
             rows.append(row | {"run": line.name} | ({"seed": int(line.runs[0].summary["seed"])} if self.lines.are_runs else {}))
         studies = ["study"] if len({line.study for line in self.lines.lines}) > 1 else []
-        heads = ["run", "strategy", "seed"]
-        return [
-            *ComparedTable.of(
-                heads if self.lines.are_runs else ["variant", *studies, *self._heads.values(), "strategy", "runs"], rows
-            ).columns
-        ]
+        heads = ["variant", *studies, *self._heads.values(), "strategy", "runs"]
+        return [*ComparedTable.of(["run", "strategy", "seed"] if self.lines.are_runs else heads, rows).columns]
 
     def _column(self, one: measures.Measure) -> ComparedColumn:
         cells = tuple(_mean([values[one.name] for values in line], one.most) for line in self._figures)
@@ -255,10 +255,8 @@ def _mean_difference(pairs: Pairs) -> Estimate:
 def _mean(values: Sequence[float | int | None], most: float) -> Cell:
     """One value as it is; the mean of several, if all of them are there, with the possible part of its interval."""
     known = [value for value in values if value is not None]
-    if len(known) < max(1, len(values)):
-        return None
-    if len(known) == 1:
-        return known[0]
+    if len(known) < max(2, len(values)):
+        return known[0] if len(known) == len(values) == 1 else None
     found = mean_of(known)
     return replace(found, low=max(found.low, 0.0), high=min(found.high, most))
 

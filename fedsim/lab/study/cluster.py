@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.lab.study.folder import state_of
-from fedsim.lab.study.progress import Ended, News, RunOrder, StudyProgress
+from fedsim.lab.study.pool import Ended, News, RunOrder, StudyProgress
 from fedsim.lab.study.worker import Worker, failure, outcome_of
 from fedsim.records.lock import locked
 from fedsim.records.reading import RunFolder

@@ -14,8 +14,7 @@ from fedsim.lab.study import folder as files
 from fedsim.lab.study.folder import RunState
 from fedsim.lab.study.loaded import LoadedStudy, load_study
 from fedsim.lab.study.plan import PlannedRun, Study, read_study
-from fedsim.lab.study.pool import WorkerPool
-from fedsim.lab.study.progress import Ended, RunOrder, StudyProgress
+from fedsim.lab.study.pool import Ended, RunOrder, StudyProgress, WorkerPool
 from fedsim.lab.study.spec import TRIAL
 from fedsim.lab.study.trials import Trials
 from fedsim.language.imports import from_file
@@ -118,7 +117,6 @@ class Conductor:
 
     @property
     def wanted_runs(self) -> list[tuple[PlannedRun, RunState]]:
-        """The runs that are to be done, and how far each is."""
         runs = zip(self.study.runs, self.states, strict=True)
         return [(run, state) for run, state in runs if run.folder in self._wanted]
 
@@ -128,7 +126,6 @@ class Conductor:
 
     @property
     def interrupted(self) -> bool:
-        """Whether a run was left unfinished, to be resumed."""
         return any(run.status == "interrupted" for run in self.ended)
 
     @property

@@ -53,7 +53,6 @@ class Variant:
 
     @property
     def folder(self) -> str:
-        """A name fit for a folder, and different for each variant of a study."""
         return safe_name(self.label)
 
 
@@ -270,7 +269,6 @@ def _merged(layers: Mapping[str, Mapping[str, Any]]) -> Tables:
 
 
 def _layers(variant: Variant, spec: StudySpec) -> dict[str, Mapping[str, Any]]:
-    """The tables that make up a variant's, by their place in the study."""
     point = {key: value for key, value in variant.point if key != TRIAL}
     size_name, part_name = point.pop(SIZE, ""), point.pop(PART, "")
     size, part = spec.sizes.get(size_name, Size()), spec.parts.get(part_name, StudyPart())

@@ -87,7 +87,6 @@ _OF_GOALS = {
 
 
 def _measured(said: Number | str) -> tuple[Number, str]:
-    """The number and the unit of a quantity; a number alone has none."""
     if not isinstance(said, str):
         return said, ""
     match = _NUMBER_AND_UNIT.fullmatch(said)
@@ -259,7 +258,6 @@ class Search(Spec):
 
     @property
     def batch(self) -> int:
-        """Number of trials proposed at a time; they run side by side."""
         return self.trials
 
     def refuse_if_missing(self) -> None:
@@ -341,7 +339,6 @@ def importances(space: Space, told: Sequence[TrialResult]) -> dict[str, float]:
 
 
 def _in_optuna(space: Space, told: Sequence[TrialResult], sampler: Any) -> tuple[Any, dict[str, Any]]:
-    """The trials as a study of Optuna's, and the distributions of its keys."""
     import optuna
 
     optuna.logging.disable_default_handler()

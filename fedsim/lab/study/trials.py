@@ -49,7 +49,6 @@ class Trial:
 
     @property
     def value(self) -> float | None:
-        """The mean of its figures, if all of them are there."""
         known = [figure for figure in self.figures if figure is not None]
         return sum(known) / len(known) if known and len(known) == len(self.figures) else None
 
@@ -112,7 +111,6 @@ class Trials:
         return bool(files.summarised_status(folder) == "failed")
 
     def _told(self, path: Path) -> bool:
-        """Read the figures of the runs that are planned; whether all of them are over."""
         new = ((trial, self.study.runs_of[trial.variant.folder][len(trial.figures) :]) for trial in self._open)
         runs, spec = [(trial, path / run.folder) for trial, own in new for run in own], self.study.spec
         if not all(is_done(folder) or self.gave_up(folder) for _, folder in runs):
@@ -180,7 +178,6 @@ class Trials:
                 files.write_text(path / name, self.study.runs_of[best.variant.folder][0].scenario.to_toml())
 
     def table(self, most: int | None = None) -> ComparedTable:
-        """The trials of each line, the best first, and so many at ``most``; errors are in the last column, if there are any."""
         rows = [row for line in self.lines for row in [*self._rows(line)][:most]]
         heads = dict.fromkeys(head for row in rows for head in row if head != "error")
         return ComparedTable.of([*heads, *(["error"] if any(row["error"] for row in rows) else [])], rows)
@@ -199,7 +196,6 @@ class Trials:
             }
 
     def lines_of_text(self) -> list[str]:
-        """The results for people, one text for each line."""
         found = [(best, line) for line in self.lines if (best := self.best(line)) is not None]
         if len(found) < 2:
             return list(map(self._text_of, self.lines))

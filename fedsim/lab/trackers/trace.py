@@ -147,7 +147,6 @@ def _ended(name: str, outcome: str) -> str:
 
 
 def _facts(number: float | None, data: TraceEvent) -> TraceEvent:
-    """The facts of a message of a round."""
     purpose = " + ".join(str(purpose) for purpose, _ in data["payloads"])
     delivered = None if data["delivered"] == data["bytes"] else data["delivered"]
     return {"round": number} | data | {"bytes": round(data["bytes"]), "purpose": purpose, "delivered": delivered}

@@ -38,7 +38,6 @@ class Batches:
 
     @property
     def steps(self) -> int:
-        """SGD steps in all."""
         return len(self.counts)
 
     def mean_loss(self, total: float) -> float:
@@ -61,11 +60,8 @@ def shuffled(
     *,
     only: int | None = None,
 ) -> Batches:
-    """Batches from a fresh permutation in each epoch; the last one of an epoch may be partial.
-
-    With ``iterations`` there are so many steps instead of ``epochs``, and the last epoch may be cut short. With ``only`` all
-    steps are on the batch of this number, and the last epoch is the last step.
-    """
+    """Batches from a fresh permutation in each epoch, or so many ``iterations``; with ``only`` all on the batch of this number,
+    where the last epoch is the last step."""
     columns = batch_width(samples, batch_size)
     total = 0 if not samples else epochs * -(-samples // batch_size) if iterations is None else iterations
     if only is not None and total:
@@ -110,10 +106,7 @@ class Descent:
 
 
 class ParameterStep:
-    """A parameter, which is trained in place, with the state that its rule keeps.
-
-    ``shrinkage`` is ``Descent.shrinkage``, ``constant`` its part of ``LocalSolve.constant``.
-    """
+    """A parameter, trained in place, with ``Descent.shrinkage``, its part of ``LocalSolve.constant``, and its rule's state."""
 
     def __init__(self, parameter: Tensor, descent: Descent, shrinkage: float, constant: Tensor | None) -> None:
         self.parameter, self.descent, self.shrinkage, self.constant = parameter, descent, shrinkage, constant
@@ -121,7 +114,6 @@ class ParameterStep:
         self.velocity = torch.zeros_like(parameter, requires_grad=False) if descent.momentum else None
 
     def descend(self, gradient: Tensor) -> None:
-        """One step."""
         descent, weight = self.descent, self.parameter
         if self.shrinkage:
             gradient = gradient.add(weight, alpha=self.shrinkage)
@@ -190,10 +182,8 @@ class LocalSolve:
 
 
 class Solved(NamedTuple):
-    """The outcome of a local solve: weights [d], and the mean loss over the samples of the last epoch.
-
-    ``numbers`` are further ones that the trainer reports, ``state`` what it keeps on the device until its next training.
-    """
+    """The outcome of a local solve: weights [d], the mean loss over the last epoch's samples, and the trainer's numbers and
+    state."""
 
     weights: Weights
     train_loss: float
@@ -234,8 +224,7 @@ class Solver(ABC):
     def objective(self, weights: Weights, x: Tensor, y: Tensor, l2: float, l2_on: Penalised = "kernels") -> float:
         """The mean loss of a model on samples (NaN without any), plus ``l2`` times the penalised kernels' squared entries.
 
-        ``x`` and ``y`` lie on the solver's device, in memory that torch has allocated (and therefore aligned). The squares are
-        summed in float64, on any number of threads.
+        ``x`` and ``y`` lie on the solver's device, in memory of torch's, which is aligned.
         """
         outputs = self.outputs(weights, x)
         with torch.inference_mode():
@@ -256,11 +245,8 @@ class Solver(ABC):
 _threads = threading.local()
 
 
-def compute_with_one_thread() -> None:
-    """Let torch use one thread in the calling thread, from now on.
-
-    Two torch threads on small matrices are slower than one, and their results depend on how the work was split.
-    """
+def one_thread() -> None:
+    """Let torch use one thread in the calling thread: results of two depend on how the work was split."""
     if not getattr(_threads, "single", False):
         torch.set_num_threads(1)
         _threads.single = True

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from fedsim.learning.architecture import Architecture
 from fedsim.learning.refs import Weights
-from fedsim.learning.solvers import products
-from fedsim.learning.solvers.base import Batches, Descent, LocalSolve, Solved, Solver
+from fedsim.learning.solvers.base import Batches, Descent, LocalSolve, ParameterStep, Solved, Solver
 from fedsim.learning.solvers.dense_loops import AnyFloats, FirstLayer, Parameter, Plan, Rule, descend
 from fedsim.learning.solvers.reference import Reference, module_of
 
@@ -161,6 +160,36 @@ def _rest(flat: AnyFloats, sizes: Sequence[int]) -> tuple[list[AnyFloats], list[
     return [kernel for kernel, _ in layers[1:]], [bias[None] for _, bias in layers]
 
 
+def train_by_products(weights: Tensor, sizes: Sequence[int], solve: LocalSolve, descent: Descent) -> float:
+    """The same by torch's matrix products, without autograd, for any number of steps."""
+    parameters, constant = list(split(weights, sizes)), solve.constant(descent)
+    constants = [(None, None)] * len(parameters) if constant is None else list(split(torch.tensor(constant), sizes))
+    steps, at = [], 0
+    for own, of_own in zip(parameters, constants, strict=True):
+        for tensor, of_tensor in zip(own, of_own, strict=True):
+            rule = descent.of(at, at + tensor.numel())
+            steps.append(ParameterStep(tensor, rule, rule.shrinkage(kernel=tensor.ndim > 1), of_tensor))
+            at += tensor.numel()
+    batches, x, total = solve.batches, solve.x.reshape(len(solve.x), -1).to(weights.dtype), 0.0
+    rows = torch.from_numpy(batches.rows)
+    for step, count in enumerate(batches.counts.tolist()):
+        batch = rows[step, :count]
+        inputs = [x[batch]]
+        for kernel, bias in parameters[:-1]:
+            inputs.append(torch.addmm(bias, inputs[-1], kernel.t()).relu_())
+        kernel, bias = parameters[-1]
+        logs, right = torch.addmm(bias, inputs[-1], kernel.t()).log_softmax(1), solve.y[batch][:, None]
+        if step >= batches.last_epoch:
+            total -= float(logs.gather(1, right).sum(dtype=torch.float64))
+        error = logs.exp_().scatter_add_(1, right, logs.new_full((count, 1), -1.0)).div_(count)
+        for layer in range(len(parameters) - 1, -1, -1):
+            below = torch.mm(error, parameters[layer][0]) if layer else error
+            steps[2 * layer].descend_product(error.t(), inputs[layer])
+            steps[2 * layer + 1].descend(error.sum(0))
+            error = torch.ops.aten.threshold_backward(below, inputs[layer], 0) if layer else error
+    return batches.mean_loss(total)
+
+
 Way = Literal["weight space", "sample space", "products"]
 """Way of training a device: compiled loops, with the first layer in one of two forms (see above), or torch's matrix
 products, which multiply faster but cost more to call."""
@@ -219,7 +248,7 @@ class Dense(Solver):
         way = self.way(len(solve.x), solve.batches.rows.shape[1], solve.batches.steps)
         flat = self._flat([solve.weights])[0]
         if way == "products" or descent.held:
-            return products.train(flat, lambda flat: list(split(flat, self.sizes)), solve, descent)
+            return Solved(flat.numpy(), train_by_products(flat, self.sizes, solve, descent))
         if not solve.batches.steps:
             return Solved(flat.numpy(), float("nan"))
         form = _in_sample_space if way == "sample space" else _in_weight_space

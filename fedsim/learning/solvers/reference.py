@@ -56,7 +56,7 @@ class Reference(Solver):
         super().__init__(device, tensors, kernels(module))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_threads"}
+        return vars(self) | {"_threads": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _threads=threading.local())
@@ -106,7 +106,8 @@ class Reference(Solver):
     def _own_copy(self) -> nn.Module:
         if not hasattr(self._threads, "module"):
             self._threads.module = copy.deepcopy(self._template)
-        return self._threads.module  # type: ignore[no-any-return]
+        own: nn.Module = self._threads.module
+        return own
 
     def _apply(self, module: nn.Module, weights: Weights, x: Tensor) -> Tensor:
         """The outputs of a module with these weights, which it then has."""
@@ -148,8 +149,8 @@ def module_of(architecture: Architecture) -> nn.Module:
 
 def flat_weights(parameters: Sequence[torch.Tensor], dtype: DTypeLike = np.float32) -> Weights:
     """Parameters as one vector [d], each in row-major order."""
-    with torch.no_grad():
-        return torch.cat([parameter.reshape(-1) for parameter in parameters]).cpu().numpy().astype(dtype, copy=False)
+    flat = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
+    return flat.cpu().numpy().astype(dtype, copy=False)
 
 
 def load_weights(parameters: Sequence[torch.Tensor], weights: Weights) -> None:

@@ -23,7 +23,7 @@ DEADLINES = Registry(
     {
         "fixed": (f"{_HERE}:Fixed", "the same time in every round"),
         "relative": (f"{_HERE}:Relative", "a multiple of the mean training time of all devices"),
-        "quantile": (f"{_HERE}:Quantile", "a share of the clients of the last rounds would have been in time"),
+        "quantile": ("fedsim.toolbox.deadlines:Quantile", "a share of the clients of the last rounds would have been in time"),
     },
     bare="time",
     usual="fixed",
@@ -105,38 +105,6 @@ class Relative(Deadline):
                 "this population; give 'population.speed' values above 0 and finite, or a time as 'deadline'"
             )
         return Fixed.of(self.times * self.epochs * mean_epoch_s)
-
-
-class Quantile(Deadline):
-    """The time in which ``share`` of the last ``over`` tasks were done, times ``slack``; a late one counts as longer than all.
-
-    Until ``over`` tasks have ended, and where fewer than ``share`` of them were in time, clients have ``most`` (s), which is
-    also the longest that they ever have.
-
-    State: ``took``, the times of the last tasks (s), None for who was not in time.
-    """
-
-    kind: Literal["quantile"] = "quantile"
-    share: float = Field(default=0.8, gt=0.0, le=1.0)
-    over: int = Field(default=50, ge=1, le=1_000_000)
-    slack: float = Field(default=1.2, gt=0.0)
-    most: PositiveSeconds
-
-    def least_s(self) -> float:
-        return self.most
-
-    def limit_s(self, state: dict[str, Any], number: int) -> float | None:
-        took = state.get("took", [])
-        in_time: list[float] = sorted(time for time in took if time is not None)
-        wanted = math.ceil(self.share * self.over)
-        if len(took) < self.over or len(in_time) < wanted:
-            return self.most
-        return min(self.most, self.slack * in_time[wanted - 1])
-
-    def heard(self, state: dict[str, Any], took_s: float, in_time: bool) -> None:
-        took = state.setdefault("took", [])
-        took.append(took_s if in_time else None)
-        del took[: -self.over]
 
 
 DeadlineSpec = Annotated[Deadline, DEADLINES]

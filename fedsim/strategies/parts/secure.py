@@ -72,10 +72,11 @@ class SecureAggregation(Spec):
 
     def graph(self, clients: Sequence[int]) -> dict[int, list[int]]:
         """The neighbours of each client, who stand in a random order; all others, where these are fewer than k."""
-        count, half = len(clients), (self.neighbours or len(clients)) // 2
+        count = len(clients)
         if self.neighbours is None or self.neighbours >= count:
             return {client: [other for other in clients if other != client] for client in clients}
-        steps = [step for step in range(-half, half + 1) if step]
+        half = self.neighbours // 2
+        steps = [*range(-half, 0), *range(1, half + 1)]
         return {client: [clients[(at + step) % count] for step in steps] for at, client in enumerate(clients)}
 
     def can_be_read(self, graph: NeighbourLists, masked: Collection[int], answered: Collection[int]) -> bool:
@@ -93,13 +94,15 @@ class SecureAggregation(Spec):
     def sends(self, phase: Phase, neighbours: int) -> Contents:
         """Message in a phase from a client with so many neighbours."""
         near = neighbours * self.share
-        size = {"secure-keys": 2 * self.key, "secure-shares": 2 * near, "secure-unmask": near}[phase]
-        return {phase: Opaque(None, size) if size else Header(None)}
+        return _sized(phase, {"secure-keys": 2 * self.key, "secure-shares": 2 * near, "secure-unmask": near}[phase])
 
     def receives(self, phase: Phase, neighbours: int) -> Contents:
         """Message in a phase to a client with so many neighbours: their keys or shares, 2 of each."""
-        size = 2 * neighbours * {"secure-keys": self.key, "secure-shares": self.share}[phase]
-        return {phase: Opaque(None, size) if size else Header(None)}
+        return _sized(phase, 2 * neighbours * (self.key if phase == "secure-keys" else self.share))
+
+
+def _sized(phase: Phase, size: float) -> Contents:
+    return {phase: Opaque(None, size) if size else Header(None)}
 
 
 class _Float32(NamedTuple):
@@ -193,6 +196,7 @@ class SecureClient(PartClient):
     """
 
     jobs = PHASES
+    _part: SecureAggregation
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         if instruction.job in PHASES and "take-back" in instruction.contents and "before_sum" in device.state:
@@ -203,8 +207,7 @@ class SecureClient(PartClient):
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
         if instruction.job in PHASES:
-            contents: Contents = self._part.sends(instruction.job, instruction["neighbours"])
-            return contents
+            return self._part.sends(instruction.job, instruction["neighbours"])
         reply = super().reply(device, instruction, result)
         if reply is None or "update" not in reply:
             return reply

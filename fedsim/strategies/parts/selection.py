@@ -21,13 +21,13 @@ SELECTIONS = Registry(
     f"{_HERE}:Selection",
     {
         "random": (f"{_HERE}:Random", "clients uniformly at random"),
-        "least-asked": (f"{_HERE}:LeastAsked", "clients that were asked least often first"),
+        "least-asked": (f"{_TOOLS}.least:LeastAsked", "clients that were asked least often first"),
         "power-of-choice": (f"{_TOOLS}.power_of_choice:PowerOfChoice", "of some candidates those with the highest loss"),
         "oort": (f"{_TOOLS}.oort:Oort", "clients whose losses are high and who are fast, and some that are new"),
-        "fedcs": (f"{_TOOLS}.fedcs:FedCS", "as many clients as can be through by a deadline"),
+        "fedcs": (f"{_TOOLS}.by_speed:FedCS", "as many clients as can be through by a deadline"),
         "favor": (f"{_TOOLS}.favor:FAVOR", "clients from whom an agent has learnt to expect most (double deep Q-learning)"),
-        "flanp": (f"{_TOOLS}.flanp:FLANP", "the fastest clients, and twice as many once these have learnt what they can"),
-        "least-available": (f"{_HERE}:LeastAvailable", "clients that were there least often first (REFL)"),
+        "flanp": (f"{_TOOLS}.by_speed:FLANP", "the fastest clients, and twice as many once these have learnt what they can"),
+        "least-available": (f"{_TOOLS}.least:LeastAvailable", "clients that were there least often first (REFL)"),
     },
     usual="random",
 )
@@ -170,53 +170,3 @@ class Random(Selection):
 
     def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
         return server.clients.sample(count, "select", *ids, among=among)
-
-
-class LeastAsked(Selection):
-    """Clients that were asked least often, ties at random. Looks at every device that is there: O(population).
-
-    State: ``asked``, device -> how often it was asked.
-    """
-
-    kind: Literal["least-asked"] = "least-asked"
-
-    def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
-        asked = state.setdefault("asked", {})
-        there = server.clients.sample(server.devices, "select", *ids, among=among)
-        chosen = lowest(there, count, lambda device: asked.get(device, 0))
-        asked |= {device: asked.get(device, 0) + 1 for device in chosen}
-        return chosen
-
-
-class LeastAvailable(Selection):
-    """Clients that are there least often come first, ties at random: rare ones are used while they are there.
-
-    Source: Abdelmoniem et al., "REFL: resource-efficient federated learning" (EuroSys 2023), section 4.1. There a device
-    forecasts how likely it is to be there in a round's time; here the server counts in what share of the rounds since the
-    device was first there it was there, or at work. Looks at every device: O(population).
-
-    State: ``seen``, device -> the round in which it was there first and in how many since; ``at_work``, devices that were asked
-    and have not answered; ``looked``, the last round that was counted.
-    """
-
-    kind: Literal["least-available"] = "least-available"
-
-    def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
-        number, seen, at_work = ids[0], state.setdefault("seen", {}), state.setdefault("at_work", [])
-        if state.get("looked") != number:
-            state["looked"] = number
-            for device in (*server.clients.online(), *at_work):
-                first, times = seen.get(device, (number, 0))
-                seen[device] = (first, times + 1)
-
-        def share(device: int) -> float:
-            first, times = seen.get(device, (number, 1))  # if unseen, it has come back since the round was first looked at
-            return float(times / (number - first + 1))
-
-        chosen = lowest(server.clients.sample(server.devices, "select", *ids, among=among), count, share)
-        at_work += chosen
-        return chosen
-
-    def heard(self, server: Server, state: dict[str, Any], message: TaskEnd) -> None:
-        if message.device in state.get("at_work", []):
-            state["at_work"].remove(message.device)

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
@@ -23,10 +24,9 @@ from fedsim.strategies.parts.aggregation import Aggregation, Draws, Entry, Prote
 
 Sampling = Literal["poisson", "without-replacement", "none"]
 Accountant = Literal["rdp", "pld"]
+WeightsList = list[NDArray[np.float32]]
 
 _INTERVAL = 1e-3  # between the losses that a distribution keeps; rounded up, so that epsilon is never too small
-
-WeightsList = list[NDArray[np.float32]]
 
 
 def clipped(change: NDArray[np.floating], clip: float) -> Floats:
@@ -38,7 +38,7 @@ def clipped(change: NDArray[np.floating], clip: float) -> Floats:
 
 @pure
 def private_mean(
-    models: WeightsList, clip: float | None, noise: float, divide_by: int | None, adapted: bool, rng: np.random.Generator
+    models: WeightsList, clip: float | None, noise: float, divide_by: int | None, adapted: bool, rng: Generator
 ) -> Floats:
     """w + (sum of clipped changes + noise) / n of [w, change, ...], or of [w, C, change, ...] where C is ``adapted``; [d].
 
@@ -58,13 +58,7 @@ def private_mean(
 
 @pure
 def adapted_clip(
-    models: WeightsList,
-    clip: float | None,
-    quantile: float,
-    lr: float,
-    noise: float,
-    divide_by: int | None,
-    rng: np.random.Generator,
+    models: WeightsList, clip: float | None, quantile: float, lr: float, noise: float, divide_by: int | None, rng: Generator
 ) -> NDArray[np.floating]:
     """C exp(-lr (b - quantile)) of [change, ...] and a given C, or of [C, change, ...]; [1].
 
@@ -80,7 +74,7 @@ def adapted_clip(
 
 
 @pure
-def clipped_and_noised(models: WeightsList, clip: float, noise: float, rng: np.random.Generator) -> Floats:
+def clipped_and_noised(models: WeightsList, clip: float, noise: float, rng: Generator) -> Floats:
     """start + clipped change + noise of [update, start], [d]."""
     start = models[1].astype(np.float64)
     return start + clipped(models[0] - start, clip) + rng.normal(scale=noise * clip, size=len(start))
@@ -93,15 +87,14 @@ def _divergence(noise: float, sampling: Sampling, asked: int, there: int) -> tup
     from absl import logging
     from dp_accounting.rdp import RdpAccountant
 
-    relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
-    event: Any = dp.GaussianDpEvent(noise)
+    replaced = sampling == "without-replacement"
+    event: Any = dp.GaussianDpEvent(noise / 2 if replaced else noise)  # two updates are 2 C apart at most
     if sampling == "poisson":
         event = dp.PoissonSampledDpEvent(asked / there, event)
-    elif sampling == "without-replacement":
-        relation = dp.NeighboringRelation.REPLACE_ONE
-        event = dp.GaussianDpEvent(noise / 2)  # 2 C apart at most
-        event = dp.SampledWithoutReplacementDpEvent(there, asked, event) if asked < there else event
-    accountant = RdpAccountant(neighboring_relation=relation)
+    elif replaced and asked < there:
+        event = dp.SampledWithoutReplacementDpEvent(there, asked, event)
+    relations = dp.NeighboringRelation
+    accountant = RdpAccountant(neighboring_relation=relations.REPLACE_ONE if replaced else relations.ADD_OR_REMOVE_ONE)
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)  # it warns of each order that it leaves out, which is harmless
     accountant.compose(event)
@@ -181,7 +174,6 @@ class Private(Aggregation):
 
     protection: ClassVar[Protection | None] = "private"
     uses_weights: ClassVar[bool] = False
-
     kind: Literal["private"] = "private"
     clip: float = Field(default=1.0, gt=0.0, le=1e12)
     noise: float = Field(default=1.0, ge=0.0, le=1e6)
@@ -249,22 +241,20 @@ class Private(Aggregation):
     ) -> Ref:
         moves, before = changes(server, entries), [state["clip"]] if "clip" in state else []
         release = entries[0]["task"]  # names the draws: it is in one aggregation only
-        central = self.where == "central"
+        central, adaptive = self.where == "central", self.adaptive
         how: dict[str, Any] = {"noise": self.noise_of_sum if central else 0.0, "divide_by": self.divide_by}
         how |= {"clip": self.clip if central else None, "adapted": bool(before)}
-        models = [otherwise, *before, *moves]
-        if self.adaptive is not None:
-            rule: dict[str, Any] = {"quantile": self.adaptive.quantile, "lr": self.adaptive.lr}
-            rule |= {"noise": self.adaptive.count_noise, "divide_by": self.divide_by, "size": 1, "stream": ("clip", release)}
-            clip = None if before else self.clip
-            state["clip"] = server.models.apply(adapted_clip, [*before, *moves], clip=clip, **rule)
-        return server.models.apply(private_mean, models, stream=("noise", release), otherwise=otherwise, leave_out=True, **how)
+        if adaptive is not None:
+            rule: dict[str, Any] = {"quantile": adaptive.quantile, "lr": adaptive.lr, "noise": adaptive.count_noise}
+            rule |= {"divide_by": self.divide_by, "size": 1, "stream": ("clip", release)}
+            state["clip"] = server.models.apply(adapted_clip, [*before, *moves], clip=None if before else self.clip, **rule)
+        how |= {"otherwise": otherwise, "leave_out": True, "stream": ("noise", release)}
+        return server.models.apply(private_mean, [otherwise, *before, *moves], **how)
 
     def spent(self, draws: Draws, devices: int) -> dict[str, float]:
         if not self.accounts:
             return {}
         delta = self.delta if self.delta is not None else min(0.5, devices**-1.1)
-        # With local noise any two updates of a device are 2 C apart at most.
-        local = self.where == "local"
-        noise, sampling = self.noise / (2 if local else 1), "none" if local else self.sampling
-        return {"epsilon": epsilon(noise, sampling, draws, delta, self.accountant)}
+        if self.where == "local":  # any two updates of a device are 2 C apart at most
+            return {"epsilon": epsilon(self.noise / 2, "none", draws, delta, self.accountant)}
+        return {"epsilon": epsilon(self.noise, self.sampling, draws, delta, self.accountant)}

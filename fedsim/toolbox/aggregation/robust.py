@@ -1,9 +1,6 @@
-"""Aggregations that tolerate malicious updates: median, trimmed mean, Krum, Multi-Krum, Bulyan.
+"""Aggregations that tolerate malicious updates. Numbers of samples do not count, since a malicious client could say any."""
 
-Each is a pure function of the updates that are finite, or equal weights of some of these; samples make no difference, since
-a malicious client could say any number.
-"""
-
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
@@ -24,7 +21,7 @@ Models = list[NDArray[np.float32]]
 
 
 class Robust(Aggregation):
-    """The base: by default ``combine`` is by a ``rule``."""
+    """The base: ``combine`` is by a ``rule``, or the mean of the updates that ``weigh`` takes."""
 
     protection: ClassVar[Protection | None] = "robust"
     uses_weights: ClassVar[bool] = False
@@ -45,9 +42,9 @@ class Robust(Aggregation):
         return {"bears": 0} if updates <= 2 else {}
 
     async def total(self, server: Server, models: Sequence[Ref], share: float) -> list[tuple[Ref, float]]:
-        entries: list[Entry] = [{"update": model} for model in models]
-        if not entries:
+        if not models:
             return []
+        entries: list[Entry] = [{"update": model} for model in models]
         weights = await self.weigh(server, entries, self.weights(entries))
         return [(self.combine(server, {}, entries, weights, server.models.zero()), share * len(entries))]
 
@@ -83,13 +80,13 @@ class Median(Robust):
 
 
 def cut_off(share: float, updates: int) -> int:
-    """The number of n updates cut off at either end: floor(share n), but one at least where three or more came."""
+    """The number of n updates cut off at either end: floor(share n), or 1 where three or more came."""
     return max(math.floor(share * updates + 1e-9), int(share > 0 and updates > 2))
 
 
 @pure
 def trimmed_mean(models: Models, share: float) -> NDArray[np.floating]:
-    """The mean of each coordinate without the smallest and the largest of n values, ``cut_off`` at either end, [d]."""
+    """The mean of each coordinate without ``cut_off`` values at either end, [d]."""
     cut = cut_off(share, len(models))
     kept = np.sort(np.stack(models), axis=0)[cut : len(models) - cut]
     return np.asarray(kept.mean(axis=0, dtype=np.float64))
@@ -124,10 +121,9 @@ class TrimmedMean(Robust):
 def squared_distances(models: Models) -> Floats:
     """||u_i - u_j||^2 of all pairs, float64 [n, n]."""
     found = np.zeros((len(models), len(models)))
-    for at, one in enumerate(models):
-        for other in range(at):
-            difference = np.subtract(one, models[other], dtype=np.float64)
-            found[at, other] = found[other, at] = difference @ difference
+    for one, other in itertools.combinations(range(len(models)), 2):
+        difference = np.subtract(models[other], models[one], dtype=np.float64)
+        found[one, other] = found[other, one] = difference @ difference
     return found
 
 

@@ -20,8 +20,7 @@ Labels = NDArray[np.int64]
 def canonical(labels: Sequence[int] | NDArray[np.integer]) -> Labels:
     """The same grouping, int64 [n], with groups numbered 0, 1, ... by their first member."""
     _, first, inverse = np.unique(np.asarray(labels), return_index=True, return_inverse=True)
-    numbered: Labels = np.argsort(np.argsort(first))[inverse]
-    return numbered
+    return np.asarray(np.argsort(np.argsort(first))[inverse])
 
 
 def members(labels: Labels) -> list[list[int]]:
@@ -126,7 +125,7 @@ def plus_plus(distance: Matrix, groups: int, generator: np.random.Generator) -> 
         weights = nearest**2
         weights[medoids] = 0.0
         if not weights.any():  # all that are left coincide with a medoid
-            weights = np.ones(len(distance))
+            weights[:] = 1.0
             weights[medoids] = 0.0
         medoids.append(int(generator.choice(len(distance), p=weights / weights.sum())))
         nearest = np.minimum(nearest, distance[:, medoids[-1]])
@@ -151,11 +150,8 @@ def agglomerative(distance: Matrix, groups: int, method: Linkage, threshold: flo
 def bipartition(similarity: Matrix, method: Literal["single", "complete"] = "single") -> tuple[list[int], list[int], float]:
     """Split a cluster in two so that the largest similarity [n, n] across is the least possible (CFL, Eq. 6).
 
-    Single linkage does just that: as long as more than two clusters are left, the two most similar devices in different ones
-    must stay together, else the split is worse. ``complete`` linkage, which published code uses, need not.
-
-    Returns:
-        Both parts, the first with device 0, and the largest similarity across.
+    Single linkage does just that; ``complete`` linkage, which published code uses, need not. Returns both parts, the first
+    with device 0, and the largest similarity across.
     """
     require_square(similarity, "similarity")
     if len(similarity) < 2:
@@ -173,9 +169,8 @@ def threshold(loss: float, first_loss: float, least_loss: float = 0.0, theta: fl
     """
     if not (math.isfinite(loss) and math.isfinite(first_loss)):
         raise SimulationError(f"the threshold of CCS needs finite losses; the first is {first_loss}, the present one {loss}")
-    progress = 0.0
-    if first_loss > least_loss:
-        progress = min(max((first_loss - loss) / (first_loss - least_loss), 0.0), 1.0)
+    gained, gain = first_loss - loss, first_loss - least_loss
+    progress = min(max(gained / gain, 0.0), 1.0) if gain > 0 else 0.0
     # The sine of the complement: the cosine of pi/2 would not be exactly 0, and orthogonal gradients would stay apart.
     return math.sin((math.pi / 2 - theta) * (1.0 - progress))
 
@@ -183,7 +178,7 @@ def threshold(loss: float, first_loss: float, least_loss: float = 0.0, theta: fl
 def greedy_clusters(similarity: Matrix, eps: float) -> list[list[int]]:
     """Take the largest neighbourhood among those left, the first of equals, again and again (CCS, Algorithm 1).
 
-    A neighbourhood is a device and all that are at least ``eps`` similar to it, however unlike each other these are.
+    A neighbourhood is a device and all that are at least ``eps`` similar to it.
     """
     require_square(similarity, "similarity")
     near = similarity >= eps

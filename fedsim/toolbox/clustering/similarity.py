@@ -15,6 +15,7 @@ RowVectors = NDArray[np.floating]
 Matrix = NDArray[np.float64]
 
 _BLOCK_BYTES = 64_000_000  # how much of the rows is held in float64 at a time
+_LOST = 1e-10  # relative square of a distance below which subtracting inner products leaves too few digits
 
 
 def gram_matrix(rows: RowVectors) -> Matrix:
@@ -43,14 +44,14 @@ def require_finite(norms: NDArray[np.floating]) -> None:
 
 
 def require_groups(groups: int, devices: int, method: str) -> None:
-    """Refuse more groups than devices, and no group."""
+    """Refuse numbers of groups other than 1 to ``devices``."""
     if not 1 <= groups <= devices:
         raise SimulationError(f"{method} into {groups} groups of {devices} devices; allowed are 1 to {devices} groups")
 
 
 def require_square(matrix: NDArray[np.float64], what: str) -> None:
     """Refuse a similarity or distance that is not [n, n], n >= 1."""
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix):
+    if matrix.ndim != 2 or len(matrix) != matrix.shape[1] or not len(matrix):
         raise SimulationError(f"the {what} has shape {matrix.shape}; allowed is [n, n] with n >= 1")
     if not np.isfinite(matrix).all():
         row, column = np.argwhere(~np.isfinite(matrix))[0].tolist()
@@ -81,16 +82,12 @@ def most_alike(updates: Sequence[NDArray[np.floating]], directions: Sequence[NDA
     The cosine is 0 where one of the two is 0 or not finite. Sums are in float64, one pair after the other, so an update's
     direction does not depend on the updates beside it.
     """
-    with np.errstate(all="ignore"):
-        lengths = [length(direction) for direction in directions]
-        found = []
-        for update in updates:
-            own, wide = length(update), update.astype(np.float64)
-            cosines = np.array(
-                [(wide * direction).sum() / (own * other) for direction, other in zip(directions, lengths, strict=True)]
-            )
-            told = [0 < own * other < np.inf for other in lengths] & np.isfinite(cosines)
-            found.append(int(np.argmax(np.where(told, cosines, 0.0))))
+    lengths, found = np.array([length(direction) for direction in directions]), list[int]()
+    for update in updates:
+        wide, sizes = update.astype(np.float64), length(update) * lengths
+        with np.errstate(all="ignore"):
+            cosines = np.array([(wide * direction).sum() for direction in directions]) / sizes
+        found.append(int(np.argmax(np.where((sizes > 0) & np.isfinite(sizes) & np.isfinite(cosines), cosines, 0.0))))
     return found
 
 
@@ -98,8 +95,8 @@ def edc_features(updates: RowVectors, groups: int) -> Matrix:
     """FlexCFL's features float64 [n, m] of ``updates`` [n, d], whose Euclidean distance is EDC (Eq. 7), up to the constant 1/m.
 
     Feature (i, k) is the cosine of update i with the k-th left singular vector of ``updates``^T (not centred), k < m =
-    ``groups``: sqrt(L_k) Q_ik / sqrt(G_ii) with the Gram matrix G = Q L Q^T, in O(n^2 d). Signs of columns, which no distance
-    sees, are fixed. An update of zeros has zeros, and so has a direction that the updates do not span.
+    ``groups``: sqrt(L_k) Q_ik / sqrt(G_ii) with the Gram matrix G = Q L Q^T, in O(n^2 d). An update of zeros has zeros, and so
+    has a direction that the updates do not span.
     """
     require_groups(groups, len(updates), "EDC")
     gram = gram_matrix(updates)
@@ -124,18 +121,13 @@ def madc(similarity: Matrix) -> Matrix:
     require_square(similarity, "similarity")
     from scipy.spatial.distance import pdist, squareform
 
-    n = len(similarity)
+    n, itself = len(similarity), similarity.diagonal()
     if n <= 2:
         return np.zeros((n, n))
-    over_all: Matrix = squareform(pdist(similarity, "cityblock"))
-    itself = similarity.diagonal()
     own = np.abs(itself[:, None] - similarity.T) + np.abs(similarity - itself[None, :])
-    distance: Matrix = np.maximum(over_all - own, 0.0) / (n - 2)
+    distance: Matrix = np.maximum(squareform(pdist(similarity, "cityblock")) - own, 0.0) / (n - 2)
     np.fill_diagonal(distance, 0.0)
     return distance
-
-
-_LOST = 1e-10  # relative square of a distance below which subtracting inner products leaves too few digits
 
 
 def diff_norm(rows: RowVectors) -> Matrix:
@@ -173,14 +165,12 @@ def loss_gap(losses: Matrix) -> Matrix:
     return gap + gap.T
 
 
-MOST_SHOWN = 200
-"""Devices of which every pair is recorded; a record of more would be hundreds of kilobytes."""
+MOST_SHOWN = 200  # devices of which every pair is recorded
 
 
 def rounded(figures: NDArray[np.floating]) -> list[Any]:
     """An array as nested lists, to six digits after the point."""
-    shown: list[Any] = np.round(figures, 6).tolist()
-    return shown
+    return np.round(figures, 6).tolist()  # type: ignore[no-any-return]
 
 
 def shown_pairs(name: str, matrix: NDArray[np.floating]) -> dict[str, list[list[float]]]:

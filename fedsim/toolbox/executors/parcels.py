@@ -34,7 +34,7 @@ class Parcel:
 
 
 class Packer:
-    """Makes parcels, and knows what already lies in the store; ``put`` puts a thing there and gives its reference."""
+    """Makes parcels; ``put`` puts a thing into the store and gives its reference."""
 
     def __init__(self, put: Callable[[Any], ParcelReference]) -> None:
         self._put = put
@@ -75,9 +75,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def persistent_id(self, thing: Any) -> tuple[str, int] | None:
         """The kind and position of the reference to ``thing``, or None if ``thing`` goes into the pickle."""
-        if (found := self._packer.reference(thing)) is None:
+        kind, reference = self._packer.reference(thing) or ("", None)
+        if not kind:
             return None
-        kind, reference = found
         references = self._parcel.shared if kind == "shared" else self._parcel.placed
         if reference not in references:
             references.append(reference)
@@ -109,6 +109,5 @@ class _Unpickler(pickle.Unpickler):
         self._things = things
 
     def persistent_load(self, number: tuple[str, int]) -> Any:
-        """The thing of that number."""
         kind, at = number
         return self._things[kind][at]

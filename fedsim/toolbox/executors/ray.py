@@ -55,7 +55,7 @@ class Ray(Executor):
         if not self.workers:
             self.close()
             raise ScenarioError("the Ray cluster has no CPUs, so nothing could ever run; one node at least needs --num-cpus")
-        self._number, self._versions = next(_numbers), _versions()
+        self._number, self._versions = next(_numbers), {package: version(package) for package in _MUST_AGREE}
         self._call = self._ray.remote(_carry_out).options(num_cpus=1, max_retries=_TRIES, scheduling_strategy=_SCHEDULING)
 
     def _start(self, address: str | None, workers: int | None) -> None:
@@ -96,7 +96,6 @@ class Ray(Executor):
         return future
 
     def _settle(self, future: "Future[Any]", answer: "Future[bytes]") -> None:
-        """Pass on what came back; in a thread of Ray's."""
         self._open.pop(future, None)
         if not future.set_running_or_notify_cancel():
             return
@@ -129,10 +128,10 @@ def _carry_out(executor: int, versions: dict[str, str], where: dict[str, str], p
 
     def work() -> Any:
         if executor not in _openers:
-            for package, here in _versions().items():
-                if here != versions[package]:
+            for package, wanted in versions.items():
+                if (here := version(package)) != wanted:
                     raise SimulationError(
-                        f"the worker on {socket.gethostname()!r} has {package} {here}, and this run {versions[package]}: their "
+                        f"the worker on {socket.gethostname()!r} has {package} {here}, and this run {wanted}: their "
                         "results may differ; install the same on every node"
                     )
             _openers.clear()
@@ -144,20 +143,12 @@ def _carry_out(executor: int, versions: dict[str, str], where: dict[str, str], p
     return answer(work)
 
 
-def _versions() -> dict[str, str]:
-    return {package: version(package) for package in _MUST_AGREE}
-
-
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """When this is 0, Ray's servers listen on 127.0.0.1 alone; on Linux it is 1 otherwise. Read when Ray is imported."""
 
 _AUTH_MODE, _TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 
-
-@cache
-def _own_token() -> str:
-    """A token for what this process starts. It stays the same, because Ray reads it once a process."""
-    return secrets.token_hex(32)
+_own_token = cache(lambda: secrets.token_hex(32))  # of what this process starts; Ray reads it once a process
 
 
 def _load(address: str | None) -> Any:
@@ -191,5 +182,4 @@ def _refuse_no_server(address: str) -> None:
 
 
 def _brief(error: BaseException) -> str:
-    """The first line of what an error says."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from fedsim.language.units import Bytes
-from fedsim.learning.architecture import Shape, Tensor
-from fedsim.learning.model import PartedModel, matching
+from fedsim.learning.architecture import Shape, Tensor, matching
+from fedsim.learning.models import PartedModel
 from fedsim.model_cost import ModelCost, operation
 
 if TYPE_CHECKING:
@@ -51,16 +51,14 @@ class ModelCard(PartedModel):
         return self
 
     def _adapted(self) -> list[Tensor]:
-        """All tensors of adapters."""
         if self.lora is None:
             return []
         rank, found = self.lora.rank, list[Tensor]()
         layers = {f"layers.{at}.{name}": sizes for at in range(self.layers) for name, sizes in self.dense.items()}
         chosen = matching(list(layers), self.lora.where, "model.lora.where", "layer")
-        for name, (inputs, outputs) in layers.items():
-            if name in chosen:
-                shapes = {"A": (rank, inputs), "B": (outputs, rank)}
-                found += [Tensor(f"{name}.lora_{at}", math.prod(shape), "Linear", shape) for at, shape in shapes.items()]
+        for name in filter(chosen.__contains__, layers):
+            shapes = {"A": (rank, layers[name][0]), "B": (layers[name][1], rank)}
+            found += [Tensor(f"{name}.lora_{at}", math.prod(shape), "Linear", shape) for at, shape in shapes.items()]
         return found
 
     def trained(self, shape: Shape, classes: int) -> list[Tensor]:

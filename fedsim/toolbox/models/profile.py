@@ -99,10 +99,8 @@ def profile(
 
 
 class Counted(NamedTuple):
-    """An operation: FLOPs, those with channels filled up, bytes moved, its name in torch, and its kind on ARM cores.
-
-    ``call`` has the bytes in whose time a CPU calls it.
-    """
+    """An operation: FLOPs, those with channels filled up, bytes moved, its name in torch, its kind on ARM cores, and the bytes
+    in whose time a CPU calls it."""
 
     flops: float
     filled: float
@@ -112,7 +110,6 @@ class Counted(NamedTuple):
     call: float = 0.0
 
     def columns(self) -> tuple[float, ...]:
-        """``COLUMNS`` of a batch."""
         arm_flops, arm_moved = self.flops / _ARM_SHARES.get(self.kind, 1.0), self.moved * _ARM_PASSES.get(self.kind, 0.0)
         return self.filled, self.moved, self.moved * _PASSES.get(self.name, 0.0) + self.call, arm_flops, arm_moved
 
@@ -134,14 +131,15 @@ def _step(
     named = {name: parameter for name, parameter in own.named_parameters() if parameter.requires_grad}
     optimiser = trainer.torch_optimiser(named, 0.1)
     loss_of: Callable[..., Any] = own.loss if hasattr(own, "loss") else objective.losses  # type: ignore[assignment]
-    known = {_storage(parameter) for parameter in own.parameters()}
+    known = {parameter.untyped_storage()._cdata for parameter in own.parameters()}
     steps = (nn.RNNBase, nn.RNNCellBase)
     call = _CALL if any(isinstance(part, steps) and not isinstance(part, nn.LSTM) for part in own.modules()) else 0.0
     kept: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
-        if _storage(tensor) not in known:
-            kept[_storage(tensor)] = tensor.untyped_storage().nbytes()
+        storage = tensor.untyped_storage()
+        if storage._cdata not in known:
+            kept[storage._cdata] = storage.nbytes()
         return tensor
 
     with torch.random.fork_rng(devices=[]):
@@ -159,10 +157,6 @@ def _step(
     held = [*own.parameters(), *own.buffers(), *(each.grad for each in named.values() if each.grad is not None)]
     held += [state for entry in optimiser.state.values() for state in entry.values() if isinstance(state, Tensor)]
     return found, float(sum(kept.values())), float(sum(map(_size, held)))
-
-
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _size(tree: Any) -> int:
@@ -217,12 +211,8 @@ def _convolved(
 
 
 def _kind_of_convolution(weight: Tensor, groups: int) -> str:
-    if groups > 1:
-        return "grouped"
-    return "pointwise" if weight[0, 0].numel() == 1 else "dense"
+    return "grouped" if groups > 1 else "pointwise" if weight[0, 0].numel() == 1 else "dense"
 
 
 def _kind_by_name(name: str) -> str:
-    if name.startswith(_NORMALISING):
-        return "norm"
-    return "curve" if any(curve in name for curve in _CURVED) else "other"
+    return "norm" if name.startswith(_NORMALISING) else "curve" if any(part in name for part in _CURVED) else "other"

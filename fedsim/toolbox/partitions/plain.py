@@ -167,17 +167,14 @@ def _read_json(path: Path) -> dict[str, dict[str, Any]]:
 def _read_npz(path: Path) -> dict[str, dict[str, Any]]:
     arrays = read_arrays(path, "data.partition.path")
     devices = sum(name.startswith("train_") for name in arrays)
-    entries: dict[str, dict[str, Any]] = {str(device): {} for device in range(devices)}
-    strange = []
-    for name, array in arrays.items():
-        part, _, device = name.partition("_")
-        if part in ("train", "test") and device in entries:
-            entries[device][part] = array
-        else:
-            strange.append(name)
-    if strange or not entries:
-        found = ", ".join(strange) or "no arrays"
+    allowed = {f"{part}_{device}": (device, part) for device in range(devices) for part in ("train", "test")}
+    if not devices or not arrays.keys() <= allowed.keys():
+        found = ", ".join(name for name in arrays if name not in allowed) or "no arrays"
         raise DataError(f"'{path}' holds {found}; allowed are train_0, train_1, ... and test_0, test_1, ...")
+    entries: dict[str, dict[str, Any]] = {str(device): {} for device in range(devices)}
+    for name, array in arrays.items():
+        device, part = allowed[name]
+        entries[str(device)][part] = array
     return entries
 
 

@@ -120,23 +120,26 @@ class FAVOR(Selection):
             local[device] = server.models.mix([(answer["local-model"], 1.0)], otherwise=state["first"])
         if answers and server.models.learns:
             if "axes" not in state:
-                size, components = server.setting.parameters, min(self.components, server.devices)
-                how: dict[str, Any] = {"size": (components + 1) * size, "count": components}
-                state["axes"] = server.models.apply(principal_axes, list(local.values()), **how)
-                sizes: dict[str, Any] = {"inputs": self._inputs(server), "hidden": self.hidden, "actions": server.devices}
-                how = {"stream": ("agent",), "size": 3 * weights(**sizes) + 1}
-                agent = server.models.apply(new_agent, [state["first"]], **how, **sizes)
-                state |= {"agent": agent, "older": agent, "replay": [], "model": state["first"]}
+                self._begin(server, state)
             self._look(server, state)
             await self._ask_agent(server, state)
         return self._chosen(server, state, count, list(answers))
 
-    def _inputs(self, server: Server) -> int:
-        return min(self.components, server.devices) * (server.devices + 1)
+    def _sizes(self, server: Server) -> dict[str, Any]:
+        components, actions = min(self.components, server.devices), server.devices
+        return {"inputs": components * (actions + 1), "hidden": self.hidden, "actions": actions}
+
+    def _begin(self, server: Server, state: dict[str, Any]) -> None:
+        """Find the axes of the first models, and make an agent."""
+        count, sizes, apply = min(self.components, server.devices), self._sizes(server), server.models.apply
+        size = (count + 1) * server.setting.parameters
+        state["axes"] = apply(principal_axes, list(state["local"].values()), size=size, count=count)
+        agent = apply(new_agent, [state["first"]], stream=("agent",), size=3 * weights(**sizes) + 1, **sizes)
+        state |= {"agent": agent, "older": agent, "replay": [], "model": state["first"]}
 
     def _look(self, server: Server, state: dict[str, Any]) -> None:
         models = [state["model"], *(state["local"].get(device, state["first"]) for device in range(server.devices))]
-        state["state"] = server.models.apply(along, [state["axes"], *models], size=self._inputs(server))
+        state["state"] = server.models.apply(along, [state["axes"], *models], size=self._sizes(server)["inputs"])
 
     async def _ask_agent(self, server: Server, state: dict[str, Any]) -> None:
         seen, actions = [state["agent"], state["state"]], server.devices
@@ -172,13 +175,11 @@ class FAVOR(Selection):
         if number % self.refresh == 0:
             state["older"] = state["agent"]
         drawn = server.rng("replay", number).integers(len(replay), size=(self.steps, self.batch))
-        constants: dict[str, Any] = {"hidden": self.hidden, "actions": server.devices, "discount": self.discount, "lr": self.lr}
+        how: dict[str, Any] = {"hidden": self.hidden, "actions": server.devices, "discount": self.discount, "lr": self.lr}
         for places in drawn.tolist():
             befores, actions, rewards, afters = zip(*(replay[place] for place in places), strict=True)
-            models = [state["agent"], state["older"], *befores, *afters]
-            size = 3 * weights(self._inputs(server), self.hidden, server.devices) + 1
-            constants |= {"chosen": list(actions), "rewards": list(rewards)}
-            state["agent"] = server.models.apply(learnt, models, size=size, **constants)
+            how |= {"size": 3 * weights(**self._sizes(server)) + 1, "chosen": list(actions), "rewards": list(rewards)}
+            state["agent"] = server.models.apply(learnt, [state["agent"], state["older"], *befores, *afters], **how)
 
 
 # The agent: [weights, Adam's first and second moments, steps made], of a perceptron inputs - hidden - actions.
@@ -210,9 +211,9 @@ def q_values(own: "Tensor", states: "Tensor", hidden: int, actions: int) -> "Ten
 def _tensors(models: list[Numbers]) -> "list[Tensor]":
     import torch
 
-    from fedsim.learning.solvers.base import compute_with_one_thread
+    from fedsim.learning.solvers.base import one_thread
 
-    compute_with_one_thread()
+    one_thread()
     return [torch.tensor(model) for model in models]
 
 

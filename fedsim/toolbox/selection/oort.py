@@ -13,9 +13,7 @@ from fedsim.language.spec import OnlyWith
 from fedsim.language.units import PositiveSeconds
 from fedsim.strategies.parts.selection import Among, Ids, Selection, drawn
 
-_FIRST, _BY = 30.0, 5.0  # of the published code
-
-
+_FIRST, _BY = 30.0, 5.0  # percentiles of the published code
 _NEVER = (0.0, 0, 0.0)  # U, L and D of a client that was never heard
 
 
@@ -80,11 +78,10 @@ class Oort(Selection):
     def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
         state["round"] = ids[0] + 1
         known, asked = state.setdefault("known", {}), state.setdefault("asked", {})
-        there = server.clients.sample(server.devices, "select", *ids, among=among)
-        tired = [device for device in there if asked.get(device, 0) >= (self.most_times or math.inf)]
-        fresh = [device for device in there if device not in set(tired)]
-        heard = [device for device in fresh if known.get(device, _NEVER)[1]]
-        unheard = [device for device in fresh if not known.get(device, _NEVER)[1]]
+        tired, heard, unheard = list[int](), list[int](), list[int]()
+        for device in server.clients.sample(server.devices, "select", *ids, among=among):
+            rests = asked.get(device, 0) >= (self.most_times or math.inf)
+            (tired if rests else heard if known.get(device, _NEVER)[1] else unheard).append(device)
         unheard.sort(key=lambda device: known.get(device, _NEVER)[2])
         wanted = round(count * (1 - self.epsilon(state["round"])))
         wanted = min(len(heard), max(wanted, count - len(unheard)))
@@ -130,11 +127,10 @@ class Oort(Selection):
             state.setdefault("reports", {})[message.device] = (message["trained-on"], message["training-loss"])
 
     async def learn(self, server: Server, state: dict[str, Any]) -> None:
-        reports = state.pop("reports", {})
+        reports, known, harvest = state.pop("reports", {}), state.setdefault("known", {}), 0.0
         losses = [1.0] * len(reports)
         if server.models.learns:
             losses = [float(found[0]) for found in await server.models.numbers([loss for _, loss in reports.values()])]
-        harvest, known = 0.0, state.setdefault("known", {})
         for (device, (samples, _)), loss in zip(reports.items(), losses, strict=True):
             utility = samples * loss if math.isfinite(loss) else 0.0
             harvest += utility

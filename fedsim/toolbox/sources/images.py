@@ -1,8 +1,7 @@
 """MNIST, Fashion-MNIST, EMNIST and CIFAR-10: their files, read with every length checked, downloaded and written.
 
-IDX (http://yann.lecun.com/exdb/mnist/): two zero bytes, the type (8 = unsigned byte), the number of dimensions, each dimension
-as a big-endian 32-bit integer, then the values, last dimension fastest. CIFAR-10, binary version: rows of one label byte and
-3,072 pixel bytes.
+IDX (http://yann.lecun.com/exdb/mnist/): two zero bytes, the type (8: unsigned byte), the number of dimensions, each of these in
+big-endian 32 bits, then the values, last dimension fastest. CIFAR-10, binary: rows of a label byte and 3,072 pixel bytes.
 """
 
 import gzip

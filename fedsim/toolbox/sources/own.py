@@ -48,12 +48,11 @@ class Npz(Source):
 def _raw_of(path: Path, arrays: NamedArrays, vocabulary: int | None) -> Raw:
     """The data set of a file's arrays, which are named as in ``Npz``; ``DataError`` names the one that is wrong."""
     if "x_train" in arrays or "x" not in arrays:
-        x_train, y_train = _pair(path, arrays, "x_train", "y_train")
-        x_test, y_test = _pair(path, arrays, "x_test", "y_test")
+        (x_train, y_train), (x_test, y_test) = (_pair(path, arrays, part) for part in ("_train", "_test"))
         both = [name.removesuffix("_train") for name in arrays if name.removesuffix("train") + "test" in arrays]
         columns = {name: np.concatenate([arrays[f"{name}_train"], arrays[f"{name}_test"]]) for name in both if name not in "xy"}
     else:
-        x, y = _pair(path, arrays, "x", "y")
+        x, y = _pair(path, arrays, "")
         test = every_fifth(y if y.ndim == 1 else np.zeros(len(y), np.int64))
         x_train, y_train, x_test, y_test = x[~test], y[~test], x[test], y[test]
         others = {name: each for name, each in arrays.items() if name not in "xy" and len(each) == len(x)}
@@ -67,7 +66,7 @@ def _raw_of(path: Path, arrays: NamedArrays, vocabulary: int | None) -> Raw:
     tokens = 0
     if x_train.dtype == np.int64:
         largest = int(max(x_train.max(), x_test.max(initial=0)))
-        tokens = largest + 1 if vocabulary is None else vocabulary
+        tokens = vocabulary or largest + 1
         if largest >= tokens:
             allowed = f"with data.source.vocabulary = {tokens}, 0 to {tokens - 1} are allowed"
             raise DataError(f"'{path}' has the token {largest}; {allowed}")
@@ -77,14 +76,15 @@ def _raw_of(path: Path, arrays: NamedArrays, vocabulary: int | None) -> Raw:
     return Raw(path.stem, x_train, y_train, x_test, y_test, classes, peak, tokens, columns)
 
 
-def _pair(path: Path, arrays: NamedArrays, x_name: str, y_name: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    for name in (x_name, y_name):
-        if name not in arrays:
-            if name == y_name and _is_tokens(arrays[x_name]):
-                return _samples(path, x_name, arrays[x_name]), np.zeros((len(arrays[x_name]), 0))
-            needs = "x_train, y_train, x_test and y_test, or x and y"
-            raise DataError(f"'{path}' has no array '{name}'; it has {', '.join(arrays) or 'none'}, and needs {needs}")
-    x, y = arrays[x_name], arrays[y_name]
+def _pair(path: Path, arrays: NamedArrays, part: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    x_name, y_name = f"x{part}", f"y{part}"
+    x, y = arrays.get(x_name), arrays.get(y_name)
+    if x is not None and y is None and _is_tokens(x):
+        return _samples(path, x_name, x), np.zeros((len(x), 0))
+    if x is None or y is None:
+        lacks, has = x_name if x is None else y_name, ", ".join(arrays) or "none"
+        needs = "x_train, y_train, x_test and y_test, or x and y"
+        raise DataError(f"'{path}' has no array '{lacks}'; it has {has}, and needs {needs}")
     real = np.issubdtype(y.dtype, np.floating)
     if not (real or y.dtype == np.bool_ or np.issubdtype(y.dtype, np.integer)) or not 1 <= y.ndim <= 2:
         allowed = "labels are integers of shape (n,), targets floats or integers of shape (n, k)"

@@ -149,10 +149,7 @@ def most_splits(samples: int, smallest_part: int) -> int:
 
 
 class CataFedClient(SynchronousClient[CataFedParams]):
-    """Connects, trains on the part of its data whose turn it is, and splits them when not one epoch is finished in time.
-
-    State, since it connected: ``splits`` (u), how often it has halved its data; ``selected`` (n), how often it was selected.
-    """
+    """Trains on the part of its data whose turn it is (n, ``selected``); splits it (u, ``splits``) if no epoch was in time."""
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         if instruction.job == "connect":
@@ -212,8 +209,7 @@ class CataFed(FedAvg[CataFedParams]):
     served first.
 
     State besides FedAvg's: of each client ``sizes``, 0 for who is not connected, ``cluster``, -1 for such, and ``zeroed``, the
-    round in which its wait A_i was last 0: A_i[t] = t - zeroed_i (Eq. 21); ``reported``, whether sizes are new; ``connecting``,
-    tasks of reports; ``away``, how many may yet connect; ``waiting``, for connected ones.
+    round in which its wait A_i was last 0: A_i[t] = t - zeroed_i (Eq. 21); ``away``, how many may yet connect.
     """
 
     Params: ClassVar[type[RoundParams]] = CataFedParams

@@ -11,10 +11,10 @@ from fedsim.errors import ScenarioError
 from fedsim.federation import Contents, Device, Instruction, LocalResult
 from fedsim.language.spec import Epochs, OnlyWith
 from fedsim.learning.refs import Ref
-from fedsim.strategies.grouped import Grouped, GroupedParams
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.clustering.algorithms import bipartition
 from fedsim.toolbox.clustering.similarity import cosine_matrix, length, most_alike, shown_pairs
+from fedsim.toolbox.strategies.grouped import Grouped, GroupedParams
 from fedsim.training import Training
 
 
@@ -126,10 +126,9 @@ class CFL(Grouped[CFLParams]):
     For this the server keeps the updates of every split. Data that shift move nobody. With ``learning = "off"`` nothing is
     split but by ``split_rounds``, then at random.
 
-    State besides ``Grouped``'s (``models`` has one for each node of the tree): ``children`` of each node, None for a leaf;
+    State besides ``Grouped``'s, whose ``models`` has one for each node of the tree: ``children`` of each node, None for a leaf;
     ``pulls``, the updates by which a node's clients were cut out; ``down``, newcomer -> node; ``last``, what each client sent
-    last to its cluster; ``scale``, mean length of the first updates; ``scheduled``, splits of ``split_rounds`` that are done;
-    ``waiting``, leaves that are not at their end.
+    last to its cluster; ``scale``, mean length of the first updates; ``scheduled``, how many splits are done.
     """
 
     Params: ClassVar[type[CFLParams]] = CFLParams

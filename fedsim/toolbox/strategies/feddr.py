@@ -32,14 +32,10 @@ class FedDRParams(SynchronousParams):
 
 
 class FedDRClient(SynchronousClient[FedDRParams]):
-    """Moves its point y_i, finds the proximal point x_i around it by local SGD, and sends how far 2 x_i - y_i has moved
-    (``z``).
-    """
+    """Moves its point y_i, finds the proximal point x_i around it by SGD, and sends how far 2 x_i - y_i has moved (``z``)."""
 
-    @staticmethod
-    def _point(device: Device, name: str) -> Ref:
-        point: Ref = device.state.get(name, device.initial())
-        return point
+    def _point(self, device: Device, name: str) -> Ref:
+        return device.state.get(name, device.initial())  # type: ignore[no-any-return]
 
     def moved(self, device: Device, instruction: Instruction) -> Ref:
         alpha, x, y = self.params.alpha, self._point(device, "x"), self._point(device, "y")

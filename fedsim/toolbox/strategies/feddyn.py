@@ -32,10 +32,7 @@ class FedDynParams(AggregatingParams):
 
 
 class FedDynClient(SynchronousClient[FedDynParams]):
-    """Local SGD on L_k(w) + alpha <moved, w> + alpha / 2 ||w - received||^2.
-
-    State: ``moved``, the sum of how far its answers were from the models that it had received; absent while it is 0.
-    """
+    """SGD on L_k(w) + alpha <moved, w> + alpha / 2 ||w - received||^2; ``moved`` sums how far its answers were from these."""
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         alpha = self.params.alpha

@@ -29,8 +29,7 @@ class FedNovaParams(FedProxParams):
 
 @lru_cache(maxsize=4096)
 def reach(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:
-    """The distance that so many steps go along a gradient that is 1 everywhere (the paper's ||a||_1), in units of the learning
-    rate.
+    """How far so many steps go along a gradient that is 1 everywhere (the paper's ||a||_1), in units of the learning rate.
 
     With ``momentum`` (its section 4.1), and with FedProx's ``pull`` = lr mu: v <- momentum v + 1 - pull x; x <- x + v.
     """
@@ -80,8 +79,6 @@ class FedNova(FedProx):
         normalised = []
         for entry, own in zip(entries, reaches, strict=True):
             factor = effective / own if own else 0.0
-            models = [entry["start"], entry["update"]]
-            # Not finite if either is not.
-            update = self.server.models.apply(weighted_sum, models, coefficients=[1 - factor, factor])
-            normalised.append(entry | {"update": update})
+            both, share = [entry["start"], entry["update"]], [1 - factor, factor]  # not finite if either is not
+            normalised.append(entry | {"update": self.server.models.apply(weighted_sum, both, coefficients=share)})
         return await super().next_model(model, normalised, slot, **record)

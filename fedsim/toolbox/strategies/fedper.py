@@ -5,8 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from fedsim.learning.architecture import Tensor
-from fedsim.learning.model import matching
+from fedsim.learning.architecture import Tensor, matching
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.round_params import AggregatingParams
 

@@ -7,9 +7,9 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from fedsim.language.spec import Epochs
-from fedsim.strategies.grouped import Grouped, GroupedParams
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
 from fedsim.toolbox.clustering.algorithms import kmeans
+from fedsim.toolbox.strategies.grouped import Grouped, GroupedParams
 
 
 class FeSEMParams(GroupedParams):

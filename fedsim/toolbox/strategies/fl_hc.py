@@ -8,8 +8,8 @@ from pydantic import Field, model_validator
 
 from fedsim.language.registry import Registry
 from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
-from fedsim.strategies.parts.moment import AfterRounds
 from fedsim.toolbox.clustering.algorithms import Hierarchical
+from fedsim.toolbox.clustering.moments import AfterRounds
 from fedsim.toolbox.clustering.similarity import Matrix, diff_norm, gradient_cosine
 from fedsim.toolbox.strategies.lcfl import LCFL, Found, LCFLParams, by_rows
 

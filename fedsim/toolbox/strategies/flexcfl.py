@@ -14,19 +14,10 @@ from fedsim.language.registry import Registry
 from fedsim.language.spec import Epochs
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
-from fedsim.strategies.grouped import Migrating, MigratingClient, MigratingParams, PlainDeadline
-from fedsim.strategies.parts.moment import PreTraining, ShiftTest
+from fedsim.toolbox.clustering import similarity as pairs
 from fedsim.toolbox.clustering.algorithms import Clusterer, Hierarchical, KMeans, RandomGroups, kmeans
-from fedsim.toolbox.clustering.similarity import (
-    MOST_SHOWN,
-    cosine_matrix,
-    diff_norm,
-    edc_features,
-    madc,
-    most_alike,
-    rounded,
-    shown_pairs,
-)
+from fedsim.toolbox.clustering.moments import PreTraining, ShiftTest
+from fedsim.toolbox.strategies.grouped import Migrating, MigratingClient, MigratingParams, PlainDeadline
 from fedsim.training import Limit, Training
 from fedsim.world.task import Computation
 
@@ -102,20 +93,20 @@ def cluster_updates(
     updates: NDArray[np.float32], groups: int, measure: str, generator: np.random.Generator, clusterer: Clusterer | None = None
 ) -> tuple[list[int], dict[str, Any]]:
     """The groups of pre-trained devices by their updates [k, d], and a record's fields: the measure, and what it compared."""
-    similarity = cosine_matrix(updates) if measure == "madc" or len(updates) <= MOST_SHOWN else None
+    similarity = pairs.cosine_matrix(updates) if measure == "madc" or len(updates) <= pairs.MOST_SHOWN else None
     record: dict[str, Any] = {"measure": measure}
     if measure == "madc":
         assert similarity is not None
-        labels = (clusterer or Hierarchical()).labels(madc(similarity), groups, generator)
+        labels = (clusterer or Hierarchical()).labels(pairs.madc(similarity), groups, generator)
     else:
-        features = edc_features(updates, groups)
-        record["features"] = rounded(features)
+        features = pairs.edc_features(updates, groups)
+        record["features"] = pairs.rounded(features)
         if clusterer is None or isinstance(clusterer, KMeans):
             labels = kmeans(features, groups, generator)
         else:
-            labels = clusterer.labels(diff_norm(features), groups, generator)
+            labels = clusterer.labels(pairs.diff_norm(features), groups, generator)
     if similarity is not None:
-        record |= shown_pairs("similarity", similarity)
+        record |= pairs.shown_pairs("similarity", similarity)
     return labels.tolist(), record | {"groups": labels.tolist()}
 
 
@@ -137,14 +128,11 @@ _MOST_FAILURES = 100  # of the group cold start: a deadline may be shorter than 
 def nearest_direction(models: list[NDArray[np.float32]]) -> NDArray[np.float64]:
     """Position of the direction most like the update; ``models`` are the initial one, the trained, and the directions."""
     initial, trained, *directions = models
-    return np.array(most_alike([trained - initial], directions), dtype=np.float64)
+    return np.array(pairs.most_alike([trained - initial], directions), dtype=np.float64)
 
 
 class FlexCFLClient(MigratingClient[FlexCFLParams]):
-    """Pre-trains from the initial model to find its group, and trains the group's model.
-
-    State besides ``MigratingClient``'s: ``initial`` and ``directions``, as it has received them.
-    """
+    """Pre-trains from the ``initial`` model to find its group by the ``directions``, and trains the group's model."""
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         for name, key in (("initial", "initial-model"), ("initial", "pre-training"), ("directions", "directions")):
@@ -222,14 +210,14 @@ class FlexCFL(Migrating[FlexCFLParams]):
             state["pretraining"][server.ask(device, {"pre-training": state["initial"]}, "pre-train")] = device
 
     async def _make_groups(self) -> None:
-        state, server, params = self.state, self.server, self.params
+        state, models = self.state, self.server.models
         devices, updates, labels = await self._cluster()
         state["pretrained"] = []
-        for group in range(params.groups):
+        for group in range(self.params.groups):
             members = [update for update, label in zip(updates, labels, strict=True) if label == group]
-            parts = await params.aggregation.total(server, members, 1 / len(members))
-            state["models"].append(server.models.mix(parts))
-            state["directions"].append(server.models.mix([*parts, (state["initial"], -1.0)], rescale=False))
+            parts = await self.params.aggregation.total(self.server, members, 1 / len(members))
+            state["models"].append(models.mix(parts))
+            state["directions"].append(models.mix([*parts, (state["initial"], -1.0)], rescale=False))
         for device, label in zip(devices, labels, strict=True):
             self.settle(device, label, "pre-training")
         await self.test_again(devices)
@@ -250,12 +238,10 @@ class FlexCFL(Migrating[FlexCFLParams]):
         generator = server.rng("clustering", self.state["attempts"])
         if not server.models.learns or isinstance(params.clusterer, RandomGroups):
             order = generator.permutation(len(devices))
-            return devices, updates, [int(place) % m for place in np.argsort(order)]
-        server.compute("products", len(updates), server.setting.parameters)
-        if params.measure == "madc":
-            server.compute("absolute differences", len(updates))
-        else:
-            server.compute("k-means", len(updates), m, m)
+            return devices, updates, (np.argsort(order) % m).tolist()
+        n = len(updates)
+        server.compute("products", n, server.setting.parameters)
+        server.compute(*(("absolute differences", n) if params.measure == "madc" else ("k-means", n, m, m)))
         changes = np.stack([trained[at] for at in kept]) - initial
         labels, record = cluster_updates(changes, m, params.measure, generator, params.clusterer)
         server.emit("clustering", devices=devices, **record)

@@ -46,10 +46,7 @@ class FPFCParams(SynchronousParams):
 
 
 class FPFCClient(SynchronousClient[FPFCParams]):
-    """Goes on with its own model, held to what it received.
-
-    State: ``model``, its own; absent until it has first answered.
-    """
+    """Goes on with its own ``model`` (absent until it has first answered), held to what it received."""
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         own = device.state.get("model", instruction["model"])
@@ -122,11 +119,10 @@ class FPFC(Synchronous[FPFCParams]):
         for i, j in changed:
             before = [pairs[i, j]] if (i, j) in pairs else []
             pairs[i, j] = server.models.apply(fused, [own[i], own[j], *before], size=2 * self.setting.parameters, **scad)
-        lengths = [0.0] * len(changed)
+        state["apart"] |= dict.fromkeys(changed, 0.0)
         if server.models.learns and changed:
             told = server.models.apply(apart, [pairs[pair] for pair in changed], size=len(changed), begin=self.begin)
-            lengths = (await server.models.value(told)).tolist()
-        state["apart"] |= zip(changed, lengths, strict=True)
+            state["apart"] |= zip(changed, (await server.models.value(told)).tolist(), strict=True)
         fused_pairs: nx.Graph[int] = nx.Graph([pair for pair, length in state["apart"].items() if length <= self.params.nu])
         fused_pairs.add_nodes_from(own)
         group = dict(sorted((device, min(part)) for part in nx.connected_components(fused_pairs) for device in part))
@@ -134,7 +130,7 @@ class FPFC(Synchronous[FPFCParams]):
             if state["group"].get(device) != name:
                 server.emit("assign", device=device, group=name, before=state["group"].get(device), why="fused")
         state |= {"group": group, "models": {}}
-        for name in sorted(set(group.values())):
+        for name in sorted({*group.values()}):
             members = [device for device in group if group[device] == name]
             total = sum(state["samples"][device] for device in members)
             parts = [(own[at], state["samples"][at] / total if total else 1 / len(members)) for at in members]

@@ -190,14 +190,12 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         super()._end_open()
 
     async def aggregate(self) -> None:
-        state, how = self.state, self.params.cloud_aggregation
-        if not state["arrived"]:
-            return
-        weights = await how.weigh(self.server, state["arrived"], how.weights(state["arrived"]))
-        edges = [entry["group"] for entry in state["arrived"]]
-        self.server.emit("edges-combined", round=state["round"], edges=edges, weights=weights, **how.told(len(edges)))
-        combined = how.combine(self.server, self.remembered("cloud"), state["arrived"], weights, state["model"])
-        state["model"] = self.advance(state["model"], combined)
+        state, how, arrived = self.state, self.params.cloud_aggregation, self.state["arrived"]
+        if arrived:
+            weights, edges = await how.weigh(self.server, arrived, how.weights(arrived)), [entry["group"] for entry in arrived]
+            self.server.emit("edges-combined", round=state["round"], edges=edges, weights=weights, **how.told(len(edges)))
+            combined = how.combine(self.server, self.remembered("cloud"), arrived, weights, state["model"])
+            state["model"] = self.advance(state["model"], combined)
 
     def _counts(self) -> dict[str, int]:
         counts = {name: self.state[name] for name in ("valid", "slow", "disconnected")}

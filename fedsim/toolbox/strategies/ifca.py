@@ -9,9 +9,9 @@ from fedsim.errors import ScenarioError
 from fedsim.federation import BEST, Contents, Device, Header, Instruction, Lazy, LocalResult, TaskEnd
 from fedsim.language.spec import Epochs, OnlyWith
 from fedsim.learning.refs import Ref
-from fedsim.strategies.grouped import Migrating, MigratingClient, MigratingParams, Preset
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection, Weighted
-from fedsim.strategies.parts.moment import ShiftTest
+from fedsim.toolbox.clustering.moments import ShiftTest
+from fedsim.toolbox.strategies.grouped import Migrating, MigratingClient, MigratingParams, Preset
 from fedsim.training import Limit, Training
 from fedsim.world.task import Computation, Evaluate, Train
 
@@ -55,24 +55,18 @@ class IFCAClient(MigratingClient[IFCAParams]):
     """Tests all models, trains the best, and says which that was."""
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
-        models = instruction["migration" if instruction.job == "choose" else "model"]
-        test = Evaluate(tuple(models), self.testing_limit(instruction))
-        if instruction.job == "choose":
+        chooses, once = instruction.job == "choose", self.params.averaging == "gradients"
+        test = Evaluate(tuple(instruction["migration" if chooses else "model"]), self.testing_limit(instruction))
+        if chooses:
             return (test,)
-        once = self.params.averaging == "gradients"
         training = Training(BEST, full_batch=True) if once else Training(BEST, self.params.local_epochs)
-        return test, Train(training, self.limit(device, instruction))
-
-    def limit(self, device: Device, instruction: Instruction) -> Limit:
-        once = self.params.averaging == "gradients"
-        return Limit(budget=self.training_limit) if once else super().limit(device, instruction)
+        return test, Train(training, Limit(budget=self.training_limit) if once else self.limit(device, instruction))
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
         assert result.tested is not None
         choice = {"id": Lazy("choice", result.tested)}
-        if instruction.job == "choose":
-            return choice
-        return {"update": result.update, **choice, "samples": Header(result.samples)}
+        trained = {"update": result.update, **choice, "samples": Header(result.samples)}
+        return choice if instruction.job == "choose" else trained
 
     def settles(self, device: Device, instruction: Instruction) -> bool:
         return instruction.job == "choose" or "reference" not in device.state
@@ -114,8 +108,7 @@ class IFCA(Migrating[IFCAParams]):
             self.settle(entry["device"], group)
 
     async def aggregate(self) -> None:
-        received, latest = self.state["received"], self.state["chosen_in"]
-        newcomers: list[int] = []
+        received, latest, newcomers = self.state["received"], self.state["chosen_in"], list[int]()
         for entry, group in zip(received, await self.choices(received, "choice"), strict=True):
             device, entry["group"] = entry["device"], group
             if entry["task"] < latest[device]:

@@ -13,12 +13,12 @@ from fedsim.federation import Contents, Device, Header, Instruction, Lazy, Local
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Epochs
 from fedsim.learning.refs import Ref
-from fedsim.strategies.grouped import ClusteredParams, Grouped, PlainDeadline, Preset
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection
-from fedsim.strategies.parts.moment import AfterLocalTraining, AfterRounds
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.clustering.algorithms import Clusterer, Dbscan, Hierarchical, KMedoids, Linkage, canonical, k_medoids
+from fedsim.toolbox.clustering.moments import AfterLocalTraining, AfterRounds
 from fedsim.toolbox.clustering.similarity import Matrix, diff_norm, gradient_cosine, loss_distance, loss_gap, shown_pairs
+from fedsim.toolbox.strategies.grouped import ClusteredParams, Grouped, PlainDeadline, Preset
 from fedsim.training import Training
 from fedsim.world.task import Computation, Evaluate, Train
 
@@ -182,9 +182,8 @@ class LCFL(Grouped[LCFLParams]):
     parameters), test them on their training data, join the best and say which (4 bytes): as soon as they can, but not before no
     two clusters have the same model.
 
-    State besides ``Grouped``'s: ``campaign``, a task each for many devices, with its open tasks, those who are waited for, and
-    how often each was asked; ``global``, the model of the warm-up; ``own``, w_i, and ``began``, from which it was trained;
-    ``exchanged``, devices in order; ``tested``, what each found; ``admitting``, whether all clusters differ.
+    State besides ``Grouped``'s: ``campaign``, a task each for many devices; ``global``, the model of the warm-up; ``own``, w_i,
+    and ``began``, from which it was trained; ``tested``, what each found; ``admitting``, whether all clusters differ.
     """
 
     Params: ClassVar[type[LCFLParams]] = LCFLParams

@@ -9,15 +9,11 @@ from fedsim.strategies.synchronous import S, SynchronousClient
 
 
 class OwnModelClient(SynchronousClient[S]):
-    """Its answer has ``own`` in its header: a model that is not sent, but seen by the evaluation.
-
-    State: ``model``, its own; absent until it has first answered.
-    """
+    """Its answer has ``own`` in its header: its ``model``, which is not sent, but seen by the evaluation."""
 
     def last(self, device: Device) -> Ref:
         """Its own model; the first model of all before its first answer."""
-        model: Ref = device.state.get("model", device.initial())
-        return model
+        return device.state.get("model", device.initial())  # type: ignore[no-any-return]
 
     def answer(self, device: Device, instruction: Instruction, result: LocalResult, own: Ref, otherwise: Ref) -> Contents:
         """The update, and its own model; ``otherwise`` stands in where that has diverged."""

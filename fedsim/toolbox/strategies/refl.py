@@ -1,5 +1,6 @@
 """REFL: late updates are used too, the less the staler they are (Abdelmoniem et al., 2023)."""
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -12,8 +13,9 @@ from fedsim.language.spec import OnlyWith
 from fedsim.learning.functions import weighted_sum
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, changes
-from fedsim.strategies.parts.selection import LeastAvailable, SelectionSpec
+from fedsim.strategies.parts.selection import SelectionSpec
 from fedsim.strategies.round_params import AggregatingParams
+from fedsim.toolbox.selection.least import LeastAvailable
 
 
 class REFLParams(AggregatingParams):
@@ -98,29 +100,25 @@ class REFL(FedAvg[REFLParams]):
         self.server.timer("close", self.server.now)
 
     async def on_timer(self, name: str) -> None:
+        state = self.state
         if name != "close":
             await super().on_timer(name)
-            return
-        state = self.state
-        if state["open"]:
+        elif state["open"]:
             state["late"] |= dict.fromkeys(state["open"], state["round"])
             state["open"] = {}
             await self._close_round()
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        state = self.state
-        if message.task not in state["late"]:
+        if self.state["late"].pop(message.task, None) is None:
             await super().on_task_end(message)
             return
-        del state["late"][message.task]
         self._heard(message)
         if message.outcome == "done":
-            state["stale"].append(self.entry(message) | {"round": message.round})
+            self.state["stale"].append(self.entry(message) | {"round": message.round})
 
     async def aggregate(self) -> None:
-        state = self.state
+        state, fresh = self.state, self.state["received"]
         stale, state["stale"] = state["stale"], []
-        fresh = state["received"]
         if not any(entry["samples"] for entry in (*fresh, *stale)):
             return
         staleness = [0] * len(fresh) + [state["round"] - entry["round"] for entry in stale]
@@ -161,7 +159,6 @@ class REFL(FedAvg[REFLParams]):
 
     async def _finish_round(self) -> None:
         await super()._finish_round()
-        state = self.state
-        for task, number in list(state["late"].items()):
-            if self.params.most_staleness is not None and state["round"] - number > self.params.most_staleness:
+        for task, number in list(self.state["late"].items()):
+            if self.state["round"] - number > (self.params.most_staleness or math.inf):
                 self.server.end(task, "late")

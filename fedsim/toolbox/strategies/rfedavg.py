@@ -17,7 +17,7 @@ from fedsim.strategies.parts.server import ServerOptimiserSpec
 from fedsim.strategies.round_params import RoundParams, SynchronousParams
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.clustering.algorithms import canonical, greedy_clusters, kmeans, members, threshold
-from fedsim.toolbox.clustering.similarity import Matrix, cosine_matrix, shown_pairs
+from fedsim.toolbox.clustering.similarity import cosine_matrix, shown_pairs
 from fedsim.training import Training
 from fedsim.world.task import Computation
 
@@ -122,25 +122,12 @@ def optimal_weights(shares: Floats) -> Floats:
     return np.asarray(u / u.sum())
 
 
-def cluster_gradients(
-    params: RFedAvgParams,
-    gradients: NDArray[np.float32],
-    similarity: Matrix,
-    eps: float | None,
-    classes: int,
-    generator: np.random.Generator,
-) -> Clusters:
-    """Clusters of like ``gradients`` [n, d], whose cosines are ``similarity`` and, where CCS is asked, at least ``eps``."""
-    found = [] if eps is None else greedy_clusters(similarity, eps)
-    if params.clustering == "ccs":
-        return found
-    wanted = params.kmeans_clusters
-    if isinstance(wanted, str):
-        wanted = len(found) if wanted == "ccs" else classes
+def by_kmeans(gradients: NDArray[np.float32], groups: int, generator: np.random.Generator) -> Clusters:
+    """Clusters of ``gradients`` [n, d] by K-means, positions in ascending order; fewer where gradients coincide."""
     distinct = len({row.tobytes() for row in gradients + 0.0})  # -0.0 becomes 0.0
     # In an orthonormal basis of what they span distances are the same, at less cost.
     coordinates = np.asarray(np.linalg.qr(gradients.T.astype(np.float64), mode="r")).T
-    return members(kmeans(coordinates, min(wanted, distinct), generator))
+    return members(kmeans(coordinates, min(groups, distinct), generator))
 
 
 def balance(counts: NDArray[np.int64], clusters: Clusters, weights: Sequence[Floats]) -> dict[str, list[float | None]]:
@@ -157,10 +144,7 @@ def balance(counts: NDArray[np.int64], clusters: Clusters, weights: Sequence[Flo
 
 
 class RFedAvgClient(SynchronousClient[RFedAvgParams]):
-    """Makes gradient steps on all of its data, and says what is asked of these.
-
-    State: ``total``, D as it was told last.
-    """
+    """Makes gradient steps on all of its data, and says what is asked of these; ``total`` is D as it was told last."""
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         return () if instruction.job == "report" else super().work(device, instruction)
@@ -203,8 +187,8 @@ class RFedAvg(FedAvg[RFedAvgParams]):
     before (a scalar, ``control``). ``optimal`` needs class counts (M scalars, ``class-counts``). An update that is not finite
     counts for nothing. Without learning the clusters are drawn at random.
 
-    The record ``reweighting`` has the clusters' sizes and weights, eps, and how balanced the classes are under weights by
-    samples and under these; ``clustering`` is made in rounds 0, 1, 2, 4, 8, ...
+    The record ``reweighting`` says how balanced the classes are under weights by samples and under these; ``clustering`` is
+    made in rounds 0, 1, 2, 4, 8, ...
     """
 
     Params: ClassVar[type[RoundParams]] = RFedAvgParams
@@ -324,10 +308,13 @@ class RFedAvg(FedAvg[RFedAvgParams]):
             eps = await self._threshold(entries) if params.uses_loss else None
             n, d = gradients.shape
             server.compute("products", n, d)
+            similarity = cosine_matrix(gradients)
+            clusters = [] if eps is None else greedy_clusters(similarity, eps)
             if params.clustering == "kmeans":
                 server.compute("k-means", n, d, classes)
-            similarity = cosine_matrix(gradients)
-            clusters = cluster_gradients(params, gradients, similarity, eps, classes, generator)
+                wanted = params.kmeans_clusters
+                count = wanted if isinstance(wanted, int) else len(clusters) if wanted == "ccs" else classes
+                clusters = by_kmeans(gradients, count, generator)
             shown = shown_pairs("similarity", similarity)
         place = {at: cluster for cluster, own in enumerate(clusters) for at in own}
         groups = [place[at] for at in range(len(devices))]

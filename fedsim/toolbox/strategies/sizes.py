@@ -101,13 +101,12 @@ class CutModels(FedAvg[CutParams]):
 
     def __init__(self, params: CutParams, server: Server) -> None:
         super().__init__(params, server)
-        if isinstance(params.sizes, dict):
-            for kind in self.setting.kinds or ["none"]:
-                if kind not in params.sizes:
-                    raise ScenarioError(
-                        f"strategy.sizes has no size for devices of the kind {kind!r}{nearest(kind, params.sizes)}; allowed is "
-                        "one for each kind in population.device, or a list of sizes, of which each device has one"
-                    )
+        for kind in self.setting.kinds or ["none"]:
+            if isinstance(params.sizes, dict) and kind not in params.sizes:
+                raise ScenarioError(
+                    f"strategy.sizes has no size for devices of the kind {kind!r}{nearest(kind, params.sizes)}; allowed is one "
+                    "for each kind in population.device, or a list of sizes, of which each device has one"
+                )
         self._places = params.places(self.setting)
 
     async def on_start(self) -> None:
@@ -116,14 +115,13 @@ class CutModels(FedAvg[CutParams]):
 
     def size_of(self, device: int) -> float:
         """The size of a device's model in this round."""
-        sizes = self.params.sizes
+        sizes, redraw = self.params.sizes, self.params.redraw
         own = sizes[self.setting.kind_of(device) or ""] if isinstance(sizes, dict) else max(sizes)
-        if self.params.redraw:
+        if redraw:
             sizes = [size for size in self.params.all_sizes if size <= own]
         if isinstance(sizes, dict):
             return own
-        drawn = ("size", device, self.state["round"]) if self.params.redraw else ("size", device)
-        return sizes[int(self.server.rng(*drawn).integers(len(sizes)))]
+        return sizes[int(self.server.rng("size", device, *([self.state["round"]] if redraw else [])).integers(len(sizes)))]
 
     def contents(self, device: int) -> Contents:
         size = self.size_of(device)

@@ -218,9 +218,8 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
     accuracy (a scalar). Without learning there is none, and the probabilities stay uniform. When all credits are used up, tiers
     are chosen uniformly.
 
-    State besides FedAvg's and ``Tiered``'s: ``expected``, how many devices may still be introduced; ``profiles``, of each
-    device how often it was profiled, and the time (s); ``current``, the tier drawn last; ``tested``, the round of the last
-    test; ``testing``, task -> tier.
+    State besides FedAvg's and ``Tiered``'s: ``expected``, how many devices may yet be introduced; ``profiles``, how often each
+    was profiled, and the time (s); ``current``, the tier drawn last; ``tested``, the round of the last test.
     """
 
     Params: ClassVar[type[RoundParams]] = TiFLParams

@@ -3,6 +3,7 @@
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime, time
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -70,8 +71,7 @@ class Tides:
     """The paths of ``Diurnal``; ``peak`` is a time at which the share is highest, for each device (s), float64 [devices].
 
     Time is cut into pieces of one length, at places of each device's own. In a piece a device has one draw u, uniform from 0 to
-    1, and is on while the share s(t) is above it: P(on at t) = P(u < s(t)) = s(t), exactly. As s is a sinusoid, that is one
-    window a day around the peak. Any instant can be looked at alone.
+    1, and is on while the share s(t) is above it, so P(on at t) = s(t). As s is a sinusoid, that is a window a day.
     """
 
     def __init__(self, streams: Streams, least: float, most: float, peak: Floats, lasts: float) -> None:
@@ -85,20 +85,18 @@ class Tides:
         last = self._found.get(device)
         if last is not None and last.start <= time < last.end:
             return last
-        follows = last is not None and time == last.end > 0
         on, start, end = self._stretch(device, time)
         while end < math.inf:
             other, _, beyond = self._stretch(device, end)
             if other != on:
                 break
             end = beyond
-        while start > 0 and not follows:  # what follows a phase that was found begins where that ends
+        while start > 0:
             other, before, _ = self._stretch(device, start - max(TICK_S, math.ulp(start)))
             if other != on:
                 break
             start = before
-        start = time if follows else max(0.0, start)
-        self._found[device] = found = Span(on, start, end)
+        self._found[device] = found = Span(on, max(0.0, start), end)
         return found
 
     def next_on(self, device: int, time: float) -> float:
@@ -110,7 +108,7 @@ class Tides:
         into = np.rint(first * self._lasts / TICK_S) * TICK_S  # the first piece, at time 0
         piece = (time + into) // self._lasts
         draws = self._streams.uniforms("world/availability", devices, piece.astype(np.int64))
-        half = np.fromiter(map(self._half_window, draws.tolist()), dtype=np.float64, count=len(draws))
+        half = np.array([self._half_window(draw) for draw in draws.tolist()])
         peak = self._peak[devices]
         nearest = peak + (time - peak + DAY_S / 2) // DAY_S * DAY_S
         on: Flags = (nearest - half <= time) & (time < nearest + half) | (half == DAY_S / 2)
@@ -144,8 +142,6 @@ _FORMS = {float: "simulated times", time: "times of day", datetime: "dates"}
 
 Trace = tuple[float, list[float]]
 """A period (s), infinity for what never repeats, and change times in [0, period]: on at even positions, off at odd ones."""
-
-
 OnInterval = tuple[float, float, int]
 """From when to when (s) a device is on, and the row of the table that says so."""
 
@@ -183,9 +179,7 @@ class Traces(Availability):
         return Span(on, max(0.0, lap + start), lap + end)
 
     def next_on(self, device: int, time: float) -> float:
-        if not self._traces[self._assigned[device]][1]:
-            return math.inf
-        return super().next_on(device, time)
+        return super().next_on(device, time) if self._traces[self._assigned[device]][1] else math.inf
 
 
 class Flash(AvailabilityModel):
@@ -201,8 +195,7 @@ class Flash(AvailabilityModel):
 
     def build_on(self, streams: Streams, devices: int, root: Path | None, calendar: Calendar) -> Traces:
         """The population's paths. ``DataError``: the file is missing, is not such a file, or has a trace with holes."""
-        path = sought(self.file, root)
-        traces = read_flash(path)
+        traces = read_flash(sought(self.file, root))
         drawn = streams.generator("world/availability").integers(len(traces), size=devices).tolist()
         started = zip(calendar.day_s().tolist(), [traces[trace] for trace in drawn], strict=True)
         ahead = [(now - start) % period for now, (start, (period, _)) in started]
@@ -240,11 +233,9 @@ def _trace_of(where: str, entry: dict[str, object]) -> tuple[float, Trace]:
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         raise DataError(f"{where} has holes: {'.'.join(map(str, problem['loc']))}: {in_words(problem)}") from None
-    start, end = on_grid(recorded.start), on_grid(recorded.end)
-    changes: list[float] = []
-    last = start
-    for position, pair in enumerate(recorded.ready):
-        begin, finish = map(on_grid, pair)
+    last = start = on_grid(recorded.start)
+    end, changes = on_grid(recorded.end), list[float]()
+    for position, (begin, finish) in enumerate(tuple(map(on_grid, pair)) for pair in recorded.ready):
         if not last <= begin <= finish <= end:
             told = f"interval {position} [{begin:g}, {finish:g}] does not follow what is before it, or leaves [start, end]"
             raise DataError(f"{where} has holes: {told}")
@@ -306,10 +297,10 @@ class Intervals(AvailabilityModel):
         return Traces(kept, assigned, calendar.day_s().tolist() if form is time else None)
 
     def _times(self, table: DeviceTable) -> tuple[list[Any], list[Any], Any]:
-        form = _form(table.cells("start")[0])
+        form = _form(table.cells["start"][0])
         columns = []
         for name in ("start", "end"):
-            cells = table.cells(name)
+            cells = table.cells[name]
             for row, cell in enumerate(cells):
                 if cell is not None and _form(cell) is not form:
                     raise table.wrong(row, name, f"the first row has {_FORMS[form]}; allowed is one form of time in a file")
@@ -331,7 +322,7 @@ class Intervals(AvailabilityModel):
         else:
             begin, finish = on_grid(start), on_grid(end)
         if finish < begin:
-            raise table.wrong(row, "end", f"that is before its start, {table.cells('start')[row]}; allowed are later times")
+            raise table.wrong(row, "end", f"that is before its start, {table.cells['start'][row]}; allowed are later times")
         if self.every is not None and finish > self.every:
             raise table.wrong(row, "end", f"that is after the {self.every:g} s of population.availability.every")
         return [(max(0.0, begin), min(finish, CLOCK_END_S), row)] if finish > 0 else []
@@ -342,8 +333,7 @@ def _trace(table: DeviceTable, pieces: list[OnInterval], period: float) -> Trace
     last_end, last_row = -math.inf, 0
     for start, end, row in pieces:
         if start < last_end:
-            why = f"that is within row {last_row + 1} of the same device; intervals must not overlap"
-            raise table.wrong(row, "start", why)
+            raise table.wrong(row, "start", f"that is within row {last_row + 1} of the same device; intervals must not overlap")
         append_on(changes, start, end)
         last_end, last_row = end, row
     return period, changes
@@ -353,10 +343,7 @@ def _form(cell: Any) -> Any:
     if isinstance(cell, datetime | time):
         return datetime if isinstance(cell, datetime) else time
     for form in (time, datetime):
-        try:
-            if isinstance(cell, str):
-                form.fromisoformat(cell)  # "12" is a simulated time that lacks its unit
-                return form if ":" in cell else float
-        except ValueError:
-            continue
+        with suppress(ValueError, TypeError):
+            form.fromisoformat(cell)
+            return form if ":" in cell else float  # "12" is a simulated time that lacks its unit
     return float

@@ -14,11 +14,7 @@ from fedsim.world.device_kinds import Capacity, CapacityModel
 from fedsim.world.distributions import DeviceTable
 
 _COLUMNS = ("computation_ms_per_sample", "dl_kbps", "ul_kbps")
-
-
 _TableNumber = Annotated[float, Field(ge=1e-6, le=1e12)]  # nothing overflows in its unit
-
-
 _TRAINING_PASSES = 3  # FedScale's time model: training a sample takes three times its inference
 
 
@@ -75,9 +71,8 @@ class HospitalsCapacity(CapacityModel):
 
     def draw(self, streams: Streams, devices: int, root: Path | None) -> Capacity:
         network = _table("network")
-        latency = network[streams.generator("world/capacity/network").integers(len(network), size=devices)][:, [0, 2]].mean(
-            axis=1
-        )
+        drawn = network[streams.generator("world/capacity/network").integers(len(network), size=devices)]
+        latency = drawn[:, [0, 2]].mean(axis=1)
         unlimited = np.full(devices, np.inf)
         return Capacity(1.0 / self._seconds(self._drawn(streams, devices)), (unlimited, unlimited, latency))
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.energy.batteries import Charging, ChargingModel
@@ -14,7 +13,7 @@ from fedsim.simulation import TICK_S, on_grid
 from fedsim.streams import Streams
 from fedsim.world.availability import Availability
 from fedsim.world.calendar import DAY_S
-from fedsim.world.distributions import Distribution, TimeDistribution
+from fedsim.world.distributions import TimeDistribution
 from fedsim.world.phases import Phases, Span
 
 
@@ -62,14 +61,14 @@ class Daily(ChargingModel):
     chance: float = Field(default=1.0, ge=0.0, le=1.0)
 
     def build(self, streams: Streams, devices: int, starts: float, availability: "Availability", root: Path | None) -> Charging:
-
-        def drawn(name: str, said: Distribution) -> NDArray[Any]:
-            key = f"energy.battery.charging.{name}"
-            return said.by_device(key, streams.generator(f"world/charging/{name}"), devices, root)
-
-        begins, lasts = drawn("begins", self.begins) - starts, drawn("lasts", self.lasts)
-        ticks = np.rint(np.mod(begins, DAY_S) / TICK_S) * TICK_S, np.rint(np.clip(lasts, 0.0, DAY_S) / TICK_S) * TICK_S
-        return _Days(streams, *ticks, self.chance)
+        begins, lasts = (
+            said.by_device(f"energy.battery.charging.{name}", streams.generator(f"world/charging/{name}"), devices, root)
+            for name, said in (("begins", self.begins), ("lasts", self.lasts))
+        )
+        begins, lasts = (
+            np.rint(each / TICK_S) * TICK_S for each in (np.mod(begins - starts, DAY_S), np.clip(lasts, 0.0, DAY_S))
+        )
+        return _Days(streams, begins, lasts, self.chance)
 
 
 class _Days:

@@ -37,10 +37,10 @@ class _Schedule(Turnover):
     def check(self, devices: int) -> None:
         if len(self.times) > devices:
             raise ScenarioError(f"{self.key}.times has {len(self.times)} times; allowed are at most {devices}, one a device")
-        named = self.devices or []
-        if self.devices is not None and len(named) != len(self.times):
-            raise ScenarioError(f"{self.key}.devices has {len(named)} devices for {len(self.times)} times; give one for each")
-        for device, count in Counter(named).items():
+        if self.devices is not None and len(self.devices) != len(self.times):
+            told = f"{self.key}.devices has {len(self.devices)} devices for {len(self.times)} times"
+            raise ScenarioError(f"{told}; give one for each")
+        for device, count in Counter(self.devices).items():
             if not 0 <= device < devices:
                 raise ScenarioError(f"{self.key}.devices names device {device}; allowed are 0 to {devices - 1}")
             if count > 1:
@@ -91,8 +91,8 @@ class ScheduledArrivals(_Schedule):
     key = "population.arrivals"
 
     def draw(self, streams: Streams, devices: int, root: Path | None) -> Floats:
-        named = self.devices
-        newcomers = streams.generator("world/arrivals").permutation(devices)[: len(self.times)] if named is None else named
+        drawn = streams.generator("world/arrivals").permutation(devices)[: len(self.times)]
+        newcomers = drawn if self.devices is None else self.devices
         arrival = np.zeros(devices)
         arrival[newcomers] = self.ticks()
         return arrival
@@ -147,10 +147,9 @@ class ScheduledDepartures(_Schedule):
         for time in np.sort(self.ticks()):
             candidates = np.flatnonzero((arrival[order] < time) & (departure[order] == np.inf))
             if not len(candidates):
-                raise ScenarioError(
-                    f"population.departures.times has a departure at {time:.12g} s, when no device is there to leave; allowed "
-                    f"are at most {int((arrival < time).sum())} by then, one for each device that has arrived"
-                )
+                told = f"population.departures.times has a departure at {time:.12g} s, when no device is there to leave"
+                most = int((arrival < time).sum())
+                raise ScenarioError(f"{told}; allowed are at most {most} by then, one for each device that has arrived")
             departure[order[candidates[0]]] = time
         return departure
 
@@ -166,8 +165,6 @@ class DeparturesFromFile(_TimesFromFile):
 
 def _after(arrival: Floats, departure: Floats) -> Floats:
     for device in np.flatnonzero(departure <= arrival).tolist():
-        raise ScenarioError(
-            f"population.departures: device {device} leaves at {departure[device]:.12g} s but arrives at "
-            f"{arrival[device]:.12g} s; allowed are times after its arrival"
-        )
+        times = f"leaves at {departure[device]:.12g} s but arrives at {arrival[device]:.12g} s"
+        raise ScenarioError(f"population.departures: device {device} {times}; allowed are times after its arrival")
     return departure

@@ -19,18 +19,14 @@ Call = tuple[Any, ...]
 class _Waiters(list[Any]):
     """The callbacks of an activity. A process that is interrupted takes its own out."""
 
-    def __init__(self, activity: "Activity", env: Environment) -> None:
+    def __init__(self, give_up: Callable[[], None]) -> None:
         super().__init__()
-        self._activity, self._env = activity, env
+        self._give_up = give_up
 
     def remove(self, callback: Any) -> None:
         super().remove(callback)
         if isinstance(getattr(callback, "__self__", None), simpy.Process):
-            self._env.call(self._give_up, CUT)  # unless somebody waits for it later in this instant
-
-    def _give_up(self) -> None:
-        if not self._activity.callbacks:
-            self._activity.cancel()
+            self._give_up()
 
 
 class Activity(simpy.Event):
@@ -46,7 +42,7 @@ class Activity(simpy.Event):
 
     def __init__(self, env: Environment, call: Call, on_end: Callable[[Any], object]) -> None:
         super().__init__(env)
-        self.callbacks: Any = _Waiters(self, env)
+        self.callbacks: Any = _Waiters(lambda: env.call(lambda: None if self.callbacks else self.cancel(), CUT))
         self.call, self._environment, self._on_end = call, env, on_end
         self.outcome: Outcome | None = None
 
@@ -76,10 +72,8 @@ class Activity(simpy.Event):
 class Sending(Activity):
     """A message under way, see ``World.send``."""
 
-    def __init__(
-        self, env: Environment, call: Call, messages: Messages, message: Message, on_end: Callable[["Sending"], object]
-    ) -> None:
-        super().__init__(env, call, on_end)
+    def __init__(self, call: Call, messages: Messages, message: Message, on_end: Callable[["Sending"], object]) -> None:
+        super().__init__(messages.simulation.env, call, on_end)
         self._messages, self.message = messages, message
         message.on_end = lambda _, outcome: self.end(outcome)
 
@@ -93,23 +87,17 @@ class Sending(Activity):
 
 
 class ComputeActivity(Activity):
-    """A computation of a device under way, see ``World.compute``; from ``until`` (s) on the device cannot be reached."""
+    """A computation of a device, see ``World.compute``, with ``state`` as ``saved``; it is away from ``until`` (s) on."""
 
-    def __init__(
-        self,
-        env: Environment,
-        call: Call,
-        number: int,
-        device: int,
-        began: float,
-        ends: float,
-        until: float,
-        pace: float,
-        on_end: Callable[["ComputeActivity"], None],
-    ) -> None:
+    number: int
+    device: int
+    began: float
+    ends: float
+    until: float
+
+    def __init__(self, env: Environment, on_end: Callable[["ComputeActivity"], None], call: Call, *state: Any) -> None:
         super().__init__(env, call, on_end)
-        self.number, self.device, self.began, self.ends, self.until = number, device, began, ends, until
-        self._pace = pace
+        self.number, self.device, self.began, self.ends, self.until, self._pace = state
         self._left = 0.0  # when it has ended
         self._alarm: Alarm | None = None
 

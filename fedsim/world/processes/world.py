@@ -8,7 +8,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from traceback import extract_tb
@@ -55,20 +55,12 @@ class DeviceFacts(NamedTuple):
     present: bool
 
 
-class Hold(AbstractContextManager["Hold"]):
+class Hold(ExitStack):
     """Something that a process does to the world until ``end()``, or to the end of a ``with``."""
-
-    def __init__(self, end: Callable[[], None]) -> None:
-        self._end: Callable[[], None] | None = end
 
     def end(self) -> None:
         """Undo it; once is enough."""
-        end, self._end = self._end, None
-        if end is not None:
-            end()
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
+        self.close()
 
 
 class Processes:
@@ -89,19 +81,14 @@ class Processes:
         tasks: TaskRunner,
         on_switched_on: Callable[[int], None],
     ) -> None:
-        self._specs, self.streams, self.capacity, self.tasks, self._on_switched_on = (
-            specs,
-            streams,
-            capacity,
-            tasks,
-            on_switched_on,
-        )
+        self._specs, self.streams, self.capacity = specs, streams, capacity
+        self.tasks, self._on_switched_on = tasks, on_switched_on
         self.messages, self.network, self.simulation = tasks.messages, tasks.network, tasks.messages.simulation
         self.held: dict[tuple[str, str | int], list[float]] = {}
         self.begun: dict[tuple[int, Call], list[Any]] = {}
         self.asleep: dict[tuple[int, float], list[simpy.Event]] = {}
         self.sending: dict[Sending, int] = {}
-        self.computing: dict[int, tuple[ComputeActivity, int]] = {}
+        self.computing: dict[int, tuple[ComputeActivity, int]] = {}  # and whose each is
         self.computed = 0
         self.switched_on: dict[int, simpy.Event] = {}
         self.restoring = self.silent = False
@@ -121,7 +108,6 @@ class Processes:
             self.simulation.process(self._play(*each))
 
     def _play(self, spec: Any, world: "World") -> Generator[Any, Any, Any]:
-        """A process whose mistakes are told by file and line."""
         try:
             yield from spec.run(world)
         except CheckpointError as error:
@@ -130,9 +116,8 @@ class Processes:
             raise SimulationError(f"the process {spec.kind!r} failed at {world.now!r} s: {error}") from error
         except Exception as error:
             at = extract_tb(error.__traceback__)[-1]
-            where = f"{Path(at.filename).name}:{at.lineno}"
-            told = f"the process {spec.kind!r} failed at {world.now!r} s in {where}: {type(error).__name__}: {error}"
-            raise SimulationError(told) from error
+            told = f"{Path(at.filename).name}:{at.lineno}: {type(error).__name__}: {error}"
+            raise SimulationError(f"the process {spec.kind!r} failed at {world.now!r} s in {told}") from error
 
     def _nothing_left(self) -> bool:
         """Whether nobody works, nobody is held off, and nothing is to come but what processes do: the run is over then."""
@@ -154,8 +139,7 @@ class Processes:
         return begun.pop(0)
 
     def computing_of(self, number: int, *saved: Any) -> ComputeActivity:
-        arguments: Any = self.simulation.env, *saved, self._computed_by
-        computing = ComputeActivity(*arguments)
+        computing = ComputeActivity(self.simulation.env, self._computed_by, *saved)
         self.computing[computing.number] = computing, number
         return computing
 
@@ -167,7 +151,9 @@ class Processes:
         for key in keys:
             self.held.setdefault((what, key), []).append(value)
             self._carry_out(what, key)
-        return Hold(partial(self._let_go, what, keys, value))
+        hold = Hold()
+        hold.callback(self._let_go, what, keys, value)
+        return hold
 
     def _let_go(self, what: str, keys: Sequence[str | int], value: float) -> None:
         for key in keys:
@@ -259,7 +245,6 @@ class Processes:
             raise CheckpointError(f"the processes of the world do not come to where they were: they held {there}, now {held}")
 
     def rearm(self, kind: str, number: int, when: float) -> None:
-        """Set an alarm that was there when the snapshot was taken: a ``process`` wakes up, or the end of a ``compute``."""
         if kind == "compute":
             self.computing[number][0].arm()
         else:
@@ -320,10 +305,8 @@ class World:
         here, parts = self._processes, (Payload(purpose, quantity(size, Bytes, "a message")),)
         ends = self._endpoint(source), self._endpoint(destination)
         call = ("send", *ends, parts[0].bytes, purpose)
-        message = here.taken_up(self._number, call)
-        if message is None:
-            message = here.messages.send(*ends, parts, None, waited=waited)
-        sending = Sending(self.env, call, here.messages, message, here.sending.pop)
+        message = here.taken_up(self._number, call) or here.messages.send(*ends, parts, None, waited=waited)
+        sending = Sending(call, here.messages, message, here.sending.pop)
         here.sending[sending] = self._number
         return sending
 
@@ -340,9 +323,8 @@ class World:
         if not 0 <= samples < math.inf:
             raise SimulationError(f"a device cannot compute {samples!r} samples; allowed is a number of 0 or more")
         call = ("compute", number, asked.samples, asked.flops, asked.seconds)
-        begun: ComputeActivity | None = here.taken_up(self._number, call)
-        if begun is not None:
-            return begun
+        if (begun := here.taken_up(self._number, call)) is not None:
+            return begun  # type: ignore[no-any-return]
         if here.tasks.hosts is not None:
             raise SimulationError(f"a process computes on device {number}, whose host shares its cores among tasks alone")
         now, pace = self.now, here.tasks.paces.get(number, 1.0)

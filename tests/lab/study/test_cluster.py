@@ -8,17 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 
-from tests import calls
+from tests.calls import call, done
 from tests.lab.conftest import finish, write
-from tests.lab.study.test_run import checkpoints, ends_with_130, start, wait_for
+from tests.lab.study.test_run import checkpoints, ends_with_130, refused, start, wait_for
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'ray>=2.60' 'cloudpickle>=3'")
-
-
-def call(*words: object) -> Result:
-    return calls.call("study", *words)
 
 
 def content(out: Path) -> dict[str, bytes]:
@@ -41,17 +36,14 @@ def losing(tables: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @needs_ray
 def test_the_same_folder_as_from_the_local_pool(study_file: Path, tmp_path: Path) -> None:
-    done = call(study_file, "--out", tmp_path / "out", "--executor", "ray", "--workers", "2")
-    assert done.exit_code == 0, done.output
-    assert "4/4" in done.stderr
+    assert "4/4" in done("study", study_file, "--out", tmp_path / "out", "--executor", "ray", "--workers", "2")
     assert content(tmp_path / "out") == content(finish(study_file, tmp_path / "here"))
 
 
 @needs_ray
 def test_a_lost_run_goes_on_from_its_newest_checkpoint(losing: dict[str, Any], tmp_path: Path) -> None:
     study = write(tmp_path / "s.toml", losing)
-    done = call(study, "--out", tmp_path / "out", "--executor", "ray", "--workers", "1")
-    assert done.exit_code == 0, done.output
+    done("study", study, "--out", tmp_path / "out", "--executor", "ray", "--workers", "1")
     rounds = [int(line) for line in (tmp_path / "losses" / "rounds").read_text().split()]
     assert rounds == [*range(8), *range(5, 9)]  # who came after it made only those again that had not been saved
     assert content(tmp_path / "out") == content(finish(study, tmp_path / "here"))
@@ -70,8 +62,7 @@ def test_a_study_on_a_cluster_that_loses_a_node(
     try:
         cluster.add_node(num_cpus=1)
         (tmp_path / "losses" / "head").write_text(cluster.head_node.node_id)
-        done = call(study, "--out", tmp_path / "out", "--executor", "ray", "--address", cluster.address)
-        assert done.exit_code == 0, done.output
+        done("study", study, "--out", tmp_path / "out", "--executor", "ray", "--address", cluster.address)
         assert (tmp_path / "losses" / "lost").exists()
     finally:
         cluster.shutdown()
@@ -85,14 +76,8 @@ def test_an_interrupted_study_goes_on(tables: dict[str, Any], tmp_path: Path) ->
     process = start(*words, "--executor", "ray", "--workers", "2")
     wait_for(lambda: {path.parts[-5] for path in checkpoints(out)} == {"fedavg", "fedprox"}, process)
     ends_with_130(process, signal.SIGINT)
-    listed = call(*words, "--dry-run").output.splitlines()
+    listed = call("study", *words, "--dry-run").output.splitlines()
     assert sorted(line.split()[0] for line in listed) == ["new", "new", "resume", "resume"]
-
-
-def refused(*words: object) -> str:
-    result = call(*words)
-    assert result.exit_code == 2, (result.output, result.exception)
-    return result.output
 
 
 def test_what_does_not_go_together(

@@ -1,16 +1,30 @@
 """Study files: what they may say, and the runs that follow from them."""
 
+import datetime
+import json
+import math
 import tomllib
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fedsim
+from fedsim.analysis.accuracy import draw_accuracy, draw_costs
+from fedsim.data.spec import DataSpec
 from fedsim.errors import ScenarioError
-from fedsim.lab.study.plan import read_study, safe_name
-from tests.lab.conftest import write
+from fedsim.lab.compare.lines import read_lines
+from fedsim.lab.compare.table import Comparison
+from fedsim.lab.study.folder import index_of, write_study
+from fedsim.lab.study.plan import Study, Variant, read_study, safe_name, searched
+from fedsim.lab.study.search import METRICS
+from fedsim.lab.study.spec import StudySpec
+from fedsim.records.reading import RunFolder
+from fedsim.records.study_folder import read_index
+from fedsim.streams import Streams
+from tests.lab.conftest import finish, write
 
 
 def test_all_runs_in_order_with_their_scenarios(tables: dict[str, Any], tmp_path: Path) -> None:
@@ -22,14 +36,8 @@ def test_all_runs_in_order_with_their_scenarios(tables: dict[str, Any], tmp_path
     assert study.runs[1].folder == Path("runs/fedprox,jitter=0.0,lr=0.1/seed-1")
     assert [run.scenario.strategy.kind for run in study.runs[:2]] == ["fedavg", "fedprox"]
     assert study.runs[1].scenario.strategy.deadline == 30.0  # type: ignore[attr-defined]  # said once, in the base
-
-
-def test_a_grid_without_quotes_is_the_same(tables: dict[str, Any], tmp_path: Path) -> None:
-    tables["grid"] = {"training.lr": [0.1, 0.2], "stop.rounds": [1]}
-    quoted = read_study(write(tmp_path / "q.toml", tables))
-    tables["grid"] = {"training": {"lr": [0.1, 0.2]}, "stop": {"rounds": [1]}}  # training.lr = [0.1, 0.2]
-    assert read_study(write(tmp_path / "u.toml", tables)).runs == quoted.runs
-    assert len(quoted.runs) == 8
+    tables["grid"] = {"population": {"jitter": [0.0, 0.2]}, "training": {"lr": [0.1]}}  # as TOML reads keys without quotes
+    assert read_study(write(tmp_path / "s.toml", tables)).runs == study.runs
 
 
 def test_a_change_of_the_base_may_take_a_key_away_and_tells_what_it_drops(tables: dict[str, Any], tmp_path: Path) -> None:
@@ -87,21 +95,12 @@ SIZED: dict[str, Any] = {
 OF_NOBODY = {"measures": {"best": {"title": "best"}}, "tables": [{"title": "T", "measures": ["best"], "rows": ["fedagv"]}]}
 
 
-def refused(tables: dict[str, Any], tmp_path: Path) -> str:
-    with pytest.raises(ScenarioError) as raised:
-        read_study(write(tmp_path / "wrong.toml", tables))
-    assert len(str(raised.value).splitlines()) == 1
-    return str(raised.value)
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         ({"seedz": [1]}, "the study has the unknown key 'seedz'; allowed are name, about, base, seeds"),
         ({"seedz": [1]}, "did you mean 'seeds'?"),
-        ({"seeds": []}, "seeds is []"),
         ({"seeds": [1, 1]}, "seeds: [1, 1] are not different"),
-        ({"seeds": [-1]}, "seeds: [-1] are not"),
         ({"seeds": ["a"]}, "seeds.0 is 'a'"),
         ({"baseline": "fedagv"}, "'baseline' is 'fedagv'; allowed are fedavg, fedprox (did you mean 'fedavg'?)"),
         ({"target": [1.5]}, "target: 1.5 is no accuracy"),
@@ -110,17 +109,15 @@ def refused(tables: dict[str, Any], tmp_path: Path) -> str:
         ({"references": ["local", "local"]}, "names one of them twice"),
         ({"variants": {}, "baseline": "x"}, "a study needs a variant"),
         ({"variants": {" ": {}}}, "a variant's name has 1 characters"),
+        ({"variants": {"fedavg": {}, "FedAvg": {}}}, "would share a folder"),  # one folder on some systems
         ({"variants": {"fedavg": {"seed": 3}}}, "'fedavg' has a seed of its own"),
         ({"variants": {"fedavg": {"strategy.kind": "fedavgg"}}}, "variant 'fedavg': strategy.kind is 'fedavgg'"),
         ({"variants": {"fedavg": {"training.lrr": 1.0}}}, "variant 'fedavg': training has the unknown key 'lrr'"),
-        ({"variants": {"fedavg": 3}}, "variants.fedavg is 3"),
         ({"grid": {"seed": [1, 2]}}, "'seed' is no key of a grid"),
         ({"grid": {"training.lr": []}}, "'training.lr' has the values []"),
         ({"grid": {"training.lr": [0.1, 0.1]}}, "different ones"),
-        ({"grid": {"training.lr": 0.1}}, "grid.training.lr is 0.1"),
         ({"grid": {"training.lr": [0.1, "x"]}}, "variant 'fedavg, lr=x': training.lr is 'x'"),
         ({"grid": {"training.lr": [float(n) for n in range(60_000)]}}, "at most 100000 are allowed"),
-        ({"base": 3}, "base"),
         ({"base": {"population": 3}}, "variant 'fedavg': population is 3"),
         ({"base": "nowhere.toml"}, "nowhere.toml' does not exist"),
         ({"base": "communication"}, "base is 'communication', which is a study; allowed is a scenario"),
@@ -141,20 +138,19 @@ def refused(tables: dict[str, Any], tmp_path: Path) -> str:
             SIZED | {"parts": {"a": {"grid": {"links": ["fast"]}}}},
             "a value of 'links' in a grid is 'fast'; allowed are slow, usual",
         ),
-        (SIZED | {"parts": {"a": {"grid": {"training.lr": []}}}}, "'training.lr' has the values []"),
-        (SIZED | {"parts": {"a": {"grid": {"training.lr": [float(n) for n in range(60_000)]}}}}, "at most 100000 are allowed"),
         (SIZED | {"parts": {"a": {"varians": []}}}, "did you mean 'variants'?"),
         (SIZED | {"sets": {}, "parts": {"a": {"changes": {"training.lrr": 1}}}}, "training has the unknown key 'lrr'"),
         (SIZED | {"parts": {"a": {"extends": "b"}, "bb": {}}}, "parts.a.extends is 'b'; allowed are bb (did you mean 'bb'?)"),
         (SIZED | {"parts": {"a": {"extends": "b"}, "b": {"extends": "a"}, "c": {}}}, "parts.b.extends is 'a'; allowed are c"),
-        (SIZED | {"parts": {"a": {"base": "nowhere.toml"}}}, "nowhere.toml' does not exist"),
         (SIZED | {"published": "nowhere.toml"}, "nowhere.toml' does not exist"),
         (SIZED | {"published": {"measures": {}, "tables": []}}, "the published figures: tables is []"),
         (SIZED | {"published": OF_NOBODY}, "table 'T': the study has no variants with variant=fedagv; a row must be one"),
     ],
 )
 def test_what_is_wrong_is_named(tables: dict[str, Any], tmp_path: Path, change: dict[str, Any], says: str) -> None:
-    assert says in refused(tables | change, tmp_path)
+    with pytest.raises(ScenarioError) as raised:
+        read_study(write(tmp_path / "wrong.toml", tables | change))
+    assert (says in str(raised.value), len(str(raised.value).splitlines())) == (True, 1), raised.value
 
 
 SIZES = {"sizes": {"small": {"changes": {"strategy.mu": 0.5}}}}
@@ -191,33 +187,17 @@ def test_what_reaches_no_run_is_refused(
         read_study(write(tmp_path / "s.toml", tables | more), changes)
 
 
-def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "s.toml").write_text("base = ")
-    with pytest.raises(ScenarioError, match="is not valid TOML"):
+@pytest.mark.parametrize(("text", "says"), [("base = ", "is not valid TOML"), ("[variants.a]", "base is missing")])
+def test_a_file_that_is_none_is_refused(text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(text)
+    with pytest.raises(ScenarioError, match=says):
         read_study(tmp_path / "s.toml")
-    with pytest.raises(ScenarioError, match="base is missing"):
-        read_study(write(tmp_path / "s.toml", {"variants": {"a": {}}}))
-
-
-HOSTILE = [
-    "../../etc",
-    "/",
-    ".",
-    "..",
-    "a/b",
-    "CON\n",
-    "<script>alert(1)</script>",
-    "\x1b[31mred",
-    "=1+1",
-    "x" * 10_000,
-    "-rf",
-    "é",
-    "",
-]
 
 
 def test_folders_have_harmless_names_that_differ() -> None:
-    folders = [safe_name(name) for name in [*HOSTILE, *(name + " " for name in HOSTILE)]]
+    hostile = ["../../etc", "/", ".", "..", "a/b", "CON\n", "<script>alert(1)</script>", "\x1b[31mred", "=1+1", "-rf", "é", ""]
+    hostile.append("x" * 10_000)
+    folders = [safe_name(name) for name in [*hostile, *(name + " " for name in hostile)]]
     assert len({folder.lower() for folder in folders}) == len(folders)
     for folder in folders:
         assert folder.isascii()
@@ -225,11 +205,6 @@ def test_folders_have_harmless_names_that_differ() -> None:
         assert len(folder) < 80
         assert not set(folder) & set('/\\:*?"<>|\n\x1b ')
     assert safe_name("flexcfl, share=0.3") == "flexcfl,share=0.3"
-
-
-def test_variants_that_would_share_a_folder_are_refused(tables: dict[str, Any], tmp_path: Path) -> None:
-    tables["variants"] = {"fedavg": {}, "FedAvg": {}}  # one folder on some systems
-    assert "would share a folder" in refused(tables, tmp_path)
 
 
 def test_parts_and_sizes(tables: dict[str, Any], tmp_path: Path) -> None:
@@ -298,3 +273,131 @@ def test_some_of_a_study(tables: dict[str, Any], tmp_path: Path) -> None:
         with pytest.raises(ScenarioError) as raised:
             study.only([text])
         assert says in str(raised.value)
+
+
+# What a study says of its runs, the reference lines that it adds, and figures that are no accuracy.
+
+
+def test_the_index_says_what_the_file_says(tables: dict[str, Any], tmp_path: Path) -> None:
+    tables |= {"grid": {"population.jitter": [0.0, 0.2]}, "references": ["local"], "target": 0.3}
+    study = read_study(write(tmp_path / "s.toml", tables))
+    index = index_of(study)
+    assert (index.name, index.baseline, index.targets, index.seeds) == ("small", "fedavg", (0.3,), (1, 2))
+    assert [(one.label, one.reference) for one in index.variants] == [
+        (f"{name}, jitter={jitter}", name == "local") for jitter in (0.0, 0.2) for name in ("fedavg", "fedprox", "local")
+    ]
+    fedprox = index.variants[4]
+    assert (fedprox.name, fedprox.point) == ("fedprox", {"population.jitter": 0.2})
+    assert fedprox.changes == {"strategy.kind": "fedprox", "strategy.mu": 0.1}
+    assert [(run.seed, run.folder) for run in fedprox.runs] == [
+        (seed, f"runs/fedprox,jitter=0.2/seed-{seed}") for seed in (1, 2)
+    ]
+    assert {run.folder for one in index.variants for run in one.runs} == {run.folder.as_posix() for run in study.runs}
+
+
+def test_the_index_is_read_as_it_was_written(tables: dict[str, Any], tmp_path: Path) -> None:
+    study = read_study(write(tmp_path / "s.toml", tables | {"grid": {"training": [{"lr": 0.1}, {"lr": 0.2}]}}))
+    write_study(tmp_path, study)
+    assert read_index(tmp_path) == index_of(study)
+    assert {path.name for path in tmp_path.iterdir()} == {"s.toml", "study.toml", "index.json"}
+
+
+def test_values_that_only_toml_has_are_texts(tables: dict[str, Any]) -> None:
+    """Without them the file would be no JSON to other readers."""
+    changes = {"a": [math.inf, {"b": datetime.date(2026, 1, 2)}], "c": {"d": math.nan}, "e": [1, 0.5, True, "x"]}
+    spec = StudySpec(**tables | {"variants": {"odd": changes}, "baseline": None})
+    variant = Variant("odd", (("f", -math.inf),), changes)
+    study = Study(spec)
+    study.variants, study.runs_of = [variant], {variant.folder: []}
+    (odd,) = index_of(study).variants
+    assert odd.changes == {"a": ["inf", {"b": "2026-01-02"}], "c.d": "nan", "e": [1, 0.5, True, "x"]}
+    assert odd.point == {"f": "-inf"}
+    json.dumps(odd.model_dump(), allow_nan=False)
+
+
+def test_references_are_made_of_the_base(tables: dict[str, Any], tmp_path: Path) -> None:
+    study = read_study(write(tmp_path / "s.toml", tables | {"references": ["centralised", "local"]}))
+    found = {run.variant.name: run.scenario for run in study.runs if run.scenario.seed == 1}
+    base, local, centralised = found["fedavg"], found["local"], found["centralised"]
+    assert local.population == base.population
+    assert local.network == base.network
+    assert (local.strategy.kind, local.strategy.clients_per_round, local.strategy.deadline) == ("local", 6, 30.0)  # type: ignore[attr-defined]
+    assert local.evaluation.score == centralised.evaluation.score == "pooled"  # as FedAvg's is
+    assert centralised.population.devices == 1
+    assert centralised.data.pooled_from == 12
+    assert (centralised.strategy.kind, centralised.strategy.local_epochs) == ("local", 2)  # type: ignore[attr-defined]
+    assert centralised.stop == base.stop
+
+
+def test_centralised_training_is_better_than_what_it_is_compared_with(tables: dict[str, Any], tmp_path: Path) -> None:
+    tables["base"]["stop"]["rounds"] = 6
+    study = read_study(write(tmp_path / "s.toml", tables | {"references": ["centralised", "local"], "seeds": [1]}))
+    best = {}
+    for run in study.runs:
+        result = fedsim.run(run.scenario, executor="inline")
+        best[run.variant.name] = result.summary["accuracy"]["best"]
+        if run.variant.name in ("local", "centralised"):
+            assert result.summary["bytes"]["down"] == result.summary["bytes"]["up"] == 0
+    assert best["centralised"] > max(best["fedavg"], best["local"]) + 0.05
+
+
+def test_pooling_keeps_every_sample_as_its_device_saw_it() -> None:
+    partitions = ({"kind": "dirichlet", "alpha": 0.5}, {"kind": "rotations", "degrees": [0, 90]}, {"kind": "permutations"})
+    for said in (*({"source": "digits", "partition": one} for one in partitions), {"source": {"kind": "synthetic"}}):
+        dealt = DataSpec.model_validate(said).build(8, Streams(3))
+        (alone,) = dealt.on_one_device().shards
+        pooled = dealt.on_one_device()
+        for of_one, of_all in ((dealt.train_samples, pooled.train_samples), (dealt.test_samples, pooled.test_samples)):
+            parts = [of_one(shard) for shard in dealt.shards]
+            x, y = of_all(alone)
+            np.testing.assert_array_equal(x, np.concatenate([part for part, _ in parts]))
+            np.testing.assert_array_equal(y, np.concatenate([part for _, part in parts]))
+
+    with pytest.raises(fedsim.ScenarioError, match=r"population\.devices is 2"):
+        DataSpec(pooled_from=20).build(2, Streams(1))
+
+
+LINEAR: dict[str, Any] = {
+    "data": {"source": "linear"},
+    "objective": {"kind": "regression", "metrics": ["mse", "rmse"]},
+    "training": {"lr": 0.001},
+    "population": {"devices": 4, "speed": "50 samples/s"},
+    "strategy": {"kind": "fedavg", "clients_per_round": 2},
+    "stop": {"rounds": 3},
+}
+STUDY: dict[str, Any] = {"base": LINEAR, "seeds": [1, 2], "variants": {"slow": {}, "fast": {"training": {"lr": 0.01}}}}
+
+
+def test_a_study_of_a_regression_is_ranked_and_drawn(tmp_path: Path) -> None:
+    tables = STUDY | {"target": ["mse=3.5", "mse=0.01", "mse=2.5"], "goal": "mse"}
+    out = finish(write(tmp_path / "study.toml", tables), tmp_path / "out")
+    (answer,) = Comparison(read_lines([out])).answers()
+    assert f"{answer.target:g}" == "mse 2.5"
+    assert "fast ends with the lowest mse" in answer.words[0]
+    assert "time to target mse 2.5" in [one.measure.name for one in answer.rankings]
+    runs = [RunFolder(path.parent) for path in sorted(out.glob("runs/**/summary.json"))]
+    assert draw_accuracy(runs[:1]).axes[0].get_ylabel().startswith("test mse")
+    assert draw_costs(runs).axes[0].get_ylabel() == "test mse"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"target": "perplexty=8"}, "'perplexty=8' is of no metric; allowed are perplexity, mse"),
+        ({"target": "accuracy=8"}, "allowed is an accuracy from 0 to 1"),
+        ({"goal": "msee"}, "msee"),
+        (
+            {"search": {"kind": "random", "metric": "f1", "space": {"training.lr": [0.1, 0.2]}}},
+            r"search.metric is 'final_f1', which needs objective.metrics = \['f1'\]",
+        ),
+    ],
+)
+def test_a_metric_that_is_not_there_is_refused(change: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(fedsim.ScenarioError, match=says):
+        searched(read_study(write(tmp_path / "study.toml", STUDY | change)).spec)
+
+
+def test_a_search_has_the_target_of_a_metric() -> None:
+    assert METRICS["final_mse"].of([0.3]) == "final mse"
+    assert METRICS["time_to_accuracy"].of(["mse=2", "mse=1"]) == "time to target mse 1"
+    assert METRICS["time_to_accuracy"].of([0.5, 0.7, "mse=1"]) == "time to target 0.7"

@@ -20,12 +20,12 @@ from fedsim.analysis.report.gather import gather
 from fedsim.lab.compare.show import write_tables
 from fedsim.lab.study import pool
 from fedsim.lab.study.folder import locked
-from fedsim.lab.study.progress import Ended, RunOrder, StudyProgress
+from fedsim.lab.study.pool import Ended, RunOrder, StudyProgress
 from fedsim.output.terminal import Console
 from fedsim.records.study_folder import read_index
 from fedsim.testing import quiet_world
 from tests.benchmarks import script
-from tests.calls import call
+from tests.calls import call, done
 from tests.lab.conftest import finish, write
 
 TABLES = ("compare.csv", "compare.md", "paired.csv", "runs.csv")
@@ -66,9 +66,7 @@ def test_a_study_from_beginning_to_end(
 ) -> None:
     monkeypatch.setenv("PYTHONWARNINGS", "default::ResourceWarning")
     out = tmp_path / "out"
-    listed = call("study", study_file, "--out", out, "--dry-run")
-    assert listed.exit_code == 0
-    assert [line.split() for line in listed.output.splitlines()] == [
+    assert [line.split() for line in done("study", study_file, "--out", out, "--dry-run").splitlines()] == [
         ["new", f"runs/{name}/seed-{seed}"] for seed in (1, 2) for name in ("fedavg", "fedprox")
     ]
     assert not out.exists()
@@ -76,17 +74,14 @@ def test_a_study_from_beginning_to_end(
     assert len(call(*missing, "--dry-run").output.splitlines()) == 4  # a list needs no data, a run does
     assert "data.source is 'mnist'" in call(*missing).output
 
-    done = call("study", study_file, "--out", out, "--workers", "2")
-    assert done.exit_code == 0, done.output
+    said = done("study", study_file, "--out", out, "--workers", "2")
     assert capfd.readouterr().err == ""  # of the workers, which leave nothing open
-    assert "4/4" in done.stderr
-    assert "final accuracy (0-1)" in done.stdout
+    assert ("4/4" in said, "final accuracy (0-1)" in said) == (True, True), said
     assert {path.name for path in out.iterdir()} == {"study.toml", "index.json", "runs", *TABLES}
     assert {summary["status"] for summary in summaries(out).values()} == {"done"}
 
     before = times_of(out)
-    again = call("study", study_file, "--out", out, "--quiet")
-    assert (again.exit_code, again.output, times_of(out)) == (0, "", before)
+    assert (done("study", study_file, "--out", out, "--quiet"), times_of(out)) == ("", before)
     assert states(study_file, out) == ["done"] * 4
 
     first = summaries(out)["runs/fedprox/seed-1"]["accuracy"]["final"]
@@ -202,8 +197,8 @@ def test_runs_that_fail_are_reported_from_python_and_again_by_the_verb(tables: d
     with pytest.raises(fedsim.SimulationError, match=r"2 runs of the study .* failed; fails, seed 1: ValueError: on purpose"):
         fedsim.run_study(tables, out, workers=1, allow_code=True)
     assert tables["base"]["learning"] == "off"  # what was given is as it was
-    done = fedsim.run_study(tables, out, only=["variant=fedavg"], allow_code=True)
-    assert (done.variants, list(done.runs["variant"])) == (["fails", "dies", "fedavg", "fedprox"], ["fedavg", "fedprox"])
+    some = fedsim.run_study(tables, out, only=["variant=fedavg"], allow_code=True)
+    assert (some.variants, list(some.runs["variant"])) == (["fails", "dies", "fedavg", "fedprox"], ["fedavg", "fedprox"])
     assert [(row["variant"], row["runs"]) for row in rows_of(out / "compare.csv")] == [
         ("fails", "0"), ("dies", "0"), ("fedavg", "1"), ("fedprox", "1")
     ]  # fmt: skip
@@ -262,9 +257,7 @@ def test_runs_of_other_scenarios(study_file: Path, tables: dict[str, Any], finis
 @pytest.mark.long
 def test_a_changed_file_whose_runs_are_the_same_goes_on(study_file: Path, tables: dict[str, Any], finished: Path) -> None:
     tables |= {"seeds": [1, 2, 3], "target": [0.2, 0.3], "name": "<b>renamed</b>", "baseline": "fedprox"}
-    done = call("study", write(study_file, tables), "--out", finished, "--workers", "1")
-    assert done.exit_code == 0, done.output
-    assert "2 runs to do, 4 are there" in done.stderr
+    assert "2 runs to do, 4 are there" in done("study", write(study_file, tables), "--out", finished, "--workers", "1")
     assert {row["runs"] for row in rows_of(finished / "compare.csv")} == {"3"}
     assert (finished / "compare.md").read_text().startswith("# &lt;b&gt;renamed&lt;/b&gt;\n")
     assert {row["baseline"] for row in rows_of(finished / "paired.csv")} == {"fedprox"}
@@ -280,10 +273,9 @@ def test_published_figures_come_beside_those_of_some_of_a_study(
     paper = {"about": "<b>About</b>", "measures": {"rounds": {"title": "rounds", "figure": "rounds", "tolerance": 0.5}}}
     write(tmp_path / "paper.toml", paper | {"tables": [table, other]})
     write(study_file, tables | {"published": "paper.toml"})
-    done = call("study", study_file, "--out", tmp_path / "out", "--only", "fedavg", "--workers", "1")
-    assert done.exit_code == 0, done.output
-    assert "2 runs to do, 0 are there" in done.stderr
-    assert "Table 1" in done.stdout
+    said = done("study", study_file, "--out", tmp_path / "out", "--only", "fedavg", "--workers", "1")
+    assert "2 runs to do, 0 are there" in said
+    assert "Table 1" in said
     assert set(summaries(tmp_path / "out")) == {"runs/fedavg/seed-1", "runs/fedavg/seed-2"}
     report = (tmp_path / "out" / "published.md").read_text()
     assert report.startswith("# small\n\n&lt;b&gt;About&lt;/b&gt;\n\nA cell has the mean")
@@ -305,9 +297,7 @@ def test_what_is_left_of_a_run_that_had_hardly_begun_is_done_anew(study_file: Pa
     (out / "runs/fedprox/seed-1/summary.json").unlink()
     (out / "runs/fedprox/seed-1/checkpoint/000000000012").mkdir(parents=True)  # a checkpoint of nothing
     assert states(study_file, out) == ["anew", "resume", "anew", "done"]
-    done = call("study", study_file, "--out", out, "--workers", "1")
-    assert done.exit_code == 0, done.output
-    assert "fedprox, seed 1: begins anew: the checkpoint" in done.stderr
+    assert "fedprox, seed 1: begins anew: the checkpoint" in done("study", study_file, "--out", out, "--workers", "1")
     assert tables_of(out) == tables_of(finished)
 
 
@@ -331,22 +321,18 @@ def test_a_folder_whose_study_file_nobody_understands_can_be_read(finished: Path
 def test_a_study_without_its_index_is_brought_up_to_date_without_a_run(finished: Path) -> None:
     index, before, times = (finished / "index.json").read_bytes(), tables_of(finished), times_of(finished)
     (finished / "index.json").unlink()
-    done = call("study", finished / "study.toml", "--out", finished)
-    assert (done.exit_code, "0 runs to do, 4 are there" in done.stderr) == (0, True), done.output
+    assert "0 runs to do, 4 are there" in done("study", finished / "study.toml", "--out", finished)
     assert ((finished / "index.json").read_bytes(), tables_of(finished), times_of(finished)) == (index, before, times)
 
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_how_far_it_is(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr("fedsim.lab.study.progress.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("fedsim.lab.study.pool.time.perf_counter", lambda: clock[0])
     shown = io.StringIO()
     progress = StudyProgress(Console(file=shown, force_terminal=terminal, width=200))
-    orders = [
-        RunOrder("one [red]x[/red]\x1b[31m, seed 1", "", Path("one"), "new"),
-        RunOrder("two", "", Path("two"), "resume"),
-        RunOrder("three", "", Path("three"), "new"),
-    ]
+    labels = ("one [red]x[/red]\x1b[31m, seed 1", "two", "three")
+    orders = [RunOrder(name, "", Path(), "resume" if name == "two" else "new") for name in labels]
     progress.begin(orders, 4)
     progress.take(1, {"event": "progress", "share": 0.5})  # resumed: that tells nothing of how long the rest takes
     clock[0] += 10
@@ -357,13 +343,13 @@ def test_how_far_it_is(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     progress.ended(1, Ended(orders[1], "interrupted"))
     progress.close()
     text = shown.getvalue()
-    assert "3 runs to do, 4 are there" in text
-    assert "begins anew" in text
-    assert "1/3, about 10 s left: one [red]x[/red]" in text  # 1.25 runs took 10 s, and 1.25 are left
-    assert "2/3, about 1.11 s left: three: failed: on purpose" in text
-    assert "two: interrupted, to be gone on with" in text
-    assert "\x1b[31m" not in text
-    assert ("\x1b" in text) is terminal
+    for part in (
+        *("3 runs to do, 4 are there", "begins anew", "two: interrupted, to be gone on with"),
+        "1/3, about 10 s left: one [red]x[/red]",  # 1.25 runs took 10 s, and 1.25 are left
+        "2/3, about 1.11 s left: three: failed: on purpose",
+    ):
+        assert part in text
+    assert ("\x1b[31m" in text, "\x1b" in text) == (False, terminal)
 
 
 @pytest.mark.long

@@ -22,14 +22,9 @@ def test_a_client_moves_what_the_paper_counts(tmp_path: Path, neighbours: int | 
     """Per client and round (2 k + 2) keys, 5 k shares and d numbers up, beside the model that comes down."""
     secure = {name: value for name, value in SECURE.items() if name != "neighbours"} | ({"neighbours": k} if neighbours else {})
     run = ran(world(ROTATED, 12, fedavg(secure_aggregation=secure), 2), tmp_path / "run")
-    sent = run.summary["bytes"]["by_purpose"]
-    assert sent == {
-        "model": 2 * 8 * 4 * D,
-        "update": 2 * 8 * 4 * D,
-        "secure-keys": 2 * 8 * (2 * k + 2) * 32,
-        "secure-shares": 2 * 8 * 4 * k * 48,
-        "secure-unmask": 2 * 8 * k * 48,
-    }
+    phases = {"secure-keys": (2 * k + 2) * 32, "secure-shares": 4 * k * 48, "secure-unmask": k * 48}
+    sent = {"model": 4 * D, "update": 4 * D} | phases
+    assert run.summary["bytes"]["by_purpose"] == {purpose: 2 * 8 * size for purpose, size in sent.items()}
 
 
 def test_what_is_learnt_is_the_same(tmp_path: Path) -> None:
@@ -45,11 +40,8 @@ def test_a_round_lasts_for_its_phases(tmp_path: Path) -> None:
     """Keys up; keys down and shares up; shares and model down, training, update up; shares up; then 8 masks."""
     up, down, latency, k = 1_000.0, 2_000.0, 0.5, 4
     network = {"kind": "star", "device": {"up": "8 kbit/s", "down": "16 kbit/s", "latency": "500 ms"}}
-    secure = SECURE | {"mask_rate": "16 kbit/s"}
-    sections = world(ROTATED, 8, fedavg(secure_aggregation=secure), 1, population={"speed": "100 samples/s"}) | {
-        "network": network
-    }
-    run = ran(sections, tmp_path / "run")
+    strategy, people = fedavg(secure_aggregation=SECURE | {"mask_rate": "16 kbit/s"}), {"speed": "100 samples/s"}
+    run = ran(world(ROTATED, 8, strategy, 1, population=people, network=network), tmp_path / "run")
     before = (64 / up + latency) + (2 * k * 32 / down + latency + 2 * k * 48 / up + latency)
     most = max(row["samples"] for row in run.devices) / 100
     training = (2 * k * 48 + 4 * D) / down + latency + most + 4 * D / up + latency
@@ -76,8 +68,9 @@ def test_a_sum_is_read_with_enough_shares_of_every_secret() -> None:
     assert secure.can_be_read(graph, everybody, everybody)
     assert not secure.can_be_read(graph, everybody, [5, 3, 8])  # of 5 and 8 one share each
     assert secure.can_be_read(graph, [5, 3, 8], [5, 3, 8])
-    assert SecureAggregation(neighbours=2).can_be_read(graph, everybody, [5, 3])
-    assert not SecureAggregation(neighbours=2).can_be_read(graph, everybody, [5, 8])  # of 5 and 8 none
+    half = SecureAggregation(neighbours=2)
+    assert half.can_be_read(graph, everybody, [5, 3])
+    assert not half.can_be_read(graph, everybody, [5, 8])  # of 5 and 8 none
 
 
 def unread(strategy: dict[str, Any], devices: int, rounds: int, slow: float) -> dict[str, Any]:
@@ -119,9 +112,8 @@ def test_devices_take_back_what_the_server_could_not_read(kind: str, state: str)
     read = [any(record.fields["weights"]) for record in records if record.kind == "aggregate"]
     assert set(read) == {True, False}
     own = []
-    waiting = run.strategy.state.get("take_back", ())
     for number, remembered in run.dispatch.devices.states.items():
-        now = remembered["before_sum"] if number in waiting else remembered
+        now = remembered["before_sum"] if number in run.strategy.state.get("take_back", ()) else remembered
         own += [now[state]] if state in now else []
     server, *devices = weights(run, [run.strategy.state[state], *own])
     assert sum(devices) / 12 == pytest.approx(server, abs=1e-5)

@@ -12,9 +12,9 @@ from fedsim.federation import Contents, Device, Header, Instruction, Server, Tas
 from fedsim.language.registry import Registry
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.deadline import Relative
-from fedsim.strategies.parts.moment import EachRound, ShiftTest, WhenShifted
 from fedsim.strategies.round_params import CombiningParams, SelectingParams, SynchronousParams
 from fedsim.strategies.synchronous import Synchronous, SynchronousClient
+from fedsim.toolbox.clustering.moments import EachRound, ShiftTest, WhenShifted
 
 Preset = Literal["paper", "published-code"]
 
@@ -40,7 +40,7 @@ class ClusteredParams(SelectingParams, CombiningParams):
 
 
 class PlainDeadline(SelectingParams):
-    """For strategies whose deadline counts from the begin of the round, in seconds."""
+    """Parameters of strategies whose deadline counts from the begin of the round, in seconds."""
 
     @model_validator(mode="after")
     def _from_the_round(self) -> Self:
@@ -69,9 +69,8 @@ class Grouped(Synchronous[G]):
     asked in a round prepare beside it. All that are prepared in one instant are assigned together.
 
     State besides ``Synchronous``'s: ``models``, each group's; ``group``, each device's, -1 for none; ``asked``, whether each
-    was ever asked in a round; ``preparing``, task -> (device, whether the round waits for it); ``prepared``, tasks of
-    preparation that have ended in this instant, dicts of task, device, in_round, asked and contents; ``unprepared``, devices
-    that must be prepared before they train again, in order.
+    was ever asked in a round; ``preparing``, task -> (device, whether the round waits for it); ``prepared``, ends of these
+    tasks in this instant; ``unprepared``, devices that must be prepared before they train again, in order.
     """
 
     def __init__(self, params: G, server: Server) -> None:
@@ -170,10 +169,10 @@ class Grouped(Synchronous[G]):
     def _prepare_aside(self, device: int) -> None:
         """Prepare a device now if it is free and not about to be asked; else when its task ends or it returns."""
         state = self.state
-        if device not in state["unprepared"] or self.is_preparing(device):
-            return
         about_to_be_asked = device in state["cohort"] and not state["open"]
-        if about_to_be_asked or not self.server.clients.idle(device):
+        if device not in state["unprepared"] or self.is_preparing(device) or about_to_be_asked:
+            return
+        if not self.server.clients.idle(device):
             return
         if (needed := self.preparation(device)) is not None:
             self._prepare(device, *needed, in_round=False)
@@ -192,9 +191,8 @@ class Grouped(Synchronous[G]):
 
     def is_preparing(self, device: int) -> bool:
         """Whether the device's preparation runs, or has ended in this very instant."""
-        state = self.state
-        ended = [entry["device"] for entry in state["prepared"]]
-        return device in ended or any(device == own for own, _ in state["preparing"].values())
+        ended = [entry["device"] for entry in self.state["prepared"]]
+        return device in ended or any(device == own for own, _ in self.state["preparing"].values())
 
     async def on_return(self, device: int) -> None:
         self._prepare_aside(device)
@@ -211,8 +209,8 @@ class Grouped(Synchronous[G]):
         if message.outcome == "done":
             if not state["prepared"]:
                 self.server.timer("assign", self.server.now)
-            entry = {"task": message.task, "device": device, "in_round": in_round}
-            state["prepared"].append(entry | {"asked": dict(message.asked), "contents": dict(message.contents)})
+            about = {"task": message.task, "device": device, "in_round": in_round}
+            state["prepared"].append(about | {"asked": dict(message.asked), "contents": dict(message.contents)})
             return
         if device in state["unprepared"]:
             self.server.clients.await_return(device)
@@ -310,8 +308,7 @@ class Migrating(Grouped[M]):
 
     A device whose data have changed compares its label counts with its reference. If they are too far apart it is prepared
     again, and its present counts become the reference. One that works or is away tests itself when it is free or back; one
-    that finds its group on data that have changed meanwhile once more. Nothing is sent for a test, which sees label counts
-    only: neither rotated images nor labels permuted among equal counts fire it.
+    that finds its group on data that have changed meanwhile tests itself once more. Nothing is sent for a test.
     """
 
     async def on_shift(self, device: int, contents: Mapping[str, float]) -> None:

@@ -15,6 +15,12 @@ Counts = NDArray[np.int64]
 Grouping = Sequence[int] | Counts
 
 
+def measures(groups: Grouping, truth: Grouping) -> dict[str, float]:
+    """All measures by their columns in the rounds."""
+    found = {"purity": purity, "ari": adjusted_rand_index, "nmi": normalised_mutual_information}
+    return {name: measure(groups, truth) for name, measure in found.items()}
+
+
 def purity(groups: Grouping, truth: Grouping) -> float:
     """Share of devices that are of the commonest true kind in their group; 1 also when every device is alone."""
     cells, (rows, _), (by_group, _) = _contingency(groups, truth)

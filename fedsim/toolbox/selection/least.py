@@ -1,0 +1,56 @@
+"""Selections by how often a client was asked, or was there."""
+
+from typing import Any, Literal
+
+from fedsim.federation import Server, TaskEnd
+from fedsim.strategies.parts.selection import Among, Ids, Selection, lowest
+
+
+class LeastAsked(Selection):
+    """Clients that were asked least often, ties at random. Looks at every device that is there: O(population).
+
+    State: ``asked``, device -> how often it was asked.
+    """
+
+    kind: Literal["least-asked"] = "least-asked"
+
+    def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
+        asked = state.setdefault("asked", {})
+        there = server.clients.sample(server.devices, "select", *ids, among=among)
+        chosen = lowest(there, count, lambda device: asked.get(device, 0))
+        asked |= {device: asked.get(device, 0) + 1 for device in chosen}
+        return chosen
+
+
+class LeastAvailable(Selection):
+    """Clients that are there least often come first, ties at random: rare ones are used while they are there.
+
+    Source: Abdelmoniem et al., "REFL: resource-efficient federated learning" (EuroSys 2023), section 4.1. There a device
+    forecasts how likely it is to be there in a round's time; here the server counts in what share of the rounds since the
+    device was first there it was there, or at work. Looks at every device: O(population).
+
+    State: ``seen``, device -> the round in which it was there first and in how many since; ``at_work``, devices that were asked
+    and have not answered; ``looked``, the last round that was counted.
+    """
+
+    kind: Literal["least-available"] = "least-available"
+
+    def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
+        number, seen, at_work = ids[0], state.setdefault("seen", {}), state.setdefault("at_work", [])
+        if state.get("looked") != number:
+            state["looked"] = number
+            for device in (*server.clients.online(), *at_work):
+                first, times = seen.get(device, (number, 0))
+                seen[device] = (first, times + 1)
+
+        def share(device: int) -> float:
+            first, times = seen.get(device, (number, 1))  # if unseen, it has come back since the round was first looked at
+            return float(times / (number - first + 1))
+
+        chosen = lowest(server.clients.sample(server.devices, "select", *ids, among=among), count, share)
+        at_work += chosen
+        return chosen
+
+    def heard(self, server: Server, state: dict[str, Any], message: TaskEnd) -> None:
+        if message.device in state.get("at_work", []):
+            state["at_work"].remove(message.device)
